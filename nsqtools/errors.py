@@ -1,0 +1,164 @@
+"""Every error this package raises, in one tree.
+
+    NsqError                     category "failed"
+    ├── ConfigurationError       "usage"      an option, name or address that cannot work (also ValueError)
+    ├── NotFoundError            "not_found"  the topic, channel or node is not there
+    ├── ConnectionFailed         "connect"    no connection, or it broke
+    │   ├── ConnectionLost                    an established connection ended
+    │   └── DeadlineExceeded                  no answer in time (also TimeoutError)
+    ├── RefusedError             "refused"    the peer will not let us in
+    │   └── TLSError                          TLS was asked for and could not be had
+    ├── ProtocolError                         the peer does not speak NSQ as specified
+    ├── ServerError                           nsqd answered with an E_* error frame
+    │   └── ServerRefused        "refused"    E_AUTH_*, E_UNAUTHORIZED
+    ├── HTTPError                             an HTTP API answered with an error status
+    ├── PublishError                          a publish did not end as published
+    │   ├── PublishRejected                   nsqd refused it; a retry would be refused again
+    │   ├── PublishNotSent       "connect"    nsqd certainly does not have it; safe to retry
+    │   └── PublishUnknown       "connect"    nsqd may have it; a retry may double it
+    └── OutputError                           a file or stream could not be written
+
+Each class has a *category*, from which the command line picks the exit status, and each error says
+what happened, where (the address or path is part of the message), and optionally a *hint*: one
+sentence that says what to try.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigurationError",
+    "ConnectionFailed",
+    "ConnectionLost",
+    "DeadlineExceeded",
+    "HTTPError",
+    "NotFoundError",
+    "NsqError",
+    "OutputError",
+    "ProtocolError",
+    "PublishError",
+    "PublishNotSent",
+    "PublishRejected",
+    "PublishUnknown",
+    "RefusedError",
+    "ServerError",
+    "ServerRefused",
+    "TLSError",
+]
+
+
+class NsqError(Exception):
+    """Base of all errors of this package.
+
+    ``hint`` is one sentence for the user, or ``""``.
+    """
+
+    category = "failed"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class ConfigurationError(NsqError, ValueError):
+    """An option, name or address is not acceptable; nothing has been sent."""
+
+    category = "usage"
+
+
+class NotFoundError(NsqError):
+    """The topic, channel or node does not exist."""
+
+    category = "not_found"
+
+
+class ConnectionFailed(NsqError):
+    """A connection could not be made, or was lost."""
+
+    category = "connect"
+
+
+class ConnectionLost(ConnectionFailed):
+    """An established connection ended: closed by the peer, reset, or given up as silent."""
+
+
+class DeadlineExceeded(ConnectionFailed, TimeoutError):
+    """The peer did not answer in time."""
+
+
+class RefusedError(NsqError):
+    """The peer, or our own security settings, do not allow this connection."""
+
+    category = "refused"
+
+
+class TLSError(RefusedError):
+    """TLS was asked for and is not offered, or the handshake or verification failed."""
+
+
+class ProtocolError(NsqError):
+    """The peer sent bytes that the NSQ protocol does not allow."""
+
+
+class ServerError(NsqError):
+    """An ``E_*`` error frame from nsqd.
+
+    ``code`` is the first word (``"E_BAD_TOPIC"``), ``text`` the rest; ``fatal`` tells whether nsqd
+    closes the connection after it.
+    """
+
+    def __init__(
+        self, code: str, text: str, *, fatal: bool, where: str = "", hint: str = ""
+    ) -> None:
+        place = f"{where}: " if where else ""
+        super().__init__(f"{place}{code} {text}".rstrip(), hint=hint)
+        self.code = code
+        self.text = text
+        self.fatal = fatal
+
+
+class ServerRefused(ServerError, RefusedError):
+    """nsqd refused the secret, or what the secret allows."""
+
+    category = "refused"
+
+
+class HTTPError(NsqError):
+    """An HTTP API answered with an error; ``status`` is the HTTP status, ``code`` NSQ's word for it."""
+
+    def __init__(self, message: str, *, status: int, code: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.code = code
+        if status in (401, 403):
+            self.category = "refused"
+        elif status == 404:
+            self.category = "not_found"
+
+
+class PublishError(NsqError):
+    """A publish did not end as published; the subclass says what is known."""
+
+
+class PublishRejected(PublishError):
+    """nsqd answered the publish with an error; ``cause`` is the `ServerError`."""
+
+    def __init__(self, message: str, *, cause: ServerError, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.cause = cause
+        self.category = cause.category
+
+
+class PublishNotSent(PublishError):
+    """nsqd certainly did not take the messages: they can be published again without doubling them."""
+
+    category = "connect"
+
+
+class PublishUnknown(PublishError):
+    """The connection ended before the answer: nsqd may or may not have the messages."""
+
+    category = "connect"
+
+
+class OutputError(NsqError):
+    """Writing to a file or stream failed; the message names the path."""

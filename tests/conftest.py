@@ -1,0 +1,10 @@
+"""Fixtures live in tests/plugins, one module per concern; this file only lists them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+pytest_plugins: list[str] = []
