@@ -1,7 +1,7 @@
 """Every error this package raises, in one tree.
 
     NsqError                     category "failed"
-    ├── ConfigurationError       "usage"      an option, name or address that cannot work (also ValueError)
+    ├── ConfigurationError       "usage"      a bad option, name or address (also ValueError)
     ├── NotFoundError            "not_found"  the topic, channel or node is not there
     ├── ConnectionFailed         "connect"    no connection, or it broke
     │   ├── ConnectionLost                    an established connection ended
@@ -123,7 +123,10 @@ class ServerRefused(ServerError, RefusedError):
 
 
 class HTTPError(NsqError):
-    """An HTTP API answered with an error; ``status`` is the HTTP status, ``code`` NSQ's word for it."""
+    """An HTTP API answered with an error.
+
+    ``status`` is the HTTP status, ``code`` NSQ's own word for it (``"TOPIC_NOT_FOUND"``).
+    """
 
     def __init__(self, message: str, *, status: int, code: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -149,7 +152,7 @@ class PublishRejected(PublishError):
 
 
 class PublishNotSent(PublishError):
-    """nsqd certainly did not take the messages: they can be published again without doubling them."""
+    """nsqd certainly did not take the messages: publishing them again doubles nothing."""
 
     category = "connect"
 

@@ -1,0 +1,101 @@
+"""Addresses of daemons: ``host:port`` for TCP, ``host:port`` or a URL for HTTP.
+
+An address keeps the *name* it was given: a name is resolved anew at every connect, so that a
+daemon that moved is found again (go-nsq#104). IPv6 addresses stand in brackets.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from nsqtools.errors import ConfigurationError
+
+NSQD_TCP_PORT = 4150
+NSQD_HTTP_PORT = 4151
+LOOKUPD_TCP_PORT = 4160
+LOOKUPD_HTTP_PORT = 4161
+
+
+class Address(NamedTuple):
+    """A host name or IP address (without brackets) and a TCP port. ``str()`` gives the key text."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str, default_port: int = NSQD_TCP_PORT) -> Address:
+    """Read ``host``, ``host:port``, ``[v6]`` or ``[v6]:port``.
+
+    Raises `ConfigurationError` for anything else; a URL gets a hint of its own.
+    """
+    text = text.strip()
+    if "://" in text:
+        raise ConfigurationError(
+            f"invalid address {text!r}", hint="A TCP address is host:port, without a scheme."
+        )
+    if text.startswith("["):
+        host, closed, rest = text[1:].partition("]")
+        if not closed or (rest and not rest.startswith(":")):
+            raise _bad_address(text)
+        port_text = rest[1:]
+    elif text.count(":") > 1:
+        raise ConfigurationError(
+            f"invalid address {text!r}", hint=f"Write an IPv6 address in brackets: [{text}]:PORT."
+        )
+    else:
+        host, _, port_text = text.partition(":")
+        rest = text[len(host) :]
+    if not host or any(c.isspace() or c in "/?#@[]" for c in host):
+        raise _bad_address(text)
+    return Address(host, _parse_port(port_text, text) if rest else default_port)
+
+
+def _parse_port(port_text: str, text: str) -> int:
+    if port_text.isascii() and port_text.isdigit() and 0 < int(port_text) < 65536:
+        return int(port_text)
+    raise _bad_address(text)
+
+
+def _bad_address(text: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"invalid address {text!r}", hint="Write host:port, with a port from 1 to 65535."
+    )
+
+
+def http_url(text: str, default_port: int) -> str:
+    """Turn an HTTP address into a base URL: ``host[:port]`` or ``http(s)://host[:port][/path][?query]``.
+
+    The default port goes to a bare host; a URL without a port means the scheme's own. The result
+    has no trailing slash. Raises `ConfigurationError`.
+    """
+    text = text.strip()
+    if "://" not in text:
+        # urlsplit would take the host of "localhost:4161" for a scheme
+        head, slash, path = text.partition("/")
+        return f"http://{parse_address(head, default_port)}{slash}{path}".rstrip("/")
+    parts = urlsplit(text)
+    try:
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is no number
+        usable = False
+    if not usable or parts.fragment:
+        raise ConfigurationError(
+            f"invalid HTTP address {text!r}", hint="Write host:port or http(s)://host:port."
+        )
+    return urlunsplit(parts._replace(path=parts.path.rstrip("/")))
+
+
+def lookup_url(text: str, topic: str) -> str:
+    """Return the URL that asks the nsqlookupd at an HTTP address for the producers of a topic.
+
+    An empty path becomes ``/lookup``, any other is kept, and so is a query (some sites put a token
+    there), with its ``topic`` replaced. Raises `ConfigurationError`.
+    """
+    parts = urlsplit(http_url(text, LOOKUPD_HTTP_PORT))
+    query = [(k, v) for k, v in parse_qsl(parts.query, keep_blank_values=True) if k != "topic"]
+    query.append(("topic", topic))
+    return urlunsplit(parts._replace(path=parts.path or "/lookup", query=urlencode(query)))

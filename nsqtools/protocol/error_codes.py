@@ -1,0 +1,30 @@
+"""The ``E_*`` codes of nsqd: which of them close the connection, and which error each becomes.
+
+Only the three answers to a late FIN, REQ or TOUCH leave the connection open; every other code,
+known or not, is fatal (protocol page, and nsqd/protocol_v2.go). A frame's data is the code, a
+blank and a text for people: the text may name ids and may change, so only the code is compared.
+"""
+
+from __future__ import annotations
+
+from nsqtools.errors import ServerError, ServerRefused
+
+SURVIVABLE_CODES = frozenset({"E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"})
+REFUSING_CODES = frozenset({"E_AUTH_FAILED", "E_AUTH_ERROR", "E_AUTH_FIRST", "E_UNAUTHORIZED"})
+
+_HINTS = {
+    "E_AUTH_FIRST": "This nsqd wants a secret: give --auth-secret-file or NSQ_AUTH_SECRET.",
+    "E_AUTH_FAILED": "The auth server did not accept the secret, or nsqd could not reach it.",
+    "E_UNAUTHORIZED": "The secret does not allow this on this topic and channel.",
+    "E_BAD_PROTOCOL": "Is this nsqd's TCP port? nsqlookupd's TCP port answers like this.",
+    "E_BAD_MESSAGE": "nsqd's --max-msg-size bounds a message, and an empty message is refused.",
+}
+
+
+def decode_error(data: bytes, where: str = "") -> ServerError:
+    """Turn the data of an error frame into the error to raise; ``where`` names the peer."""
+    code, _, text = data.decode("utf-8", "backslashreplace").partition(" ")
+    kind = ServerRefused if code in REFUSING_CODES else ServerError
+    return kind(
+        code, text, fatal=code not in SURVIVABLE_CODES, where=where, hint=_HINTS.get(code, "")
+    )

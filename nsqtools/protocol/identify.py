@@ -1,0 +1,118 @@
+"""IDENTIFY: what a client says of itself, and what nsqd answers.
+
+The request is JSON with times in milliseconds. nsqd refuses a value out of its bounds with a
+fatal E_BAD_BODY (only ``deflate_level`` is clamped), so `IdentifyRequest` holds what the caller
+decided and leaves out what nsqd should decide. The reply is a JSON object when features were
+negotiated, plain ``OK`` from an nsqd before 0.2.19, and then the old limits hold.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any
+
+from nsqtools.errors import ProtocolError
+
+DISABLED = -1  # for heartbeat_interval_ms, output_buffer_size and output_buffer_timeout_ms
+
+DEFAULT_MAX_RDY_COUNT = 2500
+DEFAULT_MSG_TIMEOUT_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdentifyRequest:
+    """The fields of the request. None and "" are not sent.
+
+    ``hostname`` and ``client_id`` also go out as ``long_id`` and ``short_id``, the names that nsqd
+    before 0.2.22 read.
+    """
+
+    client_id: str = ""
+    hostname: str = ""
+    user_agent: str = ""
+    heartbeat_interval_ms: int | None = None
+    output_buffer_size: int | None = None
+    output_buffer_timeout_ms: int | None = None
+    sample_rate: int | None = None
+    msg_timeout_ms: int | None = None
+    tls_v1: bool = False
+    snappy: bool = False
+    deflate: bool = False
+    deflate_level: int | None = None
+    topology_region: str = ""
+    topology_zone: str = ""
+    feature_negotiation: bool = True
+
+    def encode(self) -> bytes:
+        """Return the JSON body of the command."""
+        wire: dict[str, object] = {
+            "client_id": self.client_id,
+            "short_id": self.client_id,
+            "hostname": self.hostname,
+            "long_id": self.hostname,
+            "user_agent": self.user_agent,
+            "feature_negotiation": self.feature_negotiation,
+            "heartbeat_interval": self.heartbeat_interval_ms,
+            "output_buffer_size": self.output_buffer_size,
+            "output_buffer_timeout": self.output_buffer_timeout_ms,
+            "sample_rate": self.sample_rate,
+            "msg_timeout": self.msg_timeout_ms,
+            "tls_v1": self.tls_v1,
+            "snappy": self.snappy,
+            "deflate": self.deflate,
+            "deflate_level": self.deflate_level if self.deflate else None,
+            "topology_region": self.topology_region,
+            "topology_zone": self.topology_zone,
+        }
+        sent = {key: value for key, value in wire.items() if value is not None and value != ""}
+        return json.dumps(sent, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdentifyReply:
+    """What was negotiated. The defaults are what holds when nsqd answers plain ``OK``.
+
+    Times are in milliseconds. ``tls_v1``, ``snappy`` and ``deflate`` are "asked for and granted":
+    a client that did not ask sees false even where nsqd has the feature.
+    """
+
+    max_rdy_count: int = DEFAULT_MAX_RDY_COUNT
+    version: str = ""
+    max_msg_timeout: int = 0
+    msg_timeout: int = DEFAULT_MSG_TIMEOUT_MS
+    tls_v1: bool = False
+    deflate: bool = False
+    deflate_level: int = 6
+    max_deflate_level: int = 6
+    snappy: bool = False
+    sample_rate: int = 0
+    auth_required: bool = False
+    output_buffer_size: int = 0
+    output_buffer_timeout: int = 0
+
+    def encode(self) -> bytes:
+        """Return the JSON of the reply, keys in nsqd's order."""
+        reply = {field.name: getattr(self, field.name) for field in fields(self)}
+        return json.dumps(reply, separators=(",", ":")).encode()
+
+
+def decode_identify_reply(data: bytes) -> IdentifyReply:
+    """Read the answer to IDENTIFY. Unknown keys are passed over; raises `ProtocolError`."""
+    if data == b"OK":
+        return IdentifyReply()
+    try:
+        reply = json.loads(data)
+    except ValueError:
+        reply = None
+    if not isinstance(reply, dict):
+        raise ProtocolError(f"the answer to IDENTIFY is neither OK nor JSON: {data[:60]!r}")
+    known: dict[str, Any] = {}
+    for field in fields(IdentifyReply):
+        value = reply.get(field.name)
+        if value is None:
+            continue
+        if type(value) is not type(field.default):
+            raise ProtocolError(f"the answer to IDENTIFY has {field.name}={value!r}")
+        known[field.name] = value
+    return IdentifyReply(**known)
