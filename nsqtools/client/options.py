@@ -1,0 +1,268 @@
+"""ClientOptions: everything that can be set on a client, in one frozen dataclass.
+
+The metadata of each field holds go-nsq's name for the option, its bounds and a line of help. The
+``--consumer-opt`` and ``--producer-opt`` flags, ``nsq options`` and the documents are made from it,
+so an option exists everywhere as soon as it stands here. The names and bounds are go-nsq's
+(config.go) where go-nsq has the option; times are seconds here and durations as text.
+
+Trap: nsqd refuses an out-of-range value with a fatal error, so the bounds are checked here,
+before a connection is made.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from nsqtools import __version__
+from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.addresses import parse_address
+from nsqtools.protocol.durations import format_duration, parse_duration
+
+Kind = Literal["duration", "bool", "int", "float", "text", "choice"]
+
+HOUR = 3600.0
+
+
+def _option(
+    default: Any,
+    kind: Kind,
+    help: str,
+    *,
+    name: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    secret: bool = False,
+) -> Any:
+    """Declare one option. ``name`` is go-nsq's, when it differs from the field's."""
+    metadata = {
+        "name": name,
+        "kind": kind,
+        "help": help,
+        "low": low,
+        "high": high,
+        "choices": choices,
+        "secret": secret,
+    }
+    return field(default=default, metadata=metadata, repr=not secret)
+
+
+def _duration(
+    default_s: float, help: str, low_s: float | None = 0, high_s: float | None = None
+) -> Any:
+    return _option(default_s, "duration", help, low=low_s, high=high_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """Options of a Consumer or Producer. Raises `ConfigurationError` for a value out of bounds.
+
+    Fields that end in ``_s`` are seconds. A change is made with `dataclasses.replace`.
+    """
+
+    # connecting
+    dial_timeout_s: float = _duration(5.0, "time to connect, name resolution included", 0.001)
+    read_timeout_s: float = _duration(
+        60.0, "give a connection up that was silent for so long", 0.1, 300
+    )
+    write_timeout_s: float = _duration(
+        10.0, "give a connection up whose writes made no progress for so long", 0.1, 300
+    )
+    local_addr: str = _option("", "text", "local host:port to connect from")
+    reconnect_base_s: float = _duration(
+        8.0, "first delay before an nsqd given by address is tried again; doubles", 0.01, HOUR
+    )
+    reconnect_max_s: float = _duration(120.0, "longest delay between such tries", 0.01, HOUR)
+
+    # discovery
+    lookupd_poll_interval_s: float = _duration(60.0, "time between lookups", 0.01, 300)
+    lookupd_poll_jitter: float = _option(
+        0.3, "float", "share of the interval added at random to each delay", low=0, high=1
+    )
+    lookupd_poll_timeout_s: float = _duration(2.0, "time for one lookup to answer", 0.01)
+    lookupd_authorization: bool = _option(
+        False,
+        "bool",
+        "send the auth secret to nsqlookupd as a bearer token"
+        " (go-nsq's skip_lookupd_authorization=true means the same)",
+    )
+
+    # identity
+    client_id: str = _option("", "text", "name of this client (default: the short host name)")
+    hostname: str = _option("", "text", "host name to report (default: this machine's)")
+    user_agent: str = _option(f"nsqtools/{__version__}", "text", "program to report")
+    topology_region: str = _option("", "text", "region to report")
+    topology_zone: str = _option("", "text", "zone to report")
+
+    # negotiated with nsqd
+    heartbeat_interval_s: float = _duration(
+        30.0, "time between heartbeats, 1s to 60s; -1s disables them (producers only)", -1, 60
+    )
+    sample_rate: int = _option(
+        0, "int", "percent of messages to receive; nsqd discards the rest", low=0, high=99
+    )
+    output_buffer_size: int = _option(
+        16384, "int", "bytes that nsqd buffers, 64 to 65536; -1 disables", low=-1, high=65536
+    )
+    output_buffer_timeout_s: float = _duration(
+        0.25, "longest time nsqd holds a message in its buffer, 25ms to 30s; -1s disables", -1, 30
+    )
+    msg_timeout_s: float = _duration(
+        0.0, "time to answer a message before it is delivered again (0: nsqd's default)", 0, 900
+    )
+    tls_v1: bool = _option(False, "bool", "use TLS, and nothing else")
+    tls_root_ca_file: str = _option("", "text", "certificates to trust, PEM")
+    tls_cert: str = _option("", "text", "client certificate, PEM")
+    tls_key: str = _option("", "text", "key of the client certificate, PEM")
+    tls_insecure_skip_verify: bool = _option(False, "bool", "do not verify nsqd's certificate")
+    tls_min_version: str = _option(
+        "tls1.2",
+        "choice",
+        "lowest TLS version; below tls1.2 only where the TLS library still can",
+        choices=("ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3"),
+    )
+    snappy: bool = _option(False, "bool", "compress with snappy")
+    deflate: bool = _option(False, "bool", "compress with deflate")
+    deflate_level: int = _option(6, "int", "deflate level", low=1, high=9)
+    auth_secret: str = _option("", "text", "secret for an nsqd that requires AUTH", secret=True)
+
+    # consuming
+    max_in_flight: int = _option(
+        200, "int", "messages in flight at a time, all nsqd together", low=0
+    )
+    max_attempts: int = _option(
+        5, "int", "give a message up after so many deliveries (0: never)", low=0, high=65535
+    )
+    max_msg_size: int = _option(
+        0, "int", "largest message to accept, in bytes (0: no limit)", low=0, high=0x7FFFFFFF
+    )
+    default_requeue_delay_s: float = _duration(
+        90.0, "delay of a requeue, times the attempts so far", 0, HOUR
+    )
+    max_requeue_delay_s: float = _duration(900.0, "longest delay of a requeue", 0, HOUR)
+    backoff_strategy: str = _option(
+        "exponential", "choice", "how backoff grows", choices=("exponential", "full_jitter")
+    )
+    backoff_multiplier_s: float = _duration(1.0, "unit of backoff", 0, HOUR)
+    max_backoff_duration_s: float = _duration(120.0, "longest backoff (0: no backoff)", 0, HOUR)
+    low_rdy_idle_timeout_s: float = _duration(
+        10.0, "take RDY from a connection idle so long, when there is too little for all", 1, 300
+    )
+    low_rdy_timeout_s: float = _duration(
+        30.0, "take RDY from any connection after so long, when others wait", 1, 300
+    )
+    rdy_redistribute_interval_s: float = _duration(5.0, "time between redistributions", 0.001, 5)
+    rdy_resend: str = _option(
+        "always",
+        "choice",
+        "send RDY again when a quarter is left (auto: only to nsqd before 0.3.0)",
+        choices=("auto", "always", "never"),
+    )
+    drain_timeout_s: float = _duration(30.0, "time for running handlers when stopping", 0)
+
+    # publishing
+    max_outstanding: int = _option(
+        64, "int", "publish commands that may wait for their answer", low=1, high=100_000
+    )
+    publish_timeout_s: float = _duration(10.0, "time for a publish to be confirmed", 0.001)
+    publish_max_msg_size: int = _option(
+        1 << 20, "int", "largest message nsqd takes (its --max-msg-size)", low=1, high=0x7FFFFFFF
+    )
+    publish_max_body_size: int = _option(
+        5 << 20, "int", "largest batch nsqd takes (its --max-body-size)", low=16, high=0x7FFFFFFF
+    )
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            _check_bounds(option_name(option), getattr(self, option.name), option.metadata)
+        if self.snappy and self.deflate:
+            raise ConfigurationError("snappy and deflate exclude each other", hint="Take one.")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ConfigurationError("tls_cert and tls_key are given together or not at all")
+        if 0 <= self.heartbeat_interval_s < 1:
+            raise _out_of_bounds("heartbeat_interval", "1s to 60s, or -1s")
+        if 0 <= self.output_buffer_timeout_s < 0.025:
+            raise _out_of_bounds("output_buffer_timeout", "25ms to 30s, or -1s")
+        if 0 <= self.output_buffer_size < 64:
+            raise _out_of_bounds("output_buffer_size", "64 to 65536, or -1")
+        if 0 < self.msg_timeout_s < 1:
+            raise _out_of_bounds("msg_timeout", "1s to 15m, or 0")
+        if self.heartbeat_interval_s > self.read_timeout_s:
+            raise ConfigurationError("heartbeat_interval must not exceed read_timeout")
+        if self.local_addr:
+            parse_address(self.local_addr, 0)
+
+    @property
+    def reported_hostname(self) -> str:
+        """The host name for IDENTIFY."""
+        return self.hostname or socket.gethostname()
+
+    @property
+    def reported_client_id(self) -> str:
+        """The client id for IDENTIFY."""
+        return self.client_id or socket.gethostname().partition(".")[0]
+
+    def with_options(self, options: Mapping[str, str]) -> ClientOptions:
+        """Return a copy with options given as text, under go-nsq's names.
+
+        ``-`` and ``_`` are the same in a name, and an empty text means true for a switch. Raises
+        `ConfigurationError` for an unknown name or an unusable value.
+        """
+        changes = dict(read_option(name, text) for name, text in options.items())
+        return replace(self, **changes)
+
+
+def option_name(option: Any) -> str:
+    """Return the name under which a field of `ClientOptions` is given: go-nsq's."""
+    name: str = option.metadata["name"]
+    return name or option.name.removesuffix("_s")
+
+
+def read_option(name: str, text: str) -> tuple[str, Any]:
+    """Return the field name and value of one option given as text. Raises `ConfigurationError`."""
+    wanted = name.strip().replace("-", "_")
+    wanted = {"skip_lookupd_authorization": "lookupd_authorization"}.get(wanted, wanted)
+    for option in fields(ClientOptions):
+        if option_name(option) == wanted:
+            return option.name, _read_value(wanted, option.metadata["kind"], text.strip())
+    raise ConfigurationError(
+        f"unknown client option {name!r}", hint="See the list with: nsq options"
+    )
+
+
+def _read_value(name: str, kind: Kind, text: str) -> Any:
+    try:
+        if kind == "bool":
+            return _SWITCH[text.lower()]
+        if kind == "duration":
+            return int(text) / 1000 if text.lstrip("-").isdecimal() else parse_duration(text)
+        if kind == "int":
+            return int(text)
+        if kind == "float":
+            return float(text)
+    except (ValueError, KeyError):
+        example = {"duration": "30s", "bool": "true", "int": "100", "float": "0.3"}[kind]
+        raise ConfigurationError(
+            f"invalid value {text!r} for client option {name}", hint=f"Write {name}={example}."
+        ) from None
+    return text
+
+
+_SWITCH = {"": True, "true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
+
+
+def _check_bounds(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
+    choices, low, high = metadata["choices"], metadata["low"], metadata["high"]
+    if choices and value not in choices:
+        raise _out_of_bounds(name, "one of " + ", ".join(choices))
+    if (low is not None and value < low) or (high is not None and value > high):
+        show = format_duration if metadata["kind"] == "duration" else str
+        upper = "" if high is None else f" to {show(high)}"
+        raise _out_of_bounds(name, f"{show(low)}{upper or ' or more'}")
+
+
+def _out_of_bounds(name: str, allowed: str) -> ConfigurationError:
+    return ConfigurationError(f"client option {name} is out of bounds", hint=f"Allowed: {allowed}.")
