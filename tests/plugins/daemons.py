@@ -1,0 +1,171 @@
+"""The Go daemons as child processes: started, frozen, killed and started again on request.
+
+Ports are the kernel's choice (``:0``) and read from the log at the first start; a restart asks for
+the same ones. The log goes through a pipe and a thread, so that a test can wait for a line of it
+without polling, and is kept in full for the report of a failed test.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Self
+
+from plugins.http_api import HttpApi, Nsqd
+
+GO_PROGRAMS = Path(__file__).parent.parent / "go" / "bin"
+
+START_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 10.0
+
+_LISTENERS = {"TCP": "tcp_address", "HTTP": "http_address"}  # word in the log: our attribute
+
+
+class Daemon:
+    """One daemon process and its log. A context manager: entering starts it, leaving kills it."""
+
+    def __init__(self, program: str, flags: Sequence[str], *, listeners: Mapping[str, str]) -> None:
+        self.name = program
+        self._flags = flags
+        self._listeners = listeners
+        self.tcp_address = self.http_address = self.https_address = ""
+        self._process: subprocess.Popen[str] | None = None
+        self._log_lines: list[str] = []
+        self._log_ended = True
+        self._log_grew = threading.Condition()  # guards the log; its lock is re-entrant
+        self._run_began = 0  # index into the log of the first line of the present run
+        self._log_reader: threading.Thread | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._running().pid
+
+    @property
+    def log(self) -> str:
+        """All that was logged, over all runs."""
+        with self._log_grew:
+            return "".join(self._log_lines)
+
+    def start(self) -> None:
+        """Start, again on the same ports when it ran before; returns when it listens."""
+        assert self._process is None, f"{self.name} is already running"
+        addresses = [
+            f"-{attribute.replace('_', '-')}={getattr(self, attribute) or '127.0.0.1:0'}"
+            for attribute in self._listeners.values()
+        ]
+        self._run_began, self._log_ended = len(self._log_lines), False
+        self._process = subprocess.Popen(
+            [GO_PROGRAMS / self.name, *addresses, *self._flags],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # the tester's ^C stops the tests, which then stop the daemon
+        )
+        assert self._process.stderr is not None
+        self._log_reader = threading.Thread(
+            target=self._read_log, args=(self._process.stderr,), daemon=True
+        )
+        self._log_reader.start()
+        try:
+            for logged_as, attribute in self._listeners.items():
+                pattern = rf"\b{logged_as}: listening on (\S+)"
+                setattr(self, attribute, self.wait_for_log(pattern, timeout_s=START_TIMEOUT_S)[1])
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL when that has not ended it in time."""
+        if self._process is None:
+            return
+        self.resume()
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._reap()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self._process is None:
+            return
+        self._process.kill()
+        self._reap()
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open, and nothing is answered."""
+        self._running().send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._running().send_signal(signal.SIGCONT)
+
+    def wait_for_log(self, pattern: str, *, timeout_s: float = 5.0) -> re.Match[str]:
+        """The first match of `pattern` in the log of the present run, waiting for it."""
+        deadline = time.monotonic() + timeout_s
+        seen = self._run_began
+        with self._log_grew:
+            while True:
+                for line in self._log_lines[seen:]:
+                    if match := re.search(pattern, line):
+                        return match
+                seen = len(self._log_lines)
+                if self._log_ended or not self._log_grew.wait(deadline - time.monotonic()):
+                    reason = "it ended" if self._log_ended else f"not within {timeout_s:g} s"
+                    raise AssertionError(
+                        f"{self.name} did not log {pattern!r}: {reason}\n{self.log}"
+                    )
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.kill()
+
+    def _running(self) -> subprocess.Popen[str]:
+        assert self._process is not None, f"{self.name} is not running"
+        return self._process
+
+    def _reap(self) -> None:
+        process, self._process = self._running(), None
+        process.wait()
+        assert self._log_reader is not None
+        self._log_reader.join()
+
+    def _read_log(self, stderr: IO[str]) -> None:
+        with stderr:
+            for line in stderr:
+                with self._log_grew:
+                    self._log_lines.append(line)
+                    self._log_grew.notify_all()
+        with self._log_grew:
+            self._log_ended = True
+            self._log_grew.notify_all()
+
+
+class GoNsqd(Daemon, Nsqd):
+    """The Go nsqd, with `data_path` and any further flags (``"-msg-timeout=2s"``)."""
+
+    def __init__(self, data_path: Path, *flags: str) -> None:
+        self.data_path = data_path
+        serves_tls = any(flag.lstrip("-").startswith("tls-cert") for flag in flags)
+        listeners = _LISTENERS | {"HTTPS": "https_address"} if serves_tls else _LISTENERS
+        basic_flags = (f"-data-path={data_path}", "-broadcast-address=127.0.0.1")
+        super().__init__("nsqd", (*basic_flags, *flags), listeners=listeners)
+
+
+class GoNsqlookupd(Daemon, HttpApi):
+    """The Go nsqlookupd; give its ``tcp_address`` to nsqd as ``-lookupd-tcp-address=``."""
+
+    def __init__(self, *flags: str) -> None:
+        basic_flags = ("-broadcast-address=127.0.0.1",)
+        super().__init__("nsqlookupd", (*basic_flags, *flags), listeners=_LISTENERS)

@@ -1,0 +1,113 @@
+"""The HTTP APIs of a daemon under test, as far as tests need them to prepare and to look.
+
+`Nsqd` is what every nsqd offers to a test, whichever program it is: the Go one
+(`daemons.GoNsqd`) or the embedded one. Tests that take it run on both.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+REQUEST_TIMEOUT_S = 10.0
+
+
+class HttpApi:
+    """GET and POST to ``http_address``, with parameters as keywords."""
+
+    http_address: str
+
+    def get(self, path: str, **query: object) -> bytes:
+        """The body of the answer; an error status fails the test with what was answered."""
+        return self._request("GET", path, query, None)
+
+    def post(self, path: str, body: bytes = b"", **query: object) -> bytes:
+        """As `get`, with a body to send."""
+        return self._request("POST", path, query, body)
+
+    def _request(
+        self, method: str, path: str, query: dict[str, object], body: bytes | None
+    ) -> bytes:
+        target = f"{path}?{urlencode(query)}" if query else path
+        connection = http.client.HTTPConnection(self.http_address, timeout=REQUEST_TIMEOUT_S)
+        try:
+            connection.request(method, target, body)
+            response = connection.getresponse()
+            answer = response.read()
+        finally:
+            connection.close()
+        if response.status >= 400:
+            raise AssertionError(f"{method} {target}: {response.status} {answer!r}")
+        return answer
+
+
+class Nsqd(HttpApi, ABC):
+    """An nsqd on free loopback ports, with its own empty data directory.
+
+    Addresses are ``"127.0.0.1:port"`` and known from the first `start` on; a restart keeps them and
+    the data directory. ``https_address`` is empty unless TLS is configured.
+    """
+
+    name: str  # of the program, for messages
+    tcp_address: str
+    https_address: str
+    data_path: Path
+
+    @property
+    @abstractmethod
+    def log(self) -> str:
+        """All that was logged, over all runs."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start, or start again; returns when it listens."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Shut down in order, as after SIGTERM: messages in memory go to disk."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End at once, as after SIGKILL: messages in memory are lost."""
+
+    def create_topic(self, topic: str) -> None:
+        self.post("/topic/create", topic=topic)
+
+    def create_channel(self, topic: str, channel: str) -> None:
+        """Create the channel, and the topic when it is not there."""
+        self.create_topic(topic)
+        self.post("/channel/create", topic=topic, channel=channel)
+
+    def publish(self, topic: str, *bodies: bytes) -> None:
+        """Publish all bodies in one request (binary mpub: bodies may hold any byte)."""
+        packed = b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
+        self.post("/mpub", len(bodies).to_bytes(4, "big") + packed, topic=topic, binary="true")
+
+    def stats(self, topic: str | None = None) -> dict[str, Any]:
+        """The whole ``/stats`` document, or that of one topic."""
+        query = {} if topic is None else {"topic": topic}
+        document: dict[str, Any] = json.loads(self.get("/stats", format="json", **query))
+        return document
+
+    def topic_stats(self, topic: str) -> dict[str, Any]:
+        return _named(self.stats(topic)["topics"], "topic_name", topic)
+
+    def channel_stats(self, topic: str, channel: str) -> dict[str, Any]:
+        return _named(self.topic_stats(topic)["channels"], "channel_name", channel)
+
+    def depth(self, topic: str, channel: str | None = None) -> int:
+        """Messages waiting in the topic itself, or in the channel (in flight ones not counted)."""
+        counted = self.topic_stats(topic) if channel is None else self.channel_stats(topic, channel)
+        depth: int = counted["depth"]
+        return depth
+
+
+def _named(entries: list[dict[str, Any]] | None, key: str, name: str) -> dict[str, Any]:
+    for entry in entries or []:
+        if entry[key] == name:
+            return entry
+    raise LookupError(f"no {key} {name!r} in the statistics")

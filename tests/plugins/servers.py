@@ -1,0 +1,147 @@
+"""Fixtures for real servers, and what pytest says and does when their programs are missing.
+
+    nsqd          the Go nsqd, started
+    go_nsqd       a factory of them: ``go_nsqd("-msg-timeout=2s")``
+    any_nsqd      the same for conformance tests, which run once for each of `NSQD_KINDS`
+    nsqlookupd    a factory of Go nsqlookupd
+    go_program    the path of a Go program: ``go_program("nsq_tail")``
+    serve         starts any daemon object, such as ``serve(GoNsqd(directory))``
+
+Whatever they start is killed when the test ends, and its log is part of the report of a failure.
+
+A test that uses one of the first, directly or through another fixture, is marked ``real_nsqd`` and
+needs what ``tests/go/build`` builds. Without that it is skipped; with ``CI=true`` it fails, so that
+a green run proves what it seems to prove.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol, TypeVar
+
+import pytest
+from plugins.daemons import GO_PROGRAMS, GoNsqd, GoNsqlookupd
+from plugins.http_api import Nsqd
+
+# What `any_nsqd` runs a test with: classes made from a data directory and flags of nsqd. Only those
+# that need the Go programs carry the mark.
+NSQD_KINDS = [pytest.param(GoNsqd, id="real", marks=pytest.mark.real_nsqd)]
+
+GO_FIXTURES = {"nsqd", "go_nsqd", "nsqlookupd", "go_program"}
+
+
+class Served(Protocol):
+    """What `serve` asks of a daemon."""
+
+    name: str
+
+    @property
+    def log(self) -> str: ...
+    def start(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+D = TypeVar("D", bound=Served)
+
+
+class Serve(Protocol):
+    """The fixture `serve`: starts a daemon and hands it back."""
+
+    def __call__(self, daemon: D) -> D: ...
+
+
+SERVED = pytest.StashKey[list[Served]]()
+
+
+@pytest.fixture
+def serve(request: pytest.FixtureRequest) -> Iterator[Serve]:
+    served = request.node.stash.setdefault(SERVED, [])
+
+    def start(daemon: D) -> D:
+        served.append(daemon)
+        daemon.start()
+        return daemon
+
+    yield start
+    for daemon in reversed(served):
+        daemon.kill()
+
+
+@pytest.fixture
+def data_path() -> Iterator[Callable[[], Path]]:
+    """A factory of empty directories, which the test's daemons leave as large as they like."""
+    with ExitStack() as directories:
+        yield lambda: Path(directories.enter_context(TemporaryDirectory(prefix="nsqd-")))
+
+
+@pytest.fixture
+def go_nsqd(data_path: Callable[[], Path], serve: Serve) -> Callable[..., GoNsqd]:
+    return lambda *flags: serve(GoNsqd(data_path(), *flags))
+
+
+@pytest.fixture
+def nsqd(go_nsqd: Callable[..., GoNsqd]) -> GoNsqd:
+    return go_nsqd()
+
+
+@pytest.fixture(params=NSQD_KINDS)
+def any_nsqd(
+    request: pytest.FixtureRequest, data_path: Callable[[], Path], serve: Serve
+) -> Callable[..., Nsqd]:
+    return lambda *flags: serve(request.param(data_path(), *flags))
+
+
+@pytest.fixture
+def nsqlookupd(serve: Serve) -> Callable[..., GoNsqlookupd]:
+    return lambda *flags: serve(GoNsqlookupd(*flags))
+
+
+@pytest.fixture
+def go_program() -> Callable[[str], Path]:
+    return lambda name: GO_PROGRAMS / name
+
+
+def missing_programs() -> str:
+    """One line that says why tests marked ``real_nsqd`` cannot run, or ``""``."""
+    if (GO_PROGRAMS / ".built-from").exists():
+        return ""
+    return "the Go programs of NSQ are missing: run tests/go/build"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if GO_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.real_nsqd)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("real_nsqd") and (reason := missing_programs()):
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        for daemon in item.stash.get(SERVED, []):
+            report.sections.append((f"log of {daemon.name}", daemon.log))
+    return report
+
+
+def pytest_report_header() -> list[str]:
+    if reason := missing_programs():
+        return [f"real servers: {reason}"]
+    versions = [
+        subprocess.check_output([GO_PROGRAMS / name, "-version"], text=True).strip()
+        for name in ("nsqd", "nsqlookupd")
+    ]
+    return [f"real servers: {', '.join(versions)}"]
