@@ -1,0 +1,181 @@
+"""Negotiation: from an address to a connection that can publish or is subscribed. Blocking.
+
+The order is strict and every step reads its answer before the next is sent: magic and IDENTIFY in
+one write, the reply, TLS and its OK, snappy or deflate and its OK, AUTH when nsqd requires it, SUB.
+Nothing may be pipelined behind IDENTIFY: nsqd swallows it when the stream is upgraded. What came
+with the IDENTIFY reply beyond its frame belongs to the decoder of the compressed stream.
+
+TLS that was asked for and is not offered is an error, because the secret would follow in clear
+text. A secret is sent only to an nsqd that requires it: another one closes the connection.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nsqtools.client.connection import Connection
+from nsqtools.client.options import ClientOptions
+from nsqtools.errors import ProtocolError, RefusedError, TLSError
+from nsqtools.protocol import commands
+from nsqtools.protocol.addresses import Address
+from nsqtools.protocol.codecs import Codec, DeflateCodec, SnappyCodec
+from nsqtools.protocol.error_codes import decode_error
+from nsqtools.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, FrameBuffer
+from nsqtools.protocol.identify import (
+    DISABLED,
+    IdentifyReply,
+    IdentifyRequest,
+    decode_identify_reply,
+)
+from nsqtools.protocol.message import MIN_MESSAGE_SIZE
+from nsqtools.transport.deadline import Deadline
+from nsqtools.transport.stream import Stream, connect
+from nsqtools.transport.tls import TLSOptions, make_context
+
+if TYPE_CHECKING:
+    import ssl
+
+MIN_HANDSHAKE_S = 5.0
+
+
+def tls_context(options: ClientOptions) -> ssl.SSLContext | None:
+    """Build the TLS context of the options, or None without TLS. Raises `ConfigurationError`."""
+    if not options.tls_v1:
+        return None
+    return make_context(
+        TLSOptions(
+            ca_file=options.tls_root_ca_file,
+            cert_file=options.tls_cert,
+            key_file=options.tls_key,
+            insecure_skip_verify=options.tls_insecure_skip_verify,
+            min_version=options.tls_min_version,
+        )
+    )
+
+
+def open_connection(
+    address: Address,
+    options: ClientOptions,
+    tls: ssl.SSLContext | None,
+    subscribe: commands.Subscribe | None = None,
+) -> Connection:
+    """Connect, negotiate and, for a consumer, subscribe.
+
+    Raises `ConnectionFailed`, `RefusedError`, `ServerError` or `ProtocolError`, each naming the
+    address; the socket is closed then.
+    """
+    stream = connect(address, Deadline(options.dial_timeout_s), options.local_addr)
+    try:
+        deadline = Deadline(max(MIN_HANDSHAKE_S, options.dial_timeout_s))
+        connection = _Handshake(stream, options, deadline).run(tls, subscribe)
+        stream.set_nonblocking()
+    except BaseException:
+        stream.close()
+        raise
+    return connection
+
+
+def identify_request(options: ClientOptions) -> IdentifyRequest:
+    """Return what the options say in IDENTIFY."""
+    return IdentifyRequest(
+        client_id=options.reported_client_id,
+        hostname=options.reported_hostname,
+        user_agent=options.user_agent,
+        heartbeat_interval_ms=_milliseconds(options.heartbeat_interval_s),
+        output_buffer_size=options.output_buffer_size,
+        output_buffer_timeout_ms=_milliseconds(options.output_buffer_timeout_s),
+        sample_rate=options.sample_rate or None,
+        msg_timeout_ms=_milliseconds(options.msg_timeout_s) or None,
+        tls_v1=options.tls_v1,
+        snappy=options.snappy,
+        deflate=options.deflate,
+        deflate_level=options.deflate_level,
+        topology_region=options.topology_region,
+        topology_zone=options.topology_zone,
+    )
+
+
+def _milliseconds(seconds: float) -> int:
+    return DISABLED if seconds < 0 else round(seconds * 1000)
+
+
+class _Handshake:
+    def __init__(self, stream: Stream, options: ClientOptions, deadline: Deadline) -> None:
+        self._stream = stream
+        self._options = options
+        self._deadline = deadline
+        self._codec: Codec | None = None
+        limit = options.max_msg_size
+        self._frames = FrameBuffer(limit and limit + MIN_MESSAGE_SIZE + 4)
+
+    def run(self, tls: ssl.SSLContext | None, subscribe: commands.Subscribe | None) -> Connection:
+        request = commands.Identify(identify_request(self._options).encode())
+        self._send(commands.MAGIC_V2 + request.encode())
+        try:
+            reply = decode_identify_reply(self._answer())
+        except ProtocolError as exc:
+            raise ProtocolError(f"{self._stream.address}: {exc}", hint=exc.hint) from exc
+        self._upgrade_to_tls(tls, reply)
+        self._start_compression(reply)
+        if reply.auth_required:
+            self._authenticate()
+        if subscribe is not None:
+            self._send(subscribe.encode())
+            self._expect_ok("SUB")
+        return Connection(self._stream, reply, self._codec, self._frames)
+
+    def _upgrade_to_tls(self, tls: ssl.SSLContext | None, reply: IdentifyReply) -> None:
+        if tls is None:
+            return
+        if not reply.tls_v1:
+            raise TLSError(
+                f"{self._stream.address} does not offer TLS",
+                hint="nsqd needs --tls-cert and --tls-key; nothing secret has been sent.",
+            )
+        if len(self._frames):
+            raise ProtocolError(f"{self._stream.address}: clear text after the TLS agreement")
+        self._stream.start_tls(tls, self._deadline)
+        self._expect_ok("the TLS handshake")
+
+    def _start_compression(self, reply: IdentifyReply) -> None:
+        if reply.snappy:
+            self._codec = SnappyCodec()
+        elif reply.deflate:
+            self._codec = DeflateCodec(reply.deflate_level)
+        else:
+            return
+        self._frames.feed(self._codec.decompress(self._frames.take_surplus()))
+        self._expect_ok("the start of compression")
+
+    def _authenticate(self) -> None:
+        if not self._options.auth_secret:
+            raise RefusedError(
+                f"{self._stream.address} requires authentication",
+                hint="Give --auth-secret-file or NSQ_AUTH_SECRET.",
+            )
+        self._send(commands.Auth(self._options.auth_secret.encode()).encode())
+        self._answer()  # the identity, as JSON; a refusal raises
+
+    def _send(self, data: bytes) -> None:
+        encoded = self._codec.compress(data) if self._codec else data
+        self._stream.send_all(encoded, self._deadline)
+
+    def _expect_ok(self, after: str) -> None:
+        answer = self._answer()
+        if answer != OK:
+            raise ProtocolError(f"{self._stream.address}: {answer[:60]!r} instead of OK to {after}")
+
+    def _answer(self) -> bytes:
+        """Wait for the next response that is no heartbeat."""
+        while True:
+            while (frame := self._frames.next_frame()) is None:
+                data = self._stream.receive(self._deadline)
+                self._frames.feed(self._codec.decompress(data) if self._codec else data)
+            frame_type, body = frame
+            if frame_type == ERROR:
+                raise decode_error(body, str(self._stream.address))
+            if frame_type == MESSAGE:
+                raise ProtocolError(f"{self._stream.address}: a message before SUB")
+            if body != HEARTBEAT:
+                return body
+            self._send(commands.NOP)

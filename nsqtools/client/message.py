@@ -1,0 +1,131 @@
+"""Messages as a handler sees them, and the batches they travel in.
+
+A message is answered once: `finish` or `requeue`, from any thread; later calls do nothing and
+return False. Taking the message out of its connection's ``in_flight`` is the one atomic step that
+decides which call was first, so no lock is needed per message. Answers are only queued here; the
+I/O thread joins those of a turn in one write.
+
+A message is identified by (topic, nsqd, id): ids repeat between nsqd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from nsqtools.errors import ConfigurationError
+
+MAX_REQUEUE_DELAY_S = 3600.0  # nsqd's --max-req-timeout; above it old nsqd close the connection
+
+
+class Answers(Protocol):
+    """Where a message was delivered, and where its answer goes (a consumer's connection)."""
+
+    topic: str
+    nsqd: str
+    in_flight: dict[bytes, Message]
+
+    def finish(self, ids: list[bytes]) -> None: ...
+    def requeue(
+        self, message_id: bytes, delay_s: float | None, attempts: int, backoff: bool
+    ) -> None: ...
+    def touch(self, message_id: bytes) -> None: ...
+
+
+class Message:
+    """One delivery of a message.
+
+    ``timestamp_ns`` is the time of publishing in nanoseconds since 1970, ``attempts`` counts the
+    deliveries including this one, ``id`` is 16 bytes of hexadecimal text, ``body`` is bytes.
+    """
+
+    __slots__ = ("_source", "attempts", "body", "id", "timestamp_ns")
+
+    def __init__(
+        self, source: Answers, timestamp_ns: int, attempts: int, id: bytes, body: bytes
+    ) -> None:
+        self._source = source
+        self.timestamp_ns = timestamp_ns
+        self.attempts = attempts
+        self.id = id
+        self.body = body
+
+    @property
+    def topic(self) -> str:
+        return self._source.topic
+
+    @property
+    def nsqd(self) -> str:
+        """The address of the nsqd that delivered it, ``host:port``."""
+        return self._source.nsqd
+
+    @property
+    def is_answered(self) -> bool:
+        """Tell whether it was finished or requeued, or its connection is gone."""
+        return self._source.in_flight.get(self.id) is not self
+
+    def finish(self) -> bool:
+        """The message is done with. Returns False when it was answered before."""
+        if self._source.in_flight.pop(self.id, None) is None:
+            return False
+        self._source.finish([self.id])
+        return True
+
+    def requeue(self, delay_s: float | None = None, *, backoff: bool = True) -> bool:
+        """Have the message delivered again, after ``delay_s`` seconds (0: at once).
+
+        Without a delay it is default_requeue_delay times the attempts, at most max_requeue_delay.
+        With ``backoff`` it counts as a failure of the handler and slows the whole consumer down.
+        Returns False when the message was answered before. Raises `ConfigurationError` for a
+        negative delay; above an hour it is cut to an hour.
+        """
+        if delay_s is not None and not delay_s >= 0:
+            raise ConfigurationError(f"requeue delay {delay_s!r} is negative")
+        if self._source.in_flight.pop(self.id, None) is None:
+            return False
+        self._source.requeue(self.id, delay_s, self.attempts, backoff)
+        return True
+
+    def touch(self) -> bool:
+        """Start the message's timeout anew. Returns False when it was answered before."""
+        if self._source.in_flight.get(self.id) is not self:
+            return False
+        self._source.touch(self.id)
+        return True
+
+    def __repr__(self) -> str:
+        return (
+            f"<Message {self.id.decode()} of {self.topic} from {self.nsqd},"
+            f" {len(self.body)} bytes, attempt {self.attempts}>"
+        )
+
+
+class Batch(list[Message]):
+    """Messages that arrived together from one nsqd. Answering them together costs one write."""
+
+    __slots__ = ("_source",)
+
+    def __init__(self, source: Answers, messages: Iterable[Message]) -> None:
+        super().__init__(messages)
+        self._source = source
+
+    @property
+    def topic(self) -> str:
+        return self._source.topic
+
+    @property
+    def nsqd(self) -> str:
+        """The address of the nsqd that delivered them, ``host:port``."""
+        return self._source.nsqd
+
+    def finish(self) -> int:
+        """Finish every message not answered yet; return how many those were."""
+        pop = self._source.in_flight.pop
+        ids = [message.id for message in self if pop(message.id, None) is not None]
+        if ids:
+            self._source.finish(ids)
+        return len(ids)
+
+    def requeue(self, delay_s: float | None = None, *, backoff: bool = True) -> int:
+        """Requeue every message not answered yet; return how many those were."""
+        return sum(message.requeue(delay_s, backoff=backoff) for message in self)

@@ -1,0 +1,312 @@
+"""RDY: how max_in_flight is shared between the connections. Pure: events and clock readings in,
+RDY commands out.
+
+RDY is a window: nsqd keeps at most that many messages in flight to a connection (since 0.3.0; the
+old pages describe a credit, so RDY is also sent again when a quarter of it is left, which costs
+nothing as it rides on the write of a FIN).
+
+Two invariants hold whatever happens, in whatever order:
+
+- the sum of RDY never exceeds max_in_flight;
+- an *increase* is granted only within max_in_flight minus what the other connections use, where a
+  connection uses the larger of its RDY and its messages in flight. Messages in flight outlive the
+  RDY that brought them, and without this rule moving RDY would double them (pynsq#177).
+
+What could not be granted is remembered in `_wanting` and tried again when room appears.
+
+With fewer messages allowed than connections, `redistribute` takes RDY 1 from connections that were
+idle or held it long, and gives it to others at random.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+RESEND_AT = 0.25
+STARVED_AT = 0.85
+
+K = TypeVar("K", bound=Hashable)
+
+
+class _Mode(enum.Enum):
+    SHARING = "sharing"
+    HELD = "held"  # backoff waits: nobody has RDY
+    TESTING = "testing"  # backoff tests: one connection has RDY 1
+
+
+@dataclass(slots=True)
+class ReadyState:
+    """One connection. ``cap`` is nsqd's max_rdy_count; times are readings of the caller's clock."""
+
+    cap: int
+    resend: bool
+    last_message: float
+    last_change: float
+    rdy: int = 0
+    left: int = 0  # of rdy, as the old credit reading counts it
+    in_flight: int = 0
+    closing: bool = False
+
+    @property
+    def use(self) -> int:
+        return max(self.rdy, self.in_flight)
+
+
+class ReadyControl(Generic[K]):
+    """Decides the RDY of every connection; keys are whatever the caller uses for a connection.
+
+    After each event the caller sends what `take_changes` returns, in order, in front of any FIN or
+    REQ of the same turn (go-nsq#83).
+    """
+
+    def __init__(
+        self,
+        max_in_flight: int,
+        *,
+        idle_timeout_s: float = 10.0,
+        hold_timeout_s: float = 30.0,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.max_in_flight = max_in_flight
+        self._idle_timeout_s = idle_timeout_s
+        self._hold_timeout_s = hold_timeout_s
+        self._rng = rng or random.Random()
+        self._states: dict[K, ReadyState] = {}
+        self._wanting: dict[K, None] = {}  # ordered: the first to want is the first to get
+        self._changes: list[tuple[K, int]] = []
+        self._mode = _Mode.SHARING
+        self._tester: K | None = None
+
+    def __getitem__(self, key: K) -> ReadyState:
+        return self._states[key]
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    @property
+    def is_starved(self) -> bool:
+        """Tell whether some connection is within 15 % of its RDY: finish what is held back."""
+        return any(
+            not s.closing and s.in_flight > 0 and s.in_flight >= s.rdy * STARVED_AT
+            for s in self._states.values()
+        )
+
+    @property
+    def in_flight(self) -> int:
+        """Messages in flight on all connections."""
+        return sum(s.in_flight for s in self._states.values())
+
+    def take_changes(self) -> list[tuple[K, int]]:
+        """Return and forget the RDY commands to send, in order."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    # -- connections ----------------------------------------------------------------------------
+
+    def add(self, key: K, cap: int, now: float, *, resend: bool = True) -> None:
+        """A connection has subscribed."""
+        self._states[key] = ReadyState(cap, resend, last_message=now, last_change=now)
+        if self._mode is _Mode.SHARING:
+            self._lower_to_share(now)
+            self._set(key, 1, now)
+        elif self._mode is _Mode.TESTING and self._tester is None:
+            self.test(now)
+
+    def remove(self, key: K, now: float) -> None:
+        """A connection is gone; its messages come again from nsqd."""
+        del self._states[key]
+        self._wanting.pop(key, None)
+        self._changes = [change for change in self._changes if change[0] != key]
+        self._replace_tester(key, now)
+        if self._mode is _Mode.SHARING:
+            self._raise_to_share(now)
+
+    def close(self, key: K, now: float) -> None:
+        """CLS is being sent on a connection: it gets no more RDY."""
+        state = self._states[key]
+        state.closing = True
+        state.rdy = state.left = 0
+        self._wanting.pop(key, None)
+        self._replace_tester(key, now)
+
+    # -- messages -------------------------------------------------------------------------------
+
+    def received(self, key: K, count: int, now: float) -> None:
+        """Messages arrived on a connection."""
+        state = self._states[key]
+        state.in_flight += count
+        state.left -= count
+        state.last_message = now
+        if self._mode is not _Mode.SHARING or state.closing:
+            return
+        share = self._share(state)
+        if state.rdy < share:
+            self._set(key, share, now)
+        elif state.resend and state.rdy > 0 and state.left <= state.rdy * RESEND_AT:
+            self._send(key, state, state.rdy)
+
+    def answered(self, key: K, count: int, now: float) -> None:
+        """Messages of a connection were finished, requeued or replaced by a newer delivery."""
+        self._states[key].in_flight -= count
+        if self._wanting:
+            self._retry_wanting(now)
+
+    # -- decisions of others --------------------------------------------------------------------
+
+    def set_max_in_flight(self, max_in_flight: int, now: float) -> None:
+        """Change the total; 0 pauses, in backoff too."""
+        self.max_in_flight = max_in_flight
+        self._wanting.clear()
+        if self._mode is _Mode.SHARING:
+            self._lower_to_share(now)
+            self._raise_to_share(now)
+        elif max_in_flight == 0:
+            self._release_tester(now)
+        elif self._mode is _Mode.TESTING and self._tester is None:
+            self.test(now)
+
+    def hold(self, now: float) -> None:
+        """Backoff begins to wait: RDY 0 everywhere."""
+        self._mode = _Mode.HELD
+        self._tester = None
+        self._wanting.clear()
+        for key in self._states:
+            self._set(key, 0, now)
+
+    def test(self, now: float) -> bool:
+        """Backoff tests: give RDY 1 to one connection. Return whether there is one to test on."""
+        testable = [key for key, state in self._states.items() if not state.closing]
+        if not testable:
+            return False
+        self._mode = _Mode.TESTING
+        self._tester = None
+        if self.max_in_flight > 0:
+            self._grant_test(self._choose_tester(testable), now)
+        return True
+
+    def resume(self, now: float) -> None:
+        """Backoff is over: share again."""
+        self._mode = _Mode.SHARING
+        self._tester = None
+        self._lower_to_share(now)
+        self._raise_to_share(now)
+
+    def redistribute(self, now: float) -> None:
+        """The periodic tick: move RDY where there is too little for all, and mend what is idle."""
+        if self._mode is _Mode.HELD or not self._states:
+            return
+        if self._mode is _Mode.TESTING:
+            self._move_idle_tester(now)
+        elif sum(not s.closing for s in self._states.values()) > self.max_in_flight:
+            self._rotate(now)
+        else:
+            self._raise_to_share(now)
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _share(self, state: ReadyState) -> int:
+        if self.max_in_flight == 0:
+            return 0
+        sharers = sum(not s.closing for s in self._states.values())
+        return min(state.cap, max(1, self.max_in_flight // max(1, sharers)))
+
+    def _lower_to_share(self, now: float) -> None:
+        for key, state in self._states.items():
+            if state.rdy > (share := self._share(state)):
+                self._set(key, share, now)
+        over = sum(s.rdy for s in self._states.values()) - self.max_in_flight
+        for key, state in self._states.items():  # more connections than messages allowed
+            if over > 0 and state.rdy > 0:
+                over -= state.rdy
+                self._set(key, 0, now)
+
+    def _raise_to_share(self, now: float) -> None:
+        for key, state in self._states.items():
+            if not state.closing and state.rdy < (share := self._share(state)):
+                self._set(key, share, now)
+
+    def _retry_wanting(self, now: float) -> None:
+        for key in list(self._wanting):
+            state = self._states[key]
+            self._set(key, self._share(state), now)
+
+    def _set(self, key: K, wish: int, now: float) -> None:
+        """Bring a connection to the wished RDY, as far as the invariants allow."""
+        state = self._states[key]
+        if state.closing:
+            return
+        count = min(wish, state.cap)
+        if count > state.rdy:
+            others = sum(s.use for k, s in self._states.items() if k != key)
+            granted = min(count, self.max_in_flight - others)
+            if granted < count:
+                self._wanting[key] = None
+            count = max(granted, state.rdy)
+        if count >= wish:
+            self._wanting.pop(key, None)
+        if count != state.rdy:
+            state.last_change = now
+            self._send(key, state, count)
+
+    def _send(self, key: K, state: ReadyState, count: int) -> None:
+        state.rdy = state.left = count
+        self._changes.append((key, count))
+
+    def _choose_tester(self, keys: list[K]) -> K:
+        """Prefer one without messages in flight, to which nsqd sends at once.
+
+        When everything allowed is in flight already, the busiest: its RDY 1 takes effect as soon
+        as its own messages are answered, and adds nothing until then.
+        """
+        idle = [key for key in keys if not self._states[key].in_flight]
+        if idle and sum(s.in_flight for s in self._states.values()) < self.max_in_flight:
+            return self._rng.choice(idle)
+        return max(keys, key=lambda key: self._states[key].in_flight)
+
+    def _grant_test(self, key: K, now: float) -> None:
+        self._tester = key
+        state = self._states[key]
+        state.last_change = now
+        if state.rdy != 1:
+            self._send(key, state, 1)
+
+    def _release_tester(self, now: float) -> None:
+        if self._tester is not None:
+            self._set(self._tester, 0, now)
+            self._tester = None
+
+    def _replace_tester(self, key: K, now: float) -> None:
+        if self._mode is _Mode.TESTING and key == self._tester:
+            self._tester = None
+            self.test(now)
+
+    def _move_idle_tester(self, now: float) -> None:
+        tester = self._tester
+        if tester is None or len(self._states) < 2:
+            return
+        state = self._states[tester]
+        if state.in_flight == 0 and now - state.last_change > self._idle_timeout_s:
+            self._set(tester, 0, now)
+            others = [k for k, s in self._states.items() if k != tester and not s.closing]
+            self._grant_test(self._choose_tester(others or [tester]), now)
+
+    def _rotate(self, now: float) -> None:
+        revoked: set[K] = set()
+        waiting = [k for k, s in self._states.items() if s.rdy == 0 and not s.closing]
+        for key, state in self._states.items():
+            if state.rdy == 0 or state.closing:
+                continue
+            idle_s = now - max(state.last_message, state.last_change)
+            held_s = now - state.last_change
+            if idle_s > self._idle_timeout_s or (waiting and held_s > self._hold_timeout_s):
+                self._set(key, 0, now)
+                revoked.add(key)
+        self._rng.shuffle(waiting)
+        # those that just gave it back come last: only if nobody else wants it
+        for key in [*waiting, *revoked]:
+            if self._states[key].rdy == 0:
+                self._set(key, 1, now)

@@ -1,0 +1,213 @@
+"""A TCP stream to one peer, plain or TLS: the only code that touches sockets.
+
+It has two lives. While a connection is negotiated the calls block, each under a `Deadline`. Then
+`set_nonblocking` hands it to an I/O thread, which uses `receive_ready` and `send_ready` only.
+
+Traps. A TLS socket belongs to one thread at a time: OpenSSL forbids reading in one thread while
+another writes. An SSL write that must be retried has to be retried with the same bytes, so what
+`send_ready` was offered may not be shortened or reordered. ``select`` does not see bytes that TLS
+has decrypted and not yet given out, so `receive_ready` reads until the socket has no more.
+A client certificate that TLS 1.3 refuses shows at the first read, not in the handshake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from nsqtools.errors import (
+    ConnectionFailed,
+    ConnectionLost,
+    DeadlineExceeded,
+    NsqError,
+    TLSError,
+)
+from nsqtools.protocol.addresses import Address, parse_address
+from nsqtools.transport.deadline import Deadline
+
+if TYPE_CHECKING:
+    import ssl
+
+READ_SIZE = 1 << 18  # what one turn takes from a connection at most, so that others get theirs
+
+
+class Stream:
+    """A connected stream. Made by `connect`; close it with `close`."""
+
+    def __init__(self, sock: socket.socket, address: Address) -> None:
+        self.address = address
+        self._socket = sock
+        self._is_tls = False
+
+    def fileno(self) -> int:
+        """Return the descriptor for a selector."""
+        return self._socket.fileno()
+
+    # -- blocking, while negotiating ------------------------------------------------------------
+
+    def receive(self, deadline: Deadline) -> bytes:
+        """Wait for bytes. Raises `ConnectionLost` at the end of the stream, `DeadlineExceeded`."""
+        with self._mapped("waiting for an answer", deadline):
+            data = self._socket.recv(1 << 16)
+        if not data:
+            raise ConnectionLost(f"{self.address} closed the connection")
+        return data
+
+    def send_all(self, data: bytes, deadline: Deadline) -> None:
+        """Send everything. Raises `ConnectionLost`, `DeadlineExceeded`."""
+        with self._mapped("sending", deadline):
+            self._socket.sendall(data)
+
+    def start_tls(self, context: ssl.SSLContext, deadline: Deadline) -> None:
+        """Do the TLS handshake. Raises `TLSError`, `ConnectionLost`, `DeadlineExceeded`."""
+        with self._mapped("in the TLS handshake", deadline):
+            self._socket = context.wrap_socket(
+                self._socket, server_hostname=self.address.host, suppress_ragged_eofs=True
+            )
+        self._is_tls = True
+
+    @contextlib.contextmanager
+    def _mapped(self, doing: str, deadline: Deadline) -> Iterator[None]:
+        try:
+            # a timeout of 0 would mean non-blocking
+            self._socket.settimeout(max(deadline.remaining_s(), 0.001))
+            yield
+        except TimeoutError as exc:
+            raise DeadlineExceeded(f"{self.address}: no answer in time, {doing}") from exc
+        except OSError as exc:
+            raise self._map(exc) from exc
+
+    def _map(self, exc: OSError) -> NsqError:
+        tls_error = _map_tls_error(exc, self.address)
+        return tls_error or ConnectionLost(f"{self.address}: {_reason(exc)}")
+
+    def _would_block(self, exc: OSError) -> bool:
+        if not self._is_tls:
+            return False
+        import ssl
+
+        return isinstance(exc, ssl.SSLWantReadError | ssl.SSLWantWriteError)
+
+    # -- non-blocking, on the I/O thread --------------------------------------------------------
+
+    def set_nonblocking(self) -> None:
+        """From here on only `receive_ready` and `send_ready` may be used."""
+        self._socket.setblocking(False)
+
+    def receive_ready(self, buffer: memoryview) -> bytes | None:
+        """Return what can be read now, None when that is nothing. ``b""`` is the end of the stream.
+
+        ``buffer`` is scratch space of the calling thread; it bounds what is returned. Raises
+        `ConnectionLost` and `TLSError`.
+        """
+        filled = 0
+        while filled < len(buffer):
+            try:
+                received = self._socket.recv_into(buffer[filled:])
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as exc:
+                if filled or self._would_block(exc):
+                    break  # hand out what came before a failure; the next call reports it
+                raise self._map(exc) from exc
+            if not received:
+                return bytes(buffer[:filled])
+            filled += received
+            if not self._is_tls:
+                break
+        return bytes(buffer[:filled]) if filled else None
+
+    def send_ready(self, data: memoryview | bytes) -> int:
+        """Send what the socket takes now and return how many bytes that was, possibly 0.
+
+        The bytes not taken must be offered again unchanged. Raises `ConnectionLost`.
+        """
+        try:
+            return self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as exc:
+            if self._would_block(exc):
+                return 0
+            raise self._map(exc) from exc
+
+    def shutdown_write(self) -> None:
+        """Tell the peer that nothing more comes; what it still sends can be read."""
+        with contextlib.suppress(OSError):  # it may have gone first
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Close the socket. May be called again."""
+        self._socket.close()
+
+
+def connect(address: Address, deadline: Deadline, local_address: str = "") -> Stream:
+    """Connect to an address, trying each IP address its name has, within one deadline.
+
+    Raises `ConnectionFailed` or `DeadlineExceeded`, with the address and the system's reason.
+    """
+    source = parse_address(local_address, 0) if local_address else None
+    failure: OSError | None = None
+    for family, kind, protocol, _, target in _resolve(address):
+        if deadline.has_passed:
+            break
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(max(deadline.remaining_s(), 0.001))
+            if source is not None:
+                sock.bind(source)
+            sock.connect(target)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        except OSError as exc:
+            sock.close()
+            failure = exc
+        else:
+            return Stream(sock, address)
+    if failure is None or isinstance(failure, TimeoutError):
+        raise DeadlineExceeded(
+            f"cannot connect to {address} (timed out)",
+            hint="Check the address, and that a firewall does not drop the packets.",
+        )
+    raise ConnectionFailed(
+        f"cannot connect to {address} ({_reason(failure)})",
+        hint="Is nsqd running there? Its TCP port is usually 4150.",
+    )
+
+
+def _resolve(
+    address: Address,
+) -> list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[object, ...]]]:
+    try:
+        return list(socket.getaddrinfo(*address, type=socket.SOCK_STREAM))  # type: ignore[arg-type]
+    except (OSError, UnicodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "not a host name"
+        raise ConnectionFailed(
+            f"cannot connect to {address} ({reason})", hint="Check the host name."
+        ) from exc
+
+
+def _reason(exc: OSError) -> str:
+    return (exc.strerror or str(exc) or type(exc).__name__).lower()
+
+
+def _map_tls_error(exc: OSError, address: Address) -> NsqError | None:
+    import ssl
+
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        return TLSError(
+            f"{address}: the certificate is not acceptable ({exc.verify_message})",
+            hint="Give its CA with --tls-ca-file, and connect by a name or IP address that is "
+            "in the certificate.",
+        )
+    if isinstance(exc, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return ConnectionLost(f"{address}: the TLS connection ended")
+    if isinstance(exc, ssl.SSLError):
+        reason = (exc.reason or str(exc)).lower().replace("_", " ")
+        hint = ""
+        if "certificate required" in reason or "bad certificate" in reason:
+            hint = "nsqd wants a client certificate: give --tls-cert and --tls-key."
+        return TLSError(f"{address}: TLS failed ({reason})", hint=hint)
+    return None
