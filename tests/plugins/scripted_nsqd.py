@@ -1,0 +1,271 @@
+"""An nsqd that does what the test says, byte for byte, and nothing by itself.
+
+    def test_backoff_stops_the_flow_before_the_requeue(scripted_nsqd):
+        consumer = ...  # connects to scripted_nsqd.address
+        conn = scripted_nsqd.accept()
+        conn.subscribe("clicks", "archive", max_rdy_count=10)
+        conn.expect("RDY 1")
+        message_id = conn.message(b"bad")
+        assert conn.expect("RDY 0").read == conn.expect(f"REQ {message_id} 90000").read
+
+It is for behaviour that no real nsqd can be made to show; even heartbeats go out on demand only.
+
+A thread for each connection reads all the time, so that a client never blocks on us, and records
+each command with the number of the ``recv`` that completed it. Equal numbers mean one write, or two
+so close together that the kernel joined them: a test cannot tell those apart.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Self
+
+import pytest
+from plugins.wire import (
+    ERROR,
+    MAGIC,
+    RESPONSE,
+    Command,
+    frame,
+    message_frame,
+    split_commands,
+)
+
+TIMEOUT_S = 5.0
+READ_SIZE = 1 << 20
+
+# What nsqd 1.3.0 answers to IDENTIFY with feature negotiation and nothing else asked for.
+IDENTIFY_REPLY = {
+    "max_rdy_count": 2500,
+    "version": "1.3.0",
+    "max_msg_timeout": 900_000,
+    "msg_timeout": 60_000,
+    "tls_v1": False,
+    "deflate": False,
+    "deflate_level": 6,
+    "max_deflate_level": 6,
+    "snappy": False,
+    "sample_rate": 0,
+    "auth_required": False,
+    "output_buffer_size": 16_384,
+    "output_buffer_timeout": 250,
+}
+
+
+class Connection:
+    """One accepted connection: what came in, and everything that can be sent or done to it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = sock
+        self._ids = itertools.count(1)
+        self._received = threading.Condition()  # guards the four below
+        self._commands: list[Command] = []
+        self._taken = 0
+        self._unparsed = b""
+        self._ended = False
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    # Receiving
+
+    @property
+    def commands(self) -> list[Command]:
+        """All commands so far."""
+        with self._received:
+            return list(self._commands)
+
+    @property
+    def not_yet_expected(self) -> list[str]:
+        """The lines that came in and no `expect` has taken."""
+        with self._received:
+            return [command.line for command in self._commands[self._taken :]]
+
+    def next_command(self, *, timeout_s: float = TIMEOUT_S) -> Command:
+        """Wait for the next command, whatever it is."""
+        return self._take("a command", timeout_s)
+
+    def expect(self, line: str, *, timeout_s: float = TIMEOUT_S) -> Command:
+        """Wait for the next command and fail unless its line is `line`."""
+        command = self._take(line, timeout_s)
+        assert command.line == line, f"expected {line!r}, received {self._history()}"
+        return command
+
+    def skip_to(self, line: str, *, timeout_s: float = TIMEOUT_S) -> Command:
+        """Wait for `line`, whatever comes before it."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            command = self._take(line, deadline - time.monotonic())
+            if command.line == line:
+                return command
+
+    def expect_closed(self, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Wait until the client has closed the connection, having sent nothing that is untaken."""
+        with self._received:
+            ended = self._received.wait_for(lambda: self._ended, timeout_s)
+            assert ended, f"not closed within {timeout_s:g} s, received {self._history()}"
+            untaken = self._commands[self._taken :]
+            assert not untaken, f"expected nothing more, received {self._history()}"
+
+    # Sending
+
+    def reply_identify(self, *, glued: bytes = b"", **fields: object) -> None:
+        """Answer with `IDENTIFY_REPLY` changed by `fields`; `glued` goes out in the same write."""
+        reply = json.dumps(IDENTIFY_REPLY | fields, separators=(",", ":"))
+        self.send(frame(RESPONSE, reply.encode()) + glued)
+
+    def subscribe(self, topic: str, channel: str, **identify_fields: Any) -> None:
+        """The usual beginning of a consumer: IDENTIFY, its reply, SUB, OK."""
+        self.expect("IDENTIFY")
+        self.reply_identify(**identify_fields)
+        self.expect(f"SUB {topic} {channel}")
+        self.ok()
+
+    def ok(self) -> None:
+        self.send(frame(RESPONSE, b"OK"))
+
+    def close_wait(self) -> None:
+        self.send(frame(RESPONSE, b"CLOSE_WAIT"))
+
+    def heartbeat(self) -> None:
+        self.send(frame(RESPONSE, b"_heartbeat_"))
+
+    def error(self, text: str) -> None:
+        """An error frame, such as ``E_BAD_TOPIC SUB topic name "a b" is not valid``."""
+        self.send(frame(ERROR, text.encode()))
+
+    def message(
+        self,
+        body: bytes,
+        *,
+        message_id: str = "",
+        attempts: int = 1,
+        timestamp_ns: int = 1_700_000_000_000_000_000,
+    ) -> str:
+        """Deliver one message and return its id."""
+        message_id = message_id or self.new_id()
+        self.send(message_frame(body, message_id, attempts=attempts, timestamp_ns=timestamp_ns))
+        return message_id
+
+    def new_id(self) -> str:
+        """A message id that this connection has not used."""
+        return f"{next(self._ids):016x}"
+
+    def send(self, data: bytes, *, piece_size: int = 0, pause_s: float = 0.001) -> None:
+        """Send bytes as they are; with `piece_size`, in writes of that size.
+
+        The pause between pieces lets the client read each by itself. It decides only how often that
+        happens, not whether a test passes.
+        """
+        if not piece_size:
+            self._socket.sendall(data)
+            return
+        for start in range(0, len(data), piece_size):
+            self._socket.sendall(data[start : start + piece_size])
+            time.sleep(pause_s)
+
+    # Ending
+
+    def half_close(self) -> None:
+        """Send FIN and go on reading, as an nsqd that closes behind an error frame."""
+        self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Close in order: the client reads what was sent before, then end of file."""
+        self._stop_reader(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def reset(self) -> None:
+        """Send RST: the client's next read or write fails."""
+        # The reader must be out of recv() first, as the kernel keeps the socket open for it.
+        self._stop_reader(socket.SHUT_RD)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._socket.close()
+
+    def _stop_reader(self, how: int) -> None:
+        try:
+            self._socket.shutdown(how)
+        except OSError:
+            pass  # closed before, or the client is gone: the reader has ended anyway
+        self._reader.join()
+
+    def _read(self) -> None:
+        magic_seen = False
+        for read in itertools.count():
+            try:
+                data = self._socket.recv(READ_SIZE)
+            except OSError:
+                data = b""
+            with self._received:
+                self._unparsed += data
+                if not magic_seen and self._unparsed.startswith(MAGIC):
+                    magic_seen = True
+                    self._unparsed = self._unparsed[len(MAGIC) :]
+                if magic_seen:
+                    commands, self._unparsed = split_commands(self._unparsed, read)
+                    self._commands += commands
+                self._ended = not data
+                self._received.notify_all()
+            if not data:
+                return
+
+    def _take(self, wanted: str, timeout_s: float) -> Command:
+        def has_news() -> bool:
+            return len(self._commands) > self._taken or self._ended
+
+        with self._received:
+            self._received.wait_for(has_news, timeout_s)
+            if len(self._commands) == self._taken:
+                reason = "the client closed" if self._ended else f"nothing for {timeout_s:g} s"
+                raise AssertionError(f"expected {wanted!r}: {reason}, received {self._history()}")
+            command = self._commands[self._taken]
+            self._taken += 1
+            return command
+
+    def _history(self) -> str:
+        lines = [command.line for command in self._commands]
+        rest = f" and {self._unparsed[:100]!r}" if self._unparsed else ""
+        return f"{lines}{rest}"
+
+
+class ScriptedNsqd:
+    """A listener on a free port; `accept` gives the connections in the order they were made."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "{}:{}".format(*self._listener.getsockname())
+        self.connections: list[Connection] = []
+
+    def accept(self, *, timeout_s: float = TIMEOUT_S) -> Connection:
+        """Wait for a client to connect."""
+        self._listener.settimeout(timeout_s)
+        try:
+            sock, _ = self._listener.accept()
+        except TimeoutError:
+            raise AssertionError(f"no connection within {timeout_s:g} s") from None
+        self.connections.append(Connection(sock))
+        return self.connections[-1]
+
+    def stop_listening(self) -> None:
+        """Refuse connections from now on; those that are there stay."""
+        self._listener.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._listener.close()
+        for connection in self.connections:
+            connection.close()
+
+
+@pytest.fixture
+def scripted_nsqd() -> Iterator[ScriptedNsqd]:
+    with ScriptedNsqd() as peer:
+        yield peer
