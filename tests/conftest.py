@@ -7,4 +7,4 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-pytest_plugins = ["plugins.scripted_nsqd", "plugins.servers"]
+pytest_plugins = ["plugins.certificates", "plugins.scripted_nsqd", "plugins.servers"]

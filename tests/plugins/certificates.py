@@ -1,0 +1,150 @@
+"""A certificate authority for tests, and certificates that are right, or wrong in one way each.
+
+They carry the extensions that Python 3.13's strict verification asks for, and keys are on an
+elliptic curve, because RSA keys would take a second each.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+NOW = datetime.datetime.now(datetime.UTC)
+DAY = datetime.timedelta(days=1)
+
+LOOPBACK = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+ELSEWHERE = [x509.DNSName("nsqd.example.org")]
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Paths of a PEM certificate and of its unencrypted PEM key."""
+
+    cert: Path
+    key: Path
+
+    @property
+    def nsqd_flags(self) -> tuple[str, str]:
+        """Flags with which nsqd offers TLS with this certificate."""
+        return f"-tls-cert={self.cert}", f"-tls-key={self.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """All credentials are issued by the authority whose certificate is the file `ca`.
+
+    `other_ca` has issued nothing: whoever trusts only that one must refuse every server.
+    """
+
+    ca: Path
+    other_ca: Path
+    server: Credentials  # for localhost and 127.0.0.1
+    expired_server: Credentials
+    wrong_host_server: Credentials  # for nsqd.example.org
+    client: Credentials  # its common name is "client"
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    directory = tmp_path_factory.mktemp("certificates")
+    authority = Authority(directory, "ca")
+    server, client = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
+    return Certificates(
+        ca=authority.cert_path,
+        other_ca=Authority(directory, "other_ca").cert_path,
+        server=authority.issue("server", server, LOOPBACK),
+        expired_server=authority.issue("expired", server, LOOPBACK, until=NOW - DAY),
+        wrong_host_server=authority.issue("wrong_host", server, ELSEWHERE),
+        client=authority.issue("client", client, []),
+    )
+
+
+class Authority:
+    """Issues certificates into files of `directory`."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._directory = directory
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = common_name(f"nsqtools tests {name}")
+        self._key_id = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
+        self.cert_path = directory / f"{name}.pem"
+        certificate = (
+            self._builder(self._name, self._key, NOW + DAY)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(key_usage(signs_certificates=True), critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
+        self.cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+    def issue(
+        self,
+        name: str,
+        usage: x509.ObjectIdentifier,
+        hosts: Sequence[x509.GeneralName],
+        *,
+        until: datetime.datetime = NOW + DAY,
+    ) -> Credentials:
+        key = ec.generate_private_key(ec.SECP256R1())
+        builder = (
+            self._builder(common_name(name), key, until)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(key_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        )
+        if hosts:
+            builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+        certificate = builder.sign(self._key, hashes.SHA256())
+        paths = Credentials(self._directory / f"{name}.pem", self._directory / f"{name}.key")
+        paths.cert.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        paths.key.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        return paths
+
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, until: datetime.datetime
+    ) -> x509.CertificateBuilder:
+        subject_key = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        issuer_key = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(self._key_id)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(NOW - 2 * DAY)
+            .not_valid_after(until)
+            .add_extension(subject_key, critical=False)
+            .add_extension(issuer_key, critical=False)
+        )
+
+
+def common_name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
