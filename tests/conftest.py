@@ -7,4 +7,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-pytest_plugins = ["plugins.certificates", "plugins.scripted_nsqd", "plugins.servers"]
+pytest_plugins = [
+    "plugins.auth_server",
+    "plugins.certificates",
+    "plugins.scripted_nsqd",
+    "plugins.servers",
+]

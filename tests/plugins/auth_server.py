@@ -1,0 +1,79 @@
+"""The HTTP auth server that nsqd asks about secrets: answers by secret, remembers the questions.
+
+    def test_...(auth_server, go_nsqd):
+        auth_server.allow("s3cret", topic="clicks", permissions=["subscribe"])
+        nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")
+        ...
+        assert auth_server.questions[0]["secret"] == "s3cret"
+
+A secret it has not been told about is answered with 401, and nsqd then says E_AUTH_FAILED.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import cast
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+
+
+class AuthServer(ThreadingHTTPServer):
+    """Listens on a free port from the start; what it knows may change at any time."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _QuestionHandler)
+        self.address = f"127.0.0.1:{self.server_port}"
+        self.questions: list[dict[str, str]] = []
+        self._answers: dict[str, tuple[int, bytes]] = {}
+
+    def allow(
+        self,
+        secret: str,
+        *,
+        topic: str = ".*",
+        channels: Sequence[str] = (".*",),
+        permissions: Sequence[str] = ("subscribe", "publish"),
+        ttl_s: int = 3600,
+        identity: str = "tester",
+    ) -> None:
+        """Authorize `secret`; topic and channels are regular expressions for nsqd's search."""
+        authorization = {"topic": topic, "channels": [*channels], "permissions": [*permissions]}
+        document = {"ttl": ttl_s, "identity": identity, "authorizations": [authorization]}
+        self.answer(secret, 200, json.dumps(document).encode())
+
+    def answer(self, secret: str, status: int, body: bytes) -> None:
+        """Answer questions about `secret` with anything, well-formed or not."""
+        self._answers[secret] = status, body
+
+    def ask(self, question: dict[str, str]) -> tuple[int, bytes]:
+        """What to answer; the question is remembered."""
+        self.questions.append(question)
+        return self._answers.get(question.get("secret", ""), (401, b"{}"))
+
+
+class _QuestionHandler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        query = urlsplit(self.path).query
+        question = dict(parse_qsl(query, keep_blank_values=True))
+        status, body = cast(AuthServer, self.server).ask(question)
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        """Say nothing: the questions are kept."""
+
+
+@pytest.fixture
+def auth_server() -> Iterator[AuthServer]:
+    with AuthServer() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
