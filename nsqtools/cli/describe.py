@@ -1,0 +1,85 @@
+"""A typer command as a `HelpPage`: what the help shows, and later the manual and completions.
+
+The parameters are read by their plain attributes (names, help, default, panel) rather than through
+typer's own help methods, whose wording changes between versions.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from inspect import cleandoc
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.cli.help import HelpPage, Row
+
+if TYPE_CHECKING:
+    from typer.core import TyperCommand
+
+EXAMPLES = "Examples:"
+
+
+def describe(command: TyperCommand, ctx: Any) -> HelpPage:
+    """The help page of ``command``, whose docstring ends with a block of examples."""
+    description, _, examples = cleandoc(command.help or "").partition(EXAMPLES)
+    sections: dict[str, list[Row]] = {}
+    arguments = []
+    parameters: list[Any] = command.get_params(ctx)
+    for parameter in parameters:
+        if parameter.param_type_name == "argument":
+            arguments.append(_argument_usage(parameter))
+            sections.setdefault("Arguments", []).append(
+                (_argument_usage(parameter), _text(parameter))
+            )
+        elif not parameter.hidden:
+            panel = parameter.rich_help_panel or "Options"
+            sections.setdefault(panel, []).append((label(parameter), _text(parameter)))
+    usage = " ".join([ctx.command_path, "[OPTIONS]", *arguments])
+    lines = [line.strip() for line in examples.splitlines() if line.strip()]
+    return HelpPage(usage, description, sections, lines)
+
+
+def label(option: Any) -> str:
+    """The option as it is typed: ``-t, --topic TOPIC``, ``--tls / --no-tls``."""
+    names = ", ".join(sorted(option.opts, key=len))
+    if option.secondary_opts:
+        names += " / " + ", ".join(option.secondary_opts)
+    return names if option.is_flag or option.count else f"{names} {metavar(option)}"
+
+
+def metavar(parameter: Any) -> str:
+    """The word that stands for the value."""
+    choices = parameter.type_descriptor.choices
+    if parameter.metavar:
+        return str(parameter.metavar)
+    if choices:
+        return "|".join(_plain(choice) for choice in choices)
+    return str(parameter.name).upper()
+
+
+def _argument_usage(argument: Any) -> str:
+    word = metavar(argument)
+    if argument.nargs == -1:
+        word += "..."
+    return word if argument.required else f"[{word}]"
+
+
+def _text(parameter: Any) -> str:
+    notes = []
+    if parameter.envvar:
+        notes.append(f"env: {parameter.envvar}")
+    if parameter.default not in (None, False, "", 0, []) and parameter.show_default:
+        notes.append(f"default: {_plain(parameter.default)}")
+    if parameter.required:
+        notes.append("required")
+    if getattr(parameter, "multiple", False):
+        notes.append("repeatable")
+    text = parameter.help or ""
+    return f"{text} [{'; '.join(notes)}]" if notes else text
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_plain, value))
+    return str(value)

@@ -1,0 +1,51 @@
+"""How a command's failure reads and what it exits with: one line, one hint, one status.
+
+Two kinds come here: our own errors, whose category picks the status (the parser's usage errors are
+among them, see `app`), and everything else, which is a bug and is said to be one. Commands never
+print errors themselves.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import TextIO
+
+from nsqtools.cli.exit_status import ExitStatus
+from nsqtools.errors import NsqError
+
+STATUS_OF_CATEGORY = {
+    "failed": ExitStatus.FAILED,
+    "usage": ExitStatus.USAGE,
+    "not_found": ExitStatus.NOT_FOUND,
+    "connect": ExitStatus.UNREACHABLE,
+    "refused": ExitStatus.REFUSED,
+}
+
+
+def report(error: Exception, stderr: TextIO, *, debug: bool) -> int:
+    """Tell ``error`` on ``stderr`` and return the exit status; ``debug`` adds the traceback."""
+    if debug:
+        traceback.print_exception(error, file=stderr)
+    message, hint, status = explain(error)
+    stderr.write(f"nsq: error: {_one_line(message)}\n")
+    if hint:
+        stderr.write(f"hint: {_one_line(hint)}\n")
+    stderr.flush()
+    return status
+
+
+def explain(error: Exception) -> tuple[str, str, ExitStatus]:
+    """What to say about ``error``, what to advise, and the exit status."""
+    if isinstance(error, NsqError):
+        return str(error), error.hint, STATUS_OF_CATEGORY[error.category]
+    return (
+        f"unexpected {type(error).__name__}: {error}",
+        "this is a bug: run it again with --debug (or NSQ_DEBUG=1) and report what it prints",
+        ExitStatus.FAILED,
+    )
+
+
+def _one_line(text: str) -> str:
+    """Messages may quote what a server or a file said: nothing of it reaches the terminal raw."""
+    line = " ".join(text.split())
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)

@@ -1,0 +1,69 @@
+"""Logging of a run: the ``nsqtools`` logger to stderr, as text or as JSON lines.
+
+stdout carries data only, so nothing here ever writes there. A library user configures logging
+himself; only the command line calls this.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from enum import Enum
+from typing import TextIO
+
+LOGGER = "nsqtools"
+LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+class LogFormat(Enum):
+    """How a log line reads."""
+
+    text = "text"
+    json = "json"
+
+
+def configure_logging(level: int, form: LogFormat, stderr: TextIO) -> None:
+    """Send what the ``nsqtools`` loggers say at ``level`` and above to ``stderr``."""
+    handler = logging.StreamHandler(stderr)
+    handler.setFormatter(TextLines() if form is LogFormat.text else JsonLines())
+    logger = logging.getLogger(LOGGER)
+    logger.handlers = [handler]
+    logger.setLevel(level)
+    logger.propagate = False
+
+
+def level(*, quiet: bool, verbose: int) -> int:
+    """The log level for ``-q``, ``-v`` and ``-vv``; without any, warnings."""
+    if quiet:
+        return logging.ERROR
+    return LEVELS[min(verbose, len(LEVELS) - 1)]
+
+
+class TextLines(logging.Formatter):
+    """``2026-11-21T08:00:00.123Z warning: connection to 127.0.0.1:4150 lost``"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = f"{_moment(record)} {record.levelname.lower()}: {record.getMessage()}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonLines(logging.Formatter):
+    """One object a line: ``time``, ``level``, ``logger``, ``message``, and ``exception`` if any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        import json
+
+        fields = {
+            "time": _moment(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False)
+
+
+def _moment(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,63 @@
+"""``--profile``: puts the settings of the configuration file under a command's options.
+
+typer asks ``default_map`` for what neither the command line nor the environment says, which is just
+where a profile belongs. The option is eager, so the map is there before other options are read.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from typer import Context, Option
+
+from nsqtools.settings import Origin, Setting, config_path, load_settings
+
+SETTINGS = "nsqtools.settings"
+
+
+def apply_profile(context: Context, name: str | None) -> str | None:
+    """Load the file, and the profile if one is named; remember where each value stands."""
+    path = config_path(context.obj.environ)
+    if context.resilient_parsing or not (name or path.exists()):
+        return name
+    from nsqtools.cli.connection import profile_keys
+
+    settings = load_settings(path, name, profile_keys())
+    context.meta[SETTINGS] = settings
+    context.default_map = {key: setting.value for key, setting in settings.items()}
+    return name
+
+
+Profile = Annotated[
+    str | None,
+    Option(
+        "--profile",
+        "-P",
+        metavar="NAME",
+        envvar="NSQ_PROFILE",
+        is_eager=True,
+        callback=apply_profile,
+        help="Named settings from the configuration file.",
+        rich_help_panel="Connection",
+    ),
+]
+
+
+def setting_of(context: Context, name: str) -> Setting | None:
+    """What the configuration file says about the option ``name``."""
+    settings: dict[str, Setting] = context.meta.get(SETTINGS, {})
+    return settings.get(name)
+
+
+def origin_of(context: Context, name: str) -> Origin:
+    """Where the value of the option ``name`` comes from."""
+    source: Any = context.get_parameter_source(name)
+    match source and source.name:
+        case "COMMANDLINE":
+            return Origin.FLAG
+        case "ENVIRONMENT":
+            return Origin.ENVIRONMENT
+        case "DEFAULT_MAP":
+            setting = setting_of(context, name)
+            return setting.origin if setting else Origin.FILE
+    return Origin.DEFAULT

@@ -1,0 +1,66 @@
+"""What ``nsq`` can do, as pure data: the front door, the typer tree and the documents read it.
+
+Nothing is imported here, so that ``nsq --help`` costs no more than starting Python. The code of a
+command is named the way entry points name it, ``"package.module:function"``, and is imported when
+the command is chosen. The one-line help of a command is the first line of its function's
+docstring, which a test compares.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # importing typing would triple the front door's time
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Command:
+    """One command: where its function is, what it does in a line, under which heading it stands.
+
+    A *raw* command gets the list of its arguments untouched and does not pass through typer:
+    the daemons parse Go-style flags (``-data-path=/var/nsq``) themselves.
+    """
+
+    __slots__ = ("entry", "help", "panel", "raw")
+
+    def __init__(self, entry: str, help: str, *, panel: str = "Commands", raw: bool = False):
+        self.entry = entry
+        self.help = help
+        self.panel = panel
+        self.raw = raw
+
+    def load(self) -> Callable[..., int | None]:
+        """Import the command's module and return its function."""
+        from importlib import import_module
+
+        module, _, function = self.entry.partition(":")
+        loaded: Callable[..., int | None] = getattr(import_module(module), function)
+        return loaded
+
+
+class Group:
+    """A family of commands: ``nsq topic create``, ``nsq topic delete``."""
+
+    __slots__ = ("commands", "help", "panel")
+
+    def __init__(self, help: str, commands: dict[str, Command | Group], *, panel: str):
+        self.help = help
+        self.commands = commands
+        self.panel = panel
+
+
+ROOT_HELP = "One tool for NSQ: tail, publish, archive, replay and administer topics."
+
+ROOT_OPTIONS = (
+    ("--version", "Print the version and leave."),
+    ("--help", "Print this page and leave."),
+)
+
+ROOT_EXAMPLES = ("nsq options --json",)
+
+COMMANDS: dict[str, Command | Group] = {
+    "options": Command(
+        "nsqtools.cli.commands.options:options",
+        "List every client option with its default, bounds and meaning.",
+        panel="Settings",
+    ),
+}

@@ -1,0 +1,104 @@
+"""What a command knows of the world: streams, terminal, environment, clocks.
+
+Built once per run by `Runtime.of_process` and handed down; tests build their own with buffers and
+a clock they move. A command that declares ``runtime: Session`` also gets the options that every
+command has: how much to log, and in what form.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, BinaryIO, TextIO
+
+from typer import Context, Option
+
+from nsqtools.cli.inject import From
+from nsqtools.cli.logs import LogFormat, configure_logging, level
+from nsqtools.cli.terminal import text_width, wants_colour
+
+PANEL = "Messages about the run"
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Streams and clocks of one run. ``stdin`` is bytes; ``stdout`` is text for listings and
+    ``stdout.buffer`` is bytes for data; ``stderr`` is for everything else."""
+
+    stdin: BinaryIO
+    stdout: TextIO
+    stderr: TextIO
+    environ: Mapping[str, str] = field(default_factory=dict)
+    monotonic: Callable[[], float] = time.monotonic
+    """Seconds, for durations."""
+    now_ns: Callable[[], int] = time.time_ns
+    """Nanoseconds since 1970."""
+    quiet: bool = False
+    """Only errors are told: no progress, no summaries."""
+
+    @classmethod
+    def of_process(cls) -> Runtime:
+        """The runtime of this process."""
+        return cls(sys.stdin.buffer, sys.stdout, sys.stderr, os.environ)
+
+    @property
+    def stdin_is_tty(self) -> bool:
+        return self.stdin.isatty()
+
+    @property
+    def stdout_is_tty(self) -> bool:
+        return self.stdout.isatty()
+
+    @property
+    def stderr_is_tty(self) -> bool:
+        return self.stderr.isatty()
+
+    @property
+    def colour(self) -> bool:
+        """Whether stdout may be coloured."""
+        return wants_colour(self.environ, is_tty=self.stdout_is_tty)
+
+    @property
+    def width(self) -> int:
+        """Columns that text on stdout may fill."""
+        is_tty = self.stdout_is_tty
+        return text_width(self.stdout.fileno() if is_tty else -1, is_tty=is_tty)
+
+    def tell(self, line: str) -> None:
+        """Say something about the run on stderr, unless ``--quiet``."""
+        if not self.quiet:
+            self.stderr.write(f"{line}\n")
+            self.stderr.flush()
+
+
+def session(
+    context: Context,
+    quiet: Annotated[
+        bool, Option("--quiet", "-q", help="Tell errors only.", rich_help_panel=PANEL)
+    ] = False,
+    verbose: Annotated[
+        int,
+        Option(
+            "--verbose", "-v", count=True, help="Log more; -vv logs all.", rich_help_panel=PANEL
+        ),
+    ] = 0,
+    log_format: Annotated[
+        LogFormat, Option(help="Form of the log lines on stderr.", rich_help_panel=PANEL)
+    ] = LogFormat.text,
+    debug: Annotated[
+        bool,
+        Option("--debug", help="Log all, and show tracebacks of errors.", rich_help_panel=PANEL),
+    ] = False,
+) -> Runtime:
+    """The run's `Runtime`, with logging set up as the options say."""
+    runtime: Runtime = replace(context.obj, quiet=quiet)
+    configure_logging(
+        level(quiet=quiet, verbose=2 if debug else verbose), log_format, runtime.stderr
+    )
+    return runtime
+
+
+Session = Annotated[Runtime, From(session)]

@@ -1,0 +1,34 @@
+"""Two questions about a terminal: may the text be coloured, and how wide may it be.
+
+Small and free of imports besides ``os``, because the front door asks them too.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False  # importing typing would triple the front door's time
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+WIDEST = 100
+
+
+def wants_colour(environ: Mapping[str, str], *, is_tty: bool) -> bool:
+    """Tell whether to colour: a non-empty NO_COLOR wins, then FORCE_COLOR, then the terminal."""
+    if environ.get("NO_COLOR"):
+        return False
+    if environ.get("FORCE_COLOR"):
+        return True
+    return is_tty and environ.get("TERM") != "dumb"
+
+
+def text_width(fileno: int, *, is_tty: bool) -> int:
+    """Columns to fill: those of the terminal, at most `WIDEST`, which is also what a pipe gets."""
+    if not is_tty:
+        return WIDEST
+    try:
+        columns = os.get_terminal_size(fileno).columns
+    except OSError:
+        return WIDEST
+    return min(columns, WIDEST) if columns else WIDEST

@@ -1,0 +1,128 @@
+"""Settings from the configuration file: the file's own, and those of one named profile over them.
+
+    # ~/.config/nsqtools/config.toml
+    lookupd-http-address = ["127.0.0.1:4161"]
+
+    [profiles.staging]
+    lookupd-http-address = ["lookup-1.staging:4161", "lookup-2.staging:4161"]
+    tls = true
+    auth-secret-file = "/etc/nsq/staging.secret"
+    consumer-opt = { max_attempts = 10, msg_timeout = "5m" }
+
+Keys are the names of the options without the dashes in front. Flags and environment variables are
+stronger than anything here; every value remembers its origin. Unknown keys are errors, since a
+setting that is silently ignored is worse than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from nsqtools.errors import ConfigurationError
+
+PROFILES = "profiles"
+
+
+class Origin(IntEnum):
+    """Where a value comes from; a greater origin is stronger."""
+
+    DEFAULT = 0
+    FILE = 1
+    PROFILE = 2
+    ENVIRONMENT = 3
+    FLAG = 4
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value of the file and where exactly it stands."""
+
+    value: bool | str | list[str]
+    origin: Origin
+    place: str
+
+
+def config_path(environ: Mapping[str, str]) -> Path:
+    """The configuration file: ``$XDG_CONFIG_HOME/nsqtools/config.toml``, by default ~/.config."""
+    home = environ.get("XDG_CONFIG_HOME")
+    base = Path(home) if home else Path(environ.get("HOME", "~")).expanduser() / ".config"
+    return base / "nsqtools" / "config.toml"
+
+
+def load_settings(path: Path, profile: str | None, known: Collection[str]) -> dict[str, Setting]:
+    """Read ``path`` and return its settings, those of ``profile`` over the file's own.
+
+    Names have underscores (``lookupd_http_address``), and only ``known`` ones are taken. Raises
+    `ConfigurationError`, naming file and key, for whatever the file may not say.
+    """
+    document = _read(path)
+    profiles = document.pop(PROFILES, {})
+    settings = _settings(document, path, "", Origin.FILE, known)
+    if profile is not None:
+        table = profiles.get(profile)
+        if table is None:
+            there = ", ".join(sorted(profiles)) or "none"
+            raise ConfigurationError(
+                f"{path}: there is no profile {profile!r}", hint=f"profiles in the file: {there}"
+            )
+        settings |= _settings(table, path, f"{PROFILES}.{profile}.", Origin.PROFILE, known)
+    return settings
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read {path} ({error.strerror})", hint="profiles are kept in this file"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: {error}", hint="the file is TOML 1.0, UTF-8") from error
+
+
+def _settings(
+    table: Any, path: Path, prefix: str, origin: Origin, known: Collection[str]
+) -> dict[str, Setting]:
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"{path}: {prefix.rstrip('.')} is not a table")
+    settings = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        place = f"{prefix}{key} in {path}"
+        if name not in known:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0].replace('_', '-')}?" if near else "see nsq tail --help"
+            raise ConfigurationError(f"unknown setting {place}", hint=hint)
+        settings[name] = Setting(_value(value, place), origin, place)
+    return settings
+
+
+def _value(value: Any, place: str) -> bool | str | list[str]:
+    """A value as the command line would have it: text, a switch, or a list of text."""
+    match value:
+        case bool() | str():
+            return value
+        case int() | float():
+            return str(value)
+        case list():
+            return [_text(item, place) for item in value]
+        case dict():
+            return [f"{key}={_text(item, place)}" for key, item in value.items()]
+    raise ConfigurationError(f"{place}: write text, a number, true or false, or a list")
+
+
+def _text(value: Any, place: str) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str() | int() | float():
+            return str(value)
+    raise ConfigurationError(f"{place}: each item is text, a number, true or false")
