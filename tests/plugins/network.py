@@ -1,0 +1,178 @@
+"""A network that misbehaves on request: a TCP proxy, and addresses at which nobody answers.
+
+    def test_...(proxy_to, nsqd):
+        proxy = proxy_to(nsqd.tcp_address)
+        ...                         # the client connects to proxy.address
+        proxy.pause(TO_CLIENT)      # half-open: what nsqd sends does not arrive any more
+        proxy.resume(TO_CLIENT)     # now it does
+        proxy.cut(reset=True)       # all connections end with RST; new ones are accepted
+
+The proxy is an asyncio loop in a thread of its own, and its methods return when they have worked.
+What ends one side of a connection (end of file, reset) is passed on to the other side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack
+from typing import Any, Literal, Self, TypeVar
+
+import pytest
+
+Direction = Literal["to client", "to server"]
+TO_CLIENT: Direction = "to client"
+TO_SERVER: Direction = "to server"
+
+READ_SIZE = 1 << 16
+CALL_TIMEOUT_S = 5.0
+NO_LINGER = struct.pack("ii", 1, 0)  # makes close() send RST
+
+T = TypeVar("T")
+
+
+class Proxy:
+    """Forwards connections to `target`. Use it as a context manager.
+
+    ``delay_s`` passes before each piece is passed on, and a piece is at most ``piece_size`` bytes.
+    Both hold for both directions and may be set at any time.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.address = ""
+        self.delay_s = 0.0
+        self.piece_size = READ_SIZE
+        self._target_host, _, self._target_port = target.rpartition(":")
+        self._flowing = {TO_CLIENT: asyncio.Event(), TO_SERVER: asyncio.Event()}
+        self._connections: set[asyncio.Task[None]] = set()
+        self._connecting = asyncio.Lock()  # a cut waits for it: half made, none can be ended well
+        self._cut_with_reset = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+
+    def pause(self, direction: Direction) -> None:
+        """Hold back all bytes of a direction, the end of file too."""
+        self._call(self._set_flow(direction, False))
+
+    def resume(self, direction: Direction) -> None:
+        """Deliver what was held back, and go on."""
+        self._call(self._set_flow(direction, True))
+
+    def cut(self, *, reset: bool) -> None:
+        """End every connection on both sides, with RST or with FIN."""
+        self._call(self._cut(reset))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.resume(TO_CLIENT)
+        self.resume(TO_SERVER)
+        self._server = self._call(asyncio.start_server(self._forward, "127.0.0.1", 0))
+        self.address = "{}:{}".format(*self._server.sockets[0].getsockname())
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._loop.call_soon_threadsafe(self._server.close)
+        self.cut(reset=True)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_TIMEOUT_S)
+
+    async def _set_flow(self, direction: Direction, flows: bool) -> None:
+        if flows:
+            self._flowing[direction].set()
+        else:
+            self._flowing[direction].clear()
+
+    async def _cut(self, reset: bool) -> None:
+        async with self._connecting:
+            self._cut_with_reset = reset
+            connections = list(self._connections)
+            for connection in connections:
+                connection.cancel()
+        await asyncio.gather(*connections)
+
+    async def _forward(
+        self, client_reader: asyncio.StreamReader, client_writer: asyncio.StreamWriter
+    ) -> None:
+        """Copy both ways until both have ended, or until one fails, or until we are cut."""
+        connection = asyncio.current_task()
+        assert connection is not None
+        writers = [client_writer]
+        reset = False
+        try:
+            async with self._connecting:
+                server_reader, server_writer = await asyncio.open_connection(
+                    self._target_host, self._target_port
+                )
+                writers.append(server_writer)
+                self._connections.add(connection)
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._copy(server_reader, client_writer, TO_CLIENT))
+                both.create_task(self._copy(client_reader, server_writer, TO_SERVER))
+        except* OSError:
+            reset = True
+        except* asyncio.CancelledError:
+            reset = self._cut_with_reset
+        for writer in writers:
+            _end(writer, reset)
+        self._connections.discard(connection)
+
+    async def _copy(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction
+    ) -> None:
+        flowing = self._flowing[direction]
+        while data := await reader.read(READ_SIZE):
+            while data:
+                await flowing.wait()
+                await asyncio.sleep(self.delay_s)
+                piece, data = data[: self.piece_size], data[self.piece_size :]
+                writer.write(piece)
+                await writer.drain()
+        await flowing.wait()
+        writer.write_eof()
+
+
+def _end(writer: asyncio.StreamWriter, reset: bool) -> None:
+    if writer.transport.is_closing():
+        return
+    if reset:
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+        writer.transport.abort()
+    else:
+        writer.close()
+
+
+@pytest.fixture
+def proxy_to() -> Iterator[Callable[[str], Proxy]]:
+    """A factory: ``proxy_to("127.0.0.1:4150").address``."""
+    with ExitStack() as proxies:
+        yield lambda target: proxies.enter_context(Proxy(target))
+
+
+@pytest.fixture
+def deaf_address() -> Iterator[str]:
+    """Connections succeed, and then nothing is read or answered."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield "{}:{}".format(*listener.getsockname())
+
+
+@pytest.fixture
+def unreachable_address() -> Iterator[str]:
+    """Connecting gets no answer at all, as behind a firewall that drops packets.
+
+    Linux drops the first packet of a connection while the listener's backlog is full.
+    """
+    with ExitStack() as sockets:
+        listener = sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            filler = sockets.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        yield "{}:{}".format(*listener.getsockname())
