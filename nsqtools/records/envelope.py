@@ -1,0 +1,125 @@
+"""A message as one line of JSON: the form that tail, archives, pub, replay and Spark share.
+
+    {"topic": "clicks", "nsqd": "host:4150", "id": "0f..", "ts": 17.., "attempts": 1, "body": ".."}
+
+``"body64"`` stands in place of ``"body"`` when the bytes are not UTF-8. Keys, their order and the
+separators are fixed, a line never contains a newline, and decoding gives every byte back.
+
+The line is put together by hand, with the one function of the json module that matters (quoting a
+string, in C): 3.5 times as fast as dumping a dict. Decoding is strict; whoever reads the lines
+knows their numbers and puts them before the message of the ``ValueError``.
+"""
+
+from __future__ import annotations
+
+import json
+from binascii import Error as Base64Error
+from binascii import a2b_base64, b2a_base64
+from collections.abc import Iterable
+from json.encoder import encode_basestring as quote
+from typing import Any, NamedTuple
+
+from nsqtools.records.message import Message
+
+INT64 = range(-(2**63), 2**63)
+UINT16 = range(2**16)
+
+
+class Envelope(NamedTuple):
+    """A decoded line. (topic, nsqd, id) is the identity of the message: ids alone repeat."""
+
+    topic: str
+    nsqd: str
+    id: bytes
+    timestamp_ns: int
+    attempts: int
+    body: bytes
+
+
+def encode_many(topic: str, nsqd: str, messages: Iterable[Message]) -> bytes:
+    """Return one line for each message, each ended by a newline."""
+    head = f'{{"topic": {quote(topic)}, "nsqd": {quote(nsqd)}, "id": '
+    lines = []
+    for message in messages:
+        try:
+            body = f'"body": {quote(message.body.decode())}'
+        except UnicodeDecodeError:
+            body = f'"body64": "{b2a_base64(message.body, newline=False).decode()}"'
+        lines.append(
+            f'{head}{quote(message.id.decode("latin-1"))}, "ts": {message.timestamp_ns},'
+            f' "attempts": {message.attempts}, {body}}}\n'
+        )
+    return "".join(lines).encode()
+
+
+def decode(line: bytes) -> Envelope:
+    """Read one line, with or without its newline. Raises ``ValueError`` that says what is wrong."""
+    fields = _object(line)
+    return Envelope(
+        _field(fields, "topic", str),
+        _field(fields, "nsqd", str),
+        _id(_field(fields, "id", str)),
+        _within(INT64, "ts", _field(fields, "ts", int)),
+        _within(UINT16, "attempts", _field(fields, "attempts", int)),
+        _body(fields),
+    )
+
+
+def decode_body(line: bytes) -> bytes:
+    """Read only the body of a line, which may lack the other keys: enough for publishing."""
+    return _body(_object(line))
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        # json.loads would take bytes too, but guesses UTF-16 and lets surrogates through.
+        value = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise ValueError("not a message: nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
+
+
+def _field(fields: dict[str, Any], key: str, kind: type) -> Any:
+    if key not in fields:
+        raise ValueError(f'"{key}" is missing')
+    if type(fields[key]) is not kind:
+        raise ValueError(f'"{key}" is not {"text" if kind is str else "an integer"}')
+    return fields[key]
+
+
+def _within(bounds: range, key: str, number: int) -> int:
+    if number not in bounds:
+        raise ValueError(f'"{key}" is out of range: {number}')
+    return number
+
+
+def _id(text: str) -> bytes:
+    try:
+        message_id = text.encode("latin-1")
+    except UnicodeEncodeError:
+        message_id = b""
+    if len(message_id) != 16:
+        raise ValueError('"id" is not 16 characters')
+    return message_id
+
+
+def _body(fields: dict[str, Any]) -> bytes:
+    if "body" in fields and "body64" in fields:
+        raise ValueError('"body" and "body64" are both there')
+    if "body64" in fields:
+        text: str = _field(fields, "body64", str)
+        try:
+            return a2b_base64(text.encode("ascii"), strict_mode=True)
+        except (Base64Error, UnicodeEncodeError):
+            raise ValueError('"body64" is not base64') from None
+    text = _field(fields, "body", str)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise ValueError('"body" contains half of a surrogate pair') from None

@@ -1,0 +1,47 @@
+"""Which messages to keep: ``--grep`` and ``--sample``, and several of them as one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from nsqtools.records.message import Message
+
+Filter = Callable[[Message], bool]
+
+
+def grep(pattern: str, *, ignore_case: bool = False, invert: bool = False) -> Filter:
+    """Keep the messages whose body contains ``pattern``, or with ``invert`` those that do not.
+
+    The pattern works on bytes: ``\\xff`` finds a byte, and case is ignored for ASCII only. Raises
+    ``ValueError`` for a pattern that is not a regular expression.
+    """
+    try:
+        search = re.compile(pattern.encode(), re.IGNORECASE if ignore_case else 0).search
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+    return lambda message: (search(message.body) is None) is invert
+
+
+def sample(share: float, random: Callable[[], float]) -> Filter:
+    """Keep each message with the probability ``share``; ``random`` gives numbers in [0, 1)."""
+    return lambda _message: random() < share
+
+
+def parse_share(text: str) -> float:
+    """Read a share: ``10%`` or ``0.1``. Raises ``ValueError``."""
+    number = text.strip()
+    try:
+        share = float(number[:-1]) / 100 if number.endswith("%") else float(number)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise ValueError(f"{text!r} is not a share; write 10% or 0.1")
+    return share
+
+
+def every(filters: Sequence[Filter]) -> Filter | None:
+    """The filter that keeps what all ``filters`` keep, asked in order; None when there are none."""
+    if len(filters) <= 1:
+        return filters[0] if filters else None
+    return lambda message: all(keep(message) for keep in filters)

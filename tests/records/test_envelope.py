@@ -1,0 +1,134 @@
+"""The envelope: exact form, nothing lost on the way there and back, strict when read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from nsqtools.protocol.message import WireMessage
+from nsqtools.records.envelope import Envelope, decode, decode_body, encode_many
+
+LINE = (
+    b'{"topic": "clicks", "nsqd": "127.0.0.1:4150", "id": "0f1e2d3c4b5a6978",'
+    b' "ts": 1700000000123456789, "attempts": 1, "body": "hello"}\n'
+)
+MESSAGE = WireMessage(1_700_000_000_123_456_789, 1, b"0f1e2d3c4b5a6978", b"hello")
+
+messages = st.builds(
+    WireMessage,
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(0, 65535),
+    st.text("0123456789abcdef", min_size=16, max_size=16).map(str.encode),
+    st.one_of(st.binary(), st.text().map(lambda t: t.encode("utf-8", "surrogatepass"))),
+)
+
+
+def test_the_line_has_the_documented_form() -> None:
+    assert encode_many("clicks", "127.0.0.1:4150", [MESSAGE]) == LINE
+
+
+def test_the_line_is_what_json_dumps_of_the_fields_would_be() -> None:
+    body = 'quote " backslash \\ newline \n tab \t nul \0 é 😀 \u2028'
+    fields = {
+        "topic": "t",
+        "nsqd": "[::1]:4150",
+        "id": "0f1e2d3c4b5a6978",
+        "ts": 5,
+        "attempts": 65535,
+        "body": body,
+    }
+    message = WireMessage(5, 65535, b"0f1e2d3c4b5a6978", body.encode())
+
+    line = encode_many("t", "[::1]:4150", [message])
+
+    assert line == json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+
+
+@pytest.mark.parametrize("body", [b"\xff", b"\xed\xa0\x80", b"ok\x80", b"\xc0\x80"])
+def test_a_body_that_is_not_utf8_becomes_body64(body: bytes) -> None:
+    line = encode_many("t", "h:1", [MESSAGE._replace(body=body)])
+
+    assert b'"body64": "' in line
+    assert b'"body":' not in line
+    assert decode(line).body == body
+
+
+@given(st.lists(messages, max_size=5), st.text(), st.text())
+@example([MESSAGE._replace(body=b"\x00\n\r\x1f\x7f\xc2\x85")], "t", "n")
+def test_every_message_comes_back_as_it_was(
+    batch: list[WireMessage], topic: str, nsqd: str
+) -> None:
+    topic, nsqd = (text.encode("utf-8", "ignore").decode() for text in (topic, nsqd))
+
+    lines = encode_many(topic, nsqd, batch).split(b"\n")
+
+    assert lines.pop() == b""
+    assert [decode(line) for line in lines] == [
+        Envelope(topic, nsqd, m.id, m.timestamp_ns, m.attempts, m.body) for m in batch
+    ]
+
+
+@given(st.binary(max_size=40))
+def test_an_id_of_any_16_bytes_comes_back(head: bytes) -> None:
+    message_id = head[:16].ljust(16, b'"')
+
+    line = encode_many("t", "n", [MESSAGE._replace(id=message_id)])
+
+    assert decode(line).id == message_id
+
+
+def with_fields(**changes: object) -> bytes:
+    fields = json.loads(LINE) | changes
+    return json.dumps({k: v for k, v in fields.items() if v is not ...}).encode()
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (b"", "not JSON"),
+        (b"hello", "not JSON: Expecting value at character 0"),
+        (b'{"topic": "x"', "not JSON"),
+        (b"\xff\xfe{}", "not UTF-8 at byte 0"),
+        (b"[1]", "not a JSON object"),
+        (b"[" * 100_000, "nested too deeply"),
+        (with_fields(topic=...), '"topic" is missing'),
+        (with_fields(topic=5), '"topic" is not text'),
+        (with_fields(nsqd=None), '"nsqd" is not text'),
+        (with_fields(id="0f"), '"id" is not 16 characters'),
+        (with_fields(id="0f1e2d3c4b5a697€"), '"id" is not 16 characters'),
+        (with_fields(ts="5"), '"ts" is not an integer'),
+        (with_fields(ts=1.5), '"ts" is not an integer'),
+        (with_fields(ts=2**63), '"ts" is out of range'),
+        (with_fields(attempts=True), '"attempts" is not an integer'),
+        (with_fields(attempts=65536), '"attempts" is out of range'),
+        (with_fields(attempts=-1), '"attempts" is out of range'),
+        (with_fields(body=...), '"body" is missing'),
+        (with_fields(body=["x"]), '"body" is not text'),
+        (with_fields(body64="aGk="), "both there"),
+        (with_fields(body=..., body64="a"), '"body64" is not base64'),
+        (with_fields(body=..., body64="aG k="), '"body64" is not base64'),
+        (with_fields(body=..., body64="é"), '"body64" is not base64'),
+        (with_fields(body="\ud800"), "half of a surrogate pair"),
+    ],
+)
+def test_a_wrong_line_is_refused_with_the_reason(line: bytes, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        decode(line)
+
+
+@given(st.binary())
+def test_random_bytes_raise_nothing_but_value_error(line: bytes) -> None:
+    with pytest.raises(ValueError):
+        decode(line)
+
+
+def test_for_publishing_the_body_alone_is_enough() -> None:
+    assert decode_body(b'{"body": "hello"}') == b"hello"
+    assert decode_body(b'{"body64": "/w=="}\n') == b"\xff"
+
+
+def test_keys_that_we_do_not_know_are_ignored() -> None:
+    assert decode(with_fields(offset=7)).body == b"hello"

@@ -1,0 +1,91 @@
+"""Templates: every field and form, escapes, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.protocol.message import WireMessage
+from nsqtools.records.template import compile_template
+
+MESSAGE = WireMessage(1_700_000_000_123_456_789, 3, b"0f1e2d3c4b5a6978", b"caf\xc3\xa9")
+
+
+def fill(template: str, message: WireMessage = MESSAGE, topic: str = "clicks") -> bytes:
+    return compile_template(template)(topic, "host:4150", [message])
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("", b""),
+        ("{topic}", b"clicks"),
+        ("{nsqd}", b"host:4150"),
+        ("{id}", b"0f1e2d3c4b5a6978"),
+        ("{attempts}", b"3"),
+        ("{size}", b"5"),
+        ("{timestamp}", b"1700000000123456789"),
+        ("{timestamp:%Y-%m-%dT%H:%M:%S.%fZ}", b"2023-11-14T22:13:20.123456Z"),
+        ("{body}", b"caf\xc3\xa9"),
+        ("{body:hex}", b"636166c3a9"),
+        ("{body:base64}", b"Y2Fmw6k="),
+        ("{body:json}", b'"caf\\u00e9"'),
+        (r"{id}\t{body}\n", b"0f1e2d3c4b5a6978\tcaf\xc3\xa9\n"),
+        (r"\x1e{size}\0", b"\x1e5\0"),
+        (r"\\n", b"\\n"),
+        ("{{{id}}}", b"{0f1e2d3c4b5a6978}"),
+        ("100 % of é {size}%d", "100 % of é 5%d".encode()),
+    ],
+)
+def test_fields_and_forms(template: str, text: bytes) -> None:
+    assert fill(template) == text
+
+
+@pytest.mark.parametrize(
+    ("template", "complaint"),
+    [
+        ("{bodi}", "known are topic, nsqd, id, timestamp, attempts, size, body"),
+        ("{}", "unknown field"),
+        ("{body:yaml}", "body has hex, base64, json"),
+        ("{topic:upper}", "topic has no other form"),
+        ("{id", "single {"),
+        ("id}", "single }"),
+        (r"{id}\q", "unknown escape"),
+        ("{id}\\", "unknown escape"),
+        (r"\xg1", "unknown escape"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(template: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        compile_template(template)
+
+
+def test_a_batch_is_joined_without_separators() -> None:
+    encode_many = compile_template("{attempts},")
+
+    text = encode_many("t", "h:1", [MESSAGE, MESSAGE._replace(attempts=40_000)])
+
+    assert text == b"3,40000,"
+
+
+def test_a_percent_sign_in_a_topic_is_only_that() -> None:
+    assert fill("{topic}{id}", topic="100%d") == b"100%d0f1e2d3c4b5a6978"
+
+
+def test_a_time_before_1970_has_a_date() -> None:
+    assert fill("{timestamp:%Y %f}", MESSAGE._replace(timestamp_ns=-1)) == b"1969 999999"
+
+
+@given(st.binary())
+def test_a_body_as_json_can_be_read_back(body: bytes) -> None:
+    text = json.loads(fill("{body:json}", MESSAGE._replace(body=body)))
+
+    assert text.encode("utf-8", "surrogateescape") == body
+
+
+@given(st.binary())
+def test_a_body_is_written_as_it_is(body: bytes) -> None:
+    assert fill("<{body}>", MESSAGE._replace(body=body)) == b"<" + body + b">"

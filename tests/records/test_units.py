@@ -1,0 +1,80 @@
+"""Sizes, times and spans: the forms people write, and the message for what they may not."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.records.units import NS, parse_size, parse_span, parse_time
+
+NOW_NS = 1_700_000_000 * NS
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("250ms", 0.25), ("30s", 30), ("5m", 300), ("1h30m", 5400), ("1m30s", 90), ("0", 0)],
+)
+def test_a_span_is_a_duration_in_seconds(text: str, seconds: float) -> None:
+    assert parse_span(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "10", "5 minutes", "1d", "s", "-5s"])
+def test_what_is_no_span_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"negative|duration|unit"):
+        parse_span(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("4096", 4096),
+        ("512B", 512),
+        ("64KiB", 65_536),
+        ("64kib", 65_536),
+        ("64K", 64_000),
+        ("100MB", 100_000_000),
+        ("1.5 MiB", 1_572_864),
+        ("2GiB", 2_147_483_648),
+        ("1T", 1_000_000_000_000),
+    ],
+)
+def test_a_size_is_in_bytes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "-1", "ten", "1.5.2", "64KiBi", "5iB", "1e3", "\uff11"])
+def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match="64KiB"):
+        parse_size(text)
+
+
+@given(st.integers(0, 2**40))
+def test_a_plain_integer_is_that_many_bytes(size: int) -> None:
+    assert parse_size(str(size)) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "time_ns"),
+    [
+        ("1970-01-01T00:00:00Z", 0),
+        ("2023-11-14T22:13:20Z", NOW_NS),
+        ("2023-11-14T23:13:20+01:00", NOW_NS),
+        ("2023-11-14T22:13:20", NOW_NS),
+        ("2023-11-14T22:13:20.000001Z", NOW_NS + 1000),
+        ("2023-11-14", 1_699_920_000 * NS),
+        ("now", NOW_NS),
+        ("-2h", NOW_NS - 7200 * NS),
+        ("+250ms", NOW_NS + NS // 4),
+        ("1969-12-31T23:59:59Z", -NS),
+    ],
+)
+def test_a_time_is_in_nanoseconds_since_1970(text: str, time_ns: int) -> None:
+    assert parse_time(text, now_ns=NOW_NS) == time_ns
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "2023-13-01", "22:13", "-2 hours"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="write"):
+        parse_time(text, now_ns=NOW_NS)
