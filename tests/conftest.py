@@ -1,9 +1,14 @@
-"""Fixtures live in tests/plugins, one module per concern; this file only lists them."""
+"""Fixtures live in tests/plugins, one module per concern; this file only lists them.
+
+The header of a run names the copy of the package that is on trial: an installed one, or a checkout.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+
+import nsqtools
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -14,3 +19,7 @@ pytest_plugins = [
     "plugins.scripted_nsqd",
     "plugins.servers",
 ]
+
+
+def pytest_report_header() -> str:
+    return f"nsqtools {nsqtools.__version__}: {Path(nsqtools.__file__).parent}"
