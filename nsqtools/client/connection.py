@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from nsqtools.errors import ConnectionLost
+from nsqtools.errors import ConnectionLost, ProtocolError
 from nsqtools.protocol.codecs import Codec
 from nsqtools.protocol.frames import FrameBuffer
 from nsqtools.protocol.identify import IdentifyReply
@@ -35,6 +35,7 @@ class Connection:
         self._pending: list[bytes] = []
         self._committed = b""
         self._offset = 0
+        self.sent = 0  # bytes handed to the socket, to see progress by
 
     def fileno(self) -> int:
         """Return the descriptor for a selector."""
@@ -51,14 +52,15 @@ class Connection:
         Raises `ConnectionLost` at the end of the stream, `ProtocolError`, `TLSError`.
         """
         data = self._stream.receive_ready(buffer)
-        if data is not None:
-            if not data:
-                raise ConnectionLost(f"{self.address} closed the connection")
-            # compressed bytes may decode to nothing yet, which is no end of the stream
-            plain = self._codec.decompress(data) if self._codec else data
-            if plain:
-                self._frames.feed(plain)
-        return self._frames.take(make, source)
+        if data == b"":
+            raise ConnectionLost(f"{self.address} closed the connection")
+        try:
+            if data:
+                # compressed bytes may decode to nothing yet, which is no end of the stream
+                self._frames.feed(self._codec.decompress(data) if self._codec else data)
+            return self._frames.take(make, source)
+        except ProtocolError as exc:
+            raise ProtocolError(f"{self.address}: {exc}", hint=exc.hint) from exc
 
     def write(self, command: bytes) -> None:
         """Queue a command; `flush` sends it."""
@@ -77,6 +79,7 @@ class Connection:
             sent = self._stream.send_ready(memoryview(self._committed)[self._offset :])
             if not sent:
                 return False
+            self.sent += sent
             self._offset += sent
             if self._offset == len(self._committed):
                 self._committed = b""
@@ -84,9 +87,9 @@ class Connection:
         return True
 
     @property
-    def unsent(self) -> int:
-        """Bytes that wait to be sent, uncompressed where they are pending."""
-        return len(self._committed) - self._offset + sum(map(len, self._pending))
+    def has_unsent(self) -> bool:
+        """Tell whether bytes wait to be sent."""
+        return bool(self._committed or self._pending)
 
     def shutdown_write(self) -> None:
         """End our direction of the stream, after everything was flushed."""

@@ -69,6 +69,9 @@ def open_connection(
         deadline = Deadline(max(MIN_HANDSHAKE_S, options.dial_timeout_s))
         connection = _Handshake(stream, options, deadline).run(tls, subscribe)
         stream.set_nonblocking()
+    except ProtocolError as exc:
+        stream.close()
+        raise ProtocolError(f"{address}: {exc}", hint=exc.hint) from exc
     except BaseException:
         stream.close()
         raise
@@ -111,10 +114,7 @@ class _Handshake:
     def run(self, tls: ssl.SSLContext | None, subscribe: commands.Subscribe | None) -> Connection:
         request = commands.Identify(identify_request(self._options).encode())
         self._send(commands.MAGIC_V2 + request.encode())
-        try:
-            reply = decode_identify_reply(self._answer())
-        except ProtocolError as exc:
-            raise ProtocolError(f"{self._stream.address}: {exc}", hint=exc.hint) from exc
+        reply = decode_identify_reply(self._answer())
         self._upgrade_to_tls(tls, reply)
         self._start_compression(reply)
         if reply.auth_required:
@@ -133,7 +133,7 @@ class _Handshake:
                 hint="nsqd needs --tls-cert and --tls-key; nothing secret has been sent.",
             )
         if len(self._frames):
-            raise ProtocolError(f"{self._stream.address}: clear text after the TLS agreement")
+            raise ProtocolError("clear text after the TLS agreement")
         self._stream.start_tls(tls, self._deadline)
         self._expect_ok("the TLS handshake")
 
@@ -163,7 +163,7 @@ class _Handshake:
     def _expect_ok(self, after: str) -> None:
         answer = self._answer()
         if answer != OK:
-            raise ProtocolError(f"{self._stream.address}: {answer[:60]!r} instead of OK to {after}")
+            raise ProtocolError(f"{answer[:60]!r} instead of OK to {after}")
 
     def _answer(self) -> bytes:
         """Wait for the next response that is no heartbeat."""
@@ -175,7 +175,7 @@ class _Handshake:
             if frame_type == ERROR:
                 raise decode_error(body, str(self._stream.address))
             if frame_type == MESSAGE:
-                raise ProtocolError(f"{self._stream.address}: a message before SUB")
+                raise ProtocolError("a message before SUB")
             if body != HEARTBEAT:
                 return body
             self._send(commands.NOP)

@@ -30,6 +30,7 @@ class Answers(Protocol):
         self, message_id: bytes, delay_s: float | None, attempts: int, backoff: bool
     ) -> None: ...
     def touch(self, message_id: bytes) -> None: ...
+    def finish_unseen(self, message_id: bytes) -> None: ...
 
 
 class Message:
@@ -66,7 +67,7 @@ class Message:
 
     def finish(self) -> bool:
         """The message is done with. Returns False when it was answered before."""
-        if self._source.in_flight.pop(self.id, None) is None:
+        if not self._take():
             return False
         self._source.finish([self.id])
         return True
@@ -81,17 +82,29 @@ class Message:
         """
         if delay_s is not None and not delay_s >= 0:
             raise ConfigurationError(f"requeue delay {delay_s!r} is negative")
-        if self._source.in_flight.pop(self.id, None) is None:
+        if not self._take():
             return False
         self._source.requeue(self.id, delay_s, self.attempts, backoff)
         return True
 
     def touch(self) -> bool:
         """Start the message's timeout anew. Returns False when it was answered before."""
-        if self._source.in_flight.get(self.id) is not self:
+        if self.is_answered:
             return False
         self._source.touch(self.id)
         return True
+
+    def give_up(self) -> bool:
+        """Finish the message without having handled it, which is no success for backoff."""
+        if not self._take():
+            return False
+        self._source.finish_unseen(self.id)
+        return True
+
+    def _take(self) -> bool:
+        """Claim the right to answer; a newer delivery of the same message has taken it over."""
+        in_flight = self._source.in_flight
+        return in_flight.get(self.id) is self and in_flight.pop(self.id, None) is not None
 
     def __repr__(self) -> str:
         return (
@@ -120,11 +133,23 @@ class Batch(list[Message]):
 
     def finish(self) -> int:
         """Finish every message not answered yet; return how many those were."""
+        ids = [message.id for message in self]
         pop = self._source.in_flight.pop
-        ids = [message.id for message in self if pop(message.id, None) is not None]
+        taken = [pop(message_id, None) for message_id in ids]
+        if taken != self:  # some were answered one by one, or delivered anew meanwhile
+            ids = self._sort_out(taken)
         if ids:
             self._source.finish(ids)
         return len(ids)
+
+    def _sort_out(self, taken: list[Message | None]) -> list[bytes]:
+        ids = []
+        for message, other in zip(self, taken, strict=True):
+            if other is message:
+                ids.append(message.id)
+            elif other is not None:
+                self._source.in_flight[message.id] = other
+        return ids
 
     def requeue(self, delay_s: float | None = None, *, backoff: bool = True) -> int:
         """Requeue every message not answered yet; return how many those were."""

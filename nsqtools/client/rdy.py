@@ -92,7 +92,7 @@ class ReadyControl(Generic[K]):
         """Tell whether some connection is within 15 % of its RDY: finish what is held back."""
         return any(
             not s.closing and s.in_flight > 0 and s.in_flight >= s.rdy * STARVED_AT
-            for s in self._states.values()
+            for s in list(self._states.values())  # other threads ask, too
         )
 
     @property

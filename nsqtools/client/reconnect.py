@@ -12,6 +12,10 @@ an nsqd that accepts and dies at once must not reset the delays.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nsqtools.protocol.addresses import Address
 
 PROVEN_AFTER_S = 30.0
 DISCOVERED_BASE_S = 1.0
@@ -46,3 +50,83 @@ class RetryDelays:
     def reset(self) -> None:
         """The connection has proven itself."""
         self._failures = 0
+
+
+@dataclass(slots=True)
+class Peer:
+    """One nsqd that the consumer knows of. Times are readings of the caller's clock."""
+
+    delays: RetryDelays
+    is_direct: bool
+    not_before: float
+    is_listed: bool = True  # by the last lookup; a direct address always is
+    is_busy: bool = False  # connecting or connected
+
+
+class Peers:
+    """Which addresses to connect to, and when.
+
+    ``direct`` addresses were given by the user and are tried for ever; others come and go with
+    `listed`. An address is never connected twice at a time.
+    """
+
+    def __init__(
+        self,
+        direct: Iterable[Address],
+        now: float,
+        *,
+        base_s: float = 8.0,
+        maximum_s: float = 120.0,
+        discovered_maximum_s: float = 60.0,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._rng = rng or random.Random()
+        self._discovered_maximum_s = discovered_maximum_s
+        self._peers = {
+            address: Peer(RetryDelays(base_s, maximum_s, rng=self._rng), True, now)
+            for address in direct
+        }
+
+    def listed(self, addresses: Iterable[Address], now: float) -> None:
+        """A lookup round found these nsqd. A connected one that is missing stays connected."""
+        for peer in self._peers.values():
+            peer.is_listed = peer.is_direct
+        for address in addresses:
+            if address in self._peers:
+                self._peers[address].is_listed = True
+            else:
+                delays = RetryDelays(DISCOVERED_BASE_S, self._discovered_maximum_s, rng=self._rng)
+                self._peers[address] = Peer(delays, False, now)
+
+    def take_due(self, now: float) -> list[Address]:
+        """Return the addresses to connect to now; each counts as busy from here on."""
+        due = [a for a, p in self._peers.items() if self._is_waiting(p) and p.not_before <= now]
+        for address in due:
+            self._peers[address].is_busy = True
+        return due
+
+    def next_due(self) -> float | None:
+        """Return when `take_due` will have something, or None when nothing waits."""
+        waiting = [p.not_before for p in self._peers.values() if self._is_waiting(p)]
+        return min(waiting, default=None)
+
+    def proven(self, address: Address) -> None:
+        """The connection has brought a heartbeat or a message, or lived long enough."""
+        self._peers[address].delays.reset()
+
+    def failed(self, address: Address, now: float) -> float:
+        """A try or connection has ended. Return the seconds until the next try is allowed."""
+        peer = self._peers[address]
+        delay_s = peer.delays.next_delay_s()
+        peer.is_busy = False
+        peer.is_listed = peer.is_direct
+        peer.not_before = now + delay_s
+        return delay_s
+
+    def is_direct(self, address: Address) -> bool:
+        """Tell whether the user gave the address."""
+        return self._peers[address].is_direct
+
+    @staticmethod
+    def _is_waiting(peer: Peer) -> bool:
+        return peer.is_listed and not peer.is_busy

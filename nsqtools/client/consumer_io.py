@@ -1,0 +1,383 @@
+"""The consumer's side on the I/O thread: connections, RDY, backoff, liveness and stopping.
+
+It is glue between the pure deciders (`rdy`, `backoff`, `reconnect`) and the sockets: events go to
+the deciders, what they decide goes out. Everything here runs on the loop's thread unless a method
+says otherwise; connecting and lookups block, so they run on threads of their own and hand their
+results back with ``call_soon``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nsqtools.client.backoff import Backoff, Resume, Wait
+from nsqtools.client.connection import Connection
+from nsqtools.client.connector import connect_in_background
+from nsqtools.client.io_loop import IOLoop, Timer
+from nsqtools.client.message import Batch
+from nsqtools.client.options import ClientOptions
+from nsqtools.client.rdy import ReadyControl
+from nsqtools.client.reconnect import PROVEN_AFTER_S, Peers
+from nsqtools.client.stopping import Stopping
+from nsqtools.client.subscription import Subscription
+from nsqtools.errors import DeadlineExceeded, NsqError, ServerError
+from nsqtools.protocol.addresses import Address
+from nsqtools.protocol.commands import Subscribe
+from nsqtools.transport.stream import READ_SIZE
+
+if TYPE_CHECKING:
+    import ssl
+
+log = logging.getLogger("nsqtools")
+
+GATHER_S = 0.025  # the longest a single answer waits to be joined with others
+LIVENESS_TICK_S = 1.0
+BACKOFF_RETRY_S = 1.0  # when backoff ends and there is no connection to test on
+WARN_INTERVAL_S = 10.0
+
+
+@dataclass(slots=True)
+class ConsumerStats:
+    """Counts of messages since the start; ``late`` counts answers that nsqd refused as too late."""
+
+    received: int = 0
+    finished: int = 0
+    requeued: int = 0
+    given_up: int = 0
+    late: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """Delivered in place of messages that were delivered more than max_attempts times."""
+
+    batch: Batch
+
+
+class ConsumerIO:
+    """Owns the loop and all connections of one consumer.
+
+    ``deliver`` takes each `Batch`, and `GivenUp`; ``on_stopped`` is called when nothing more will
+    be delivered; ``on_error`` with every lost or failed connection; ``on_lost_discovered`` asks for
+    a lookup soon. All four are called on the I/O thread and must not block.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        addresses: Iterable[Address],
+        options: ClientOptions,
+        tls: ssl.SSLContext | None,
+        *,
+        expects_lookup: bool,
+        deliver: Callable[[Batch | GivenUp], None],
+        on_stopped: Callable[[], None],
+        on_error: Callable[[NsqError], None],
+        on_lost_discovered: Callable[[], None],
+    ) -> None:
+        self.topic = topic
+        self.loop = IOLoop(f"nsq-{topic}-{channel}", self._each_turn)
+        self.read_buffer = memoryview(bytearray(READ_SIZE))
+        self.stats = ConsumerStats()
+        self.settled = threading.Event()  # every address known at the start was tried once
+        self.first_errors: list[NsqError] = []
+        self.subscriptions: dict[Subscription, None] = {}
+        self._options = options
+        self._tls = tls
+        self._subscribe = Subscribe(topic, channel)
+        self._deliver = deliver
+        self._on_stopped = on_stopped
+        self._on_error = on_error
+        self._on_lost_discovered = on_lost_discovered
+        self._expects_lookup = expects_lookup
+        self._connecting = 0
+        self._connect_timer: Timer | None = None
+        self._backoff_timer: Timer | None = None
+        self._next_late_warning = 0.0
+        self._stopping: Stopping | None = None
+        self._peers = Peers(
+            addresses,
+            self.loop.now(),
+            base_s=options.reconnect_base_s,
+            maximum_s=options.reconnect_max_s,
+            discovered_maximum_s=options.lookupd_poll_interval_s,
+        )
+        self.rdy: ReadyControl[Subscription] = ReadyControl(
+            options.max_in_flight,
+            idle_timeout_s=options.low_rdy_idle_timeout_s,
+            hold_timeout_s=options.low_rdy_timeout_s,
+        )
+        self.backoff = Backoff(
+            options.backoff_multiplier_s,
+            options.max_backoff_duration_s,
+            full_jitter=options.backoff_strategy == "full_jitter",
+        )
+
+    def start(self) -> None:
+        """Start the thread (from any thread)."""
+        self.loop.call_soon(self._begin)
+        self.loop.start()
+
+    def _begin(self) -> None:
+        self._connect_due()
+        self._watch_liveness()
+        self._redistribute()
+        self._settle()
+
+    # -- connecting -----------------------------------------------------------------------------
+
+    def listed(self, addresses: Iterable[Address], errors: list[NsqError]) -> None:
+        """A lookup round has ended."""
+        if self._expects_lookup:
+            self._expects_lookup = False
+            self.first_errors += errors
+        self._peers.listed(addresses, self.loop.now())
+        self._connect_due()
+        self._settle()
+
+    def _connect_due(self) -> None:
+        if self._stopping:
+            return
+        now = self.loop.now()
+        for address in self._peers.take_due(now):
+            self._connecting += 1
+            connect_in_background(
+                self.loop, address, self._options, self._tls, self._subscribe, self._connected
+            )
+        if self._connect_timer is not None:
+            self._connect_timer.cancel()
+            self._connect_timer = None
+        next_due = self._peers.next_due()
+        if next_due is not None:
+            self._connect_timer = self.loop.call_later(next_due - now, self._connect_due)
+
+    def _connected(self, address: Address, result: Connection | NsqError) -> None:
+        self._connecting -= 1
+        if self._stopping:
+            if isinstance(result, Connection):
+                result.close()
+        elif isinstance(result, NsqError):
+            if not self.settled.is_set():
+                self.first_errors.append(result)
+            self._retry_later(address, result)
+        else:
+            self._subscribed(result)
+        self._settle()
+
+    def _subscribed(self, connection: Connection) -> None:
+        reply, options, now = connection.reply, self._options, self.loop.now()
+        subscription = Subscription(self, connection, now)
+        for feature in ("snappy", "deflate"):
+            if getattr(options, feature) and not getattr(reply, feature):
+                log.warning("%s does not offer %s, going on without", subscription.nsqd, feature)
+        self.subscriptions[subscription] = None
+        self.loop.register(subscription)
+        resend = options.rdy_resend == "always" or (
+            options.rdy_resend == "auto" and not _has_windowed_rdy(reply.version)
+        )
+        self.rdy.add(subscription, reply.max_rdy_count, now, resend=resend)
+        log.info("connected to %s (nsqd %s)", subscription.nsqd, reply.version or "before 0.2.19")
+
+    def _settle(self) -> None:
+        if not self._expects_lookup and not self._connecting:
+            self.settled.set()
+
+    def proven(self, subscription: Subscription) -> None:
+        """A connection has brought something: its address is good."""
+        self._peers.proven(subscription.connection.address)
+
+    def lost(self, subscription: Subscription, error: NsqError) -> None:
+        """A connection has ended, or must: its messages come again after their timeout."""
+        self._remove(subscription)
+        if not self._stopping:
+            self._retry_later(subscription.connection.address, error)
+
+    def _remove(self, subscription: Subscription) -> None:
+        subscription.is_open = False
+        del self.subscriptions[subscription]
+        self.loop.unregister(subscription)
+        subscription.connection.close()
+        subscription.in_flight.clear()  # from here on its messages count as answered
+        self.rdy.remove(subscription, self.loop.now())
+        self.loop.wake()  # the turn may be past the point where RDY changes are sent
+
+    def _retry_later(self, address: Address, error: NsqError) -> None:
+        delay_s = self._peers.failed(address, self.loop.now())
+        if self._peers.is_direct(address):
+            log.warning("%s; trying again in %.1f s", error, delay_s)
+        else:
+            log.warning("%s; trying again when nsqlookupd lists it", error)
+            self._on_lost_discovered()
+        self._on_error(error)
+        self._connect_due()
+
+    # -- messages and their answers -------------------------------------------------------------
+
+    def received(self, subscription: Subscription, batch: Batch, redelivered: int) -> None:
+        """Messages arrived; ``redelivered`` of them replace an unanswered delivery."""
+        now = self.loop.now()
+        self.stats.received += len(batch)
+        self.rdy.received(subscription, len(batch), now)
+        if redelivered:
+            self.rdy.answered(subscription, redelivered, now)
+        if self._stopping and not self._stopping.drain:
+            batch.requeue(0, backoff=False)
+            return
+        limit = self._options.max_attempts
+        if limit and any(message.attempts > limit for message in batch):
+            given_up = Batch(subscription, [m for m in batch if m.attempts > limit])
+            self.stats.given_up += len(given_up)
+            self._deliver(GivenUp(given_up))
+            batch = Batch(subscription, [m for m in batch if m.attempts <= limit])
+        if batch:
+            self._deliver(batch)
+
+    def finished(self, subscription: Subscription, count: int) -> None:
+        """Handlers finished messages."""
+        self.stats.finished += count
+        self.rdy.answered(subscription, count, self.loop.now())
+        self._apply(self.backoff.success())
+
+    def answered(self, subscription: Subscription, is_result: bool, is_failure: bool) -> None:
+        """A message was requeued, or given up (which is no result)."""
+        self.rdy.answered(subscription, 1, self.loop.now())
+        if is_result:
+            self.stats.requeued += 1
+            self._apply(self.backoff.failure() if is_failure else self.backoff.neutral())
+
+    def answer_failed(self, error: ServerError) -> None:
+        """nsqd refused an answer because the message had timed out; harmless, but telling."""
+        self.stats.late += 1
+        if (now := self.loop.now()) >= self._next_late_warning:
+            self._next_late_warning = now + WARN_INTERVAL_S
+            log.warning("%s (%d such answers so far)", error, self.stats.late)
+
+    def requeue_delay_s(self, attempts: int) -> float:
+        """Return the delay of a requeue that names none (from any thread)."""
+        options = self._options
+        return min(options.default_requeue_delay_s * attempts, options.max_requeue_delay_s)
+
+    def set_max_in_flight(self, count: int) -> None:
+        """Change the total."""
+        self.rdy.set_max_in_flight(count, self.loop.now())
+
+    def _apply(self, action: Wait | Resume | None) -> None:
+        if action is None or self._stopping:
+            return
+        if isinstance(action, Resume):
+            log.info("backoff is over")
+            self.rdy.resume(self.loop.now())
+            return
+        log.warning("backing off for %.2f s (level %d)", action.delay_s, self.backoff.level)
+        self.rdy.hold(self.loop.now())
+        self._backoff_timer = self.loop.call_later(action.delay_s, self._test)
+
+    def _test(self) -> None:
+        if self.rdy.test(self.loop.now()):
+            self.backoff.expire()
+        else:
+            self._backoff_timer = self.loop.call_later(BACKOFF_RETRY_S, self._test)
+
+    # -- every turn, and by the clock -----------------------------------------------------------
+
+    def _each_turn(self) -> None:
+        for subscription in self.subscriptions:
+            subscription.collect()
+        for subscription, count in self.rdy.take_changes():
+            subscription.send_ready(count)
+        for subscription in list(self.subscriptions):
+            subscription.flush()
+        gathers = self._stopping or any(s.should_poll for s in self.subscriptions)
+        self.loop.max_sleep_s = GATHER_S if gathers else None
+        if self._stopping:
+            self._advance_stop(self._stopping)
+
+    def _watch_liveness(self) -> None:
+        now, options = self.loop.now(), self._options
+        silence_s = min(2 * options.heartbeat_interval_s + 1, options.read_timeout_s)
+        for subscription in list(self.subscriptions):
+            if now - subscription.last_read > silence_s:
+                message = f"{subscription.nsqd} was silent for {silence_s:.0f} s"
+                self.lost(subscription, DeadlineExceeded(message))
+            elif (
+                subscription.connection.has_unsent
+                and now - subscription.last_progress > options.write_timeout_s
+            ):
+                message = f"{subscription.nsqd} took no bytes for {options.write_timeout_s:.0f} s"
+                self.lost(subscription, DeadlineExceeded(message))
+            elif not subscription.is_proven and now - subscription.opened_at > PROVEN_AFTER_S:
+                subscription.prove()
+        self.loop.call_later(LIVENESS_TICK_S, self._watch_liveness)
+
+    def _redistribute(self) -> None:
+        self.rdy.redistribute(self.loop.now())
+        self.loop.call_later(self._options.rdy_redistribute_interval_s, self._redistribute)
+
+    # -- stopping -------------------------------------------------------------------------------
+
+    def begin_stop(self, drain: bool) -> None:
+        """Send CLS everywhere. With ``drain`` what was delivered and still comes is handled,
+        otherwise it is requeued at once."""
+        if self._stopping:
+            return
+        now = self.loop.now()
+        self._stopping = Stopping(now, self._options.drain_timeout_s, drain)
+        if self._backoff_timer is not None:
+            self._backoff_timer.cancel()
+        for subscription in self.subscriptions:
+            self.rdy.close(subscription, now)
+            subscription.send_close()
+        if not drain:
+            self._announce_stop(self._stopping)
+
+    def abort(self) -> None:
+        """Requeue everything unanswered and leave without waiting for handlers."""
+        if self._stopping:
+            self._stopping.expire(self.loop.now())
+
+    def _advance_stop(self, stopping: Stopping) -> None:
+        now = self.loop.now()
+        for subscription in list(self.subscriptions):
+            step = stopping.next_step(subscription, now)
+            if step == "requeue":
+                self._requeue_rest(subscription)
+            elif step == "shutdown":
+                subscription.connection.shutdown_write()
+            elif step == "close":
+                self._remove(subscription)
+        if all(stopping.is_quiet(s, now) for s in self.subscriptions):
+            self._announce_stop(stopping)
+        if not self.subscriptions:
+            self.settled.set()
+            self.loop.stop()
+
+    def _announce_stop(self, stopping: Stopping) -> None:
+        if not stopping.is_announced:
+            stopping.is_announced = True
+            self._on_stopped()
+
+    def _requeue_rest(self, subscription: Subscription) -> None:
+        rest = list(subscription.in_flight.values())
+        if rest:
+            log.warning(
+                "%s: %d messages were not handled in time to stop; they are requeued",
+                subscription.nsqd,
+                len(rest),
+            )
+            Batch(subscription, rest).requeue(0, backoff=False)
+
+
+def _has_windowed_rdy(version: str) -> bool:
+    """Tell whether an nsqd of this version reads RDY as a window: 0.3.0 and later.
+
+    Compared as numbers: as text 0.10.0 would come before 0.3.0.
+    """
+    numbers = version.partition("-")[0].split(".")
+    if not all(number.isdecimal() for number in numbers):
+        return False
+    return [int(number) for number in numbers] >= [0, 3, 0]

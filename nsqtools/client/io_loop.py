@@ -1,0 +1,200 @@
+"""The I/O thread: a selector, timers, and calls handed over by other threads.
+
+One loop owns its connections: they are read, written, registered and closed on its thread only.
+Other threads talk to it with `call_soon`. The loop is woken through a socket pair, and only when it
+sleeps: under load it finds the calls on its next turn without a system call.
+"""
+
+from __future__ import annotations
+
+import collections
+import heapq
+import itertools
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+log = logging.getLogger("nsqtools")
+
+
+class Readable(Protocol):
+    """What can be registered: a descriptor and what to do when it is ready."""
+
+    def fileno(self) -> int: ...
+    def on_readable(self) -> None: ...
+    def on_writable(self) -> None: ...
+
+
+class Timer:
+    """A call to be made later; `cancel` it from the loop's thread."""
+
+    __slots__ = ("at", "call")
+
+    def __init__(self, at: float, call: Callable[[], object]) -> None:
+        self.at = at
+        self.call: Callable[[], object] | None = call
+
+    def cancel(self) -> None:
+        """The call will not be made."""
+        self.call = None
+
+
+class IOLoop:
+    """Runs on a thread of its own from `start` until `stop`.
+
+    ``each_turn`` is called once per turn, after reading and before sleeping: there the owner
+    flushes what the turn has queued, in one write per connection.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        each_turn: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._each_turn = each_turn
+        self.now = clock
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._sequence = itertools.count()
+        self._calls: collections.deque[Callable[[], object]] = collections.deque()
+        self.max_sleep_s: float | None = None  # for work that other threads leave without a wake-up
+        self._asleep = False
+        self._is_woken = False
+        self._is_running = False
+        self._has_ended = False
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    # -- from any thread ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._is_running = True
+        self._thread.start()
+
+    def call_soon(self, call: Callable[[], object]) -> None:
+        """Have a call made on the loop's thread, in the order of these requests.
+
+        After the loop has ended the call is made at once: what it was given may need closing.
+        """
+        self._calls.append(call)
+        self.wake()
+        if self._has_ended:
+            self._make_calls()
+
+    def wake(self) -> None:
+        """See that the loop takes a turn after this call."""
+        self._is_woken = True
+        if self._asleep:
+            self._asleep = False
+            try:
+                self._wake_sender.send(b"w")
+            except OSError:
+                pass  # full: it is being woken; closed: it has ended
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the thread to end; return whether it has. On the thread itself, False."""
+        if threading.current_thread() is self._thread:
+            return False
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def is_own_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    # -- on the loop's thread -------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End the loop after this turn."""
+        self._is_running = False
+
+    def call_later(self, delay_s: float, call: Callable[[], object]) -> Timer:
+        """Have a call made after a delay."""
+        timer = Timer(self.now() + delay_s, call)
+        heapq.heappush(self._timers, (timer.at, next(self._sequence), timer))
+        return timer
+
+    def register(self, connection: Readable) -> None:
+        """Watch a connection for bytes to read."""
+        self._selector.register(connection, selectors.EVENT_READ, connection)
+
+    def watch_writes(self, connection: Readable, wanted: bool) -> None:
+        """Watch a connection for room to write as well, or no longer."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
+        self._selector.modify(connection, events, connection)
+
+    def unregister(self, connection: Readable) -> None:
+        """Stop watching; call it before the connection is closed."""
+        self._selector.unregister(connection)
+
+    def _run(self) -> None:
+        try:
+            while self._is_running:
+                self._turn()
+        except BaseException:
+            # a defect: everything that can happen outside has its own error by now
+            log.exception("the I/O thread failed")
+            raise
+        finally:
+            self._has_ended = True
+            self._selector.close()
+            self._wake_receiver.close()
+            self._wake_sender.close()
+            self._make_calls()
+
+    def _turn(self) -> None:
+        self._asleep = True
+        for key, events in self._selector.select(self._sleep_s()):
+            owner: Any = key.data
+            if owner is None:
+                self._drain_wake_ups()
+                continue
+            if events & selectors.EVENT_READ:
+                owner.on_readable()
+            if events & selectors.EVENT_WRITE:
+                owner.on_writable()
+        self._asleep = False
+        self._is_woken = False  # before the work is looked at: what comes later is seen next turn
+        self._make_calls()
+        self._run_timers()
+        self._each_turn()
+
+    def _sleep_s(self) -> float | None:
+        # looked at after _asleep was set: who woke us before is seen here, who comes later sends
+        if self._is_woken:
+            return 0
+        if not self._timers:
+            return self.max_sleep_s
+        until_timer_s = max(0.0, self._timers[0][0] - self.now())
+        return until_timer_s if self.max_sleep_s is None else min(until_timer_s, self.max_sleep_s)
+
+    def _drain_wake_ups(self) -> None:
+        try:
+            while len(self._wake_receiver.recv(64)) == 64:
+                pass
+        except BlockingIOError:
+            pass
+
+    def _make_calls(self) -> None:
+        for _ in range(len(self._calls)):
+            try:
+                call = self._calls.popleft()
+            except IndexError:  # after the end two threads may meet here
+                return
+            call()
+
+    def _run_timers(self) -> None:
+        now = self.now()
+        while self._timers and self._timers[0][0] <= now:
+            timer = heapq.heappop(self._timers)[2]
+            if timer.call is not None:
+                timer.call()

@@ -1,0 +1,76 @@
+"""The HTTP API of nsqlookupd, as far as clients need it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from nsqtools.client.http_api import HTTPAPI
+from nsqtools.errors import HTTPError, ProtocolError
+from nsqtools.protocol.addresses import Address, lookup_url
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What one nsqlookupd knows of a topic: its channels, and the nsqd that have it.
+
+    ``is_known`` is False where the answer was TOPIC_NOT_FOUND, which is an answer, not a failure.
+    """
+
+    is_known: bool
+    channels: frozenset[str]
+    nsqd: frozenset[Address]
+
+
+class NsqlookupdHTTPClient(HTTPAPI):
+    """One nsqlookupd."""
+
+    def lookup(self, topic: str) -> Lookup:
+        """Ask for a topic. Raises what `HTTPAPI.get` raises."""
+        try:
+            answer = self.get_url(lookup_url(self.url, topic))
+        except HTTPError as exc:
+            if exc.status == 404 and exc.code in ("TOPIC_NOT_FOUND", ""):
+                return Lookup(False, frozenset(), frozenset())
+            raise
+        return decode_lookup(answer, self.url)
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics."""
+        return _names(self.get("/topics"), "topics", self.url)
+
+
+def decode_lookup(answer: Any, url: str) -> Lookup:
+    """Read the answer to /lookup. Raises `ProtocolError` when it has another shape."""
+    channels = _names(answer, "channels", url)
+    producers = answer.get("producers")
+    if not isinstance(producers, list):
+        raise _unlike_nsqlookupd(url)
+    addresses = (_producer_address(producer) for producer in producers)
+    return Lookup(True, frozenset(channels), frozenset(a for a in addresses if a is not None))
+
+
+def _producer_address(producer: Any) -> Address | None:
+    """Return where a producer listens: its broadcast address, or the best there is instead."""
+    if not isinstance(producer, dict):
+        return None
+    remote_host = str(producer.get("remote_address") or "").rpartition(":")[0].strip("[]")
+    host = producer.get("broadcast_address") or producer.get("hostname") or remote_host
+    port = producer.get("tcp_port")
+    if not isinstance(host, str) or not host or not isinstance(port, int) or port <= 0:
+        return None
+    return Address(host, port)
+
+
+def _names(answer: Any, key: str, url: str) -> list[str]:
+    names = answer.get(key) if isinstance(answer, dict) else None
+    if not isinstance(names, list):
+        raise _unlike_nsqlookupd(url)
+    return [name for name in names if isinstance(name, str)]
+
+
+def _unlike_nsqlookupd(url: str) -> ProtocolError:
+    return ProtocolError(
+        f"{url} does not answer like nsqlookupd",
+        hint="nsqlookupd's HTTP port is usually 4161; 4151 is nsqd's.",
+    )

@@ -1,0 +1,62 @@
+"""Stopping a consumer without losing a FIN. Pure: told about connections and the time.
+
+Closing a socket right behind CLS and FINs loses them: nsqd may be writing, the close becomes a
+reset, and what it had not read is gone (measured: all of 250 FINs, in half of the runs). So each
+connection goes through: CLS sent; CLOSE_WAIT seen (or a second passed); every message answered and
+every byte sent; our direction shut down; nsqd's end of stream read (or a second passed); closed.
+
+A disconnect does not requeue, it leaves messages in flight until their timeout; so what is not
+handled by the deadline is requeued explicitly first.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+GRACE_S = 1.0
+
+Step = Literal["wait", "requeue", "shutdown", "close"]
+
+
+class StoppableConnection(Protocol):
+    """What `Stopping` looks at."""
+
+    saw_close_wait: bool
+
+    @property
+    def is_drained(self) -> bool: ...
+
+
+class Stopping:
+    """One stop under way. Times are readings of the caller's clock."""
+
+    def __init__(self, now: float, drain_timeout_s: float, drain: bool) -> None:
+        self.drain = drain
+        self.is_announced = False
+        self._close_wait_by = now + GRACE_S
+        self._drained_by = now + drain_timeout_s
+        self._closed_by: dict[StoppableConnection, float] = {}
+        self._requeued: set[StoppableConnection] = set()
+
+    def expire(self, now: float) -> None:
+        """Do not wait for handlers any longer."""
+        self._drained_by = now
+
+    def is_quiet(self, connection: StoppableConnection, now: float) -> bool:
+        """Tell whether no more messages are to be expected from a connection."""
+        return connection.saw_close_wait or now >= self._close_wait_by
+
+    def next_step(self, connection: StoppableConnection, now: float) -> Step:
+        """Return what to do with a connection now; each step but "wait" is returned once."""
+        if connection in self._closed_by:
+            return "close" if now >= self._closed_by[connection] else "wait"
+        if connection.is_drained and self.is_quiet(connection, now):
+            self._closed_by[connection] = now + GRACE_S
+            return "shutdown"
+        if now >= self._drained_by:
+            if connection not in self._requeued:
+                self._requeued.add(connection)
+                return "requeue"
+            if now >= self._drained_by + GRACE_S:  # not even the requeues get through
+                return "close"
+        return "wait"
