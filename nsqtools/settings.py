@@ -16,7 +16,7 @@ setting that is silently ignored is worse than none.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -53,11 +53,12 @@ def config_path(environ: Mapping[str, str]) -> Path:
     return base / "nsqtools" / "config.toml"
 
 
-def load_settings(path: Path, profile: str | None, known: Collection[str]) -> dict[str, Setting]:
+def load_settings(path: Path, profile: str | None, known: Mapping[str, bool]) -> dict[str, Setting]:
     """Read ``path`` and return its settings, those of ``profile`` over the file's own.
 
-    Names have underscores (``lookupd_http_address``), and only ``known`` ones are taken. Raises
-    `ConfigurationError`, naming file and key, for whatever the file may not say.
+    ``known`` has the names that may be set (with underscores: ``lookupd_http_address``), each with
+    whether it takes several values. Raises `ConfigurationError`, naming file and key, for whatever
+    the file may not say.
     """
     document = _read(path)
     profiles = document.pop(PROFILES, {})
@@ -87,7 +88,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _settings(
-    table: Any, path: Path, prefix: str, origin: Origin, known: Collection[str]
+    table: Any, path: Path, prefix: str, origin: Origin, known: Mapping[str, bool]
 ) -> dict[str, Setting]:
     if not isinstance(table, dict):
         raise ConfigurationError(f"{path}: {prefix.rstrip('.')} is not a table")
@@ -96,33 +97,39 @@ def _settings(
         name = key.replace("-", "_")
         place = f"{prefix}{key} in {path}"
         if name not in known:
-            from difflib import get_close_matches
-
-            near = get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0].replace('_', '-')}?" if near else "see nsq tail --help"
-            raise ConfigurationError(f"unknown setting {place}", hint=hint)
-        settings[name] = Setting(_value(value, place), origin, place)
+            raise ConfigurationError(f"unknown setting {place}", hint=_suggestion(name, known))
+        read = _values if known[name] else _value
+        settings[name] = Setting(read(value, place), origin, place)
     return settings
 
 
-def _value(value: Any, place: str) -> bool | str | list[str]:
-    """A value as the command line would have it: text, a switch, or a list of text."""
+def _value(value: Any, place: str) -> bool | str:
+    """A value as the command line would have it: a switch or text."""
     match value:
         case bool() | str():
             return value
         case int() | float():
             return str(value)
+    raise ConfigurationError(f"{place}: write text, a number, true or false")
+
+
+def _values(value: Any, place: str) -> list[str]:
+    """Several values: a list, one value alone, or a table of ``key=value`` pairs."""
+    match value:
         case list():
             return [_text(item, place) for item in value]
         case dict():
             return [f"{key}={_text(item, place)}" for key, item in value.items()]
-    raise ConfigurationError(f"{place}: write text, a number, true or false, or a list")
+    return [_text(value, place)]
 
 
 def _text(value: Any, place: str) -> str:
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case str() | int() | float():
-            return str(value)
-    raise ConfigurationError(f"{place}: each item is text, a number, true or false")
+    scalar = _value(value, place)
+    return scalar if isinstance(scalar, str) else str(scalar).lower()
+
+
+def _suggestion(name: str, known: Mapping[str, bool]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, known, 1)
+    return f"did you mean {near[0].replace('_', '-')}?" if near else "see nsq tail --help"

@@ -114,8 +114,8 @@ def _opts(values: Iterable[str], origin: Origin, name: str) -> Iterator[Statemen
         yield Statement(key, text, origin, f"{speaker} {key}")
 
 
-def settle(statements: Iterable[Statement]) -> dict[str, str]:
-    """One text for each option: the stronger origin wins.
+def settle(statements: Iterable[Statement]) -> dict[str, Statement]:
+    """The statement that holds for each option: the one of the stronger origin.
 
     Raises `ConfigurationError` for an unknown option, and where two of the same origin differ.
     """
@@ -130,7 +130,7 @@ def settle(statements: Iterable[Statement]) -> dict[str, str]:
                 f"{before.speaker} and {said.speaker} contradict each other",
                 hint=f"keep one of them: both set the client option {said.option}",
             )
-    return {said.option: said.text for said in settled.values()}
+    return settled
 
 
 def read_secret(path: Path) -> str:

@@ -160,12 +160,16 @@ ConsumerConnection = Annotated[ConnectionSettings, From(consumer_connection)]
 ProducerConnection = Annotated[ConnectionSettings, From(producer_connection)]
 
 
-def profile_keys() -> set[str]:
-    """Names of the settings that the configuration file may hold."""
-    names: set[str] = set()
+def profile_keys() -> dict[str, bool]:
+    """The settings that the configuration file may hold, each with whether it is repeatable."""
+    parameters: dict[str, inspect.Parameter] = {}
     for provider in (consumer_connection, producer_connection):
-        names.update(inspect.signature(flatten(provider)).parameters)
-    return names - {"context", "profile"}
+        parameters.update(inspect.signature(flatten(provider)).parameters)
+    return {
+        name: "list" in str(parameter.annotation.__origin__)
+        for name, parameter in parameters.items()
+        if name not in ("context", "profile")
+    }
 
 
 def _connection(
@@ -174,8 +178,9 @@ def _connection(
     given = {kind: tuple(context.params.get(kind) or ()) for kind in ADDRESS_KINDS}
     origins = {kind: origin_of(context, kind) for kind, addresses in given.items() if addresses}
     nsqd, lookupd, nsqd_http = strongest(given, origins)
-    options = settle(statements)
-    check_tls(options, [*lookupd, *nsqd_http])
+    settled = settle(statements)
+    check_tls(settled, [*lookupd, *nsqd_http])
+    options = {option: said.text for option, said in settled.items()}
     if not (nsqd or lookupd or nsqd_http):
         nsqd = (DEFAULT_NSQD_TCP_ADDRESS,)
     return ConnectionSettings(nsqd, lookupd, nsqd_http, options, parse_address_map(address_map))
@@ -189,14 +194,15 @@ def strongest(
     return [given[kind] if origins.get(kind) == best else () for kind in ADDRESS_KINDS]
 
 
-def check_tls(options: Mapping[str, str], http_addresses: Iterable[str]) -> None:
+def check_tls(settled: Mapping[str, Statement], http_addresses: Iterable[str]) -> None:
     """Refuse TLS settings that would do nothing: the connection would be plain text unnoticed."""
-    asked = [name for name in options if name.startswith("tls_") and name != "tls_v1"]
-    if not asked or "tls_v1" in options:
+    asked = [said for option, said in settled.items() if option.startswith("tls_")]
+    if not asked or "tls_v1" in settled:
         return
     if not any(address.startswith("https://") for address in http_addresses):
         raise ConfigurationError(
-            f"{asked[0]} is set, but TLS is not switched on", hint="add --tls (or --no-tls)"
+            f"{asked[0].speaker} is given, but TLS is not switched on",
+            hint="add --tls (or --no-tls)",
         )
 
 

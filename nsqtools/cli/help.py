@@ -8,6 +8,7 @@ front door lays out its page from the registry alone, the typer tree makes pages
 from __future__ import annotations
 
 from nsqtools.cli.registry import COMMANDS, ROOT_EXAMPLES, ROOT_HELP, ROOT_OPTIONS, Group
+from nsqtools.cli.terminal import WIDEST
 
 TYPE_CHECKING = False  # importing typing would triple the front door's time
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def group_page(path: str, group: Group) -> HelpPage:
 
 
 def render(page: HelpPage, *, colour: bool, width: int) -> str:
-    """Lay a page out in at most ``width`` columns; the text ends with a newline."""
+    """Lay a page out in at most ``width`` columns, and at most 100; it ends with a newline."""
+    width = min(width, WIDEST)
 
     def paint(style: str, text: str) -> str:
         return f"{style}{text}{RESET}" if colour else text

@@ -42,13 +42,12 @@ def at_the_door(arguments: Sequence[str]) -> str | None:
         return f"nsq {__version__}\n"
     if list(arguments) in ([], ["--help"]):
         from nsqtools.cli.help import render, root_page
-        from nsqtools.cli.terminal import text_width, wants_colour
+        from nsqtools.cli.terminal import terminal_width, wants_colour
 
-        is_tty = sys.stdout.isatty()
         return render(
             root_page(),
-            colour=wants_colour(os.environ, is_tty=is_tty),
-            width=text_width(1, is_tty=is_tty),
+            colour=wants_colour(os.environ, is_tty=sys.stdout.isatty()),
+            width=terminal_width(sys.stdout.fileno()),
         )
     return None
 

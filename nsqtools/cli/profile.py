@@ -6,13 +6,14 @@ where a profile belongs. The option is eager, so the map is there before other o
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Context, Option
 
 from nsqtools.settings import Origin, Setting, config_path, load_settings
 
 SETTINGS = "nsqtools.settings"
+ORIGIN_OF_SOURCE = {"COMMANDLINE": Origin.FLAG, "ENVIRONMENT": Origin.ENVIRONMENT}
 
 
 def apply_profile(context: Context, name: str | None) -> str | None:
@@ -44,20 +45,20 @@ Profile = Annotated[
 
 
 def setting_of(context: Context, name: str) -> Setting | None:
-    """What the configuration file says about the option ``name``."""
+    """What the configuration file says about the option ``name``, be it in force or not."""
     settings: dict[str, Setting] = context.meta.get(SETTINGS, {})
     return settings.get(name)
 
 
+def setting_in_force(context: Context, name: str) -> Setting | None:
+    """The setting that the option ``name`` has its value from, if it is from the file."""
+    source = context.get_parameter_source(name)
+    return setting_of(context, name) if source and source.name == "DEFAULT_MAP" else None
+
+
 def origin_of(context: Context, name: str) -> Origin:
     """Where the value of the option ``name`` comes from."""
-    source: Any = context.get_parameter_source(name)
-    match source and source.name:
-        case "COMMANDLINE":
-            return Origin.FLAG
-        case "ENVIRONMENT":
-            return Origin.ENVIRONMENT
-        case "DEFAULT_MAP":
-            setting = setting_of(context, name)
-            return setting.origin if setting else Origin.FILE
-    return Origin.DEFAULT
+    if setting := setting_in_force(context, name):
+        return setting.origin
+    source = context.get_parameter_source(name)
+    return ORIGIN_OF_SOURCE.get(source.name if source else "", Origin.DEFAULT)

@@ -18,7 +18,7 @@ from typer import Context, Option
 
 from nsqtools.cli.inject import From
 from nsqtools.cli.logs import LogFormat, configure_logging, level
-from nsqtools.cli.terminal import text_width, wants_colour
+from nsqtools.cli.terminal import WIDEST, terminal_width, wants_colour
 
 PANEL = "Messages about the run"
 
@@ -63,9 +63,8 @@ class Runtime:
 
     @property
     def width(self) -> int:
-        """Columns that text on stdout may fill."""
-        is_tty = self.stdout_is_tty
-        return text_width(self.stdout.fileno() if is_tty else -1, is_tty=is_tty)
+        """Columns of stdout; 100 where it is no terminal."""
+        return terminal_width(self.stdout.fileno()) if self.stdout_is_tty else WIDEST
 
     def tell(self, line: str) -> None:
         """Say something about the run on stderr, unless ``--quiet``."""

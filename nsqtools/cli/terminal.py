@@ -23,12 +23,9 @@ def wants_colour(environ: Mapping[str, str], *, is_tty: bool) -> bool:
     return is_tty and environ.get("TERM") != "dumb"
 
 
-def text_width(fileno: int, *, is_tty: bool) -> int:
-    """Columns to fill: those of the terminal, at most `WIDEST`, which is also what a pipe gets."""
-    if not is_tty:
-        return WIDEST
+def terminal_width(fileno: int) -> int:
+    """Columns of the terminal at ``fileno``, and `WIDEST` for what is no terminal."""
     try:
-        columns = os.get_terminal_size(fileno).columns
+        return os.get_terminal_size(fileno).columns or WIDEST
     except OSError:
         return WIDEST
-    return min(columns, WIDEST) if columns else WIDEST
