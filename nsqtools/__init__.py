@@ -1,3 +1,66 @@
-"""nsqtools: one `nsq` command and a synchronous client for the NSQ message queue."""
+"""nsqtools: one `nsq` command and a synchronous client for the NSQ message queue.
+
+The public names are loaded when they are first used, so importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from nsqtools.client.consumer import Consumer, RequeueWithoutBackoff
+    from nsqtools.client.message import Batch, Message
+    from nsqtools.client.options import ClientOptions
+    from nsqtools.client.producer import Producer
+    from nsqtools.client.publication import Publication
+    from nsqtools.errors import (
+        ConfigurationError,
+        ConnectionFailed,
+        NsqError,
+        PublishError,
+        PublishNotSent,
+        PublishRejected,
+        PublishUnknown,
+    )
+
+__all__ = [
+    "Batch",
+    "ClientOptions",
+    "ConfigurationError",
+    "ConnectionFailed",
+    "Consumer",
+    "Message",
+    "NsqError",
+    "Producer",
+    "Publication",
+    "PublishError",
+    "PublishNotSent",
+    "PublishRejected",
+    "PublishUnknown",
+    "RequeueWithoutBackoff",
+    "__version__",
+]
+
+_HOMES = {
+    "Batch": "client.message",
+    "ClientOptions": "client.options",
+    "Consumer": "client.consumer",
+    "Message": "client.message",
+    "Producer": "client.producer",
+    "Publication": "client.publication",
+    "RequeueWithoutBackoff": "client.consumer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -91,6 +91,11 @@ class Connection:
         """Tell whether bytes wait to be sent."""
         return bool(self._committed or self._pending)
 
+    @property
+    def has_pending(self) -> bool:
+        """Tell whether bytes wait of which certainly none has reached the peer."""
+        return bool(self._pending)
+
     def shutdown_write(self) -> None:
         """End our direction of the stream, after everything was flushed."""
         self._stream.shutdown_write()

@@ -18,13 +18,14 @@ from nsqtools.client.backoff import Backoff, Resume, Wait
 from nsqtools.client.connection import Connection
 from nsqtools.client.connector import connect_in_background
 from nsqtools.client.io_loop import IOLoop, Timer
+from nsqtools.client.liveness import TICK_S, find_dead
 from nsqtools.client.message import Batch
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.rdy import ReadyControl
 from nsqtools.client.reconnect import PROVEN_AFTER_S, Peers
 from nsqtools.client.stopping import Stopping
 from nsqtools.client.subscription import Subscription
-from nsqtools.errors import DeadlineExceeded, NsqError, ServerError
+from nsqtools.errors import NsqError, ServerError
 from nsqtools.protocol.addresses import Address
 from nsqtools.protocol.commands import Subscribe
 from nsqtools.transport.stream import READ_SIZE
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("nsqtools")
 
 GATHER_S = 0.025  # the longest a single answer waits to be joined with others
-LIVENESS_TICK_S = 1.0
 BACKOFF_RETRY_S = 1.0  # when backoff ends and there is no connection to test on
 WARN_INTERVAL_S = 10.0
 
@@ -298,21 +298,19 @@ class ConsumerIO:
             self._advance_stop(self._stopping)
 
     def _watch_liveness(self) -> None:
-        now, options = self.loop.now(), self._options
-        silence_s = min(2 * options.heartbeat_interval_s + 1, options.read_timeout_s)
+        now = self.loop.now()
         for subscription in list(self.subscriptions):
-            if now - subscription.last_read > silence_s:
-                message = f"{subscription.nsqd} was silent for {silence_s:.0f} s"
-                self.lost(subscription, DeadlineExceeded(message))
-            elif (
-                subscription.connection.has_unsent
-                and now - subscription.last_progress > options.write_timeout_s
-            ):
-                message = f"{subscription.nsqd} took no bytes for {options.write_timeout_s:.0f} s"
-                self.lost(subscription, DeadlineExceeded(message))
+            dead = find_dead(
+                subscription.nsqd,
+                now - subscription.last_read,
+                now - subscription.last_progress if subscription.connection.has_unsent else 0,
+                self._options,
+            )
+            if dead is not None:
+                self.lost(subscription, dead)
             elif not subscription.is_proven and now - subscription.opened_at > PROVEN_AFTER_S:
                 subscription.prove()
-        self.loop.call_later(LIVENESS_TICK_S, self._watch_liveness)
+        self.loop.call_later(TICK_S, self._watch_liveness)
 
     def _redistribute(self) -> None:
         self.rdy.redistribute(self.loop.now())
