@@ -17,10 +17,9 @@ setting that is silently ignored is worse than none.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nsqtools.errors import ConfigurationError
 
@@ -37,8 +36,7 @@ class Origin(IntEnum):
     FLAG = 4
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """A value of the file and where exactly it stands."""
 
     value: bool | str | list[str]
@@ -68,7 +66,7 @@ def load_settings(path: Path, profile: str | None, known: Mapping[str, bool]) ->
         if table is None:
             there = ", ".join(sorted(profiles)) or "none"
             raise ConfigurationError(
-                f"{path}: there is no profile {profile!r}", hint=f"profiles in the file: {there}"
+                f"{path}: there is no profile {profile!r}", hint=f"Profiles in the file: {there}."
             )
         settings |= _settings(table, path, f"{PROFILES}.{profile}.", Origin.PROFILE, known)
     return settings
@@ -81,10 +79,10 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ConfigurationError(
-            f"cannot read {path} ({error.strerror})", hint="profiles are kept in this file"
+            f"cannot read {path} ({error.strerror})", hint="Profiles are kept in this file."
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: {error}", hint="the file is TOML 1.0, UTF-8") from error
+        raise ConfigurationError(f"{path}: {error}", hint="The file is TOML, in UTF-8.") from error
 
 
 def _settings(
@@ -132,4 +130,4 @@ def _suggestion(name: str, known: Mapping[str, bool]) -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(name, known, 1)
-    return f"did you mean {near[0].replace('_', '-')}?" if near else "see nsq tail --help"
+    return f"Did you mean {near[0].replace('_', '-')}?" if near else "See nsq tail --help."

@@ -51,7 +51,7 @@ def _message(error: UsageError) -> str:
 def _hint(error: UsageError, path: str) -> str:
     if isinstance(error, NoSuchOption):
         if path == "nsq":
-            return f"options stand after the command: nsq COMMAND {error.option_name}"
+            return f"Options stand after the command: nsq COMMAND {error.option_name}"
         if error.possibilities:
-            return f"did you mean {' or '.join(sorted(error.possibilities))}?"
-    return f"see {path} --help"
+            return f"Did you mean {' or '.join(sorted(error.possibilities))}?"
+    return f"See {path} --help."

@@ -1,20 +1,19 @@
 """The flags that stand for client options, and how they go together with ``--consumer-opt``.
 
 Every flag and every ``--consumer-opt`` is a `Statement`: an option under go-nsq's name, a value as
-text, and where it was said. `settle` makes one mapping of them.
+text, and where it was said. `settle` makes one mapping of them. (The options themselves are
+imported there and not before: a help page does not need them.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from typer import Context, Option
 
 from nsqtools.cli.profile import origin_of, setting_of
-from nsqtools.client.options import read_option
 from nsqtools.errors import ConfigurationError
 from nsqtools.settings import Origin
 
@@ -32,8 +31,7 @@ def _flag(declaration: str, help: str, metavar: str | None = None) -> Any:
     return Option(declaration, metavar=metavar, help=help, rich_help_panel=PANEL)
 
 
-@dataclass(frozen=True)
-class ClientFlags:
+class ClientFlags(NamedTuple):
     """Flags for the way to nsqd. None means: not said."""
 
     tls: Annotated[bool | None, _flag("--tls/--no-tls", "Use TLS, and nothing else.")] = None
@@ -74,15 +72,14 @@ class Statement(NamedTuple):
 
 def flag_statements(context: Context, flags: ClientFlags) -> Iterator[Statement]:
     """What the flags say. Reads the secret's file. Raises `ConfigurationError`."""
-    for flag in fields(flags):
-        value = getattr(flags, flag.name)
-        if value is None or flag.name == "auth_secret_file":
+    for name, value in flags._asdict().items():
+        if value is None or name == "auth_secret_file":
             continue
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        origin = origin_of(context, flag.name)
-        speaker = "--" + flag.name.replace("_", "-")
-        yield Statement(OPTION_OF_FLAG.get(flag.name, flag.name), text, origin, speaker)
-        if flag.name == "deflate_level" and flags.deflate is None:
+        origin = origin_of(context, name)
+        speaker = "--" + name.replace("_", "-")
+        yield Statement(OPTION_OF_FLAG.get(name, name), text, origin, speaker)
+        if name == "deflate_level" and flags.deflate is None:
             yield Statement("deflate", "true", origin, speaker)
     if flags.auth_secret_file is not None:
         origin = origin_of(context, "auth_secret_file")
@@ -119,6 +116,8 @@ def settle(statements: Iterable[Statement]) -> dict[str, Statement]:
 
     Raises `ConfigurationError` for an unknown option, and where two of the same origin differ.
     """
+    from nsqtools.client.options import read_option
+
     settled: dict[str, Statement] = {}
     for said in statements:
         before = settled.get(said.option)
@@ -128,7 +127,7 @@ def settle(statements: Iterable[Statement]) -> dict[str, Statement]:
         elif said.origin == before.origin and value != read_option(*before[:2])[1]:
             raise ConfigurationError(
                 f"{before.speaker} and {said.speaker} contradict each other",
-                hint=f"keep one of them: both set the client option {said.option}",
+                hint=f"Keep one of them: both set the client option {said.option}.",
             )
     return settled
 
@@ -141,7 +140,7 @@ def read_secret(path: Path) -> str:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigurationError(
             f"cannot read the auth secret from {path} ({reason})",
-            hint="--auth-secret-file names a file that holds the secret and nothing else",
+            hint="The file holds the secret and nothing else.",
         ) from error
     if not secret:
         raise ConfigurationError(f"the auth secret file {path} is empty")

@@ -1,28 +1,20 @@
 """Convert option values with plain functions, so that parsing a command line needs no pydantic.
 
 typer 0.29 converts every value through pydantic adapters, even the ``--help`` flag: 80 ms on each
-call. Before it builds one, this mix-in gives each parameter whose type is plain a converter of
-our own. The two private names this takes are looked up with care: where they are missing (older
-and newer typer) nothing happens and typer converts as it always did, which `test_startup` notices.
+call. A parameter builds its adapter when ``_runtime_param`` is empty, so this mix-in puts a
+converter of our own there before typer reads the command line. The name is private to typer: where
+it is missing (other versions) nothing happens and typer converts as it always did, only slower,
+which `test_startup` notices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from typer import BadParameter
-
-if TYPE_CHECKING:
-    RuntimeParam: Any
-else:
-    try:
-        from typer._coercion import RuntimeParam
-    except ImportError:
-        RuntimeParam = None
 
 Converter = Callable[[Any], Any]
 
@@ -63,25 +55,28 @@ def converter(annotation: Any, *, least: float | None, most: float | None) -> Co
 
 
 def _prepare(parameter: Any) -> None:
-    if RuntimeParam is None or parameter._runtime_param is not None:
+    if getattr(parameter, "_runtime_param", parameter) is not None:
         return
     descriptor = parameter.type_descriptor
     info = descriptor.parameter_info
     convert = info.parser or converter(descriptor.annotation, least=info.min, most=info.max)
     if convert is not None:
-        parameter._runtime_param = _runtime_param(convert, descriptor)
+        parameter._runtime_param = NativeParam(convert)
 
 
-def _runtime_param(convert: Converter, descriptor: Any) -> Any:
-    @dataclass(frozen=True)
-    class NativeParam(RuntimeParam):  # type: ignore[misc]
-        def _coerce_value(self, value: Any, param: Any, ctx: Any) -> Any:
-            try:
-                return convert(value)
-            except ValueError as error:
-                raise BadParameter(str(error), ctx=ctx, param=param) from error
+class NativeParam:
+    """What typer asks to convert a value, in place of its pydantic adapter."""
 
-    return NativeParam(descriptor.parameter_info, descriptor.annotation)
+    def __init__(self, convert: Converter):
+        self._convert = convert
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        if value is None:
+            return () if param.multiple or param.nargs == -1 else None
+        try:
+            return self._convert(value)
+        except ValueError as error:
+            raise BadParameter(str(error), ctx=ctx, param=param) from error
 
 
 def _boolean(value: Any) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Context, Option
 
@@ -28,9 +28,11 @@ from nsqtools.cli.client_flags import (
 )
 from nsqtools.cli.inject import From, flatten
 from nsqtools.cli.profile import Profile, origin_of
-from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError
 from nsqtools.settings import Origin
+
+if TYPE_CHECKING:
+    from nsqtools.client.options import ClientOptions
 
 CONNECTION = "Connection"
 
@@ -54,6 +56,8 @@ class ConnectionSettings:
 
         Raises `ConfigurationError` for an unknown option or a value out of bounds.
         """
+        from nsqtools.client.options import ClientOptions
+
         return ClientOptions(**defaults).with_options(self.options)
 
 
@@ -202,7 +206,7 @@ def check_tls(settled: Mapping[str, Statement], http_addresses: Iterable[str]) -
     if not any(address.startswith("https://") for address in http_addresses):
         raise ConfigurationError(
             f"{asked[0].speaker} is given, but TLS is not switched on",
-            hint="add --tls (or --no-tls)",
+            hint="Add --tls (or --no-tls).",
         )
 
 
@@ -214,7 +218,7 @@ def parse_address_map(pairs: Iterable[str]) -> dict[str, str]:
         if not (old and equals and new):
             raise ConfigurationError(
                 f"--address-map {pair!r} is not OLD=NEW",
-                hint="for example --address-map nsqd-1:4150=127.0.0.1:4150",
+                hint="For example: --address-map nsqd-1:4150=127.0.0.1:4150",
             )
         mapping[old.strip()] = new.strip()
     return mapping

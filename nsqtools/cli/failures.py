@@ -40,7 +40,7 @@ def explain(error: Exception) -> tuple[str, str, ExitStatus]:
         return str(error), error.hint, STATUS_OF_CATEGORY[error.category]
     return (
         f"unexpected {type(error).__name__}: {error}",
-        "this is a bug: run it again with --debug (or NSQ_DEBUG=1) and report what it prints",
+        "This is a bug: run it again with --debug (or NSQ_DEBUG=1) and report what it prints.",
         ExitStatus.FAILED,
     )
 

@@ -8,24 +8,16 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
-from enum import Enum
 from typing import TextIO
 
 LOGGER = "nsqtools"
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
-class LogFormat(Enum):
-    """How a log line reads."""
-
-    text = "text"
-    json = "json"
-
-
-def configure_logging(level: int, form: LogFormat, stderr: TextIO) -> None:
+def configure_logging(level: int, stderr: TextIO, *, json: bool = False) -> None:
     """Send what the ``nsqtools`` loggers say at ``level`` and above to ``stderr``."""
     handler = logging.StreamHandler(stderr)
-    handler.setFormatter(TextLines() if form is LogFormat.text else JsonLines())
+    handler.setFormatter(JsonLines() if json else TextLines())
     logger = logging.getLogger(LOGGER)
     logger.handlers = [handler]
     logger.setLevel(level)

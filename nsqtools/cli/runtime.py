@@ -12,12 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Annotated, BinaryIO, TextIO
 
 from typer import Context, Option
 
 from nsqtools.cli.inject import From
-from nsqtools.cli.logs import LogFormat, configure_logging, level
 from nsqtools.cli.terminal import WIDEST, terminal_width, wants_colour
 
 PANEL = "Messages about the run"
@@ -73,6 +73,13 @@ class Runtime:
             self.stderr.flush()
 
 
+class LogFormat(Enum):
+    """How a log line reads."""
+
+    text = "text"
+    json = "json"
+
+
 def session(
     context: Context,
     quiet: Annotated[
@@ -93,9 +100,13 @@ def session(
     ] = False,
 ) -> Runtime:
     """The run's `Runtime`, with logging set up as the options say."""
+    from nsqtools.cli.logs import configure_logging, level
+
     runtime: Runtime = replace(context.obj, quiet=quiet)
     configure_logging(
-        level(quiet=quiet, verbose=2 if debug else verbose), log_format, runtime.stderr
+        level(quiet=quiet, verbose=2 if debug else verbose),
+        runtime.stderr,
+        json=log_format is LogFormat.json,
     )
     return runtime
 

@@ -71,5 +71,5 @@ class Splitter:
         if self._pending_size > self._limit:
             raise NsqError(
                 f"input record {self._records + 1} is longer than {self._limit} bytes",
-                hint=f"no delimiter {self._delimiter!r} came; is --delimiter right?",
+                hint=f"No delimiter {self._delimiter!r} came: is --delimiter right?",
             )
