@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from nsqtools.client.http_api import HTTPAPI
 from nsqtools.errors import HTTPError, ProtocolError
 from nsqtools.protocol.addresses import Address, lookup_url
+
+
+class ProducerNode(NamedTuple):
+    """An nsqd as nsqlookupd names it. ``http`` is None where it offers no HTTP."""
+
+    tcp: Address
+    http: Address | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +26,12 @@ class Lookup:
 
     is_known: bool
     channels: frozenset[str]
-    nsqd: frozenset[Address]
+    nodes: frozenset[ProducerNode]
+
+    @property
+    def nsqd(self) -> frozenset[Address]:
+        """Where to connect to."""
+        return frozenset(node.tcp for node in self.nodes)
 
 
 class NsqlookupdHTTPClient(HTTPAPI):
@@ -46,20 +58,21 @@ def decode_lookup(answer: Any, url: str) -> Lookup:
     producers = answer.get("producers")
     if not isinstance(producers, list):
         raise _unlike_nsqlookupd(url)
-    addresses = (_producer_address(producer) for producer in producers)
-    return Lookup(True, frozenset(channels), frozenset(a for a in addresses if a is not None))
+    nodes = (_node(producer) for producer in producers)
+    return Lookup(True, frozenset(channels), frozenset(node for node in nodes if node is not None))
 
 
-def _producer_address(producer: Any) -> Address | None:
+def _node(producer: Any) -> ProducerNode | None:
     """Return where a producer listens: its broadcast address, or the best there is instead."""
     if not isinstance(producer, dict):
         return None
     remote_host = str(producer.get("remote_address") or "").rpartition(":")[0].strip("[]")
     host = producer.get("broadcast_address") or producer.get("hostname") or remote_host
-    port = producer.get("tcp_port")
-    if not isinstance(host, str) or not host or not isinstance(port, int) or port <= 0:
+    tcp_port, http_port = producer.get("tcp_port"), producer.get("http_port")
+    if not isinstance(host, str) or not host or not isinstance(tcp_port, int) or tcp_port <= 0:
         return None
-    return Address(host, port)
+    has_http = isinstance(http_port, int) and http_port > 0
+    return ProducerNode(Address(host, tcp_port), Address(host, http_port) if has_http else None)
 
 
 def _names(answer: Any, key: str, url: str) -> list[str]:
