@@ -1,0 +1,100 @@
+"""The least a Python client can do, as a measure of what is possible: no retries, no options.
+
+As a program, ``bare_loop.py consume ADDRESS TOPIC CHANNEL`` finishes messages until it is ended,
+and ``bare_loop.py publish ADDRESS TOPIC`` publishes the lines of its standard input.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+from collections.abc import Iterable, Iterator
+
+READ_SIZE = 1 << 18
+RDY = 2500
+WINDOW = 4  # MPUBs without an answer
+OK = b"\0\0\0\6\0\0\0\0OK"
+HEARTBEAT = b"_heartbeat_"
+MESSAGE = 2
+
+
+def connect(address: str, identify: bytes) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    sock = socket.create_connection((host, int(port)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.sendall(b"  V2IDENTIFY\n" + len(identify).to_bytes(4, "big") + identify)
+    return sock
+
+
+def consume(address: str, topic: str, channel: str) -> None:
+    """Receive, cut into frames, send all FINs of a read in one write; until nsqd closes."""
+    sock = connect(address, b'{"output_buffer_timeout": 25}')
+    sock.sendall(f"SUB {topic} {channel}\nRDY {RDY}\n".encode())
+    size_of = struct.Struct(">I").unpack_from
+    data = b""
+    while chunk := sock.recv(READ_SIZE):
+        data += chunk
+        position, ids = 0, []
+        while len(data) - position >= 4:
+            end = position + 4 + size_of(data, position)[0]
+            if end > len(data):
+                break
+            if data[position + 7] == MESSAGE:
+                ids.append(data[position + 18 : position + 34])
+            elif data[position + 8 : end] == HEARTBEAT:
+                sock.sendall(b"NOP\n")
+            position = end
+        data = data[position:]
+        if ids:
+            sock.sendall(b"FIN " + b"\nFIN ".join(ids) + b"\n")
+
+
+def publish(address: str, topic: str, batches: Iterable[bytes]) -> None:
+    """Publish packed batches with at most `WINDOW` of them unconfirmed; returns when all are."""
+    with connect(address, b'{"heartbeat_interval": -1}') as sock, sock.makefile("rb") as answers:
+        command = f"MPUB {topic}\n".encode()
+        unconfirmed = 1  # IDENTIFY is answered with OK too
+        for batch in batches:
+            if unconfirmed == WINDOW:
+                expect_ok(answers.read(len(OK)))
+                unconfirmed -= 1
+            sock.sendall(command + len(batch).to_bytes(4, "big") + batch)
+            unconfirmed += 1
+        for _ in range(unconfirmed):
+            expect_ok(answers.read(len(OK)))
+
+
+def expect_ok(answer: bytes) -> None:
+    if answer != OK:
+        raise RuntimeError(f"nsqd answered {answer!r}")
+
+
+def packed(bodies: list[bytes]) -> bytes:
+    """The body of an MPUB, without its length."""
+    parts = [len(bodies).to_bytes(4, "big")]
+    for body in bodies:
+        parts += len(body).to_bytes(4, "big"), body
+    return b"".join(parts)
+
+
+def batches_of_lines(descriptor: int) -> Iterator[bytes]:
+    """One batch for each read: from a pipe, 64 KiB."""
+    rest = b""
+    while chunk := os.read(descriptor, READ_SIZE):
+        *lines, rest = (rest + chunk).split(b"\n")
+        if lines:
+            yield packed(lines)
+    if rest:
+        yield packed([rest])
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["consume", address, topic, channel]:
+            consume(address, topic, channel)
+        case ["publish", address, topic]:
+            publish(address, topic, batches_of_lines(sys.stdin.fileno()))
+        case _:
+            sys.exit(__doc__)

@@ -1,0 +1,45 @@
+"""The benchmarks run: every contestant does its work. How fast is for a person to read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks import ours, peers
+from benchmarks.contestants import Contestant
+from benchmarks.measure import drain_rate, publish_rate
+from plugins.daemons import GoNsqd
+
+MESSAGES = 2000
+
+
+def name_of(contestant: Contestant) -> str:
+    return contestant.name
+
+
+@pytest.mark.parametrize("contestant", peers.CONSUMERS + ours.CONSUMERS, ids=name_of)
+def test_a_consumer_finishes_everything(nsqd: GoNsqd, contestant: Contestant) -> None:
+    assert drain_rate(nsqd, contestant, MESSAGES, into_pipe=True) > 0
+
+
+@pytest.mark.parametrize("contestant", peers.PRODUCERS + ours.PRODUCERS, ids=name_of)
+def test_a_producer_publishes_every_line(nsqd: GoNsqd, contestant: Contestant) -> None:
+    assert publish_rate(nsqd, contestant, MESSAGES) > 0
+
+
+def test_a_producer_that_stops_early_is_an_error(nsqd: GoNsqd) -> None:
+    idle = Contestant("idle", lambda job: ["sh", "-c", "exit 3"])
+    with pytest.raises(RuntimeError, match="stopped at 0 of 2000"):
+        publish_rate(nsqd, idle, MESSAGES)
+
+
+@pytest.mark.parametrize("benchmark", ["consume", "consume-into-pipe", "publish"])
+@pytest.mark.real_nsqd
+def test_the_comparison_prints_a_table(benchmark: str) -> None:
+    here = str(Path(__file__).parent)
+    arguments = [benchmark, "--messages=2000", "--rounds=1"]
+    table = subprocess.check_output([sys.executable, here, *arguments], text=True)
+    assert table.startswith("messages/s")
+    assert "bare" in table
