@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 pytest_plugins = [
     "plugins.auth_server",
     "plugins.certificates",
+    "plugins.cli",
     "plugins.network",
     "plugins.scripted_nsqd",
     "plugins.servers",

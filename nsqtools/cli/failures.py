@@ -1,8 +1,8 @@
 """How a command's failure reads and what it exits with: one line, one hint, one status.
 
-Two kinds come here: our own errors, whose category picks the status (the parser's usage errors are
-among them, see `app`), and everything else, which is a bug and is said to be one. Commands never
-print errors themselves.
+Our own errors bring a category, which picks the status (the parser's usage errors are among them,
+see `app`). Everything else is a bug and is said to be one, but for what the machine could not do.
+Commands never print errors themselves.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ def explain(error: Exception) -> tuple[str, str, ExitStatus]:
     """What to say about ``error``, what to advise, and the exit status."""
     if isinstance(error, NsqError):
         return str(error), error.hint, STATUS_OF_CATEGORY[error.category]
+    if isinstance(error, OSError):  # the machine's fault: a full disk under stdout, say
+        place = f": {error.filename}" if error.filename else ""
+        return f"{error.strerror or error}{place}", "", ExitStatus.FAILED
     return (
         f"unexpected {type(error).__name__}: {error}",
         "This is a bug: run it again with --debug (or NSQ_DEBUG=1) and report what it prints.",

@@ -19,19 +19,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``nsq`` with ``arguments`` (default: those of the process); returns the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        answer = at_the_door(arguments)
-        if answer is None:
-            status = _run(arguments)
-        else:
-            sys.stdout.write(answer)
-            status = 0
+        status = _run(arguments)
         sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        _silence_stdout()
+        _settle_stdout()
         return 141
-    return status
+    except Exception as error:
+        _settle_stdout()
+        from nsqtools.cli.failures import report
+
+        debug = "--debug" in arguments or bool(os.environ.get("NSQ_DEBUG"))
+        return report(error, sys.stderr, debug=debug)
 
 
 def at_the_door(arguments: Sequence[str]) -> str | None:
@@ -53,19 +54,11 @@ def at_the_door(arguments: Sequence[str]) -> str | None:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    """Run a command; every failure is told on stderr and becomes an exit status."""
-    from nsqtools.cli import failures
+    answer = at_the_door(arguments)
+    if answer is not None:
+        sys.stdout.write(answer)
+        return 0
 
-    try:
-        return _dispatch(arguments)
-    except (KeyboardInterrupt, BrokenPipeError):
-        raise
-    except Exception as error:
-        debug = "--debug" in arguments or bool(os.environ.get("NSQ_DEBUG"))
-        return failures.report(error, sys.stderr, debug=debug)
-
-
-def _dispatch(arguments: Sequence[str]) -> int:
     from nsqtools.cli.registry import COMMANDS, Command
 
     command = COMMANDS.get(arguments[0])
@@ -77,6 +70,12 @@ def _dispatch(arguments: Sequence[str]) -> int:
     return run(arguments)
 
 
-def _silence_stdout() -> None:
-    """Keep Python from complaining about the closed pipe again when it flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _settle_stdout() -> None:
+    """Write what stdout still holds; what it does not take goes nowhere.
+
+    Else Python would fail once more when it flushes stdout at exit, with a status of its own.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -61,7 +61,7 @@ def write_listing(
         text = _table(runtime, columns, rows)
     else:
         text = "".join("\t".join(row) + "\n" for row in (columns, *rows))
-    runtime.stdout.write(text)
+    ByteWriter(runtime.stdout.fileno()).write(text.encode())
 
 
 def _table(runtime: Runtime, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -58,6 +58,11 @@ ROOT_OPTIONS = (
 ROOT_EXAMPLES = ("nsq options --json",)
 
 COMMANDS: dict[str, Command | Group] = {
+    "tail": Command(
+        "nsqtools.cli.commands.tail:tail",
+        "Print the messages of one or more topics as they come.",
+        panel="Messages",
+    ),
     "options": Command(
         "nsqtools.cli.commands.options:options",
         "List every client option with its default, bounds and meaning.",

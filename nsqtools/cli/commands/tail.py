@@ -1,0 +1,225 @@
+"""``nsq tail``: the messages of topics, as they come."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated
+
+from typer import Option
+
+from nsqtools.cli.connection import ConnectionSettings, ConsumerConnection
+from nsqtools.cli.exit_status import ExitStatus
+from nsqtools.cli.output import ByteWriter
+from nsqtools.cli.params import OUTPUT, Channel, Count, ExitIdle, For, Json, Topics
+from nsqtools.cli.runtime import Runtime, Session
+from nsqtools.cli.signals import stopping
+from nsqtools.records import envelope, filters
+from nsqtools.records.decode import BodyForm
+from nsqtools.records.escapes import unescape
+from nsqtools.records.lines import encode_lines
+from nsqtools.records.template import compile_template
+from nsqtools.services.limits import Limits
+from nsqtools.services.tail import Encode, Tail
+from nsqtools.services.topics import check_subscription, inspect_topic
+
+FILTERS = "Filters"
+SAFETY = "Safety"
+
+INTERACTIVE = {
+    # nsqd holds a message back for so long when the connection is not full; this is its minimum
+    "output_buffer_timeout_s": 0.025,
+    # every message is shown: one that nobody could show is not made to vanish after five tries
+    "max_attempts": 0,
+    # a person waits for it
+    "reconnect_base_s": 1.0,
+}
+
+Format = Annotated[
+    Callable[..., bytes] | None,
+    Option(
+        "--format",
+        "-f",
+        parser=compile_template,
+        metavar="TEMPLATE",
+        help="Print by a template: {topic} {nsqd} {id} {timestamp} {attempts} {size} {body}; "
+        "{timestamp:%H:%M:%S}, {body:hex|base64|json}; \\n \\t \\0 \\xNN; {{ and }} for braces.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Decode = Annotated[
+    BodyForm | None,
+    Option("--decode", help="Show bodies as text, hex or base64.", rich_help_panel=OUTPUT),
+]
+Delimiter = Annotated[
+    bytes,
+    Option(
+        "--delimiter",
+        "-d",
+        parser=unescape,
+        metavar="TEXT",
+        help="What ends each message; \\0 for NUL.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+PrintTopic = Annotated[
+    bool,
+    Option("--print-topic", help="Put 'TOPIC | ' before each message.", rich_help_panel=OUTPUT),
+]
+Grep = Annotated[
+    str | None,
+    Option(
+        "--grep",
+        "-g",
+        metavar="REGEX",
+        help="Only bodies that contain it; the others are finished unseen.",
+        rich_help_panel=FILTERS,
+    ),
+]
+IgnoreCase = Annotated[
+    bool, Option("--ignore-case", "-i", help="Ignore case in --grep.", rich_help_panel=FILTERS)
+]
+Invert = Annotated[
+    bool, Option("--invert", help="Only bodies without --grep.", rich_help_panel=FILTERS)
+]
+Sample = Annotated[
+    float | None,
+    Option(
+        "--sample",
+        parser=filters.parse_share,
+        metavar="SHARE",
+        help="Only this share of the messages, drawn at random (10%, 0.1).",
+        rich_help_panel=FILTERS,
+    ),
+]
+Create = Annotated[
+    bool,
+    Option(
+        "--create",
+        help="Go on when the topic does not exist; subscribing creates it.",
+        rich_help_panel=SAFETY,
+    ),
+]
+Force = Annotated[
+    bool,
+    Option(
+        "--force",
+        help="Go on when the topic has no channel yet and a backlog, which would be lost.",
+        rich_help_panel=SAFETY,
+    ),
+]
+
+
+def tail(
+    topic: Topics,
+    channel: Channel = None,
+    json: Json = False,
+    format: Format = None,
+    decode: Decode = None,
+    delimiter: Delimiter = b"\n",
+    print_topic: PrintTopic = False,
+    grep: Grep = None,
+    ignore_case: IgnoreCase = False,
+    invert: Invert = False,
+    sample: Sample = None,
+    count: Count = None,
+    exit_idle: ExitIdle = None,
+    for_: For = None,
+    create: Create = False,
+    force: Force = False,
+    *,
+    connection: ConsumerConnection,
+    runtime: Session,
+) -> int:
+    """Print the messages of one or more topics as they come.
+
+    Runs until it is interrupted, or until a limit (-n, --exit-idle, --for) is reached. Each message
+    is finished once it is printed. Without --channel the channel is ephemeral: it begins now and
+    is gone afterwards. A topic that does not exist is not created, and a backlog that an ephemeral
+    channel would destroy is not touched.
+
+    Examples:
+        nsq tail -t clicks
+        nsq tail -t clicks -t views --lookupd-http-address lookup:4161 --print-topic
+        nsq tail -t clicks -n 10 --format '{timestamp:%H:%M:%S} {id} {body}\\n'
+        nsq tail -t clicks --json --exit-idle 5s > clicks.jsonl
+    """
+    encode = encoder(runtime, json, format, decode, delimiter, print_topic)
+    keep = filters.every(
+        [
+            *([filters.grep(grep, ignore_case=ignore_case, invert=invert)] if grep else []),
+            *([filters.sample(sample, random.random)] if sample is not None else []),
+        ]
+    )
+    channel = channel or ephemeral_channel()
+    topics = tuple(dict.fromkeys(topic))
+    for name in topics:
+        look_before(name, channel, connection, runtime, create=create, force=force)
+    service = Tail(
+        topics,
+        channel,
+        nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
+        lookupd_http_addresses=connection.lookupd_http_addresses,
+        options=connection.client_options(**INTERACTIVE),
+        address_map=connection.address_map,
+        write=ByteWriter(runtime.stdout.fileno()).write,
+        encode=encode,
+        keep=keep,
+        limits=Limits(count, exit_idle, for_),
+    )
+    with stopping(service.stop) as signals:
+        service.run()
+    if service.falls_short and not signals.received:
+        runtime.tell(f"nsq: {service.count} of {count} messages came")
+        return ExitStatus.LIMIT_NOT_REACHED
+    return signals.status()
+
+
+def encoder(
+    runtime: Runtime,
+    json: bool,
+    format: Encode | None,
+    decode: BodyForm | None,
+    delimiter: bytes,
+    print_topic: bool,
+) -> Encode:
+    """Choose how messages are printed."""
+    if json:
+        return envelope.encode_many
+    if format is not None:
+        return format
+    return partial(
+        encode_lines,
+        delimiter=delimiter,
+        form=decode,
+        print_topic=print_topic,
+        # on a terminal, bytes that would steer it are shown as \xNN
+        escape=runtime.stdout_is_tty,
+    )
+
+
+def look_before(
+    topic: str,
+    channel: str,
+    connection: ConnectionSettings,
+    runtime: Runtime,
+    *,
+    create: bool,
+    force: bool,
+) -> None:
+    """Ask for the topic before subscribing. Raises `NotFoundError` and `ConfigurationError`."""
+    report = inspect_topic(
+        topic,
+        nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
+        lookupd_http_addresses=connection.lookupd_http_addresses,
+        nsqd_http_addresses=connection.nsqd_http_addresses,
+        address_map=connection.address_map,
+    )
+    if warning := check_subscription(report, channel, create=create, force=force):
+        runtime.tell(f"nsq: {warning}")
+
+
+def ephemeral_channel() -> str:
+    """A channel of one's own, gone with its last client."""
+    return f"tail{random.randrange(1_000_000):06d}#ephemeral"

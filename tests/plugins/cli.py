@@ -1,0 +1,122 @@
+"""Run the real ``nsq`` in a process of its own: with pipes, or on a terminal.
+
+`run_nsq` runs to the end and returns what came out. `spawn_nsq` starts one to be talked to while
+it runs, and `nsq_on_a_terminal` one that sees a terminal (pexpect), for colours, tables and
+progress. What is still running when a test ends is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pexpect
+import pytest
+
+NSQ = (sys.executable, "-m", "nsqtools")
+DEADLINE_S = 30.0
+
+
+class Result(NamedTuple):
+    """How a run ended: exit status, stdout as bytes, stderr as text."""
+
+    status: int
+    out: bytes
+    err: str
+
+
+RunNsq = Callable[..., Result]
+SpawnNsq = Callable[..., "subprocess.Popen[bytes]"]
+TerminalNsq = Callable[..., "pexpect.spawn[str]"]
+
+
+@pytest.fixture
+def nsq_env(tmp_path: Path) -> dict[str, str]:
+    """An environment in which nobody's settings, colours or addresses are set."""
+    kept = {k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "LD_LIBRARY_PATH")}
+    return kept | {"HOME": str(tmp_path), "TERM": "xterm", "PYTHONPATH": _package_home()}
+
+
+@pytest.fixture
+def run_nsq(nsq_env: dict[str, str]) -> RunNsq:
+    """Run ``nsq ARGS`` to its end: ``run_nsq(["options"], stdin=b"", env={...})``."""
+
+    def run(
+        args: Sequence[str],
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        timeout: float = DEADLINE_S,
+    ) -> Result:
+        done = subprocess.run(
+            [*NSQ, *args],
+            input=stdin,
+            capture_output=True,
+            env={**nsq_env, **(env or {})},
+            timeout=timeout,
+            check=False,
+        )
+        return Result(done.returncode, done.stdout, done.stderr.decode())
+
+    return run
+
+
+@pytest.fixture
+def spawn_nsq(nsq_env: dict[str, str]) -> Iterator[SpawnNsq]:
+    """Start ``nsq ARGS`` with pipes for all three streams and return the running process."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def spawn(args: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [*NSQ, *args],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**nsq_env, **(env or {})},
+        )
+        started.append(process)
+        return process
+
+    yield spawn
+    for process in started:
+        process.kill()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            assert stream is not None
+            try:
+                stream.close()
+            except BrokenPipeError:
+                pass  # unsent input of a process that is gone
+        process.wait(DEADLINE_S)
+
+
+@pytest.fixture
+def nsq_on_a_terminal(nsq_env: dict[str, str]) -> Iterator[TerminalNsq]:
+    """Start ``nsq ARGS`` on a terminal of its own, 24 lines by ``columns``; stderr is there too."""
+    started: list[pexpect.spawn[str]] = []
+
+    def spawn(
+        args: Sequence[str], env: Mapping[str, str] | None = None, columns: int = 80
+    ) -> pexpect.spawn[str]:
+        child = pexpect.spawn(
+            NSQ[0],
+            [*NSQ[1:], *args],
+            env={**nsq_env, **(env or {})},
+            encoding="utf-8",
+            timeout=DEADLINE_S,
+            dimensions=(24, columns),
+        )
+        started.append(child)
+        return child
+
+    yield spawn
+    for child in started:
+        child.close(force=True)
+
+
+def _package_home() -> str:
+    import nsqtools
+
+    return str(Path(nsqtools.__file__).parents[1])
