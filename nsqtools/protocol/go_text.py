@@ -1,0 +1,107 @@
+"""Go's ways to write values as text: quoted strings, durations, JSON.
+
+nsqd and nsqlookupd are Go programs, so their error texts quote with ``%q``, their flags read Go
+durations, and their JSON escapes what Go's encoder escapes. Durations are int nanoseconds here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+_ESCAPES = {
+    0x07: "\\a",
+    0x08: "\\b",
+    0x09: "\\t",
+    0x0A: "\\n",
+    0x0B: "\\v",
+    0x0C: "\\f",
+    0x0D: "\\r",
+    0x22: '\\"',
+    0x5C: "\\\\",
+}
+_UNITS_NS = {
+    "ns": 1,
+    "us": 1_000,
+    "µs": 1_000,
+    "μs": 1_000,
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+}
+_TERM = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
+_JSON_ESCAPES = str.maketrans(
+    {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+)
+
+
+def quote(data: bytes) -> bytes:
+    """Return the bytes as Go's ``%q`` prints them."""
+    out = ['"']
+    for char in data.decode("utf-8", "surrogateescape"):
+        code = ord(char)
+        if 0xDC80 <= code <= 0xDCFF:  # a byte that was no UTF-8
+            out.append(f"\\x{code - 0xDC00:02x}")
+        elif code in _ESCAPES:
+            out.append(_ESCAPES[code])
+        elif code == 0x20 or char.isprintable():
+            out.append(char)
+        elif code < 0x80:
+            out.append(f"\\x{code:02x}")
+        else:
+            out.append(f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
+    out.append('"')
+    return "".join(out).encode()
+
+
+def parse_duration(text: str) -> int:
+    """Read a Go duration such as ``1h30m`` or ``250ms`` as nanoseconds.
+
+    Raises ``ValueError`` for anything else, a number without a unit included (only 0 needs none).
+    """
+    unsigned = text[1:] if text[:1] in ("+", "-") else text
+    if unsigned == "0":
+        return 0
+    total = 0.0
+    position = 0
+    while match := _TERM.match(unsigned, position):
+        number, unit = match.groups()
+        total += int(number) * _UNITS_NS[unit] if number.isdigit() else _fraction(number, unit)
+        position = match.end()
+    if not position or position != len(unsigned):
+        raise ValueError(f'time: invalid duration "{text}"')
+    return int(-total if text[0] == "-" else total)
+
+
+def _fraction(number: str, unit: str) -> float:
+    return float(number) * _UNITS_NS[unit]
+
+
+def format_duration(duration_ns: int) -> str:
+    """Write nanoseconds as Go does: ``1h0m0s``, ``632.134542ms``, ``0s``."""
+    sign, left = ("-", -duration_ns) if duration_ns < 0 else ("", duration_ns)
+    if left < 1_000_000_000:
+        for unit in ("ms", "µs", "ns"):
+            if left >= _UNITS_NS[unit]:
+                return f"{sign}{_decimal(left, _UNITS_NS[unit])}{unit}"
+        return "0s"
+    minutes, rest = divmod(left, _UNITS_NS["m"])
+    hours, minutes = divmod(minutes, 60)
+    text = f"{_decimal(rest, _UNITS_NS['s'])}s"
+    if hours or minutes:
+        text = f"{minutes}m{text}"
+    return f"{sign}{hours}h{text}" if hours else sign + text
+
+
+def _decimal(value: int, unit: int) -> str:
+    whole, part = divmod(value, unit)
+    digits = str(part).zfill(len(str(unit)) - 1).rstrip("0") if part else ""
+    return f"{whole}.{digits}" if digits else str(whole)
+
+
+def go_json(value: object) -> bytes:
+    """Return compact JSON with Go's escapes: keys in the given order, UTF-8 left as it is."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    # '<' and its like can only stand inside strings, so the whole text may be translated
+    return text.translate(_JSON_ESCAPES).encode("utf-8", "replace")

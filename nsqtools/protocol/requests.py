@@ -1,0 +1,220 @@
+"""The receiving side of protocol V2: commands out of bytes, refused with nsqd's own words.
+
+nsqd checks a command in steps, and some refusals come before its body has arrived. So a reader
+here takes the buffer and a position, and either returns a value with the position after it,
+raises `RequestError` (the error frame to send), or raises `Incomplete`: so many bytes are needed
+before it is worth trying again. The caller keeps what is left and repeats the command then, which
+is why nothing here has effects.
+
+The order of the checks and the texts are nsqd's (nsqd/protocol_v2.go); clients match on them.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+
+from nsqtools.protocol.go_text import quote
+from nsqtools.protocol.message import ID_LENGTH
+from nsqtools.protocol.names import is_valid_name
+
+MAX_LINE_LENGTH = 16384  # nsqd's read buffer: the newline has to fit in it
+
+_SIZE = struct.Struct(">i")
+_UINT64 = 1 << 64
+_FINISH_RUN = re.compile(rb"(?:FIN [^\n\r ]{16}\n)++")
+_FINISH = struct.Struct("4x16sx")
+
+
+class RequestError(Exception):
+    """A request that nsqd refuses: ``code`` and ``text`` are the data of its error frame.
+
+    ``fatal`` says that the connection ends with it.
+    """
+
+    def __init__(self, code: str, text: str | bytes, *, fatal: bool = True) -> None:
+        super().__init__(code, text)
+        self.data = code.encode() + b" " + (text.encode() if isinstance(text, str) else text)
+        self.fatal = fatal
+
+
+class Incomplete(Exception):
+    """The command is not there whole: keep the bytes from ``position`` until ``wanted`` are there.
+
+    ``error`` is what to answer when they never come, None for silence.
+    """
+
+    def __init__(self, position: int, wanted: int, error: RequestError | None = None) -> None:
+        super().__init__(position, wanted)
+        self.position = position
+        self.wanted = wanted
+        self.error = error
+
+
+class LineTooLong(Exception):
+    """No newline in the first 16384 bytes: nsqd closes without a word."""
+
+
+def read_line(data: bytes, position: int) -> tuple[list[bytes], int]:
+    """Split the command line at ``position`` into words; empty ones count."""
+    newline = data.find(b"\n", position, position + MAX_LINE_LENGTH)
+    if newline < 0:
+        have = len(data) - position
+        if have >= MAX_LINE_LENGTH:
+            raise LineTooLong
+        raise Incomplete(position, have + 1)
+    end = newline - 1 if newline > position and data[newline - 1] == 13 else newline
+    return data[position:end].split(b" "), newline + 1
+
+
+def read_finishes(data: bytes, position: int) -> tuple[list[bytes], int]:
+    """Take a run of plain FIN lines at once: the ids, possibly none."""
+    run = _FINISH_RUN.match(data, position)
+    if run is None:
+        return [], position
+    return [found[0] for found in _FINISH.iter_unpack(run.group())], run.end()
+
+
+def read_size(data: bytes, position: int, start: int, unreadable: RequestError) -> tuple[int, int]:
+    """Read a signed size; ``start`` is where the command began."""
+    after = position + 4
+    if len(data) < after:
+        raise Incomplete(start, after - start, unreadable)
+    return _SIZE.unpack_from(data, position)[0], after
+
+
+def read_body(
+    data: bytes, position: int, start: int, command: str, max_body_size: int
+) -> tuple[bytes, int]:
+    """Read the sized body of IDENTIFY or AUTH."""
+    unreadable = RequestError("E_BAD_BODY", f"{command} failed to read body size")
+    size, position = read_size(data, position, start, unreadable)
+    if size > max_body_size:
+        raise RequestError("E_BAD_BODY", f"{command} body too big {size} > {max_body_size}")
+    if size <= 0:
+        raise RequestError("E_BAD_BODY", f"{command} invalid body size {size}")
+    return _take(data, position, start, size, "E_BAD_BODY", f"{command} failed to read body")
+
+
+def read_message(
+    data: bytes, position: int, start: int, command: str, max_msg_size: int
+) -> tuple[bytes, int]:
+    """Read the sized message of PUB or DPUB."""
+    after = position + 4
+    if len(data) < after:
+        text = f"{command} failed to read message body size"
+        raise Incomplete(start, after - start, RequestError("E_BAD_MESSAGE", text))
+    size = _SIZE.unpack_from(data, position)[0]
+    if size <= 0:
+        raise RequestError("E_BAD_MESSAGE", f"{command} invalid message body size {size}")
+    if size > max_msg_size:
+        raise RequestError("E_BAD_MESSAGE", f"{command} message too big {size} > {max_msg_size}")
+    text = f"{command} failed to read message body"
+    return _take(data, after, start, size, "E_BAD_MESSAGE", text)
+
+
+def _take(
+    data: bytes, position: int, start: int, size: int, code: str, text: str
+) -> tuple[bytes, int]:
+    after = position + size
+    if len(data) < after:
+        raise Incomplete(start, after - start, RequestError(code, text))
+    return data[position:after], after
+
+
+class BodiesReader:
+    """Reads a count and as many sized messages: what MPUB and HTTP's binary /mpub carry.
+
+    A body of 5 MB comes in many reads. `read` keeps the messages it has, so that nothing is parsed
+    or held twice; call it again with the rest when it raised `Incomplete`.
+    """
+
+    def __init__(self, max_msg_size: int, max_body_size: int) -> None:
+        self.bodies: list[bytes] = []
+        self._max_msg_size = max_msg_size
+        self._max_count = (max_body_size - 4) // 5  # a message takes 5 bytes at least
+        self._count = 0
+
+    def read(self, data: bytes, position: int) -> int:
+        """Take messages into ``bodies`` and return the position after the last one."""
+        if not self._count:
+            unreadable = RequestError("E_BAD_BODY", "MPUB failed to read message count")
+            count, position = read_size(data, position, position, unreadable)
+            if count <= 0 or count > self._max_count:
+                raise RequestError("E_BAD_BODY", f"MPUB invalid message count {count}")
+            self._count = count
+        bodies = self.bodies
+        limit = self._max_msg_size
+        unpack = _SIZE.unpack_from
+        have = len(data)
+        for index in range(len(bodies), self._count):
+            body_at = position + 4
+            if have < body_at:
+                text = f"MPUB failed to read message({index}) body size"
+                raise Incomplete(position, 4, RequestError("E_BAD_MESSAGE", text))
+            size = unpack(data, position)[0]
+            if size <= 0:
+                text = f"MPUB invalid message({index}) body size {size}"
+                raise RequestError("E_BAD_MESSAGE", text)
+            if size > limit:
+                raise RequestError("E_BAD_MESSAGE", f"MPUB message too big {size} > {limit}")
+            after = body_at + size
+            if have < after:
+                text = "MPUB failed to read message body"
+                raise Incomplete(position, size + 4, RequestError("E_BAD_MESSAGE", text))
+            bodies.append(data[body_at:after])
+            position = after
+        return position
+
+
+def read_multi_publish_size(data: bytes, position: int, start: int, max_body_size: int) -> int:
+    """Check the outer size of MPUB's body and return the position after it.
+
+    nsqd believes this size no further: the count and the sizes inside say where the body ends.
+    """
+    unreadable = RequestError("E_BAD_BODY", "MPUB failed to read body size")
+    size, position = read_size(data, position, start, unreadable)
+    if size <= 0:
+        raise RequestError("E_BAD_BODY", f"MPUB invalid body size {size}")
+    if size > max_body_size:
+        raise RequestError("E_BAD_BODY", f"MPUB body too big {size} > {max_body_size}")
+    return position
+
+
+def parse_uint64(word: bytes) -> int:
+    """Read ASCII digits as nsqd does: empty is 0, and the arithmetic wraps. Raises ValueError."""
+    if word and not word.isdigit():
+        raise ValueError(word)
+    return int(word or b"0") % _UINT64
+
+
+def as_int64(value: int) -> int:
+    """Return what a Go int64 holds after the value was put into it."""
+    value %= _UINT64
+    return value - _UINT64 if value >= _UINT64 >> 1 else value
+
+
+def topic_name(command: str, word: bytes) -> str:
+    """Check the topic of a command."""
+    return _name("E_BAD_TOPIC", f"{command} topic name", word)
+
+
+def channel_name(command: str, word: bytes) -> str:
+    """Check the channel of a command."""
+    return _name("E_BAD_CHANNEL", f"{command} channel name", word)
+
+
+def _name(code: str, what: str, word: bytes) -> str:
+    name = word.decode("latin-1")
+    if not is_valid_name(name):
+        raise RequestError(code, what.encode() + b" " + quote(word) + b" is not valid")
+    return name
+
+
+def message_id(words: list[bytes], minimum: int = 2) -> bytes:
+    """Check the parameters of FIN, REQ and TOUCH and return the id."""
+    if len(words) < minimum:
+        raise RequestError("E_INVALID", words[0] + b" insufficient number of params")
+    if len(words[1]) != ID_LENGTH:
+        raise RequestError("E_INVALID", "invalid message ID")
+    return words[1]

@@ -1,0 +1,18 @@
+"""nsqd and nsqlookupd in Python: real servers for a machine that has no NSQ, and for tests.
+
+`EmbeddedNsqd` runs an nsqd in a thread of this process; ``nsq nsqd`` runs the same daemon in front.
+Everything of one daemon happens in one asyncio loop, so nothing in here takes a lock.
+
+    daemon.py            binds, loads, serves, stops; embedded.py puts it in a thread
+    connection.py        bytes of one TCP client in and out, its layers and deadlines
+    protocol_v2.py       the commands of nsqd; consumer.py pushes messages within RDY
+    nsqd.py topic.py channel.py   where messages go; pure but for the timers of the loop
+    backlog.py disk_queue.py      memory, then files in Go's formats
+    http_foundation.py nsqd_http.py   the HTTP API
+"""
+
+from __future__ import annotations
+
+from nsqtools.server.embedded import EmbeddedNsqd
+
+__all__ = ["EmbeddedNsqd"]

@@ -1,0 +1,144 @@
+"""One nsqd from start to stop, in the running loop.
+
+The order is nsqd's: lock the data path, load the certificate, bind everything, load nsqd.dat, write
+it, and only then accept. Clients that come early wait in the backlog of the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+from nsqtools.protocol.frames import ERROR, encode_frame
+from nsqtools.server.auth import AuthServers
+from nsqtools.server.connection import Connection
+from nsqtools.server.data_lock import DataLock
+from nsqtools.server.http_foundation import HTTPApi
+from nsqtools.server.http_server import HTTPServer
+from nsqtools.server.listen import listen, real_address, real_port
+from nsqtools.server.log import Log
+from nsqtools.server.nsqd import Nsqd
+from nsqtools.server.nsqd_http import NsqdHTTP, Ports
+from nsqtools.server.options import REQUIRED, NsqdOptions
+from nsqtools.server.protocol_v2 import Door, ProtocolV2
+from nsqtools.server.stats_http import StatsHTTP, version_line
+from nsqtools.server.tls import server_context
+
+_REFUSAL = encode_frame(ERROR, b"E_BAD_PROTOCOL")
+
+
+class NsqdDaemon:
+    """Binds when it is made. Raises `ConfigurationError` with nsqd's text.
+
+    ``tcp_address``, ``http_address`` and ``https_address`` are the real ones, ``""`` without.
+    """
+
+    def __init__(self, options: NsqdOptions, log: Log) -> None:
+        self._log = log
+        log.info(version_line("nsqd"))
+        log.info(f"ID: {options.node_id}")
+        with ExitStack() as undo:
+            lock = DataLock(Path(options.data_path or "."))
+            undo.callback(lock.release)
+            self._tls_context = server_context(options)
+            self._tcp = self._listen(options.tcp_address, undo)
+            self._http = self._listen(options.http_address, undo)
+            address = options.https_address if self._tls_context is not None else ""
+            self._https = self._listen(address, undo)
+            self._undo = undo.pop_all()
+        self.tcp_address = _address(self._tcp)
+        self.http_address = _address(self._http)
+        self.https_address = _address(self._https)
+        self._options = options
+        self._connections: set[Connection] = set()
+        self._http_servers: list[HTTPServer] = []
+        self._server: asyncio.Server | None = None
+
+    def _listen(self, address: str, undo: ExitStack) -> socket.socket | None:
+        if not address:
+            return None
+        listener = listen(address)
+        undo.callback(listener.close)
+        if listener.family == socket.AF_UNIX:
+            undo.callback(Path(address).unlink, missing_ok=True)
+        return listener
+
+    async def start(self) -> None:
+        """Load the data and serve. Raises `ConfigurationError`, ``OSError``."""
+        loop = asyncio.get_running_loop()
+        self.nsqd = Nsqd(self._options, loop, self._log)
+        self.nsqd.load()
+        door = Door(self.nsqd, self._tls_context, self._auth_servers())
+        await self._serve_tcp(loop, door)
+        await self._serve_http(door)
+
+    def _auth_servers(self) -> AuthServers | None:
+        options = self._options
+        if not options.auth_http_address:
+            return None
+        return AuthServers(
+            options.auth_http_address,
+            options.http_client_connect_timeout,
+            options.http_client_request_timeout,
+            self._log,
+        )
+
+    async def _serve_tcp(self, loop: asyncio.AbstractEventLoop, door: Door) -> None:
+        speakers = {b"  V2": lambda connection: ProtocolV2(connection, door)}
+        if self._tcp is None:
+            return
+        self._server = await loop.create_server(
+            lambda: Connection(speakers, _REFUSAL, self._connections, self._log), sock=self._tcp
+        )
+        self._log.info(f"TCP: listening on {self.tcp_address}")
+
+    async def _serve_http(self, door: Door) -> None:
+        ports = Ports(_port(self._tcp), _port(self._http), _port(self._https))
+        handlers = {
+            **NsqdHTTP(self.nsqd, ports).handlers(),
+            **StatsHTTP(self.nsqd, door.clients, {}, lambda addresses: None).handlers(),
+        }
+        required_port = max(ports.https, 0) if self._options.tls_required == REQUIRED else None
+        api = HTTPApi(handlers, self._log, tls_required_port=required_port)
+        for name, listener, context in (
+            ("HTTP", self._http, None),
+            ("HTTPS", self._https, self._tls_context),
+        ):
+            if listener is not None:
+                server = HTTPServer(api, listener, context)
+                await server.start()
+                self._http_servers.append(server)
+                self._log.info(f"{name}: listening on {_address(listener)}")
+
+    async def stop(self) -> None:
+        """Close all connections, write everything to disk and release the data path."""
+        self._log.info("NSQ: stopping subsystems")
+        await self._disconnect()
+        self.nsqd.close()
+        self._undo.close()
+        self._log.info("NSQ: bye")
+
+    async def kill(self) -> None:
+        """Stop and write nothing, as if the process had been killed."""
+        self.nsqd.abandon()
+        await self._disconnect()
+        self._undo.close()
+
+    async def _disconnect(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.abort()
+        for server in self._http_servers:
+            await server.stop()
+        await asyncio.sleep(0)  # lets the transports close their sockets
+
+
+def _address(listener: socket.socket | None) -> str:
+    return real_address(listener) if listener is not None else ""
+
+
+def _port(listener: socket.socket | None) -> int:
+    return real_port(listener) if listener is not None else -1

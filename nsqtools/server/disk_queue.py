@@ -1,0 +1,350 @@
+"""A queue in files, in the formats of go-diskqueue: either program opens the other's directory.
+
+``NAME.diskqueue.000000.dat`` and so on hold records (int32 length, bytes), appended up to a size
+and deleted when read; ``NAME.diskqueue.meta.dat`` holds depth and the two positions. Reads are
+buffered, but a position moves only when a record is handed over.
+
+Durability is Go's: an fsync of the data, then the meta file, after every so many operations, after
+``sync_timeout`` (by the owner, see `needs_sync`), at a new file, and at close. What was written
+after the last meta is found again by the file being longer than the meta says; then reading goes on
+to its end and writing in the next file. A file that cannot be read on is renamed to
+``.bad`` and the next one is tried.
+
+Two faults of the original are not copied: data files without a meta file are read and not
+overwritten, and a file that was read to its end when the writer rolled is deleted, not ``.bad``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from nsqtools.protocol.message import MIN_MESSAGE_SIZE
+from nsqtools.server.atomic_file import replace_file
+from nsqtools.server.log import Log
+
+_LENGTH = struct.Struct(">i")
+_READ_SIZE = 1 << 18
+
+
+class CorruptFile(Exception):
+    """A data file cannot be read on from here."""
+
+
+class DiskQueue:
+    """One queue. ``name`` is ``TOPIC`` or ``TOPIC:CHANNEL``."""
+
+    def __init__(
+        self,
+        name: str,
+        data_path: Path,
+        *,
+        max_bytes_per_file: int,
+        max_msg_size: int,
+        sync_every: int,
+        log: Log,
+    ) -> None:
+        self.name = name
+        self.depth = 0
+        self._path = data_path
+        self._max_bytes_per_file = max_bytes_per_file
+        self._max_record = max_msg_size + MIN_MESSAGE_SIZE
+        self._sync_every = sync_every
+        self._log = log
+        self._read_file = self._read_position = 0
+        self._write_file = self._write_position = 0
+        self._reader = self._writer = -1
+        self._buffer = b""  # bytes of the read file from _read_position + _buffer_used on
+        self._buffer_used = 0
+        self._operations = 0  # since the last sync
+        self._open()
+
+    @property
+    def needs_sync(self) -> bool:
+        """Whether anything happened since the last sync."""
+        return self._operations > 0
+
+    def put(self, records: Sequence[bytes]) -> None:
+        """Append records. Raises ``OSError``; then a prefix of them may have been written."""
+        block: list[bytes] = []
+        block_size = 0
+        for record in records:
+            size = len(record) + 4
+            if not MIN_MESSAGE_SIZE <= len(record) <= self._max_record:
+                self._append(block, block_size)
+                raise OSError(
+                    f"invalid message write size ({len(record)}) "
+                    f"minMsgSize={MIN_MESSAGE_SIZE} maxMsgSize={self._max_record}"
+                )
+            position = self._write_position + block_size
+            if position and position + size > self._max_bytes_per_file:
+                self._append(block, block_size)
+                self._roll()
+                block, block_size = [], 0
+            block += (_LENGTH.pack(len(record)), record)
+            block_size += size
+        self._append(block, block_size)
+        self._count(len(records))
+
+    def get(self, count: int) -> list[bytes]:
+        """Remove and return up to ``count`` records; an empty list means that there are none."""
+        records: list[bytes] = []
+        while len(records) < count and self.has_unread:
+            try:
+                record = self._next_record()
+            except (OSError, CorruptFile) as exc:
+                self._log.error(
+                    f"DISKQUEUE({self.name}) reading at {self._read_position} of "
+                    f"{self._file(self._read_file)} - {exc}"
+                )
+                self._set_aside()
+                continue
+            if record is not None:
+                records.append(record)
+                self.depth -= 1
+                self._check_tail()
+        if records:
+            self._count(len(records))
+        return records
+
+    def empty(self) -> None:
+        """Drop everything and go on in a new file. Raises ``OSError``."""
+        self._log.info(f"DISKQUEUE({self.name}): emptying")
+        self._skip_to_new_file()
+        self._meta_path.unlink(missing_ok=True)
+        self._operations = 0
+
+    def delete(self) -> None:
+        """Close and leave no file behind. Raises ``OSError``."""
+        self._log.info(f"DISKQUEUE({self.name}): deleting")
+        self._skip_to_new_file()
+        self._meta_path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Sync and close. Raises ``OSError``."""
+        self._log.info(f"DISKQUEUE({self.name}): closing")
+        try:
+            self.sync()
+        finally:
+            self._close_reader()
+            self._close_writer()
+
+    def sync(self) -> None:
+        """Make what was put and read durable. Raises ``OSError``."""
+        if self._writer >= 0:
+            os.fsync(self._writer)
+        replace_file(
+            self._meta_path,
+            f"{self.depth}\n{self._read_file},{self._read_position}\n"
+            f"{self._write_file},{self._write_position}\n".encode(),
+        )
+        self._operations = 0
+
+    def try_sync(self) -> None:
+        """Make it durable; a failure is logged and the next sync tries again."""
+        try:
+            self.sync()
+        except OSError as exc:
+            self._log.error(f"DISKQUEUE({self.name}) failed to sync - {exc}")
+
+    def describe(self, error: OSError) -> str:
+        """Return the error of a write as Go would tell it."""
+        if error.strerror is None:
+            return str(error)
+        operation = "open" if error.filename else "write"
+        return f"{operation} {self._file(self._write_file)}: {error.strerror.lower()}"
+
+    def _count(self, operations: int) -> None:
+        self._operations += operations
+        if self._operations >= self._sync_every:
+            self.try_sync()
+
+    # files
+
+    @property
+    def _meta_path(self) -> Path:
+        return self._path / f"{self.name}.diskqueue.meta.dat"
+
+    def _file(self, number: int) -> Path:
+        return self._path / f"{self.name}.diskqueue.{number:06d}.dat"
+
+    def _open(self) -> None:
+        try:
+            numbers = self._meta_path.read_text("ascii").replace(",", "\n").split()
+            depth, read_file, read_position, write_file, write_position = map(int, numbers)
+        except (OSError, ValueError) as exc:
+            if not isinstance(exc, FileNotFoundError):
+                self._log.error(f"DISKQUEUE({self.name}) failed to retrieveMetaData - {exc}")
+            self._adopt_files()
+            return
+        self.depth = depth
+        self._read_file, self._read_position = read_file, read_position
+        self._write_file, self._write_position = write_file, write_position
+        size = self._size(write_file)
+        if write_position < size:
+            self._log.warn(
+                f"DISKQUEUE({self.name}) {self._file(write_file)} metadata writePos "
+                f"{write_position} < file size of {size}, skipping to new file"
+            )
+            self._write_file += 1
+            self._write_position = 0
+
+    def _adopt_files(self) -> None:
+        pattern = re.compile(re.escape(self.name) + r"\.diskqueue\.(\d{6,})\.dat")
+        found = (pattern.fullmatch(path.name) for path in self._path.iterdir())
+        numbers = sorted(int(match[1]) for match in found if match)
+        if numbers:
+            self._log.warn(f"DISKQUEUE({self.name}) has no metadata, reading all its files")
+            self._read_file = numbers[0]
+            self._write_file = numbers[-1] + 1
+            self._operations = 1
+
+    def _size(self, number: int) -> int:
+        try:
+            return self._file(number).stat().st_size
+        except OSError:
+            return 0
+
+    def _roll(self) -> None:
+        read_to_end = self._read_file == self._write_file and not self.has_unread
+        old = self._write_file
+        self._write_file += 1
+        self._write_position = 0
+        if read_to_end:
+            self._close_reader()
+            self._read_file, self._read_position = self._write_file, 0
+        self.try_sync()
+        self._close_writer()
+        if read_to_end:
+            self._file(old).unlink(missing_ok=True)
+
+    def _append(self, block: list[bytes], size: int) -> None:
+        if not block:
+            return
+        if self._writer < 0:
+            path = self._file(self._write_file)
+            self._writer = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._log.info(f"DISKQUEUE({self.name}): writeOne() opened {path}")
+        data = b"".join(block)
+        done = 0
+        try:
+            while done < len(data):
+                done += os.pwrite(
+                    self._writer, memoryview(data)[done:], self._write_position + done
+                )
+        except OSError:
+            self._close_writer()  # the next attempt overwrites what may have been written
+            raise
+        self._write_position += size
+        self.depth += len(block) // 2
+
+    def _close_writer(self) -> None:
+        if self._writer >= 0:
+            os.close(self._writer)
+            self._writer = -1
+
+    def _close_reader(self) -> None:
+        if self._reader >= 0:
+            os.close(self._reader)
+            self._reader = -1
+        self._buffer = b""
+        self._buffer_used = 0
+
+    # reading
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether `get` has anything to try: after a crash the depth alone does not tell."""
+        if self._read_file == self._write_file:
+            return self._read_position < self._write_position
+        return self._read_file < self._write_file
+
+    def _next_record(self) -> bytes | None:
+        """Return the record at the read position; None after having moved on to the next file."""
+        if self._reader < 0:
+            path = self._file(self._read_file)
+            self._reader = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._log.info(f"DISKQUEUE({self.name}): readOne() opened {path}")
+        head = self._peek(4)
+        if not head and self._read_file < self._write_file:
+            self._next_file(delete=True)
+            return None
+        if len(head) < 4:
+            raise CorruptFile("unexpected EOF")
+        length: int = _LENGTH.unpack(head)[0]
+        if not MIN_MESSAGE_SIZE <= length <= self._max_record:
+            raise CorruptFile(f"invalid message read size ({length})")
+        record = self._peek(4 + length)
+        if len(record) < 4 + length:
+            raise CorruptFile("unexpected EOF")
+        self._buffer_used += 4 + length
+        self._read_position += 4 + length
+        if self._read_file < self._write_file and not self._peek(1):
+            self._next_file(delete=True)
+        return record[4:]
+
+    def _peek(self, size: int) -> bytes:
+        used = self._buffer_used
+        if len(self._buffer) - used < size:
+            rest = self._buffer[used:]
+            at = self._read_position + len(rest)
+            wanted = max(_READ_SIZE, size)
+            if self._read_file == self._write_file:
+                wanted = min(wanted, self._write_position - at)
+            self._buffer = rest + os.pread(self._reader, wanted, at)
+            self._buffer_used = used = 0
+        return self._buffer[used : used + size]
+
+    def _next_file(self, *, delete: bool) -> None:
+        self._close_reader()
+        old = self._file(self._read_file)
+        self._read_file += 1
+        self._read_position = 0
+        self.try_sync()
+        if delete:
+            old.unlink(missing_ok=True)
+
+    def _set_aside(self) -> None:
+        if self._read_file == self._write_file:
+            self._close_writer()
+            self._write_file += 1
+            self._write_position = 0
+        bad = self._file(self._read_file)
+        self._log.warn(f"DISKQUEUE({self.name}) jump to next file and saving bad file as {bad}.bad")
+        try:
+            bad.rename(f"{bad}.bad")
+        except OSError:
+            self._log.error(
+                f"DISKQUEUE({self.name}) failed to rename bad diskqueue file {bad} to {bad}.bad"
+            )
+        self._next_file(delete=False)
+        self._check_tail()
+
+    def _check_tail(self) -> None:
+        """At the end of all files the depth must be 0; after a crash it need not have been."""
+        if self.has_unread:
+            return
+        if self.depth:
+            sign, reason = ("positive", "data loss") if self.depth > 0 else ("negative", "")
+            self._log.error(
+                f"DISKQUEUE({self.name}) {sign} depth at tail ({self.depth}), "
+                f"{reason or 'metadata corruption'}, resetting 0..."
+            )
+            self.depth = 0
+            self._operations += 1
+        at_end = (self._read_file, self._read_position)
+        if at_end != (self._write_file, self._write_position):
+            self._log.error(f"DISKQUEUE({self.name}) read position is past the end, corruption")
+            self._skip_to_new_file()
+
+    def _skip_to_new_file(self) -> None:
+        self._close_reader()
+        self._close_writer()
+        for number in range(self._read_file, self._write_file + 1):
+            self._file(number).unlink(missing_ok=True)
+        self._write_file += 1
+        self._read_file = self._write_file
+        self._read_position = self._write_position = self.depth = 0

@@ -1,0 +1,66 @@
+"""Listening sockets for Go's addresses: ``host:port``, ``:port``, or the path of a unix socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from nsqtools.errors import ConfigurationError
+
+_BACKLOG = 1024
+_EVERYWHERE = ("", "0.0.0.0", "::")
+
+
+def listen(address: str) -> socket.socket:
+    """Bind and listen. Raises `ConfigurationError` with nsqd's text.
+
+    ``0.0.0.0`` listens on IPv6, too, as Go does.
+    """
+    host, colon, port = address.rpartition(":")
+    try:
+        if not colon or not port.isdigit():
+            return _listen_unix(address)
+        if host in _EVERYWHERE and socket.has_dualstack_ipv6():
+            return socket.create_server(
+                ("::", int(port)),
+                family=socket.AF_INET6,
+                dualstack_ipv6=True,
+                backlog=_BACKLOG,
+            )
+        host = host.strip("[]")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, int(port)), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as exc:
+        reason = (getattr(exc, "strerror", None) or str(exc)).lower()
+        if isinstance(exc, OSError) and exc.errno is not None:
+            reason = os.strerror(exc.errno).lower()
+        raise ConfigurationError(
+            f"listen ({address}) failed - listen tcp {address}: bind: {reason}",
+            hint="Is another nsqd running? Port 0 takes any free port.",
+        ) from exc
+
+
+def _listen_unix(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def real_address(listener: socket.socket) -> str:
+    """Return where it listens, as ``host:port`` with the real port, or as a path."""
+    name = listener.getsockname()
+    if isinstance(name, str):
+        return name
+    host, port = name[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def real_port(listener: socket.socket) -> int:
+    """Return the port, -1 for a unix socket."""
+    name = listener.getsockname()
+    return -1 if isinstance(name, str) else int(name[1])

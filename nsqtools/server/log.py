@@ -1,0 +1,57 @@
+"""Log lines in nsqd's form on stderr: ``[nsqd] 2026/11/21 03:45:10.909120 INFO: text``.
+
+Programs parse these lines (``TCP: listening on ...``), so their form is part of the interface. An
+embedded daemon writes none unless it is given a stream.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TextIO
+
+LEVELS = ("debug", "info", "warn", "error", "fatal")
+_WORDS = ("DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
+
+
+class Log:
+    """Writes the lines of one daemon; ``level`` may be changed while it runs. None: no lines."""
+
+    def __init__(self, stream: TextIO | None, prefix: str, level: str = "info") -> None:
+        self._stream = stream
+        self._prefix = prefix
+        self.level = level
+
+    @property
+    def level(self) -> str:
+        """The least severe level that is written."""
+        return LEVELS[self._lowest]
+
+    @level.setter
+    def level(self, level: str) -> None:
+        self._lowest = LEVELS.index(level)
+
+    def debug(self, text: str) -> None:
+        self._write(0, text)
+
+    def info(self, text: str) -> None:
+        self._write(1, text)
+
+    def warn(self, text: str) -> None:
+        self._write(2, text)
+
+    def error(self, text: str) -> None:
+        self._write(3, text)
+
+    def fatal(self, text: str) -> None:
+        self._write(4, text)
+
+    def _write(self, level: int, text: str) -> None:
+        if self._stream is None or level < self._lowest:
+            return
+        stamp = datetime.now().strftime("%Y/%m/%d %H:%M:%S.%f")
+        try:
+            self._stream.write(f"{self._prefix}{stamp} {_WORDS[level]}: {text}\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            # a log that nobody reads any more must not stop the queue
+            self._stream = None

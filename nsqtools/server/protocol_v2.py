@@ -1,0 +1,415 @@
+"""Protocol V2, nsqd's side: one handler a command, checks in nsqd's order.
+
+A handler gets the words of the line, the buffer, the position after the line and the one where the
+command began; it returns the position after its body. It must have no effect before the last point
+where it can raise `Incomplete` or `Pause`, because the command is run again then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from ssl import SSLContext
+from typing import Final
+
+from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec
+from nsqtools.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, OK, RESPONSE, encode_frame
+from nsqtools.protocol.go_text import go_json, quote
+from nsqtools.protocol.identify_request import decode_identify
+from nsqtools.protocol.requests import (
+    BodiesReader,
+    Incomplete,
+    RequestError,
+    as_int64,
+    channel_name,
+    message_id,
+    parse_uint64,
+    read_body,
+    read_finishes,
+    read_line,
+    read_message,
+    read_multi_publish_size,
+    topic_name,
+)
+from nsqtools.server.auth import AuthFailed, AuthRequest, AuthServers, AuthState
+from nsqtools.server.backlog import BackendError
+from nsqtools.server.channel import ConsumerLimit
+from nsqtools.server.connection import Connection, Pause
+from nsqtools.server.heartbeat import Heartbeat
+from nsqtools.server.negotiation import default_terms, identify_reply, negotiate
+from nsqtools.server.nsqd import Nsqd
+from nsqtools.server.subscription import Subscription
+from nsqtools.server.tls import HANDSHAKE_TIMEOUT_S, TLSLayer
+from nsqtools.server.topic import Topic
+
+STATE_INIT: Final = 0
+STATE_SUBSCRIBED: Final = 3
+STATE_CLOSING: Final = 4
+
+_OK_FRAME = encode_frame(RESPONSE, OK)
+_CLOSE_WAIT_FRAME = encode_frame(RESPONSE, CLOSE_WAIT)
+_HEARTBEAT_FRAME = encode_frame(RESPONSE, HEARTBEAT)
+
+Handler = Callable[[list[bytes], bytes, int, int], int]
+
+
+@dataclass(slots=True)
+class Door:
+    """What all TCP clients of a daemon share."""
+
+    nsqd: Nsqd
+    tls_context: SSLContext | None = None
+    auth_servers: AuthServers | None = None
+    clients: set[ProtocolV2] = field(default_factory=set)
+
+
+class ProtocolV2:
+    """The conversation with one client; see `connection.Speaker`."""
+
+    def __init__(self, connection: Connection, door: Door) -> None:
+        self.connection = connection
+        self.state = STATE_INIT
+        self.terms = default_terms(door.nsqd.options, connection.remote_ip)
+        self.subscription: Subscription | None = None
+        self.auth: AuthState | None = None
+        self.published: Counter[str] = Counter()
+        self.connected_s = time.time()
+        self._door = door
+        self._nsqd = door.nsqd
+        self._options = door.nsqd.options
+        self._auth_request: AuthRequest | None = None
+
+        self._bodies: tuple[Topic, BodiesReader] | None = None  # of an MPUB that is arriving
+        self._heartbeat = Heartbeat(
+            self._nsqd.loop, self._send_heartbeat, connection.give_up, connection.abort
+        )
+        self._heartbeat.start(self.terms.heartbeat_s)
+        self._handlers: dict[bytes, Handler] = {
+            b"IDENTIFY": self._identify,
+            b"AUTH": self._auth,
+            b"SUB": self._subscribe,
+            b"RDY": self._ready,
+            b"FIN": self._finish,
+            b"REQ": self._requeue,
+            b"TOUCH": self._touch,
+            b"CLS": self._close,
+            b"NOP": self._nop,
+            b"PUB": self._publish,
+            b"DPUB": self._deferred_publish,
+            b"MPUB": self._multi_publish,
+        }
+        door.clients.add(self)
+
+    # connection.Speaker
+
+    def execute(self, data: bytes, position: int) -> int:
+        """Run the command at the position, or a run of FINs."""
+        if self._bodies is not None:
+            return self._read_bodies(*self._bodies, data, position)
+        if self.subscription is not None:
+            ids, after = read_finishes(data, position)
+            if ids:
+                self._finish_all(self.subscription, ids)
+                return after
+        words, after = read_line(data, position)
+        command = words[0]
+        if self._options.tls_required and self.connection.tls is None and command != b"IDENTIFY":
+            text = b"cannot %b in current state (TLS required)" % command
+            raise RequestError("E_INVALID", text)
+        handler = self._handlers.get(command)
+        if handler is None:
+            raise RequestError("E_INVALID", b"invalid command " + command)
+        return handler(words, data, after, position)
+
+    def encode_error(self, error: RequestError) -> bytes:
+        """Return the error frame."""
+        return encode_frame(ERROR, error.data)
+
+    def commands_done(self) -> None:
+        """Start the time of silence anew."""
+        self._heartbeat.command_done()
+
+    def output_stuck(self) -> None:
+        """Give the client some time to read."""
+        self._heartbeat.output_stuck()
+
+    def output_flows(self) -> None:
+        """Push messages again."""
+        self._heartbeat.output_flows()
+        if self.subscription is not None:
+            self.subscription.channel.wake()
+
+    def closed(self) -> None:
+        """Leave the channel; what was in flight times out."""
+        self._heartbeat.stop()
+        self._door.clients.discard(self)
+        if self.subscription is not None:
+            self.subscription.leave()
+
+    def _send_heartbeat(self) -> None:
+        self.connection.send(_HEARTBEAT_FRAME)
+        self.connection.flush()
+
+    def _respond(self, data: bytes) -> None:
+        self.connection.send(encode_frame(RESPONSE, data))
+
+    # negotiation
+
+    def _check_state(self, command: str, *allowed: int) -> None:
+        if self.state not in allowed:
+            raise RequestError("E_INVALID", f"cannot {command} in current state")
+
+    def _identify(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+        self._check_state("IDENTIFY", STATE_INIT)
+        body, position = read_body(data, position, start, "IDENTIFY", self._options.max_body_size)
+        identify = decode_identify(body)
+        has_tls = self._door.tls_context is not None
+        self.terms = negotiate(self.terms, identify, self._options, has_tls=has_tls)
+        self._heartbeat.start(self.terms.heartbeat_s)
+        if not identify.feature_negotiation:
+            self.connection.send(_OK_FRAME)
+            return position
+        self._respond(identify_reply(self.terms, self._options).encode())
+        if self.terms.tls_v1 and self._door.tls_context is not None:
+            layer = TLSLayer(self._door.tls_context)
+            self.connection.start_tls(layer, HANDSHAKE_TIMEOUT_S, self._tls_is_up)
+            return len(data)  # bytes sent ahead of the handshake belong to no layer
+        return len(data) if self._start_compression() else position
+
+    def _tls_is_up(self) -> None:
+        self.connection.send(_OK_FRAME)
+        self._start_compression()
+
+    def _start_compression(self) -> bool:
+        if self.terms.snappy:
+            self.connection.start_compression(SnappyCodec())
+        elif self.terms.deflate:
+            self.connection.start_compression(DeflateCodec(self.terms.deflate_level))
+        else:
+            return False
+        self.connection.send(_OK_FRAME)
+        return True
+
+    def _auth(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+        self._check_state("AUTH", STATE_INIT)
+        if len(words) != 1:
+            raise RequestError("E_INVALID", "AUTH invalid number of parameters")
+        secret, position = read_body(data, position, start, "AUTH", self._options.max_body_size)
+        if self.auth is not None and self.auth.authorizations:
+            raise RequestError("E_INVALID", "AUTH already set")
+        if self._door.auth_servers is None:
+            raise RequestError("E_AUTH_DISABLED", "AUTH disabled")
+        tls = self.connection.tls
+        self._auth_request = AuthRequest(
+            secret.decode("utf-8", "surrogateescape"),
+            self.connection.remote_ip,
+            is_tls=tls is not None,
+            common_name=tls.common_name if tls is not None else "",
+        )
+        raise Pause(position, self._authenticate(self._auth_request, self._door.auth_servers))
+
+    async def _authenticate(self, request: AuthRequest, servers: AuthServers) -> None:
+        await self._ask(request, servers)
+        if self.auth is None or not self.auth.authorizations:
+            raise RequestError("E_UNAUTHORIZED", "AUTH no authorizations found")
+        reply = {
+            "identity": self.auth.identity,
+            "identity_url": self.auth.identity_url,
+            "permission_count": len(self.auth.authorizations),
+        }
+        self._respond(go_json(reply))
+
+    async def _ask(self, request: AuthRequest, servers: AuthServers) -> None:
+        try:
+            self.auth = await servers.ask(request)
+        except AuthFailed as exc:
+            # why is for the log only: an untrusted client must not learn of the auth server
+            self._nsqd.log.warn(
+                f"PROTOCOL(V2): [{self.connection.remote_address}] AUTH failed {exc}"
+            )
+            raise RequestError("E_AUTH_FAILED", "AUTH failed") from exc
+
+    def _check_auth(self, command: str, topic: str, channel: str, start: int) -> None:
+        servers = self._door.auth_servers
+        if servers is None:
+            return
+        if self.auth is None or self._auth_request is None or not self.auth.authorizations:
+            raise RequestError("E_AUTH_FIRST", f"AUTH required before {command}")
+        if self.auth.has_expired:
+            raise Pause(start, self._ask(self._auth_request, servers))
+        if not self.auth.allows(topic, channel):
+            names = quote(topic.encode()) + b" " + quote(channel.encode())
+            raise RequestError("E_UNAUTHORIZED", f"AUTH failed for {command} on ".encode() + names)
+
+    # consuming
+
+    def _subscribe(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+        self._check_state("SUB", STATE_INIT)
+        if not self.terms.heartbeat_s:
+            raise RequestError("E_INVALID", "cannot SUB with heartbeats disabled")
+        if len(words) < 3:
+            raise RequestError("E_INVALID", "SUB insufficient number of parameters")
+        topic = topic_name("SUB", words[1])
+        channel = channel_name("SUB", words[2])
+        self._check_auth("SUB", topic, channel, start)
+        subscription = Subscription(
+            self.connection,
+            self._nsqd.get_topic(topic).get_channel(channel),
+            self.terms,
+            self._nsqd.loop,
+        )
+        try:
+            subscription.channel.add_consumer(subscription)
+        except ConsumerLimit as exc:
+            raise RequestError("E_SUB_FAILED", f"SUB failed {exc}") from exc
+        self.subscription = subscription
+        self.state = STATE_SUBSCRIBED
+        self.connection.send(_OK_FRAME)
+        return position
+
+    def _subscribed(self, command: str) -> Subscription:
+        self._check_state(command, STATE_SUBSCRIBED, STATE_CLOSING)
+        assert self.subscription is not None
+        return self.subscription
+
+    def _ready(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+        if self.state == STATE_CLOSING:
+            return position
+        self._check_state("RDY", STATE_SUBSCRIBED)
+        count = 1
+        if len(words) > 1:
+            try:
+                count = as_int64(parse_uint64(words[1]))
+            except ValueError:
+                text = b"RDY could not parse count " + words[1]
+                raise RequestError("E_INVALID", text) from None
+        if not 0 <= count <= self._options.max_rdy_count:
+            limit = self._options.max_rdy_count
+            raise RequestError("E_INVALID", f"RDY count {count} out of range 0-{limit}")
+        self._subscribed("RDY").set_ready_count(count)
+        return position
+
+    def _finish(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+        subscription = self._subscribed("FIN")
+        self._finish_all(subscription, [message_id(words)])
+        return position
+
+    def _finish_all(self, subscription: Subscription, ids: list[bytes]) -> None:
+        for failed in subscription.finish(ids):
+            self._answer_failed("FIN", subscription, failed)
+
+    def _answer_failed(self, command: str, subscription: Subscription, failed: bytes) -> None:
+        """Send the error that leaves the connection open."""
+        reason = subscription.channel.why_not_in_flight(failed)
+        text = b"%b %b failed %b" % (command.encode(), failed, reason.encode())
+        self.connection.send(
+            self.encode_error(RequestError(f"E_{command}_FAILED", text, fatal=False))
+        )
+
+    def _requeue(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+        subscription = self._subscribed("REQ")
+        given_back = message_id(words, 3)
+        try:
+            delay_ns = as_int64(parse_uint64(words[2]) * 1_000_000)
+        except ValueError:
+            text = b"REQ could not parse timeout " + words[2]
+            raise RequestError("E_INVALID", text) from None
+        delay_s = min(max(0.0, delay_ns / 1_000_000_000), self._options.max_req_timeout)
+        if not subscription.requeue(given_back, delay_s):
+            self._answer_failed("REQ", subscription, given_back)
+        return position
+
+    def _touch(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+        subscription = self._subscribed("TOUCH")
+        touched = message_id(words)
+        if not subscription.touch(touched, self._options.max_msg_timeout):
+            self._answer_failed("TOUCH", subscription, touched)
+        return position
+
+    def _close(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+        self._check_state("CLS", STATE_SUBSCRIBED)
+        self._subscribed("CLS").set_ready_count(0)
+        self.state = STATE_CLOSING
+        self.connection.send(_CLOSE_WAIT_FRAME)
+        return position
+
+    def _nop(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+        return position
+
+    # publishing
+
+    def _publish(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+        if len(words) < 2:
+            raise RequestError("E_INVALID", "PUB insufficient number of parameters")
+        name = topic_name("PUB", words[1])
+        body, position = read_message(data, position, start, "PUB", self._options.max_msg_size)
+        self._check_auth("PUB", name, "", start)
+        try:
+            self._nsqd.get_topic(name).publish([body])
+        except BackendError as exc:
+            raise RequestError("E_PUB_FAILED", f"PUB failed {exc}") from exc
+        self._published(name, 1)
+        return position
+
+    def _deferred_publish(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+        if len(words) < 3:
+            raise RequestError("E_INVALID", "DPUB insufficient number of parameters")
+        name = topic_name("DPUB", words[1])
+        try:
+            delay_ms = parse_uint64(words[2])
+        except ValueError:
+            text = b"DPUB could not parse timeout " + words[2]
+            raise RequestError("E_INVALID", text) from None
+        delay_s = as_int64(delay_ms * 1_000_000) / 1_000_000_000
+        if not 0 <= delay_s <= self._options.max_req_timeout:
+            limit_ms = round(self._options.max_req_timeout * 1000)
+            text = f"DPUB timeout {delay_ms} out of range 0-{limit_ms}".encode()
+            raise RequestError("E_INVALID", text)
+        body, position = read_message(data, position, start, "DPUB", self._options.max_msg_size)
+        self._check_auth("DPUB", name, "", start)
+        topic = self._nsqd.get_topic(name)
+        try:
+            if delay_s:
+                topic.publish_deferred(body, delay_s)
+            else:
+                topic.publish([body])
+        except BackendError as exc:
+            raise RequestError("E_DPUB_FAILED", f"DPUB failed {exc}") from exc
+        self._published(name, 1)
+        return position
+
+    def _multi_publish(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+        if len(words) < 2:
+            raise RequestError("E_INVALID", "MPUB insufficient number of parameters")
+        try:
+            name = topic_name("MPUB", words[1])
+        except RequestError as error:
+            # nsqd really says the code twice
+            raise RequestError("E_BAD_TOPIC", error.data) from None
+        self._check_auth("MPUB", name, "", start)
+        topic = self._nsqd.get_topic(name)
+        position = read_multi_publish_size(data, position, start, self._options.max_body_size)
+        reader = BodiesReader(self._options.max_msg_size, self._options.max_body_size)
+        return self._read_bodies(topic, reader, data, position)
+
+    def _read_bodies(self, topic: Topic, reader: BodiesReader, data: bytes, position: int) -> int:
+        try:
+            position = reader.read(data, position)
+        except Incomplete:
+            self._bodies = topic, reader
+            raise
+        self._bodies = None
+        if self._nsqd.topics.get(topic.name) is not topic:  # deleted while the body arrived
+            raise RequestError("E_MPUB_FAILED", "MPUB failed exiting")
+        try:
+            topic.publish(reader.bodies)
+        except BackendError as exc:
+            raise RequestError("E_MPUB_FAILED", f"MPUB failed {exc}") from exc
+        self._published(topic.name, len(reader.bodies))
+        return position
+
+    def _published(self, topic_name: str, count: int) -> None:
+        self.published[topic_name] += count
+        self.connection.send(_OK_FRAME)

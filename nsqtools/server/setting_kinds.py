@@ -1,0 +1,118 @@
+"""How the values of Go's flags are read from text and shown in /config.
+
+A kind reads one flag value (`parse`, raising ``ValueError`` with Go's reason), tells Go's word for
+the type in the usage, and turns the value into what /config answers. Repeatable kinds collect.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nsqtools.protocol.go_text import format_duration, parse_duration
+
+_TRUE = {"1", "t", "T", "TRUE", "true", "True"}
+_FALSE = {"0", "f", "F", "FALSE", "false", "False"}
+LOG_LEVELS = ("debug", "info", "warn", "error", "fatal")
+TLS_VERSIONS = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One type of flag. ``go_name`` stands in the usage; ``show`` gives the default there."""
+
+    go_name: str
+    parse: Callable[[str], Any]
+    show: Callable[[Any], str] = str
+    wire: Callable[[Any], Any] = lambda value: value  # for /config
+    is_bool: bool = False
+    repeatable: bool = False
+
+
+def seconds_to_ns(seconds: float) -> int:
+    """Return the duration as Go counts it."""
+    return round(seconds * 1_000_000_000)
+
+
+def parse_int(text: str) -> int:
+    """Read an integer literal of Go: 0x, 0o, 0b and a bare leading 0 for octal, and underscores."""
+    digits = text.lstrip("+-")
+    if len(digits) > 1 and digits[0] == "0" and digits[1].isdigit():
+        value = int(digits, 8) * (-1 if text[0] == "-" else 1)
+    else:
+        value = int(text, 0)
+    if text != text.strip() or not -(1 << 63) <= value < 1 << 63:
+        raise ValueError("parse error")
+    return value
+
+
+def parse_bool(text: str) -> bool:
+    """Read a Go bool."""
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise ValueError("parse error")
+
+
+def parse_seconds(text: str) -> float:
+    """Read a Go duration as seconds."""
+    try:
+        return parse_duration(text) / 1_000_000_000
+    except ValueError:
+        raise ValueError("parse error") from None
+
+
+def parse_log_level(text: str) -> str:
+    """Read a log level in any case."""
+    if text.lower() not in LOG_LEVELS:
+        raise ValueError(f"invalid log level '{text}' (debug, info, warn, error, fatal)")
+    return text.lower()
+
+
+def parse_tls_required(text: str) -> int:
+    """Read true, false or tcp-https as 2, 0 or 1."""
+    if text.lower() == "tcp-https":
+        return 1
+    try:
+        return 2 if parse_bool(text) else 0
+    except ValueError:
+        return 2 if text == "" else _refuse(text)
+
+
+def _refuse(text: str) -> int:
+    raise ValueError(f'strconv.ParseBool: parsing "{text}": invalid syntax')
+
+
+def parse_tls_version(text: str) -> int:
+    """Read tls1.0 to tls1.3 as the number of the version."""
+    if text == "":
+        return 0x0301
+    if text.lower() not in TLS_VERSIONS:
+        raise ValueError(f'unknown tlsVersionOption "{text}"')
+    return TLS_VERSIONS[text.lower()]
+
+
+def parse_percentiles(text: str) -> tuple[float, ...]:
+    """Read percentiles separated by commas."""
+    values = tuple(float(word) for word in text.split(","))
+    if not all(map(math.isfinite, values)):
+        raise ValueError("parse error")
+    return values
+
+
+STRING = Kind("string", lambda text: text, lambda value: f'"{value}"')
+INT = Kind("int", parse_int)
+BOOL = Kind("", parse_bool, lambda value: str(value).lower(), is_bool=True)
+DURATION = Kind(
+    "duration", parse_seconds, lambda value: format_duration(seconds_to_ns(value)), seconds_to_ns
+)
+STRINGS = Kind("value", lambda text: (text,), repeatable=True, wire=lambda value: list(value))
+PERCENTILES = Kind("value", parse_percentiles, repeatable=True, wire=lambda value: list(value))
+LOG_LEVEL = Kind(
+    "value", parse_log_level, str.upper, wire=lambda value: LOG_LEVELS.index(value) + 1
+)
+TLS_REQUIRED = Kind("", parse_tls_required, lambda value: "", is_bool=True)
+TLS_MIN_VERSION = Kind("value", parse_tls_version)
