@@ -59,7 +59,17 @@ SERVED = pytest.StashKey[list[Served]]()
 
 
 @pytest.fixture
-def serve(request: pytest.FixtureRequest) -> Iterator[Serve]:
+def data_path() -> Iterator[Callable[[], Path]]:
+    """A factory of empty directories, which the test's daemons leave as large as they like."""
+    with ExitStack() as directories:
+        yield lambda: Path(directories.enter_context(TemporaryDirectory(prefix="nsqd-")))
+
+
+@pytest.fixture
+def serve(
+    request: pytest.FixtureRequest,
+    data_path: Callable[[], Path],  # not used, but to outlive the daemons that write there
+) -> Iterator[Serve]:
     served = request.node.stash.setdefault(SERVED, [])
 
     def start(daemon: D) -> D:
@@ -70,13 +80,6 @@ def serve(request: pytest.FixtureRequest) -> Iterator[Serve]:
     yield start
     for daemon in reversed(served):
         daemon.kill()
-
-
-@pytest.fixture
-def data_path() -> Iterator[Callable[[], Path]]:
-    """A factory of empty directories, which the test's daemons leave as large as they like."""
-    with ExitStack() as directories:
-        yield lambda: Path(directories.enter_context(TemporaryDirectory(prefix="nsqd-")))
 
 
 @pytest.fixture
