@@ -62,6 +62,8 @@ def load_settings(path: Path, profile: str | None, known: Mapping[str, bool]) ->
     profiles = document.pop(PROFILES, {})
     settings = _settings(document, path, "", Origin.FILE, known)
     if profile is not None:
+        if not isinstance(profiles, dict):
+            raise ConfigurationError(f"{path}: {PROFILES} is not a table")
         table = profiles.get(profile)
         if table is None:
             there = ", ".join(sorted(profiles)) or "none"

@@ -48,7 +48,7 @@ def at_the_door(arguments: Sequence[str]) -> str | None:
         return render(
             root_page(),
             colour=wants_colour(os.environ, is_tty=sys.stdout.isatty()),
-            width=terminal_width(sys.stdout.fileno()),
+            width=terminal_width(sys.stdout),
         )
     return None
 

@@ -63,6 +63,12 @@ COMMANDS: dict[str, Command | Group] = {
         "Print the messages of one or more topics as they come.",
         panel="Messages",
     ),
+    "nsqd": Command(
+        "nsqtools.cli.commands.nsqd:nsqd",
+        "Run an nsqd in Python, with the flags, files and protocol of the real one.",
+        panel="Servers",
+        raw=True,
+    ),
     "options": Command(
         "nsqtools.cli.commands.options:options",
         "List every client option with its default, bounds and meaning.",

@@ -18,7 +18,7 @@ from typing import Annotated, BinaryIO, TextIO
 from typer import Context, Option
 
 from nsqtools.cli.inject import From
-from nsqtools.cli.terminal import WIDEST, terminal_width, wants_colour
+from nsqtools.cli.terminal import terminal_width, wants_colour
 
 PANEL = "Messages about the run"
 
@@ -64,7 +64,7 @@ class Runtime:
     @property
     def width(self) -> int:
         """Columns of stdout; 100 where it is no terminal."""
-        return terminal_width(self.stdout.fileno()) if self.stdout_is_tty else WIDEST
+        return terminal_width(self.stdout)
 
     def tell(self, line: str) -> None:
         """Say something about the run on stderr, unless ``--quiet``."""

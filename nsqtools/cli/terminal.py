@@ -10,6 +10,7 @@ import os
 TYPE_CHECKING = False  # importing typing would triple the front door's time
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import TextIO
 
 WIDEST = 100
 
@@ -23,9 +24,9 @@ def wants_colour(environ: Mapping[str, str], *, is_tty: bool) -> bool:
     return is_tty and environ.get("TERM") != "dumb"
 
 
-def terminal_width(fileno: int) -> int:
-    """Columns of the terminal at ``fileno``, and `WIDEST` for what is no terminal."""
+def terminal_width(stream: TextIO) -> int:
+    """Columns of the terminal that ``stream`` is, and `WIDEST` where it is none."""
     try:
-        return os.get_terminal_size(fileno).columns or WIDEST
+        return os.get_terminal_size(stream.fileno()).columns or WIDEST
     except OSError:
         return WIDEST

@@ -8,38 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from plugins.cli import RunNsq, SpawnNsq
+from plugins.cli import GivenCommand, RunNsq, SpawnNsq
 
 from nsqtools import __version__, errors
-from nsqtools.cli import registry
 from nsqtools.cli.exit_status import ExitStatus
 from nsqtools.cli.failures import STATUS_OF_CATEGORY, explain
 from nsqtools.cli.main import main
 
 
-class Given(registry.Command):
-    """A command whose function is given instead of imported."""
-
-    def __init__(self, function: Callable[..., int | None], *, raw: bool = True):
-        super().__init__("", "A command for a test.", raw=raw)
-        self.function = function
-
-    def load(self) -> Callable[..., int | None]:
-        return self.function
-
-
-@pytest.fixture
-def given_command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Register a function as the command ``given``."""
-
-    def register(function: Callable[..., int | None], *, raw: bool = True) -> None:
-        monkeypatch.setitem(registry.COMMANDS, "given", Given(function, raw=raw))
-
-    return register
-
-
-def raising(error: BaseException) -> Callable[[list[str]], int]:
-    def command(_arguments: list[str]) -> int:
+def raising(error: BaseException) -> Callable[..., int]:
+    def command(*_arguments: object) -> int:
         raise error
 
     return command
@@ -92,12 +70,12 @@ def test_a_wrong_command_line_is_one_line_and_a_hint(
     ],
 )
 def test_the_category_of_an_error_picks_the_status(
-    given_command: Callable[..., None],
+    given_command: GivenCommand,
     capsys: pytest.CaptureFixture[str],
     error: errors.NsqError,
     status: int,
 ) -> None:
-    given_command(raising(error))
+    given_command(raising(error), raw=True)
 
     assert main(["given"]) == status
     assert capsys.readouterr().err == f"nsq: error: {error}\n"
@@ -114,9 +92,9 @@ def test_every_category_has_a_status() -> None:
 
 
 def test_a_message_with_newlines_and_escapes_stays_one_harmless_line(
-    given_command: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    given_command: GivenCommand, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given_command(raising(errors.NsqError("E_BAD\r\n\x1b[2Jgone", hint="try\nthis")))
+    given_command(raising(errors.NsqError("E_BAD\r\n\x1b[2Jgone", hint="try\nthis")), raw=True)
 
     main(["given"])
 
@@ -124,9 +102,9 @@ def test_a_message_with_newlines_and_escapes_stays_one_harmless_line(
 
 
 def test_a_bug_is_one_line_too_and_says_how_to_report_it(
-    given_command: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    given_command: GivenCommand, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given_command(raising(KeyError("topic")))
+    given_command(raising(KeyError("topic")), raw=True)
 
     assert main(["given"]) == 1
 
@@ -136,9 +114,9 @@ def test_a_bug_is_one_line_too_and_says_how_to_report_it(
 
 
 def test_debug_shows_the_traceback_and_then_the_same_lines(
-    given_command: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    given_command: GivenCommand, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given_command(raising(errors.NsqError("no")))
+    given_command(raising(errors.NsqError("no")), raw=True)
 
     assert main(["given", "--debug"]) == 1
 
@@ -148,12 +126,12 @@ def test_debug_shows_the_traceback_and_then_the_same_lines(
 
 
 def test_the_environment_can_ask_for_the_traceback(
-    given_command: Callable[..., None],
+    given_command: GivenCommand,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NSQ_DEBUG", "1")
-    given_command(raising(errors.NsqError("no")))
+    given_command(raising(errors.NsqError("no")), raw=True)
 
     main(["given"])
 
@@ -161,24 +139,24 @@ def test_the_environment_can_ask_for_the_traceback(
 
 
 def test_interrupted_is_130_without_a_word(
-    given_command: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    given_command: GivenCommand, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given_command(raising(KeyboardInterrupt()))
+    given_command(raising(KeyboardInterrupt()), raw=True)
 
     assert main(["given"]) == 130
     assert capsys.readouterr().err == ""
 
 
-def test_a_raw_command_gets_its_arguments_untouched(given_command: Callable[..., None]) -> None:
+def test_a_raw_command_gets_its_arguments_untouched(given_command: GivenCommand) -> None:
     seen: list[list[str]] = []
-    given_command(seen.append)
+    given_command(seen.append, raw=True)
 
     assert main(["given", "-data-path=/x", "--help", "--", "-1"]) == 0
     assert seen == [["-data-path=/x", "--help", "--", "-1"]]
 
 
 @pytest.mark.parametrize("raw", [True, False])
-def test_a_command_chooses_its_status(given_command: Callable[..., None], raw: bool) -> None:
+def test_a_command_chooses_its_status(given_command: GivenCommand, raw: bool) -> None:
     def command(_arguments: list[str] | None = None) -> int:
         return ExitStatus.LIMIT_NOT_REACHED
 

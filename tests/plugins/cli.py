@@ -17,6 +17,9 @@ from typing import NamedTuple
 import pexpect
 import pytest
 
+import nsqtools
+from nsqtools.cli import registry
+
 NSQ = (sys.executable, "-m", "nsqtools")
 DEADLINE_S = 30.0
 
@@ -29,9 +32,33 @@ class Result(NamedTuple):
     err: str
 
 
+class Given(registry.Command):
+    """A command whose function is given instead of imported."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[..., int | None], *, raw: bool):
+        super().__init__("", "A command for a test.", raw=raw)
+        self.function = function
+
+    def load(self) -> Callable[..., int | None]:
+        return self.function
+
+
+GivenCommand = Callable[..., None]
 RunNsq = Callable[..., Result]
 SpawnNsq = Callable[..., "subprocess.Popen[bytes]"]
 TerminalNsq = Callable[..., "pexpect.spawn[str]"]
+
+
+@pytest.fixture
+def given_command(monkeypatch: pytest.MonkeyPatch) -> GivenCommand:
+    """Register a function as the command ``given``, for a run in this process."""
+
+    def register(function: Callable[..., int | None], *, raw: bool = False) -> None:
+        monkeypatch.setitem(registry.COMMANDS, "given", Given(function, raw=raw))
+
+    return register
 
 
 @pytest.fixture
@@ -117,6 +144,4 @@ def nsq_on_a_terminal(nsq_env: dict[str, str]) -> Iterator[TerminalNsq]:
 
 
 def _package_home() -> str:
-    import nsqtools
-
     return str(Path(nsqtools.__file__).parents[1])

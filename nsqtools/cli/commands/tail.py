@@ -53,13 +53,14 @@ Decode = Annotated[
     Option("--decode", help="Show bodies as text, hex or base64.", rich_help_panel=OUTPUT),
 ]
 Delimiter = Annotated[
-    bytes,
+    bytes | None,
     Option(
         "--delimiter",
         "-d",
         parser=unescape,
         metavar="TEXT",
-        help="What ends each message; \\0 for NUL.",
+        show_default="\\n",
+        help="What ends each message; \\0 for NUL, '' for nothing.",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -117,7 +118,7 @@ def tail(
     json: Json = False,
     format: Format = None,
     decode: Decode = None,
-    delimiter: Delimiter = b"\n",
+    delimiter: Delimiter = None,
     print_topic: PrintTopic = False,
     grep: Grep = None,
     ignore_case: IgnoreCase = False,
@@ -145,6 +146,7 @@ def tail(
         nsq tail -t clicks -n 10 --format '{timestamp:%H:%M:%S} {id} {body}\\n'
         nsq tail -t clicks --json --exit-idle 5s > clicks.jsonl
     """
+    delimiter = b"\n" if delimiter is None else delimiter
     encode = encoder(runtime, json, format, decode, delimiter, print_topic)
     keep = filters.every(
         [

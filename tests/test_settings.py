@@ -1,0 +1,115 @@
+"""The configuration file: where it is, what it may say, and which of its parts holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nsqtools.errors import ConfigurationError
+from nsqtools.settings import Origin, config_path, load_settings
+
+KNOWN = {"lookupd_http_address": True, "consumer_opt": True, "tls": False, "tls_ca_file": False}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "config.toml"
+
+
+def load(path: Path, text: str, profile: str | None = None) -> dict[str, object]:
+    path.write_text(text)
+    return {name: s.value for name, s in load_settings(path, profile, KNOWN).items()}
+
+
+def test_the_file_is_in_the_users_configuration_directory() -> None:
+    assert config_path({"HOME": "/home/me"}) == Path("/home/me/.config/nsqtools/config.toml")
+    assert config_path({"HOME": "/home/me", "XDG_CONFIG_HOME": "/etc/me"}) == Path(
+        "/etc/me/nsqtools/config.toml"
+    )
+
+
+def test_dashes_or_underscores_and_one_value_or_several(path: Path) -> None:
+    assert load(path, 'lookupd-http-address = ["a:1", "b:2"]\ntls = true') == {
+        "lookupd_http_address": ["a:1", "b:2"],
+        "tls": True,
+    }
+    assert load(path, 'lookupd_http_address = "a:1"') == {"lookupd_http_address": ["a:1"]}
+
+
+def test_a_table_is_a_list_of_pairs(path: Path) -> None:
+    text = 'consumer-opt = { max_attempts = 3, snappy = true, msg_timeout = "5m", jitter = 0.5 }'
+
+    assert load(path, text) == {
+        "consumer_opt": ["max_attempts=3", "snappy=true", "msg_timeout=5m", "jitter=0.5"]
+    }
+
+
+def test_a_profile_stands_over_the_file_and_each_value_knows_its_place(path: Path) -> None:
+    path.write_text(
+        "tls = true\ntls-ca-file = 'f.pem'\n"
+        "[profiles.lab]\ntls = false\n[profiles.other]\ntls = true\n"
+    )
+
+    settings = load_settings(path, "lab", KNOWN)
+
+    assert settings["tls"] == (False, Origin.PROFILE, f"profiles.lab.tls in {path}")
+    assert settings["tls_ca_file"] == ("f.pem", Origin.FILE, f"tls-ca-file in {path}")
+
+
+def test_without_a_name_no_profile_is_used(path: Path) -> None:
+    assert load(path, "[profiles.lab]\ntls = true") == {}
+
+
+def test_origins_are_ordered_by_strength() -> None:
+    assert Origin.FLAG > Origin.ENVIRONMENT > Origin.PROFILE > Origin.FILE > Origin.DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("text", "profile", "complaint"),
+    [
+        ("tsl = true", None, "unknown setting tsl in .*config.toml"),
+        ("[profiles.lab]\ntls-ca-fiel = 'x'", "lab", "unknown setting profiles.lab.tls-ca-fiel"),
+        ("tls = {}", None, "tls in .*config.toml: write text, a number"),
+        ("tls = []", None, "tls in .*config.toml: write text, a number"),
+        ("tls = 2026-01-01", None, "write text, a number"),
+        ("lookupd-http-address = [[1]]", None, "lookupd-http-address in .*: write text"),
+        ("profiles = 3", "lab", "profiles is not a table"),
+        ("[profiles]\nlab = 3", "lab", "profiles.lab is not a table"),
+        ("[profiles.lab]", "other", "no profile 'other'"),
+        ("tls =", None, "config.toml: Invalid value"),
+    ],
+)
+def test_what_the_file_may_not_say(
+    path: Path, text: str, profile: str | None, complaint: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=complaint) as caught:
+        load(path, text, profile)
+
+    assert str(path) in str(caught.value)
+
+
+def test_a_near_name_is_suggested(path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(path, "tls-ca-fiel = 'x'")
+
+    assert caught.value.hint == "Did you mean tls-ca-file?"
+
+
+def test_other_profiles_are_named_when_one_is_missing(path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(path, "[profiles.b]\n[profiles.a]\n", "c")
+
+    assert caught.value.hint == "Profiles in the file: a, b."
+
+
+def test_a_file_that_cannot_be_read_is_named(path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=f"cannot read {path}"):
+        load_settings(path, "lab", KNOWN)
+
+
+def test_a_file_that_is_not_utf8_is_named(path: Path) -> None:
+    path.write_bytes(b"\xff")
+
+    with pytest.raises(ConfigurationError, match=r"config\.toml"):
+        load_settings(path, None, KNOWN)

@@ -1,0 +1,90 @@
+"""Start-up is a feature: which modules a command loads, not how many milliseconds it takes.
+
+A guard on times would be noise on a busy machine; a module that crept in is a fact. The times are
+printed by ``tests/benchmarks/startup.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from nsqtools.cli import registry
+
+HEAVY = {
+    "asyncio",
+    "email",
+    "httpx",
+    "http",
+    "pydantic",
+    "pygments",
+    "pyspark",
+    "rich",
+    "snappy",
+    "ssl",
+    "starlette",
+    "tomllib",
+    "uvicorn",
+}
+
+PARSED = [
+    name
+    for name, entry in registry.COMMANDS.items()
+    if isinstance(entry, registry.Command) and not entry.raw
+]
+
+
+def modules_after(code: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has loaded after ``code``."""
+    probe = (
+        "import os, sys\n"
+        "real = os.fdopen(os.dup(1), 'w')\n"
+        "os.dup2(os.open(os.devnull, os.O_WRONLY), 1)\n"
+        f"{code}\n"
+        "print(*{name.partition('.')[0] for name in sys.modules}, file=real, flush=True)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True
+    )
+    return set(done.stdout.split())
+
+
+def modules_after_nsq(*arguments: str) -> set[str]:
+    return modules_after(
+        f"from nsqtools.cli.main import main\nassert main({json.dumps(arguments)}) == 0"
+    )
+
+
+def test_importing_the_package_loads_nothing_else() -> None:
+    assert modules_after("import nsqtools") - modules_after("") == {"nsqtools", "__future__"}
+
+
+@pytest.mark.parametrize("argument", ["--version", "--help"])
+def test_the_front_door_loads_neither_typer_nor_its_like(argument: str) -> None:
+    loaded = modules_after_nsq(argument)
+
+    assert loaded & (HEAVY | {"typer", "typing", "dataclasses", "logging", "enum", "re"}) <= (
+        modules_after("")
+    )
+
+
+@pytest.mark.parametrize("name", PARSED)
+def test_a_commands_help_loads_nothing_heavy(name: str) -> None:
+    assert modules_after_nsq(name, "--help") & HEAVY == set()
+
+
+def test_a_command_that_prints_loads_nothing_heavy() -> None:
+    assert modules_after_nsq("options", "--json") & HEAVY == set()
+
+
+def test_a_command_loads_no_other_command() -> None:
+    loaded = modules_after(
+        "from nsqtools.cli.main import main\nmain(['options', '--help'])\n"
+        "names = [n for n in sys.modules if n.startswith('nsqtools.cli.commands.')]\n"
+        "assert names == ['nsqtools.cli.commands.options'], names"
+    )
+
+    assert "typer" in loaded
