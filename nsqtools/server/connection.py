@@ -104,7 +104,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
-            host, port = peer[:2]
+            host, port = peer[0].removeprefix("::ffff:"), peer[1]  # an IPv4 client of a [::] socket
             self.remote_ip = host
             self.remote_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._connections.add(self)

@@ -23,8 +23,9 @@ from nsqtools.server.nsqd import Nsqd
 from nsqtools.server.nsqd_http import NsqdHTTP, Ports
 from nsqtools.server.options import REQUIRED, NsqdOptions
 from nsqtools.server.protocol_v2 import Door, ProtocolV2
-from nsqtools.server.stats_http import StatsHTTP, version_line
+from nsqtools.server.stats_http import StatsHTTP
 from nsqtools.server.tls import server_context
+from nsqtools.server.version import version_line
 
 _REFUSAL = encode_frame(ERROR, b"E_BAD_PROTOCOL")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nsqtools.protocol.go_text import go_json
-from nsqtools.server.options import NSQ_VERSION
+from nsqtools.server.version import NSQ_VERSION
 
 FILE_NAME = "nsqd.dat"
 

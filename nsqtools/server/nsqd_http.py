@@ -28,9 +28,9 @@ from nsqtools.server.http_foundation import (
     text_reply,
 )
 from nsqtools.server.nsqd import Nsqd
-from nsqtools.server.options import NSQ_VERSION
 from nsqtools.server.setting_kinds import seconds_to_ns
 from nsqtools.server.topic import Topic
+from nsqtools.server.version import NSQ_VERSION
 
 _FALSE = ("false", "0")  # of a boolean parameter; anything else is true
 _INTEGER = re.compile(r"[+-]?\d{1,18}")

@@ -17,8 +17,6 @@ from zlib import crc32
 from nsqtools.errors import ConfigurationError
 from nsqtools.server import setting_kinds as kinds
 
-NSQ_VERSION = "1.3.0"  # the nsqd whose behaviour this is; nsqadmin compares it as semver
-
 NOT_REQUIRED, REQUIRED_EXCEPT_HTTP, REQUIRED = 0, 1, 2  # tls_required
 
 
@@ -51,10 +49,15 @@ class NsqdOptions:
     log_prefix: str = setting("[nsqd] ", kinds.STRING, "log message prefix")
 
     tcp_address: str = setting(
-        "0.0.0.0:4150", kinds.STRING, "<addr>:<port> to listen on for TCP clients"
+        "0.0.0.0:4150",
+        kinds.STRING,
+        "address to listen on for TCP clients (<addr>:<port> for TCP/IP or <path> for unix socket)",
     )
     http_address: str = setting(
-        "0.0.0.0:4151", kinds.STRING, "<addr>:<port> to listen on for HTTP clients"
+        "0.0.0.0:4151",
+        kinds.STRING,
+        "address to listen on for HTTP clients (<addr>:<port> for TCP/IP or <path> for unix "
+        "socket)",
     )
     https_address: str = setting(
         "0.0.0.0:4152", kinds.STRING, "<addr>:<port> to listen on for HTTPS clients"
@@ -74,13 +77,13 @@ class NsqdOptions:
         0,
         kinds.INT,
         "TCP port that will be registered with lookupd (defaults to the TCP port that this nsqd "
-        "is listening to)",
+        "is listening on)",
     )
     broadcast_http_port: int = setting(
         0,
         kinds.INT,
         "HTTP port that will be registered with lookupd (defaults to the HTTP port that this nsqd "
-        "is listening to)",
+        "is listening on)",
     )
     lookupd_tcp_address: tuple[str, ...] = setting(
         (),

@@ -95,6 +95,10 @@ def parse_tls_version(text: str) -> int:
     return TLS_VERSIONS[text.lower()]
 
 
+def _tls_version_word(version: int) -> str:
+    return next(word for word, number in TLS_VERSIONS.items() if number == version)
+
+
 def parse_percentiles(text: str) -> tuple[float, ...]:
     """Read percentiles separated by commas."""
     values = tuple(float(word) for word in text.split(","))
@@ -115,4 +119,4 @@ LOG_LEVEL = Kind(
     "value", parse_log_level, str.upper, wire=lambda value: LOG_LEVELS.index(value) + 1
 )
 TLS_REQUIRED = Kind("", parse_tls_required, lambda value: "", is_bool=True)
-TLS_MIN_VERSION = Kind("value", parse_tls_version)
+TLS_MIN_VERSION = Kind("value", parse_tls_version, _tls_version_word)

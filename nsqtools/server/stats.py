@@ -10,9 +10,9 @@ from nsqtools.protocol.stats import ChannelStats, ClientStats, NsqdStats, TopicS
 from nsqtools.server.channel import Channel
 from nsqtools.server.latency import latency_stats
 from nsqtools.server.nsqd import Nsqd
-from nsqtools.server.options import NSQ_VERSION
 from nsqtools.server.protocol_v2 import ProtocolV2
 from nsqtools.server.topic import Topic
+from nsqtools.server.version import NSQ_VERSION
 
 
 def gather_stats(

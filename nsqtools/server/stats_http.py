@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import time
 from collections.abc import Callable, Collection
 from dataclasses import fields
@@ -20,18 +19,13 @@ from nsqtools.server.http_foundation import (
     text_reply,
 )
 from nsqtools.server.nsqd import Nsqd
-from nsqtools.server.options import NSQ_VERSION
 from nsqtools.server.protocol_v2 import ProtocolV2
 from nsqtools.server.setting_kinds import LOG_LEVEL
 from nsqtools.server.stats import gather_stats
 from nsqtools.server.stats_page import render_stats
+from nsqtools.server.version import version_line
 
 _FALSE = ("false", "0")  # of a boolean parameter; anything else is true
-
-
-def version_line(program: str) -> str:
-    """Return what ``--version`` and /stats print, in the form of nsqd's."""
-    return f"{program} v{NSQ_VERSION} (built w/python{platform.python_version()})"
 
 
 class StatsHTTP:

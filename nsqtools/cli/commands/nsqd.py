@@ -9,5 +9,11 @@ def nsqd(arguments: list[str]) -> int:
     from nsqtools.server.foreground import run_daemon
     from nsqtools.server.options import NsqdOptions
 
-    deprecated = {"worker-id": "[deprecated] use --node-id"}
-    return run_daemon("nsqd", NsqdOptions, NsqdDaemon, arguments, deprecated=deprecated)
+    return run_daemon(
+        "nsqd",
+        NsqdOptions,
+        NsqdDaemon,
+        arguments,
+        summary=nsqd.__doc__ or "",
+        deprecated={"worker-id": "[deprecated] use --node-id"},
+    )
