@@ -48,12 +48,7 @@ def label(option: Any) -> str:
 
 def metavar(parameter: Any) -> str:
     """The word that stands for the value."""
-    choices = parameter.type_descriptor.choices
-    if parameter.metavar:
-        return str(parameter.metavar)
-    if choices:
-        return "|".join(_plain(choice) for choice in choices)
-    return str(parameter.name).upper()
+    return str(parameter.metavar or parameter.name.upper())
 
 
 def _argument_usage(argument: Any) -> str:

@@ -92,7 +92,8 @@ def session(
         ),
     ] = 0,
     log_format: Annotated[
-        LogFormat, Option(help="Form of the log lines on stderr.", rich_help_panel=PANEL)
+        LogFormat,
+        Option(metavar="text|json", help="Form of the log lines on stderr.", rich_help_panel=PANEL),
     ] = LogFormat.text,
     debug: Annotated[
         bool,
