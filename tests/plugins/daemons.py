@@ -26,7 +26,7 @@ STOP_TIMEOUT_S = 10.0
 _LISTENERS = {"TCP": "tcp_address", "HTTP": "http_address"}  # word in the log: our attribute
 
 
-class Daemon:
+class Daemon(HttpApi):
     """One daemon process and its log. A context manager: entering starts it, leaving kills it."""
 
     def __init__(self, program: str, flags: Sequence[str], *, listeners: Mapping[str, str]) -> None:
@@ -77,6 +77,8 @@ class Daemon:
             for logged_as, attribute in self._listeners.items():
                 pattern = rf"\b{logged_as}: listening on (\S+)"
                 setattr(self, attribute, self.wait_for_log(pattern, timeout_s=START_TIMEOUT_S)[1])
+            # It listens a moment before it handles signals: SIGTERM would just end it until then.
+            self.request("GET", "/ping")
         except BaseException:
             self.kill()
             raise
@@ -163,7 +165,7 @@ class GoNsqd(Daemon, Nsqd):
         super().__init__("nsqd", (*basic_flags, *flags), listeners=listeners)
 
 
-class GoNsqlookupd(Daemon, HttpApi):
+class GoNsqlookupd(Daemon):
     """The Go nsqlookupd; give its ``tcp_address`` to nsqd as ``-lookupd-tcp-address=``."""
 
     def __init__(self, *flags: str) -> None:

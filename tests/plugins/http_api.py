@@ -23,25 +23,28 @@ class HttpApi:
 
     def get(self, path: str, **query: object) -> bytes:
         """The body of the answer; an error status fails the test with what was answered."""
-        return self._request("GET", path, query, None)
+        return self._successful("GET", path, query)
 
     def post(self, path: str, body: bytes = b"", **query: object) -> bytes:
         """As `get`, with a body to send."""
-        return self._request("POST", path, query, body)
+        return self._successful("POST", path, query, body)
 
-    def _request(
-        self, method: str, path: str, query: dict[str, object], body: bytes | None
-    ) -> bytes:
-        target = f"{path}?{urlencode(query)}" if query else path
+    def request(self, method: str, target: str, body: bytes = b"") -> tuple[int, bytes]:
+        """Status and body of the answer, whatever it is."""
         connection = http.client.HTTPConnection(self.http_address, timeout=REQUEST_TIMEOUT_S)
         try:
             connection.request(method, target, body)
             response = connection.getresponse()
-            answer = response.read()
+            return response.status, response.read()
         finally:
             connection.close()
-        if response.status >= 400:
-            raise AssertionError(f"{method} {target}: {response.status} {answer!r}")
+
+    def _successful(
+        self, method: str, path: str, query: dict[str, object], body: bytes = b""
+    ) -> bytes:
+        target = f"{path}?{urlencode(query)}" if query else path
+        status, answer = self.request(method, target, body)
+        assert status < 400, f"{method} {target}: {status} {answer!r}"
         return answer
 
 
