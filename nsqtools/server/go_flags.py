@@ -118,7 +118,8 @@ def help_page(program: str, summary: str, flags: Mapping[str, Flag]) -> str:
     entries = (f"{head}\n{wrap(text)}\n" for head, text in _entries(flags))
     return (
         f"Usage: nsq {program} [-flag VALUE | -flag=VALUE]...\n\n{summary}\n\n"
-        "The flags are those of the real one, with one dash or two. A bool takes its value after =.\n\n"
+        "The flags are those of the real one, with one dash or two. A bool takes its value\n"
+        "after an equals sign.\n\n"
         f"Flags:\n{''.join(entries)}\n"
         f"Examples:\n  nsq {program} -tcp-address=127.0.0.1:0 -http-address=127.0.0.1:0\n"
     )
