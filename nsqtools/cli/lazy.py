@@ -1,7 +1,7 @@
 """A typer group made from the registry, whose commands are imported only when one is chosen.
 
 Until then each command is a `Stub`: a name and a line of help, which is enough for listings,
-completion of names and "did you mean". Tools that walk the whole tree call `load_all` first.
+completion of names and "did you mean".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LazyGroup(NativeCoercion, TyperGroup):
     """The group ``name``, with the commands that ``group`` lists."""
 
     def __init__(self, name: str, group: Group):
-        super().__init__(name=name, help=group.help, rich_markup_mode=None, no_args_is_help=True)
+        super().__init__(name=name, help=group.help, rich_markup_mode=None)
         self.group = group
         for child, entry in group.commands.items():
             self.commands[child] = (
@@ -43,6 +43,10 @@ class LazyGroup(NativeCoercion, TyperGroup):
                 if isinstance(entry, Group)
                 else Stub(child, short_help=entry.help, rich_markup_mode=None)
             )
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """A group alone shows its help, as ``nsq`` alone does."""
+        return super().parse_args(ctx, args or ["--help"])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         """Choose the command as typer does, suggestions included, and import it."""
@@ -60,15 +64,6 @@ class LazyGroup(NativeCoercion, TyperGroup):
         )
         self.commands[name] = command
         return command
-
-    def load_all(self) -> None:
-        """Import every command that typer parses, in this group and the groups below it."""
-        for name, entry in self.group.commands.items():
-            command = self.commands[name]
-            if isinstance(command, LazyGroup):
-                command.load_all()
-            elif isinstance(entry, Command) and not entry.raw:
-                self.load(name)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         runtime = ctx.obj

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``nsq`` with ``arguments`` (default: those of the process); returns the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    _open_streams()
     try:
         status = _run(arguments)
         sys.stdout.flush()
@@ -37,11 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def at_the_door(arguments: Sequence[str]) -> str | None:
     """The text that answers ``arguments`` without any command, or None when one has to run."""
-    if list(arguments) == ["--version"]:
+    first = arguments[0] if arguments else "--help"
+    if first == "--version":
         from nsqtools import __version__
 
         return f"nsq {__version__}\n"
-    if list(arguments) in ([], ["--help"]):
+    if first == "--help":
         from nsqtools.cli.help import render, root_page
         from nsqtools.cli.terminal import terminal_width, wants_colour
 
@@ -68,6 +70,21 @@ def _run(arguments: Sequence[str]) -> int:
     from nsqtools.cli.app import run
 
     return run(arguments)
+
+
+def _open_streams() -> None:
+    """Put /dev/null where a stream was closed before we started (``<&-``).
+
+    Else the first socket would take its number, and what is printed would go to nsqd. stdout gets
+    one that does not take anything, so that data is not lost there: writing fails.
+    """
+    for name, mode, flags in (
+        ("stdin", "r", os.O_RDONLY),
+        ("stdout", "w", os.O_RDONLY),
+        ("stderr", "w", os.O_WRONLY),
+    ):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
 
 
 def _settle_stdout() -> None:

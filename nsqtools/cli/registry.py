@@ -51,8 +51,8 @@ class Group:
 ROOT_HELP = "One tool for NSQ: tail, publish, archive, replay and administer topics."
 
 ROOT_OPTIONS = (
-    ("--version", "Print the version and leave."),
-    ("--help", "Print this page and leave."),
+    ("--version", "Show the version and exit."),
+    ("--help", "Show this message and exit."),
 )
 
 ROOT_EXAMPLES = ("nsq options --json",)

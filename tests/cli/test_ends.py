@@ -201,6 +201,29 @@ def test_a_full_disk_under_stdout_is_an_error_in_one_line(
     assert "No space left on device" in line
 
 
+@pytest.mark.parametrize("arguments", ["--help", "options --help", "options"])
+def test_a_closed_descriptor_for_stdout_is_an_error(
+    nsq_env: dict[str, str], arguments: str
+) -> None:
+    done = shell(f"nsq {arguments} >&-", nsq_env)
+
+    assert done.returncode == 1
+    assert "Bad file descriptor" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_without_stdin_and_stderr_a_command_runs_as_ever(nsq_env: dict[str, str]) -> None:
+    assert shell("nsq options <&-", nsq_env).stdout == shell("nsq options", nsq_env).stdout
+    assert shell("nsq optoins 2>&-", nsq_env).returncode == 2
+
+
+def shell(line: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    line = line.replace("nsq", f"{sys.executable} -m nsqtools", 1)
+    return subprocess.run(
+        ["sh", "-c", line], env=env, capture_output=True, text=True, timeout=30, check=False
+    )
+
+
 def test_an_oserror_names_its_file() -> None:
     message, _, status = explain(FileNotFoundError(2, "No such file or directory", "/x/y"))
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
-from plugins.cli import RunNsq, TerminalNsq
+import re
+from typing import Annotated
 
-from nsqtools.cli import registry
+import pytest
+from plugins.cli import Given, RunNsq, TerminalNsq
+from typer import Argument
+
+from nsqtools.cli import app, registry
 from nsqtools.cli.help import HelpPage, render
+from nsqtools.cli.main import at_the_door
+from nsqtools.errors import ConfigurationError
 
 COMMANDS = [
     name for name, entry in registry.COMMANDS.items() if isinstance(entry, registry.Command)
@@ -41,8 +47,6 @@ def test_a_page_has_usage_description_sections_and_examples() -> None:
 
 
 def test_colour_changes_nothing_but_the_colour() -> None:
-    import re
-
     coloured = render(PAGE, colour=True, width=80)
 
     assert "\x1b[" in coloured
@@ -71,9 +75,6 @@ def test_bare_nsq_and_help_show_every_command(run_nsq: RunNsq) -> None:
 def test_the_full_renderer_gives_the_same_page_as_the_front_door(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from nsqtools.cli import app
-    from nsqtools.cli.main import at_the_door
-
     assert app.run(["--help"]) == 0
 
     assert capsys.readouterr().out == at_the_door(["--help"])
@@ -108,3 +109,65 @@ def test_a_terminal_gets_colour_and_its_own_width(nsq_on_a_terminal: TerminalNsq
 def test_no_color_is_honoured_on_a_terminal(nsq_on_a_terminal: TerminalNsq) -> None:
     for arguments in (["--help"], ["options", "--help"], ["options"]):
         assert "\x1b[3" not in nsq_on_a_terminal(arguments, env={"NO_COLOR": "1"}).read()
+
+
+def topic_create(name: Annotated[str, Argument(metavar="TOPIC")]) -> None:
+    """Create a topic."""
+    print(f"created {name}")
+
+
+@pytest.fixture
+def topic_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group ``nsq topic`` with the command ``create`` and one that cannot be imported."""
+    group = registry.Group(
+        "Work on topics.",
+        {
+            "create": Given(topic_create, raw=False),
+            "delete": registry.Command("no.such.module:delete", "Delete a topic."),
+        },
+        panel="Administration",
+    )
+    monkeypatch.setitem(registry.COMMANDS, "topic", group)
+
+
+@pytest.mark.usefixtures("topic_group")
+def test_a_group_alone_shows_its_commands_and_imports_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert app.run(["topic"]) == 0
+    alone = capsys.readouterr().out
+    assert app.run(["topic", "--help"]) == 0
+
+    assert capsys.readouterr().out == alone
+    assert "Usage: nsq topic COMMAND [OPTIONS]" in alone
+    assert "  delete  Delete a topic.\n" in alone
+
+
+@pytest.mark.usefixtures("topic_group")
+def test_a_command_of_a_group_runs_and_has_its_own_help(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    app.run(["topic", "create", "clicks"])
+    app.run(["topic", "create", "--help"])
+
+    out = capsys.readouterr().out
+    assert out.startswith("created clicks\nUsage: nsq topic create [OPTIONS] TOPIC\n")
+
+
+@pytest.mark.usefixtures("topic_group")
+@pytest.mark.parametrize(
+    ("line", "complaint", "hint"),
+    [
+        (
+            "topic creat x",
+            "no such command 'creat'. Did you mean 'create'?",
+            "See nsq topic --help.",
+        ),
+        ("topic create", "missing argument 'TOPIC'", "See nsq topic create --help."),
+    ],
+)
+def test_errors_in_a_group_point_to_its_help(line: str, complaint: str, hint: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        app.run(line.split())
+
+    assert (str(caught.value), caught.value.hint) == (complaint, hint)
