@@ -181,7 +181,7 @@ def _resolve(
     address: Address,
 ) -> list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[object, ...]]]:
     try:
-        return list(socket.getaddrinfo(*address, type=socket.SOCK_STREAM))  # type: ignore[arg-type]
+        return list(socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
     except (OSError, UnicodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not a host name"
         raise ConnectionFailed(
