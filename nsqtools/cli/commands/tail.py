@@ -1,11 +1,14 @@
-"""``nsq tail``: the messages of topics, as they come."""
+"""``nsq tail``: the messages of topics, as they come.
+
+The services are imported when it runs, for the help page does not need the client.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -15,14 +18,14 @@ from nsqtools.cli.output import ByteWriter
 from nsqtools.cli.params import OUTPUT, Channel, Count, ExitIdle, For, Json, Topics
 from nsqtools.cli.runtime import Runtime, Session
 from nsqtools.cli.signals import stopping
-from nsqtools.records import envelope, filters
+from nsqtools.records import filters
 from nsqtools.records.decode import BodyForm
 from nsqtools.records.escapes import unescape
 from nsqtools.records.lines import encode_lines
 from nsqtools.records.template import compile_template
-from nsqtools.services.limits import Limits
-from nsqtools.services.tail import Encode, Tail
-from nsqtools.services.topics import check_subscription, inspect_topic
+
+if TYPE_CHECKING:
+    from nsqtools.services.tail import Encode
 
 FILTERS = "Filters"
 SAFETY = "Safety"
@@ -146,6 +149,9 @@ def tail(
         nsq tail -t clicks -n 10 --format '{timestamp:%H:%M:%S} {id} {body}\\n'
         nsq tail -t clicks --json --exit-idle 5s > clicks.jsonl
     """
+    from nsqtools.services.limits import Limits
+    from nsqtools.services.tail import Tail
+
     delimiter = b"\n" if delimiter is None else delimiter
     encode = encoder(runtime, json, format, decode, delimiter, print_topic)
     keep = filters.every(
@@ -188,7 +194,9 @@ def encoder(
 ) -> Encode:
     """Choose how messages are printed."""
     if json:
-        return envelope.encode_many
+        from nsqtools.records.envelope import encode_many
+
+        return encode_many
     if format is not None:
         return format
     return partial(
@@ -211,6 +219,8 @@ def look_before(
     force: bool,
 ) -> None:
     """Ask for the topic before subscribing. Raises `NotFoundError` and `ConfigurationError`."""
+    from nsqtools.services.topics import check_subscription, inspect_topic
+
     report = inspect_topic(
         topic,
         nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
