@@ -6,6 +6,7 @@ To add a command:
    what it does, the end is a block ``Examples:``. Its parameters are aliases of `params`
    (``topic: Topics``), and, after a ``*``, whole values that are made from a set of options:
    ``connection: ConsumerConnection`` (see `connection`) and ``runtime: Session`` (see `runtime`).
+   Import services inside the function: its help page must not load the client.
 2. Enter it in `registry` with the docstring's first line.
 3. Return nothing, or an `ExitStatus`. Raise our errors and print none: `failures` does.
 
