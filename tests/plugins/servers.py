@@ -26,11 +26,15 @@ from typing import Protocol, TypeVar
 
 import pytest
 from plugins.daemons import GO_PROGRAMS, GoNsqd, GoNsqlookupd
+from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 
 # What `any_nsqd` runs a test with: classes made from a data directory and flags of nsqd. Only those
 # that need the Go programs carry the mark.
-NSQD_KINDS = [pytest.param(GoNsqd, id="real", marks=pytest.mark.real_nsqd)]
+NSQD_KINDS = [
+    pytest.param(GoNsqd, id="real", marks=pytest.mark.real_nsqd),
+    pytest.param(EmbeddedServer, id="embedded"),
+]
 
 GO_FIXTURES = {"nsqd", "go_nsqd", "nsqlookupd", "go_program"}
 
