@@ -1,13 +1,8 @@
 """Where to connect and how: the options every command that talks to NSQ has, made into one value.
 
 A command declares ``connection: ConsumerConnection`` (or ``ProducerConnection``) and gets a frozen
-`ConnectionSettings`. Two rules are decided here:
-
-- Addresses of all kinds are one setting. Those from the strongest origin that gives any (flag,
-  environment, profile, file) are taken and the rest is ignored: ``--nsqd-tcp-address`` on the
-  command line never also consumes from the cluster that the profile names.
-- A flag and ``--consumer-opt`` may say the same thing twice. The stronger origin wins; when both
-  stand on the command line and differ, that is an error.
+`ConnectionSettings`. Which of several origins holds is decided in `addresses` for the addresses
+and in `client_flags` for the rest.
 """
 
 from __future__ import annotations
@@ -19,6 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Context, Option
 
+from nsqtools.cli.addresses import (
+    DEFAULT_NSQD_TCP_ADDRESS,
+    AddressMap,
+    LookupdHttpAddresses,
+    NsqdHttpAddresses,
+    NsqdTcpAddresses,
+    given_addresses,
+    parse_address_map,
+)
 from nsqtools.cli.client_flags import (
     ClientFlags,
     Statement,
@@ -27,17 +31,11 @@ from nsqtools.cli.client_flags import (
     settle,
 )
 from nsqtools.cli.inject import From, flatten
-from nsqtools.cli.profile import Profile, origin_of
+from nsqtools.cli.profile import CONNECTION, Profile, origin_of
 from nsqtools.errors import ConfigurationError
-from nsqtools.settings import Origin
 
 if TYPE_CHECKING:
     from nsqtools.client.options import ClientOptions
-
-CONNECTION = "Connection"
-
-DEFAULT_NSQD_TCP_ADDRESS = "127.0.0.1:4150"
-ADDRESS_KINDS = ("nsqd_tcp_address", "lookupd_http_address", "nsqd_http_address")
 
 
 @dataclass(frozen=True)
@@ -61,45 +59,6 @@ class ConnectionSettings:
         return ClientOptions(**defaults).with_options(self.options)
 
 
-NsqdTcpAddresses = Annotated[
-    list[str] | None,
-    Option(
-        "--nsqd-tcp-address",
-        metavar="HOST:PORT",
-        envvar="NSQ_NSQD_TCP_ADDRESS",
-        help=f"nsqd, over TCP; {DEFAULT_NSQD_TCP_ADDRESS} when no address is given.",
-        rich_help_panel=CONNECTION,
-    ),
-]
-LookupdHttpAddresses = Annotated[
-    list[str] | None,
-    Option(
-        "--lookupd-http-address",
-        metavar="HOST:PORT",
-        envvar="NSQ_LOOKUPD_HTTP_ADDRESS",
-        help="nsqlookupd that knows the nsqd of a topic.",
-        rich_help_panel=CONNECTION,
-    ),
-]
-NsqdHttpAddresses = Annotated[
-    list[str] | None,
-    Option(
-        "--nsqd-http-address",
-        metavar="HOST:PORT",
-        envvar="NSQ_NSQD_HTTP_ADDRESS",
-        help="nsqd, over HTTP.",
-        rich_help_panel=CONNECTION,
-    ),
-]
-AddressMap = Annotated[
-    list[str] | None,
-    Option(
-        "--address-map",
-        metavar="OLD=NEW",
-        help="Connect to NEW where an nsqd announces itself as OLD.",
-        rich_help_panel=CONNECTION,
-    ),
-]
 MaxInFlight = Annotated[
     int | None,
     Option(
@@ -179,23 +138,11 @@ def profile_keys() -> dict[str, bool]:
 def _connection(
     context: Context, statements: Iterable[Statement], address_map: Iterable[str]
 ) -> ConnectionSettings:
-    given = {kind: tuple(context.params.get(kind) or ()) for kind in ADDRESS_KINDS}
-    origins = {kind: origin_of(context, kind) for kind, addresses in given.items() if addresses}
-    nsqd, lookupd, nsqd_http = strongest(given, origins)
+    nsqd, lookupd, nsqd_http = given_addresses(context)
     settled = settle(statements)
     check_tls(settled, [*lookupd, *nsqd_http])
     options = {option: said.text for option, said in settled.items()}
-    if not (nsqd or lookupd or nsqd_http):
-        nsqd = (DEFAULT_NSQD_TCP_ADDRESS,)
     return ConnectionSettings(nsqd, lookupd, nsqd_http, options, parse_address_map(address_map))
-
-
-def strongest(
-    given: Mapping[str, tuple[str, ...]], origins: Mapping[str, Origin]
-) -> list[tuple[str, ...]]:
-    """The addresses of each kind that come from the strongest origin; of the others, none."""
-    best = max(origins.values(), default=Origin.DEFAULT)
-    return [given[kind] if origins.get(kind) == best else () for kind in ADDRESS_KINDS]
 
 
 def check_tls(settled: Mapping[str, Statement], http_addresses: Iterable[str]) -> None:
@@ -208,17 +155,3 @@ def check_tls(settled: Mapping[str, Statement], http_addresses: Iterable[str]) -
             f"{asked[0].speaker} is given, but TLS is not switched on",
             hint="Add --tls (or --no-tls).",
         )
-
-
-def parse_address_map(pairs: Iterable[str]) -> dict[str, str]:
-    """Read ``OLD=NEW`` pairs. Raises `ConfigurationError`."""
-    mapping = {}
-    for pair in pairs:
-        old, equals, new = pair.partition("=")
-        if not (old and equals and new):
-            raise ConfigurationError(
-                f"--address-map {pair!r} is not OLD=NEW",
-                hint="For example: --address-map nsqd-1:4150=127.0.0.1:4150",
-            )
-        mapping[old.strip()] = new.strip()
-    return mapping

@@ -12,7 +12,9 @@ from typer import Context, Option
 
 from nsqtools.settings import Origin, Setting, config_path, load_settings
 
-SETTINGS = "nsqtools.settings"
+CONNECTION = "Connection"  # the panel of help
+
+SETTINGS = "nsqtools.settings"  # the key in typer's context
 ORIGIN_OF_SOURCE = {"COMMANDLINE": Origin.FLAG, "ENVIRONMENT": Origin.ENVIRONMENT}
 
 
@@ -39,7 +41,7 @@ Profile = Annotated[
         is_eager=True,
         callback=apply_profile,
         help="Named settings from the configuration file.",
-        rich_help_panel="Connection",
+        rich_help_panel=CONNECTION,
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""What a command knows of the world: streams, terminal, environment, clocks.
+"""What a command knows of the world: streams, terminal, environment, clock.
 
 Built once per run by `Runtime.of_process` and handed down; tests build their own with buffers and
 a clock they move. A command that declares ``runtime: Session`` also gets the options that every
@@ -25,8 +25,8 @@ PANEL = "Messages about the run"
 
 @dataclass(frozen=True)
 class Runtime:
-    """Streams and clocks of one run. ``stdin`` is bytes; ``stdout`` is text for listings and
-    ``stdout.buffer`` is bytes for data; ``stderr`` is for everything else."""
+    """Streams and clock of one run. ``stdin`` is bytes, ``stderr`` text about the run; ``stdout``
+    is written to through `output`."""
 
     stdin: BinaryIO
     stdout: TextIO
@@ -34,8 +34,6 @@ class Runtime:
     environ: Mapping[str, str] = field(default_factory=dict)
     monotonic: Callable[[], float] = time.monotonic
     """Seconds, for durations."""
-    now_ns: Callable[[], int] = time.time_ns
-    """Nanoseconds since 1970."""
     quiet: bool = False
     """Only errors are told: no progress, no summaries."""
 
