@@ -50,5 +50,5 @@ def explain(error: Exception) -> tuple[str, str, ExitStatus]:
 
 def _one_line(text: str) -> str:
     """Messages may quote what a server or a file said: nothing of it reaches the terminal raw."""
-    line = " ".join(text.split())
+    line = " ".join(text.splitlines())
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)

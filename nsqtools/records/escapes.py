@@ -9,17 +9,22 @@ _SIMPLE = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 
 def unescape(text: str) -> bytes:
-    r"""Return the bytes of ``text`` in UTF-8, its escapes interpreted.
+    r"""Return the bytes that ``text`` stands for, its escapes interpreted.
 
     Known are ``\n \t \r \0 \\`` and ``\xNN``. Raises ``ValueError`` for any other.
     """
     parts = []
     end = 0
     for escape in _ESCAPE.finditer(text):
-        parts += [text[end : escape.start()].encode(), _value(escape)]
+        parts += [argument_bytes(text[end : escape.start()]), _value(escape)]
         end = escape.end()
-    parts.append(text[end:].encode())
+    parts.append(argument_bytes(text[end:]))
     return b"".join(parts)
+
+
+def argument_bytes(text: str) -> bytes:
+    """The bytes that were typed: Python reads those that are not UTF-8 as surrogates."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _value(escape: re.Match[str]) -> bytes:

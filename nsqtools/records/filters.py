@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from nsqtools.errors import ConfigurationError
+from nsqtools.records.escapes import argument_bytes
 from nsqtools.records.message import Message
 
 Filter = Callable[[Message], bool]
@@ -14,12 +16,15 @@ def grep(pattern: str, *, ignore_case: bool = False, invert: bool = False) -> Fi
     """Keep the messages whose body contains ``pattern``, or with ``invert`` those that do not.
 
     The pattern works on bytes: ``\\xff`` finds a byte, and case is ignored for ASCII only. Raises
-    ``ValueError`` for a pattern that is not a regular expression.
+    `ConfigurationError` for a pattern that is not a regular expression.
     """
     try:
-        search = re.compile(pattern.encode(), re.IGNORECASE if ignore_case else 0).search
+        search = re.compile(argument_bytes(pattern), re.IGNORECASE if ignore_case else 0).search
     except re.error as error:
-        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+        raise ConfigurationError(
+            f"{pattern!r} is not a regular expression: {error}",
+            hint="A character that means itself has a backslash before it: \\( \\[ \\. \\*",
+        ) from None
     return lambda message: (search(message.body) is None) is invert
 
 

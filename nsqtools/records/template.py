@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
+from nsqtools.protocol.message import WireMessage
 from nsqtools.records.escapes import unescape
 from nsqtools.records.message import Message
 
@@ -112,6 +113,7 @@ def _moment(form: str) -> Get:
         moment = datetime.fromtimestamp(seconds, UTC).replace(microsecond=ns // 1000)
         return moment.strftime(form).encode()
 
+    get(WireMessage(0, 0, b"", b""))  # a format that fails does so now
     return get
 
 

@@ -16,6 +16,7 @@ from nsqtools.records.escapes import unescape
         (r"\x00\xfF", b"\x00\xff"),
         (r"\\x41", b"\\x41"),
         ("é\\n", "é\n".encode()),
+        ("\udcff", b"\xff"),
     ],
 )
 def test_known_escapes_are_interpreted(text: str, value: bytes) -> None:

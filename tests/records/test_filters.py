@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.message import WireMessage
 from nsqtools.records.filters import every, grep, parse_share, sample
 
@@ -21,6 +22,7 @@ def message(body: bytes) -> WireMessage:
         ("^err", b"an error", False),
         ("ERR", b"an error", False),
         (r"\xff", b"a\xffb", True),
+        ("\udcff", b"a\xffb", True),
         ("é", "café".encode(), True),
         ("", b"", True),
     ],
@@ -35,7 +37,7 @@ def test_grep_can_ignore_case() -> None:
 
 
 def test_a_wrong_pattern_is_refused() -> None:
-    with pytest.raises(ValueError, match="not a regular expression: missing"):
+    with pytest.raises(ConfigurationError, match="not a regular expression: missing"):
         grep("(")
 
 

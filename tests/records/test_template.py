@@ -89,3 +89,13 @@ def test_a_body_as_json_can_be_read_back(body: bytes) -> None:
 @given(st.binary())
 def test_a_body_is_written_as_it_is(body: bytes) -> None:
     assert fill("<{body}>", MESSAGE._replace(body=body)) == b"<" + body + b">"
+
+
+@given(st.text(st.sampled_from("{}:%%\\\\nx0body timestampHf\udcff é"), max_size=20))
+def test_any_text_is_a_template_or_a_value_error(template: str) -> None:
+    try:
+        encode_many = compile_template(template)
+    except ValueError:
+        return
+
+    assert isinstance(encode_many("t", "h:1", [MESSAGE]), bytes)
