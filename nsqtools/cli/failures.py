@@ -22,29 +22,40 @@ STATUS_OF_CATEGORY = {
 }
 
 
-def report(error: Exception, stderr: TextIO, *, debug: bool) -> int:
+def report(error: Exception, stderr: TextIO, *, debug: bool) -> ExitStatus:
     """Tell ``error`` on ``stderr`` and return the exit status; ``debug`` adds the traceback."""
     if debug:
         traceback.print_exception(error, file=stderr)
-    message, hint, status = explain(error)
+    tell(error, stderr)
+    return status_of(error)
+
+
+def tell(error: Exception, stderr: TextIO) -> None:
+    """Write the line that says what is wrong, and the hint if there is one."""
+    message, hint = explain(error)
     stderr.write(f"nsq: error: {_one_line(message)}\n")
     if hint:
         stderr.write(f"hint: {_one_line(hint)}\n")
     stderr.flush()
-    return status
 
 
-def explain(error: Exception) -> tuple[str, str, ExitStatus]:
-    """What to say about ``error``, what to advise, and the exit status."""
+def status_of(error: Exception | None) -> ExitStatus:
+    """The exit status that ``error`` stands for; FAILED where the reason is not known."""
     if isinstance(error, NsqError):
-        return str(error), error.hint, STATUS_OF_CATEGORY[error.category]
+        return STATUS_OF_CATEGORY[error.category]
+    return ExitStatus.FAILED
+
+
+def explain(error: Exception) -> tuple[str, str]:
+    """What to say about ``error``, and what to advise."""
+    if isinstance(error, NsqError):
+        return str(error), error.hint
     if isinstance(error, OSError):  # the machine's fault: a full disk under stdout, say
         place = f": {error.filename}" if error.filename else ""
-        return f"{error.strerror or error}{place}", "", ExitStatus.FAILED
+        return f"{error.strerror or error}{place}", ""
     return (
         f"unexpected {type(error).__name__}: {error}",
         "This is a bug: run it again with --debug (or NSQ_DEBUG=1) and report what it prints.",
-        ExitStatus.FAILED,
     )
 
 

@@ -10,7 +10,6 @@ import logging
 from datetime import UTC, datetime
 from typing import TextIO
 
-LOGGER = "nsqtools"
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
@@ -18,10 +17,15 @@ def configure_logging(level: int, stderr: TextIO, *, json: bool = False) -> None
     """Send what the ``nsqtools`` loggers say at ``level`` and above to ``stderr``."""
     handler = logging.StreamHandler(stderr)
     handler.setFormatter(JsonLines() if json else TextLines())
-    logger = logging.getLogger(LOGGER)
+    logger = package_logger()
     logger.handlers = [handler]
     logger.setLevel(level)
     logger.propagate = False
+
+
+def package_logger() -> logging.Logger:
+    """The logger above all loggers of this package."""
+    return logging.getLogger("nsqtools")
 
 
 def level(*, quiet: bool, verbose: int) -> int:

@@ -4,15 +4,19 @@
         progress.show(lambda: f"{count:,} messages published")
 
 The text is a function, so that a fast loop pays for making it only when it is shown, ten times a
-second.
+second. A log line that comes in between wipes the progress line first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from nsqtools.cli.runtime import Runtime
+
+if TYPE_CHECKING:
+    import logging
 
 INTERVAL_S = 0.1
 CLEAR_LINE = "\r\x1b[K"
@@ -46,6 +50,8 @@ class Progress:
         self._runtime.stderr.flush()
 
     def __enter__(self) -> Progress:
+        for handler in self._log_handlers():
+            handler.addFilter(self._make_room)
         return self
 
     def __exit__(
@@ -54,4 +60,18 @@ class Progress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        for handler in self._log_handlers():
+            handler.removeFilter(self._make_room)
         self.clear()
+
+    def _log_handlers(self) -> list[logging.Handler]:
+        if not self._enabled:
+            return []
+        from nsqtools.cli.logs import package_logger
+
+        return package_logger().handlers
+
+    def _make_room(self, _record: logging.LogRecord) -> bool:
+        """A log filter that lets every record pass."""
+        self.clear()
+        return True

@@ -55,12 +55,17 @@ ROOT_OPTIONS = (
     ("--help", "Show this message and exit."),
 )
 
-ROOT_EXAMPLES = ("nsq options --json",)
+ROOT_EXAMPLES = ("nsq tail -t clicks -n 10", "nsq options")
 
 COMMANDS: dict[str, Command | Group] = {
     "tail": Command(
         "nsqtools.cli.commands.tail:tail",
         "Print the messages of one or more topics as they come.",
+        panel="Messages",
+    ),
+    "pub": Command(
+        "nsqtools.cli.commands.pub:pub",
+        "Publish the lines of standard input, or of files, to a topic.",
         panel="Messages",
     ),
     "nsqd": Command(

@@ -72,6 +72,13 @@ def test_bare_nsq_and_help_show_every_command(run_nsq: RunNsq) -> None:
         assert entry.help in bare.out.decode()
 
 
+def test_the_examples_are_of_commands_that_exist() -> None:
+    commands = {example.split("nsq ")[1].split()[0] for example in registry.ROOT_EXAMPLES}
+
+    assert commands
+    assert commands <= set(registry.COMMANDS)
+
+
 def test_the_full_renderer_gives_the_same_page_as_the_front_door(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

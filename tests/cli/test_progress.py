@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 
 import pytest
 
@@ -68,3 +69,18 @@ def test_clearing_makes_room_for_another_line() -> None:
         screen.write("warning\n")
 
     assert screen.getvalue() == "\r\x1b[K1 message\r\x1b[Kwarning\n"
+
+
+def test_a_log_line_wipes_the_progress_line_first() -> None:
+    screen, logger = Screen(is_tty=True), logging.getLogger("nsqtools")
+    handler = logging.StreamHandler(screen)
+    logger.addHandler(handler)
+    try:
+        with Progress(runtime(screen)) as progress:
+            progress.show(lambda: "1 message")
+            logging.getLogger("nsqtools.client").warning("lost")
+        logging.getLogger("nsqtools.client").warning("done")
+    finally:
+        logger.removeHandler(handler)
+
+    assert screen.getvalue() == "\r\x1b[K1 message\r\x1b[Klost\ndone\n"
