@@ -55,7 +55,10 @@ ROOT_OPTIONS = (
     ("--help", "Show this message and exit."),
 )
 
-ROOT_EXAMPLES = ("nsq tail -t clicks -n 10", "nsq options")
+ROOT_EXAMPLES = (
+    "nsq tail -t clicks -n 10",
+    "tail -f app.log | nsq pub -t events",
+)
 
 COMMANDS: dict[str, Command | Group] = {
     "tail": Command(

@@ -94,7 +94,8 @@ def test_every_command_has_an_example_and_fits_100_columns(run_nsq: RunNsq, name
     lines = out.decode().splitlines()
     assert (status, err) == (0, "")
     assert [line for line in lines if len(line) > 100] == []
-    assert any(line.strip().startswith(f"nsq {name}") for line in lines if "Usage" not in line)
+    examples = lines[lines.index("Examples:") + 1 :]
+    assert any(f"nsq {name}" in example for example in examples)
 
 
 @pytest.mark.parametrize("name", PARSED)
