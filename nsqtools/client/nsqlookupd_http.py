@@ -71,8 +71,8 @@ def _node(producer: Any) -> ProducerNode | None:
     tcp_port, http_port = producer.get("tcp_port"), producer.get("http_port")
     if not isinstance(host, str) or not host or not isinstance(tcp_port, int) or tcp_port <= 0:
         return None
-    has_http = isinstance(http_port, int) and http_port > 0
-    return ProducerNode(Address(host, tcp_port), Address(host, http_port) if has_http else None)
+    http = Address(host, http_port) if isinstance(http_port, int) and http_port > 0 else None
+    return ProducerNode(Address(host, tcp_port), http)
 
 
 def _names(answer: Any, key: str, url: str) -> list[str]:

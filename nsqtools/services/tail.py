@@ -49,8 +49,8 @@ class Tail:
         self._encode = encode
         self._keep = keep
         self._deliveries: DeliveryQueue = queue.SimpleQueue()
-        self._consumers = [
-            Consumer(
+        self._consumers = {
+            topic: Consumer(
                 topic,
                 channel,
                 nsqd_tcp_addresses=nsqd_tcp_addresses,
@@ -59,8 +59,8 @@ class Tail:
                 address_map=address_map,
                 deliveries=self._deliveries,
             )
-            for topic in dict.fromkeys(topics)
-        ]
+            for topic in topics
+        }
         self._watch = LimitWatch(self._limits, 0.0)
 
     @property
@@ -81,18 +81,18 @@ class Tail:
         """
         self._watch = LimitWatch(self._limits, time.monotonic())
         try:
-            for consumer in self._consumers:
+            for consumer in self._consumers.values():
                 consumer.start(fail_fast=True)
             return self._pump()
         finally:
-            for consumer in self._consumers:
+            for consumer in self._consumers.values():
                 consumer.begin_stop()
-            for consumer in self._consumers:
+            for consumer in self._consumers.values():
                 consumer.stop()
 
     def stop(self) -> None:
         """Ask `run` to end: what is being written is finished, the rest requeued."""
-        for consumer in self._consumers:
+        for consumer in self._consumers.values():
             consumer.begin_stop()
 
     def _pump(self) -> End:
@@ -108,7 +108,7 @@ class Tail:
             if isinstance(delivery, Stopped):
                 running -= 1
             elif isinstance(delivery, GivenUp):
-                delivery.batch.requeue(0, backoff=False)
+                self._consumers[delivery.batch.topic].give_up(delivery)
             else:
                 self._watch.saw_message(time.monotonic())
                 self._pass_on(delivery)

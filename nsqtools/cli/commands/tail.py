@@ -162,8 +162,6 @@ def tail(
     )
     channel = channel or ephemeral_channel()
     topics = tuple(dict.fromkeys(topic))
-    for name in topics:
-        look_before(name, channel, connection, runtime, create=create, force=force)
     service = Tail(
         topics,
         channel,
@@ -176,6 +174,8 @@ def tail(
         keep=keep,
         limits=Limits(count, exit_idle, for_),
     )
+    for name in topics:
+        look_before(name, channel, connection, runtime, create=create, force=force)
     with stopping(service.stop) as signals:
         service.run()
     if service.falls_short and not signals.received:

@@ -1,0 +1,209 @@
+"""``nsq pub``: lines of a stream, or of files, to a topic.
+
+The services are imported when it runs, for the help page does not need them.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from nsqtools.cli import failures
+from nsqtools.cli.connection import ProducerConnection
+from nsqtools.cli.exit_status import ExitStatus
+from nsqtools.cli.params import Topic
+from nsqtools.cli.progress import Progress
+from nsqtools.cli.runtime import Runtime, Session
+from nsqtools.cli.signals import stopping
+from nsqtools.client.spread import Mode
+from nsqtools.protocol.names import check_topic
+from nsqtools.records.escapes import unescape
+from nsqtools.records.units import parse_span
+
+if TYPE_CHECKING:
+    from nsqtools.services.publish.batch import Counts
+    from nsqtools.services.publish.job import PublishJob
+
+INPUT = "Input"
+DELIVERY = "Delivery"
+
+
+class InputFormat(Enum):
+    """What a record of the input is."""
+
+    raw = "raw"
+    jsonl = "jsonl"
+
+
+Paths = Annotated[
+    list[Path] | None,
+    Argument(metavar="[FILE]...", help="Files to publish; without any, or -, standard input."),
+]
+Format = Annotated[
+    InputFormat,
+    Option(
+        "--format",
+        help="raw: each record is a body. jsonl: what tail --json and archives write.",
+        rich_help_panel=INPUT,
+    ),
+]
+Delimiter = Annotated[
+    bytes | None,
+    Option(
+        "--delimiter",
+        "-d",
+        parser=unescape,
+        metavar="TEXT",
+        show_default="\\n",
+        help="What ends each record; \\0 for NUL.",
+        rich_help_panel=INPUT,
+    ),
+]
+Rate = Annotated[
+    float,
+    Option(
+        "--rate",
+        metavar="N",
+        min=0,
+        help="At most N messages a second; 0 for no limit.",
+        rich_help_panel=DELIVERY,
+    ),
+]
+Defer = Annotated[
+    float | None,
+    Option(
+        "--defer",
+        parser=parse_span,
+        metavar="DURATION",
+        help="Have channels deliver each message after so long, up to 1h.",
+        rich_help_panel=DELIVERY,
+    ),
+]
+Spread = Annotated[
+    Mode,
+    Option(
+        "--mode",
+        help="With several nsqd: every message to all of them, to each in turn, or to the first "
+        "that works.",
+        rich_help_panel=DELIVERY,
+    ),
+]
+RetryTimeout = Annotated[
+    float,
+    Option(
+        "--retry-timeout",
+        parser=parse_span,
+        metavar="DURATION",
+        show_default="1m",
+        help="How long to try again when nsqd cannot be reached; 0s for not at all.",
+        rich_help_panel=DELIVERY,
+    ),
+]
+RetryUnknown = Annotated[
+    bool,
+    Option(
+        "--retry-unknown",
+        help="Also publish again what nsqd may have taken just before the connection broke: "
+        "such messages can arrive twice.",
+        rich_help_panel=DELIVERY,
+    ),
+]
+Unsent = Annotated[
+    Path | None,
+    Option(
+        "--unsent-file",
+        metavar="FILE",
+        help="Append every record that was not confirmed to this file, byte for byte.",
+        rich_help_panel=DELIVERY,
+    ),
+]
+
+
+def pub(
+    topic: Topic,
+    files: Paths = None,
+    format: Format = InputFormat.raw,
+    delimiter: Delimiter = None,
+    rate: Rate = 0.0,
+    defer: Defer = None,
+    mode: Spread = Mode.ALL,
+    retry_timeout: RetryTimeout = "1m",  # type: ignore[assignment]
+    retry_unknown: RetryUnknown = False,
+    unsent_file: Unsent = None,
+    *,
+    connection: ProducerConnection,
+    runtime: Session,
+) -> int:
+    """Publish the lines of standard input, or of files, to a topic.
+
+    Every message is confirmed by nsqd; the counts at the end, on stderr, say how each one ended:
+    confirmed, rejected (empty JSON bodies, messages above the limit, or nsqd said no), unknown (the
+    connection broke before the answer) or unsent. Empty records are skipped, for NSQ cannot carry
+    them. Batches form by themselves: a full one is sent at once, a partial one after 5 ms.
+
+    The exit status is 0 when everything was confirmed, 6 when only a part was, else it says why.
+
+    Examples:
+        cat log | nsq pub -t events
+        tail -f app.log | nsq pub -t events --unsent-file unsent.log
+        nsq tail -t clicks --json -n 1000 | nsq pub -t clicks-copy --format jsonl
+        find . -print0 | nsq pub -t files -d '\\0' --rate 100
+    """
+    from nsqtools.services.publish.job import PublishJob, UnsentFile
+    from nsqtools.services.publish.publisher import PublishOptions
+
+    check_topic(topic)
+    ending = b"\n" if delimiter is None else delimiter
+    unsent = UnsentFile(str(unsent_file), ending) if unsent_file else None
+    with Progress(runtime) as progress:
+        job = PublishJob(
+            topic,
+            connection.nsqd_tcp_addresses,
+            paths=[str(path) for path in files] if files else ["-"],
+            delimiter=ending,
+            is_jsonl=format is InputFormat.jsonl,
+            rate=rate,
+            client_options=connection.client_options(),
+            options=PublishOptions(mode, retry_timeout, retry_unknown, defer),
+            unsent=unsent,
+            warn=lambda line: warn(runtime, progress, line),
+            show=lambda counts: progress.show(lambda: f"{counts.confirmed:,} confirmed"),
+        )
+        with stopping(job.stop) as signals:
+            if unsent is None:
+                job.run()
+            else:
+                with unsent:
+                    job.run()
+    return signals.status(otherwise=tell_outcome(runtime, job))
+
+
+def warn(runtime: Runtime, progress: Progress, line: str) -> None:
+    """Say something on stderr in the middle of the run."""
+    progress.clear()
+    runtime.tell(f"nsq: {line}")
+
+
+def tell_outcome(runtime: Runtime, job: PublishJob) -> int:
+    """Print the counts, and the reason when something is not confirmed; return the status."""
+    status = ExitStatus.DONE
+    if job.counts.unconfirmed:
+        status = ExitStatus.FAILED
+        if job.last_error is not None:
+            status = failures.report(job.last_error, runtime.stderr, debug=False)
+        if job.counts.confirmed:
+            status = ExitStatus.PARTLY_DONE
+    runtime.tell(summary(job.counts))
+    return status
+
+
+def summary(counts: Counts) -> str:
+    """The counts in a line."""
+    skipped = f", {counts.skipped} empty skipped" if counts.skipped else ""
+    return (
+        f"nsq: {counts.confirmed} confirmed, {counts.rejected} rejected, "
+        f"{counts.unknown} unknown, {counts.unsent} unsent{skipped}"
+    )

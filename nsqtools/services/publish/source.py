@@ -1,0 +1,109 @@
+"""Records from files and streams, in batches: a full one at once, a partial one after a moment.
+
+A batch ends when it is full, when nothing more came for `LINGER_S`, or at the end of the input. So
+``tail -f log | nsq pub`` is prompt and a large file is fast, without a setting for it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable, Iterator, Sequence
+
+from nsqtools.errors import OutputError
+from nsqtools.records.framing import Splitter
+
+LINGER_S = 0.005
+READ_SIZE = 1 << 18
+BATCH_RECORDS = 1000
+BATCH_BYTES = 1 << 19
+MAX_RECORD_BYTES = 1 << 28  # beyond it the delimiter must be wrong
+PIPE_SIZE = 1 << 20
+STOP_CHECK_S = 0.2
+
+
+class Source:
+    """Reads inputs one after the other.
+
+    ``paths`` are files, ``-`` is standard input. ``is_stopped`` is asked between reads, and a wait
+    for input ends soon after it says yes.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], delimiter: bytes, is_stopped: Callable[[], bool]
+    ) -> None:
+        self._paths = paths
+        self._delimiter = delimiter
+        self._is_stopped = is_stopped
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+
+    def batches(self) -> Iterator[list[bytes]]:
+        """Iterate over batches of records, without their delimiters.
+
+        Raises `OutputError` for a file that cannot be read, `NsqError` for a record without end.
+        """
+        for path in self._paths:
+            descriptor, is_ours = _open(path)
+            try:
+                yield from self._read(descriptor, path)
+            finally:
+                if is_ours:
+                    os.close(descriptor)
+
+    def _read(self, descriptor: int, path: str) -> Iterator[list[bytes]]:
+        splitter = Splitter(self._delimiter, limit=MAX_RECORD_BYTES)
+        while not self._is_stopped():
+            if not _is_ready(descriptor, LINGER_S if self._pending else STOP_CHECK_S):
+                if self._pending:
+                    yield self._take()
+                continue
+            chunk = _read_chunk(descriptor, path)
+            records = splitter.feed(chunk) if chunk else splitter.end()
+            self._pending += records
+            self._pending_bytes += sum(map(len, records))
+            while len(self._pending) >= BATCH_RECORDS or self._pending_bytes >= BATCH_BYTES:
+                yield self._take()
+            if not chunk:
+                break
+        if self._pending:
+            yield self._take()
+
+    def _take(self) -> list[bytes]:
+        batch = self._pending[:BATCH_RECORDS]
+        self._pending = self._pending[BATCH_RECORDS:]
+        self._pending_bytes = sum(map(len, self._pending))
+        return batch
+
+
+def _open(path: str) -> tuple[int, bool]:
+    if path == "-":
+        _widen_pipe(0)
+        return 0, False
+    try:
+        return os.open(path, os.O_RDONLY), True
+    except OSError as exc:
+        raise OutputError(f"cannot read {path} ({exc.strerror})") from exc
+
+
+def _widen_pipe(descriptor: int) -> None:
+    """Let the writer run ahead further: fewer and larger reads."""
+    import fcntl
+
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+    except (OSError, AttributeError):
+        pass  # no pipe, or not on Linux
+
+
+def _is_ready(descriptor: int, timeout_s: float) -> bool:
+    # a regular file is always ready
+    return bool(select.select([descriptor], [], [], timeout_s)[0])
+
+
+def _read_chunk(descriptor: int, path: str) -> bytes:
+    try:
+        return os.read(descriptor, READ_SIZE)
+    except OSError as exc:
+        name = "standard input" if path == "-" else path
+        raise OutputError(f"cannot read {name} ({exc.strerror})") from exc
