@@ -6,7 +6,8 @@ messages on the way: one call per read instead of one per message is where the c
 comes from, and why the loop in it is written flat.
 
 Traps: a frame's size counts its type but not itself; a size that spells ``HTTP`` means that the
-peer is an HTTP port, and without the check the client would wait for 1.2 GB.
+peer is an HTTP port, and without the check the client would wait for 1.2 GB. nsqlookupd's TCP port
+refuses us with a sized text that has no type.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ _MESSAGE_HEAD = struct.Struct(">IIqH16s")
 _MESSAGE_HEAD_SIZE = _MESSAGE_HEAD.size  # 34
 _MIN_MESSAGE_FRAME = _MESSAGE_HEAD_SIZE - 4
 _SIZE_THAT_SPELLS_HTTP = int.from_bytes(b"HTTP", "big")
+_TYPE_THAT_SPELLS_AN_ERROR = int.from_bytes(b"E_BA", "big")  # E_BAD_PROTOCOL
+_MAX_OTHER_FRAME = 1 << 16  # responses and errors are small, whatever messages are
 
 M = TypeVar("M")
 S = TypeVar("S")
@@ -43,15 +46,15 @@ def encode_frame(frame_type: int, data: bytes) -> bytes:
 class FrameBuffer:
     """Bytes received and not yet taken as frames.
 
-    ``max_frame_size`` bounds the size field (0: no bound); a larger frame is a `ProtocolError`
-    before a byte of it is waited for.
+    ``max_message_frame`` bounds the size field of messages (0: no bound); a larger one is a
+    `ProtocolError` before a byte of it is waited for.
     """
 
-    def __init__(self, max_frame_size: int = 0) -> None:
+    def __init__(self, max_message_frame: int = 0) -> None:
         self._chunks: list[bytes] = []
         self._length = 0
-        self._wanted = 4  # bytes that the next frame is known to need: below it nothing is joined
-        self._max_frame_size = max_frame_size or 0x7FFFFFFF
+        self._wanted = 8  # bytes that the next frame is known to need: below it nothing is joined
+        self._max_message_frame = max_message_frame or 0x7FFFFFFF
 
     def __len__(self) -> int:
         return self._length
@@ -70,7 +73,7 @@ class FrameBuffer:
     def _keep(self, rest: bytes) -> None:
         self._chunks = [rest] if rest else []
         self._length = len(rest)
-        self._wanted = 4
+        self._wanted = 8
 
     def next_frame(self) -> tuple[int, bytes] | None:
         """Return the next frame as (type, data), or None while it is incomplete.
@@ -81,14 +84,13 @@ class FrameBuffer:
             return None
         data = b"".join(self._chunks)
         self._keep(data)
-        size = int.from_bytes(data[:4], "big")
-        self._check_size(size)
+        size, frame_type = _HEAD.unpack_from(data)
+        self._check_head(size, frame_type)
         if len(data) < 4 + size:
             self._wanted = 4 + size
             return None
-        frame = self._frame(data, 0, 4 + size)
         self._keep(data[4 + size :])
-        return frame
+        return frame_type, data[8 : 4 + size]
 
     def take(
         self, make: Callable[[S, int, int, bytes, bytes], M], source: S
@@ -106,20 +108,20 @@ class FrameBuffer:
         data = b"".join(self._chunks) if len(self._chunks) > 1 else self._chunks[0]
         end = len(data)
         position = 0
-        wanted = 4
-        limit = self._max_frame_size
+        wanted = 8
+        limit = self._max_message_frame
         append = messages.append
         unpack = _MESSAGE_HEAD.unpack_from
         while end - position >= _MESSAGE_HEAD_SIZE:
             size, frame_type, timestamp_ns, attempts, message_id = unpack(data, position)
             after = position + 4 + size
             if frame_type != MESSAGE or size < _MIN_MESSAGE_FRAME or size > limit:
-                # a short frame, or none at all: the careful way below decides
-                self._check_size(size)
+                # another frame, or none at all
+                self._check_head(size, frame_type)
                 if after > end:
                     wanted = after - position
                     break
-                others.append(self._frame(data, position, after))
+                others.append((frame_type, data[position + 8 : after]))
             elif after > end:
                 wanted = after - position
                 break
@@ -142,24 +144,23 @@ class FrameBuffer:
                 others.append(frame)
         return messages, others
 
-    @staticmethod
-    def _frame(data: bytes, position: int, after: int) -> tuple[int, bytes]:
-        frame_type = int.from_bytes(data[position + 4 : position + 8], "big")
-        if frame_type > MESSAGE:
-            raise ProtocolError(f"unknown frame type {frame_type}")
-        if frame_type == MESSAGE and after - position < _MESSAGE_HEAD_SIZE:
-            raise ProtocolError(f"message frame of {after - position - 8} bytes is too short")
-        return frame_type, data[position + 8 : after]
-
-    def _check_size(self, size: int) -> None:
+    def _check_head(self, size: int, frame_type: int) -> None:
         if size == _SIZE_THAT_SPELLS_HTTP:
             raise ProtocolError(
                 "the peer speaks HTTP",
                 hint="This is an HTTP port; nsqd's TCP port is usually 4150.",
             )
+        if frame_type == _TYPE_THAT_SPELLS_AN_ERROR:
+            raise ProtocolError(
+                "the peer is no nsqd (it answers E_BAD_PROTOCOL)",
+                hint="nsqlookupd's TCP port answers like this; nsqd's is usually 4150.",
+            )
         if size < 4:
             raise ProtocolError(f"frame size {size} is below 4")
-        if size > self._max_frame_size:
-            raise ProtocolError(
-                f"frame size {size} is above the limit of {self._max_frame_size} bytes"
-            )
+        if frame_type > MESSAGE:
+            raise ProtocolError(f"unknown frame type {frame_type}")
+        if frame_type == MESSAGE and size < _MIN_MESSAGE_FRAME:
+            raise ProtocolError(f"message frame of {size} bytes is too short")
+        limit = self._max_message_frame if frame_type == MESSAGE else _MAX_OTHER_FRAME
+        if size > limit:
+            raise ProtocolError(f"frame size {size} is above the limit of {limit} bytes")
