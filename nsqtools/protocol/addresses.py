@@ -55,7 +55,7 @@ def parse_address(text: str, default_port: int = NSQD_TCP_PORT) -> Address:
 
 
 def _parse_port(port_text: str, text: str) -> int:
-    if port_text.isascii() and port_text.isdigit() and 0 < int(port_text) < 65536:
+    if port_text.isascii() and port_text.isdigit() and 0 < int(port_text[:6]) < 65536:
         return int(port_text)
     raise _bad_address(text)
 
@@ -77,12 +77,12 @@ def http_url(text: str, default_port: int) -> str:
         # urlsplit would take the host of "localhost:4161" for a scheme
         head, slash, path = text.partition("/")
         return f"http://{parse_address(head, default_port)}{slash}{path}".rstrip("/")
-    parts = urlsplit(text)
     try:
+        parts = urlsplit(text)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is no number
+    except ValueError:  # a port that is no number, a bracket that is not closed
         usable = False
-    if not usable or parts.fragment:
+    if not usable or parts.fragment or any(c.isspace() for c in text):
         raise ConfigurationError(
             f"invalid HTTP address {text!r}", hint="Write host:port or http(s)://host:port."
         )

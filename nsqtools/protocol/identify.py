@@ -115,4 +115,9 @@ def decode_identify_reply(data: bytes) -> IdentifyReply:
         if type(value) is not type(field.default):
             raise ProtocolError(f"the answer to IDENTIFY has {field.name}={value!r}")
         known[field.name] = value
-    return IdentifyReply(**known)
+    decoded = IdentifyReply(**known)
+    if not 1 <= decoded.deflate_level <= 9 and decoded.deflate:
+        raise ProtocolError(f"nsqd granted deflate at level {decoded.deflate_level}")
+    if decoded.max_rdy_count < 1:
+        raise ProtocolError(f"nsqd allows RDY {decoded.max_rdy_count} at most")
+    return decoded
