@@ -99,8 +99,8 @@ class Stream:
     def receive_ready(self, buffer: memoryview) -> bytes | None:
         """Return what can be read now, None when that is nothing. ``b""`` is the end of the stream.
 
-        ``buffer`` is scratch space of the calling thread; it bounds what is returned. Raises
-        `ConnectionLost` and `TLSError`.
+        ``buffer`` is scratch space of the calling thread; it bounds what is returned, to a TLS
+        record. Raises `ConnectionLost` and `TLSError`.
         """
         filled = 0
         while filled < len(buffer):
@@ -117,7 +117,16 @@ class Stream:
             filled += received
             if not self._is_tls:
                 break
-        return bytes(buffer[:filled]) if filled else None
+        if not filled:
+            return None
+        if filled == len(buffer) and self._is_tls:
+            return bytes(buffer) + self._take_decrypted()
+        return bytes(buffer[:filled])
+
+    def _take_decrypted(self) -> bytes:
+        """Return what TLS has decrypted already: no selector would tell of it."""
+        pending: int = self._socket.pending()  # type: ignore[attr-defined]
+        return self._socket.recv(pending) if pending else b""
 
     def send_ready(self, data: memoryview | bytes) -> int:
         """Send what the socket takes now and return how many bytes that was, possibly 0.
@@ -136,7 +145,8 @@ class Stream:
     def shutdown_write(self) -> None:
         """Tell the peer that nothing more comes; what it still sends can be read."""
         with contextlib.suppress(OSError):  # it may have gone first
-            self._socket.shutdown(socket.SHUT_WR)
+            # not SSLSocket's own, which would end the decryption of what still comes
+            socket.socket.shutdown(self._socket, socket.SHUT_WR)
 
     def close(self) -> None:
         """Close the socket. May be called again."""
@@ -182,7 +192,7 @@ def _resolve(
 ) -> list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[object, ...]]]:
     try:
         return list(socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
-    except (OSError, UnicodeError) as exc:
+    except (OSError, ValueError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not a host name"
         raise ConnectionFailed(
             f"cannot connect to {address} ({reason})", hint="Check the host name."
