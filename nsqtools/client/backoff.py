@@ -67,8 +67,8 @@ class Backoff:
             return None
         if self.mode is BackoffMode.NORMAL:
             self.level = 1
-        elif self.ceiling_s(self.level) < self._maximum_s:
-            self.level += 1
+        elif self.ceiling_s(self.level) < self.ceiling_s(self.level + 1):
+            self.level += 1  # not where it would lengthen nothing, only the way back
         return self._wait()
 
     def success(self) -> Wait | Resume | None:

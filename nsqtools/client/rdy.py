@@ -144,8 +144,8 @@ class ReadyControl(Generic[K]):
         if self._mode is not _Mode.SHARING or state.closing:
             return
         share = self._share(state)
-        if state.rdy < share:
-            self._set(key, share, now)
+        if state.rdy < share and (state.rdy or not self._wanting):
+            self._set(key, share, now)  # unless RDY was taken from it for those that wait
         elif state.resend and state.rdy > 0 and state.left <= state.rdy * RESEND_AT:
             self._send(key, state, state.rdy)
 
@@ -295,7 +295,7 @@ class ReadyControl(Generic[K]):
             self._grant_test(self._choose_tester(others or [tester]), now)
 
     def _rotate(self, now: float) -> None:
-        revoked: set[K] = set()
+        revoked: list[K] = []
         waiting = [k for k, s in self._states.items() if s.rdy == 0 and not s.closing]
         for key, state in self._states.items():
             if state.rdy == 0 or state.closing:
@@ -304,9 +304,22 @@ class ReadyControl(Generic[K]):
             held_s = now - state.last_change
             if idle_s > self._idle_timeout_s or (waiting and held_s > self._hold_timeout_s):
                 self._set(key, 0, now)
-                revoked.add(key)
+                revoked.append(key)
         self._rng.shuffle(waiting)
-        # those that just gave it back come last: only if nobody else wants it
-        for key in [*waiting, *revoked]:
-            if self._states[key].rdy == 0:
+        for key in waiting:
+            self._set(key, 1, now)
+        # those that just gave it back come last: what others still wait for is not theirs
+        for key in revoked:
+            if sum(s.rdy for s in self._states.values()) + len(self._wanting) < self.max_in_flight:
                 self._set(key, 1, now)
+
+
+def has_windowed_rdy(version: str) -> bool:
+    """Tell whether an nsqd of this version reads RDY as a window: 0.3.0 and later.
+
+    Compared as numbers: as text 0.10.0 would come before 0.3.0.
+    """
+    numbers = version.partition("-")[0].removeprefix("v").split(".")
+    if not all(number.isdecimal() for number in numbers):
+        return False
+    return [int(number) for number in numbers] >= [0, 3, 0]
