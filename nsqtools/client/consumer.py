@@ -112,25 +112,35 @@ class Consumer:
             on_error=on_error or (lambda error: None),
             on_lost_discovered=self._ask_soon,
         )
+        # re-entrant: a signal handler may stop what its thread is starting
+        self._life = threading.RLock()
         self._is_started = False
         self._is_stopping = False
+        self._drains = True  # until a stop says otherwise
+        self._handled: dict[int, Batch] = {}  # by the threads that iterate or run handlers
 
     # -- life -----------------------------------------------------------------------------------
 
     def start(self, *, fail_fast: bool = False) -> None:
         """Connect. With ``fail_fast`` wait for the first tries, and raise the first error if none
-        of them led to a connection; otherwise failures are logged and tried again."""
-        if self._is_started:
-            return
-        self._is_started = True
-        self._io.start()
-        if self._discovery is not None:
-            self._discovery.start()
+        of them led to a connection; otherwise failures are logged and tried again.
+
+        A consumer is started once: after a stop this does nothing.
+        """
+        with self._life:
+            if self._is_started or self._is_stopping:
+                return
+            self._is_started = True
+            self._io.start(quietly=fail_fast)
+            if self._discovery is not None:
+                self._discovery.start()
         if fail_fast:
             self._io.settled.wait()
             if self._io.first_errors and not self._io.subscriptions:
                 self.stop()
                 raise self._io.first_errors[0]
+            for error in self._io.first_errors:
+                log.warning("%s; trying again", error)
 
     def begin_stop(self, *, drain: bool = False) -> None:
         """Start to stop and return at once; safe in a signal handler and in a message handler.
@@ -138,28 +148,41 @@ class Consumer:
         Without ``drain`` messages that no handler has started on are requeued at once; with it
         they are still delivered. Messages being handled may be answered for drain_timeout.
         """
-        self._is_stopping = True
-        if self._discovery is not None:
-            self._discovery.stop()
-        if self._is_started:
-            self._io.loop.call_soon(lambda: self._io.begin_stop(drain))
+        with self._life:
+            self._drains = drain and (self._drains or not self._is_stopping)
+            if not self._is_started and not self._is_stopping:
+                self.deliveries.put(Stopped(self))
+            self._is_stopping = True
+            if self._discovery is not None:
+                self._discovery.stop()
+            if self._is_started:
+                self._io.loop.call_soon(lambda: self._io.begin_stop(drain))
 
     def stop(self, *, drain: bool = False, timeout_s: float | None = None) -> bool:
         """Stop and wait for it: until everything delivered is answered, and the answers sent.
 
-        Returns whether the consumer has stopped; it has not yet when ``timeout_s`` passed, or when
-        called on a thread whose message is still unanswered. May be called again.
+        Returns whether the consumer has stopped. It has not yet when ``timeout_s`` passed, nor
+        when called inside a handler or a loop over messages, which is what would be waited for.
+        Messages that nobody answers are requeued after drain_timeout. May be called again.
         """
         self.begin_stop(drain=drain)
+        handled = self._handled.get(threading.get_ident(), ())
+        if any(not message.is_answered for message in handled):
+            return False
+        return self._wait(timeout_s)
+
+    def _wait(self, timeout_s: float | None = None) -> bool:
         if not self._is_started:
             return True
-        if not drain:
+        if not self._drains:
             self._requeue_undelivered()
         return self._io.loop.join(timeout_s)
 
     def abort(self) -> None:
-        """Do not wait for running handlers: requeue what they hold, and end."""
-        self._io.loop.call_soon(self._io.abort)
+        """Stop without waiting for running handlers: what they hold is requeued."""
+        self.begin_stop()
+        if self._is_started:
+            self._io.loop.call_soon(self._io.abort)
 
     def __enter__(self) -> Self:
         self.start()
@@ -171,10 +194,11 @@ class Consumer:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.begin_stop()
-        if kind is not None:
+        if kind is None:
+            self.begin_stop()
+        else:
             self.abort()
-        self.stop()
+        self._wait()
 
     def _requeue_undelivered(self) -> None:
         """Requeue our batches that nobody has taken from the queue, and keep the rest in it."""
@@ -182,8 +206,9 @@ class Consumer:
         try:
             while True:
                 delivery = self.deliveries.get_nowait()
-                if isinstance(delivery, Batch) and delivery.topic == self.topic:
-                    delivery.requeue(0, backoff=False)
+                batch = delivery.batch if isinstance(delivery, GivenUp) else delivery
+                if isinstance(batch, Batch) and self._io.owns(batch):
+                    batch.requeue(0, backoff=False)
                 else:
                     kept.append(delivery)
         except queue.Empty:
@@ -193,7 +218,11 @@ class Consumer:
     # -- messages -------------------------------------------------------------------------------
 
     def next_batch(self, timeout_s: float | None = None) -> Batch | None:
-        """Wait for the next batch. None when ``timeout_s`` passed or the consumer has stopped."""
+        """Wait for the next batch. None when ``timeout_s`` passed or the consumer has stopped.
+
+        Every message must be answered, on any thread: `Batch.finish` finishes what is left.
+        """
+        self._io.loop.wake()  # whoever asks for more has answered: send it
         give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
@@ -203,10 +232,15 @@ class Consumer:
                 return None
             if isinstance(delivery, Stopped):
                 self.deliveries.put(delivery)  # for whoever asks next, on any thread
+                if self._io.loop.failure is not None:
+                    raise RuntimeError("the I/O thread failed") from self._io.loop.failure
                 return None
-            if isinstance(delivery, Batch):
+            if isinstance(delivery, GivenUp):
+                self.give_up(delivery)
+            elif self._drains:
                 return delivery
-            self.give_up(delivery)
+            else:
+                delivery.requeue(0, backoff=False)
 
     def batches(self, timeout_s: float | None = None) -> Iterator[Batch]:
         """Iterate over batches until the consumer stops, or for ``timeout_s`` none came.
@@ -214,24 +248,32 @@ class Consumer:
         Every message must be answered: `Batch.finish` finishes what is left of a batch.
         """
         self.start()
-        while (batch := self.next_batch(timeout_s)) is not None:
-            yield batch
+        thread = threading.get_ident()
+        try:
+            while (batch := self.next_batch(timeout_s)) is not None:
+                self._handled[thread] = batch
+                yield batch
+        finally:
+            self._handled.pop(thread, None)
 
     def __iter__(self) -> Iterator[Message]:
         """Iterate over messages until the consumer stops. Each must be answered.
 
-        Leaving the loop requeues the messages of the batch that were not reached.
+        Leaving the loop requeues the messages of the batch that were not reached. A message that
+        timed out in the queue and was delivered anew is passed over the first time.
         """
         for batch in self.batches():
             reached = 0
             try:
                 for message in batch:
+                    if not self._drains:
+                        break
                     reached += 1
-                    yield message
+                    if not message.is_answered:
+                        yield message
             finally:
                 for message in batch[reached:]:
                     message.requeue(0, backoff=False)
-            self._io.loop.wake()  # the answers of the batch, in one write
 
     def run(self, handler: Callable[[Message], object], *, workers: int = 1) -> None:
         """Call ``handler`` with each message until the consumer stops, on ``workers`` threads.
@@ -247,18 +289,18 @@ class Consumer:
         ]
         for thread in threads:
             thread.start()
-        self._work(handler)
-        for thread in threads:
-            thread.join()
+        try:
+            self._work(handler)
+        except BaseException:
+            self.begin_stop()  # or the other threads would go on
+            raise
+        finally:
+            for thread in threads:
+                thread.join()
 
     def _work(self, handler: Callable[[Message], object]) -> None:
-        while (batch := self.next_batch()) is not None:
-            for message in batch:
-                if self._is_stopping:
-                    message.requeue(0, backoff=False)
-                else:
-                    _handle(handler, message)
-            self._io.loop.wake()
+        for message in self:
+            _handle(handler, message)
 
     def give_up(self, given_up: GivenUp) -> None:
         """Tell of messages that were delivered too often, and finish them."""

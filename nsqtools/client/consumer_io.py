@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from nsqtools.client.backoff import Backoff, Resume, Wait
 from nsqtools.client.connection import Connection
-from nsqtools.client.connector import connect_in_background
+from nsqtools.client.dialer import Dialer
 from nsqtools.client.io_loop import IOLoop, Timer
 from nsqtools.client.liveness import TICK_S, find_dead
 from nsqtools.client.message import Batch
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.rdy import ReadyControl
-from nsqtools.client.reconnect import PROVEN_AFTER_S, Peers
+from nsqtools.client.rdy import ReadyControl, has_windowed_rdy
+from nsqtools.client.reconnect import PROVEN_AFTER_S
 from nsqtools.client.stopping import Stopping
 from nsqtools.client.subscription import Subscription
 from nsqtools.errors import NsqError, ServerError
@@ -81,31 +81,25 @@ class ConsumerIO:
         on_lost_discovered: Callable[[], None],
     ) -> None:
         self.topic = topic
-        self.loop = IOLoop(f"nsq-{topic}-{channel}", self._each_turn)
+        self.loop = IOLoop(f"nsq-{topic}-{channel}", self._each_turn, self._at_end)
         self.read_buffer = memoryview(bytearray(READ_SIZE))
         self.stats = ConsumerStats()
         self.settled = threading.Event()  # every address known at the start was tried once
         self.first_errors: list[NsqError] = []
         self.subscriptions: dict[Subscription, None] = {}
         self._options = options
-        self._tls = tls
-        self._subscribe = Subscribe(topic, channel)
         self._deliver = deliver
         self._on_stopped = on_stopped
         self._on_error = on_error
         self._on_lost_discovered = on_lost_discovered
         self._expects_lookup = expects_lookup
-        self._connecting = 0
-        self._connect_timer: Timer | None = None
+        self._is_quiet = False
         self._backoff_timer: Timer | None = None
         self._next_late_warning = 0.0
         self._stopping: Stopping | None = None
-        self._peers = Peers(
-            addresses,
-            self.loop.now(),
-            base_s=options.reconnect_base_s,
-            maximum_s=options.reconnect_max_s,
-            discovered_maximum_s=options.lookupd_poll_interval_s,
+        self._is_announced = False
+        self._dialer = Dialer(
+            self.loop, addresses, options, tls, Subscribe(topic, channel), self._connected
         )
         self.rdy: ReadyControl[Subscription] = ReadyControl(
             options.max_in_flight,
@@ -118,13 +112,14 @@ class ConsumerIO:
             full_jitter=options.backoff_strategy == "full_jitter",
         )
 
-    def start(self) -> None:
-        """Start the thread (from any thread)."""
+    def start(self, *, quietly: bool) -> None:
+        """Start the thread (from any thread). ``quietly``: the caller tells of first errors."""
+        self._is_quiet = quietly
         self.loop.call_soon(self._begin)
         self.loop.start()
 
     def _begin(self) -> None:
-        self._connect_due()
+        self._dialer.begin()
         self._watch_liveness()
         self._redistribute()
         self._settle()
@@ -132,41 +127,20 @@ class ConsumerIO:
     # -- connecting -----------------------------------------------------------------------------
 
     def listed(self, addresses: Iterable[Address], errors: list[NsqError]) -> None:
-        """A lookup round has ended."""
+        """A lookup round has ended; ``errors`` are its only outcome, or there are none."""
         if self._expects_lookup:
             self._expects_lookup = False
             self.first_errors += errors
-        self._peers.listed(addresses, self.loop.now())
-        self._connect_due()
+        self._dialer.listed(addresses)
         self._settle()
 
-    def _connect_due(self) -> None:
-        if self._stopping:
-            return
-        now = self.loop.now()
-        for address in self._peers.take_due(now):
-            self._connecting += 1
-            connect_in_background(
-                self.loop, address, self._options, self._tls, self._subscribe, self._connected
-            )
-        if self._connect_timer is not None:
-            self._connect_timer.cancel()
-            self._connect_timer = None
-        next_due = self._peers.next_due()
-        if next_due is not None:
-            self._connect_timer = self.loop.call_later(next_due - now, self._connect_due)
-
     def _connected(self, address: Address, result: Connection | NsqError) -> None:
-        self._connecting -= 1
-        if self._stopping:
-            if isinstance(result, Connection):
-                result.close()
-        elif isinstance(result, NsqError):
-            if not self.settled.is_set():
-                self.first_errors.append(result)
-            self._retry_later(address, result)
-        else:
+        if isinstance(result, Connection):
             self._subscribed(result)
+        else:
+            if is_first := not self.settled.is_set():
+                self.first_errors.append(result)
+            self._ended(address, result, quietly=is_first and self._is_quiet)
         self._settle()
 
     def _subscribed(self, connection: Connection) -> None:
@@ -178,24 +152,24 @@ class ConsumerIO:
         self.subscriptions[subscription] = None
         self.loop.register(subscription)
         resend = options.rdy_resend == "always" or (
-            options.rdy_resend == "auto" and not _has_windowed_rdy(reply.version)
+            options.rdy_resend == "auto" and not has_windowed_rdy(reply.version)
         )
         self.rdy.add(subscription, reply.max_rdy_count, now, resend=resend)
         log.info("connected to %s (nsqd %s)", subscription.nsqd, reply.version or "before 0.2.19")
 
     def _settle(self) -> None:
-        if not self._expects_lookup and not self._connecting:
+        if not self._expects_lookup and not self._dialer.is_connecting:
             self.settled.set()
 
     def proven(self, subscription: Subscription) -> None:
         """A connection has brought something: its address is good."""
-        self._peers.proven(subscription.connection.address)
+        self._dialer.proven(subscription.connection.address)
 
     def lost(self, subscription: Subscription, error: NsqError) -> None:
         """A connection has ended, or must: its messages come again after their timeout."""
         self._remove(subscription)
         if not self._stopping:
-            self._retry_later(subscription.connection.address, error)
+            self._ended(subscription.connection.address, error)
 
     def _remove(self, subscription: Subscription) -> None:
         subscription.is_open = False
@@ -206,30 +180,34 @@ class ConsumerIO:
         self.rdy.remove(subscription, self.loop.now())
         self.loop.wake()  # the turn may be past the point where RDY changes are sent
 
-    def _retry_later(self, address: Address, error: NsqError) -> None:
-        delay_s = self._peers.failed(address, self.loop.now())
-        if self._peers.is_direct(address):
-            log.warning("%s; trying again in %.1f s", error, delay_s)
-        else:
-            log.warning("%s; trying again when nsqlookupd lists it", error)
+    def _ended(self, address: Address, error: NsqError, *, quietly: bool = False) -> None:
+        if self._dialer.ended(address, error, quietly=quietly):
             self._on_lost_discovered()
-        self._on_error(error)
-        self._connect_due()
+        try:
+            self._on_error(error)
+        except Exception:
+            log.exception("on_error failed")
 
     # -- messages and their answers -------------------------------------------------------------
 
-    def received(self, subscription: Subscription, batch: Batch, redelivered: int) -> None:
+    def owns(self, batch: Batch) -> bool:
+        """Tell whether a batch was delivered here (from any thread)."""
+        return batch.source in self.subscriptions
+
+    def received(
+        self, subscription: Subscription, batch: Batch, redelivered: int, most_attempts: int
+    ) -> None:
         """Messages arrived; ``redelivered`` of them replace an unanswered delivery."""
         now = self.loop.now()
         self.stats.received += len(batch)
         self.rdy.received(subscription, len(batch), now)
         if redelivered:
             self.rdy.answered(subscription, redelivered, now)
-        if self._stopping and not self._stopping.drain:
+        if self._stopping and self._stopping.refuses(now):
             batch.requeue(0, backoff=False)
             return
         limit = self._options.max_attempts
-        if limit and any(message.attempts > limit for message in batch):
+        if 0 < limit < most_attempts:
             given_up = Batch(subscription, [m for m in batch if m.attempts > limit])
             self.stats.given_up += len(given_up)
             self._deliver(GivenUp(given_up))
@@ -292,7 +270,7 @@ class ConsumerIO:
             subscription.send_ready(count)
         for subscription in list(self.subscriptions):
             subscription.flush()
-        gathers = self._stopping or any(s.should_poll for s in self.subscriptions)
+        gathers = self._stopping or any(s.awaits_answers for s in self.subscriptions)
         self.loop.max_sleep_s = GATHER_S if gathers else None
         if self._stopping:
             self._advance_stop(self._stopping)
@@ -322,16 +300,16 @@ class ConsumerIO:
         """Send CLS everywhere. With ``drain`` what was delivered and still comes is handled,
         otherwise it is requeued at once."""
         if self._stopping:
+            self._stopping.drain &= drain  # whoever does not want to wait is heard
             return
         now = self.loop.now()
         self._stopping = Stopping(now, self._options.drain_timeout_s, drain)
+        self._dialer.stop()
         if self._backoff_timer is not None:
             self._backoff_timer.cancel()
         for subscription in self.subscriptions:
             self.rdy.close(subscription, now)
             subscription.send_close()
-        if not drain:
-            self._announce_stop(self._stopping)
 
     def abort(self) -> None:
         """Requeue everything unanswered and leave without waiting for handlers."""
@@ -348,16 +326,22 @@ class ConsumerIO:
                 subscription.connection.shutdown_write()
             elif step == "close":
                 self._remove(subscription)
-        if all(stopping.is_quiet(s, now) for s in self.subscriptions):
-            self._announce_stop(stopping)
+        if not stopping.drain or all(stopping.is_quiet(s, now) for s in self.subscriptions):
+            self._announce_stop()
         if not self.subscriptions:
-            self.settled.set()
             self.loop.stop()
 
-    def _announce_stop(self, stopping: Stopping) -> None:
-        if not stopping.is_announced:
-            stopping.is_announced = True
+    def _announce_stop(self) -> None:
+        if not self._is_announced:
+            self._is_announced = True
             self._on_stopped()
+
+    def _at_end(self) -> None:
+        """Nothing will happen any more, because of a stop or a defect: let nobody wait for it."""
+        for subscription in list(self.subscriptions):
+            self._remove(subscription)
+        self._announce_stop()
+        self.settled.set()
 
     def _requeue_rest(self, subscription: Subscription) -> None:
         rest = list(subscription.in_flight.values())
@@ -368,14 +352,3 @@ class ConsumerIO:
                 len(rest),
             )
             Batch(subscription, rest).requeue(0, backoff=False)
-
-
-def _has_windowed_rdy(version: str) -> bool:
-    """Tell whether an nsqd of this version reads RDY as a window: 0.3.0 and later.
-
-    Compared as numbers: as text 0.10.0 would come before 0.3.0.
-    """
-    numbers = version.partition("-")[0].split(".")
-    if not all(number.isdecimal() for number in numbers):
-        return False
-    return [int(number) for number in numbers] >= [0, 3, 0]

@@ -47,18 +47,22 @@ class IOLoop:
     """Runs on a thread of its own from `start` until `stop`.
 
     ``each_turn`` is called once per turn, after reading and before sleeping: there the owner
-    flushes what the turn has queued, in one write per connection.
+    flushes what the turn has queued, in one write per connection. ``at_end`` is called on the
+    thread when the loop has ended, be it by a defect (`failure` then): nobody must wait on for
+    something that does not come any more.
     """
 
     def __init__(
         self,
         name: str,
         each_turn: Callable[[], None],
+        at_end: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._each_turn = each_turn
+        self._at_end = at_end
         self.now = clock
-        self._selector = selectors.DefaultSelector()
+        self.failure: BaseException | None = None
         self._timers: list[tuple[float, int, Timer]] = []
         self._sequence = itertools.count()
         self._calls: collections.deque[Callable[[], object]] = collections.deque()
@@ -67,16 +71,18 @@ class IOLoop:
         self._is_woken = False
         self._is_running = False
         self._has_ended = False
-        self._wake_receiver, self._wake_sender = socket.socketpair()
-        self._wake_receiver.setblocking(False)
-        self._wake_sender.setblocking(False)
-        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     # -- from any thread ------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the thread."""
+        # here and not before: what is never started has nothing to close
+        self._selector = selectors.DefaultSelector()
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
         self._is_running = True
         self._thread.start()
 
@@ -140,16 +146,20 @@ class IOLoop:
         try:
             while self._is_running:
                 self._turn()
-        except BaseException:
+        except BaseException as exc:
             # a defect: everything that can happen outside has its own error by now
             log.exception("the I/O thread failed")
+            self.failure = exc
             raise
         finally:
-            self._has_ended = True
-            self._selector.close()
-            self._wake_receiver.close()
-            self._wake_sender.close()
-            self._make_calls()
+            try:
+                self._at_end()
+            finally:
+                self._has_ended = True
+                self._selector.close()
+                self._wake_receiver.close()
+                self._wake_sender.close()
+                self._make_calls()
 
     def _turn(self) -> None:
         self._asleep = True

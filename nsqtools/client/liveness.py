@@ -2,7 +2,8 @@
 
 TCP says nothing of a peer that lost power. nsqd sends a heartbeat every interval, so silence for
 two of them and a second more means that nobody is there (pynsq's rule; `read_timeout` is the
-ceiling). And a peer that takes no bytes for `write_timeout` while some wait is stuck.
+ceiling, but one heartbeat must have had time to come). And a peer that takes no bytes for
+`write_timeout` while some wait is stuck.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def find_dead(
     writing, or 0 when nothing waits to be written.
     """
     if options.heartbeat_interval_s > 0:
-        limit_s = min(2 * options.heartbeat_interval_s + 1, options.read_timeout_s)
+        interval_s = options.heartbeat_interval_s
+        limit_s = max(interval_s + 1, min(2 * interval_s + 1, options.read_timeout_s))
         if silent_s > limit_s:
             return DeadlineExceeded(f"{peer} was silent for {limit_s:.0f} s")
     if stalled_s > options.write_timeout_s:

@@ -25,7 +25,8 @@ class Answers(Protocol):
     nsqd: str
     in_flight: dict[bytes, Message]
 
-    def finish(self, ids: list[bytes]) -> None: ...
+    def finish(self, message_id: bytes) -> None: ...
+    def finish_many(self, ids: list[bytes]) -> None: ...
     def requeue(
         self, message_id: bytes, delay_s: float | None, attempts: int, backoff: bool
     ) -> None: ...
@@ -69,7 +70,7 @@ class Message:
         """The message is done with. Returns False when it was answered before."""
         if not self._take():
             return False
-        self._source.finish([self.id])
+        self._source.finish(self.id)
         return True
 
     def requeue(self, delay_s: float | None = None, *, backoff: bool = True) -> bool:
@@ -116,30 +117,30 @@ class Message:
 class Batch(list[Message]):
     """Messages that arrived together from one nsqd. Answering them together costs one write."""
 
-    __slots__ = ("_source",)
+    __slots__ = ("source",)
 
     def __init__(self, source: Answers, messages: Iterable[Message]) -> None:
         super().__init__(messages)
-        self._source = source
+        self.source = source
 
     @property
     def topic(self) -> str:
-        return self._source.topic
+        return self.source.topic
 
     @property
     def nsqd(self) -> str:
         """The address of the nsqd that delivered them, ``host:port``."""
-        return self._source.nsqd
+        return self.source.nsqd
 
     def finish(self) -> int:
         """Finish every message not answered yet; return how many those were."""
         ids = [message.id for message in self]
-        pop = self._source.in_flight.pop
+        pop = self.source.in_flight.pop
         taken = [pop(message_id, None) for message_id in ids]
         if taken != self:  # some were answered one by one, or delivered anew meanwhile
             ids = self._sort_out(taken)
         if ids:
-            self._source.finish(ids)
+            self.source.finish_many(ids)
         return len(ids)
 
     def _sort_out(self, taken: list[Message | None]) -> list[bytes]:
@@ -148,7 +149,7 @@ class Batch(list[Message]):
             if other is message:
                 ids.append(message.id)
             elif other is not None:
-                self._source.in_flight[message.id] = other
+                self.source.in_flight[message.id] = other
         return ids
 
     def requeue(self, delay_s: float | None = None, *, backoff: bool = True) -> int:

@@ -51,13 +51,14 @@ class Producer:
         self._outstanding = 0
         self._outstanding_bytes = 0
         self._is_started = False
+        self._is_stopped = False
 
     # -- life -----------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the I/O thread; publishing does it, too. The connection is made when needed."""
         with self._room:
-            if not self._is_started:
+            if not self._is_started and not self._is_stopped:
                 self._is_started = True
                 self._io.start()
 
@@ -66,6 +67,9 @@ class Producer:
 
         When ``timeout_s`` passed, what is left settles as not sent or unknown.
         """
+        with self._room:
+            self._is_stopped = True
+            self._room.notify_all()
         if not self._is_started:
             return True
         self._io.loop.call_soon(self._io.begin_stop)
@@ -121,7 +125,8 @@ class Producer:
 
         One body goes as PUB, several as one MPUB; with ``defer_s`` it must be one. Blocks while
         the window of outstanding publishes is full, for publish_timeout at most, and raises
-        `PublishNotSent` then. ``on_settled`` is called on the I/O thread and must not block.
+        `PublishNotSent` then. ``on_settled`` is called on the I/O thread and must not block, so it
+        must not publish.
         Raises `ConfigurationError` for what nsqd would refuse: it closes the connection over a bad
         publish, and the neighbours' publishes would suffer.
         """
@@ -178,7 +183,10 @@ class Producer:
 
     def _wait_for_room(self, size: int) -> None:
         with self._room:
-            if not self._room.wait_for(self._has_room, self.options.publish_timeout_s):
+            has_room = self._room.wait_for(self._has_room, self.options.publish_timeout_s)
+            if self._is_stopped:
+                raise PublishNotSent(f"{self.nsqd}: the producer has stopped")
+            if not has_room:
                 raise PublishNotSent(
                     f"{self.nsqd}: no room for another publish in "
                     f"{self.options.publish_timeout_s:.0f} s",
@@ -187,7 +195,7 @@ class Producer:
             self._outstanding_bytes += size
 
     def _has_room(self) -> bool:
-        return (
+        return self._is_stopped or (
             self._outstanding < self.options.max_outstanding
             and self._outstanding_bytes < WINDOW_BYTES
         )

@@ -5,9 +5,9 @@ command outstanding. When nsqd answers with an error it leaves its loop: the old
 the commands behind it were certainly not executed (measured: 20,000 behind a bad one, 0 stored).
 When the connection breaks without an answer, what had been handed to the socket is unknown.
 
-It connects when there is something to publish, and after a failure not again before a delay that
-doubles from 0.1 to 8 seconds: inside it a publish fails at once instead of waiting for one
-connect timeout after the other.
+It connects when there is something to publish, at once when a connection that worked was lost, and
+after a failure not again before a delay that doubles from 0.1 to 8 seconds: inside it a publish
+fails at once instead of waiting for one connect timeout after the other.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ProducerIO:
         on_room: Callable[[list[Publication]], None],
     ) -> None:
         self.address = address
-        self.loop = IOLoop(f"nsq-producer-{address}", self._each_turn)
+        self.loop = IOLoop(f"nsq-producer-{address}", self._each_turn, self._at_end)
         self._options = options
         self._tls = tls
         self._on_room = on_room
@@ -79,6 +79,8 @@ class ProducerIO:
         self._unwritten: list[Publication] = []  # of the outstanding: no byte is at the socket yet
         self._settled: list[Publication] = []
         self._read_buffer = memoryview(bytearray(READ_SIZE // 16))
+        self._has_answered = False
+        self._last_answer = 0.0  # to a publish: heartbeats go on when nsqd's disk hangs
         self._last_read = 0.0
         self._last_progress = 0.0
 
@@ -93,6 +95,7 @@ class ProducerIO:
         """Take a publication over."""
         if self._is_stopping:
             self._settle(publication, PublishNotSent(f"{self.address}: the producer has stopped"))
+            self._report_settled()  # there may be no turn any more
         elif self._connection is not None:
             self._write(publication)
         elif self.loop.now() >= self._not_before:
@@ -125,7 +128,8 @@ class ProducerIO:
             result.close()
             return
         self._connection = result
-        self._last_read = self._last_progress = self.loop.now()
+        self._has_answered = False
+        self._last_answer = self._last_read = self._last_progress = self.loop.now()
         self.loop.register(self)
         log.info("connected to %s (nsqd %s)", address, result.reply.version or "before 0.2.19")
         while self._waiting:
@@ -154,6 +158,7 @@ class ProducerIO:
             return
         self._last_read = self.loop.now()
         for frame_type, data in others:
+            self._has_answered = True
             if frame_type == ERROR:
                 self._on_error(decode_error(data, str(self.address)))
                 return
@@ -161,6 +166,7 @@ class ProducerIO:
                 connection.write(commands.NOP)
             elif data == OK and self._outstanding:
                 self._delays.reset()
+                self._last_answer = self._last_read
                 self._settle(self._outstanding.popleft(), None)
             else:
                 self._lost(ProtocolError(f"{self.address}: unexpected answer {data[:60]!r}"))
@@ -199,16 +205,16 @@ class ProducerIO:
         self._connection = None
         self._watches_writes = False
         self._unwritten.clear()
-        if not self._is_stopping:
+        if self._has_answered:
+            log.info("%s", error)
+        else:  # it accepts and dies: as bad as one that refuses
             self._failed(error)
 
     def _each_turn(self) -> None:
         self._flush()
-        if self._settled:
-            settled, self._settled = self._settled, []
-            self._on_room(settled)
+        self._report_settled()
         if self._is_stopping and not self._waiting and not self._outstanding:
-            self._end()
+            self.loop.stop()
 
     def _flush(self) -> None:
         connection = self._connection
@@ -232,26 +238,37 @@ class ProducerIO:
             self.loop.watch_writes(self, not done)
 
     def _watch(self) -> None:
-        now = self.loop.now()
+        options, now = self._options, self.loop.now()
+        while self._waiting and now - self._waiting[0].submitted_at > options.publish_timeout_s:
+            late = DeadlineExceeded(f"cannot connect to {self.address} in time")
+            self._settle(self._waiting.popleft(), self._not_sent(late))
         connection = self._connection
         if connection is not None:
             stalled_s = now - self._last_progress if connection.has_unsent else 0
-            dead = find_dead(str(self.address), now - self._last_read, stalled_s, self._options)
+            dead = find_dead(str(self.address), now - self._last_read, stalled_s, options)
             if dead is None and self._outstanding:
-                waited_s = now - max(self._outstanding[0].submitted_at, self._last_read)
-                if waited_s > self._options.publish_timeout_s:
+                waited_s = now - max(self._outstanding[0].submitted_at, self._last_answer)
+                if waited_s > options.publish_timeout_s:
                     dead = DeadlineExceeded(
                         f"{self.address}: no answer to a publish for {waited_s:.0f} s"
                     )
             if dead is not None:
                 self._lost(dead)
-        self.loop.call_later(TICK_S, self._watch)
+        self.loop.call_later(min(TICK_S, options.publish_timeout_s / 4), self._watch)
 
     # -- outcomes -------------------------------------------------------------------------------
 
     def _settle(self, publication: Publication, error: PublishError | None) -> None:
-        publication.settle(error)
+        try:
+            publication.settle(error)
+        except Exception:
+            log.exception("on_settled failed")
         self._settled.append(publication)
+
+    def _report_settled(self) -> None:
+        if self._settled:
+            settled, self._settled = self._settled, []
+            self._on_room(settled)
 
     def _settle_all(
         self, publications: collections.deque[Publication], error: Callable[[], PublishError]
@@ -279,11 +296,10 @@ class ProducerIO:
         self._settle_all(self._waiting, lambda: self._not_sent(stopped))
         self._lost(stopped)
 
-    def _end(self) -> None:
-        if self._connection is not None:
-            self._connection.shutdown_write()
-            self._disconnect(DeadlineExceeded("stopped"))
-        self.loop.stop()
+    def _at_end(self) -> None:
+        """Nothing will happen any more, because of a stop or a defect: let nobody wait for it."""
+        self.abort()
+        self._report_settled()
 
 
 def _refuse_message(

@@ -11,11 +11,20 @@ from nsqtools.errors import DeadlineExceeded, PublishError
 class Publication:
     """A PUB, MPUB or DPUB on its way. It settles exactly once.
 
-    ``error`` is None once nsqd has confirmed it, else a `PublishRejected` (nsqd refused it),
-    `PublishNotSent` (nsqd does not have it) or `PublishUnknown` (nsqd may have it).
+    When ``is_settled``, ``error`` is None if nsqd has confirmed it, else a `PublishRejected` (nsqd
+    refused it), `PublishNotSent` (nsqd does not have it) or `PublishUnknown` (nsqd may have it).
     """
 
-    __slots__ = ("_on_settled", "_settled", "bodies", "command", "error", "submitted_at", "topic")
+    __slots__ = (
+        "_on_settled",
+        "_settled",
+        "bodies",
+        "command",
+        "error",
+        "is_settled",
+        "submitted_at",
+        "topic",
+    )
 
     def __init__(
         self,
@@ -30,6 +39,7 @@ class Publication:
         self.command = command
         self.submitted_at = submitted_at
         self.error: PublishError | None = None
+        self.is_settled = False
         self._on_settled = on_settled
         # a lock held until the outcome is known: an Event costs several times as much
         self._settled = threading.Lock()
@@ -38,13 +48,10 @@ class Publication:
     def settle(self, error: PublishError | None) -> None:
         """Set the outcome (the producer's I/O thread)."""
         self.error = error
+        self.is_settled = True
         self._settled.release()
         if self._on_settled is not None:
             self._on_settled(self)
-
-    @property
-    def is_settled(self) -> bool:
-        return not self._settled.locked()
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for the outcome. Raises `PublishError`, or `DeadlineExceeded` when the time passed

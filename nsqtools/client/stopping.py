@@ -32,11 +32,14 @@ class Stopping:
 
     def __init__(self, now: float, drain_timeout_s: float, drain: bool) -> None:
         self.drain = drain
-        self.is_announced = False
         self._close_wait_by = now + GRACE_S
         self._drained_by = now + drain_timeout_s
         self._closed_by: dict[StoppableConnection, float] = {}
         self._requeued: set[StoppableConnection] = set()
+
+    def refuses(self, now: float) -> bool:
+        """Tell whether messages that still arrive go back at once."""
+        return not self.drain or now >= self._drained_by
 
     def expire(self, now: float) -> None:
         """Do not wait for handlers any longer."""

@@ -48,13 +48,18 @@ class Subscription:
 
     # -- from handler threads -------------------------------------------------------------------
 
-    def finish(self, ids: list[bytes]) -> None:
-        """Queue FINs. Fast single answers are left to gather for a moment, see `should_poll`."""
-        self._finished += ids
+    def finish(self, message_id: bytes) -> None:
+        """Queue a FIN. Fast ones are left to gather for a moment, unless none is to come."""
+        self._finished.append(message_id)
         now = self._owner.loop.now()
-        if len(ids) > 1 or now >= self._next_wake:
+        if now >= self._next_wake or not self.in_flight:
             self._next_wake = now + FLUSH_INTERVAL_S
             self._owner.loop.wake()
+
+    def finish_many(self, ids: list[bytes]) -> None:
+        """Queue FINs that belong together."""
+        self._finished += ids
+        self._owner.loop.wake()
 
     def requeue(
         self, message_id: bytes, delay_s: float | None, attempts: int, backoff: bool
@@ -95,7 +100,11 @@ class Subscription:
             self._receive(messages)
         for frame_type, data in others:
             if frame_type == ERROR:
-                self._on_error(data)
+                error = decode_error(data, self.nsqd)
+                if error.fatal:
+                    self._owner.lost(self, error)
+                    return
+                self._owner.answer_failed(error)
             elif data == HEARTBEAT:
                 self._outgoing.append(commands.NOP)
                 self.prove()
@@ -108,24 +117,30 @@ class Subscription:
 
     def _receive(self, messages: list[Message]) -> None:
         self.prove()
-        in_flight = self.in_flight
-        before = len(in_flight)
-        in_flight.update({message.id: message for message in messages})
-        redelivered = len(messages) - (len(in_flight) - before)
-        self._owner.received(self, Batch(self, messages), redelivered)
+        most_attempts = max([message.attempts for message in messages])
+        redelivered = 0
+        if most_attempts == 1:
+            self.in_flight.update({message.id: message for message in messages})
+        else:
+            redelivered = self._replace(messages)
+        self._owner.received(self, Batch(self, messages), redelivered, most_attempts)
+
+    def _replace(self, messages: list[Message]) -> int:
+        """Take messages in flight, and the place of their earlier deliveries: return how many.
+
+        One by one, as taking an earlier delivery out is what decides against its handler.
+        """
+        replaced = 0
+        for message in messages:
+            replaced += self.in_flight.pop(message.id, None) is not None
+            self.in_flight[message.id] = message
+        return replaced
 
     def prove(self) -> None:
         """The connection has shown that its address is good."""
         if not self.is_proven:
             self.is_proven = True
             self._owner.proven(self)
-
-    def _on_error(self, data: bytes) -> None:
-        error = decode_error(data, self.nsqd)
-        if error.fatal:
-            self._owner.lost(self, error)
-        else:
-            self._owner.answer_failed(error)
 
     def collect(self) -> None:
         """Turn the answers that gathered since the last turn into commands."""
@@ -142,9 +157,12 @@ class Subscription:
                 self._owner.answered(self, answer.is_result, answer.is_failure)
 
     @property
-    def should_poll(self) -> bool:
-        """Tell whether finished messages may gather without a wake-up."""
-        return bool(self.in_flight or self._finished)
+    def awaits_answers(self) -> bool:
+        """Tell whether messages are unanswered, or answers were not collected yet.
+
+        ``in_flight`` would not do: a handler takes a message out before it queues the answer.
+        """
+        return self._owner.rdy[self].in_flight > 0
 
     def send_ready(self, count: int) -> None:
         """Put RDY in front of what this turn sends."""
@@ -187,11 +205,7 @@ class Subscription:
     def is_drained(self) -> bool:
         """Tell whether every message is answered and every answer is sent."""
         return not (
-            self.in_flight
-            or self._finished
-            or self._answers
-            or self._outgoing
-            or self.connection.has_unsent
+            self.awaits_answers or self._answers or self._outgoing or self.connection.has_unsent
         )
 
 
