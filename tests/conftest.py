@@ -17,6 +17,7 @@ pytest_plugins = [
     "plugins.certificates",
     "plugins.cli",
     "plugins.network",
+    "plugins.pairs",
     "plugins.scripted_nsqd",
     "plugins.servers",
 ]

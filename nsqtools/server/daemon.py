@@ -12,20 +12,26 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from nsqtools.protocol.frames import ERROR, encode_frame
+from nsqtools.protocol.lookup_v1 import PeerInfo
+from nsqtools.protocol.stats import NsqdStats
 from nsqtools.server.auth import AuthServers
 from nsqtools.server.connection import Connection
 from nsqtools.server.data_lock import DataLock
+from nsqtools.server.debug_http import debug_handlers
 from nsqtools.server.http_foundation import HTTPApi
 from nsqtools.server.http_server import HTTPServer
 from nsqtools.server.listen import listen, real_address, real_port
 from nsqtools.server.log import Log
+from nsqtools.server.lookup_registry import LookupRegistry
 from nsqtools.server.nsqd import Nsqd
 from nsqtools.server.nsqd_http import NsqdHTTP, Ports
 from nsqtools.server.options import REQUIRED, NsqdOptions
 from nsqtools.server.protocol_v2 import Door, ProtocolV2
+from nsqtools.server.stats import gather_stats
 from nsqtools.server.stats_http import StatsHTTP
+from nsqtools.server.statsd import StatsdPusher, expand_prefix
 from nsqtools.server.tls import server_context
-from nsqtools.server.version import version_line
+from nsqtools.server.version import NSQ_VERSION, version_line
 
 _REFUSAL = encode_frame(ERROR, b"E_BAD_PROTOCOL")
 
@@ -56,6 +62,7 @@ class NsqdDaemon:
         self._connections: set[Connection] = set()
         self._http_servers: list[HTTPServer] = []
         self._server: asyncio.Server | None = None
+        self._statsd: asyncio.Task[None] | None = None
 
     def _listen(self, address: str, undo: ExitStack) -> socket.socket | None:
         if not address:
@@ -71,9 +78,24 @@ class NsqdDaemon:
         loop = asyncio.get_running_loop()
         self.nsqd = Nsqd(self._options, loop, self._log)
         self.nsqd.load()
-        door = Door(self.nsqd, self._tls_context, self._auth_servers())
-        await self._serve_tcp(loop, door)
-        await self._serve_http(door)
+        self._door = Door(self.nsqd, self._tls_context, self._auth_servers())
+        self._registry = LookupRegistry(self.nsqd, self._own_info())
+        self._registry.set_addresses(self._options.lookupd_tcp_address)
+        self.nsqd.registry = self._registry
+        await self._serve_tcp(loop)
+        await self._serve_http()
+        self._push_to_statsd()
+
+    def _own_info(self) -> PeerInfo:
+        """Return what nsqlookupd is told: the broadcast values."""
+        options = self._options
+        return PeerInfo(
+            broadcast_address=options.broadcast_address,
+            hostname=socket.gethostname(),
+            http_port=options.broadcast_http_port or max(0, _port(self._http)),
+            tcp_port=options.broadcast_tcp_port or max(0, _port(self._tcp)),
+            version=NSQ_VERSION,
+        )
 
     def _auth_servers(self) -> AuthServers | None:
         options = self._options
@@ -86,22 +108,33 @@ class NsqdDaemon:
             self._log,
         )
 
-    async def _serve_tcp(self, loop: asyncio.AbstractEventLoop, door: Door) -> None:
-        speakers = {b"  V2": lambda connection: ProtocolV2(connection, door)}
+    async def _serve_tcp(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._tcp is None:
             return
+        door = self._door
+        speakers = {b"  V2": lambda connection: ProtocolV2(connection, door)}
         self._server = await loop.create_server(
             lambda: Connection(speakers, _REFUSAL, self._connections, self._log), sock=self._tcp
         )
         self._log.info(f"TCP: listening on {self.tcp_address}")
 
-    async def _serve_http(self, door: Door) -> None:
-        ports = Ports(_port(self._tcp), _port(self._http), _port(self._https))
+    async def _serve_http(self) -> None:
+        info = self._own_info()
+        ports = Ports(_port(self._tcp), _port(self._http))
+        resolved: dict[str, object] = {
+            "broadcast_tcp_port": info.tcp_port,
+            "broadcast_http_port": info.http_port,
+            "statsd_prefix": self._statsd_prefix(),
+        }
+        stats = StatsHTTP(self.nsqd, self._door.clients, resolved, self._registry.set_addresses)
         handlers = {
             **NsqdHTTP(self.nsqd, ports).handlers(),
-            **StatsHTTP(self.nsqd, door.clients, {}, lambda addresses: None).handlers(),
+            **stats.handlers(),
+            **debug_handlers(),
         }
-        required_port = max(ports.https, 0) if self._options.tls_required == REQUIRED else None
+        required_port = None
+        if self._options.tls_required == REQUIRED:
+            required_port = max(0, _port(self._https))
         api = HTTPApi(handlers, self._log, tls_required_port=required_port)
         for name, listener, context in (
             ("HTTP", self._http, None),
@@ -112,6 +145,25 @@ class NsqdDaemon:
                 await server.start()
                 self._http_servers.append(server)
                 self._log.info(f"{name}: listening on {_address(listener)}")
+
+    def _statsd_prefix(self) -> str:
+        info = self._own_info()
+        return expand_prefix(self._options.statsd_prefix, info.broadcast_address, info.http_port)
+
+    def _push_to_statsd(self) -> None:
+        if not self._options.statsd_address:
+            return
+
+        def gather() -> NsqdStats:
+            return gather_stats(
+                self.nsqd,
+                self._door.clients,
+                with_clients=False,
+                with_memory=self._options.statsd_mem_stats,
+            )
+
+        pusher = StatsdPusher(self._options, self._statsd_prefix(), gather, self._log)
+        self._statsd = asyncio.create_task(pusher.run())
 
     async def stop(self) -> None:
         """Close all connections, write everything to disk and release the data path."""
@@ -132,6 +184,9 @@ class NsqdDaemon:
             self._server.close()
         for connection in list(self._connections):
             connection.abort()
+        if self._statsd is not None:
+            self._statsd.cancel()
+        await self._registry.stop()
         for server in self._http_servers:
             await server.stop()
         await asyncio.sleep(0)  # lets the transports close their sockets

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from email.utils import formatdate
+from html import escape
 from urllib.parse import unquote_plus
 
 from starlette.requests import ClientDisconnect, Request
@@ -92,7 +93,7 @@ def required(query: Mapping[str, str], name: str) -> str:
 
 def text_reply(text: str | bytes, status: int = 200) -> Response:
     """Answer with plain text."""
-    return Response(text, status, {**_NSQ_HEADERS, "Content-Type": _TEXT})
+    return Response(text, status, {**_NSQ_HEADERS, "Content-Type": _TEXT} if text else _NSQ_HEADERS)
 
 
 def json_reply(document: object, status: int = 200) -> Response:
@@ -188,5 +189,9 @@ def _refuse(status: int, code: str) -> Response:
 
 def _redirect(request: Request, path: str) -> Response:
     query = request.scope["query_string"].decode("latin-1")
-    headers = {"Location": f"{path}?{query}" if query else path}
-    return Response(b"", 301 if request.method == "GET" else 308, headers)
+    location = f"{path}?{query}" if query else path
+    if request.method != "GET":
+        return Response(b"", 307, {"Location": location})
+    page = f'<a href="{escape(location)}">Moved Permanently</a>.\n\n'
+    headers = {"Location": location, "Content-Type": "text/html; charset=utf-8"}
+    return Response(page, 301, headers)

@@ -33,7 +33,7 @@ from nsqtools.server.topic import Topic
 from nsqtools.server.version import NSQ_VERSION
 
 _FALSE = ("false", "0")  # of a boolean parameter; anything else is true
-_INTEGER = re.compile(r"[+-]?\d{1,18}")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,6 @@ class Ports:
 
     tcp: int
     http: int
-    https: int
 
 
 class NsqdHTTP:
@@ -117,7 +116,7 @@ class NsqdHTTP:
         return text_reply("OK")
 
     def _delay_s(self, text: str) -> float:
-        delay_s = int(text) / 1000 if _INTEGER.fullmatch(text, re.ASCII) else -1.0
+        delay_s = int(text) / 1000 if _INTEGER.fullmatch(text) else -1.0
         if not 0 <= delay_s <= self._options.max_req_timeout:
             raise Refusal(400, "INVALID_DEFER")
         return delay_s
@@ -173,7 +172,7 @@ class NsqdHTTP:
         return topic
 
     async def create_topic(self, call: Call) -> Response:
-        self._publish_topic(call.query())
+        await self._publish_topic(call.query()).started.wait()
         return empty_reply()
 
     async def delete_topic(self, call: Call) -> Response:

@@ -84,7 +84,7 @@ class StatsHTTP:
 
     def _given(self, option: str) -> object:
         for field in fields(self._nsqd.options):
-            if (field.metadata["key"] or field.name) == option and field.name != "node_id":
+            if (field.metadata["key"] or field.name) == option:
                 return field.metadata["kind"].wire(getattr(self._nsqd.options, field.name))
         raise Refusal(400, "INVALID_OPTION")
 

@@ -8,7 +8,7 @@ stays empty. It fills when there is no channel, the topic is paused, or the topi
 from __future__ import annotations
 
 import time
-from asyncio import AbstractEventLoop
+from asyncio import AbstractEventLoop, Event
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -49,7 +49,7 @@ class Topic:
         self._make_channel = make_channel
         self._deferred: deque[tuple[bytes, float]] = deque()  # waiting for a channel, with delay
         self._mem_queue_size = backlog.mem_queue_size
-        self._has_started = False
+        self.started = Event()  # once its channels elsewhere in the cluster are known
         self._is_closed = False
         self._step_scheduled = False
 
@@ -60,11 +60,11 @@ class Topic:
 
     @property
     def _flows(self) -> bool:
-        return self._has_started and not self.is_paused and bool(self.channels)
+        return self.started.is_set() and not self.is_paused and bool(self.channels)
 
     def start(self) -> None:
         """Let messages flow, after the channels that are known elsewhere have been created."""
-        self._has_started = True
+        self.started.set()
         self._wake()
 
     # publishing

@@ -12,17 +12,13 @@ import json
 import re
 import socket
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 import pytest
-from plugins.daemons import GoNsqd
-from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
+from plugins.pairs import NsqdPair
 
 pytestmark = pytest.mark.real_nsqd
 
@@ -325,32 +321,9 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Callable[[tuple[str, ...]], tuple[Nsqd, Nsqd]]]:
-    """The Go nsqd and the embedded one by their flags, shared by the cases of this file."""
-    started: dict[tuple[str, ...], tuple[Nsqd, Nsqd]] = {}
-    with ExitStack() as stack:
-
-        def get(flags: tuple[str, ...]) -> tuple[Nsqd, Nsqd]:
-            if flags not in started:
-                started[flags] = start(GoNsqd, flags), start(EmbeddedServer, flags)
-            return started[flags]
-
-        def start(kind: type[GoNsqd] | type[EmbeddedServer], flags: tuple[str, ...]) -> Nsqd:
-            directory = stack.enter_context(TemporaryDirectory(prefix="nsqd-"))
-            server = kind(Path(directory), *flags)
-            server.start()
-            stack.callback(server.kill)
-            return server
-
-        yield get
-
-
 @pytest.mark.parametrize("case", CASES)
-def test_answers_are_the_same(
-    case: Case, servers: Callable[[tuple[str, ...]], tuple[Nsqd, Nsqd]]
-) -> None:
-    go, embedded = servers(case.flags)
+def test_answers_are_the_same(case: Case, nsqd_pair: NsqdPair) -> None:
+    go, embedded = nsqd_pair(*case.flags)
     topic = re.sub(r"[^a-zA-Z0-9]", "_", case.name).encode()
 
     assert masked(exchange(embedded, case, topic)) == masked(exchange(go, case, topic))

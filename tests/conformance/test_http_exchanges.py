@@ -1,0 +1,302 @@
+"""The same HTTP requests to the Go nsqd and to the embedded one; the answers must be the same.
+
+A case is a list of requests, sent one after the other. Compared are status, body and the headers
+that clients look at; times, ports and memory figures are masked. ``TOPIC`` stands for a topic of
+the case's own.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+from dataclasses import dataclass, field
+
+import pytest
+from plugins.http_api import Nsqd
+from plugins.pairs import NsqdPair
+
+pytestmark = pytest.mark.real_nsqd
+
+TIMEOUT_S = 10.0
+HEADERS = ("Content-Type", "X-NSQ-Content-Type", "Allow", "Location")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request."""
+
+    method: str
+    target: str
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Requests in a row."""
+
+    name: str
+    asks: tuple[Ask, ...]
+    flags: tuple[str, ...] = ()
+
+
+def get(target: str, *flags: str) -> Case:
+    return Case(f"GET {target}", (Ask("GET", target),), flags)
+
+
+def post(target: str, body: bytes = b"", *flags: str, name: str = "") -> Case:
+    return Case(name or f"POST {target} {body[:20]!r}", (Ask("POST", target, body),), flags)
+
+
+def row(name: str, *asks: Ask, flags: tuple[str, ...] = ()) -> Case:
+    return Case(name, asks, flags)
+
+
+def posts(*targets: str) -> list[Ask]:
+    return [Ask("POST", target) for target in targets]
+
+
+SMALL = ("-max-msg-size=10", "-max-body-size=50", "-max-req-timeout=1s")
+TWO = b"\0\0\0\2\0\0\0\1a\0\0\0\2bc"
+CHANNEL = "topic=TOPIC&channel=ch"
+CREATE, CREATE_CHANNEL = posts("/topic/create?topic=TOPIC", f"/channel/create?{CHANNEL}")
+STATS = Ask("GET", "/stats?format=json&topic=TOPIC&include_mem=false")
+
+ROUTES = [
+    *(get(path) for path in ("/ping", "/", "/nothing", "/PING", "/ping/", "//ping", "/a/../ping")),
+    *(
+        get(path)
+        for path in ("/ping/?a=b", "/Topic/Create", "/pub", "/topic", "/config", "/config/")
+    ),
+    *(get(path) for path in ("/config/a/b", "/debug/pprof", "/debug/pprof/allocs", "/STATS/")),
+    *(post(path) for path in ("/ping", "/PUB", "/pub/", "/stats", "/info", "/nothing", "//pub")),
+    *(
+        row(f"{method} {path}", Ask(method, path))
+        for method in ("OPTIONS", "HEAD", "PUT", "DELETE", "PATCH")
+        for path in ("/ping", "/pub", "/config/log_level", "/nothing", "/debug/pprof/symbol")
+    ),
+]
+
+PUBLISHING = [
+    *(
+        post(target, body, *SMALL)
+        for target in (
+            "/pub",
+            "/pub?topic=",
+            "/pub?topic=TOPIC",
+            "/pub?topic=bad%20name",
+            "/pub?topic=%zz",
+            "/pub?topic=a;b",
+            "/pub?topic=TOPIC&topic=other",
+            "/mpub",
+            "/mpub?topic=TOPIC",
+            "/mpub?topic=bad%25",
+        )
+        for body in (b"", b"body", b"x" * 10, b"x" * 11, b"x" * 50, b"x" * 51)
+    ),
+    *(
+        post(f"/pub?topic=TOPIC&defer={delay}", b"x", *SMALL)
+        for delay in ("", "0", "1", "+5", "-1", "1000", "1001", "1.5", "1e3", "x", "%2B5", "0x5")
+    ),
+    *(
+        post("/mpub?topic=TOPIC", body, *SMALL)
+        for body in (b"\n", b"a\nb\n", b"a\r\nb", b"\n\na\n\n", b"12345678901\n", b"\n" * 51)
+    ),
+    *(
+        post(f"/mpub?topic=TOPIC&binary={flag}", body, *SMALL)
+        for flag in ("true", "1", "false", "0", "", "True", "x")
+        for body in (TWO, b"a\nb")
+    ),
+    *(
+        post("/mpub?topic=TOPIC&binary=true", body, *SMALL)
+        for body in (
+            b"",
+            b"\0\0",
+            b"\0\0\0\0",
+            b"\xff\xff\xff\xff",
+            b"\0\0\0\x7f",
+            b"\0\0\0\1",
+            b"\0\0\0\1\0\0\0\0",
+            b"\0\0\0\1\xff\xff\xff\xff",
+            b"\0\0\0\1\0\0\0\x0b12345678901",
+            b"\0\0\0\1\0\0\0\5abc",
+            TWO + b"rest",
+        )
+    ),
+]
+
+ADMINISTRATION = [
+    *(
+        post(f"/topic/{action}{query}")
+        for action in ("create", "delete", "empty", "pause", "unpause")
+        for query in ("", "?topic=", "?topic=bad%25", "?topic=unknown", "?topic=%zz")
+        if (action, query) != ("create", "?topic=unknown")
+    ),
+    *(
+        post(f"/channel/{action}{query}")
+        for action in ("create", "delete", "empty", "pause", "unpause")
+        for query in (
+            "",
+            "?topic=",
+            "?topic=bad%25",
+            "?topic=unknown",
+            "?topic=unknown&channel=",
+            "?topic=unknown&channel=bad%25",
+            "?topic=unknown&channel=ch",
+            "?%zz",
+        )
+    ),
+    *(
+        row(
+            f"{action} a channel that is not there",
+            CREATE,
+            *posts(f"/channel/{action}?topic=TOPIC&channel=ch"),
+        )
+        for action in ("delete", "empty", "pause", "unpause")
+    ),
+    row(
+        "life of a topic",
+        CREATE,
+        STATS,
+        *posts("/topic/pause?topic=TOPIC"),
+        STATS,
+        Ask("POST", "/pub?topic=TOPIC", b"body"),
+        STATS,
+        *posts("/topic/empty?topic=TOPIC"),
+        STATS,
+        *posts("/topic/unpause?topic=TOPIC"),
+        *posts("/topic/delete?topic=TOPIC", "/topic/delete?topic=TOPIC"),
+        STATS,
+    ),
+    row(
+        "life of a channel",
+        CREATE,
+        CREATE_CHANNEL,
+        CREATE_CHANNEL,
+        *posts(f"/channel/pause?{CHANNEL}"),
+        STATS,
+        *posts(f"/channel/unpause?{CHANNEL}", f"/channel/empty?{CHANNEL}"),
+        STATS,
+        *posts(f"/channel/delete?{CHANNEL}", f"/channel/delete?{CHANNEL}"),
+        STATS,
+    ),
+    row(
+        "ephemeral topic",
+        *posts("/topic/create?topic=T%23ephemeral", "/topic/delete?topic=T%23ephemeral"),
+    ),
+]
+
+LATENCY = "e2e-processing-latency-percentile"
+STATISTICS = [
+    *(
+        row(f"stats {query}", CREATE, CREATE_CHANNEL, Ask("GET", f"/stats?{query}"), flags=flags)
+        for flags in (
+            (),
+            (
+                "-e2e-processing-latency-percentile=0.5,1.0",
+                "-e2e-processing-latency-percentile=0.99",
+            ),
+        )
+        for query in (
+            "topic=TOPIC",
+            "topic=TOPIC&include_mem=false",
+            "topic=TOPIC&format=json",
+            "topic=TOPIC&format=JSON&include_mem=0",
+            "topic=TOPIC&format=json&include_clients=false",
+            "topic=TOPIC&format=json&include_clients=0&include_mem=0",
+            "topic=TOPIC&format=json&channel=ch&include_mem=false",
+            "topic=TOPIC&format=json&channel=other&include_mem=false",
+            "topic=none&format=json&include_mem=false",
+            "topic=none&include_mem=false",
+            "format=json&%zz",
+        )
+    ),
+    get("/stats?include_mem=false", "-node-id=1"),
+    get("/stats?format=json&include_mem=false", "-node-id=1"),
+    get("/info"),
+    row("one line a message", Ask("POST", "/mpub?topic=TOPIC", b"a\nbb\nccc"), STATS),
+]
+
+OPTIONS = (
+    *("tcp_address", "http_address", "auth_http_addresses", "broadcast_address"),
+    *("broadcast_tcp_port", "broadcast_http_port", "nsqlookupd_tcp_addresses"),
+    *("http_client_connect_timeout", "http_client_request_timeout", "data_path"),
+    *("mem_queue_size", "max_bytes_per_file", "sync_every", "sync_timeout"),
+    *("queue_scan_worker_pool_max", "queue_scan_selection_count", "msg_timeout"),
+    *("max_msg_timeout", "max_msg_size", "max_req_timeout", "max_body_size"),
+    *("max_heartbeat_interval", "max_rdy_count", "max_output_buffer_size"),
+    *("max_output_buffer_timeout", "min_output_buffer_timeout", "output_buffer_timeout"),
+    *("max_channel_consumers", "statsd_address", "statsd_interval", "statsd_mem_stats"),
+    *("statsd_prefix", "statsd_udp_packet_size", "statsd_exclude_ephemeral"),
+    *("e2e_processing_latency_percentiles", "e2e_processing_latency_window_time"),
+    *("tls_cert", "tls_key", "tls_client_auth_policy", "tls_root_ca_file", "tls_required"),
+    *("tls_min_version", "deflate", "max_deflate_level", "snappy", "log_level", "log_prefix"),
+    *("id", "node_id", "client_timeout", "lookupd_tcp_address", "nonsense"),
+)
+
+CONFIGURATION = [
+    *(get(f"/config/{option}") for option in OPTIONS),
+    *(
+        row(f"set {option} to {value!r}", Ask("PUT", f"/config/{option}", value))
+        for option, values in {
+            "log_level": (b"debug", b"WARN", b"warning", b'"info"', b"", b"1", b"info"),
+            "nsqlookupd_tcp_addresses": (b"null", b"[]", b"[1]", b"{", b'"a"', b"", b"x" * 1048577),
+            "mem_queue_size": (b"5",),
+            "nonsense": (b"5",),
+        }.items()
+        for value in values
+    ),
+    *(row(f"rate{query}", Ask("PUT", f"/debug/setblockrate{query}")) for query in ("", "?rate=x")),
+]
+
+TABLES = {
+    "routes": ROUTES,
+    "publishing": PUBLISHING,
+    "administration": ADMINISTRATION,
+    "statistics": STATISTICS,
+    "configuration": CONFIGURATION,
+}
+CASES = [
+    pytest.param(case, id=f"{table}-{case.name}") for table, cs in TABLES.items() for case in cs
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_answers_are_the_same(case: Case, nsqd_pair: NsqdPair) -> None:
+    go, embedded = nsqd_pair(*case.flags)
+    topic = re.sub(r"[^a-zA-Z0-9]", "_", case.name)[:50]
+
+    assert answers(embedded, case, topic) == answers(go, case, topic)
+
+
+def answers(server: Nsqd, case: Case, topic: str) -> list[tuple[int, dict[str, str], bytes]]:
+    connection = http.client.HTTPConnection(server.http_address, timeout=TIMEOUT_S)
+    try:
+        found = []
+        for ask in case.asks:
+            target = ask.target.replace("TOPIC", topic)
+            connection.request(ask.method, target, ask.body, ask.headers)
+            response = connection.getresponse()
+            headers = {name: response.headers[name] for name in HEADERS if name in response.headers}
+            found.append((response.status, headers, masked(response.read(), server)))
+        return found
+    finally:
+        connection.close()
+
+
+def masked(body: bytes, server: Nsqd) -> bytes:
+    """Hide what differs from run to run."""
+    for own in (str(server.data_path), server.tcp_address, server.http_address):
+        body = body.replace(own.encode(), b"OWN")
+    ports = [each.rpartition(":")[2] for each in (server.tcp_address, server.http_address)]
+    figures = "start_time|http_port|tcp_port|heap_\\w+|gc_\\w+|next_gc_bytes"
+    for pattern in (
+        rf"^({'|'.join(ports)})$",
+        rf'"({figures})":\d+',
+        r"(?<=built w/)\S+",
+        r"(?m)^(start_time|uptime) .*",
+        rf"(?m)^ +({figures}) *\t\d+",
+        r"127_0_0_1_\d+",
+    ):
+        body = re.sub(pattern.encode(), b"*", body)
+    return body
