@@ -16,11 +16,12 @@ LIMITS = "Limits"
 OUTPUT = "Output"
 
 Seconds = float
-Bytes = int
 
-Topic = Annotated[str, Option("--topic", "-t", metavar="TOPIC", help="Topic.")]
-Topics = Annotated[list[str], Option("--topic", "-t", metavar="TOPIC", help="Topic.")]
-Channel = Annotated[str | None, Option("--channel", "-c", metavar="CHANNEL", help="Channel.")]
+Topic = Annotated[str, Option("--topic", "-t", metavar="TOPIC", help="Name of the topic.")]
+Topics = Annotated[list[str], Option("--topic", "-t", metavar="TOPIC", help="Name of the topic.")]
+Channel = Annotated[
+    str | None, Option("--channel", "-c", metavar="CHANNEL", help="Name of the channel.")
+]
 
 Json = Annotated[bool, Option("--json", help="Print JSON.", rich_help_panel=OUTPUT)]
 

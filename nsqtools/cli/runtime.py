@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Annotated, BinaryIO, TextIO
+from typing import Annotated, TextIO
 
 from typer import Context, Option
 
@@ -25,10 +25,9 @@ PANEL = "Messages about the run"
 
 @dataclass(frozen=True)
 class Runtime:
-    """Streams and clock of one run. ``stdin`` is bytes, ``stderr`` text about the run; ``stdout``
-    is written to through `output`."""
+    """Streams and clock of one run: data goes to ``stdout``, by way of `output`, and whatever is
+    said about the run to ``stderr``."""
 
-    stdin: BinaryIO
     stdout: TextIO
     stderr: TextIO
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -40,11 +39,7 @@ class Runtime:
     @classmethod
     def of_process(cls) -> Runtime:
         """The runtime of this process."""
-        return cls(sys.stdin.buffer, sys.stdout, sys.stderr, os.environ)
-
-    @property
-    def stdin_is_tty(self) -> bool:
-        return self.stdin.isatty()
+        return cls(sys.stdout, sys.stderr, os.environ)
 
     @property
     def stdout_is_tty(self) -> bool:

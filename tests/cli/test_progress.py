@@ -24,7 +24,7 @@ class Screen(io.StringIO):
 
 def runtime(screen: Screen, *, quiet: bool = False, now_s: list[float] | None = None) -> Runtime:
     clock = now_s or [100.0]
-    return Runtime(io.BytesIO(), io.StringIO(), screen, monotonic=lambda: clock[0], quiet=quiet)
+    return Runtime(io.StringIO(), screen, monotonic=lambda: clock[0], quiet=quiet)
 
 
 def test_the_line_is_drawn_over_and_wiped_at_the_end() -> None:
