@@ -8,7 +8,6 @@ where it can raise `Incomplete` or `Pause`, because the command is run again the
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from ssl import SSLContext
@@ -16,11 +15,8 @@ from typing import Final
 
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec
 from nsqtools.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, OK, RESPONSE, encode_frame
-from nsqtools.protocol.go_text import go_json, quote
 from nsqtools.protocol.identify_request import decode_identify
 from nsqtools.protocol.requests import (
-    BodiesReader,
-    Incomplete,
     RequestError,
     as_int64,
     channel_name,
@@ -29,20 +25,18 @@ from nsqtools.protocol.requests import (
     read_body,
     read_finishes,
     read_line,
-    read_message,
-    read_multi_publish_size,
     topic_name,
 )
-from nsqtools.server.auth import AuthFailed, AuthRequest, AuthServers, AuthState
-from nsqtools.server.backlog import BackendError
+from nsqtools.server.auth import AuthServers
+from nsqtools.server.authorization import Authorization
 from nsqtools.server.channel import ConsumerLimit
-from nsqtools.server.connection import Connection, Pause
+from nsqtools.server.connection import Connection
 from nsqtools.server.heartbeat import Heartbeat
 from nsqtools.server.negotiation import default_terms, identify_reply, negotiate
 from nsqtools.server.nsqd import Nsqd
+from nsqtools.server.publishing import Publishing
 from nsqtools.server.subscription import Subscription
 from nsqtools.server.tls import HANDSHAKE_TIMEOUT_S, TLSLayer
-from nsqtools.server.topic import Topic
 
 STATE_INIT: Final = 0
 STATE_SUBSCRIBED: Final = 3
@@ -73,15 +67,12 @@ class ProtocolV2:
         self.state = STATE_INIT
         self.terms = default_terms(door.nsqd.options, connection.remote_ip)
         self.subscription: Subscription | None = None
-        self.auth: AuthState | None = None
-        self.published: Counter[str] = Counter()
+        self.authorization = Authorization(connection, door.nsqd, door.auth_servers)
+        self.publishing = Publishing(connection, door.nsqd, self.authorization)
         self.connected_s = time.time()
         self._door = door
         self._nsqd = door.nsqd
         self._options = door.nsqd.options
-        self._auth_request: AuthRequest | None = None
-
-        self._bodies: tuple[Topic, BodiesReader] | None = None  # of an MPUB that is arriving
         self._heartbeat = Heartbeat(
             self._nsqd.loop, self._send_heartbeat, connection.give_up, connection.abort
         )
@@ -96,9 +87,9 @@ class ProtocolV2:
             b"TOUCH": self._touch,
             b"CLS": self._close,
             b"NOP": self._nop,
-            b"PUB": self._publish,
-            b"DPUB": self._deferred_publish,
-            b"MPUB": self._multi_publish,
+            b"PUB": self.publishing.publish,
+            b"DPUB": self.publishing.deferred_publish,
+            b"MPUB": self.publishing.multi_publish,
         }
         door.clients.add(self)
 
@@ -106,8 +97,8 @@ class ProtocolV2:
 
     def execute(self, data: bytes, position: int) -> int:
         """Run the command at the position, or a run of FINs."""
-        if self._bodies is not None:
-            return self._read_bodies(*self._bodies, data, position)
+        if self.publishing.is_reading:
+            return self.publishing.read_on(data, position)
         if self.subscription is not None:
             ids, after = read_finishes(data, position)
             if ids:
@@ -194,54 +185,7 @@ class ProtocolV2:
 
     def _auth(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
         self._check_state("AUTH", STATE_INIT)
-        if len(words) != 1:
-            raise RequestError("E_INVALID", "AUTH invalid number of parameters")
-        secret, position = read_body(data, position, start, "AUTH", self._options.max_body_size)
-        if self.auth is not None and self.auth.authorizations:
-            raise RequestError("E_INVALID", "AUTH already set")
-        if self._door.auth_servers is None:
-            raise RequestError("E_AUTH_DISABLED", "AUTH disabled")
-        tls = self.connection.tls
-        self._auth_request = AuthRequest(
-            secret.decode("utf-8", "surrogateescape"),
-            self.connection.remote_ip,
-            is_tls=tls is not None,
-            common_name=tls.common_name if tls is not None else "",
-        )
-        raise Pause(position, self._authenticate(self._auth_request, self._door.auth_servers))
-
-    async def _authenticate(self, request: AuthRequest, servers: AuthServers) -> None:
-        await self._ask(request, servers)
-        if self.auth is None or not self.auth.authorizations:
-            raise RequestError("E_UNAUTHORIZED", "AUTH no authorizations found")
-        reply = {
-            "identity": self.auth.identity,
-            "identity_url": self.auth.identity_url,
-            "permission_count": len(self.auth.authorizations),
-        }
-        self._respond(go_json(reply))
-
-    async def _ask(self, request: AuthRequest, servers: AuthServers) -> None:
-        try:
-            self.auth = await servers.ask(request)
-        except AuthFailed as exc:
-            # why is for the log only: an untrusted client must not learn of the auth server
-            self._nsqd.log.warn(
-                f"PROTOCOL(V2): [{self.connection.remote_address}] AUTH failed {exc}"
-            )
-            raise RequestError("E_AUTH_FAILED", "AUTH failed") from exc
-
-    def _check_auth(self, command: str, topic: str, channel: str, start: int) -> None:
-        servers = self._door.auth_servers
-        if servers is None:
-            return
-        if self.auth is None or self._auth_request is None or not self.auth.authorizations:
-            raise RequestError("E_AUTH_FIRST", f"AUTH required before {command}")
-        if self.auth.has_expired:
-            raise Pause(start, self._ask(self._auth_request, servers))
-        if not self.auth.allows(topic, channel):
-            names = quote(topic.encode()) + b" " + quote(channel.encode())
-            raise RequestError("E_UNAUTHORIZED", f"AUTH failed for {command} on ".encode() + names)
+        return self.authorization.authenticate(words, data, position, start)
 
     # consuming
 
@@ -253,7 +197,7 @@ class ProtocolV2:
             raise RequestError("E_INVALID", "SUB insufficient number of parameters")
         topic = topic_name("SUB", words[1])
         channel = channel_name("SUB", words[2])
-        self._check_auth("SUB", topic, channel, start)
+        self.authorization.check("SUB", topic, channel, start)
         subscription = Subscription(
             self.connection,
             self._nsqd.get_topic(topic).get_channel(channel),
@@ -337,79 +281,3 @@ class ProtocolV2:
 
     def _nop(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
         return position
-
-    # publishing
-
-    def _publish(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
-        if len(words) < 2:
-            raise RequestError("E_INVALID", "PUB insufficient number of parameters")
-        name = topic_name("PUB", words[1])
-        body, position = read_message(data, position, start, "PUB", self._options.max_msg_size)
-        self._check_auth("PUB", name, "", start)
-        try:
-            self._nsqd.get_topic(name).publish([body])
-        except BackendError as exc:
-            raise RequestError("E_PUB_FAILED", f"PUB failed {exc}") from exc
-        self._published(name, 1)
-        return position
-
-    def _deferred_publish(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
-        if len(words) < 3:
-            raise RequestError("E_INVALID", "DPUB insufficient number of parameters")
-        name = topic_name("DPUB", words[1])
-        try:
-            delay_ms = parse_uint64(words[2])
-        except ValueError:
-            text = b"DPUB could not parse timeout " + words[2]
-            raise RequestError("E_INVALID", text) from None
-        delay_s = as_int64(delay_ms * 1_000_000) / 1_000_000_000
-        if not 0 <= delay_s <= self._options.max_req_timeout:
-            limit_ms = round(self._options.max_req_timeout * 1000)
-            text = f"DPUB timeout {delay_ms} out of range 0-{limit_ms}".encode()
-            raise RequestError("E_INVALID", text)
-        body, position = read_message(data, position, start, "DPUB", self._options.max_msg_size)
-        self._check_auth("DPUB", name, "", start)
-        topic = self._nsqd.get_topic(name)
-        try:
-            if delay_s:
-                topic.publish_deferred(body, delay_s)
-            else:
-                topic.publish([body])
-        except BackendError as exc:
-            raise RequestError("E_DPUB_FAILED", f"DPUB failed {exc}") from exc
-        self._published(name, 1)
-        return position
-
-    def _multi_publish(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
-        if len(words) < 2:
-            raise RequestError("E_INVALID", "MPUB insufficient number of parameters")
-        try:
-            name = topic_name("MPUB", words[1])
-        except RequestError as error:
-            # nsqd really says the code twice
-            raise RequestError("E_BAD_TOPIC", error.data) from None
-        self._check_auth("MPUB", name, "", start)
-        topic = self._nsqd.get_topic(name)
-        position = read_multi_publish_size(data, position, start, self._options.max_body_size)
-        reader = BodiesReader(self._options.max_msg_size, self._options.max_body_size)
-        return self._read_bodies(topic, reader, data, position)
-
-    def _read_bodies(self, topic: Topic, reader: BodiesReader, data: bytes, position: int) -> int:
-        try:
-            position = reader.read(data, position)
-        except Incomplete:
-            self._bodies = topic, reader
-            raise
-        self._bodies = None
-        if self._nsqd.topics.get(topic.name) is not topic:  # deleted while the body arrived
-            raise RequestError("E_MPUB_FAILED", "MPUB failed exiting")
-        try:
-            topic.publish(reader.bodies)
-        except BackendError as exc:
-            raise RequestError("E_MPUB_FAILED", f"MPUB failed {exc}") from exc
-        self._published(topic.name, len(reader.bodies))
-        return position
-
-    def _published(self, topic_name: str, count: int) -> None:
-        self.published[topic_name] += count
-        self.connection.send(_OK_FRAME)

@@ -35,7 +35,9 @@ def gather_stats(
             if not channel or channel in each.channels
         )
         if with_clients:
-            producers = tuple(client_stats(each, topic) for each in clients if each.published)
+            producers = tuple(
+                client_stats(each, topic) for each in clients if each.publishing.counts
+            )
     return NsqdStats(
         version=NSQ_VERSION,
         health=nsqd.health.text,
@@ -102,7 +104,7 @@ def _channel_stats(
 
 def client_stats(client: ProtocolV2, topic_filter: str = "") -> ClientStats:
     """Describe one connection; a topic filter leaves only that topic in ``pub_counts``."""
-    terms, subscription, auth = client.terms, client.subscription, client.auth
+    terms, subscription, auth = client.terms, client.subscription, client.authorization.state
     tls = client.connection.tls
     return ClientStats(
         client_id=terms.client_id,
@@ -125,7 +127,7 @@ def client_stats(client: ProtocolV2, topic_filter: str = "") -> ClientStats:
         auth_identity_url=auth.identity_url if auth else "",
         pub_counts=tuple(
             (topic, count)
-            for topic, count in sorted(client.published.items())
+            for topic, count in sorted(client.publishing.counts.items())
             if not topic_filter or topic == topic_filter
         ),
         tls=tls is not None,

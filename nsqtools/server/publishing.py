@@ -1,0 +1,127 @@
+"""PUB, DPUB and MPUB on one connection.
+
+A handler gets the words of the line, the buffer, the position after the line and the one where the
+command began; it returns the position after the body.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from nsqtools.protocol.frames import OK, RESPONSE, encode_frame
+from nsqtools.protocol.requests import (
+    BodiesReader,
+    Incomplete,
+    RequestError,
+    as_int64,
+    parse_uint64,
+    read_message,
+    read_multi_publish_size,
+    topic_name,
+)
+from nsqtools.server.authorization import Authorization
+from nsqtools.server.backlog import BackendError
+from nsqtools.server.connection import Connection
+from nsqtools.server.nsqd import Nsqd
+from nsqtools.server.topic import Topic
+
+_OK_FRAME = encode_frame(RESPONSE, OK)
+
+
+class Publishing:
+    """``counts`` are the messages published by topic."""
+
+    def __init__(self, connection: Connection, nsqd: Nsqd, authorization: Authorization) -> None:
+        self.counts: Counter[str] = Counter()
+        self._connection = connection
+        self._nsqd = nsqd
+        self._options = nsqd.options
+        self._authorization = authorization
+        self._arriving: tuple[Topic, BodiesReader] | None = None  # an MPUB
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the messages of an MPUB are arriving: `read_on` takes what comes next."""
+        return self._arriving is not None
+
+    def read_on(self, data: bytes, position: int) -> int:
+        """Go on with the MPUB."""
+        assert self._arriving is not None
+        return self._read_bodies(*self._arriving, data, position)
+
+    def publish(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+        """Run PUB."""
+        if len(words) < 2:
+            raise RequestError("E_INVALID", "PUB insufficient number of parameters")
+        name = topic_name("PUB", words[1])
+        body, position = read_message(data, position, start, "PUB", self._options.max_msg_size)
+        self._authorization.check("PUB", name, "", start)
+        try:
+            self._nsqd.get_topic(name).publish([body])
+        except BackendError as exc:
+            raise RequestError("E_PUB_FAILED", f"PUB failed {exc}") from exc
+        self._published(name, 1)
+        return position
+
+    def deferred_publish(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+        """Run DPUB."""
+        if len(words) < 3:
+            raise RequestError("E_INVALID", "DPUB insufficient number of parameters")
+        name = topic_name("DPUB", words[1])
+        try:
+            delay_ms = parse_uint64(words[2])
+        except ValueError:
+            text = b"DPUB could not parse timeout " + words[2]
+            raise RequestError("E_INVALID", text) from None
+        delay_s = as_int64(delay_ms * 1_000_000) / 1_000_000_000
+        if not 0 <= delay_s <= self._options.max_req_timeout:
+            limit_ms = round(self._options.max_req_timeout * 1000)
+            text = f"DPUB timeout {delay_ms} out of range 0-{limit_ms}".encode()
+            raise RequestError("E_INVALID", text)
+        body, position = read_message(data, position, start, "DPUB", self._options.max_msg_size)
+        self._authorization.check("DPUB", name, "", start)
+        topic = self._nsqd.get_topic(name)
+        try:
+            if delay_s:
+                topic.publish_deferred(body, delay_s)
+            else:
+                topic.publish([body])
+        except BackendError as exc:
+            raise RequestError("E_DPUB_FAILED", f"DPUB failed {exc}") from exc
+        self._published(name, 1)
+        return position
+
+    def multi_publish(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+        """Run MPUB."""
+        if len(words) < 2:
+            raise RequestError("E_INVALID", "MPUB insufficient number of parameters")
+        try:
+            name = topic_name("MPUB", words[1])
+        except RequestError as error:
+            # nsqd really says the code twice
+            raise RequestError("E_BAD_TOPIC", error.data) from None
+        self._authorization.check("MPUB", name, "", start)
+        topic = self._nsqd.get_topic(name)
+        position = read_multi_publish_size(data, position, start, self._options.max_body_size)
+        reader = BodiesReader(self._options.max_msg_size, self._options.max_body_size)
+        return self._read_bodies(topic, reader, data, position)
+
+    def _read_bodies(self, topic: Topic, reader: BodiesReader, data: bytes, position: int) -> int:
+        try:
+            position = reader.read(data, position)
+        except Incomplete:
+            self._arriving = topic, reader
+            raise
+        self._arriving = None
+        if self._nsqd.topics.get(topic.name) is not topic:  # deleted while the body arrived
+            raise RequestError("E_MPUB_FAILED", "MPUB failed exiting")
+        try:
+            topic.publish(reader.bodies)
+        except BackendError as exc:
+            raise RequestError("E_MPUB_FAILED", f"MPUB failed {exc}") from exc
+        self._published(topic.name, len(reader.bodies))
+        return position
+
+    def _published(self, topic_name: str, count: int) -> None:
+        self.counts[topic_name] += count
+        self._connection.send(_OK_FRAME)

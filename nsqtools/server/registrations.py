@@ -1,0 +1,215 @@
+"""Which nsqd announces which topics and channels: what nsqlookupd knows. Pure: the clock is given.
+
+A registration is a topic or a channel with its producers. Its name stays when the last producer
+goes, so that consumers find a topic whose nsqd is being restarted; only UNREGISTER takes ephemeral
+names away, and an administrator any. Nothing is written to disk: every nsqd registers anew with a
+nsqlookupd that was restarted.
+
+A producer that has not pinged for a while is inactive: it is hidden until it pings again. A
+tombstone hides a producer of one topic from lookups for some time, so that consumers leave it
+before the topic is deleted there. Only UNREGISTER and REGISTER together lift it earlier.
+
+The topic of a query may be ``*``, for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from nsqtools.protocol.lookup_v1 import PeerInfo
+from nsqtools.protocol.names import is_ephemeral
+
+ALL = "*"
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False, slots=True)
+class Peer:
+    """An nsqd that has identified itself, from the address of its connection."""
+
+    remote_address: str
+    info: PeerInfo
+    last_update_ns: int  # of the last PING
+
+
+class Registration(NamedTuple):
+    """The name of an entry as logs and /debug show it."""
+
+    category: str
+    key: str
+    subkey: str
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A peer with its topics, and which of them are tombstoned, in the same order."""
+
+    peer: Peer
+    topics: list[str]
+    tombstones: list[bool]
+
+
+Producers = dict[Peer, int | None]  # with the time of the tombstone in ns, None without
+
+
+class Registrations:
+    """Everything that is registered. Times are nanoseconds since 1970."""
+
+    def __init__(self, inactive_producer_timeout_ns: int, tombstone_lifetime_ns: int) -> None:
+        self._inactive_producer_timeout_ns = inactive_producer_timeout_ns
+        self._tombstone_lifetime_ns = tombstone_lifetime_ns
+        self._clients: Producers = {}
+        self._topics: dict[str, Producers] = {}
+        self._channels: dict[str, dict[str, Producers]] = {}  # by topic
+
+    # what an nsqd says: each call returns the entries that changed for it
+
+    def identify(self, peer: Peer) -> list[Registration]:
+        """A peer is there."""
+        self._clients[peer] = None
+        return [Registration("client", "", "")]
+
+    def register(self, peer: Peer, topic: str, channel: str) -> list[Registration]:
+        """A peer has a topic, and a channel of it unless that is ``""``."""
+        changed = []
+        if channel:
+            producers = self._channels.setdefault(topic, {}).setdefault(channel, {})
+            if _add(producers, peer):
+                changed.append(Registration("channel", topic, channel))
+        if _add(self._topics.setdefault(topic, {}), peer):
+            changed.append(Registration("topic", topic, ""))
+        return changed
+
+    def unregister(self, peer: Peer, topic: str, channel: str) -> list[Registration]:
+        """A peer has a channel no more, or without one the topic with all its channels."""
+        channels = self._channels.get(topic, {})
+        if channel:
+            changed = self._leave_channels(peer, topic, [channel])
+            if is_ephemeral(channel) and not channels.get(channel):
+                channels.pop(channel, None)
+            return changed
+        changed = self._leave_channels(peer, topic, channels)
+        producers = self._topics.get(topic, {})
+        if _remove(producers, peer):
+            changed.append(Registration("topic", topic, ""))
+        if is_ephemeral(topic) and not producers:
+            self._topics.pop(topic, None)
+        return changed
+
+    def _leave_channels(
+        self, peer: Peer, topic: str, channels: Iterable[str]
+    ) -> list[Registration]:
+        known = self._channels.get(topic, {})
+        return [
+            Registration("channel", topic, channel)
+            for channel in channels
+            if _remove(known.get(channel, {}), peer)
+        ]
+
+    def disconnect(self, peer: Peer) -> list[Registration]:
+        """A peer is gone; all names stay."""
+        return [entry for entry, producers in self.entries() if _remove(producers, peer)]
+
+    # what consumers and administrators ask
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics."""
+        return list(self._topics)
+
+    def channels(self, topic: str) -> list[str]:
+        """Return the names of a topic's channels; none when it is unknown."""
+        return [name for channels in _matching(self._channels, topic) for name in channels]
+
+    def producers(self, topic: str, now_ns: int) -> list[Peer]:
+        """Return the active producers of a topic that are not tombstoned.
+
+        Raises ``KeyError`` when the topic is unknown.
+        """
+        entries = _matching(self._topics, topic)
+        if not entries:
+            raise KeyError(topic)
+        found: Producers = {}
+        for producers in entries:
+            found |= {**producers, **found}
+        return [
+            peer
+            for peer, tombstoned_ns in found.items()
+            if self._is_active(peer, now_ns) and not self._is_hidden(tombstoned_ns, now_ns)
+        ]
+
+    def nodes(self, now_ns: int) -> list[Node]:
+        """Return all active peers, tombstoned or not."""
+        nodes = {p: Node(p, [], []) for p in self._clients if self._is_active(p, now_ns)}
+        for topic, producers in self._topics.items():
+            for peer, tombstoned_ns in producers.items():
+                if peer in nodes:
+                    nodes[peer].topics.append(topic)
+                    nodes[peer].tombstones.append(self._is_hidden(tombstoned_ns, now_ns))
+        return list(nodes.values())
+
+    def entries(self) -> Iterator[tuple[Registration, Producers]]:
+        """Yield everything as it is, inactive and tombstoned producers included."""
+        yield Registration("client", "", ""), self._clients
+        for topic, producers in self._topics.items():
+            yield Registration("topic", topic, ""), producers
+        for topic, channels in self._channels.items():
+            for channel, producers in channels.items():
+                yield Registration("channel", topic, channel), producers
+
+    def _is_active(self, peer: Peer, now_ns: int) -> bool:
+        return now_ns - peer.last_update_ns <= self._inactive_producer_timeout_ns
+
+    def _is_hidden(self, tombstoned_ns: int | None, now_ns: int) -> bool:
+        return tombstoned_ns is not None and now_ns - tombstoned_ns < self._tombstone_lifetime_ns
+
+    # what administrators change
+
+    def create_topic(self, topic: str) -> None:
+        """Make a topic known, without producers."""
+        self._topics.setdefault(topic, {})
+
+    def create_channel(self, topic: str, channel: str) -> None:
+        """Make a channel known, and its topic."""
+        self._channels.setdefault(topic, {}).setdefault(channel, {})
+        self.create_topic(topic)
+
+    def delete_topic(self, topic: str) -> None:
+        """Forget a topic and its channels, if it is known."""
+        for name in list(self._topics) if topic == ALL else [topic]:
+            self._topics.pop(name, None)
+        for name in list(self._channels) if topic == ALL else [topic]:
+            self._channels.pop(name, None)
+
+    def delete_channel(self, topic: str, channel: str) -> None:
+        """Forget a channel. Raises ``KeyError`` when it is unknown."""
+        del self._channels[topic][channel]
+
+    def tombstone(self, topic: str, node: str, now_ns: int) -> None:
+        """Hide the producers at ``broadcast_address:http_port`` from lookups of a topic."""
+        for producers in _matching(self._topics, topic):
+            for peer in producers:
+                if f"{peer.info.broadcast_address}:{peer.info.http_port}" == node:
+                    producers[peer] = now_ns
+
+
+def _matching(entries: Mapping[str, T], topic: str) -> list[T]:
+    if topic == ALL:
+        return list(entries.values())
+    return [entries[topic]] if topic in entries else []
+
+
+def _add(producers: Producers, peer: Peer) -> bool:
+    """Add a producer; one that is there keeps its tombstone. Tell whether it is new."""
+    is_new = peer not in producers
+    producers.setdefault(peer, None)
+    return is_new
+
+
+def _remove(producers: Producers, peer: Peer) -> bool:
+    """Remove a producer and tell whether it was there."""
+    is_there = peer in producers
+    producers.pop(peer, None)
+    return is_there
