@@ -1,0 +1,153 @@
+"""A data directory handed from one nsqd to the other, in every order: nothing lost or changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from plugins.daemons import GoNsqd
+from plugins.embedded import EmbeddedServer
+from plugins.http_api import Nsqd
+from plugins.raw_client import RawClient
+from plugins.servers import Serve
+
+pytestmark = pytest.mark.real_nsqd
+
+ORDERS = [
+    pytest.param((GoNsqd, EmbeddedServer), id="Go to embedded"),
+    pytest.param((EmbeddedServer, GoNsqd), id="embedded to Go"),
+    pytest.param((GoNsqd, EmbeddedServer, GoNsqd), id="Go to embedded and back"),
+    pytest.param((EmbeddedServer, GoNsqd, EmbeddedServer), id="embedded to Go and back"),
+]
+Kinds = tuple[type[GoNsqd] | type[EmbeddedServer], ...]
+SMALL_MEMORY = "-mem-queue-size=10"
+SMALL_FILES = "-max-bytes-per-file=1000"
+
+
+def handed_on(kinds: Kinds, directory: Path, serve: Serve, *flags: str) -> tuple[Nsqd, Nsqd]:
+    """The first server, running, and the last one, not yet; those between open and close."""
+    first, *between, last = [kind(directory, *flags) for kind in kinds]
+    serve(first)
+    stop_first = first.stop
+
+    def stop() -> None:
+        stop_first()
+        for server in between:
+            serve(server)
+            server.stop()
+
+    first.stop = stop  # type: ignore[method-assign]
+    return first, last
+
+
+@pytest.mark.parametrize("kinds", ORDERS)
+def test_messages_in_memory_on_disk_in_flight_and_deferred_arrive(
+    kinds: Kinds, data_path: Callable[[], Path], serve: Serve
+) -> None:
+    first, last = handed_on(kinds, data_path(), serve, SMALL_MEMORY, SMALL_FILES)
+    bodies = {b"%03d" % number for number in range(100)}
+    with RawClient(first.tcp_address) as client, RawClient(first.tcp_address) as producer:
+        client.subscribe("t", "ch", ready=5)
+        producer.publish("t", *bodies)
+        held = client.read_messages(5)
+        client.send(b"REQ %b 3600000\n" % held[0].id)
+        producer.publish_deferred("t", 3_600_000, b"deferred")
+        client.read_message()  # in the place of the one that was given back
+        first.stop()
+
+    serve(last)
+    with RawClient(last.tcp_address) as client:
+        client.subscribe("t", "ch", ready=200)
+        received = client.read_messages(101)
+
+    assert {message.body for message in received} == bodies | {b"deferred"}
+    delivered_before = {message.id: message for message in held}
+    for message in received:
+        before = delivered_before.get(message.id)
+        if before is not None:
+            assert (message.attempts, message.timestamp_ns) == (2, before.timestamp_ns)
+    assert last.channel_stats("t", "ch")["depth"] == 0
+
+
+@pytest.mark.parametrize("kinds", ORDERS)
+def test_topics_channels_and_pauses_are_kept(
+    kinds: Kinds, data_path: Callable[[], Path], serve: Serve
+) -> None:
+    first, last = handed_on(kinds, data_path(), serve)
+    first.create_channel("t", "paused")
+    first.create_channel("t", "open")
+    first.create_channel("t", "gone#ephemeral")
+    first.create_topic("bare")
+    first.create_topic("gone#ephemeral")
+    first.post("/topic/pause", topic="bare")
+    first.post("/channel/pause", topic="t", channel="paused")
+    first.publish("bare", b"waiting in the topic")
+    first.stop()
+
+    serve(last)
+    topics = {topic["topic_name"]: topic for topic in last.stats()["topics"]}
+    assert topics.keys() == {"bare", "t"}
+    assert (topics["bare"]["paused"], topics["bare"]["depth"]) == (True, 1)
+    paused = {each["channel_name"]: each["paused"] for each in topics["t"]["channels"]}
+    assert paused == {"open": False, "paused": True}
+
+
+@pytest.mark.parametrize("kinds", ORDERS)
+def test_partly_read_files_are_read_on(
+    kinds: Kinds, data_path: Callable[[], Path], serve: Serve
+) -> None:
+    first, last = handed_on(kinds, data_path(), serve, "-mem-queue-size=0", SMALL_FILES)
+    bodies = [b"%03d" % number for number in range(120)]
+    with RawClient(first.tcp_address) as client:
+        client.subscribe("t", "ch")
+        client.publish("t", *bodies)
+        client.send(b"RDY 1\n")
+        for _ in range(50):
+            client.finish([client.read_message()])
+        client.send(b"RDY 0\n")
+        client.finish([client.read_message()])
+        client.settle()
+        first.stop()
+
+    serve(last)
+    with RawClient(last.tcp_address) as client:
+        client.subscribe("t", "ch", ready=100)
+        assert [message.body for message in client.read_messages(69)] == bodies[51:]
+
+
+@pytest.mark.parametrize("kinds", ORDERS[:2])
+def test_the_files_of_a_drained_queue_have_the_same_content(
+    kinds: Kinds, data_path: Callable[[], Path], serve: Serve
+) -> None:
+    """The meta file says where reading and writing stand; both write the same for the same."""
+    contents = []
+    for kind in kinds:
+        server = kind(data_path(), "-mem-queue-size=0", "-max-bytes-per-file=200")
+        serve(server)
+        with RawClient(server.tcp_address) as client, RawClient(server.tcp_address) as producer:
+            client.subscribe("t", "ch", ready=1)
+            for number in range(20):
+                producer.publish("t", b"%04d" % number)
+                client.finish([client.read_message()])
+            client.settle()
+        server.stop()
+        meta = (server.data_path / "t:ch.diskqueue.meta.dat").read_text()
+        document = json.loads((server.data_path / "nsqd.dat").read_bytes())
+        contents.append((meta.split("\n")[0], document))
+
+    assert contents[0] == contents[1]
+
+
+@pytest.mark.parametrize("kind", [GoNsqd, EmbeddedServer])
+def test_a_directory_in_use_is_refused(
+    kind: type[GoNsqd] | type[EmbeddedServer], data_path: Callable[[], Path], serve: Serve
+) -> None:
+    directory = data_path()
+    serve(kind(directory))
+
+    for other in (GoNsqd(directory), EmbeddedServer(directory)):
+        with pytest.raises(Exception, match="cannot flock directory"):
+            other.start()
+        other.kill()

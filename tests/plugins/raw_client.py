@@ -1,0 +1,139 @@
+"""A client of protocol V2 with nothing of nsqtools in it: frames in, bytes out, one deadline.
+
+with RawClient(nsqd.tcp_address) as client:
+    client.subscribe("topic", "channel", ready=1)
+    message = client.read_message()
+    client.send(b"FIN " + message.id + b"\\n")
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from plugins.wire import ERROR, MAGIC, MESSAGE, RESPONSE
+
+TIMEOUT_S = 10.0
+HEARTBEAT = b"_heartbeat_"
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message frame."""
+
+    timestamp_ns: int
+    attempts: int
+    id: bytes
+    body: bytes
+
+
+def sized(body: bytes) -> bytes:
+    return struct.pack(">i", len(body)) + body
+
+
+class RawClient:
+    """One connection; every read fails after `TIMEOUT_S` without bytes."""
+
+    def __init__(self, address: str, *, magic: bytes = MAGIC, receive_buffer: int = 0) -> None:
+        host, _, port = address.rpartition(":")
+        self.socket = socket.socket()
+        if receive_buffer:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.socket.settimeout(TIMEOUT_S)
+        self.socket.connect((host, int(port)))
+        self._buffer = b""
+        self.send(magic)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.socket.close()
+
+    def start_tls(self, context: ssl.SSLContext) -> None:
+        self.socket = context.wrap_socket(self.socket, server_hostname="127.0.0.1")
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def read_frame(self) -> tuple[int, bytes]:
+        """The next frame, whatever it is; EOFError when the server has closed."""
+        size = int.from_bytes(self._take(4), "big")
+        data = self._take(size)
+        return int.from_bytes(data[:4], "big"), data[4:]
+
+    def _take(self, count: int) -> bytes:
+        while len(self._buffer) < count:
+            chunk = self.socket.recv(1 << 16)
+            if not chunk:
+                raise EOFError(f"closed after {self._buffer!r}")
+            self._buffer += chunk
+        taken, self._buffer = self._buffer[:count], self._buffer[count:]
+        return taken
+
+    def read(self) -> tuple[int, bytes]:
+        """The next frame that is no heartbeat; heartbeats are answered."""
+        while (found := self.read_frame()) == (RESPONSE, HEARTBEAT):
+            self.send(b"NOP\n")
+        return found
+
+    def read_response(self) -> bytes:
+        kind, data = self.read()
+        assert kind == RESPONSE, (kind, data)
+        return data
+
+    def read_error(self) -> bytes:
+        kind, data = self.read()
+        assert kind == ERROR, (kind, data)
+        return data
+
+    def read_message(self) -> Received:
+        kind, data = self.read()
+        assert kind == MESSAGE, (kind, data)
+        timestamp_ns, attempts, message_id = struct.unpack_from(">qH16s", data)
+        return Received(timestamp_ns, attempts, message_id, data[26:])
+
+    def read_messages(self, count: int) -> list[Received]:
+        return [self.read_message() for _ in range(count)]
+
+    def ask(self, command: bytes) -> bytes:
+        """Send a command and return its response."""
+        self.send(command)
+        return self.read_response()
+
+    def identify(self, **fields: object) -> dict[str, object]:
+        body = json.dumps({"feature_negotiation": True, **fields}).encode()
+        reply: dict[str, object] = json.loads(self.ask(b"IDENTIFY\n" + sized(body)))
+        return reply
+
+    def subscribe(self, topic: str, channel: str, *, ready: int = 0) -> None:
+        assert self.ask(f"SUB {topic} {channel}\n".encode()) == b"OK"
+        if ready:
+            self.send(b"RDY %d\n" % ready)
+
+    def publish(self, topic: str, *bodies: bytes) -> None:
+        for body in bodies:
+            self.send(f"PUB {topic}\n".encode() + sized(body))
+        for _ in bodies:
+            assert self.read_response() == b"OK"
+
+    def publish_deferred(self, topic: str, delay_ms: int, body: bytes) -> None:
+        assert self.ask(f"DPUB {topic} {delay_ms}\n".encode() + sized(body)) == b"OK"
+
+    def finish(self, messages: Iterable[Received]) -> None:
+        self.send(b"".join(b"FIN %b\n" % message.id for message in messages))
+
+    def settle(self) -> None:
+        """Wait until the server has worked off everything that was sent."""
+        assert self.ask(b"PUB settled#ephemeral\n" + sized(b"x")) == b"OK"
