@@ -1,0 +1,112 @@
+"""Addresses as users write them, and the URL that asks an nsqlookupd (D4)."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.addresses import (
+    LOOKUPD_HTTP_PORT,
+    Address,
+    http_url,
+    lookup_url,
+    parse_address,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("localhost", Address("localhost", 4150)),
+        ("localhost:4000", Address("localhost", 4000)),
+        (" 10.0.0.1:1 ", Address("10.0.0.1", 1)),
+        ("[::1]:4150", Address("::1", 4150)),
+        ("[fe80::1]", Address("fe80::1", 4150)),
+        ("nsqd.example.org:65535", Address("nsqd.example.org", 65535)),
+    ],
+)
+def test_an_address_is_read(text: str, address: Address) -> None:
+    assert parse_address(text) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", ":4150", "host:", "host:0", "host:65536", "host:x", "host:-1", "host:+1", "ho st:1"),
+        *("host:1:2", "::1", "[::1", "[::1]4150", "[::1]:", "host/path", "user@host:1", "host:٤"),
+        *("host:" + "1" * 5000, "[]:1"),
+    ],
+)
+def test_what_is_no_address_is_refused_with_a_remedy(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="invalid address") as caught:
+        parse_address(text)
+    assert caught.value.hint
+
+
+def test_an_unbracketed_ipv6_address_is_told_about_brackets() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_address("fe80::1")
+    assert "[fe80::1]" in caught.value.hint
+
+
+def test_a_url_is_told_that_tcp_has_no_scheme() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_address("http://localhost:4150")
+    assert "without a scheme" in caught.value.hint
+
+
+@given(
+    st.sampled_from(["localhost", "10.1.2.3", "::1", "fe80::1", "a-b.example"]),
+    st.integers(min_value=1, max_value=65535),
+)
+def test_the_text_of_an_address_reads_back(host: str, port: int) -> None:
+    assert parse_address(str(Address(host, port))) == Address(host, port)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_an_address_or_a_configuration_error(text: str) -> None:
+    for parse in (parse_address, lambda text: http_url(text, LOOKUPD_HTTP_PORT)):
+        with contextlib.suppress(ConfigurationError):
+            parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("localhost", "http://localhost:4161/lookup?topic=t"),
+        ("localhost:4161", "http://localhost:4161/lookup?topic=t"),
+        ("localhost:4161/", "http://localhost:4161/lookup?topic=t"),
+        ("http://localhost:4161", "http://localhost:4161/lookup?topic=t"),
+        ("http://localhost", "http://localhost/lookup?topic=t"),
+        ("https://lookup.example.org/", "https://lookup.example.org/lookup?topic=t"),
+        ("https://h:1/nsq/lookup", "https://h:1/nsq/lookup?topic=t"),
+        ("http://h:1?token=a%20b", "http://h:1/lookup?token=a+b&topic=t"),
+        ("http://h:1/lookup?topic=other&x=", "http://h:1/lookup?x=&topic=t"),
+        ("[::1]:4161", "http://[::1]:4161/lookup?topic=t"),
+        ("http://[::1]:4161/", "http://[::1]:4161/lookup?topic=t"),
+        ("10.0.0.1:4161/prefix", "http://10.0.0.1:4161/prefix?topic=t"),
+    ],
+)
+def test_d4_every_form_of_a_lookupd_address_asks_for_one_topic(text: str, url: str) -> None:
+    assert lookup_url(text, "t") == url
+
+
+def test_an_ephemeral_topic_is_not_cut_off_as_a_fragment() -> None:
+    assert lookup_url("localhost", "x#ephemeral").endswith("?topic=x%23ephemeral")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("ftp://host:1", "http://", "http://host:x", "http://host:0", "http://host:99999"),
+        *("http://[::1", "http://host/#part", "http://ho st/", "host?x=1", ""),
+    ],
+)
+def test_what_is_no_http_address_is_refused_with_a_remedy(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="invalid") as caught:
+        http_url(text, LOOKUPD_HTTP_PORT)
+    assert caught.value.hint

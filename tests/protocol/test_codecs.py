@@ -1,0 +1,87 @@
+"""Stream compression, with bytes that the Go nsqd was seen to send (C17, C3)."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nsqtools.errors import ProtocolError
+from nsqtools.protocol.codecs import Codec, DeflateCodec, SnappyCodec
+
+OK_FRAME = bytes.fromhex("00000006000000004f4b")
+SNAPPY_IDENTIFIER = bytes.fromhex("ff060000") + b"sNaPpY"
+SNAPPY_OK = SNAPPY_IDENTIFIER + bytes.fromhex("010e000026982bcf") + OK_FRAME
+DEFLATE_OK = bytes.fromhex("000a00f5ff") + OK_FRAME + bytes.fromhex("000000ffff000000ffff")
+
+both = pytest.mark.parametrize("make", [SnappyCodec, DeflateCodec])
+
+
+@pytest.mark.parametrize(("make", "wire"), [(SnappyCodec, SNAPPY_OK), (DeflateCodec, DEFLATE_OK)])
+def test_c17_what_nsqd_sends_first_decodes_however_it_is_cut(
+    make: Callable[[], Codec], wire: bytes
+) -> None:
+    assert make().decompress(wire) == OK_FRAME
+    codec = make()
+    assert b"".join(codec.decompress(wire[i : i + 1]) for i in range(len(wire))) == OK_FRAME
+
+
+@both
+def test_c3_no_plaintext_yet_is_nothing_and_no_error(make: Callable[[], Codec]) -> None:
+    codec = make()
+    assert codec.decompress(b"") == b""
+    assert codec.decompress(make().compress(b"x")[:1]) == b""
+
+
+@both
+@settings(deadline=None, max_examples=30)
+@given(writes=st.lists(st.binary(max_size=3000), max_size=8))
+def test_every_write_can_be_decoded_at_once(make: Callable[[], Codec], writes: list[bytes]) -> None:
+    sender, receiver = make(), make()
+    for data in writes:
+        assert receiver.decompress(sender.compress(data)) == data
+
+
+@both
+@pytest.mark.parametrize("size", [65_535, 65_536, 65_537, 1 << 20])
+def test_large_writes_survive(make: Callable[[], Codec], size: int) -> None:
+    data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    assert make().decompress(make().compress(data)) == data
+
+
+def test_c17_snappy_writes_its_identifier_once_and_checksums_nsqd_accepts() -> None:
+    codec = SnappyCodec()
+    assert codec.compress(OK_FRAME) == SNAPPY_OK
+    assert SNAPPY_IDENTIFIER not in codec.compress(b"more")
+
+
+def test_snappy_skips_padding_and_repeated_identifiers() -> None:
+    padding = b"\xfe\x03\x00\x00\x00\x00\x00"
+    codec = SnappyCodec()
+    assert codec.decompress(SNAPPY_OK + padding + SNAPPY_OK) == OK_FRAME * 2
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        SNAPPY_OK[:14] + b"\x00\x00\x00\x00" + OK_FRAME,  # the checksum of other bytes
+        b"\x02\x01\x00\x00x",  # a chunk that must not be skipped
+    ],
+)
+def test_damaged_snappy_is_a_protocol_error(damaged: bytes) -> None:
+    with pytest.raises(ProtocolError, match="snappy"):
+        SnappyCodec().decompress(damaged)
+
+
+def test_damaged_deflate_is_a_protocol_error() -> None:
+    with pytest.raises(ProtocolError, match="damaged deflate stream"):
+        DeflateCodec().decompress(b"\xff\xff\xff\xff")
+
+
+def test_a_deflate_stream_that_ends_is_a_protocol_error() -> None:
+    compressor = zlib.compressobj(6, zlib.DEFLATED, -15)
+    with pytest.raises(ProtocolError, match="ended"):
+        DeflateCodec().decompress(compressor.compress(b"x") + compressor.flush())

@@ -1,0 +1,100 @@
+"""Commands as they go over the wire, and as nsqd's side of the protocol reads them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.protocol import commands
+from nsqtools.protocol.identify import IdentifyRequest
+from nsqtools.protocol.identify_request import decode_identify
+from nsqtools.protocol.requests import (
+    BodiesReader,
+    read_body,
+    read_finishes,
+    read_line,
+    read_message,
+    read_multi_publish_size,
+)
+
+ID = b"0123456789abcdef"
+LIMIT = 1 << 20
+
+bodies = st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=20)
+
+
+@pytest.mark.parametrize(
+    ("encoded", "wire"),
+    [
+        (commands.MAGIC_V2, b"  V2"),
+        (commands.NOP, b"NOP\n"),
+        (commands.CLS, b"CLS\n"),
+        (commands.Identify(b"{}").encode(), b"IDENTIFY\n\x00\x00\x00\x02{}"),
+        (commands.Auth(b"s3cret").encode(), b"AUTH\n\x00\x00\x00\x06s3cret"),
+        (commands.Subscribe("t", "c#ephemeral").encode(), b"SUB t c#ephemeral\n"),
+        (commands.Publish("t", b"b\n").encode(), b"PUB t\n\x00\x00\x00\x02b\n"),
+        (commands.DeferredPublish("t", 0, b"b").encode(), b"DPUB t 0\n\x00\x00\x00\x01b"),
+        (
+            commands.MultiPublish("t", [b"a", b"bc"]).encode(),
+            b"MPUB t\n\x00\x00\x00\x0f\x00\x00\x00\x02\x00\x00\x00\x01a\x00\x00\x00\x02bc",
+        ),
+        (commands.Ready(0).encode(), b"RDY 0\n"),
+        (commands.Ready(2500).encode(), b"RDY 2500\n"),
+        (commands.Finish(ID).encode(), b"FIN 0123456789abcdef\n"),
+        (commands.Requeue(ID, 0).encode(), b"REQ 0123456789abcdef 0\n"),
+        (commands.Touch(ID).encode(), b"TOUCH 0123456789abcdef\n"),
+    ],
+)
+def test_a_command_has_the_bytes_of_the_protocol_page(encoded: bytes, wire: bytes) -> None:
+    assert encoded == wire
+
+
+@given(st.lists(st.binary(min_size=16, max_size=16), min_size=1))
+def test_joined_finishes_are_single_ones_in_a_row(ids: list[bytes]) -> None:
+    joined = commands.encode_finishes(ids)
+    assert joined == b"".join(commands.Finish(message_id).encode() for message_id in ids)
+
+
+@given(st.lists(st.text("0123456789abcdef", min_size=16, max_size=16), min_size=1))
+def test_nsqd_reads_joined_finishes_back(ids: list[str]) -> None:
+    wire = commands.encode_finishes([message_id.encode() for message_id in ids])
+    read, position = read_finishes(wire, 0)
+    assert read == [message_id.encode() for message_id in ids]
+    assert position == len(wire)
+
+
+@given(st.binary(min_size=1, max_size=200))
+def test_nsqd_reads_a_publish_back(body: bytes) -> None:
+    wire = commands.Publish("clicks", body).encode()
+    words, position = read_line(wire, 0)
+    assert words == [b"PUB", b"clicks"]
+    assert read_message(wire, position, 0, "PUB", LIMIT) == (body, len(wire))
+
+
+@given(bodies)
+def test_nsqd_reads_a_multi_publish_back(bodies: list[bytes]) -> None:
+    wire = commands.MultiPublish("clicks", bodies).encode()
+    words, position = read_line(wire, 0)
+    assert words == [b"MPUB", b"clicks"]
+    assert int.from_bytes(wire[position : position + 4], "big") == commands.mpub_size(bodies)
+    position = read_multi_publish_size(wire, position, 0, LIMIT)
+    reader = BodiesReader(LIMIT, LIMIT)
+    assert reader.read(wire, position) == len(wire)
+    assert reader.bodies == bodies
+
+
+def test_nsqd_reads_identify_back() -> None:
+    request = IdentifyRequest(
+        client_id="me", hostname="here", heartbeat_interval_ms=1000, snappy=True, sample_rate=5
+    )
+    wire = commands.Identify(request.encode()).encode()
+    words, position = read_line(wire, 0)
+    body, position = read_body(wire, position, 0, "IDENTIFY", LIMIT)
+    received = decode_identify(body)
+    assert (words, position) == ([b"IDENTIFY"], len(wire))
+    assert (received.client_id, received.hostname) == ("me", "here")
+    assert received.heartbeat_interval == 1000
+    assert received.snappy
+    assert received.feature_negotiation
+    assert received.sample_rate == 5

@@ -1,0 +1,154 @@
+"""Frames, however the stream is cut: whole, byte by byte, and by chance."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.errors import ProtocolError
+from nsqtools.protocol.frames import ERROR, MESSAGE, RESPONSE, FrameBuffer, encode_frame
+from nsqtools.protocol.message import WireMessage
+
+
+class Made(NamedTuple):
+    """What `FrameBuffer.take` built a message from."""
+
+    source: str
+    timestamp_ns: int
+    attempts: int
+    id: bytes
+    body: bytes
+
+
+Taken = tuple[list[Made], list[tuple[int, bytes]]]
+
+wire_messages = st.builds(
+    WireMessage,
+    st.integers(min_value=-(1 << 63), max_value=(1 << 63) - 1),
+    st.integers(min_value=0, max_value=0xFFFF),
+    st.binary(min_size=16, max_size=16),
+    st.binary(max_size=100),
+)
+message_frames = wire_messages.map(lambda m: (MESSAGE, m.encode()))
+other_frames = st.tuples(st.sampled_from([RESPONSE, ERROR]), st.binary(max_size=100))
+frame_lists = st.lists(message_frames | other_frames, max_size=20)
+
+
+def stream_of(frames: list[tuple[int, bytes]]) -> bytes:
+    return b"".join(encode_frame(kind, data) for kind, data in frames)
+
+
+def expected(frames: list[tuple[int, bytes]]) -> Taken:
+    messages = [
+        Made("conn", *struct.unpack(">qH16s", data[:26]), data[26:])
+        for kind, data in frames
+        if kind == MESSAGE
+    ]
+    return messages, [frame for frame in frames if frame[0] != MESSAGE]
+
+
+def take_all(pieces: list[bytes], max_message_frame: int = 0) -> Taken:
+    buffer = FrameBuffer(max_message_frame)
+    messages: list[Made] = []
+    others: list[tuple[int, bytes]] = []
+    for piece in pieces:
+        buffer.feed(piece)
+        more_messages, more_others = buffer.take(Made, "conn")
+        messages += more_messages
+        others += more_others
+    return messages, others
+
+
+@given(frame_lists)
+def test_all_at_once_and_byte_by_byte_give_the_same(frames: list[tuple[int, bytes]]) -> None:
+    stream = stream_of(frames)
+    assert take_all([stream]) == expected(frames)
+    assert take_all([stream[i : i + 1] for i in range(len(stream))]) == expected(frames)
+
+
+@given(frame_lists, st.lists(st.integers(min_value=0, max_value=2000), max_size=30))
+def test_any_cut_gives_the_same(frames: list[tuple[int, bytes]], cuts: list[int]) -> None:
+    stream = stream_of(frames)
+    edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    pieces = [stream[a:b] for a, b in itertools.pairwise(edges)]
+    assert take_all(pieces) == expected(frames)
+
+
+@given(frame_lists)
+def test_one_frame_at_a_time_gives_them_in_order(frames: list[tuple[int, bytes]]) -> None:
+    buffer = FrameBuffer()
+    taken = []
+    for byte in stream_of(frames):
+        buffer.feed(bytes([byte]))
+        while (frame := buffer.next_frame()) is not None:
+            taken.append(frame)
+    assert taken == frames
+    assert len(buffer) == 0
+
+
+def test_p5_attempts_are_unsigned() -> None:
+    for attempts in (40_000, 65_535):
+        data = WireMessage(1, attempts, b"0123456789abcdef", b"").encode()
+        [message], _ = take_all([encode_frame(MESSAGE, data)])
+        assert message.attempts == attempts
+
+
+def test_what_is_left_after_a_frame_is_handed_over_whole() -> None:
+    buffer = FrameBuffer()
+    buffer.feed(encode_frame(RESPONSE, b"{}") + b"\x01\x02")
+    buffer.feed(b"\x03")
+    assert buffer.next_frame() == (RESPONSE, b"{}")
+    assert buffer.take_surplus() == b"\x01\x02\x03"
+    assert len(buffer) == 0
+
+
+@pytest.mark.parametrize(
+    ("head", "complaint"),
+    [
+        (b"HTTP/1.1", "speaks HTTP"),
+        (b"\x00\x00\x00\x0eE_BAD_PROTOCOL", "no nsqd"),
+        (struct.pack(">II", 3, 0), "size 3 is below 4"),
+        (struct.pack(">II", 0, 0), "size 0 is below 4"),
+        (struct.pack(">II", 10, 3), "unknown frame type 3"),
+        (struct.pack(">II", 0xFFFFFFFF, MESSAGE), "above the limit"),
+        (struct.pack(">II", 0x7FFFFFFF, RESPONSE), "above the limit"),
+        (struct.pack(">II", 29, MESSAGE), "too short"),
+        (b"\x15\x03\x01\x00\x02\x02\x46\x00", "unknown frame type"),
+    ],
+)
+def test_a_wrong_head_is_refused_before_its_data_is_waited_for(head: bytes, complaint: str) -> None:
+    one_by_one = FrameBuffer()
+    one_by_one.feed(head)
+    with pytest.raises(ProtocolError, match=complaint):
+        one_by_one.next_frame()
+    with pytest.raises(ProtocolError, match=complaint):
+        take_all([head])
+    with pytest.raises(ProtocolError, match=complaint):
+        take_all([head + bytes(100)])
+
+
+@pytest.mark.parametrize(
+    ("head", "hint"), [(b"HTTP/1.1", "HTTP port"), (b"\x00\x00\x00\x0eE_BA", "nsqlookupd")]
+)
+def test_a_wrong_port_is_named(head: bytes, hint: str) -> None:
+    buffer = FrameBuffer()
+    buffer.feed(head)
+    with pytest.raises(ProtocolError) as caught:
+        buffer.next_frame()
+    assert hint in caught.value.hint
+
+
+def test_the_bound_holds_for_messages_and_leaves_responses_alone() -> None:
+    small = WireMessage(1, 1, b"0123456789abcdef", b"x" * 10).encode()
+    large = WireMessage(1, 1, b"0123456789abcdef", b"x" * 11).encode()
+    reply = b"{" + b" " * 500 + b"}"
+    limit = 10 + 30
+    frames = [(RESPONSE, reply), (MESSAGE, small)]
+    assert take_all([stream_of(frames)], limit) == expected(frames)
+    with pytest.raises(ProtocolError, match="above the limit of 40 bytes"):
+        take_all([encode_frame(MESSAGE, large)[:40]], limit)
