@@ -1,13 +1,19 @@
-"""Go's ways to write values as text: quoted strings, durations, JSON.
+"""Go's ways to write and read values as text: quoted strings, durations, JSON.
 
 nsqd and nsqlookupd are Go programs, so their error texts quote with ``%q``, their flags read Go
-durations, and their JSON escapes what Go's encoder escapes. Durations are int nanoseconds here.
+durations, their JSON escapes what Go's encoder escapes, and what they are sent as JSON is read by
+the rules of Go's decoder. Durations are int nanoseconds here.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+INT32 = range(-(1 << 31), 1 << 31)
+INT64 = range(-(1 << 63), 1 << 63)
 
 _ESCAPES = {
     0x07: "\\a",
@@ -105,3 +111,46 @@ def go_json(value: object) -> bytes:
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     # '<' and its like can only stand inside strings, so the whole text may be translated
     return text.translate(_JSON_ESCAPES).encode("utf-8", "replace")
+
+
+def go_members(data: bytes, kinds: Mapping[str, type | range]) -> dict[str, Any]:
+    """Return the members of a JSON object that a Go struct with these fields would take.
+
+    The kind of a field is its type, or for an integer the range that it has to fit in. Keys match
+    in any case, the last duplicate wins, null leaves a field alone, an unknown key is passed over,
+    an integer must be written as one. Raises ``ValueError`` where Go's decoder fails.
+    """
+    try:
+        pairs = json.loads(
+            data.decode("utf-8", "replace"),
+            object_pairs_hook=_Pairs,
+            parse_constant=_refuse_constant,
+        )
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    if pairs is None:
+        return {}
+    if not isinstance(pairs, _Pairs):
+        raise ValueError("not an object")
+    members: dict[str, Any] = {}
+    for key, value in pairs:
+        name = key if key in kinds else key.lower()
+        if name not in kinds or value is None:
+            continue
+        kind = kinds[name]
+        if isinstance(kind, range):
+            fits = type(value) is int and value in kind
+        else:
+            fits = type(value) is kind
+        if not fits:
+            raise ValueError(f"{name} has the wrong type")
+        members[name] = value
+    return members
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """The members of an object with their duplicates."""
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")

@@ -1,19 +1,15 @@
-"""IDENTIFY as nsqd reads it: the JSON rules of Go's decoder, and the bounds of the values.
+"""IDENTIFY as nsqd reads it: by the rules of Go's decoder, and within bounds.
 
-Keys match in any case, the last duplicate wins, null leaves a field alone, an unknown key is passed
-over, an integer must be written as one. Durations are in milliseconds, as on the wire.
+Durations are in milliseconds, as on the wire.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, fields, replace
-from typing import Any, NoReturn
+from dataclasses import dataclass, fields
+from typing import NoReturn
 
+from nsqtools.protocol.go_text import INT32, INT64, go_members
 from nsqtools.protocol.requests import RequestError
-
-_INT32 = range(-(1 << 31), 1 << 31)
-_INT64 = range(-(1 << 63), 1 << 63)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,46 +42,18 @@ class IdentifyLimits:
     max_msg_timeout: int
 
 
-_TYPES: dict[str, type] = {field.name: type(field.default) for field in fields(ReceivedIdentify)}
+_KINDS: dict[str, type | range] = {
+    field.name: INT64 if type(field.default) is int else type(field.default)
+    for field in fields(ReceivedIdentify)
+} | {"sample_rate": INT32}
 
 
 def decode_identify(body: bytes) -> ReceivedIdentify:
     """Read the body of the command. Raises `RequestError` E_BAD_BODY."""
     try:
-        pairs = json.loads(
-            body.decode("utf-8", "replace"),
-            object_pairs_hook=_Pairs,
-            parse_constant=_refuse_constant,
-        )
-        if pairs is None:
-            return ReceivedIdentify()
-        if not isinstance(pairs, _Pairs):
-            raise ValueError("not an object")
-        return replace(ReceivedIdentify(), **_known(pairs))
-    except (ValueError, RecursionError) as exc:
+        return ReceivedIdentify(**go_members(body, _KINDS))
+    except ValueError as exc:
         raise RequestError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from exc
-
-
-class _Pairs(list[tuple[str, Any]]):
-    """The members of an object with their duplicates."""
-
-
-def _refuse_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
-
-
-def _known(pairs: _Pairs) -> dict[str, Any]:
-    known: dict[str, Any] = {}
-    for key, value in pairs:
-        name = key if key in _TYPES else key.lower()
-        if name not in _TYPES or value is None:
-            continue
-        if type(value) is not _TYPES[name]:
-            raise ValueError(f"{name} has the wrong type")
-        if type(value) is int and value not in (_INT32 if name == "sample_rate" else _INT64):
-            raise ValueError(f"{name} does not fit")
-        known[name] = value
-    return known
 
 
 def check_identify(identify: ReceivedIdentify, limits: IdentifyLimits) -> None:
