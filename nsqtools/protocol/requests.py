@@ -84,14 +84,19 @@ def read_size(data: bytes, position: int, start: int, unreadable: RequestError) 
 
 
 def read_body(
-    data: bytes, position: int, start: int, command: str, max_body_size: int
+    data: bytes,
+    position: int,
+    start: int,
+    command: str,
+    max_body_size: int,
+    min_body_size: int = 1,
 ) -> tuple[bytes, int]:
     """Read the sized body of IDENTIFY or AUTH."""
     unreadable = RequestError("E_BAD_BODY", f"{command} failed to read body size")
     size, position = read_size(data, position, start, unreadable)
     if size > max_body_size:
         raise RequestError("E_BAD_BODY", f"{command} body too big {size} > {max_body_size}")
-    if size <= 0:
+    if size < min_body_size:
         raise RequestError("E_BAD_BODY", f"{command} invalid body size {size}")
     return _take(data, position, start, size, "E_BAD_BODY", f"{command} failed to read body")
 

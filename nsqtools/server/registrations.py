@@ -43,6 +43,9 @@ class Registration(NamedTuple):
     subkey: str
 
 
+_CLIENT = Registration("client", "", "")
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A peer with its topics, and which of them are tombstoned, in the same order."""
@@ -70,7 +73,7 @@ class Registrations:
     def identify(self, peer: Peer) -> list[Registration]:
         """A peer is there."""
         self._clients[peer] = None
-        return [Registration("client", "", "")]
+        return [_CLIENT]
 
     def register(self, peer: Peer, topic: str, channel: str) -> list[Registration]:
         """A peer has a topic, and a channel of it unless that is ``""``."""
@@ -133,7 +136,8 @@ class Registrations:
             raise KeyError(topic)
         found: Producers = {}
         for producers in entries:
-            found |= {**producers, **found}
+            for peer, tombstoned_ns in producers.items():
+                found.setdefault(peer, tombstoned_ns)
         return [
             peer
             for peer, tombstoned_ns in found.items()
@@ -151,8 +155,8 @@ class Registrations:
         return list(nodes.values())
 
     def entries(self) -> Iterator[tuple[Registration, Producers]]:
-        """Yield everything as it is, inactive and tombstoned producers included."""
-        yield Registration("client", "", ""), self._clients
+        """Yield everything there is, inactive and tombstoned producers included."""
+        yield _CLIENT, self._clients
         for topic, producers in self._topics.items():
             yield Registration("topic", topic, ""), producers
         for topic, channels in self._channels.items():
@@ -178,9 +182,8 @@ class Registrations:
 
     def delete_topic(self, topic: str) -> None:
         """Forget a topic and its channels, if it is known."""
-        for name in list(self._topics) if topic == ALL else [topic]:
+        for name in [*self._topics, *self._channels] if topic == ALL else [topic]:
             self._topics.pop(name, None)
-        for name in list(self._channels) if topic == ALL else [topic]:
             self._channels.pop(name, None)
 
     def delete_channel(self, topic: str, channel: str) -> None:
