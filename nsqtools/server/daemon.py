@@ -20,7 +20,7 @@ from nsqtools.server.data_lock import DataLock
 from nsqtools.server.debug_http import debug_handlers
 from nsqtools.server.http_foundation import HTTPApi
 from nsqtools.server.http_server import HTTPServer
-from nsqtools.server.listen import listen, real_address, real_port
+from nsqtools.server.listen import BACKLOG, listen, real_address, real_port
 from nsqtools.server.log import Log
 from nsqtools.server.lookup_registry import LookupRegistry
 from nsqtools.server.nsqd import Nsqd
@@ -114,7 +114,9 @@ class NsqdDaemon:
         door = self._door
         speakers = {b"  V2": lambda connection: ProtocolV2(connection, door)}
         self._server = await loop.create_server(
-            lambda: Connection(speakers, _REFUSAL, self._connections, self._log), sock=self._tcp
+            lambda: Connection(speakers, _REFUSAL, self._connections, self._log),
+            sock=self._tcp,
+            backlog=BACKLOG,
         )
         self._log.info(f"TCP: listening on {self.tcp_address}")
 

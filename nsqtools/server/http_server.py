@@ -15,6 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from nsqtools.server.http_foundation import HTTPApi
+from nsqtools.server.listen import BACKLOG
 
 _FINISH_S = 1.0  # for requests that are being answered at the end
 
@@ -39,6 +40,7 @@ class HTTPServer:
         self._server = await asyncio.get_running_loop().create_server(
             lambda: H11Protocol(self._config, self._state, app_state={}),
             sock=self._listener,
+            backlog=BACKLOG,
             ssl=self._tls_context,
         )
 

@@ -7,7 +7,7 @@ import socket
 
 from nsqtools.errors import ConfigurationError
 
-_BACKLOG = 1024
+BACKLOG = 1024
 _EVERYWHERE = ("", "0.0.0.0", "::")
 
 
@@ -25,18 +25,18 @@ def listen(address: str) -> socket.socket:
                 ("::", int(port)),
                 family=socket.AF_INET6,
                 dualstack_ipv6=True,
-                backlog=_BACKLOG,
+                backlog=BACKLOG,
             )
         host = host.strip("[]")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, int(port)), family=family, backlog=_BACKLOG)
+        return socket.create_server((host, int(port)), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as exc:
         reason = (getattr(exc, "strerror", None) or str(exc)).lower()
         if isinstance(exc, OSError) and exc.errno is not None:
             reason = os.strerror(exc.errno).lower()
         raise ConfigurationError(
             f"listen ({address}) failed - listen tcp {address}: bind: {reason}",
-            hint="Is another nsqd running? Port 0 takes any free port.",
+            hint="Is another one running? Port 0 takes any free port.",
         ) from exc
 
 
@@ -44,7 +44,7 @@ def _listen_unix(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(path)
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise
