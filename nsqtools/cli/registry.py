@@ -77,6 +77,12 @@ COMMANDS: dict[str, Command | Group] = {
         panel="Servers",
         raw=True,
     ),
+    "nsqlookupd": Command(
+        "nsqtools.cli.commands.nsqlookupd:nsqlookupd",
+        "Run an nsqlookupd in Python, with the flags and protocol of the real one.",
+        panel="Servers",
+        raw=True,
+    ),
     "options": Command(
         "nsqtools.cli.commands.options:options",
         "List every client option with its default, bounds and meaning.",

@@ -1,4 +1,4 @@
-"""/debug of nsqd with what Python has: the paths are Go's, the content is not.
+"""/debug of the daemons with what Python has: the paths are Go's, the content is not.
 
 ``goroutine`` shows the stacks of threads and tasks, ``heap`` what tracemalloc knows (it has to be
 started with ``PYTHONTRACEMALLOC=1``) or the counts by type, ``profile`` runs cProfile in the thread
@@ -29,9 +29,17 @@ _SHOWN = 40  # lines of a profile
 
 
 def debug_handlers() -> dict[tuple[str, str], Handler]:
-    """Return the handlers by method and path."""
+    """Return the handlers of nsqd by method and path."""
+    return {
+        **pprof_handlers("/debug/pprof/"),
+        ("PUT", "/debug/setblockrate"): _set_block_rate,
+        ("POST", "/debug/freememory"): _free_memory,
+    }
+
+
+def pprof_handlers(index: str) -> dict[tuple[str, str], Handler]:
+    """Return the handlers of /debug/pprof; nsqd and nsqlookupd differ in the path of its index."""
     pages: dict[str, Handler] = {
-        "": _index,
         "cmdline": _command_line,
         "goroutine": _stacks,
         "heap": _heap,
@@ -43,14 +51,13 @@ def debug_handlers() -> dict[tuple[str, str], Handler]:
     handlers = {("GET", f"/debug/pprof/{name}"): handler for name, handler in pages.items()}
     return {
         **handlers,
+        ("GET", index): _index,
         ("POST", "/debug/pprof/symbol"): _nothing,
-        ("PUT", "/debug/setblockrate"): _set_block_rate,
-        ("POST", "/debug/freememory"): _free_memory,
     }
 
 
 async def _index(call: Call) -> Response:
-    rows = "".join(f"<li><a href='{name}'>{name}</a></li>" for name in _PAGES)
+    rows = "".join(f"<li><a href='/debug/pprof/{name}'>{name}</a></li>" for name in _PAGES)
     page = f"<html><head><title>/debug/pprof/</title></head><body><ul>{rows}</ul></body></html>\n"
     return Response(page, headers={"Content-Type": "text/html; charset=utf-8"})
 
