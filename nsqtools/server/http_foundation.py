@@ -148,7 +148,7 @@ class HTTPApi:
             took = format_duration(int((time.monotonic() - started_s) * 1e9))
             client = f"{request.client.host}:{request.client.port}" if request.client else ""
             self._log.info(
-                f"{response.status_code} {request.method} {request.url.path} ({client}) {took}"
+                f"{response.status_code} {request.method} {_target(request)} ({client}) {took}"
             )
 
     async def _answer(self, request: Request) -> Response:
@@ -185,6 +185,13 @@ class HTTPApi:
 
 def _refuse(status: int, code: str) -> Response:
     return json_reply({"message": code}, status)
+
+
+def _target(request: Request) -> str:
+    """Return path and query as they stood in the request: escaped, so that a log line is one."""
+    path: bytes = request.scope["raw_path"]
+    query: bytes = request.scope["query_string"]
+    return (path + b"?" + query if query else path).decode("latin-1")
 
 
 def _redirect(request: Request, path: str) -> Response:
