@@ -92,7 +92,7 @@ Spread = Annotated[
     ),
 ]
 RetryTimeout = Annotated[
-    float,
+    float | None,
     Option(
         "--retry-timeout",
         parser=parse_span,
@@ -130,7 +130,7 @@ def pub(
     rate: Rate = 0.0,
     defer: Defer = None,
     mode: Spread = Mode.ALL,
-    retry_timeout: RetryTimeout = "1m",  # type: ignore[assignment]
+    retry_timeout: RetryTimeout = None,
     retry_unknown: RetryUnknown = False,
     unsent_file: Unsent = None,
     *,
@@ -153,7 +153,7 @@ def pub(
         find . -print0 | nsq pub -t files -d '\\0' --rate 100
     """
     from nsqtools.services.publish.job import PublishJob, UnsentFile
-    from nsqtools.services.publish.publisher import PublishOptions
+    from nsqtools.services.publish.publisher import RETRY_TIMEOUT_S, PublishOptions
 
     check_topic(topic)
     ending = b"\n" if delimiter is None else delimiter
@@ -167,7 +167,12 @@ def pub(
             is_jsonl=format is InputFormat.jsonl,
             rate=rate,
             client_options=connection.client_options(),
-            options=PublishOptions(mode, retry_timeout, retry_unknown, defer),
+            options=PublishOptions(
+                mode,
+                RETRY_TIMEOUT_S if retry_timeout is None else retry_timeout,
+                retry_unknown,
+                defer,
+            ),
             unsent=unsent,
             warn=lambda line: warn(runtime, progress, line),
             show=lambda counts: progress.show(lambda: f"{counts.confirmed:,} confirmed"),

@@ -31,6 +31,7 @@ from nsqtools.errors import (
 )
 from nsqtools.services.publish.batch import Batch, Counts, Outcome, Part
 
+RETRY_TIMEOUT_S = 60.0
 RETRY_BASE_S = 0.1
 RETRY_MAX_S = 5.0
 POLL_S = 0.1
@@ -46,7 +47,7 @@ class PublishOptions:
     """``defer_s`` delays delivery; the times are seconds."""
 
     mode: Mode = Mode.ALL
-    retry_timeout_s: float = 60.0
+    retry_timeout_s: float = RETRY_TIMEOUT_S
     retry_unknown: bool = False
     defer_s: float | None = None
 
