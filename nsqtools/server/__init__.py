@@ -1,6 +1,7 @@
 """nsqd and nsqlookupd in Python: real servers for a machine that has no NSQ, and for tests.
 
-`EmbeddedNsqd` runs an nsqd in a thread of this process; ``nsq nsqd`` runs the same daemon in front.
+`EmbeddedNsqd` and `EmbeddedNsqlookupd` run one in a thread of this process; ``nsq nsqd`` and
+``nsq nsqlookupd`` run the same daemons in front.
 Everything of one daemon happens in one asyncio loop, so nothing in here takes a lock.
 
     daemon.py            binds, loads, serves, stops; embedded.py puts it in a thread
@@ -9,10 +10,13 @@ Everything of one daemon happens in one asyncio loop, so nothing in here takes a
     nsqd.py topic.py channel.py   where messages go; pure but for the timers of the loop
     backlog.py disk_queue.py      memory, then files in Go's formats
     http_foundation.py nsqd_http.py   the HTTP API
+    nsqlookupd.py        binds, serves, stops; lookup_protocol_v1.py nsqlookupd_http.py its clients
+    registrations.py     what it knows; pure
 """
 
 from __future__ import annotations
 
 from nsqtools.server.embedded import EmbeddedNsqd
+from nsqtools.server.nsqlookupd import EmbeddedNsqlookupd
 
-__all__ = ["EmbeddedNsqd"]
+__all__ = ["EmbeddedNsqd", "EmbeddedNsqlookupd"]
