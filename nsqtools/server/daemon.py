@@ -50,6 +50,10 @@ class NsqdDaemon:
             lock = DataLock(Path(options.data_path or "."))
             undo.callback(lock.release)
             self._tls_context = server_context(options)
+            if options.tls_client_auth_policy == "require":
+                log.warn(
+                    "TLS: client certificates are verified, although 'require' does not ask it"
+                )
             self._tcp = self._listen(options.tcp_address, undo)
             self._http = self._listen(options.http_address, undo)
             address = options.https_address if self._tls_context is not None else ""

@@ -11,6 +11,7 @@ for a certificate without verifying it, so here ``require`` verifies like ``requ
 from __future__ import annotations
 
 import ssl
+import warnings
 from asyncio import TimerHandle
 from collections.abc import Callable
 from typing import Any
@@ -42,9 +43,12 @@ def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.minimum_version = _VERSIONS[options.tls_min_version]
+        with warnings.catch_warnings():
+            # nsqd's default minimum is TLS 1.0, which Python's ssl calls deprecated
+            warnings.simplefilter("ignore", DeprecationWarning)
+            context.minimum_version = _VERSIONS[options.tls_min_version]
         if options.tls_min_version < 0x0303:
-            # OpenSSL counts TLS 1.0 and 1.1, nsqd's default minimum, as below its level 1
+            # OpenSSL counts TLS 1.0 and 1.1 as below its level 1
             context.set_ciphers("DEFAULT@SECLEVEL=0")
         context.load_cert_chain(options.tls_cert, options.tls_key)
         if options.tls_client_auth_policy in ("require", "require-verify"):

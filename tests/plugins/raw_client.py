@@ -15,12 +15,19 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from plugins.wire import ERROR, MAGIC, MESSAGE, RESPONSE
 
 TIMEOUT_S = 10.0
 HEARTBEAT = b"_heartbeat_"
+
+
+class Codec(Protocol):
+    """A compression for both directions, such as those of `nsqtools.protocol.codecs`."""
+
+    def compress(self, data: bytes) -> bytes: ...
+    def decompress(self, data: bytes) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,7 @@ class RawClient:
         self.socket.settimeout(TIMEOUT_S)
         self.socket.connect((host, int(port)))
         self._buffer = b""
+        self._codec: Codec | None = None
         self.send(magic)
 
     def __enter__(self) -> Self:
@@ -64,8 +72,11 @@ class RawClient:
     def start_tls(self, context: ssl.SSLContext) -> None:
         self.socket = context.wrap_socket(self.socket, server_hostname="127.0.0.1")
 
+    def start_compression(self, codec: Codec) -> None:
+        self._codec = codec
+
     def send(self, data: bytes) -> None:
-        self.socket.sendall(data)
+        self.socket.sendall(data if self._codec is None else self._codec.compress(data))
 
     def read_frame(self) -> tuple[int, bytes]:
         """The next frame, whatever it is; EOFError when the server has closed."""
@@ -78,7 +89,7 @@ class RawClient:
             chunk = self.socket.recv(1 << 16)
             if not chunk:
                 raise EOFError(f"closed after {self._buffer!r}")
-            self._buffer += chunk
+            self._buffer += chunk if self._codec is None else self._codec.decompress(chunk)
         taken, self._buffer = self._buffer[:count], self._buffer[count:]
         return taken
 

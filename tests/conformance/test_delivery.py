@@ -1,0 +1,350 @@
+"""How messages reach consumers: the same on the Go nsqd and on the embedded one.
+
+Where nsqd's own scanner is coarse (it looks at a new channel only every 5 s), the bounds here are
+wide enough for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from plugins.http_api import Nsqd
+from plugins.raw_client import HEARTBEAT, RawClient
+from plugins.waiting import wait_until
+from plugins.wire import RESPONSE
+
+SCAN_S = 6.0  # the slowest that the Go nsqd notices a timeout on a channel that is new
+
+AnyNsqd = Callable[..., Nsqd]
+
+
+def test_every_channel_gets_every_message_with_the_same_identity(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    with RawClient(nsqd.tcp_address) as a, RawClient(nsqd.tcp_address) as b:
+        a.subscribe("t", "a", ready=1)
+        b.subscribe("t", "b", ready=1)
+        nsqd.publish("t", b"body")
+
+        assert a.read_message() == b.read_message()
+
+
+def test_the_first_channel_gets_the_backlog_and_the_second_does_not(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    nsqd.publish("t", b"1", b"2")
+    nsqd.create_channel("t", "first")
+    wait_until(lambda: nsqd.depth("t", "first") == 2, what="the backlog is copied")
+    nsqd.create_channel("t", "second")
+    nsqd.publish("t", b"3")
+
+    wait_until(lambda: nsqd.depth("t", "second") == 1, what="the new message is copied")
+    assert (nsqd.depth("t"), nsqd.depth("t", "first")) == (0, 3)
+
+
+def test_consumers_of_a_channel_share_its_messages(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    with (
+        RawClient(nsqd.tcp_address) as a,
+        RawClient(nsqd.tcp_address) as b,
+        RawClient(nsqd.tcp_address) as producer,
+    ):
+        for client in (a, b):
+            client.subscribe("t", "ch", ready=100)
+            client.settle()
+        for number in range(40):
+            producer.publish("t", b"%d" % number)
+        wait_until(
+            lambda: nsqd.channel_stats("t", "ch")["in_flight_count"] == 40, what="all are in flight"
+        )
+        shares = [each["in_flight_count"] for each in nsqd.channel_stats("t", "ch")["clients"]]
+
+    assert min(shares) >= 8
+
+
+def test_a_message_times_out_and_comes_again(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd("-msg-timeout=1s")
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=1)
+        nsqd.publish("t", b"body")
+        first = client.read_message()
+        delivered_s = time.monotonic()
+        second = client.read_message()
+        waited_s = time.monotonic() - delivered_s
+
+        client.finish([second, second])
+        failed = client.read_error()
+
+    assert (second.id, second.timestamp_ns, second.attempts) == (first.id, first.timestamp_ns, 2)
+    assert 0.9 < waited_s < 1 + SCAN_S
+    assert failed == b"E_FIN_FAILED FIN %b failed ID not in flight" % first.id
+    assert nsqd.channel_stats("t", "ch")["timeout_count"] == 1
+
+
+def test_what_a_client_held_when_it_went_away_waits_for_its_timeout(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd("-msg-timeout=1s")
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=1)
+        nsqd.publish("t", b"body")
+        held = client.read_message()
+    wait_until(lambda: nsqd.channel_stats("t", "ch")["client_count"] == 0, what="it is gone")
+    assert nsqd.channel_stats("t", "ch")["in_flight_count"] == 1
+
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=1)
+        assert client.read_message().attempts == held.attempts + 1
+
+
+def test_touch_keeps_a_message_and_its_limit_holds(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd("-msg-timeout=1s", "-max-msg-timeout=2s")
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=1)
+        nsqd.publish("t", b"body")
+        held = client.read_message()
+        started_s = time.monotonic()
+        client.socket.settimeout(0.5)
+        touches = 0
+        while True:
+            client.send(b"TOUCH %b\n" % held.id)
+            touches += 1
+            try:
+                again = client.read_message()
+                break
+            except TimeoutError:
+                continue
+        waited_s = time.monotonic() - started_s
+
+    assert again.attempts == 2
+    assert touches >= 3
+    assert 1.9 < waited_s < 2 + SCAN_S
+
+
+def test_only_the_owner_answers_a_message(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    with RawClient(nsqd.tcp_address) as owner, RawClient(nsqd.tcp_address) as other:
+        owner.subscribe("t", "ch", ready=1)
+        other.subscribe("t", "ch")
+        nsqd.publish("t", b"body")
+        held = owner.read_message()
+        failures = []
+        for command in (b"FIN %b\n", b"REQ %b 0\n", b"TOUCH %b\n"):
+            other.send(command % held.id)
+            failures.append(other.read_error().split(b" failed ")[1])
+
+    assert failures == [b"client does not own message"] * 3
+
+
+def test_requeued_with_a_delay_it_waits(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=1)
+        nsqd.publish("t", b"body")
+        held = client.read_message()
+        client.send(b"REQ %b 500\n" % held.id)
+        started_s = time.monotonic()
+        client.settle()
+        assert nsqd.channel_stats("t", "ch")["deferred_count"] == 1
+        again = client.read_message()
+        waited_s = time.monotonic() - started_s
+
+    assert (again.id, again.attempts) == (held.id, 2)
+    assert 0.4 < waited_s < 0.5 + SCAN_S
+
+
+def test_a_paused_channel_holds_messages_back(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=2)
+        nsqd.publish("t", b"1")
+        first = client.read_message()
+        nsqd.post("/channel/pause", topic="t", channel="ch")
+        nsqd.publish("t", b"2")
+        client.finish([first])
+        client.settle()
+        assert nsqd.depth("t", "ch") == 1
+        nsqd.post("/channel/unpause", topic="t", channel="ch")
+
+        assert client.read_message().body == b"2"
+
+
+def test_a_paused_topic_holds_messages_back(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=2)
+        nsqd.post("/topic/pause", topic="t")
+        nsqd.publish("t", b"1")
+        assert nsqd.depth("t") == 1
+        nsqd.post("/topic/unpause", topic="t")
+
+        assert client.read_message().body == b"1"
+
+
+def test_emptying_a_channel_forgets_what_is_in_flight(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=1)
+        nsqd.publish("t", b"1", b"2")
+        dropped = client.read_message()
+        nsqd.post("/channel/empty", topic="t", channel="ch")
+        client.finish([dropped])
+        assert b"ID not in flight" in client.read_error()
+        nsqd.publish("t", b"3")
+
+        assert client.read_message().body == b"3"
+
+
+@pytest.mark.parametrize("what", ["topic", "channel"])
+def test_deleting_closes_the_consumers(any_nsqd: AnyNsqd, what: str) -> None:
+    nsqd = any_nsqd()
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=1)
+        names = {"topic": "t", "channel": "ch"} if what == "channel" else {"topic": "t"}
+        nsqd.post(f"/{what}/delete", **names)
+
+        with pytest.raises((EOFError, ConnectionError)):
+            client.read()
+    assert list(nsqd.data_path.glob("t:ch*")) == []
+
+
+def test_an_ephemeral_channel_goes_with_its_last_consumer(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    with RawClient(nsqd.tcp_address) as a, RawClient(nsqd.tcp_address) as b:
+        a.subscribe("t#ephemeral", "ch#ephemeral")
+        b.subscribe("t#ephemeral", "ch#ephemeral")
+    wait_until(lambda: not nsqd.stats()["topics"], what="channel and topic are gone")
+
+
+def test_an_ephemeral_channel_drops_the_newest(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd("-mem-queue-size=2")
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch#ephemeral")
+        nsqd.publish("t", b"1", b"2", b"3", b"4")
+        wait_until(
+            lambda: nsqd.channel_stats("t", "ch#ephemeral")["message_count"] == 4,
+            what="all have arrived",
+        )
+        client.send(b"RDY 5\n")
+        assert [message.body for message in client.read_messages(2)] == [b"1", b"2"]
+        assert nsqd.depth("t", "ch#ephemeral") == 0
+
+
+def test_a_channel_takes_no_more_consumers_than_allowed(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd("-max-channel-consumers=1")
+    with RawClient(nsqd.tcp_address) as first, RawClient(nsqd.tcp_address) as second:
+        first.subscribe("t", "ch")
+        second.send(b"SUB t ch\n")
+
+        assert (
+            second.read_error() == b"E_SUB_FAILED SUB failed consumers for t:ch exceeds limit of 1"
+        )
+
+
+def test_sampling_discards(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    with RawClient(nsqd.tcp_address) as client:
+        client.identify(sample_rate=30)
+        client.subscribe("t", "ch", ready=2000)
+        nsqd.publish("t", *[b"x"] * 1000)
+        stats = wait_until(
+            lambda: (found := nsqd.channel_stats("t", "ch"))["depth"] == 0 and found,
+            what="the channel is drained",
+        )
+
+    assert 150 < stats["in_flight_count"] < 480
+    assert stats["message_count"] == 1000
+
+
+def test_output_is_buffered_for_its_timeout(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    with RawClient(nsqd.tcp_address) as client:
+        client.identify(output_buffer_timeout=1000, output_buffer_size=16384)
+        client.subscribe("t", "ch", ready=100)
+        client.settle()
+        started_s = time.monotonic()
+        for number in range(5):
+            nsqd.publish("t", b"%d" % number)
+        client.read_messages(5)
+        waited_s = time.monotonic() - started_s
+
+    assert 0.2 < waited_s < 2
+
+
+def test_unbuffered_output_leaves_at_once(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    with RawClient(nsqd.tcp_address) as client:
+        client.identify(output_buffer_size=-1)
+        client.subscribe("t", "ch", ready=100)
+        client.settle()
+        started_s = time.monotonic()
+        for number in range(5):
+            nsqd.publish("t", b"%d" % number)
+            client.read_message()
+
+    assert time.monotonic() - started_s < 0.2
+
+
+def test_a_client_without_room_gets_its_message_at_once(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    with RawClient(nsqd.tcp_address) as client:
+        client.identify(output_buffer_timeout=30000)
+        client.subscribe("t", "ch", ready=1)
+        started_s = time.monotonic()
+        for number in range(5):
+            nsqd.publish("t", b"%d" % number)
+            client.finish([client.read_message()])
+
+    assert time.monotonic() - started_s < 1
+
+
+def test_a_silent_client_is_closed_after_two_heartbeats(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    with RawClient(nsqd.tcp_address) as client:
+        client.identify(heartbeat_interval=1000)
+        started_s = time.monotonic()
+        beats = heartbeats_until_closed(client)
+        waited_s = time.monotonic() - started_s
+
+    assert beats >= 1
+    assert 1.8 < waited_s < 2.6
+
+
+def heartbeats_until_closed(client: RawClient) -> int:
+    """Answer none of them, and count them."""
+    beats = 0
+    try:
+        while client.read_frame() == (RESPONSE, HEARTBEAT):
+            beats += 1
+    except EOFError:
+        return beats
+    raise AssertionError("something else than a heartbeat came")
+
+
+def test_a_body_that_never_comes_is_refused_in_time(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    with RawClient(nsqd.tcp_address) as client:
+        client.identify(heartbeat_interval=1000)
+        client.send(b"PUB t\n\0\0\0\x09half")
+        while (found := client.read_frame()) == (RESPONSE, HEARTBEAT):
+            pass
+
+    assert found[1] == b"E_BAD_MESSAGE PUB failed to read message body"
+
+
+def test_a_command_resets_the_silence(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    with RawClient(nsqd.tcp_address) as client:
+        client.identify(heartbeat_interval=1000)
+        for _ in range(3):
+            assert client.read_frame() == (RESPONSE, HEARTBEAT)
+            client.send(b"NOP\n")
+
+
+def test_deferred_publishes_without_a_channel_wait_from_then_on(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    with RawClient(nsqd.tcp_address) as client:
+        client.publish_deferred("t", 300, b"late")
+        client.subscribe("t", "ch", ready=1)
+        started_s = time.monotonic()
+        assert client.read_message().body == b"late"
+
+    assert 0.2 < time.monotonic() - started_s < 0.3 + SCAN_S

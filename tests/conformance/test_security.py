@@ -1,0 +1,233 @@
+"""TLS, compression and AUTH, on the Go nsqd and on the embedded one."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Callable
+
+import pytest
+from plugins.auth_server import AuthServer
+from plugins.certificates import Certificates
+from plugins.http_api import Nsqd
+from plugins.raw_client import RawClient, sized
+
+from nsqtools.protocol.codecs import Codec, DeflateCodec, SnappyCodec
+
+AnyNsqd = Callable[..., Nsqd]
+CODECS: dict[str, Callable[[], Codec]] = {"snappy": SnappyCodec, "deflate": DeflateCodec}
+
+
+def trusting(certificates: Certificates) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(certificates.ca))
+
+
+def negotiate(client: RawClient, certificates: Certificates | None, codec: str = "") -> None:
+    reply = client.identify(
+        **{name: True for name in ("tls_v1" if certificates else "", codec) if name}
+    )
+    if certificates is not None:
+        assert reply["tls_v1"] is True
+        client.start_tls(trusting(certificates))
+        assert client.read_response() == b"OK"
+    if codec:
+        assert reply[codec] is True
+        client.start_compression(CODECS[codec]())
+        assert client.read_response() == b"OK"
+
+
+def exchange(client: RawClient, nsqd: Nsqd) -> None:
+    """Publish and consume bodies that compress well, badly, and not at all."""
+    bodies = [b"x" * 300_000, bytes(range(256)) * 10, b"y"]
+    client.subscribe("t", "ch")
+    client.publish("t", *bodies)
+    client.send(b"RDY 10\n")
+    received = client.read_messages(3)
+    assert [message.body for message in received] == bodies
+    client.finish(received)
+    client.settle()
+    assert nsqd.channel_stats("t", "ch")["in_flight_count"] == 0
+
+
+@pytest.mark.parametrize("codec", ["", "snappy", "deflate"])
+@pytest.mark.parametrize("with_tls", [False, True], ids=["plain", "TLS"])
+def test_messages_go_through_the_layers(
+    any_nsqd: AnyNsqd, certificates: Certificates, codec: str, with_tls: bool
+) -> None:
+    nsqd = any_nsqd(*certificates.server.nsqd_flags)
+    with RawClient(nsqd.tcp_address) as client:
+        negotiate(client, certificates if with_tls else None, codec)
+        exchange(client, nsqd)
+        [stats] = nsqd.channel_stats("t", "ch")["clients"]
+
+    assert (stats["tls"], stats["snappy"], stats["deflate"]) == (
+        with_tls,
+        codec == "snappy",
+        codec == "deflate",
+    )
+    assert stats["tls_version"] == ("TLS1.3" if with_tls else "")
+    assert stats["tls_cipher_suite"].startswith("Unknown 48") == with_tls
+
+
+def test_a_failed_handshake_is_told_in_plain_text(
+    any_nsqd: AnyNsqd, certificates: Certificates
+) -> None:
+    nsqd = any_nsqd(*certificates.server.nsqd_flags)
+    with RawClient(nsqd.tcp_address) as client:
+        client.identify(tls_v1=True)
+        client.send(b"this is no TLS handshake\n")
+        error = b"E_IDENTIFY_FAILED IDENTIFY failed tls: first record does not look like"
+        received = b""
+        while error not in received:
+            chunk = client.socket.recv(1000)
+            assert chunk, received
+            received += chunk
+
+
+@pytest.mark.parametrize("required", ["true", "tcp-https"])
+def test_required_tls_is_required(
+    any_nsqd: AnyNsqd, certificates: Certificates, required: str
+) -> None:
+    nsqd = any_nsqd(*certificates.server.nsqd_flags, f"-tls-required={required}")
+    with RawClient(nsqd.tcp_address) as client:
+        client.send(b"SUB t ch\n")
+        assert client.read_error() == b"E_INVALID cannot SUB in current state (TLS required)"
+    with RawClient(nsqd.tcp_address) as client:
+        negotiate(client, certificates)
+        client.subscribe("t", "ch")
+
+    status, body = nsqd.request("GET", "/ping")
+    https_port = int(nsqd.https_address.rpartition(":")[2])
+    refusal = b'{"message": "TLS_REQUIRED", "https_port": %d}' % https_port
+    assert (status, body) == ((403, refusal) if required == "true" else (200, b"OK"))
+
+
+def test_https_serves_the_same(any_nsqd: AnyNsqd, certificates: Certificates) -> None:
+    nsqd = any_nsqd(*certificates.server.nsqd_flags)
+    context = trusting(certificates)
+    connection = http.client.HTTPSConnection(nsqd.https_address, timeout=5, context=context)
+    try:
+        connection.request("POST", "/pub?topic=t", b"body")
+        assert connection.getresponse().read() == b"OK"
+    finally:
+        connection.close()
+    assert nsqd.depth("t") == 1
+
+
+def test_a_verified_client_certificate_is_asked_for(
+    any_nsqd: AnyNsqd, certificates: Certificates
+) -> None:
+    nsqd = any_nsqd(
+        *certificates.server.nsqd_flags,
+        "-tls-client-auth-policy=require-verify",
+        f"-tls-root-ca-file={certificates.ca}",
+    )
+    with RawClient(nsqd.tcp_address) as client:
+        context = trusting(certificates)
+        context.load_cert_chain(certificates.client.cert, certificates.client.key)
+        client.identify(tls_v1=True)
+        client.start_tls(context)
+        assert client.read_response() == b"OK"
+    with RawClient(nsqd.tcp_address) as client:
+        client.identify(tls_v1=True)
+        with pytest.raises((OSError, EOFError, AssertionError)):
+            start_tls_without_certificate(client, certificates)
+
+
+def start_tls_without_certificate(client: RawClient, certificates: Certificates) -> None:
+    """With TLS 1.3 the client learns of the refusal only when it reads."""
+    client.start_tls(trusting(certificates))
+    client.read_response()
+
+
+def test_an_old_version_is_refused_by_the_minimum(
+    any_nsqd: AnyNsqd, certificates: Certificates
+) -> None:
+    nsqd = any_nsqd(*certificates.server.nsqd_flags, "-tls-min-version=tls1.3")
+    with RawClient(nsqd.tcp_address) as client:
+        client.identify(tls_v1=True)
+        context = trusting(certificates)
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises(ssl.SSLError):
+            client.start_tls(context)
+
+
+def test_what_the_secret_allows_is_allowed(any_nsqd: AnyNsqd, auth_server: AuthServer) -> None:
+    auth_server.allow("s3 cret&", topic="^t$", channels=["^ch$", ""], identity="a<b>")
+    nsqd = any_nsqd(f"-auth-http-address={auth_server.address}")
+    with RawClient(nsqd.tcp_address) as client:
+        client.identify()
+        reply = client.ask(b"AUTH\n" + sized(b"s3 cret&"))
+        client.publish("t", b"body")
+        client.subscribe("t", "ch", ready=1)
+        client.finish([client.read_message()])
+        client.send(b"PUB other\n" + sized(b"x"))
+        refused = client.read_error()
+
+    assert reply == b'{"identity":"a\\u003cb\\u003e","identity_url":"","permission_count":1}'
+    assert refused == b'E_UNAUTHORIZED AUTH failed for PUB on "other" ""'
+    question = auth_server.questions[0]
+    assert question["secret"] == "s3 cret&"
+    assert (question["remote_ip"], question["tls"]) == ("127.0.0.1", "false")
+
+
+def test_a_channel_that_is_not_allowed_is_refused(
+    any_nsqd: AnyNsqd, auth_server: AuthServer
+) -> None:
+    auth_server.allow("secret", channels=["^mine$"], permissions=["subscribe"])
+    nsqd = any_nsqd(f"-auth-http-address={auth_server.address}")
+    with RawClient(nsqd.tcp_address) as client:
+        client.ask(b"AUTH\n" + sized(b"secret"))
+        client.send(b"SUB t other\n")
+        assert client.read_error() == b'E_UNAUTHORIZED AUTH failed for SUB on "t" "other"'
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b'{"ttl":0,"authorizations":[]}',
+        b'{"ttl":1.5,"authorizations":[]}',
+        b'{"ttl":1,"authorizations":[{"topic":"(","channels":[],"permissions":[]}]}',
+        b'{"ttl":1,"authorizations":[{"topic":"","channels":["("],"permissions":[]}]}',
+        b'{"ttl":1,"authorizations":[{"topic":"","channels":[],"permissions":["rule"]}]}',
+    ],
+)
+def test_a_bad_answer_of_the_auth_server_fails(
+    any_nsqd: AnyNsqd, auth_server: AuthServer, answer: bytes
+) -> None:
+    auth_server.answer("secret", 200, answer)
+    nsqd = any_nsqd(f"-auth-http-address={auth_server.address}")
+    with RawClient(nsqd.tcp_address) as client:
+        client.send(b"AUTH\n" + sized(b"secret"))
+        assert client.read_error() == b"E_AUTH_FAILED AUTH failed"
+
+
+def test_no_authorizations_are_no_authorization(any_nsqd: AnyNsqd, auth_server: AuthServer) -> None:
+    auth_server.answer("secret", 200, json.dumps({"ttl": 60, "authorizations": []}).encode())
+    nsqd = any_nsqd(f"-auth-http-address={auth_server.address}")
+    with RawClient(nsqd.tcp_address) as client:
+        client.send(b"AUTH\n" + sized(b"secret"))
+        assert client.read_error() == b"E_UNAUTHORIZED AUTH no authorizations found"
+
+
+def test_an_expired_answer_is_asked_for_anew(any_nsqd: AnyNsqd, auth_server: AuthServer) -> None:
+    auth_server.allow("secret", ttl_s=1)
+    nsqd = any_nsqd(f"-auth-http-address={auth_server.address}")
+    with RawClient(nsqd.tcp_address) as client:
+        client.ask(b"AUTH\n" + sized(b"secret"))
+        answered_s = time.monotonic()
+        while time.monotonic() < answered_s + 1.1:
+            client.publish("t", b"x")
+            time.sleep(0.05)
+        client.publish("t", b"x")
+        assert len(auth_server.questions) == 2
+        auth_server.answer("secret", 403, b"")
+        while time.monotonic() < answered_s + 2.5:
+            time.sleep(0.05)
+        client.send(b"PUB t\n" + sized(b"x"))
+        assert client.read_error() == b"E_AUTH_FAILED AUTH failed"
