@@ -108,8 +108,6 @@ class Publisher:
             producer.stop(POLL_S)
 
     def _send(self, part: Part) -> None:
-        self._under_way += 1
-
         def settled(publication: Publication) -> None:
             self._settled.put((part, publication.error))
 
@@ -119,6 +117,7 @@ class Publisher:
             )
         except PublishNotSent as exc:  # no room in the window for as long as publish_timeout
             self._settled.put((part, exc))
+        self._under_way += 1
 
     # -- outcomes -------------------------------------------------------------------------------
 
