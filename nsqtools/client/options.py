@@ -182,9 +182,9 @@ class ClientOptions:
             raise ConfigurationError("snappy and deflate exclude each other", hint="Take one.")
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigurationError("tls_cert and tls_key are given together or not at all")
-        if 0 <= self.heartbeat_interval_s < 1:
+        if -1 < self.heartbeat_interval_s < 1:
             raise _out_of_bounds("heartbeat_interval", "1s to 60s, or -1s")
-        if 0 <= self.output_buffer_timeout_s < 0.025:
+        if -1 < self.output_buffer_timeout_s < 0.025:
             raise _out_of_bounds("output_buffer_timeout", "25ms to 30s, or -1s")
         if 0 <= self.output_buffer_size < 64:
             raise _out_of_bounds("output_buffer_size", "64 to 65536, or -1")
@@ -243,7 +243,7 @@ def _read_value(name: str, kind: Kind, text: str) -> Any:
             return int(text)
         if kind == "float":
             return float(text)
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, OverflowError):
         example = {"duration": "30s", "bool": "true", "int": "100", "float": "0.3"}[kind]
         raise ConfigurationError(
             f"invalid value {text!r} for client option {name}", hint=f"Write {name}={example}."
@@ -258,7 +258,8 @@ def _check_bounds(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
     choices, low, high = metadata["choices"], metadata["low"], metadata["high"]
     if choices and value not in choices:
         raise _out_of_bounds(name, "one of " + ", ".join(choices))
-    if (low is not None and value < low) or (high is not None and value > high):
+    # written so that a NaN is outside
+    if not (low is None or value >= low) or not (high is None or value <= high):
         show = format_duration if metadata["kind"] == "duration" else str
         upper = "" if high is None else f" to {show(high)}"
         raise _out_of_bounds(name, f"{show(low)}{upper or ' or more'}")

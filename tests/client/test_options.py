@@ -1,0 +1,162 @@
+"""ClientOptions: bounds, go-nsq's names, text forms."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from nsqtools.client.options import ClientOptions, option_name, read_option
+from nsqtools.errors import ConfigurationError
+
+OPTIONS = {option_name(option): option for option in fields(ClientOptions)}
+
+# What go-nsq 1.1.0 knows and we take under another name or not at all.
+GO_NSQ_NAMES = {
+    *("dial_timeout", "read_timeout", "write_timeout", "local_addr", "lookupd_poll_interval"),
+    *("lookupd_poll_jitter", "max_requeue_delay", "default_requeue_delay", "backoff_strategy"),
+    *("max_backoff_duration", "backoff_multiplier", "max_attempts", "low_rdy_idle_timeout"),
+    *("low_rdy_timeout", "rdy_redistribute_interval", "client_id", "hostname", "user_agent"),
+    *("heartbeat_interval", "sample_rate", "tls_v1", "tls_root_ca_file", "tls_cert", "tls_key"),
+    *("tls_insecure_skip_verify", "tls_min_version", "deflate", "deflate_level", "snappy"),
+    *("output_buffer_size", "output_buffer_timeout", "max_in_flight", "msg_timeout"),
+    *("auth_secret", "skip_lookupd_authorization", "max_msg_size", "topology_region"),
+    *("topology_zone", "lookupd_poll_timeout"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+def test_every_option_has_help_and_a_kind_its_default_fits(name: str) -> None:
+    option: Any = OPTIONS[name]
+    kinds = {"duration": float, "bool": bool, "int": int, "float": float, "text": str}
+    assert option.metadata["help"]
+    assert type(option.default) is kinds.get(option.metadata["kind"], str)
+    assert option.name.endswith("_s") == (option.metadata["kind"] == "duration")
+
+
+@pytest.mark.parametrize("name", sorted(GO_NSQ_NAMES))
+def test_every_name_of_go_nsq_is_known(name: str) -> None:
+    option: Any = read_option(name, "")[0] if name.startswith("skip") else OPTIONS[name].name
+    assert hasattr(ClientOptions(), option)
+
+
+def test_the_defaults_are_the_documented_ones() -> None:
+    options = ClientOptions()
+    assert options.heartbeat_interval_s == 30
+    assert options.max_attempts == 5
+    assert options.max_backoff_duration_s == 120
+    assert options.drain_timeout_s == 30
+    assert options.reported_hostname
+    assert "." not in options.reported_client_id
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("max_in_flight", "100", "max_in_flight", 100),
+        ("max-in-flight", " 100 ", "max_in_flight", 100),
+        ("heartbeat_interval", "5s", "heartbeat_interval_s", 5),
+        ("heartbeat_interval", "5000", "heartbeat_interval_s", 5),
+        ("heartbeat_interval", "-1s", "heartbeat_interval_s", -1),
+        ("msg_timeout", "1m30s", "msg_timeout_s", 90),
+        ("snappy", "", "snappy", True),
+        ("snappy", "true", "snappy", True),
+        ("snappy", "0", "snappy", False),
+        ("lookupd_poll_jitter", "0.5", "lookupd_poll_jitter", 0.5),
+        ("backoff_strategy", "full_jitter", "backoff_strategy", "full_jitter"),
+        ("skip_lookupd_authorization", "true", "lookupd_authorization", True),
+        ("auth_secret", "s3cret", "auth_secret", "s3cret"),
+    ],
+)
+def test_an_option_is_read_from_text(name: str, text: str, field: str, value: object) -> None:
+    assert read_option(name, text) == (field, value)
+    assert getattr(ClientOptions().with_options({name: text}), field) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *[("max_in_flight", text) for text in ("", "x", "1.5", "1" * 5000)],
+        *[("msg_timeout", text) for text in ("", "1", "x", "1x", "--5", "9" * 400, "1h")],
+        *[("snappy", text) for text in ("yes", "2")],
+        *[("lookupd_poll_jitter", text) for text in ("", "x", "nan", "2", "-0.1")],
+        *[("tls_min_version", text) for text in ("", "tls2", "TLS1.2")],
+        ("backoff_strategy", "linear"),
+    ],
+)
+def test_an_unusable_value_is_refused_with_a_remedy(name: str, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=name) as caught:
+        ClientOptions().with_options({name: text})
+    assert caught.value.hint
+
+
+def test_an_unknown_option_is_refused_with_a_remedy() -> None:
+    with pytest.raises(ConfigurationError, match="unknown client option 'max_in_flght'") as caught:
+        read_option("max_in_flght", "1")
+    assert "nsq options" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"heartbeat_interval_s": 0},
+        {"heartbeat_interval_s": 0.999},
+        {"heartbeat_interval_s": 61},
+        {"heartbeat_interval_s": -2},
+        {"heartbeat_interval_s": -0.5},
+        {"heartbeat_interval_s": 50, "read_timeout_s": 40},
+        {"output_buffer_timeout_s": 0.024},
+        {"output_buffer_timeout_s": 31},
+        {"output_buffer_size": 63},
+        {"output_buffer_size": 65537},
+        {"output_buffer_size": 0},
+        {"sample_rate": 100},
+        {"msg_timeout_s": 0.5},
+        {"msg_timeout_s": 901},
+        {"deflate_level": 0},
+        {"max_in_flight": -1},
+        {"max_attempts": 65536},
+        {"read_timeout_s": 0.05},
+        {"write_timeout_s": 301},
+        {"rdy_redistribute_interval_s": 5.1},
+        {"lookupd_poll_jitter": 1.1},
+        {"max_outstanding": 0},
+        {"snappy": True, "deflate": True},
+        {"tls_cert": "cert.pem"},
+        {"tls_key": "key.pem"},
+        {"local_addr": "a:b"},
+        {"backoff_multiplier_s": float("nan")},
+    ],
+    ids=str,
+)
+def test_what_nsqd_would_refuse_fatally_is_refused_here(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        replace(ClientOptions(), **change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"heartbeat_interval_s": 1},
+        {"heartbeat_interval_s": 60},
+        {"heartbeat_interval_s": -1},
+        {"output_buffer_timeout_s": 0.025},
+        {"output_buffer_timeout_s": -1},
+        {"output_buffer_size": -1},
+        {"output_buffer_size": 64},
+        {"sample_rate": 99},
+        {"msg_timeout_s": 0},
+        {"msg_timeout_s": 900},
+        {"max_attempts": 0},
+        {"max_backoff_duration_s": 0},
+        {"max_in_flight": 0},
+    ],
+    ids=str,
+)
+def test_the_bounds_themselves_are_allowed(change: dict[str, Any]) -> None:
+    replace(ClientOptions(), **change)
+
+
+def test_a_secret_is_not_shown() -> None:
+    assert "hush" not in repr(ClientOptions(auth_secret="hush"))

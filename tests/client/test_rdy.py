@@ -1,0 +1,270 @@
+"""RDY decisions, on a clock that the test turns (R3 to R15)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from nsqtools.client.rdy import ReadyControl, has_windowed_rdy
+
+
+def control(max_in_flight: int, *names: str, cap: int = 2500, seed: int = 1) -> ReadyControl[str]:
+    rdy: ReadyControl[str] = ReadyControl(max_in_flight, rng=random.Random(seed))
+    for name in names:
+        rdy.add(name, cap, 0.0)
+    return rdy
+
+
+def sent(rdy: ReadyControl[str]) -> list[tuple[str, int]]:
+    return rdy.take_changes()
+
+
+def test_a_new_connection_gets_1_and_its_share_on_the_first_message() -> None:
+    rdy = control(100, "a")
+    assert sent(rdy) == [("a", 1)]
+    rdy.received("a", 1, 1.0)
+    assert sent(rdy) == [("a", 100)]
+
+
+def test_a_silent_connection_gets_its_share_at_the_tick() -> None:
+    rdy = control(100, "a")
+    sent(rdy)
+    rdy.redistribute(5.0)
+    assert sent(rdy) == [("a", 100)]
+
+
+def test_r3_messages_allowed_once_are_allowed_to_one_connection() -> None:
+    rdy = control(1, "a", "b", "c")
+    assert sent(rdy) == [("a", 1)]
+
+
+def test_r5_rdy_moves_only_when_the_message_in_flight_is_answered() -> None:
+    rdy = control(1, "a", "b")
+    rdy.received("a", 1, 1.0)
+    sent(rdy)
+    rdy.redistribute(40.0)
+    assert sent(rdy) == [("a", 0)]
+    rdy.answered("a", 1, 41.0)
+    assert sent(rdy) == [("b", 1)]
+
+
+def test_r6_a_connection_that_gave_its_rdy_back_does_not_take_it_again() -> None:
+    rdy = control(1, "a", "b")
+    rdy.received("a", 1, 1.0)
+    rdy.redistribute(40.0)
+    rdy.received("a", 1, 40.1)  # it was on its way
+    sent(rdy)
+    rdy.answered("a", 2, 41.0)
+    assert sent(rdy) == [("b", 1)]
+
+
+def test_r7_others_are_lowered_before_a_new_one_gets_anything() -> None:
+    rdy = control(10, "a")
+    rdy.received("a", 1, 1.0)
+    rdy.answered("a", 1, 1.0)
+    sent(rdy)
+    rdy.add("b", 2500, 2.0)
+    assert sent(rdy) == [("a", 5), ("b", 1)]
+    rdy.remove("b", 3.0)
+    assert sent(rdy) == [("a", 10)]
+
+
+def test_r8_max_in_flight_can_be_changed_and_0_pauses() -> None:
+    rdy = control(10, "a", "b")
+    rdy.redistribute(5.0)
+    sent(rdy)
+    rdy.set_max_in_flight(0, 6.0)
+    assert sorted(sent(rdy)) == [("a", 0), ("b", 0)]
+    rdy.redistribute(10.0)
+    assert sent(rdy) == []
+    rdy.set_max_in_flight(10, 11.0)
+    assert sorted(sent(rdy)) == [("a", 5), ("b", 5)]
+
+
+def test_r9_two_busy_connections_and_one_message_allowed_are_both_served() -> None:
+    rdy = control(1, "a", "b")
+    served: dict[str, float] = {}
+    now = 0.0
+    while now < 36:
+        for name in "ab":
+            if rdy[name].rdy > rdy[name].in_flight:
+                rdy.received(name, 1, now)
+                served.setdefault(name, now)
+        now += 0.5
+        for name in "ab":
+            if rdy[name].in_flight:
+                rdy.answered(name, 1, now)
+        if now % 5 == 0:
+            rdy.redistribute(now)
+    assert set(served) == {"a", "b"}
+
+
+def test_r10_every_tick_all_that_is_allowed_is_given_out() -> None:
+    rdy = control(3, *"abcde")
+    for tick in range(1, 40):
+        rdy.redistribute(tick * 5.0)
+        assert sum(rdy[name].rdy for name in "abcde") == 3
+
+
+def test_r11_with_many_idle_connections_each_has_its_turn() -> None:
+    """The price of little in flight: the worst wait grows with the number of connections."""
+    names = [f"n{i}" for i in range(20)]
+    rdy = control(1, *names)
+    seen = set()
+    for tick in range(1, 400):
+        rdy.redistribute(tick * 5.0)
+        seen |= {name for name in names if rdy[name].rdy}
+    assert seen == set(names)
+
+
+def test_r13_no_connection_gets_more_than_nsqd_allows() -> None:
+    rdy = control(100, "a", "b", cap=3)
+    rdy.redistribute(5.0)
+    assert [rdy[name].rdy for name in "ab"] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("rdy", "in_flight", "starved"),
+    [
+        (1, 0, False),
+        (1, 1, True),
+        (2, 1, False),  # go-nsq, which rounds the threshold down, says True
+        (2, 2, True),
+        (100, 84, False),
+        (100, 85, True),
+        (0, 0, False),
+        (0, 1, True),  # RDY was taken away: nothing more comes before an answer
+    ],
+)
+def test_r14_a_connection_starves_at_85_percent(rdy: int, in_flight: int, starved: bool) -> None:
+    states = control(1000, "a")
+    states["a"].rdy, states["a"].in_flight = rdy, in_flight
+    assert states.is_starved is starved
+
+
+def test_r14_a_closing_connection_does_not_starve() -> None:
+    states = control(1, "a")
+    states.received("a", 1, 1.0)
+    states.close("a", 2.0)
+    assert not states.is_starved
+
+
+@pytest.mark.parametrize(
+    ("version", "is_window"),
+    [
+        ("1.3.0", True),
+        ("0.3.0", True),
+        ("0.10.0", True),
+        ("v1.2.1-alpha", True),
+        ("0.2.31", False),
+        ("0.2.20-alpha", False),
+        ("", False),
+        ("dev", False),
+    ],
+)
+def test_r15_versions_are_compared_as_numbers(version: str, is_window: bool) -> None:
+    assert has_windowed_rdy(version) is is_window
+
+
+def test_rdy_is_sent_again_when_a_quarter_is_left() -> None:
+    rdy = control(8, "a")
+    rdy.redistribute(5.0)
+    sent(rdy)
+    for count in range(1, 6):
+        rdy.received("a", 1, 6.0)
+        assert sent(rdy) == [], count
+    rdy.received("a", 1, 6.0)
+    assert sent(rdy) == [("a", 8)]
+
+
+def test_rdy_is_not_sent_again_where_it_is_a_window() -> None:
+    rdy: ReadyControl[str] = ReadyControl(8)
+    rdy.add("a", 2500, 0.0, resend=False)
+    rdy.redistribute(5.0)
+    sent(rdy)
+    rdy.received("a", 8, 6.0)
+    assert sent(rdy) == []
+
+
+def test_a_wait_takes_all_rdy_and_a_test_gives_one() -> None:
+    rdy = control(10, "a", "b")
+    sent(rdy)
+    rdy.hold(1.0)
+    assert sorted(sent(rdy)) == [("a", 0), ("b", 0)]
+    rdy.redistribute(5.0)
+    assert sent(rdy) == []
+    assert rdy.test(6.0)
+    [(tester, count)] = sent(rdy)
+    assert count == 1
+    rdy.resume(7.0)
+    assert dict(sent(rdy)) == {"a": 5, "b": 5}
+    assert tester in "ab"
+
+
+def test_b1_a_test_without_connections_says_so_and_the_next_one_is_tested() -> None:
+    rdy = control(10, "a")
+    rdy.hold(1.0)
+    rdy.remove("a", 2.0)
+    sent(rdy)
+    assert not rdy.test(3.0)
+    rdy.add("b", 2500, 4.0)
+    assert sent(rdy) == []
+    assert rdy.test(5.0)
+    assert sent(rdy) == [("b", 1)]
+
+
+def test_b1_when_the_tested_connection_is_lost_the_next_one_is_tested() -> None:
+    rdy = control(10, "a")
+    rdy.hold(1.0)
+    rdy.test(2.0)
+    rdy.remove("a", 3.0)
+    sent(rdy)
+    rdy.add("b", 2500, 4.0)
+    assert sent(rdy) == [("b", 1)]
+
+
+def test_b2_a_closing_connection_is_never_tested() -> None:
+    rdy = control(10, "a", "b")
+    rdy.hold(1.0)
+    rdy.close("a", 2.0)
+    sent(rdy)
+    for _ in range(20):
+        rdy.hold(3.0)
+        assert rdy.test(4.0)
+        assert rdy["b"].rdy == 1
+    rdy.close("b", 5.0)
+    assert not rdy.test(6.0)
+
+
+def test_an_idle_test_moves_to_another_connection() -> None:
+    rdy = control(10, "a", "b")
+    rdy.hold(1.0)
+    rdy.test(2.0)
+    [tester] = [name for name in "ab" if rdy[name].rdy]
+    sent(rdy)
+    rdy.redistribute(13.0)
+    other = "b" if tester == "a" else "a"
+    assert sent(rdy) == [(tester, 0), (other, 1)]
+
+
+def test_b9_max_in_flight_may_change_in_backoff() -> None:
+    rdy = control(10, "a")
+    rdy.hold(1.0)
+    rdy.set_max_in_flight(0, 2.0)
+    assert rdy.test(3.0)
+    sent(rdy)
+    rdy.redistribute(5.0)
+    assert sent(rdy) == []
+    rdy.set_max_in_flight(10, 6.0)
+    assert sent(rdy) == [("a", 1)]
+    rdy.set_max_in_flight(0, 7.0)
+    assert sent(rdy) == [("a", 0)]
+
+
+def test_d16_what_is_not_added_is_never_given_rdy() -> None:
+    rdy = control(10)
+    rdy.redistribute(5.0)
+    rdy.set_max_in_flight(20, 6.0)
+    assert sent(rdy) == []
+    assert not rdy.test(7.0)

@@ -1,0 +1,174 @@
+"""When addresses are tried again, on a clock that the test turns."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from nsqtools.client.reconnect import Peers, RetryDelays
+from nsqtools.protocol.addresses import Address
+
+DIRECT = Address("direct", 4150)
+FOUND = Address("found", 4150)
+
+
+class NoJitter(random.Random):
+    def uniform(self, a: float, b: float) -> float:
+        return a
+
+
+def peers(*direct: Address) -> Peers:
+    return Peers(direct, 0.0, rng=NoJitter())
+
+
+def test_direct_addresses_wait_8_to_120_seconds() -> None:
+    delays = RetryDelays(8, 120, rng=NoJitter())
+    assert [delays.next_delay_s() for _ in range(7)] == [8, 16, 32, 64, 120, 120, 120]
+    delays.reset()
+    assert delays.next_delay_s() == 8
+
+
+def test_jitter_takes_off_a_tenth_at_most_and_spreads() -> None:
+    rng = random.Random(1)
+    drawn = [RetryDelays(8, 120, rng=rng).next_delay_s() for _ in range(1000)]
+    assert 7.2 <= min(drawn) < 7.3
+    assert 7.9 < max(drawn) <= 8
+
+
+def test_a_thousand_failures_do_not_overflow() -> None:
+    delays = RetryDelays(8, 120, rng=NoJitter())
+    assert [delays.next_delay_s() for _ in range(2000)][-1] == 120
+
+
+def test_a_direct_address_is_due_at_once_and_never_twice() -> None:
+    known = peers(DIRECT)
+    assert known.take_due(0) == [DIRECT]
+    assert known.take_due(1000) == []
+    assert known.next_due() is None
+
+
+def test_a_failed_direct_address_is_due_after_its_delay() -> None:
+    known = peers(DIRECT)
+    known.take_due(0)
+    assert known.failed(DIRECT, 100) == 8
+    assert known.next_due() == 108
+    assert known.take_due(107.9) == []
+    assert known.take_due(108) == [DIRECT]
+    assert known.failed(DIRECT, 200) == 16
+
+
+def test_delays_begin_anew_only_when_a_connection_has_proven_itself() -> None:
+    known = peers(DIRECT)
+    known.take_due(0)
+    known.failed(DIRECT, 0)
+    known.take_due(8)
+    assert known.failed(DIRECT, 9) == 16
+    known.take_due(25)
+    known.proven(DIRECT)
+    assert known.failed(DIRECT, 30) == 8
+
+
+def test_d7_a_lost_nsqd_waits_for_the_next_lookup_that_lists_it() -> None:
+    known = peers()
+    known.listed([FOUND], 0)
+    assert known.take_due(0) == [FOUND]
+    known.failed(FOUND, 10)
+    assert known.next_due() is None
+    known.listed([], 20)
+    assert known.take_due(1000) == []
+    known.listed([FOUND], 1001)
+    assert known.take_due(1001) == [FOUND]
+
+
+def test_d14_a_listed_nsqd_that_refuses_is_tried_at_1_2_4_seconds() -> None:
+    known = peers()
+    tries = []
+    now = 0.0
+    while now < 16:
+        known.listed([FOUND], now)  # lookups that never stop listing it
+        if known.take_due(now):
+            tries.append(now)
+            known.failed(FOUND, now)
+        now += 0.25
+    assert tries == [0, 1, 3, 7, 15]
+
+
+def test_a_connected_nsqd_that_is_no_longer_listed_stays_connected() -> None:
+    known = peers()
+    known.listed([FOUND], 0)
+    known.take_due(0)
+    known.listed([], 10)
+    known.listed([FOUND], 20)
+    assert known.take_due(20) == []
+
+
+def test_d15_a_direct_address_is_tried_again_whatever_lookups_say() -> None:
+    known = peers(DIRECT)
+    known.take_due(0)
+    known.failed(DIRECT, 0)
+    known.listed([FOUND], 1)
+    assert known.take_due(8) == [DIRECT, FOUND]
+
+
+class PeersMachine(RuleBasedStateMachine):
+    """Random lookups, tries and losses: never two at once, never out of turn, never forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.direct = [Address("d1", 1), Address("d2", 2)]
+        self.others = [Address(f"n{i}", i) for i in range(3, 6)]
+        self.peers = Peers(self.direct, 0.0, rng=random.Random(1))
+        self.busy: set[Address] = set()
+        self.not_before: dict[Address, float] = {}
+
+    @rule(seconds=st.floats(min_value=0, max_value=200))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(data=st.data())
+    def lookup(self, data: st.DataObject) -> None:
+        found = data.draw(st.sets(st.sampled_from(self.others + self.direct)))
+        self.peers.listed(found, self.now)
+
+    @rule()
+    def connect(self) -> None:
+        for address in self.peers.take_due(self.now):
+            assert address not in self.busy
+            assert self.now >= self.not_before.get(address, 0)
+            self.busy.add(address)
+
+    @precondition(lambda self: self.busy)
+    @rule(data=st.data(), proven=st.booleans())
+    def lose(self, data: st.DataObject, proven: bool) -> None:
+        address = data.draw(st.sampled_from(sorted(self.busy)))
+        if proven:
+            self.peers.proven(address)
+        delay_s = self.peers.failed(address, self.now)
+        assert 0 < delay_s <= 120
+        self.busy.discard(address)
+        self.not_before[address] = self.now + delay_s
+
+    @invariant()
+    def direct_addresses_are_never_forgotten(self) -> None:
+        due = self.peers.next_due()
+        if not set(self.direct) <= self.busy:
+            assert due is not None
+            assert due <= self.now + 120
+
+
+PeersMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPeersMachine = PeersMachine.TestCase
+
+
+@pytest.mark.parametrize("poll_interval_s", [0.01, 60])
+def test_the_floor_of_a_listed_nsqd_ends_at_the_poll_interval(poll_interval_s: float) -> None:
+    known = Peers([], 0.0, discovered_maximum_s=poll_interval_s, rng=NoJitter())
+    known.listed([FOUND], 0)
+    known.take_due(0)
+    delays = [known.failed(FOUND, 0) for _ in range(20)]
+    assert max(delays) == poll_interval_s

@@ -1,0 +1,67 @@
+"""The steps of a stop, on a clock that the test turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from nsqtools.client.stopping import Stopping
+
+
+@dataclass(eq=False)
+class Connection:
+    saw_close_wait: bool = False
+    is_drained: bool = False
+
+
+def test_s1_the_socket_outlives_every_answer_and_is_closed_after_nsqds_end() -> None:
+    stopping = Stopping(100.0, drain_timeout_s=30, drain=True)
+    connection = Connection()
+    assert stopping.next_step(connection, 100) == "wait"
+    connection.saw_close_wait = True
+    assert stopping.next_step(connection, 101) == "wait"
+    connection.is_drained = True
+    assert stopping.next_step(connection, 102) == "shutdown"
+    assert stopping.next_step(connection, 102.5) == "wait"
+    assert stopping.next_step(connection, 103) == "close"
+
+
+def test_without_close_wait_a_second_is_enough() -> None:
+    stopping = Stopping(100.0, drain_timeout_s=30, drain=False)
+    connection = Connection(is_drained=True)
+    assert stopping.next_step(connection, 100.9) == "wait"
+    assert stopping.next_step(connection, 101) == "shutdown"
+
+
+def test_what_is_not_answered_in_time_is_requeued_once_and_then_closed() -> None:
+    stopping = Stopping(100.0, drain_timeout_s=30, drain=True)
+    connection = Connection(saw_close_wait=True)
+    assert stopping.next_step(connection, 129) == "wait"
+    assert stopping.next_step(connection, 130) == "requeue"
+    assert stopping.next_step(connection, 130.5) == "wait"
+    assert stopping.next_step(connection, 131) == "close"
+
+
+def test_requeues_that_get_through_end_in_order() -> None:
+    stopping = Stopping(100.0, drain_timeout_s=30, drain=True)
+    connection = Connection(saw_close_wait=True)
+    assert stopping.next_step(connection, 130) == "requeue"
+    connection.is_drained = True
+    assert stopping.next_step(connection, 130.1) == "shutdown"
+
+
+def test_an_abort_does_not_wait_for_handlers() -> None:
+    stopping = Stopping(100.0, drain_timeout_s=30, drain=True)
+    connection = Connection()
+    stopping.expire(101)
+    assert stopping.next_step(connection, 101) == "requeue"
+
+
+@pytest.mark.parametrize(("drain", "now", "refused"), [(True, 100, False), (False, 100, True)])
+def test_late_messages_go_back_unless_they_are_drained(
+    drain: bool, now: float, refused: bool
+) -> None:
+    stopping = Stopping(100.0, drain_timeout_s=30, drain=drain)
+    assert stopping.refuses(now) is refused
+    assert stopping.refuses(130)
