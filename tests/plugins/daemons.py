@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Self
 
-from plugins.http_api import HttpApi, Nsqd
+from plugins.http_api import HttpApi, Nsqd, Nsqlookupd
 
 GO_PROGRAMS = Path(__file__).parent.parent / "go" / "bin"
 
@@ -165,7 +165,7 @@ class GoNsqd(Daemon, Nsqd):
         super().__init__("nsqd", (*basic_flags, *flags), listeners=listeners)
 
 
-class GoNsqlookupd(Daemon):
+class GoNsqlookupd(Daemon, Nsqlookupd):
     """The Go nsqlookupd; give its ``tcp_address`` to nsqd as ``-lookupd-tcp-address=``."""
 
     def __init__(self, *flags: str) -> None:

@@ -1,14 +1,15 @@
-"""The embedded nsqd in the clothes of `daemons.GoNsqd`, for tests that run on both."""
+"""The embedded daemons in the clothes of `daemons.GoNsqd` and `GoNsqlookupd`, for tests of both."""
 
 from __future__ import annotations
 
 import io
 from pathlib import Path
 
-from plugins.http_api import Nsqd
+from plugins.http_api import Nsqd, Nsqlookupd
 
-from nsqtools.server import EmbeddedNsqd
+from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
 from nsqtools.server.go_flags import flags_of, parse_flags
+from nsqtools.server.nsqlookupd_options import NsqlookupdOptions
 from nsqtools.server.options import NsqdOptions
 
 
@@ -51,3 +52,39 @@ class EmbeddedServer(Nsqd):
         if self._nsqd is not None:
             self._nsqd.kill()
             self._nsqd = None
+
+
+class EmbeddedLookupServer(Nsqlookupd):
+    """`EmbeddedNsqlookupd` with flags in nsqlookupd's syntax; a restart keeps its addresses."""
+
+    name = "embedded nsqlookupd"
+
+    def __init__(self, *flags: str) -> None:
+        self.tcp_address = self.http_address = "127.0.0.1:0"
+        self._options = parse_flags(flags_of(NsqlookupdOptions, {}), flags).options
+        self._log = io.StringIO()
+        self._nsqlookupd: EmbeddedNsqlookupd | None = None
+
+    @property
+    def log(self) -> str:
+        return self._log.getvalue()
+
+    def start(self) -> None:
+        nsqlookupd = EmbeddedNsqlookupd(
+            log=self._log,
+            tcp_address=self.tcp_address,
+            http_address=self.http_address,
+            **self._options,
+        )
+        nsqlookupd.start()
+        self._nsqlookupd = nsqlookupd
+        self.tcp_address = nsqlookupd.tcp_address
+        self.http_address = nsqlookupd.http_address
+
+    def stop(self) -> None:
+        if self._nsqlookupd is not None:
+            self._nsqlookupd.stop()
+            self._nsqlookupd = None
+
+    def kill(self) -> None:
+        self.stop()  # there is nothing that it could save

@@ -1,7 +1,7 @@
 """The HTTP APIs of a daemon under test, as far as tests need them to prepare and to look.
 
 `Nsqd` is what every nsqd offers to a test, whichever program it is: the Go one
-(`daemons.GoNsqd`) or the embedded one. Tests that take it run on both.
+(`daemons.GoNsqd`) or the embedded one. Tests that take it run on both. `Nsqlookupd` likewise.
 """
 
 from __future__ import annotations
@@ -46,6 +46,42 @@ class HttpApi:
         status, answer = self.request(method, target, body)
         assert status < 400, f"{method} {target}: {status} {answer!r}"
         return answer
+
+
+class Nsqlookupd(HttpApi, ABC):
+    """A nsqlookupd on loopback ports, free ones at the first `start`, the same ones afterwards."""
+
+    name: str  # of the program, for messages
+    tcp_address: str
+
+    @property
+    @abstractmethod
+    def log(self) -> str:
+        """All that was logged, over all runs."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start, or start again; returns when it listens."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Shut down in order, as after SIGTERM."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End at once, as after SIGKILL."""
+
+    def json(self, path: str, **query: object) -> Any:
+        """The document at `path`."""
+        return json.loads(self.get(path, **query))
+
+    def producers(self, topic: str) -> list[str]:
+        """Whom to consume from, as ``broadcast_address:tcp_port``; nobody for an unknown topic."""
+        status, answer = self.request("GET", f"/lookup?{urlencode({'topic': topic})}")
+        if status == 404:
+            return []
+        found = json.loads(answer)["producers"]
+        return [f"{producer['broadcast_address']}:{producer['tcp_port']}" for producer in found]
 
 
 class Nsqd(HttpApi, ABC):
