@@ -60,9 +60,6 @@ class Authorization:
             raise RequestError("E_AUTH_FAILED", "AUTH failed") from exc
         return self.state
 
-    async def _renew(self, request: AuthRequest, servers: AuthServers) -> None:
-        await self._ask(request, servers)
-
     def check(self, command: str, topic: str, channel: str, start: int) -> None:
         """Refuse what is not allowed; an empty channel means publishing.
 
@@ -74,7 +71,7 @@ class Authorization:
         if self.state is None or self._request is None or not self.state.authorizations:
             raise RequestError("E_AUTH_FIRST", f"AUTH required before {command}")
         if self.state.has_expired:
-            raise Pause(start, self._renew(self._request, self._servers))
+            raise Pause(start, self._ask(self._request, self._servers))
         if not self.state.allows(topic, channel):
             names = quote(topic.encode()) + b" " + quote(channel.encode())
             raise RequestError("E_UNAUTHORIZED", f"AUTH failed for {command} on ".encode() + names)

@@ -32,7 +32,7 @@ _MAGIC_LENGTH = 4
 class Pause(Exception):
     """The command at ``position`` cannot go on before ``until`` is done; then it is run again."""
 
-    def __init__(self, position: int, until: Coroutine[Any, Any, None]) -> None:
+    def __init__(self, position: int, until: Coroutine[Any, Any, object]) -> None:
         super().__init__(position)
         self.position = position
         self.until = until
@@ -216,7 +216,7 @@ class Connection(asyncio.Protocol):
             speaker.commands_done()
         return position
 
-    async def _wait(self, until: Coroutine[Any, Any, None]) -> None:
+    async def _wait(self, until: Coroutine[Any, Any, object]) -> None:
         refusal: RequestError | None = None
         try:
             await until

@@ -104,7 +104,7 @@ class NsqdHTTP:
         if not body:
             raise Refusal(400, "MSG_EMPTY")
         query = call.query()
-        topic = self._publish_topic(query)
+        topic = await self._publish_topic(query)
         delay_s = self._delay_s(query["defer"]) if "defer" in query else 0.0
         try:
             if delay_s:
@@ -126,7 +126,7 @@ class NsqdHTTP:
         if call.declared_length > limit:
             raise Refusal(413, "BODY_TOO_BIG")
         query = call.query()
-        topic = self._publish_topic(query)
+        topic = await self._publish_topic(query)
         try:
             body = await call.body(limit)
         except TooLarge:
@@ -157,11 +157,13 @@ class NsqdHTTP:
             raise Refusal(413, "MSG_TOO_BIG")
         return bodies
 
-    def _publish_topic(self, query: dict[str, str]) -> Topic:
+    async def _publish_topic(self, query: dict[str, str]) -> Topic:
         name = required(query, "topic")
         if not is_valid_name(name):
             raise Refusal(400, "INVALID_TOPIC")
-        return self._nsqd.get_topic(name)
+        topic = self._nsqd.get_topic(name)
+        await topic.started.wait()
+        return topic
 
     # topics
 
@@ -172,7 +174,7 @@ class NsqdHTTP:
         return topic
 
     async def create_topic(self, call: Call) -> Response:
-        await self._publish_topic(call.query()).started.wait()
+        await self._publish_topic(call.query())
         return empty_reply()
 
     async def delete_topic(self, call: Call) -> Response:

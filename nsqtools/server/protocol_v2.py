@@ -34,7 +34,7 @@ from nsqtools.server.connection import Connection
 from nsqtools.server.heartbeat import Heartbeat
 from nsqtools.server.negotiation import default_terms, identify_reply, negotiate
 from nsqtools.server.nsqd import Nsqd
-from nsqtools.server.publishing import Publishing
+from nsqtools.server.publishing import Publishing, topic_to_use
 from nsqtools.server.subscription import Subscription
 from nsqtools.server.tls import HANDSHAKE_TIMEOUT_S, TLSLayer
 
@@ -200,7 +200,7 @@ class ProtocolV2:
         self.authorization.check("SUB", topic, channel, start)
         subscription = Subscription(
             self.connection,
-            self._nsqd.get_topic(topic).get_channel(channel),
+            topic_to_use(self._nsqd, topic, start).get_channel(channel),
             self.terms,
             self._nsqd.loop,
         )

@@ -21,11 +21,22 @@ from nsqtools.protocol.requests import (
 )
 from nsqtools.server.authorization import Authorization
 from nsqtools.server.backlog import BackendError
-from nsqtools.server.connection import Connection
+from nsqtools.server.connection import Connection, Pause
 from nsqtools.server.nsqd import Nsqd
 from nsqtools.server.topic import Topic
 
 _OK_FRAME = encode_frame(RESPONSE, OK)
+
+
+def topic_to_use(nsqd: Nsqd, name: str, start: int) -> Topic:
+    """Return the topic, created if there was none.
+
+    Raises `Pause` for the command that began at ``start`` while its channels are being asked for.
+    """
+    topic = nsqd.get_topic(name)
+    if not topic.started.is_set():
+        raise Pause(start, topic.started.wait())
+    return topic
 
 
 class Publishing:
@@ -56,8 +67,9 @@ class Publishing:
         name = topic_name("PUB", words[1])
         body, position = read_message(data, position, start, "PUB", self._options.max_msg_size)
         self._authorization.check("PUB", name, "", start)
+        topic = topic_to_use(self._nsqd, name, start)
         try:
-            self._nsqd.get_topic(name).publish([body])
+            topic.publish([body])
         except BackendError as exc:
             raise RequestError("E_PUB_FAILED", f"PUB failed {exc}") from exc
         self._published(name, 1)
@@ -80,7 +92,7 @@ class Publishing:
             raise RequestError("E_INVALID", text)
         body, position = read_message(data, position, start, "DPUB", self._options.max_msg_size)
         self._authorization.check("DPUB", name, "", start)
-        topic = self._nsqd.get_topic(name)
+        topic = topic_to_use(self._nsqd, name, start)
         try:
             if delay_s:
                 topic.publish_deferred(body, delay_s)
@@ -101,7 +113,7 @@ class Publishing:
             # nsqd really says the code twice
             raise RequestError("E_BAD_TOPIC", error.data) from None
         self._authorization.check("MPUB", name, "", start)
-        topic = self._nsqd.get_topic(name)
+        topic = topic_to_use(self._nsqd, name, start)
         position = read_multi_publish_size(data, position, start, self._options.max_body_size)
         reader = BodiesReader(self._options.max_msg_size, self._options.max_body_size)
         return self._read_bodies(topic, reader, data, position)

@@ -1,0 +1,240 @@
+"""The Go programs and pynsq against the embedded nsqd: they cannot tell it from the real one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from plugins.certificates import Certificates
+from plugins.daemons import GoNsqlookupd
+from plugins.embedded import EmbeddedServer
+from plugins.http_api import HttpApi
+from plugins.servers import Serve
+from plugins.waiting import wait_until
+
+TIMEOUT_S = 30.0
+LINES = [f"line {number}" for number in range(1000)]
+
+Program = Callable[[str], Path]
+Embedded = Callable[..., EmbeddedServer]
+
+
+@pytest.fixture
+def embedded(data_path: Callable[[], Path], serve: Serve) -> Embedded:
+    return lambda *flags: serve(EmbeddedServer(data_path(), *flags))
+
+
+def run(command: list[str | Path], stdin: str = "") -> str:
+    done = subprocess.run(
+        command, input=stdin, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_nsq_tail_prints_what_to_nsq_publishes(embedded: Embedded, go_program: Program) -> None:
+    nsqd = embedded()
+    address = f"-nsqd-tcp-address={nsqd.tcp_address}"
+    nsqd.create_channel("t", "ch")
+    run([go_program("to_nsq"), "-topic=t", address], "\n".join(LINES) + "\n")
+
+    printed = run([go_program("nsq_tail"), "-topic=t", "-channel=ch", "-n=1000", address])
+
+    assert printed.splitlines() == LINES
+    wait_until(lambda: nsqd.depth("t", "ch") == 0, what="the channel is drained")
+
+
+@pytest.mark.parametrize("option", ["", "snappy,true", "deflate,true", "tls_v1,true"])
+def test_nsq_to_file_archives_through_every_layer(
+    embedded: Embedded,
+    go_program: Program,
+    certificates: Certificates,
+    tmp_path: Path,
+    option: str,
+) -> None:
+    nsqd = embedded(*certificates.server.nsqd_flags)
+    nsqd.create_channel("t", "ch")
+    nsqd.publish("t", *[line.encode() for line in LINES])
+    options = [f"-consumer-opt={option}"] if option else []
+    if option.startswith("tls"):
+        options.append(f"-consumer-opt=tls_root_ca_file,{certificates.ca}")
+    command = [
+        go_program("nsq_to_file"),
+        "-topic=t",
+        "-channel=ch",
+        f"-output-dir={tmp_path}",
+        "-sync-interval=200ms",
+        "-max-in-flight=200",
+        f"-nsqd-tcp-address={nsqd.tcp_address}",
+        *options,
+    ]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as archiver:
+        try:
+            wait_until(
+                lambda: (
+                    nsqd.depth("t", "ch") + nsqd.channel_stats("t", "ch")["in_flight_count"] == 0
+                ),
+                what="everything is archived",
+                timeout_s=TIMEOUT_S,
+            )
+        finally:
+            archiver.terminate()
+            archiver.wait(TIMEOUT_S)
+
+    [file] = tmp_path.glob("*.log")
+    assert sorted(file.read_text().splitlines()) == sorted(LINES)
+
+
+def test_nsq_stat_and_nsqadmin_read_it(
+    embedded: Embedded, nsqlookupd: Callable[..., GoNsqlookupd], go_program: Program
+) -> None:
+    lookupd = nsqlookupd()
+    nsqd = embedded(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
+    nsqd.create_channel("t", "ch")
+    nsqd.publish("t", b"1", b"2")
+    wait_until(lambda: registered(lookupd, "t") == ["ch"], what="the channel is registered")
+
+    table = run(
+        [
+            go_program("nsq_stat"),
+            "-topic=t",
+            "-channel=ch",
+            "-count=1",
+            "-interval=100ms",
+            f"-lookupd-http-address={lookupd.http_address}",
+        ]
+    )
+    assert "2" in table.splitlines()[2].split()
+
+    with Admin(go_program, lookupd) as admin:
+        [node] = json.loads(admin.get("/api/nodes"))["nodes"]
+        assert (node["version"], node["out_of_date"]) == ("1.3.0", False)
+        topic = json.loads(admin.get("/api/topics/t"))
+        assert (topic["message_count"], topic["channels"][0]["depth"]) == (2, 2)
+        admin.post("/api/topics/t/ch", b'{"action": "pause"}')
+        assert nsqd.channel_stats("t", "ch")["paused"] is True
+
+
+class Admin(HttpApi):
+    """nsqadmin on a free port."""
+
+    def __init__(self, go_program: Program, lookupd: GoNsqlookupd) -> None:
+        self._process = subprocess.Popen(
+            [
+                go_program("nsqadmin"),
+                "-http-address=127.0.0.1:0",
+                f"-lookupd-http-address={lookupd.http_address}",
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            if "HTTP: listening on" in line:
+                self.http_address = line.split()[-1]
+                return
+        raise AssertionError("nsqadmin did not start")
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+
+def registered(lookupd: GoNsqlookupd, topic: str) -> list[str]:
+    channels: list[str] = json.loads(lookupd.get("/channels", topic=topic))["channels"]
+    return channels
+
+
+def test_nsqlookupd_learns_of_topics_and_channels_and_again_after_a_restart(
+    embedded: Embedded, nsqlookupd: Callable[..., GoNsqlookupd]
+) -> None:
+    lookupd = nsqlookupd()
+    nsqd = embedded(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
+    nsqd.create_channel("t", "ch")
+    wait_until(lambda: registered(lookupd, "t") == ["ch"], what="the channel is registered")
+    nsqd.post("/channel/delete", topic="t", channel="ch")
+    nsqd.create_channel("u", "other")
+    wait_until(lambda: registered(lookupd, "u") == ["other"], what="the other is registered")
+
+    lookupd.kill()
+    lookupd.start()
+    wait_until(lambda: registered(lookupd, "u") == ["other"], what="it is registered again")
+    [producer] = json.loads(lookupd.get("/lookup", topic="u"))["producers"]
+    assert f"127.0.0.1:{producer['tcp_port']}" == nsqd.tcp_address
+
+
+def test_the_channels_of_a_new_topic_exist_before_its_first_message(
+    embedded: Embedded, nsqlookupd: Callable[..., GoNsqlookupd]
+) -> None:
+    lookupd = nsqlookupd()
+    lookupd.post("/channel/create", topic="t", channel="known")
+    lookupd.post("/channel/create", topic="t", channel="gone#ephemeral")
+    nsqd = embedded(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
+    wait_until(lambda: b"127.0.0.1" in lookupd.get("/nodes"), what="nsqd is registered")
+
+    nsqd.publish("t", b"first")
+
+    wait_until(lambda: nsqd.depth("t", "known") == 1, what="the message is in the channel")
+    assert [each["channel_name"] for each in nsqd.topic_stats("t")["channels"]] == ["known"]
+
+
+def test_lookupds_can_be_changed_while_it_runs(
+    embedded: Embedded, nsqlookupd: Callable[..., GoNsqlookupd]
+) -> None:
+    lookupd = nsqlookupd()
+    nsqd = embedded("-broadcast-address=127.0.0.1")
+    nsqd.create_topic("t")
+    addresses = json.dumps([lookupd.tcp_address]).encode()
+    status, answer = nsqd.request("PUT", "/config/nsqlookupd_tcp_addresses", addresses)
+
+    assert (status, json.loads(answer)) == (200, [lookupd.tcp_address])
+    wait_until(lambda: b'"t"' in lookupd.get("/topics"), what="the topic is registered")
+
+
+PYNSQ = """
+import sys, nsq, tornado.ioloop
+address, options = sys.argv[1], eval(sys.argv[2])
+received = []
+def handler(message):
+    received.append(message.body)
+    if message.attempts == 1 and message.body == b"again":
+        message.requeue(delay=0, backoff=False)
+    else:
+        message.finish()
+    if len(received) == 12:
+        tornado.ioloop.IOLoop.current().call_later(0.1, tornado.ioloop.IOLoop.current().stop)
+    return None
+def publish():
+    if not writer.conns:
+        tornado.ioloop.IOLoop.current().call_later(0.05, publish)
+        return
+    writer.mpub("t", [b"body %d" % number for number in range(10)])
+    writer.pub("t", b"again")
+reader = nsq.Reader("t", "ch", message_handler=lambda m: (m.enable_async(), handler(m))[1],
+    nsqd_tcp_addresses=[address], max_in_flight=5, **options)
+writer = nsq.Writer([address], **options)
+tornado.ioloop.IOLoop.current().call_later(0.3, publish)
+nsq.run()
+print(len(received), received.count(b"again"))
+"""
+
+
+@pytest.mark.parametrize(
+    "options", ["{}", "{'snappy': True}", "{'deflate': True}", "{'heartbeat_interval': 1}"]
+)
+def test_pynsq_publishes_and_consumes(embedded: Embedded, options: str) -> None:
+    nsqd = embedded()
+
+    printed = run([sys.executable, "-W", "ignore", "-c", PYNSQ, nsqd.tcp_address, options])
+
+    assert printed.split() == ["12", "2"]
+    assert nsqd.channel_stats("t", "ch")["requeue_count"] == 1
