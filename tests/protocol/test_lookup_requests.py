@@ -126,7 +126,7 @@ def test_any_body_is_read_or_refused(body: bytes) -> None:
     else:
         outcome = b"read"
         assert end == len(data)
-        assert info.broadcast_address and info.http_port and info.tcp_port and info.version
+        assert all((info.broadcast_address, info.http_port, info.tcp_port, info.version))
     assert outcome in (
         b"read",
         b"E_BAD_BODY IDENTIFY failed to decode JSON body",
