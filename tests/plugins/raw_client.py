@@ -74,6 +74,7 @@ class RawClient:
 
     def start_compression(self, codec: Codec) -> None:
         self._codec = codec
+        self._buffer = codec.decompress(self._buffer)  # the OK may have come with the reply
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data if self._codec is None else self._codec.compress(data))
