@@ -30,14 +30,20 @@ def listen(address: str) -> socket.socket:
         host = host.strip("[]")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, int(port)), family=family, backlog=BACKLOG)
-    except (OSError, OverflowError) as exc:
-        reason = (getattr(exc, "strerror", None) or str(exc)).lower()
-        if isinstance(exc, OSError) and exc.errno is not None:
-            reason = os.strerror(exc.errno).lower()
-        raise ConfigurationError(
-            f"listen ({address}) failed - listen tcp {address}: bind: {reason}",
-            hint="Is another one running? Port 0 takes any free port.",
-        ) from exc
+    except OverflowError as exc:
+        raise _refusal(address, f": address {port}: invalid port") from exc
+    except OSError as exc:
+        if (exc.errno or 0) < 0:  # of getaddrinfo: create_server hides that it is a gaierror
+            raise _refusal(address, f": lookup {host}: no such host") from exc
+        reason = os.strerror(exc.errno).lower() if exc.errno else str(exc)
+        raise _refusal(address, f" {address}: bind: {reason}") from exc
+
+
+def _refusal(address: str, what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"listen ({address}) failed - listen tcp{what}",
+        hint="Is another one running? Port 0 takes any free port.",
+    )
 
 
 def _listen_unix(path: str) -> socket.socket:
