@@ -113,17 +113,18 @@ class ReadyControl(Generic[K]):
         if self._mode is _Mode.SHARING:
             self._lower_to_share(now)
             self._set(key, 1, now)
-        elif self._mode is _Mode.TESTING and self._tester is None:
-            self.test(now)
+        self._find_tester(now)
 
     def remove(self, key: K, now: float) -> None:
         """A connection is gone; its messages come again from nsqd."""
         del self._states[key]
         self._wanting.pop(key, None)
         self._changes = [change for change in self._changes if change[0] != key]
-        self._replace_tester(key, now)
+        if key == self._tester:
+            self._tester = None
         if self._mode is _Mode.SHARING:
             self._raise_to_share(now)
+        self._find_tester(now)
 
     def close(self, key: K, now: float) -> None:
         """CLS is being sent on a connection: it gets no more RDY."""
@@ -131,7 +132,9 @@ class ReadyControl(Generic[K]):
         state.closing = True
         state.rdy = state.left = 0
         self._wanting.pop(key, None)
-        self._replace_tester(key, now)
+        if key == self._tester:
+            self._tester = None
+        self._find_tester(now)
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -154,6 +157,7 @@ class ReadyControl(Generic[K]):
         self._states[key].in_flight -= count
         if self._wanting:
             self._retry_wanting(now)
+        self._find_tester(now)
 
     # -- decisions of others --------------------------------------------------------------------
 
@@ -166,8 +170,7 @@ class ReadyControl(Generic[K]):
             self._raise_to_share(now)
         elif max_in_flight == 0:
             self._release_tester(now)
-        elif self._mode is _Mode.TESTING and self._tester is None:
-            self.test(now)
+        self._find_tester(now)
 
     def hold(self, now: float) -> None:
         """Backoff begins to wait: RDY 0 everywhere."""
@@ -184,8 +187,7 @@ class ReadyControl(Generic[K]):
             return False
         self._mode = _Mode.TESTING
         self._tester = None
-        if self.max_in_flight > 0:
-            self._grant_test(self._choose_tester(testable), now)
+        self._find_tester(now)
         return True
 
     def resume(self, now: float) -> None:
@@ -256,43 +258,41 @@ class ReadyControl(Generic[K]):
         state.rdy = state.left = count
         self._changes.append((key, count))
 
-    def _choose_tester(self, keys: list[K]) -> K:
-        """Prefer one without messages in flight, to which nsqd sends at once.
+    def _find_tester(self, now: float, *, besides: K | None = None) -> None:
+        """In a test without a tester, give RDY 1 to one: now, or when an answer makes room.
 
-        When everything allowed is in flight already, the busiest: its RDY 1 takes effect as soon
-        as its own messages are answered, and adds nothing until then.
+        Preferred is one without messages in flight, to which nsqd sends at once. When everything
+        allowed is in flight already it is the busiest: its RDY 1 takes effect as soon as its own
+        messages are answered, and adds nothing until then.
         """
+        if self._mode is not _Mode.TESTING or self._tester is not None or self.max_in_flight == 0:
+            return
+        keys = [k for k, s in self._states.items() if not s.closing and k != besides]
         idle = [key for key in keys if not self._states[key].in_flight]
-        if idle and sum(s.in_flight for s in self._states.values()) < self.max_in_flight:
-            return self._rng.choice(idle)
-        return max(keys, key=lambda key: self._states[key].in_flight)
-
-    def _grant_test(self, key: K, now: float) -> None:
-        self._tester = key
-        state = self._states[key]
-        state.last_change = now
-        if state.rdy != 1:
-            self._send(key, state, 1)
+        busy = [key for key in keys if self._states[key].in_flight]
+        if idle and self.in_flight < self.max_in_flight:
+            self._tester = self._rng.choice(idle)
+        elif busy:
+            self._tester = max(busy, key=lambda key: self._states[key].in_flight)
+        if self._tester is not None:
+            state = self._states[self._tester]
+            state.last_change = now
+            self._send(self._tester, state, 1)
 
     def _release_tester(self, now: float) -> None:
         if self._tester is not None:
             self._set(self._tester, 0, now)
             self._tester = None
 
-    def _replace_tester(self, key: K, now: float) -> None:
-        if self._mode is _Mode.TESTING and key == self._tester:
-            self._tester = None
-            self.test(now)
-
     def _move_idle_tester(self, now: float) -> None:
         tester = self._tester
-        if tester is None or len(self._states) < 2:
+        others = sum(not s.closing for s in self._states.values()) - 1
+        if tester is None or others < 1:
             return
         state = self._states[tester]
         if state.in_flight == 0 and now - state.last_change > self._idle_timeout_s:
-            self._set(tester, 0, now)
-            others = [k for k, s in self._states.items() if k != tester and not s.closing]
-            self._grant_test(self._choose_tester(others or [tester]), now)
+            self._release_tester(now)
+            self._find_tester(now, besides=tester)
 
     def _rotate(self, now: float) -> None:
         revoked: list[K] = []
