@@ -108,7 +108,7 @@ class Consumer:
             tls_context(self.options),
             expects_lookup=self._discovery is not None,
             deliver=self.deliveries.put,
-            on_stopped=lambda: self.deliveries.put(Stopped(self)),
+            on_stopped=self._end_deliveries,
             on_error=on_error or (lambda error: None),
             on_lost_discovered=self._ask_soon,
         )
@@ -172,11 +172,7 @@ class Consumer:
         return self._wait(timeout_s)
 
     def _wait(self, timeout_s: float | None = None) -> bool:
-        if not self._is_started:
-            return True
-        if not self._drains:
-            self._requeue_undelivered()
-        return self._io.loop.join(timeout_s)
+        return self._io.loop.join(timeout_s) if self._is_started else True
 
     def abort(self) -> None:
         """Stop without waiting for running handlers: what they hold is requeued."""
@@ -199,6 +195,12 @@ class Consumer:
         else:
             self.abort()
         self._wait()
+
+    def _end_deliveries(self) -> None:
+        """The last batch has been put in the queue (the I/O thread, which alone can know that)."""
+        if not self._drains:
+            self._requeue_undelivered()
+        self.deliveries.put(Stopped(self))
 
     def _requeue_undelivered(self) -> None:
         """Requeue our batches that nobody has taken from the queue, and keep the rest in it."""
