@@ -25,6 +25,10 @@ class Answers(Protocol):
     nsqd: str
     in_flight: dict[bytes, Message]
 
+    @property
+    def msg_timeout_s(self) -> float:
+        """How long a message may stay unanswered and untouched, as negotiated."""
+
     def finish(self, message_id: bytes) -> None: ...
     def finish_many(self, ids: list[bytes]) -> None: ...
     def requeue(

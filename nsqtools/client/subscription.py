@@ -46,6 +46,10 @@ class Subscription:
         self._watches_writes = False
         self._next_wake = 0.0
 
+    @property
+    def msg_timeout_s(self) -> float:
+        return self.connection.reply.msg_timeout / 1000
+
     # -- from handler threads -------------------------------------------------------------------
 
     def finish(self, message_id: bytes) -> None:
