@@ -1,0 +1,258 @@
+"""``nsq tail`` as a process: what it prints, how it ends, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from plugins.certificates import Certificates
+from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
+from plugins.daemons import GoNsqd
+from plugins.waiting import wait_until
+
+
+@pytest.fixture
+def clicks(nsqd: GoNsqd) -> GoNsqd:
+    """An nsqd with the topic clicks, its channel c and three messages."""
+    nsqd.create_channel("clicks", "c")
+    nsqd.publish("clicks", b"one", b"two\x1b[31m", b"\xff\x00three")
+    return nsqd
+
+
+def place(nsqd: GoNsqd) -> list[str]:
+    address = ["--nsqd-tcp-address", nsqd.tcp_address]
+    return ["tail", "-t", "clicks", "-c", "c", *address, "--nsqd-http-address", nsqd.http_address]
+
+
+def is_subscribed(nsqd: GoNsqd, clients: int = 1) -> bool:
+    channels = nsqd.topic_stats("clicks")["channels"]
+    return sum(channel["client_count"] for channel in channels) == clients
+
+
+def test_a_pipe_gets_the_bodies_as_they_are(run_nsq: RunNsq, clicks: GoNsqd) -> None:
+    result = run_nsq([*place(clicks), "-n", "3"])
+
+    assert (result.status, result.err) == (0, "")
+    assert sorted(result.out.split(b"\n")) == [b"", b"one", b"two\x1b[31m", b"\xff\x00three"]
+
+
+def test_a_terminal_is_not_steered_by_what_it_shows(
+    nsq_on_a_terminal: TerminalNsq, clicks: GoNsqd
+) -> None:
+    terminal = nsq_on_a_terminal([*place(clicks), "-n", "3"])
+    terminal.expect_exact("\\xff\\x00three")
+    shown = terminal.before + terminal.read()
+
+    assert "two\\x1b[31m" in shown
+    assert "\x1b[31m" not in shown
+
+
+def test_json_is_the_envelope_that_pub_reads(run_nsq: RunNsq, clicks: GoNsqd) -> None:
+    result = run_nsq([*place(clicks), "-n", "3", "--json"])
+
+    messages = [json.loads(line) for line in result.out.splitlines()]
+    assert {message["topic"] for message in messages} == {"clicks"}
+    assert {message["nsqd"] for message in messages} == {clicks.tcp_address}
+    assert {message["attempts"] for message in messages} == {1}
+    assert all(re.fullmatch("[0-9a-f]{16}", message["id"]) for message in messages)
+    assert all(abs(message["ts"] - time.time_ns()) < 60e9 for message in messages)
+
+    copied = run_nsq(
+        ["pub", "-t", "copy", "--format", "jsonl", "--nsqd-tcp-address", clicks.tcp_address],
+        stdin=result.out,
+    )
+    assert copied.status == 0, copied.err
+    assert clicks.depth("copy") == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--format", "{topic}|{size}|{attempts}|{body}\\0"], b"clicks|3|1|one\0"),
+        (["--format", "{timestamp:%Y}"], time.strftime("%Y", time.gmtime()).encode()),
+        (["--delimiter", "\\0"], b"one\0"),
+        (["--delimiter", ""], b"one"),
+        (["--decode", "hex"], b"6f6e65\n"),
+        (["--decode", "base64"], b"b25l\n"),
+        (["--print-topic"], b"clicks | one\n"),
+    ],
+)
+def test_messages_are_shown_as_asked(
+    run_nsq: RunNsq, nsqd: GoNsqd, flags: list[str], expected: bytes
+) -> None:
+    nsqd.create_channel("clicks", "c")
+    nsqd.publish("clicks", b"one")
+
+    result = run_nsq([*place(nsqd), "-n", "1", *flags])
+
+    assert (result.status, result.out) == (0, expected)
+
+
+def test_grep_shows_only_what_matches(run_nsq: RunNsq, clicks: GoNsqd) -> None:
+    result = run_nsq([*place(clicks), "--grep", "^O", "-i", "--exit-idle", "300ms"])
+
+    assert result.out == b"one\n"
+    assert clicks.depth("clicks", "c") == 0
+
+
+def test_without_a_channel_it_is_an_ephemeral_one_of_its_own(
+    spawn_nsq: SpawnNsq, clicks: GoNsqd
+) -> None:
+    process = spawn_nsq(["tail", "-t", "clicks", *place(clicks)[5:], "-n", "1"])
+    wait_until(lambda: is_subscribed(clicks), what="tail has subscribed")
+    names = [channel["channel_name"] for channel in clicks.topic_stats("clicks")["channels"]]
+    clicks.publish("clicks", b"new")
+
+    assert process.communicate(timeout=10)[0] == b"new\n"
+    assert [name for name in names if re.fullmatch(r"tail\d{6}#ephemeral", name)]
+    assert clicks.depth("clicks", "c") == 4
+
+
+def test_a_lone_message_appears_within_milliseconds(spawn_nsq: SpawnNsq, clicks: GoNsqd) -> None:
+    process = spawn_nsq([*place(clicks), "--format", "{timestamp}\\n"])
+    assert process.stdout is not None
+    for _ in range(3):
+        process.stdout.readline()
+    delays_ms = []
+    for n in range(15):
+        clicks.publish("clicks", b"%d" % n)
+        delays_ms.append((time.time_ns() - int(process.stdout.readline())) / 1e6)
+
+    assert sorted(delays_ms)[len(delays_ms) // 2] < 50  # nsq_tail: above 200
+
+
+def test_too_few_messages_are_status_7(run_nsq: RunNsq, clicks: GoNsqd) -> None:
+    result = run_nsq([*place(clicks), "-n", "10", "--for", "500ms"])
+
+    assert result.status == 7
+    assert result.err == "nsq: 3 of 10 messages came\n"
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_and_nothing_stays_in_flight(
+    spawn_nsq: SpawnNsq, clicks: GoNsqd, number: int, status: int
+) -> None:
+    process = spawn_nsq(place(clicks))
+    wait_until(lambda: is_subscribed(clicks), what="tail has subscribed")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=10)
+
+    assert (process.returncode, err) == (status, b"")
+    wait_until(
+        lambda: clicks.channel_stats("clicks", "c")["in_flight_count"] == 0, what="all is answered"
+    )
+    printed = out.count(b"\n")
+    assert clicks.depth("clicks", "c") == 3 - printed
+
+
+def test_a_second_signal_leaves_at_once(spawn_nsq: SpawnNsq, clicks: GoNsqd) -> None:
+    clicks.publish("clicks", *([b"x" * 10_000] * 200))
+    process = spawn_nsq(place(clicks))  # nobody reads its output: it blocks in a write
+    wait_until(
+        lambda: clicks.channel_stats("clicks", "c")["in_flight_count"] > 0, what="it is writing"
+    )
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    process.send_signal(signal.SIGINT)
+
+    assert process.wait(5) == 130
+
+
+def test_a_reader_that_went_away_is_141_without_a_word(spawn_nsq: SpawnNsq, clicks: GoNsqd) -> None:
+    process = spawn_nsq(place(clicks))
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    clicks.publish("clicks", *([b"x"] * 100))
+
+    assert process.wait(10) == 141
+    assert process.stderr.read() == b""
+    wait_until(lambda: clicks.depth("clicks", "c") >= 99, what="what was not written waits again")
+
+
+def test_w33_a_misspelt_topic_is_not_created(run_nsq: RunNsq, clicks: GoNsqd) -> None:
+    result = run_nsq(["tail", "-t", "click", *place(clicks)[5:]])
+
+    assert result.status == 3
+    assert result.err == (
+        "nsq: error: topic click does not exist\n"
+        "hint: Did you mean clicks? Use --create to subscribe all the same.\n"
+    )
+    assert [topic["topic_name"] for topic in clicks.stats()["topics"]] == ["clicks"]
+
+
+def test_w1_a_backlog_without_a_channel_is_not_touched(run_nsq: RunNsq, nsqd: GoNsqd) -> None:
+    nsqd.publish("clicks", *(b"%d" % n for n in range(1000)))
+    command = ["tail", "-t", "clicks", *place(nsqd)[5:], "-n", "3"]
+
+    refused = run_nsq(command)
+
+    assert refused.status == 2
+    assert "no channel and 1000 messages waiting" in refused.err
+    assert nsqd.depth("clicks") == 1000
+    assert run_nsq([*command, "--force"]).out.count(b"\n") == 3
+
+
+BAD_INPUT = [
+    (["-t", "bad topic"], 2, "invalid topic name 'bad topic'"),
+    (["-t", "clicks", "-c", "a b"], 2, "invalid channel name 'a b'"),
+    (["-t", "clicks", "--consumer-opt", "bogus=1"], 2, "unknown client option 'bogus'"),
+    (["-t", "clicks", "--consumer-opt", "deflate_level=99"], 2, "deflate_level"),
+    (["-t", "clicks", "--tls", "--tls-ca-file", "/no/ca.pem"], 2, "/no/ca.pem"),
+    (["-t", "clicks", "--format", "{nope}"], 2, "nope"),
+    (["-t", "clicks", "--grep", "("], 2, "("),
+    (["-t", "clicks", "--nsqd-tcp-address", "host:port"], 2, "'host:port'"),
+    (["-t", "clicks", "--nsqd-tcp-address", "no-such-host.invalid"], 4, "no-such-host.invalid"),
+    ([], 2, "--topic"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "status", "named"), BAD_INPUT)
+def test_bad_input_is_one_line_with_a_remedy(
+    run_nsq: RunNsq, arguments: list[str], status: int, named: str
+) -> None:
+    result = run_nsq(["tail", *arguments, "-q"])
+
+    lines = result.err.splitlines()
+    assert result.status == status, result.err
+    assert lines[0].startswith("nsq: error: ")
+    assert named in lines[0]
+    assert len(lines) <= 2
+    assert all(line.startswith("hint: ") for line in lines[1:])
+
+
+def test_the_http_port_of_nsqd_is_recognised(run_nsq: RunNsq, clicks: GoNsqd) -> None:
+    result = run_nsq(["tail", "-t", "clicks", "-q", "--nsqd-tcp-address", clicks.http_address])
+
+    assert result.status == 1
+    assert result.err == (
+        f"nsq: error: {clicks.http_address}: the peer speaks HTTP\n"
+        "hint: This is an HTTP port; nsqd's TCP port is usually 4150.\n"
+    )
+
+
+def test_tls_that_is_not_offered_is_refused(
+    run_nsq: RunNsq, clicks: GoNsqd, certificates: Certificates
+) -> None:
+    result = run_nsq([*place(clicks), "--tls", "--tls-ca-file", str(certificates.ca)])
+
+    assert result.status == 5
+    assert f"{clicks.tcp_address} does not offer TLS" in result.err
+
+
+def test_a_file_that_is_no_certificate_is_named(
+    run_nsq: RunNsq, clicks: GoNsqd, tmp_path: Path
+) -> None:
+    path = tmp_path / "ca.pem"
+    path.write_text("no certificate")
+    result = run_nsq([*place(clicks), "--tls", "--tls-ca-file", str(path)])
+
+    assert result.status == 2
+    assert f"cannot use the CA file {path}" in result.err
