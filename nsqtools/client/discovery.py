@@ -16,11 +16,16 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from nsqtools.client.handshake import client_tls_context
 from nsqtools.client.nsqlookupd_http import Lookup, NsqlookupdHTTPClient
 from nsqtools.client.options import ClientOptions
-from nsqtools.errors import NsqError
+from nsqtools.errors import DeadlineExceeded, NsqError
 from nsqtools.protocol.addresses import LOOKUPD_HTTP_PORT, Address, http_url, parse_address
+
+if TYPE_CHECKING:
+    import ssl
 
 log = logging.getLogger("nsqtools")
 
@@ -32,8 +37,9 @@ CONNECT_TIMEOUT_S = 1.0
 class Discovery:
     """Polls for one topic from `start` until `stop`.
 
-    ``on_round`` gets the union of addresses and the errors of each round, on the polling thread.
-    Addresses are mapped by ``address_map`` (for broadcast addresses this machine cannot reach).
+    ``on_round`` gets the union of addresses of each round, and the errors of a round in which not
+    one nsqlookupd answered, on the polling thread. Addresses are mapped by ``address_map`` (for
+    broadcast addresses this machine cannot reach). Raises `ConfigurationError`.
     """
 
     def __init__(
@@ -49,7 +55,12 @@ class Discovery:
         self._topic = topic
         self._options = options
         self._on_round = on_round
+        self._tls: ssl.SSLContext | None = None
+        if any(url.startswith("https:") for url in self._urls):
+            self._tls = client_tls_context(options)
         self._address_map = address_map or {}
+        for reachable in self._address_map.values():
+            parse_address(reachable)  # now, not when a lookup names it
         self._rng = rng or random.Random()
         self._changed = threading.Condition()
         self._next_at = 0.0
@@ -84,6 +95,7 @@ class Discovery:
                 url,
                 connect_timeout_s=min(CONNECT_TIMEOUT_S, options.lookupd_poll_timeout_s),
                 timeout_s=options.lookupd_poll_timeout_s,
+                tls=self._tls,
                 bearer=options.auth_secret if options.lookupd_authorization else "",
             )
             for url in self._urls
@@ -115,12 +127,17 @@ class Discovery:
         asked = sum(asker.ask(self._topic, answers) for asker in askers)
         found: set[Address] = set()
         errors: list[NsqError] = []
+        has_answer = False
         give_up_at = time.monotonic() + self._options.lookupd_poll_timeout_s + 0.5
         for answered in range(asked):
             try:
                 url, answer = answers.get(timeout=max(0.0, give_up_at - time.monotonic()))
             except queue.Empty:
-                log.warning("nsqlookupd: %d of %d did not answer in time", asked - answered, asked)
+                late = DeadlineExceeded(
+                    f"{asked - answered} of {asked} nsqlookupd did not answer in time"
+                )
+                errors.append(late)
+                log.warning("lookup failed: %s", late)
                 break
             if isinstance(answer, NsqError):
                 errors.append(answer)
@@ -128,7 +145,8 @@ class Discovery:
             else:
                 self._note_unknown(url, answer.is_known)
                 found |= {self._mapped(address) for address in answer.nsqd}
-        self._on_round(found, errors)
+                has_answer = True
+        self._on_round(found, [] if has_answer else errors)
 
     def _mapped(self, address: Address) -> Address:
         mapped = self._address_map.get(str(address)) or self._address_map.get(address.host)

@@ -40,8 +40,11 @@ MIN_HANDSHAKE_S = 5.0
 
 def tls_context(options: ClientOptions) -> ssl.SSLContext | None:
     """Build the TLS context of the options, or None without TLS. Raises `ConfigurationError`."""
-    if not options.tls_v1:
-        return None
+    return client_tls_context(options) if options.tls_v1 else None
+
+
+def client_tls_context(options: ClientOptions) -> ssl.SSLContext:
+    """Build the TLS context of the options, for https too. Raises `ConfigurationError`."""
     return make_context(
         TLSOptions(
             ca_file=options.tls_root_ca_file,

@@ -68,11 +68,14 @@ def _node(producer: Any) -> ProducerNode | None:
         return None
     remote_host = str(producer.get("remote_address") or "").rpartition(":")[0].strip("[]")
     host = producer.get("broadcast_address") or producer.get("hostname") or remote_host
-    tcp_port, http_port = producer.get("tcp_port"), producer.get("http_port")
-    if not isinstance(host, str) or not host or not isinstance(tcp_port, int) or tcp_port <= 0:
+    if not isinstance(host, str) or not host:
         return None
-    http = Address(host, http_port) if isinstance(http_port, int) and http_port > 0 else None
-    return ProducerNode(Address(host, tcp_port), http)
+    tcp, http = (_listener(host, producer.get(key)) for key in ("tcp_port", "http_port"))
+    return None if tcp is None else ProducerNode(tcp, http)
+
+
+def _listener(host: str, port: Any) -> Address | None:
+    return Address(host, port) if type(port) is int and 0 < port < 65536 else None
 
 
 def _names(answer: Any, key: str, url: str) -> list[str]:
