@@ -31,6 +31,24 @@ INPUT = "Input"
 DELIVERY = "Delivery"
 
 
+MAX_DEFER_S = 3600.0  # nsqd's default for --max-req-timeout
+
+
+def parse_delimiter(text: str) -> bytes:
+    """Read a delimiter with escapes. Raises ``ValueError``."""
+    if not text:
+        raise ValueError("a delimiter cannot be empty")
+    return unescape(text)
+
+
+def parse_defer(text: str) -> float:
+    """Read a delay in seconds. Raises ``ValueError`` for one that nsqd refuses."""
+    seconds = parse_span(text)
+    if seconds > MAX_DEFER_S:
+        raise ValueError(f"{text!r} is above nsqd's limit of 1h")
+    return seconds
+
+
 class InputFormat(Enum):
     """What a record of the input is."""
 
@@ -55,7 +73,7 @@ Delimiter = Annotated[
     Option(
         "--delimiter",
         "-d",
-        parser=unescape,
+        parser=parse_delimiter,
         metavar="TEXT",
         show_default="\\n",
         help="What ends each record; \\0 for NUL.",
@@ -76,7 +94,7 @@ Defer = Annotated[
     float | None,
     Option(
         "--defer",
-        parser=parse_span,
+        parser=parse_defer,
         metavar="DURATION",
         help="Have channels deliver each message after so long, up to 1h.",
         rich_help_panel=DELIVERY,
