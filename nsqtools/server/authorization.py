@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from nsqtools.protocol.frames import RESPONSE, encode_frame
 from nsqtools.protocol.go_text import go_json, quote
 from nsqtools.protocol.requests import RequestError, read_body
@@ -37,7 +39,7 @@ class Authorization:
             is_tls=tls is not None,
             common_name=tls.common_name if tls is not None else "",
         )
-        raise Pause(position, self._introduce(self._request, self._servers))
+        raise Pause(position, partial(self._introduce, self._request, self._servers))
 
     async def _introduce(self, request: AuthRequest, servers: AuthServers) -> None:
         state = await self._ask(request, servers)
@@ -71,7 +73,7 @@ class Authorization:
         if self.state is None or self._request is None or not self.state.authorizations:
             raise RequestError("E_AUTH_FIRST", f"AUTH required before {command}")
         if self.state.has_expired:
-            raise Pause(start, self._ask(self._request, self._servers))
+            raise Pause(start, partial(self._ask, self._request, self._servers))
         if not self.state.allows(topic, channel):
             names = quote(topic.encode()) + b" " + quote(channel.encode())
             raise RequestError("E_UNAUTHORIZED", f"AUTH failed for {command} on ".encode() + names)

@@ -54,7 +54,7 @@ class Backlog:
 
     def put(self, messages: Sequence[bytes]) -> None:
         """Append messages. Raises `BackendError` when they had to go to disk and could not."""
-        if self.disk is not None and self.disk.has_unread:
+        if self.disk is not None and (self.disk.has_unread or not self.mem_queue_size):
             self._put_on_disk(self.disk, messages)
         else:
             self._memory.extend(messages)

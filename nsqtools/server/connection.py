@@ -15,8 +15,8 @@ that does not read its answers is not read from either: that bounds the memory i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, Protocol, cast
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Protocol, cast
 
 from nsqtools.errors import ProtocolError
 from nsqtools.protocol.codecs import Codec
@@ -30,9 +30,9 @@ _MAGIC_LENGTH = 4
 
 
 class Pause(Exception):
-    """The command at ``position`` cannot go on before ``until`` is done; then it is run again."""
+    """Nothing goes on before ``until()`` is done; then the command at ``position`` is run."""
 
-    def __init__(self, position: int, until: Coroutine[Any, Any, object]) -> None:
+    def __init__(self, position: int, until: Callable[[], Awaitable[object]]) -> None:
         super().__init__(position)
         self.position = position
         self.until = until
@@ -94,6 +94,7 @@ class Connection(asyncio.Protocol):
         self._if_never: RequestError | None = None
         self._pause: asyncio.Task[None] | None = None
         self._out: list[bytes] = []
+        self._flush_due = False
         self._out_size = 0
         self._is_over = False
         self._drain_timer: asyncio.TimerHandle | None = None
@@ -127,7 +128,7 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         if not self._is_over:
             self.give_up()
-        return self._drain_timer is not None and not self._transport.is_closing()
+        return False  # asyncio closes when the rest is written
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
@@ -189,7 +190,8 @@ class Connection(asyncio.Protocol):
         rest = data[position:]
         self._chunks = [rest] if rest else []
         self._length = len(rest)
-        self.flush()
+        if self._flush_due:
+            self.flush()
 
     def _execute(self, speaker: Speaker, data: bytes, position: int) -> int:
         start = position
@@ -216,10 +218,10 @@ class Connection(asyncio.Protocol):
             speaker.commands_done()
         return position
 
-    async def _wait(self, until: Coroutine[Any, Any, object]) -> None:
+    async def _wait(self, until: Callable[[], Awaitable[object]]) -> None:
         refusal: RequestError | None = None
         try:
-            await until
+            await until()
         except RequestError as error:
             refusal = error
         self._pause = None
@@ -243,19 +245,15 @@ class Connection(asyncio.Protocol):
 
     def send(self, data: bytes) -> None:
         """Queue an answer for the write at the end of this read, or for `flush`."""
+        self._flush_due = True
         self._out.append(data)
         self._out_size += len(data)
 
     def buffer(self, frames: Iterable[bytes], size: int) -> int:
-        """Queue frames and return how many bytes are queued now."""
+        """Queue frames for the next `flush` and return how many bytes are queued now."""
         self._out.extend(frames)
         self._out_size += size
         return self._out_size
-
-    @property
-    def has_output(self) -> bool:
-        """Whether anything is queued."""
-        return bool(self._out)
 
     def flush(self) -> None:
         """Write what is queued."""
@@ -264,6 +262,7 @@ class Connection(asyncio.Protocol):
         data = b"".join(self._out) if len(self._out) > 1 else self._out[0]
         self._out.clear()
         self._out_size = 0
+        self._flush_due = False
         if self._codec is not None:
             data = self._codec.compress(data)
         if self.tls is not None:

@@ -30,6 +30,25 @@ _LENGTH = struct.Struct(">i")
 _READ_SIZE = 1 << 18
 
 
+def _count_records(path: Path, position: int, max_record: int) -> int:
+    """Return how many whole records a file has from a position on."""
+    count = 0
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(position)
+            while len(head := file.read(4)) == 4:
+                length = _LENGTH.unpack(head)[0]
+                position += 4 + length
+                if not MIN_MESSAGE_SIZE <= length <= max_record or position > size:
+                    break
+                file.seek(position)
+                count += 1
+    except OSError:
+        pass  # reading it will fail, too, and say why
+    return count
+
+
 class CorruptFile(Exception):
     """A data file cannot be read on from here."""
 
@@ -191,16 +210,31 @@ class DiskQueue:
             )
             self._write_file += 1
             self._write_position = 0
+            self._recount()
 
     def _adopt_files(self) -> None:
         pattern = re.compile(re.escape(self.name) + r"\.diskqueue\.(\d{6,})\.dat")
-        found = (pattern.fullmatch(path.name) for path in self._path.iterdir())
+        try:
+            names = os.listdir(self._path)
+        except OSError as exc:
+            self._log.error(f"DISKQUEUE({self.name}) failed to look for files - {exc}")
+            return
+        found = (pattern.fullmatch(name) for name in names)
         numbers = sorted(int(match[1]) for match in found if match)
         if numbers:
             self._log.warn(f"DISKQUEUE({self.name}) has no metadata, reading all its files")
             self._read_file = numbers[0]
             self._write_file = numbers[-1] + 1
-            self._operations = 1
+            self._recount()
+
+    def _recount(self) -> None:
+        """Set the depth to the number of records that can be read, after a crash."""
+        self.depth = 0
+        self._operations = 1  # so that the next sync makes it durable
+        position = self._read_position
+        for number in range(self._read_file, self._write_file):
+            self.depth += _count_records(self._file(number), position, self._max_record)
+            position = 0
 
     def _size(self, number: int) -> int:
         try:
@@ -219,7 +253,7 @@ class DiskQueue:
         self.try_sync()
         self._close_writer()
         if read_to_end:
-            self._file(old).unlink(missing_ok=True)
+            self._remove(old)
 
     def _append(self, block: list[bytes], size: int) -> None:
         if not block:
@@ -300,12 +334,18 @@ class DiskQueue:
 
     def _next_file(self, *, delete: bool) -> None:
         self._close_reader()
-        old = self._file(self._read_file)
+        old = self._read_file
         self._read_file += 1
         self._read_position = 0
         self.try_sync()
         if delete:
-            old.unlink(missing_ok=True)
+            self._remove(old)
+
+    def _remove(self, number: int) -> None:
+        try:
+            self._file(number).unlink(missing_ok=True)
+        except OSError as exc:
+            self._log.error(f"DISKQUEUE({self.name}) failed to remove data file - {exc}")
 
     def _set_aside(self) -> None:
         if self._read_file == self._write_file:
@@ -344,7 +384,7 @@ class DiskQueue:
         self._close_reader()
         self._close_writer()
         for number in range(self._read_file, self._write_file + 1):
-            self._file(number).unlink(missing_ok=True)
+            self._remove(number)
         self._write_file += 1
         self._read_file = self._write_file
         self._read_position = self._write_position = self.depth = 0

@@ -7,6 +7,7 @@ uvicorn's own `Server` looks every 0.1 s whether it shall stop, and takes anothe
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from ssl import SSLContext
 
@@ -16,6 +17,9 @@ from uvicorn.server import ServerState
 
 from nsqtools.server.http_foundation import HTTPApi
 from nsqtools.server.listen import BACKLOG
+
+# what uvicorn has to say about broken requests would go to stderr between nsqd's lines
+logging.getLogger("uvicorn").addHandler(logging.NullHandler())
 
 _FINISH_S = 1.0  # for requests that are being answered at the end
 

@@ -20,6 +20,8 @@ def listen(address: str) -> socket.socket:
     try:
         if not colon or not port.isdigit():
             return _listen_unix(address)
+        if int(port[:6]) > 65535:
+            raise _refusal(address, f": address {port}: invalid port")
         if host in _EVERYWHERE and socket.has_dualstack_ipv6():
             return socket.create_server(
                 ("::", int(port)),
@@ -30,8 +32,6 @@ def listen(address: str) -> socket.socket:
         host = host.strip("[]")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, int(port)), family=family, backlog=BACKLOG)
-    except OverflowError as exc:
-        raise _refusal(address, f": address {port}: invalid port") from exc
     except OSError as exc:
         if (exc.errno or 0) < 0:  # of getaddrinfo: create_server hides that it is a gaierror
             raise _refusal(address, f": lookup {host}: no such host") from exc

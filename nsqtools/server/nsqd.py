@@ -231,10 +231,7 @@ class Nsqd:
             self.log.error(f"failed to persist metadata - {exc}")
         self.log.info("NSQ: closing topics")
         for topic in self.topics.values():
-            try:
-                topic.close()
-            except OSError as exc:
-                self.log.error(f"TOPIC({topic.name}): failed to close - {exc}")
+            topic.close()
 
     def abandon(self) -> None:
         """Stop the timers and write nothing, as after a kill."""

@@ -35,7 +35,7 @@ def topic_to_use(nsqd: Nsqd, name: str, start: int) -> Topic:
     """
     topic = nsqd.get_topic(name)
     if not topic.started.is_set():
-        raise Pause(start, topic.started.wait())
+        raise Pause(start, topic.started.wait)
     return topic
 
 

@@ -87,7 +87,7 @@ class Topic:
 
         A message that has to wait on disk for a channel loses its delay, as in nsqd.
         """
-        if not self._flows and self.depth >= self._mem_queue_size > 0:
+        if not self._flows and self.depth >= self._mem_queue_size:
             self.publish([body])
             return
         now_ns = time.time_ns()
@@ -184,9 +184,12 @@ class Topic:
         self.backlog.delete()
 
     def close(self) -> None:
-        """Write everything to disk. Raises ``OSError``."""
+        """Write everything to disk; what fails is logged and does not stop the rest."""
         self._is_closed = True
-        for channel in self.channels.values():
-            channel.close()
         self.backlog.put_in_memory(message for message, _ in self._deferred)
-        self.backlog.close()
+        closings = [(f"CHANNEL({each.name})", each.close) for each in self.channels.values()]
+        for what, close in [*closings, (f"TOPIC({self.name})", self.backlog.close)]:
+            try:
+                close()
+            except OSError as exc:
+                self._log.error(f"{what}: failed to close - {exc}")
