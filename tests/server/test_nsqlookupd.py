@@ -1,0 +1,219 @@
+"""The embedded nsqlookupd as a library: where it listens, what it refuses, what it survives."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plugins.embedded import EmbeddedLookupServer
+from plugins.http_api import Nsqlookupd
+from plugins.raw_peer import RawPeer, identify
+from plugins.waiting import wait_until
+
+from nsqtools.errors import ConfigurationError
+from nsqtools.server import EmbeddedNsqlookupd
+
+CROWD = 500
+MAX_CONNECTIONS_TIME_S = 20.0
+
+
+@pytest.fixture
+def lookupd(serve: Callable[[EmbeddedLookupServer], EmbeddedLookupServer]) -> EmbeddedLookupServer:
+    return serve(EmbeddedLookupServer())
+
+
+@pytest.fixture(scope="module")
+def shared_lookupd() -> Iterator[EmbeddedNsqlookupd]:
+    with EmbeddedNsqlookupd() as lookupd:
+        yield lookupd
+
+
+def assert_serves(lookupd: Nsqlookupd) -> None:
+    """It takes a registration and tells of it."""
+    with RawPeer(lookupd.tcp_address) as peer:
+        peer.identify(broadcast_address="fresh.example", tcp_port=1)
+        assert peer.ask(b"REGISTER fresh\n") == b"OK"
+        assert "fresh.example:1" in lookupd.producers("fresh")
+
+
+def test_it_is_ready_when_the_block_starts_and_gone_when_it_ends() -> None:
+    with EmbeddedNsqlookupd() as lookupd:
+        url = f"http://{lookupd.http_address}/ping"
+        with urlopen(url) as answer:
+            assert answer.read() == b"OK"
+        with RawPeer(lookupd.tcp_address) as peer:
+            assert json.loads(peer.identify())["broadcast_address"] == "127.0.0.1"
+
+    with pytest.raises(URLError):
+        urlopen(url)
+    with pytest.raises(RuntimeError, match="not running"):
+        _ = lookupd.tcp_address
+
+
+def test_it_can_be_started_again_and_knows_nothing_then() -> None:
+    lookupd = EmbeddedLookupServer()
+    lookupd.start()
+    try:
+        addresses = lookupd.tcp_address, lookupd.http_address
+        with RawPeer(lookupd.tcp_address) as peer:
+            peer.identify()
+            peer.ask(b"REGISTER clicks\n")
+            lookupd.stop()
+            assert peer.leave() == b""
+
+        lookupd.start()
+
+        assert (lookupd.tcp_address, lookupd.http_address) == addresses
+        assert lookupd.json("/topics") == {"topics": []}
+    finally:
+        lookupd.stop()
+
+
+def test_logs_are_in_the_form_of_nsqlookupd() -> None:
+    log = io.StringIO()
+    with EmbeddedNsqlookupd(log=log) as lookupd, RawPeer(lookupd.tcp_address) as peer:
+        peer.identify(broadcast_address="one.example", http_port=4151)
+        peer.ask(b"REGISTER clicks archive\n")
+        client = peer.address
+        peer.leave()
+
+    texts = [line.split(" ", 4)[4] for line in log.getvalue().splitlines()]
+    for expected in (
+        f"TCP: new client({client})",
+        f"CLIENT({client}): IDENTIFY Address:one.example TCP:4150 HTTP:4151 Version:1.3.0",
+        f"DB: client({client}) REGISTER category:client key: subkey:",
+        f"DB: client({client}) REGISTER category:channel key:clicks subkey:archive",
+        f"DB: client({client}) REGISTER category:topic key:clicks subkey:",
+        f"DB: client({client}) UNREGISTER category:topic key:clicks subkey:",
+        f"PROTOCOL(V1): [{client}] exiting ioloop",
+    ):
+        assert expected in texts
+    assert log.getvalue().startswith("[nsqlookupd] 20")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"tcp_address": "localhost"}, "missing port in address"),
+        ({"http_address": "127.0.0.1:http"}, "missing port in address"),
+        ({"tcp_address": "127.0.0.1:65536"}, "invalid port"),
+        ({"http_address": "192.0.2.1:0"}, "cannot assign requested address"),
+    ],
+)
+def test_an_address_that_is_none_is_refused(options: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ConfigurationError, match=complaint), EmbeddedNsqlookupd(**options):
+        pass
+
+
+def test_a_port_in_use_is_named_and_the_other_one_is_free_again() -> None:
+    with EmbeddedNsqlookupd() as first:
+        with socket.create_server(("127.0.0.1", 0)) as chosen:
+            free = f"127.0.0.1:{chosen.getsockname()[1]}"
+        second = EmbeddedNsqlookupd(tcp_address=free, http_address=first.http_address)
+        with pytest.raises(ConfigurationError, match="address already in use"):
+            second.start()
+        with EmbeddedNsqlookupd(tcp_address=free) as third:
+            assert third.tcp_address == free
+
+
+def test_an_error_reaches_a_peer_that_goes_on_sending(lookupd: EmbeddedLookupServer) -> None:
+    with RawPeer(lookupd.tcp_address) as peer:
+        peer.send(b"BAD\n" + b"PING\n" * 10_000)
+        assert peer.read_response() == b"E_INVALID invalid command BAD"
+
+
+def test_a_size_that_would_kill_the_real_one_is_refused(lookupd: EmbeddedLookupServer) -> None:
+    with RawPeer(lookupd.tcp_address) as peer:
+        answer = peer.ask(b"IDENTIFY\n\xff\xff\xff\xff")
+        assert answer == b"E_BAD_BODY IDENTIFY invalid body size -1"
+        with pytest.raises(EOFError):
+            peer.read_response()
+    assert_serves(lookupd)
+
+
+def test_a_size_that_would_take_all_memory_is_refused(lookupd: EmbeddedLookupServer) -> None:
+    with RawPeer(lookupd.tcp_address) as peer:
+        answer = peer.ask(b"IDENTIFY\n\x7f\xff\xff\xff")
+        assert answer == b"E_BAD_BODY IDENTIFY body too big 2147483647 > 65536"
+    assert_serves(lookupd)
+
+
+def test_a_line_that_never_ends_is_cut_off(lookupd: EmbeddedLookupServer) -> None:
+    with RawPeer(lookupd.tcp_address) as peer:
+        peer.send(b"R" * 16384)
+        with pytest.raises((EOFError, ConnectionError)):
+            peer.read_response()
+    assert_serves(lookupd)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.binary(max_size=30)
+        | st.sampled_from(
+            [b"  V1", b"IDENTIFY\n", b"PING\n", b"REGISTER t c\n", b"\0\0\0\5", identify(), b"\n"]
+        ),
+        max_size=8,
+    )
+)
+def test_any_bytes_are_answered_or_cut_off(
+    shared_lookupd: EmbeddedNsqlookupd, parts: list[bytes]
+) -> None:
+    with RawPeer(shared_lookupd.tcp_address, magic=b"") as peer:
+        try:
+            peer.send(b"".join(parts))
+        except ConnectionError:
+            pass  # it has hung up already
+        peer.leave()
+    with RawPeer(shared_lookupd.tcp_address) as peer:
+        assert peer.ask(b"PING\n") == b"OK"
+
+
+def test_peers_that_send_a_byte_at_a_time_delay_nobody(lookupd: EmbeddedLookupServer) -> None:
+    slow = identify(broadcast_address="slow.example") + b"REGISTER clicks\n"
+    with ExitStack() as stack:
+        peers = [stack.enter_context(RawPeer(lookupd.tcp_address)) for _ in range(20)]
+        for index in range(len(slow)):
+            for peer in peers:
+                peer.send(slow[index : index + 1])
+            if index % 20 == 0:
+                assert_serves(lookupd)
+        for peer in peers:
+            assert peer.read_response().startswith(b"{")
+            assert peer.read_response() == b"OK"
+        assert len(lookupd.producers("clicks")) == len(peers)
+
+
+def test_a_peer_that_reads_nothing_is_not_read_from_either(lookupd: EmbeddedLookupServer) -> None:
+    with RawPeer(lookupd.tcp_address) as peer:
+        peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+        peer.socket.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            peer.send(b"PING\n" * 20_000_000)
+        assert_serves(lookupd)
+
+
+def test_a_crowd_is_served_and_forgotten(lookupd: EmbeddedLookupServer) -> None:
+    with ExitStack() as stack:
+        peers = [stack.enter_context(RawPeer(lookupd.tcp_address)) for _ in range(CROWD)]
+        for index, peer in enumerate(peers):
+            peer.send(identify(tcp_port=index + 1) + b"REGISTER clicks archive\n")
+        for peer in peers:
+            assert peer.read_response().startswith(b"{")
+            assert peer.read_response() == b"OK"
+        assert len(lookupd.producers("clicks")) == len(lookupd.json("/nodes")["producers"]) == CROWD
+
+    wait_until(
+        lambda: lookupd.json("/nodes") == {"producers": []},
+        what="all to be forgotten",
+        timeout_s=MAX_CONNECTIONS_TIME_S,
+    )
+    assert lookupd.json("/lookup", topic="clicks") == {"channels": ["archive"], "producers": []}
