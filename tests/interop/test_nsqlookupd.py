@@ -1,0 +1,201 @@
+"""Every nsqd with every nsqlookupd, and what consumers and nsqadmin find in the embedded one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from plugins.daemons import Daemon, GoNsqd
+from plugins.embedded import EmbeddedLookupServer
+from plugins.http_api import Nsqd, Nsqlookupd
+from plugins.servers import Serve
+from plugins.waiting import wait_until
+
+STOP_TIMEOUT_S = 10.0
+
+
+@pytest.fixture
+def lookupd(serve: Serve) -> EmbeddedLookupServer:
+    return serve(EmbeddedLookupServer())
+
+
+@pytest.fixture
+def registered(go_nsqd: Callable[..., GoNsqd], lookupd: EmbeddedLookupServer) -> GoNsqd:
+    """A Go nsqd with three messages in a topic that the embedded nsqlookupd knows."""
+    nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
+    nsqd.publish("clicks", b"one", b"two", b"three")
+    wait_until(lambda: lookupd.producers("clicks"), what="the topic to be announced")
+    return nsqd
+
+
+def joined(
+    any_nsqd: Callable[..., Nsqd], any_nsqlookupd: Callable[..., Nsqlookupd]
+) -> tuple[Nsqd, Nsqlookupd]:
+    lookupd = any_nsqlookupd()
+    nsqd = any_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
+    wait_until(lambda: lookupd.json("/nodes")["producers"], what="nsqd to say who it is")
+    return nsqd, lookupd
+
+
+def test_nsqd_says_who_it_is(
+    any_nsqd: Callable[..., Nsqd], any_nsqlookupd: Callable[..., Nsqlookupd]
+) -> None:
+    nsqd, lookupd = joined(any_nsqd, any_nsqlookupd)
+
+    [node] = lookupd.json("/nodes")["producers"]
+    info = json.loads(nsqd.get("/info"))
+    for key in ("broadcast_address", "hostname", "tcp_port", "http_port", "version"):
+        assert node[key] == info[key]
+    assert node["remote_address"].startswith("127.0.0.1:")
+    assert (node["topics"], node["tombstones"]) == ([], [])
+
+
+def test_topics_and_channels_are_announced_and_taken_back(
+    any_nsqd: Callable[..., Nsqd], any_nsqlookupd: Callable[..., Nsqlookupd]
+) -> None:
+    nsqd, lookupd = joined(any_nsqd, any_nsqlookupd)
+    nsqd.create_channel("clicks", "archive")
+
+    wait_until(lambda: lookupd.producers("clicks") == [nsqd.tcp_address], what="the topic")
+    wait_until(
+        lambda: lookupd.json("/channels", topic="clicks") == {"channels": ["archive"]},
+        what="the channel",
+    )
+    nsqd.post("/topic/delete", topic="clicks")
+    wait_until(lambda: not lookupd.producers("clicks"), what="the topic to be taken back")
+    debug = lookupd.json("/debug")
+    assert set(debug) == {"client::"}
+
+
+def test_what_was_there_before_is_announced_when_nsqd_starts(
+    any_nsqd: Callable[..., Nsqd], any_nsqlookupd: Callable[..., Nsqlookupd]
+) -> None:
+    nsqd, lookupd = joined(any_nsqd, any_nsqlookupd)
+    nsqd.create_channel("clicks", "archive")
+    nsqd.create_topic("empty")
+    nsqd.stop()
+    wait_until(lambda: not lookupd.json("/nodes")["producers"], what="nsqd to be gone")
+    assert lookupd.producers("clicks") == []
+
+    nsqd.start()
+
+    wait_until(lambda: lookupd.producers("clicks") == [nsqd.tcp_address], what="the channel")
+    wait_until(lambda: lookupd.producers("empty") == [nsqd.tcp_address], what="the empty topic")
+
+
+def test_everything_is_announced_anew_to_a_nsqlookupd_that_was_restarted(
+    any_nsqd: Callable[..., Nsqd], any_nsqlookupd: Callable[..., Nsqlookupd]
+) -> None:
+    nsqd, lookupd = joined(any_nsqd, any_nsqlookupd)
+    nsqd.create_channel("clicks", "archive")
+    wait_until(lambda: lookupd.producers("clicks"), what="the topic to be announced")
+
+    lookupd.kill()
+    lookupd.start()
+    # The Go nsqd notices with the next command, and connects again for the one after it.
+    nsqd.create_topic("first")
+    nsqd.create_topic("second")
+
+    wait_until(lambda: lookupd.producers("clicks") == [nsqd.tcp_address], what="the topic")
+    wait_until(
+        lambda: lookupd.json("/channels", topic="clicks") == {"channels": ["archive"]},
+        what="the channel",
+    )
+
+
+def test_a_new_topic_gets_the_channels_that_it_has_elsewhere_before_any_message(
+    any_nsqd: Callable[..., Nsqd], any_nsqlookupd: Callable[..., Nsqlookupd]
+) -> None:
+    nsqd, lookupd = joined(any_nsqd, any_nsqlookupd)
+    for channel in ("archive", "alert", "tail#ephemeral"):
+        lookupd.post("/channel/create", topic="clicks", channel=channel)
+
+    nsqd.publish("clicks", b"first")
+
+    wait_until(
+        lambda: all(nsqd.depth("clicks", name) == 1 for name in ("archive", "alert")),
+        what="the message in both channels",
+    )
+    names = {channel["channel_name"] for channel in nsqd.topic_stats("clicks")["channels"]}
+    assert names == {"archive", "alert"}
+
+
+def test_nsq_tail_finds_the_topic(
+    registered: GoNsqd, lookupd: EmbeddedLookupServer, go_program: Callable[[str], Path]
+) -> None:
+    tail = subprocess.run(
+        [
+            go_program("nsq_tail"),
+            "-topic=clicks",
+            f"-lookupd-http-address={lookupd.http_address}",
+            "-n=3",
+        ],
+        capture_output=True,
+        timeout=STOP_TIMEOUT_S,
+        check=True,
+    )
+    assert tail.stdout == b"one\ntwo\nthree\n"
+
+
+def test_nsq_to_file_finds_the_topic(
+    registered: GoNsqd,
+    lookupd: EmbeddedLookupServer,
+    go_program: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    archiver = subprocess.Popen(
+        [
+            go_program("nsq_to_file"),
+            "-topic=clicks",
+            "-channel=archive",
+            f"-lookupd-http-address={lookupd.http_address}",
+            f"-output-dir={tmp_path}",
+        ],
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(
+            lambda: lookupd.json("/channels", topic="clicks")["channels"] == ["archive"],
+            what="the archiver to subscribe",
+        )
+        wait_until(
+            lambda: registered.channel_stats("clicks", "archive")["in_flight_count"] == 3,
+            what="all three to be delivered",
+        )
+        archiver.send_signal(signal.SIGTERM)
+        assert archiver.wait(STOP_TIMEOUT_S) == 0
+    finally:
+        archiver.kill()
+        archiver.wait()
+    [log] = tmp_path.iterdir()
+    assert log.read_bytes() == b"one\ntwo\nthree\n"
+
+
+def test_nsqadmin_shows_and_changes_what_it_knows(
+    registered: GoNsqd, lookupd: EmbeddedLookupServer, serve: Serve
+) -> None:
+    flags = [f"-lookupd-http-address={lookupd.http_address}"]
+    admin = serve(Daemon("nsqadmin", flags, listeners={"HTTP": "http_address"}))
+
+    assert json.loads(admin.get("/api/topics"))["topics"] == ["clicks"]
+    [node] = json.loads(admin.get("/api/nodes"))["nodes"]
+    assert node["broadcast_address"] == "127.0.0.1"
+    assert [topic["topic"] for topic in node["topics"]] == ["clicks"]
+    assert not node["out_of_date"]
+
+    admin.post("/api/topics", json.dumps({"topic": "errors", "channel": "alert"}).encode())
+    assert lookupd.json("/channels", topic="errors") == {"channels": ["alert"]}
+    admin.request("DELETE", "/api/topics/errors/alert")
+    assert lookupd.json("/channels", topic="errors") == {"channels": []}
+    admin.request("DELETE", "/api/topics/errors")
+    assert lookupd.json("/topics") == {"topics": ["clicks"]}
+
+    tombstone = json.dumps({"topic": "clicks"}).encode()
+    status, _ = admin.request("DELETE", f"/api/nodes/{registered.http_address}", tombstone)
+    assert status == 200
+    assert lookupd.producers("clicks") == []
+    assert "setting tombstone for producer" in lookupd.log
