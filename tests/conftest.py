@@ -16,8 +16,10 @@ pytest_plugins = [
     "plugins.auth_server",
     "plugins.certificates",
     "plugins.cli",
+    "plugins.clients",
     "plugins.network",
     "plugins.pairs",
+    "plugins.real_logs",
     "plugins.scripted_nsqd",
     "plugins.servers",
 ]

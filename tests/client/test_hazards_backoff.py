@@ -1,0 +1,151 @@
+"""Backoff as nsqd sees it.
+
+B2 a closing connection is never tested   test_rdy.py
+B5 delays, B6 jitter, B8 slow way back    test_backoff.py
+B9 max_in_flight in backoff               test_rdy.py, and R8 in test_hazards_rdy.py
+the others are here
+"""
+
+from __future__ import annotations
+
+import queue
+
+from plugins.clients import CHANNEL, TOPIC, Consume, Handle
+from plugins.scripted_nsqd import Connection, ScriptedNsqd
+from plugins.waiting import wait_until
+
+from nsqtools.client.consumer import Consumer, RequeueWithoutBackoff
+from nsqtools.client.message import Message
+
+QUICK = {"backoff_multiplier_s": 0.02}  # first delays: 40, 80, 160 ms
+SLOW = {"backoff_multiplier_s": 60.0}
+
+
+def as_the_body_says(message: Message) -> bool:
+    if message.body == b"neutral":
+        raise RequeueWithoutBackoff(0)
+    return message.body == b"good"
+
+
+def connected(nsqd: ScriptedNsqd) -> Connection:
+    conn = nsqd.accept()
+    conn.subscribe(TOPIC, CHANNEL)
+    return conn
+
+
+def is_at(consumer: Consumer, level: int) -> None:
+    wait_until(lambda: consumer._io.backoff.level == level, what=f"backoff level {level}")
+
+
+def test_the_order_of_go_nsqs_own_scenario(
+    scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
+) -> None:
+    """Fail, fail, good, good: RDY 0 before each answer, RDY 1 after each wait, all at the end."""
+    consumer = consume(scripted_nsqd.address, max_in_flight=5, **QUICK)
+    handle(consumer, as_the_body_says)
+    conn = connected(scripted_nsqd)
+    conn.skip_to("RDY 5")
+    first = conn.message(b"bad")
+    conn.expect("RDY 0")
+    conn.expect(f"REQ {first} 90000")
+    conn.expect("RDY 1")
+    second = conn.message(b"bad")
+    conn.expect("RDY 0")
+    conn.expect(f"REQ {second} 90000")
+    conn.expect("RDY 1")
+    third = conn.message(b"good")
+    conn.expect("RDY 0")
+    conn.expect(f"FIN {third}")
+    conn.expect("RDY 1")
+    fourth = conn.message(b"good")
+    conn.expect("RDY 5")
+    conn.expect(f"FIN {fourth}")
+
+
+def test_b1_a_connection_made_in_backoff_is_tested(
+    scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
+) -> None:
+    consumer = consume(scripted_nsqd.address, max_in_flight=5, **QUICK)
+    handle(consumer, as_the_body_says)
+    conn = connected(scripted_nsqd)
+    conn.skip_to("RDY 5")
+    conn.message(b"bad")
+    conn.expect("RDY 0")
+    conn.close()
+    again = connected(scripted_nsqd)
+    again.expect("RDY 1")
+    assert again.not_yet_expected == []
+
+
+def test_b3_a_requeue_without_backoff_is_tested_again(
+    scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
+) -> None:
+    consumer = consume(scripted_nsqd.address, max_in_flight=5, **QUICK)
+    handle(consumer, as_the_body_says)
+    conn = connected(scripted_nsqd)
+    conn.skip_to("RDY 5")
+    conn.message(b"bad")
+    conn.skip_to("RDY 1")
+    neutral = conn.message(b"neutral")
+    conn.expect("RDY 0")
+    conn.expect(f"REQ {neutral} 0")
+    conn.expect("RDY 1")
+    assert consumer._io.backoff.level == 1
+    conn.message(b"good")
+    conn.expect("RDY 5")
+
+
+def test_b4_fifty_results_at_once_are_one_step(
+    scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    consumer = consume(scripted_nsqd.address, max_in_flight=50, **SLOW)
+    conn = connected(scripted_nsqd)
+    conn.skip_to("RDY 50")
+    for _ in range(50):
+        conn.message(b"x")
+    taken: list[Message] = []
+    while len(taken) < 50:
+        taken += consumer.next_batch(timeout_s=5) or []
+    for message in taken[::2]:
+        message.requeue(0)
+    for message in taken[1::2]:
+        message.finish()
+    wait_until(
+        lambda: (consumer.stats.finished, consumer.stats.requeued) == (25, 25), what="50 results"
+    )
+    assert consumer._io.backoff.level == 1
+
+
+def test_b7_giving_up_is_no_result(
+    scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
+) -> None:
+    given_up: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    consumer = consume(
+        scripted_nsqd.address,
+        max_in_flight=5,
+        max_attempts=3,
+        more={"on_giving_up": lambda message: given_up.put(message.body)},
+        **QUICK,
+    )
+    handle(consumer, as_the_body_says)
+    conn = connected(scripted_nsqd)
+    conn.skip_to("RDY 5")
+    conn.message(b"bad")
+    conn.skip_to("RDY 1")
+    hopeless = conn.message(b"hopeless", attempts=4)
+    conn.expect(f"FIN {hopeless}")
+    assert given_up.get(timeout=5) == b"hopeless"
+    is_at(consumer, 1)
+    conn.message(b"good")
+    conn.expect("RDY 5")
+
+
+def test_without_backoff_failures_only_requeue(
+    scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
+) -> None:
+    consumer = consume(scripted_nsqd.address, max_in_flight=5, max_backoff_duration_s=0)
+    handle(consumer, as_the_body_says)
+    conn = connected(scripted_nsqd)
+    conn.skip_to("RDY 5")
+    message_id = conn.message(b"bad")
+    conn.expect(f"REQ {message_id} 90000")

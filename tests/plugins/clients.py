@@ -1,0 +1,115 @@
+"""Consumers and producers under test: started on request, ended with the test.
+
+    def test_...(scripted_nsqd, consume):
+        consumer = consume(scripted_nsqd.address, max_in_flight=10)
+        conn = scripted_nsqd.accept()
+
+`consume` and `produce` take fields of ClientOptions as keywords. What they make is aborted at the
+end of the test, and the test fails when that takes long. `handle` runs a handler on threads of its
+own, `in_background` any call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pytest
+
+from nsqtools.client import stopping
+from nsqtools.client.consumer import Consumer
+from nsqtools.client.message import Message
+from nsqtools.client.options import ClientOptions
+from nsqtools.client.producer import Producer
+
+TOPIC, CHANNEL = "clicks", "archive"
+END_WITHIN_S = 5.0
+
+# Quick where the defaults are patient, and nothing that waits for a buffer.
+OPTIONS = ClientOptions(
+    output_buffer_timeout_s=0.025,
+    reconnect_base_s=0.05,
+    reconnect_max_s=0.2,
+    lookupd_poll_interval_s=0.1,
+    lookupd_poll_timeout_s=0.5,
+    drain_timeout_s=3.0,
+    rdy_redistribute_interval_s=0.05,
+)
+
+Consume = Callable[..., Consumer]
+Produce = Callable[..., Producer]
+Handle = Callable[..., "Future[None]"]
+T = TypeVar("T")
+
+
+@pytest.fixture
+def in_background() -> Iterator[Callable[..., Future[Any]]]:
+    """Call a function on a thread; the future's result is waited for at the end at the latest."""
+    with ThreadPoolExecutor(max_workers=64) as threads:
+        yield threads.submit
+
+
+@pytest.fixture
+def consume(in_background: object) -> Iterator[Consume]:
+    """A factory of started consumers of ``clicks/archive``."""
+    with ExitStack() as consumers:
+
+        def make(
+            nsqd: str | Sequence[str] = (),
+            *,
+            lookupd: str | Sequence[str] = (),
+            topic: str = TOPIC,
+            fail_fast: bool = False,
+            started: bool = True,
+            more: dict[str, Any] | None = None,
+            **options: Any,
+        ) -> Consumer:
+            consumer = Consumer(
+                topic,
+                CHANNEL,
+                nsqd_tcp_addresses=[nsqd] if isinstance(nsqd, str) else nsqd,
+                lookupd_http_addresses=[lookupd] if isinstance(lookupd, str) else lookupd,
+                options=replace(OPTIONS, **options),
+                **(more or {}),
+            )
+            consumers.callback(end, consumer)
+            if started:
+                consumer.start(fail_fast=fail_fast)
+            return consumer
+
+        yield make
+
+
+def end(consumer: Consumer) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stopping, "GRACE_S", 0.05)  # a scripted nsqd does not say goodbye
+        consumer.abort()
+        assert consumer.stop(timeout_s=END_WITHIN_S), "the consumer did not stop in time"
+
+
+@pytest.fixture
+def handle(consume: Consume, in_background: Callable[..., Future[None]]) -> Handle:
+    """Run a handler until the consumer stops: ``handle(consumer, handler, workers=1)``."""
+
+    def start(
+        consumer: Consumer, handler: Callable[[Message], object], *, workers: int = 1
+    ) -> Future[None]:
+        return in_background(consumer.run, handler, workers=workers)
+
+    return start
+
+
+@pytest.fixture
+def produce() -> Iterator[Produce]:
+    """A factory of producers."""
+    with ExitStack() as producers:
+
+        def make(nsqd: str, **options: Any) -> Producer:
+            producer = Producer(nsqd, replace(OPTIONS, **options))
+            producers.callback(producer.stop, END_WITHIN_S)
+            return producer
+
+        yield make
