@@ -21,6 +21,7 @@ from nsqtools.server.listen import BACKLOG
 # what uvicorn has to say about broken requests would go to stderr between nsqd's lines
 logging.getLogger("uvicorn").addHandler(logging.NullHandler())
 
+_KEEP_ALIVE_S = 24 * 3600  # Go closes no idle connection; a POST on one that just closed is lost
 _FINISH_S = 1.0  # for requests that are being answered at the end
 
 
@@ -31,7 +32,12 @@ class HTTPServer:
         self, api: HTTPApi, listener: socket.socket, tls_context: SSLContext | None = None
     ) -> None:
         self._config = uvicorn.Config(
-            api, ws="none", lifespan="off", log_config=None, access_log=False
+            api,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
         )
         self._listener = listener
         self._tls_context = tls_context

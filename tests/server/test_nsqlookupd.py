@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import io
 import json
+import select
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -199,6 +201,26 @@ def test_a_peer_that_reads_nothing_is_not_read_from_either(lookupd: EmbeddedLook
         with pytest.raises(TimeoutError):
             peer.send(b"PING\n" * 20_000_000)
         assert_serves(lookupd)
+
+
+def test_requests_that_never_end_delay_nobody(lookupd: EmbeddedLookupServer) -> None:
+    host, _, port = lookupd.http_address.rpartition(":")
+    with ExitStack() as stack:
+        for _ in range(100):
+            slow = stack.enter_context(socket.create_connection((host, int(port)), timeout=5))
+            slow.sendall(b"POST /topic/create?topic=slow HTTP/1.1\r\nHost: a\r\nX-Long: ")
+        assert_serves(lookupd)
+    assert lookupd.json("/topics") == {"topics": ["fresh"]}
+
+
+@pytest.mark.slow
+def test_an_idle_http_connection_stays_open(lookupd: EmbeddedLookupServer) -> None:
+    connection = http.client.HTTPConnection(lookupd.http_address, timeout=5)
+    with closing(connection):
+        connection.request("GET", "/ping")
+        assert connection.getresponse().read() == b"OK"
+        closed, _, _ = select.select([connection.sock], [], [], 6.0)
+        assert not closed
 
 
 def test_a_crowd_is_served_and_forgotten(lookupd: EmbeddedLookupServer) -> None:
