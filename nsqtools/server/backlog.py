@@ -18,8 +18,6 @@ from nsqtools.server.disk_queue import DiskQueue
 from nsqtools.server.health import Health
 from nsqtools.server.queued_message import from_record, to_record
 
-_REFILL = 1000  # records to take from the disk at a time
-
 
 class BackendError(Exception):
     """The disk did not take messages; the text is Go's, for error frames and /ping."""
@@ -82,7 +80,8 @@ class Backlog:
         """Remove and return the oldest messages: at least one, unless files fail."""
         memory = self._memory
         if not memory and self.disk is not None and self.disk.has_unread:
-            memory.extend(map(from_record, self.disk.get(_REFILL)))
+            # no more than is handed on now: what has left the disk does not survive a kill
+            return [from_record(record) for record in self.disk.get(count, max_bytes)]
         if count >= len(memory):
             messages = list(memory)
             memory.clear()

@@ -108,10 +108,14 @@ class DiskQueue:
         self._append(block, block_size)
         self._count(len(records))
 
-    def get(self, count: int) -> list[bytes]:
-        """Remove and return up to ``count`` records; an empty list means that there are none."""
+    def get(self, count: int, max_bytes: int) -> list[bytes]:
+        """Remove and return up to ``count`` records; an empty list means that there are none.
+
+        ``max_bytes`` is exceeded by the last record at most.
+        """
         records: list[bytes] = []
-        while len(records) < count and self.has_unread:
+        size = 0
+        while len(records) < count and size < max_bytes and self.has_unread:
             try:
                 record = self._next_record()
             except (OSError, CorruptFile) as exc:
@@ -123,6 +127,7 @@ class DiskQueue:
                 continue
             if record is not None:
                 records.append(record)
+                size += len(record)
                 self.depth -= 1
                 self._check_tail()
         if records:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -60,7 +61,7 @@ class Daemon(HttpApi):
         ]
         self._run_began, self._log_ended = len(self._log_lines), False
         self._process = subprocess.Popen(
-            [GO_PROGRAMS / self.name, *addresses, *self._flags],
+            [*self._command(), *addresses, *self._flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -133,6 +134,9 @@ class Daemon(HttpApi):
     def __exit__(self, *exception: object) -> None:
         self.kill()
 
+    def _command(self) -> list[str | Path]:
+        return [GO_PROGRAMS / self.name]
+
     def _running(self) -> subprocess.Popen[str]:
         assert self._process is not None, f"{self.name} is not running"
         return self._process
@@ -163,6 +167,13 @@ class GoNsqd(Daemon, Nsqd):
         listeners = _LISTENERS | {"HTTPS": "https_address"} if serves_tls else _LISTENERS
         basic_flags = (f"-data-path={data_path}", "-broadcast-address=127.0.0.1")
         super().__init__("nsqd", (*basic_flags, *flags), listeners=listeners)
+
+
+class EmbeddedNsqdProcess(GoNsqd):
+    """``nsq nsqd``: the embedded nsqd as a process of its own, that can be killed and restarted."""
+
+    def _command(self) -> list[str | Path]:
+        return [sys.executable, "-m", "nsqtools", "nsqd"]
 
 
 class GoNsqlookupd(Daemon, Nsqlookupd):

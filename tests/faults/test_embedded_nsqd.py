@@ -1,0 +1,267 @@
+"""The embedded nsqd under attack, and killed: others are served, and what was synced is there."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from plugins.daemons import EmbeddedNsqdProcess
+from plugins.embedded import EmbeddedServer
+from plugins.raw_client import RawClient, sized
+from plugins.servers import Serve
+
+Start = Callable[..., EmbeddedNsqdProcess]
+
+
+@pytest.fixture
+def process(data_path: Callable[[], Path], serve: Serve) -> Start:
+    return lambda *flags: serve(EmbeddedNsqdProcess(data_path(), *flags))
+
+
+def assert_serves(nsqd: EmbeddedNsqdProcess | EmbeddedServer) -> None:
+    """A well-behaved client publishes and consumes, promptly."""
+    started_s = time.monotonic()
+    with RawClient(nsqd.tcp_address) as client:
+        client.publish("probe#ephemeral", b"body")
+        client.subscribe("probe#ephemeral", "ch#ephemeral", ready=1)
+        client.finish([client.read_message()])
+        client.settle()
+    assert nsqd.request("GET", "/ping") == (200, b"OK")
+    assert time.monotonic() - started_s < 2
+
+
+def resident_bytes(nsqd: EmbeddedNsqdProcess) -> int:
+    return int(Path(f"/proc/{nsqd.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+# killed
+
+
+def test_what_was_confirmed_and_synced_survives_a_kill_under_load(process: Start) -> None:
+    nsqd = process("-mem-queue-size=0", "-sync-every=1", "-max-bytes-per-file=10000")
+    nsqd.create_channel("t", "ch")
+    confirmed: list[bytes] = []
+    enough = threading.Event()
+
+    def publish() -> None:
+        try:
+            with RawClient(nsqd.tcp_address) as client:
+                for number in range(100_000):
+                    client.publish("t", b"%d" % number)
+                    confirmed.append(b"%d" % number)
+                    if number == 500:
+                        enough.set()
+        except (OSError, EOFError):
+            pass  # it was killed
+
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    assert enough.wait(20)
+    nsqd.kill()
+    publisher.join()
+
+    nsqd.start()
+    assert nsqd.depth("t", "ch") >= len(confirmed)
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=100)
+        received: set[bytes] = set()
+        while not received >= set(confirmed):
+            message = client.read_message()
+            received.add(message.body)
+            client.finish([message])
+    assert len(received) <= len(confirmed) + 1  # the last one may have been written unconfirmed
+
+
+def test_a_kill_in_the_middle_of_reading_loses_nothing(process: Start) -> None:
+    nsqd = process("-mem-queue-size=0", "-sync-every=1", "-max-bytes-per-file=2000")
+    nsqd.create_channel("t", "ch")
+    bodies = {b"%d" % number for number in range(300)}
+    nsqd.publish("t", *bodies)
+    finished: set[bytes] = set()
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=1)
+        for _ in range(100):
+            message = client.read_message()
+            client.finish([message])
+            finished.add(message.body)
+        client.send(b"RDY 0\n")
+        client.read_message()
+        nsqd.kill()
+
+    nsqd.start()
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=300)
+        received = {message.body for message in client.read_messages(199)}
+    # the one in flight had left the disk, and its file position was synced: so it is in the Go nsqd
+    assert len(bodies - finished - received) <= 1
+
+
+@pytest.mark.parametrize("damage", ["cut off", "garbage at the end", "garbage inside", "no meta"])
+def test_a_damaged_file_costs_what_is_in_it_and_no_more(process: Start, damage: str) -> None:
+    nsqd = process("-mem-queue-size=0", "-max-bytes-per-file=1000")
+    nsqd.create_channel("t", "ch")
+    nsqd.publish("t", *[b"%03d" % number for number in range(100)])
+    nsqd.stop()
+    files = sorted(nsqd.data_path.glob("t:ch.diskqueue.0*.dat"))
+    assert len(files) > 3
+    content = files[1].read_bytes()
+    if damage == "cut off":
+        files[1].write_bytes(content[:-5])
+    elif damage == "garbage at the end":
+        files[1].write_bytes(content + b"garbage")
+    elif damage == "garbage inside":
+        files[1].write_bytes(content[:330] + b"\xff" * 40 + content[370:])
+    else:
+        (nsqd.data_path / "t:ch.diskqueue.meta.dat").unlink()
+    in_file = content.count(b"\0\0\0\x1d")
+
+    nsqd.start()
+    with RawClient(nsqd.tcp_address) as client:
+        client.publish("t", b"last")
+        client.subscribe("t", "ch", ready=200)
+        bodies = []
+        while not bodies or bodies[-1] != b"last":
+            bodies.append(client.read_message().body)
+        client.settle()
+        assert nsqd.depth("t", "ch") == 0
+
+    lost = {"cut off": 1, "garbage at the end": 0, "garbage inside": in_file - 10, "no meta": 0}
+    assert len(bodies) == 101 - lost[damage]
+    is_bad = damage != "no meta"
+    assert files[1].with_name(f"{files[1].name}.bad").exists() == is_bad
+
+
+# hostile
+
+
+def test_random_bytes_harm_nobody(process: Start) -> None:
+    nsqd = process()
+    chance = random.Random(4150)
+    words = [b"PUB", b"MPUB", b"DPUB", b"SUB", b"RDY", b"FIN", b"IDENTIFY", b"AUTH", b"REQ", b"CLS"]
+    for _ in range(150):
+        with RawClient(nsqd.tcp_address) as client:
+            for _ in range(chance.randrange(1, 6)):
+                line = chance.choice(words) + b" " + chance.randbytes(chance.randrange(20))
+                size = struct.pack(">i", chance.choice([-1, 0, 5, 1 << 20, chance.getrandbits(31)]))
+                try:
+                    client.send(line + b"\n" + size + chance.randbytes(chance.randrange(50)))
+                except OSError:
+                    break  # it has closed
+    assert_serves(nsqd)
+    assert "Traceback" not in nsqd.log
+
+
+@pytest.mark.parametrize("magic", [b"  V2", b"GET ", b"\x16\x03\x01\0", b"\0\0\0\0"])
+def test_random_bytes_after_any_magic(process: Start, magic: bytes) -> None:
+    nsqd = process()
+    chance = random.Random(magic)
+    for address in (nsqd.tcp_address, nsqd.http_address):
+        for _ in range(20):
+            with RawClient(address, magic=magic + chance.randbytes(200)):
+                pass
+    assert_serves(nsqd)
+    assert "Traceback" not in nsqd.log
+
+
+@pytest.mark.parametrize("codec", ["snappy", "deflate"])
+def test_a_broken_or_exploding_compressed_stream_ends_the_connection(
+    process: Start, codec: str
+) -> None:
+    nsqd = process()
+    before = resident_bytes(nsqd)
+    for data in (b"\xff" * 1000, random.Random(1).randbytes(100_000), bomb(codec)):
+        with RawClient(nsqd.tcp_address) as client:
+            client.identify(**{codec: True})
+            try:
+                client.send(data)
+                client.socket.shutdown(socket.SHUT_WR)
+                while client.socket.recv(1 << 16):
+                    pass
+            except OSError:
+                pass  # closed with input unread
+    assert_serves(nsqd)
+    assert resident_bytes(nsqd) - before < 100_000_000
+    assert "Traceback" not in nsqd.log
+
+
+def bomb(codec: str) -> bytes:
+    """A line of 100 MB in few bytes."""
+    from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec
+
+    compress = {"snappy": SnappyCodec, "deflate": DeflateCodec}[codec]().compress
+    return b"".join(compress(b"x" * 1_000_000) for _ in range(100))
+
+
+def test_a_thousand_connections_are_borne(process: Start) -> None:
+    nsqd = process()
+    before = resident_bytes(nsqd)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(RawClient(nsqd.tcp_address)) for _ in range(1000)]
+        for client in clients[::10]:
+            client.subscribe("t", "ch", ready=1)
+        nsqd.publish("t", *[b"%d" % number for number in range(100)])
+        received = {client.read_message().body for client in clients[::10]}
+        assert len(received) == 100
+        assert_serves(nsqd)
+        assert resident_bytes(nsqd) - before < 100_000_000
+
+
+def test_a_client_that_never_reads_takes_bounded_memory(process: Start) -> None:
+    nsqd = process("-mem-queue-size=10")
+    body = b"x" * 100_000
+    with (
+        RawClient(nsqd.tcp_address, receive_buffer=4096) as sleeper,
+        RawClient(nsqd.tcp_address) as producer,
+    ):
+        sleeper.subscribe("t", "ch", ready=2500)
+        producer.publish("t", body)
+        before = resident_bytes(nsqd)
+        for _ in range(20):
+            producer.publish("t", *[body] * 50)
+        assert resident_bytes(nsqd) - before < 30_000_000
+        assert_serves(nsqd)
+        assert nsqd.channel_stats("t", "ch")["in_flight_count"] < 100
+
+
+def test_a_publisher_that_never_reads_its_answers_is_not_read_either(process: Start) -> None:
+    nsqd = process()
+    command = b"PUB t#ephemeral\n" + sized(b"x")
+    with RawClient(nsqd.tcp_address, receive_buffer=4096) as client:
+        client.socket.settimeout(1.0)
+        before = resident_bytes(nsqd)
+        with pytest.raises(TimeoutError):
+            publish_for_ever(client, command * 10_000)
+        assert_serves(nsqd)
+        assert resident_bytes(nsqd) - before < 50_000_000
+
+
+def publish_for_ever(client: RawClient, commands: bytes) -> None:
+    for _ in range(10_000):
+        client.send(commands)
+
+
+def test_a_slow_sender_does_not_slow_others(process: Start) -> None:
+    nsqd = process()
+    with RawClient(nsqd.tcp_address) as slow, RawClient(nsqd.http_address, magic=b"POST") as web:
+        slow.send(b"MPUB t\n" + struct.pack(">ii", 1_000_000, 100_000))
+        web.send(b" /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+        for _ in range(200):
+            slow.send(b"\0")
+            web.send(b"x")
+        assert_serves(nsqd)
+
+
+def test_a_restart_frees_the_ports_of_connected_clients(process: Start) -> None:
+    nsqd = process()
+    with RawClient(nsqd.tcp_address), RawClient(nsqd.http_address, magic=b""):
+        nsqd.stop()
+        nsqd.start()
+        assert_serves(nsqd)
