@@ -357,6 +357,9 @@ def _handle(handler: Callable[[Message], object], message: Message) -> None:
     except Exception:
         log.exception("the handler failed for %r", message)
         message.requeue()
+    except BaseException:  # an interrupt: nobody will answer the message any more
+        message.requeue(0, backoff=False)
+        raise
     else:
         if result is False:
             message.requeue()

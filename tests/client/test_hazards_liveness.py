@@ -1,0 +1,199 @@
+"""Connections that die, or must not.
+
+H4 silence: also test_liveness.py; H7 the clock: here, by reading the source
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from plugins.clients import CHANNEL, TOPIC, Consume, Handle, Produce
+from plugins.daemons import GoNsqd
+from plugins.network import TO_CLIENT, Proxy
+from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.waiting import wait_until
+
+import nsqtools
+from nsqtools.client.message import Message
+from nsqtools.errors import NsqError
+
+WAIT_S = 15.0
+
+
+def clients_seen(nsqd: GoNsqd) -> int:
+    return nsqd.log.count("client connected") + nsqd.log.count("TCP: new client")
+
+
+def test_h1_a_slow_handler_and_redeliveries_do_not_stop_heartbeats(
+    go_nsqd: Callable[..., GoNsqd], consume: Consume, handle: Handle
+) -> None:
+    nsqd = go_nsqd("-msg-timeout=1s")
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, b"a", b"b", b"c")
+    is_over = threading.Event()
+    errors: list[NsqError] = []
+    consumer = consume(
+        nsqd.tcp_address,
+        max_in_flight=3,
+        heartbeat_interval_s=1,
+        more={"on_error": errors.append},
+    )
+    handle(consumer, lambda message: is_over.wait(WAIT_S))
+    # nsqd looks for new channels with timeouts every five seconds
+    wait_until(lambda: consumer.stats.received > 3, what="a delivery anew", timeout_s=10)
+    assert errors == []
+    assert consumer.connections == [nsqd.tcp_address]
+    is_over.set()
+    wait_until(lambda: nsqd.depth(TOPIC, CHANNEL) == 0, what="an empty channel")
+    wait_until(
+        lambda: nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 0, what="nothing in flight"
+    )
+
+
+def test_h2_a_handler_on_its_own_thread_outlasts_heartbeats(nsqd: GoNsqd, consume: Consume) -> None:
+    """nsqd closes after two unanswered ones; three seconds are three."""
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, b"x")
+    errors: list[NsqError] = []
+    consumer = consume(nsqd.tcp_address, heartbeat_interval_s=1, more={"on_error": errors.append})
+    [message] = consumer.next_batch(timeout_s=5) or []
+    with pytest.raises(AssertionError):
+        wait_until(lambda: errors, what="a lost connection", timeout_s=3.2)
+    assert message.finish()
+
+
+def test_h3_a_connection_lost_with_messages_in_flight_is_made_again(
+    scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    consumer = consume(scripted_nsqd.address, drain_timeout_s=0.2)
+    conn = scripted_nsqd.accept()
+    conn.subscribe(TOPIC, CHANNEL)
+    conn.skip_to("RDY 200")
+    for _ in range(3):
+        conn.message(b"x")
+    held: list[Message] = []
+    while len(held) < 3:
+        held += consumer.next_batch(timeout_s=5) or []
+    conn.close()
+    again = scripted_nsqd.accept()
+    again.subscribe(TOPIC, CHANNEL)
+    again.expect("RDY 1")
+    assert all(message.is_answered for message in held)
+    assert consumer.stop(timeout_s=5)
+
+
+def test_h4_a_silent_peer_is_given_up(
+    nsqd: GoNsqd, proxy_to: Callable[[str], Proxy], consume: Consume
+) -> None:
+    errors: list[NsqError] = []
+    proxy = proxy_to(nsqd.tcp_address)
+    consumer = consume(
+        proxy.address, heartbeat_interval_s=1, read_timeout_s=1, more={"on_error": errors.append}
+    )
+    wait_until(lambda: consumer.connections, what="a connection")
+    proxy.pause(TO_CLIENT)
+    wait_until(lambda: errors, what="the loss", timeout_s=5)
+    assert str(errors[0]) == f"{proxy.address} was silent for 2 s"
+    proxy.resume(TO_CLIENT)
+    wait_until(lambda: consumer.connections, what="a new connection")
+
+
+def test_h5_an_idle_producer_is_not_timed_out_by_its_last_write(
+    nsqd: GoNsqd, produce: Produce
+) -> None:
+    producer = produce(nsqd.tcp_address, write_timeout_s=0.1)
+    producer.publish(TOPIC, b"x")
+    with pytest.raises(AssertionError):
+        wait_until(lambda: producer._io._connection is None, what="a loss", timeout_s=1.3)
+    producer.publish(TOPIC, b"x")
+    assert clients_seen(nsqd) == 1
+
+
+def test_h6_a_producer_without_heartbeats_may_idle(nsqd: GoNsqd, produce: Produce) -> None:
+    producer = produce(nsqd.tcp_address, heartbeat_interval_s=-1, read_timeout_s=0.1)
+    producer.publish(TOPIC, b"x")
+    with pytest.raises(AssertionError):
+        wait_until(lambda: producer._io._connection is None, what="a loss", timeout_s=1.3)
+    producer.publish(TOPIC, b"x")
+    assert clients_seen(nsqd) == 1
+
+
+@pytest.mark.parametrize("floor", ["client", "transport"])
+def test_h7_no_wall_clock_decides_anything(floor: str) -> None:
+    for path in (Path(nsqtools.__file__).parent / floor).glob("*.py"):
+        assert "time.time(" not in path.read_text("utf-8"), path
+        assert "datetime" not in path.read_text("utf-8"), path
+
+
+def cpu_share(seconds: float) -> float:
+    """The share of a CPU that this process took while it had nothing to do."""
+    began, used = time.monotonic(), time.process_time()
+    threading.Event().wait(seconds)
+    return (time.process_time() - used) / (time.monotonic() - began)
+
+
+def test_h8_nothing_to_do_takes_no_cpu(
+    scripted_nsqd: ScriptedNsqd, nsqd: GoNsqd, consume: Consume, produce: Produce
+) -> None:
+    address = scripted_nsqd.address
+    scripted_nsqd.stop_listening()
+    consume(address, reconnect_base_s=5)
+    idle = consume(nsqd.tcp_address)
+    held = consume(nsqd.tcp_address, topic="held")
+    producer = produce(nsqd.tcp_address)
+    producer.publish("held", b"x")
+    assert held.next_batch(timeout_s=5)
+    assert idle.connections
+    assert cpu_share(1.5) < 0.05
+
+
+@pytest.mark.parametrize("compression", ["snappy", "deflate"])
+def test_h8_an_ended_compressed_stream_takes_no_cpu(
+    nsqd: GoNsqd, proxy_to: Callable[[str], Proxy], consume: Consume, compression: str
+) -> None:
+    """C4: the end of the stream is not taken for a decoder that wants more."""
+    proxy = proxy_to(nsqd.tcp_address)
+    errors: list[NsqError] = []
+    consumer = consume(
+        proxy.address,
+        reconnect_base_s=5,
+        reconnect_max_s=5,
+        more={"on_error": errors.append},
+        **{compression: True},
+    )
+    wait_until(lambda: consumer.connections, what="a connection")
+    proxy.cut(reset=False)
+    wait_until(lambda: errors, what="the loss")
+    assert cpu_share(0.5) < 0.1
+    assert "closed the connection" in str(errors[0])
+
+
+def test_h8_descriptors_do_not_leak(nsqd: GoNsqd, consume: Consume, produce: Produce) -> None:
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def once() -> None:
+        consumer = consume(nsqd.tcp_address, fail_fast=True)
+        assert consumer.stop(timeout_s=5)
+        producer = produce(nsqd.tcp_address)
+        producer.publish(TOPIC, b"x")
+        assert producer.stop(5)
+
+    once()
+    before = descriptors()
+    for _ in range(50):
+        once()
+    assert descriptors() <= before
+
+
+def test_what_is_never_started_holds_no_descriptor(consume: Consume, produce: Produce) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    consumer = consume("localhost", started=False)
+    produce("localhost")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert consumer.stop()
+    assert list(consumer) == []

@@ -1,0 +1,279 @@
+"""Stopping: nothing lost, nothing stuck, nobody asked twice.
+
+D8 no connection after a stop is here, too
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import pytest
+from plugins.clients import CHANNEL, TOPIC, Consume, Handle
+from plugins.daemons import GoNsqd
+from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.waiting import wait_until
+
+from nsqtools.client.consumer import Consumer
+from nsqtools.client.message import Message
+from nsqtools.errors import ConnectionFailed
+
+RUNS = 5
+InBackground = Callable[..., "Future[object]"]
+
+
+def fill(nsqd: GoNsqd, count: int) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, *[b"x" * 100] * count)
+
+
+def left(nsqd: GoNsqd) -> tuple[int, int]:
+    """Messages waiting, and messages in flight."""
+    stats = nsqd.channel_stats(TOPIC, CHANNEL)
+    return stats["depth"], stats["in_flight_count"]
+
+
+@pytest.mark.parametrize("run", range(RUNS))
+def test_s1_no_finish_is_lost_by_the_close(nsqd: GoNsqd, consume: Consume, run: int) -> None:
+    fill(nsqd, 1000)
+    consumer = consume(nsqd.tcp_address, max_in_flight=250)
+    finished = 0
+    for message in consumer:
+        message.finish()
+        finished += 1
+        if finished == 250 + run:
+            break
+    assert consumer.stop(timeout_s=5)
+    depth, in_flight = left(nsqd)
+    assert (depth, in_flight) == (1000 - finished, 0)
+
+
+def test_s2_messages_that_no_handler_saw_are_there_for_the_next_consumer(
+    nsqd: GoNsqd, consume: Consume
+) -> None:
+    fill(nsqd, 400)
+    consumer = consume(nsqd.tcp_address, max_in_flight=400)
+    wait_until(lambda: consumer.stats.received == 400, what="400 messages queued")
+    assert consumer.stop(timeout_s=5)
+    assert left(nsqd) == (400, 0)
+    second = consume(nsqd.tcp_address, max_in_flight=400)
+    wait_until(lambda: second.stats.received == 400, what="all of them again", timeout_s=1)
+
+
+def test_a_drain_handles_what_was_delivered(nsqd: GoNsqd, consume: Consume, handle: Handle) -> None:
+    fill(nsqd, 400)
+    consumer = consume(nsqd.tcp_address, max_in_flight=300)
+    wait_until(lambda: consumer.stats.received == 300, what="300 messages queued")
+    consumer.begin_stop(drain=True)
+    handle(consumer, lambda message: True).result(5)
+    assert consumer.stop(drain=True, timeout_s=5)
+    assert consumer.stats.finished == 300
+    assert left(nsqd) == (100, 0)
+
+
+def test_a_handler_that_never_answers_is_waited_for_and_its_message_requeued(
+    nsqd: GoNsqd, consume: Consume
+) -> None:
+    fill(nsqd, 1)
+    consumer = consume(nsqd.tcp_address, drain_timeout_s=0.3)
+    [message] = consumer.next_batch(timeout_s=5) or []
+    assert consumer.stop(timeout_s=5)
+    assert message.is_answered
+    assert not message.finish()
+    assert left(nsqd) == (1, 0)
+
+
+def test_s3_stop_inside_a_handler_returns_and_the_run_ends(
+    nsqd: GoNsqd, consume: Consume, handle: Handle
+) -> None:
+    fill(nsqd, 100)
+    consumer = consume(nsqd.tcp_address, max_in_flight=50)
+    stopped: list[bool] = []
+
+    def stop(message: Message) -> None:
+        stopped.append(consumer.stop())
+
+    handle(consumer, stop).result(5)
+    assert stopped == [False]
+    assert consumer.stop(timeout_s=5)
+    assert left(nsqd) == (99, 0)
+
+
+def test_s3_stop_inside_a_loop_ends_the_loop(nsqd: GoNsqd, consume: Consume) -> None:
+    fill(nsqd, 100)
+    consumer = consume(nsqd.tcp_address, max_in_flight=50)
+    seen = 0
+    for message in consumer:
+        message.finish()
+        seen += 1
+        consumer.stop()
+    assert seen == 1
+    assert consumer.stop(timeout_s=5)
+    assert left(nsqd) == (99, 0)
+
+
+def test_s3_stop_from_two_threads(
+    nsqd: GoNsqd, consume: Consume, handle: Handle, in_background: InBackground
+) -> None:
+    fill(nsqd, 100)
+    consumer = consume(nsqd.tcp_address)
+    running = handle(consumer, lambda message: True, workers=3)
+    stops = [in_background(consumer.stop, timeout_s=5) for _ in range(2)]
+    assert [stop.result(6) for stop in stops] == [True, True]
+    running.result(5)
+
+
+def test_s3_stop_before_the_start(consume: Consume) -> None:
+    consumer = consume("127.0.0.1:1", started=False)
+    assert consumer.stop()
+    consumer.start()
+    assert list(consumer) == []
+    assert consumer.next_batch() is None
+    assert not consumer._is_started
+
+
+def test_s3_stop_while_connecting(unreachable_address: str, consume: Consume) -> None:
+    consumer = consume(unreachable_address)
+    assert consumer.stop(timeout_s=1)
+    assert list(consumer) == []
+
+
+def test_s3_stop_during_the_handshake_closes_the_connection(
+    scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    consumer = consume(scripted_nsqd.address)
+    conn = scripted_nsqd.accept()
+    conn.expect("IDENTIFY")
+    assert consumer.stop(timeout_s=1)
+    conn.reply_identify()
+    conn.expect(f"SUB {TOPIC} {CHANNEL}")
+    conn.ok()
+    conn.expect_closed()
+
+
+def test_s3_stop_in_backoff(scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle) -> None:
+    consumer = consume(scripted_nsqd.address, backoff_multiplier_s=60)
+    running = handle(consumer, lambda message: False)
+    conn = scripted_nsqd.accept()
+    conn.subscribe(TOPIC, CHANNEL)
+    conn.skip_to("RDY 200")
+    message_id = conn.message(b"x")
+    conn.expect("RDY 0")
+    conn.expect(f"REQ {message_id} 90000")
+    consumer.begin_stop()
+    conn.expect("CLS")
+    conn.close_wait()
+    conn.half_close()
+    running.result(5)
+    assert consumer.stop(timeout_s=5)
+
+
+def test_s4_cls_goes_out_once_and_rdy_no_more(
+    scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    consumer = consume(scripted_nsqd.address)
+    conn = scripted_nsqd.accept()
+    conn.subscribe(TOPIC, CHANNEL)
+    conn.skip_to("RDY 200")
+    late = conn.message(b"x")
+    [message] = consumer.next_batch(timeout_s=5) or []
+    consumer.begin_stop()
+    consumer.begin_stop(drain=True)
+    consumer.set_max_in_flight(5)
+    conn.expect("CLS")
+    after = conn.message(b"y")
+    conn.expect(f"REQ {after} 0")
+    message.finish()
+    conn.expect(f"FIN {late}")
+    conn.close_wait()
+    conn.half_close()
+    conn.expect_closed()
+
+
+def test_d8_nothing_is_connected_after_a_stop(
+    scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    consumer = consume(scripted_nsqd.address, reconnect_base_s=0.2)
+    conn = scripted_nsqd.accept()
+    conn.subscribe(TOPIC, CHANNEL)
+    conn.expect("RDY 1")
+    conn.close()
+    wait_until(lambda: not consumer.connections, what="the loss")
+    assert consumer.stop(timeout_s=1)
+    with pytest.raises(AssertionError, match="no connection"):
+        scripted_nsqd.accept(timeout_s=0.4)
+
+
+def test_a_start_that_fails_fast_says_why_and_leaves_nothing(
+    scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    address = scripted_nsqd.address
+    scripted_nsqd.stop_listening()
+    consumer = consume(address, started=False)
+    with pytest.raises(ConnectionFailed, match=f"cannot connect to {address}") as caught:
+        consumer.start(fail_fast=True)
+    assert caught.value.hint
+    assert consumer.stop(timeout_s=0)
+    assert list(consumer) == []
+
+
+def test_a_start_with_one_of_two_nsqd_goes_on_and_says_which_failed(
+    scripted_nsqd: ScriptedNsqd,
+    nsqd: GoNsqd,
+    consume: Consume,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    address = scripted_nsqd.address
+    scripted_nsqd.stop_listening()
+    consumer = consume([address, nsqd.tcp_address], fail_fast=True)
+    assert consumer.connections == [nsqd.tcp_address]
+    assert [r for r in caplog.records if f"cannot connect to {address}" in r.getMessage()]
+
+
+def test_leaving_the_with_block_by_an_exception_does_not_wait_for_handlers(
+    nsqd: GoNsqd, consume: Consume
+) -> None:
+    fill(nsqd, 10)
+
+    def fail(consumer: Consumer) -> None:
+        with consumer:
+            for _ in consumer:
+                raise LookupError
+
+    with pytest.raises(LookupError):
+        fail(consume(nsqd.tcp_address, drain_timeout_s=60, started=False))
+    wait_until(lambda: left(nsqd) == (10, 0), what="all requeued")
+
+
+def test_a_handler_thread_that_dies_ends_the_others(
+    nsqd: GoNsqd, consume: Consume, in_background: InBackground
+) -> None:
+    fill(nsqd, 50)
+    consumer = consume(nsqd.tcp_address)
+    main = threading.current_thread
+
+    def interrupt(message: Message) -> None:
+        if not main().name.startswith("nsq-worker"):
+            raise KeyboardInterrupt
+
+    def run() -> str:
+        try:
+            consumer.run(interrupt, workers=2)
+        except KeyboardInterrupt:
+            return "interrupted"
+        return "ended"
+
+    assert in_background(run).result(5) == "interrupted"
+    assert consumer.stop(timeout_s=5)
+
+
+def test_a_defect_on_the_io_thread_reaches_who_waits(
+    nsqd: GoNsqd, consume: Consume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
+    consumer = consume(nsqd.tcp_address)
+    consumer._io.loop.call_soon(lambda: 1 // 0)
+    with pytest.raises(RuntimeError, match="I/O thread failed") as caught:
+        next(iter(consumer))
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
