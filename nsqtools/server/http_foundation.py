@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from nsqtools.protocol.go_text import format_duration, go_json
+from nsqtools.protocol.names import is_valid_name
 from nsqtools.server.http_routes import Found, OtherMethods, Redirect, Routes
 from nsqtools.server.log import Log
 
@@ -89,6 +90,23 @@ def required(query: Mapping[str, str], name: str) -> str:
     if name not in query:
         raise Refusal(400, f"MISSING_ARG_{name.upper()}")
     return query[name]
+
+
+def topic_argument(query: Mapping[str, str]) -> str:
+    """Return the topic. Raises `Refusal` 400 MISSING_ARG_TOPIC or INVALID_ARG_TOPIC."""
+    return _name_argument(query, "topic")
+
+
+def topic_and_channel_arguments(query: Mapping[str, str]) -> tuple[str, str]:
+    """Return the topic and the channel. Raises `Refusal` 400 with the code of the first fault."""
+    return _name_argument(query, "topic"), _name_argument(query, "channel")
+
+
+def _name_argument(query: Mapping[str, str], name: str) -> str:
+    value = required(query, name)
+    if not is_valid_name(value):
+        raise Refusal(400, f"INVALID_ARG_{name.upper()}")
+    return value
 
 
 def text_reply(text: str | bytes, status: int = 200) -> Response:

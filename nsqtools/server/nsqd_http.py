@@ -26,6 +26,7 @@ from nsqtools.server.http_foundation import (
     plain_reply,
     required,
     text_reply,
+    topic_and_channel_arguments,
 )
 from nsqtools.server.nsqd import Nsqd
 from nsqtools.server.setting_kinds import seconds_to_ns
@@ -203,13 +204,7 @@ class NsqdHTTP:
     # channels
 
     def _topic_and_channel_name(self, call: Call) -> tuple[Topic, str]:
-        query = call.query()
-        topic_name = required(query, "topic")
-        if not is_valid_name(topic_name):
-            raise Refusal(400, "INVALID_ARG_TOPIC")
-        channel_name = required(query, "channel")
-        if not is_valid_name(channel_name):
-            raise Refusal(400, "INVALID_ARG_CHANNEL")
+        topic_name, channel_name = topic_and_channel_arguments(call.query())
         return self._existing_topic(topic_name), channel_name
 
     def _existing_channel(self, call: Call) -> Channel:

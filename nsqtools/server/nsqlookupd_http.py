@@ -6,7 +6,6 @@ import time
 
 from starlette.responses import Response
 
-from nsqtools.protocol.names import is_valid_name
 from nsqtools.server.http_foundation import (
     Call,
     Handler,
@@ -15,6 +14,8 @@ from nsqtools.server.http_foundation import (
     json_reply,
     plain_reply,
     required,
+    topic_and_channel_arguments,
+    topic_argument,
 )
 from nsqtools.server.log import Log
 from nsqtools.server.registrations import Peer, Registrations
@@ -102,7 +103,7 @@ class NsqlookupdHTTP:
     # administration
 
     async def create_topic(self, call: Call) -> Response:
-        topic = _topic(call.query())
+        topic = topic_argument(call.query())
         self._log.info(f"DB: adding topic({topic})")
         self._registrations.create_topic(topic)
         return empty_reply()
@@ -123,14 +124,14 @@ class NsqlookupdHTTP:
         return empty_reply()
 
     async def create_channel(self, call: Call) -> Response:
-        topic, channel = _topic_and_channel(call)
+        topic, channel = topic_and_channel_arguments(call.query())
         self._log.info(f"DB: adding channel({channel}) in topic({topic})")
         self._log.info(f"DB: adding topic({topic})")
         self._registrations.create_channel(topic, channel)
         return empty_reply()
 
     async def delete_channel(self, call: Call) -> Response:
-        topic, channel = _topic_and_channel(call)
+        topic, channel = topic_and_channel_arguments(call.query())
         try:
             self._registrations.delete_channel(topic, channel)
         except KeyError:
@@ -149,18 +150,3 @@ def _described(peer: Peer) -> dict[str, object]:
         "http_port": info.http_port,
         "version": info.version,
     }
-
-
-def _topic(query: dict[str, str]) -> str:
-    topic = required(query, "topic")
-    if not is_valid_name(topic):
-        raise Refusal(400, "INVALID_ARG_TOPIC")
-    return topic
-
-
-def _topic_and_channel(call: Call) -> tuple[str, str]:
-    query = call.query()
-    topic, channel = _topic(query), required(query, "channel")
-    if not is_valid_name(channel):
-        raise Refusal(400, "INVALID_ARG_CHANNEL")
-    return topic, channel
