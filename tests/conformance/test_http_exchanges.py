@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import http.client
 import re
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import pytest
-from plugins.http_api import Nsqd
+from plugins.http_api import Answer, Nsqd, answer
 from plugins.pairs import NsqdPair
 
 pytestmark = pytest.mark.real_nsqd
 
 TIMEOUT_S = 10.0
-HEADERS = ("Content-Type", "X-NSQ-Content-Type", "Allow", "Location")
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,19 +269,15 @@ def test_answers_are_the_same(case: Case, nsqd_pair: NsqdPair) -> None:
     assert answers(embedded, case, topic) == answers(go, case, topic)
 
 
-def answers(server: Nsqd, case: Case, topic: str) -> list[tuple[int, dict[str, str], bytes]]:
+def answers(server: Nsqd, case: Case, topic: str) -> list[Answer]:
     connection = http.client.HTTPConnection(server.http_address, timeout=TIMEOUT_S)
-    try:
+    with closing(connection):
         found = []
         for ask in case.asks:
             target = ask.target.replace("TOPIC", topic)
-            connection.request(ask.method, target, ask.body, ask.headers)
-            response = connection.getresponse()
-            headers = {name: response.headers[name] for name in HEADERS if name in response.headers}
-            found.append((response.status, headers, masked(response.read(), server)))
+            status, headers, body = answer(connection, ask.method, target, ask.body, ask.headers)
+            found.append((status, headers, masked(body, server)))
         return found
-    finally:
-        connection.close()
 
 
 def masked(body: bytes, server: Nsqd) -> bytes:

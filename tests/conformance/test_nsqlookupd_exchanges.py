@@ -11,14 +11,14 @@ from __future__ import annotations
 import http.client
 import json
 import re
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from plugins.daemons import GoNsqlookupd
 from plugins.embedded import EmbeddedLookupServer
-from plugins.http_api import Nsqlookupd
+from plugins.http_api import Answer, Nsqlookupd, answer
 from plugins.raw_client import sized
 from plugins.raw_peer import DESCRIPTION, RawPeer, identify
 from plugins.servers import Serve
@@ -26,10 +26,8 @@ from plugins.servers import Serve
 pytestmark = pytest.mark.real_nsqd
 
 TIMEOUT_S = 10.0
-HEADERS = ("Content-Type", "X-NSQ-Content-Type", "Allow", "Location")
-NEVER = b"-6795364578871345152"
 
-Answer = bytes | tuple[int, dict[str, str], bytes]
+Answers = list[bytes | Answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,11 +360,13 @@ def test_answers_are_the_same(case: Case, serve: Serve) -> None:
     assert answers(embedded, case) == answers(go, case)
 
 
-def answers(lookupd: Nsqlookupd, case: Case) -> list[Answer]:
+def answers(lookupd: Nsqlookupd, case: Case) -> Answers:
     """Play the case and return everything that came back, masked."""
     peers: dict[str, RawPeer] = {}
-    found: list[Answer] = []
+    found: Answers = []
     with ExitStack() as stack:
+        connection = http.client.HTTPConnection(lookupd.http_address, timeout=TIMEOUT_S)
+        stack.enter_context(closing(connection))
 
         def peer(step: Say | Leave, magic: bytes = b"  V1") -> RawPeer:
             if step.peer not in peers:
@@ -383,19 +383,9 @@ def answers(lookupd: Nsqlookupd, case: Case) -> list[Answer]:
                     peer(step, step.magic).send(step.data)
                     found.append(masked(peer(step).leave()))
                 case Ask():
-                    found.append(answer(lookupd, step))
+                    status, headers, body = answer(connection, step.method, step.target)
+                    found.append((status, headers, in_order(masked(body))))
     return found
-
-
-def answer(lookupd: Nsqlookupd, ask: Ask) -> Answer:
-    connection = http.client.HTTPConnection(lookupd.http_address, timeout=TIMEOUT_S)
-    try:
-        connection.request(ask.method, ask.target)
-        response = connection.getresponse()
-        headers = {name: response.headers[name] for name in HEADERS if name in response.headers}
-        return response.status, headers, in_order(masked(response.read()))
-    finally:
-        connection.close()
 
 
 def masked(data: bytes) -> bytes:

@@ -9,11 +9,30 @@ from __future__ import annotations
 import http.client
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 REQUEST_TIMEOUT_S = 10.0
+
+CLIENT_HEADERS = ("Content-Type", "X-NSQ-Content-Type", "Allow", "Location")
+
+Answer = tuple[int, dict[str, str], bytes]
+
+
+def answer(
+    connection: http.client.HTTPConnection,
+    method: str,
+    target: str,
+    body: bytes = b"",
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
+    """Send a request; status, the headers that NSQ's clients look at, and body of the answer."""
+    connection.request(method, target, body, dict(headers or {}))
+    response = connection.getresponse()
+    seen = {name: response.headers[name] for name in CLIENT_HEADERS if name in response.headers}
+    return response.status, seen, response.read()
 
 
 class HttpApi:
