@@ -1,0 +1,188 @@
+"""The files of a disk queue: formats, rolling, syncing, and what is found after a crash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.server.disk_queue import DiskQueue
+from nsqtools.server.log import Log
+
+RECORD = b"r" * 26  # the smallest that is allowed
+ON_DISK = len(RECORD) + 4
+ALL = 1 << 30
+
+
+def record(number: int) -> bytes:
+    return b"%026d" % number
+
+
+def queue(path: Path, *, max_bytes: int = 10 * ON_DISK, sync_every: int = 2500) -> DiskQueue:
+    return DiskQueue(
+        "t:ch",
+        path,
+        max_bytes_per_file=max_bytes,
+        max_msg_size=100,
+        sync_every=sync_every,
+        log=Log(None, ""),
+    )
+
+
+def meta(path: Path) -> str:
+    return (path / "t:ch.diskqueue.meta.dat").read_text()
+
+
+def data_files(path: Path) -> list[str]:
+    return sorted(file.name for file in path.glob("*.0*.dat"))
+
+
+def test_records_are_a_length_and_bytes_and_the_meta_is_text(tmp_path: Path) -> None:
+    disk = queue(tmp_path)
+    disk.put([RECORD, RECORD])
+    disk.close()
+
+    file = tmp_path / "t:ch.diskqueue.000000.dat"
+    assert file.read_bytes() == (b"\0\0\0\x1a" + RECORD) * 2
+    assert meta(tmp_path) == f"2\n0,0\n0,{2 * ON_DISK}\n"
+    modes = {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {0o600}
+
+
+def test_a_file_never_exceeds_its_size_and_is_deleted_when_read(tmp_path: Path) -> None:
+    disk = queue(tmp_path)
+    disk.put([record(number) for number in range(25)])
+    names = [f"t:ch.diskqueue.{number:06d}.dat" for number in range(3)]
+    assert data_files(tmp_path) == names
+    assert (tmp_path / names[0]).stat().st_size == 10 * ON_DISK
+
+    assert disk.get(9, ALL) == [record(number) for number in range(9)]
+    assert data_files(tmp_path) == names
+    assert disk.get(1, ALL) == [record(9)]
+    assert data_files(tmp_path) == names[1:]
+    assert disk.get(99, ALL) == [record(number) for number in range(10, 25)]
+    assert (disk.depth, disk.has_unread, data_files(tmp_path)) == (0, False, names[2:])
+
+
+def test_a_record_of_its_own_size_gets_a_file_of_its_own(tmp_path: Path) -> None:
+    disk = queue(tmp_path, max_bytes=40)
+    large = b"x" * 100
+    disk.put([RECORD, large, RECORD])
+
+    assert len(data_files(tmp_path)) == 3
+    assert disk.get(9, ALL) == [RECORD, large, RECORD]
+
+
+def test_a_drained_file_that_is_rolled_is_deleted(tmp_path: Path) -> None:
+    disk = queue(tmp_path, max_bytes=ON_DISK)
+    for number in range(5):
+        disk.put([record(number)])
+        assert disk.get(1, ALL) == [record(number)]
+
+    assert data_files(tmp_path) == ["t:ch.diskqueue.000004.dat"]
+    assert list(tmp_path.glob("*.bad")) == []
+
+
+@pytest.mark.parametrize("size", [25, 127])
+def test_a_record_out_of_bounds_is_refused(tmp_path: Path, size: int) -> None:
+    disk = queue(tmp_path)
+    with pytest.raises(OSError, match=rf"invalid message write size \({size}\)"):
+        disk.put([RECORD, b"x" * size])
+    assert disk.get(9, ALL) == [RECORD]
+
+
+def test_it_syncs_after_so_many_operations(tmp_path: Path) -> None:
+    disk = queue(tmp_path, sync_every=3)
+    disk.put([RECORD, RECORD])
+    assert not (tmp_path / "t:ch.diskqueue.meta.dat").exists()
+    assert disk.needs_sync
+    disk.get(1, ALL)
+    assert meta(tmp_path) == f"1\n0,{ON_DISK}\n0,{2 * ON_DISK}\n"
+    assert not disk.needs_sync
+
+
+def test_what_was_written_after_the_last_sync_is_found(tmp_path: Path) -> None:
+    disk = queue(tmp_path)
+    disk.put([record(0), record(1)])
+    disk.sync()
+    disk.put([record(2)])  # and then it is killed
+
+    found = queue(tmp_path)
+    assert found.depth == 3
+    found.put([record(3)])
+    assert data_files(tmp_path)[-1] == "t:ch.diskqueue.000001.dat"
+    assert found.get(9, ALL) == [record(number) for number in range(4)]
+    assert (found.depth, found.has_unread) == (0, False)
+
+
+def test_files_without_a_meta_file_are_read(tmp_path: Path) -> None:
+    disk = queue(tmp_path)
+    disk.put([record(number) for number in range(15)])
+    (tmp_path / "t:ch.diskqueue.meta.dat").unlink()
+
+    found = queue(tmp_path)
+    assert found.depth == 15
+    assert found.get(99, ALL) == [record(number) for number in range(15)]
+
+
+@pytest.mark.parametrize("content", ["", "nonsense", "1\n2,3\n", "1\n2,3\n4,x\n"])
+def test_a_broken_meta_file_is_as_none(tmp_path: Path, content: str) -> None:
+    disk = queue(tmp_path)
+    disk.put([RECORD])
+    disk.close()
+    (tmp_path / "t:ch.diskqueue.meta.dat").write_text(content)
+
+    assert queue(tmp_path).get(9, ALL) == [RECORD]
+
+
+def test_a_missing_file_is_passed_over(tmp_path: Path) -> None:
+    disk = queue(tmp_path)
+    disk.put([record(number) for number in range(30)])
+    disk.close()
+    (tmp_path / "t:ch.diskqueue.000001.dat").unlink()
+
+    found = queue(tmp_path)
+    assert found.get(99, ALL) == [record(n) for n in (*range(10), *range(20, 30))]
+    assert (found.depth, found.has_unread) == (0, False)
+
+
+def test_emptying_goes_on_in_a_new_file(tmp_path: Path) -> None:
+    disk = queue(tmp_path)
+    disk.put([RECORD] * 15)
+    disk.empty()
+    assert (disk.depth, disk.get(9, ALL), list(tmp_path.iterdir())) == (0, [], [])
+
+    disk.put([RECORD])
+    assert data_files(tmp_path) == ["t:ch.diskqueue.000002.dat"]
+    assert disk.get(9, ALL) == [RECORD]
+    disk.delete()
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(
+    st.lists(st.one_of(st.integers(1, 15), st.just(0), st.integers(-15, -1)), max_size=20),
+    st.integers(1, 5),
+)
+def test_nothing_is_lost_through_reopening(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[int], records_a_file: int
+) -> None:
+    """Positive: put so many; negative: get so many; 0: close and open again."""
+    path = tmp_path_factory.mktemp("queue")
+    disk = queue(path, max_bytes=records_a_file * ON_DISK)
+    put = got = 0
+    for step in steps:
+        if step > 0:
+            disk.put([record(put + number) for number in range(step)])
+            put += step
+        elif step < 0:
+            found = disk.get(-step, ALL)
+            assert found == [record(got + number) for number in range(min(-step, put - got))]
+            got += len(found)
+        else:
+            disk.close()
+            disk = queue(path, max_bytes=records_a_file * ON_DISK)
+        assert disk.depth == put - got
+    assert disk.get(1000, ALL) == [record(number) for number in range(got, put)]
+    disk.close()

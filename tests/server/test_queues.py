@@ -1,0 +1,259 @@
+"""The queues without a network: ids, messages, in flight, deferred, memory before disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.protocol.message import decode_message
+from nsqtools.server.backlog import BackendError, Backlog
+from nsqtools.server.deferred import Deferred
+from nsqtools.server.disk_queue import DiskQueue
+from nsqtools.server.health import Health
+from nsqtools.server.in_flight import InFlight
+from nsqtools.server.log import Log
+from nsqtools.server.message_ids import MessageIds
+from nsqtools.server.queued_message import (
+    again,
+    body_size,
+    delivered_to_record,
+    from_record,
+    message_ids,
+    new_messages,
+    timestamp_ns,
+    to_record,
+)
+
+NOW_NS = 1_790_000_000_000_000_000
+TICK_NS = 1 << 20
+
+
+def messages(*bodies: bytes) -> list[bytes]:
+    return new_messages(bodies, MessageIds(1).take(len(bodies), NOW_NS), NOW_NS)
+
+
+def bodies(found: list[bytes]) -> list[bytes]:
+    return [message[34:] for message in found]
+
+
+# ids
+
+
+def test_an_id_holds_time_node_and_sequence() -> None:
+    [first, second] = MessageIds(617).take(2, NOW_NS)
+
+    number = int(first, 16)
+    assert number >> 22 == (NOW_NS >> 20) - 1288834974288
+    assert (number >> 12 & 1023, number & 4095) == (617, 0)
+    assert int(second, 16) == number + 1
+
+
+@given(st.lists(st.tuples(st.integers(-5, 5), st.integers(1, 5000)), max_size=6))
+def test_ids_are_unique_and_increase_whatever_the_clock_does(steps: list[tuple[int, int]]) -> None:
+    ids = MessageIds(1023)
+    taken: list[bytes] = []
+    now_ns = NOW_NS
+    for ticks, count in steps:
+        now_ns += ticks * TICK_NS
+        taken += ids.take(count, now_ns)
+
+    assert taken == sorted(set(taken))
+    assert {len(each) for each in taken} <= {16}
+
+
+# messages
+
+
+def test_a_message_is_the_frame_of_its_delivery() -> None:
+    [message] = messages(b"body")
+
+    assert int.from_bytes(message[:4], "big") == len(message) - 4
+    assert message[4:8] == b"\0\0\0\2"
+    delivered = decode_message(message[8:])
+    assert (delivered.attempts, delivered.body) == (1, b"body")
+    assert (delivered.timestamp_ns, timestamp_ns(message)) == (NOW_NS, NOW_NS)
+    assert message_ids([message]) == [delivered.id]
+    assert body_size(message) == 4
+
+
+@given(st.binary(max_size=50), st.integers(0, 3))
+def test_attempts_survive_the_disk(body: bytes, times: int) -> None:
+    [message] = messages(body)
+    for _ in range(times):
+        message = again(message)
+
+    assert decode_message(to_record(message)).attempts == times
+    assert decode_message(delivered_to_record(message)).attempts == times + 1
+    assert from_record(to_record(message)) == message
+
+
+def test_attempts_wrap_at_16_bits() -> None:
+    [message] = messages(b"x")
+    worn_out = from_record(b"\0" * 8 + b"\xff\xff" + b"0" * 16)
+
+    assert decode_message(worn_out[8:]).attempts == 0
+    assert decode_message(to_record(worn_out)).attempts == 65535
+    assert len(again(message)) == len(message)
+
+
+# in flight
+
+
+def held_ids(*names: str) -> list[bytes]:
+    return [name.encode().rjust(16, b"0") for name in names]
+
+
+def holding(in_flight: InFlight, names: str, now_s: float, timeout_s: float) -> list[bytes]:
+    ids = held_ids(*names)
+    in_flight.hold(new_messages([b"x"] * len(ids), ids, NOW_NS), now_s, timeout_s)
+    return ids
+
+
+def test_messages_expire_in_the_order_of_their_delivery() -> None:
+    in_flight = InFlight()
+    holding(in_flight, "ab", 10, 5)
+    holding(in_flight, "c", 12, 5)
+
+    assert in_flight.next_deadline_s() == 15
+    assert in_flight.take_expired(14.9) == []
+    assert message_ids(in_flight.take_expired(15)) == held_ids("a", "b")
+    assert in_flight.next_deadline_s() == 17
+    assert len(in_flight) == 1
+
+
+def test_a_touch_moves_the_deadline_but_not_beyond_the_limit() -> None:
+    in_flight = InFlight()
+    a, b, c = holding(in_flight, "abc", 0, 5)
+
+    assert in_flight.touch(a, 4, 5, 100)  # to 9
+    assert in_flight.touch(c, 4, 5, 6)  # to 6, not 9
+    assert not in_flight.touch(b"nonsense" * 2, 4, 5, 6)
+
+    assert message_ids(in_flight.take_expired(5)) == [b]
+    assert in_flight.next_deadline_s() == 6
+    assert message_ids(in_flight.take_expired(6)) == [c]
+    assert message_ids(in_flight.take_expired(9)) == [a]
+    assert in_flight.next_deadline_s() is None
+
+
+def test_a_limited_deadline_is_forgotten_with_its_message() -> None:
+    in_flight = InFlight()
+    a, b = holding(in_flight, "ab", 0, 5)
+    in_flight.touch(a, 1, 5, 2)
+
+    assert in_flight.take(a) is not None
+    assert in_flight.take(a) is None
+    assert in_flight.next_deadline_s() == 5
+    assert message_ids(in_flight.take_expired(3)) == []
+    in_flight.clear()
+    assert (len(in_flight), b in in_flight) == (0, False)
+
+
+@given(st.lists(st.tuples(st.sampled_from("hft"), st.integers(0, 9), st.integers(0, 3))))
+def test_nothing_held_is_ever_lost_or_late(steps: list[tuple[str, int, int]]) -> None:
+    in_flight = InFlight()
+    expected: dict[bytes, tuple[float, float]] = {}  # deadline, delivery
+    now_s = 0.0
+    for action, which, passes_s in steps:
+        now_s += passes_s
+        [message_id] = held_ids(str(which))
+        if action == "h" and message_id not in expected:
+            holding(in_flight, str(which), now_s, 4)
+            expected[message_id] = now_s + 4, now_s
+        elif action == "f":
+            assert (in_flight.take(message_id) is not None) == (message_id in expected)
+            expected.pop(message_id, None)
+        elif action == "t" and in_flight.touch(message_id, now_s, 4, 6):
+            delivered_s = expected[message_id][1]
+            expected[message_id] = min(now_s + 4, delivered_s + 6), delivered_s
+        due = {each for each, (deadline_s, _) in expected.items() if deadline_s <= now_s}
+        assert set(message_ids(in_flight.take_expired(now_s))) == due
+        expected = {each: when for each, when in expected.items() if each not in due}
+        assert in_flight.next_deadline_s() == min((d for d, _ in expected.values()), default=None)
+
+
+# deferred
+
+
+def test_deferred_messages_come_when_they_are_due_in_order() -> None:
+    deferred = Deferred()
+    for body, due_s in ((b"late", 9), (b"1", 3), (b"2", 3)):
+        deferred.add(body, due_s)
+
+    assert deferred.next_due_s() == 3
+    assert deferred.take_due(2.9) == []
+    assert deferred.take_due(3) == [b"1", b"2"]
+    assert (len(deferred), list(deferred)) == (1, [b"late"])
+    deferred.clear()
+    assert deferred.next_due_s() is None
+
+
+# backlog
+
+
+def disk_queue(path: Path) -> DiskQueue:
+    return DiskQueue(
+        "t",
+        path,
+        max_bytes_per_file=1000,
+        max_msg_size=100,
+        sync_every=2500,
+        log=Log(None, ""),
+    )
+
+
+def test_order_is_kept_through_memory_and_disk(tmp_path: Path) -> None:
+    backlog = Backlog(3, disk_queue(tmp_path), Health())
+    numbers = [b"%d" % number for number in range(20)]
+    for message in messages(*numbers):
+        backlog.put([message])
+        if backlog.is_over:
+            backlog.overflow()
+
+    assert (len(backlog), backlog.disk_depth) == (20, 17)
+    found: list[bytes] = []
+    while backlog.has_messages:
+        found += backlog.get(4, 1000)
+    assert bodies(found) == numbers
+    assert (len(backlog), backlog.disk_depth) == (0, 0)
+
+
+def test_no_memory_means_straight_to_disk(tmp_path: Path) -> None:
+    backlog = Backlog(0, disk_queue(tmp_path), Health())
+    backlog.put(messages(b"x"))
+
+    assert (backlog.disk_depth, backlog.is_over) == (1, False)
+
+
+def test_without_a_disk_the_newest_are_dropped() -> None:
+    backlog = Backlog(2, None, Health())
+    backlog.put(messages(b"1", b"2", b"3"))
+    backlog.overflow()
+
+    assert bodies(backlog.get(9, 1000)) == [b"1", b"2"]
+
+
+def test_a_get_is_bounded_by_bytes_but_not_to_nothing(tmp_path: Path) -> None:
+    backlog = Backlog(9, None, Health())
+    backlog.put(messages(b"x" * 50, b"y" * 50, b"z"))
+
+    assert bodies(backlog.get(9, 100)) == [b"x" * 50]
+    assert bodies(backlog.get(9, 1)) == [b"y" * 50]
+    assert bodies(backlog.get(9, 1)) == [b"z"]
+
+
+def test_a_full_disk_makes_it_unhealthy_until_a_write_succeeds(tmp_path: Path) -> None:
+    health = Health()
+    backlog = Backlog(0, disk_queue(tmp_path), health)
+    obstacle = tmp_path / "t.diskqueue.000000.dat"
+    obstacle.mkdir()
+    with pytest.raises(BackendError, match=r"open .*: is a directory"):
+        backlog.put(messages(b"x"))
+    assert health.text == f"NOK - open {obstacle}: is a directory"
+
+    obstacle.rmdir()
+    backlog.put(messages(b"x"))
+    assert health.text == "OK"
