@@ -338,6 +338,7 @@ class ConsumerIO:
 
     def _at_end(self) -> None:
         """Nothing will happen any more, because of a stop or a defect: let nobody wait for it."""
+        self._dialer.stop()
         for subscription in list(self.subscriptions):
             self._remove(subscription)
         self._announce_stop()

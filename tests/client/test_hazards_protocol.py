@@ -1,0 +1,337 @@
+"""Answers, errors and wrong peers.
+
+P2 delays: here against nsqd; P5 attempts: test_frames.py; P6 counted: P1; P8 names: test_names.py
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import closing
+
+import pytest
+from plugins.clients import CHANNEL, TOPIC, Consume, Handle
+from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.scripted_nsqd import Connection, ScriptedNsqd
+from plugins.waiting import wait_until
+
+from nsqtools.client.consumer import Consumer
+from nsqtools.client.handshake import open_connection
+from nsqtools.client.message import Batch, Message
+from nsqtools.client.options import ClientOptions
+from nsqtools.errors import ConfigurationError, NsqError, ProtocolError, ServerError
+from nsqtools.protocol.addresses import parse_address
+
+InBackground = Callable[..., "Future[object]"]
+
+
+def connected(nsqd: ScriptedNsqd) -> Connection:
+    conn = nsqd.accept()
+    conn.subscribe(TOPIC, CHANNEL)
+    conn.skip_to("RDY 200")
+    return conn
+
+
+def batch_of(consumer: Consumer) -> Batch:
+    batch = consumer.next_batch(timeout_s=5)
+    assert batch is not None
+    return batch
+
+
+def test_p1_an_answer_that_is_too_late_is_counted_and_harmless(
+    scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    consumer = consume(scripted_nsqd.address)
+    conn = connected(scripted_nsqd)
+    message_id = conn.message(b"x")
+    batch_of(consumer).finish()
+    conn.expect(f"FIN {message_id}")
+    conn.error(f"E_FIN_FAILED FIN {message_id} failed ID not in flight")
+    conn.error("E_REQ_FAILED whatever it says")
+    conn.error("E_TOUCH_FAILED")
+    wait_until(lambda: consumer.stats.late == 3, what="three late answers")
+    conn.heartbeat()
+    conn.expect("NOP")
+
+
+def test_p1_nothing_behind_a_fatal_error_counts(
+    scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    errors: list[NsqError] = []
+    consume(scripted_nsqd.address, more={"on_error": errors.append})
+    conn = connected(scripted_nsqd)
+    both = b"\x00\x00\x00\x0d\x00\x00\x00\x01E_INVALID" * 2
+    conn.send(both)
+    conn.expect_closed()
+    connected(scripted_nsqd)
+    [error] = errors
+    assert isinstance(error, ServerError)
+    assert error.code == "E_INVALID"
+    assert scripted_nsqd.address in str(error)
+
+
+def test_an_error_callback_that_fails_does_no_harm(
+    scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    def fail(error: NsqError) -> None:
+        raise LookupError
+
+    consume(scripted_nsqd.address, more={"on_error": fail})
+    connected(scripted_nsqd).close()
+    connected(scripted_nsqd)
+
+
+def test_p2_a_delay_above_the_limit_of_nsqd_is_cut_to_it(nsqd: GoNsqd, consume: Consume) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, b"x")
+    consumer = consume(nsqd.tcp_address)
+    [message] = batch_of(consumer)
+    assert message.requeue(7200, backoff=False)
+    wait_until(
+        lambda: nsqd.channel_stats(TOPIC, CHANNEL)["deferred_count"] == 1, what="a deferred message"
+    )
+    assert consumer.connections == [nsqd.tcp_address]
+    assert "E_INVALID" not in nsqd.log
+
+
+@pytest.mark.parametrize("delay_s", [-1, float("nan"), -0.001])
+def test_p2_a_delay_that_makes_no_sense_is_refused_and_the_message_stays(
+    scripted_nsqd: ScriptedNsqd, consume: Consume, delay_s: float
+) -> None:
+    consumer = consume(scripted_nsqd.address)
+    connected(scripted_nsqd).message(b"x")
+    [message] = batch_of(consumer)
+    with pytest.raises(ConfigurationError):
+        message.requeue(delay_s)
+    assert not message.is_answered
+
+
+@pytest.mark.parametrize(
+    ("attempts", "delay_s", "delay_ms"),
+    [(1, 0, 0), (1, None, 90_000), (4, None, 360_000), (5, None, 450_000), (1, 0.0015, 2)],
+)
+def test_p3_zero_is_a_delay_and_seconds_become_milliseconds(
+    scripted_nsqd: ScriptedNsqd,
+    consume: Consume,
+    attempts: int,
+    delay_s: float | None,
+    delay_ms: int,
+) -> None:
+    consumer = consume(scripted_nsqd.address)
+    conn = connected(scripted_nsqd)
+    message_id = conn.message(b"x", attempts=attempts)
+    [message] = batch_of(consumer)
+    message.requeue(delay_s, backoff=False)
+    conn.expect(f"REQ {message_id} {delay_ms}")
+
+
+def test_p3_the_default_delay_has_a_limit(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
+    consumer = consume(scripted_nsqd.address, max_attempts=0)
+    conn = connected(scripted_nsqd)
+    message_id = conn.message(b"x", attempts=60_000)
+    [message] = batch_of(consumer)
+    message.requeue(backoff=False)
+    conn.expect(f"REQ {message_id} 900000")
+
+
+def test_p4_a_message_is_handled_so_often_then_given_up_and_finished(
+    nsqd: GoNsqd, consume: Consume, handle: Handle
+) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, b"x")
+    handled: list[int] = []
+    given_up: list[int] = []
+
+    def fail(message: Message) -> None:
+        handled.append(message.attempts)
+        message.requeue(0, backoff=False)
+
+    def on_giving_up(message: Message) -> None:
+        given_up.append(message.attempts)
+        raise LookupError("is logged, and the message finished all the same")
+
+    consumer = consume(nsqd.tcp_address, max_attempts=3, more={"on_giving_up": on_giving_up})
+    handle(consumer, fail)
+    wait_until(lambda: given_up, what="giving up")
+    wait_until(lambda: nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 0, what="the FIN")
+    assert (handled, given_up) == ([1, 2, 3], [4])
+    assert nsqd.depth(TOPIC, CHANNEL) == 0
+    assert consumer.stats.given_up == 1
+
+
+def test_p7_the_http_port_is_named_at_once(nsqd: GoNsqd) -> None:
+    began = time.monotonic()
+    with pytest.raises(ProtocolError, match=nsqd.http_address) as caught:
+        open_connection(parse_address(nsqd.http_address), ClientOptions(), None)
+    assert "HTTP port" in caught.value.hint
+    assert time.monotonic() - began < 1
+
+
+def test_p7_nsqlookupds_tcp_port_is_named_at_once(
+    nsqlookupd: Callable[..., GoNsqlookupd],
+) -> None:
+    address = nsqlookupd().tcp_address
+    with pytest.raises(ProtocolError, match=address) as caught:
+        open_connection(parse_address(address), ClientOptions(), None)
+    assert "nsqlookupd" in caught.value.hint
+
+
+def test_p9_a_message_is_answered_once_whoever_asks(
+    scripted_nsqd: ScriptedNsqd, consume: Consume, in_background: InBackground
+) -> None:
+    consumer = consume(scripted_nsqd.address)
+    conn = connected(scripted_nsqd)
+    both = threading.Barrier(2)
+
+    def finish(message: Message) -> bool:
+        both.wait(5)
+        return message.finish()
+
+    for _ in range(50):
+        message_id = conn.message(b"x")
+        [message] = batch_of(consumer)
+        answers = [in_background(finish, message) for _ in range(2)]
+        assert sorted(answer.result(5) for answer in answers) == [False, True]  # type: ignore[type-var]
+        assert not message.requeue()
+        assert not message.touch()
+        conn.expect(f"FIN {message_id}")
+    assert conn.not_yet_expected == []
+
+
+def test_p9_answers_after_the_end_are_no_error_and_not_sent(
+    scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    consumer = consume(scripted_nsqd.address, drain_timeout_s=0.1)
+    conn = connected(scripted_nsqd)
+    conn.message(b"x")
+    [message] = batch_of(consumer)
+    conn.half_close()
+    wait_until(lambda: not consumer.connections, what="the loss")
+    consumer.stop(timeout_s=5)
+    assert [message.finish(), message.requeue(), message.touch()] == [False] * 3
+    conn.expect_closed()
+
+
+def test_p10_an_answer_never_goes_to_the_next_connection(
+    scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    consumer = consume(scripted_nsqd.address)
+    conn = connected(scripted_nsqd)
+    message_id = conn.message(b"x")
+    [old] = batch_of(consumer)
+    conn.close()
+    again = connected(scripted_nsqd)
+    again.message(b"x", message_id=message_id, attempts=2)
+    [new] = batch_of(consumer)
+    assert not old.finish()
+    assert again.not_yet_expected == []
+    assert new.finish()
+    again.expect(f"FIN {message_id}")
+
+
+def test_a_message_delivered_anew_replaces_its_unanswered_delivery(
+    scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    consumer = consume(scripted_nsqd.address)
+    conn = connected(scripted_nsqd)
+    message_id = conn.message(b"x")
+    [old] = batch_of(consumer)
+    conn.message(b"x", message_id=message_id, attempts=2)
+    [new] = batch_of(consumer)
+    assert old.is_answered
+    assert not old.finish()
+    assert new.finish()
+    conn.expect(f"FIN {message_id}")
+    wait_until(lambda: consumer._io.rdy.in_flight == 0, what="nothing in flight")
+
+
+def test_a_batch_is_finished_but_for_what_was_answered(
+    scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    consumer = consume(scripted_nsqd.address)
+    conn = connected(scripted_nsqd)
+    ids = [conn.message(b"x") for _ in range(4)]
+    batch = Batch(batch_of(consumer).source, [])
+    while len(batch) < 4:
+        batch = Batch(batch.source, list(batch.source.in_flight.values()))
+    batch[1].requeue(0, backoff=False)
+    conn.expect(f"REQ {ids[1]} 0")
+    conn.message(b"x", message_id=ids[2], attempts=2)
+    wait_until(lambda: batch[2].is_answered, what="the new delivery")
+    assert batch.finish() == 2
+    conn.expect(f"FIN {ids[0]}")
+    conn.expect(f"FIN {ids[3]}")
+    assert batch.finish() == 0
+    assert batch.requeue() == 0
+    assert conn.not_yet_expected == []
+
+
+def test_touch_starts_the_timeout_anew(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
+    consumer = consume(scripted_nsqd.address)
+    conn = connected(scripted_nsqd)
+    message_id = conn.message(b"x")
+    [message] = batch_of(consumer)
+    assert message.touch()
+    conn.expect(f"TOUCH {message_id}")
+    assert not message.is_answered
+
+
+@pytest.mark.parametrize(
+    ("reply", "complaint"),
+    [
+        (b"\x00\x00\x00\x06\x00\x00\x00\x00{}", ""),  # everything at its default: accepted
+        (b"\x00\x00\x00\x06\x00\x00\x00\x00[]", "neither OK nor JSON"),
+        (b"\x00\x00\x00\x0d\x00\x00\x00\x01E_BAD_BOD", "E_BAD_BOD"),
+        (b"\x00\x00\x00\x22\x00\x00\x00\x02" + bytes(30), "message before SUB"),
+        (b"\x00\x00\x00\x06\x00\x00\x00\x07OK", "unknown frame type 7"),
+        (b"\x00\x00\x00", "closed the connection"),
+    ],
+)
+def test_any_answer_to_identify_is_taken_or_named(
+    scripted_nsqd: ScriptedNsqd, in_background: InBackground, reply: bytes, complaint: str
+) -> None:
+    address = parse_address(scripted_nsqd.address)
+    opening = in_background(open_connection, address, ClientOptions(), None)
+    conn = scripted_nsqd.accept()
+    conn.expect("IDENTIFY")
+    conn.send(reply)
+    conn.half_close()
+    if not complaint:
+        with closing(opening.result(5)):  # type: ignore[type-var]
+            return
+    with pytest.raises(NsqError, match=complaint) as caught:
+        opening.result(5)
+    assert str(address) in str(caught.value)
+    conn.expect_closed()
+
+
+def test_an_old_nsqd_that_answers_ok_is_consumed_with_the_old_limits(
+    scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    consume(scripted_nsqd.address, max_in_flight=5000)
+    conn = scripted_nsqd.accept()
+    conn.expect("IDENTIFY")
+    conn.heartbeat()
+    conn.expect("NOP")
+    conn.ok()
+    conn.expect(f"SUB {TOPIC} {CHANNEL}")
+    conn.ok()
+    conn.skip_to("RDY 2500")
+
+
+def test_a_refused_subscription_is_told_with_the_words_of_nsqd(
+    scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    errors: list[NsqError] = []
+    consume(scripted_nsqd.address, more={"on_error": errors.append})
+    conn = scripted_nsqd.accept()
+    conn.expect("IDENTIFY")
+    conn.reply_identify()
+    conn.expect(f"SUB {TOPIC} {CHANNEL}")
+    conn.error("E_UNAUTHORIZED AUTH failed for SUB")
+    conn.expect_closed()
+    wait_until(lambda: errors, what="the error")
+    assert "E_UNAUTHORIZED AUTH failed for SUB" in str(errors[0])
+    assert errors[0].category == "refused"
