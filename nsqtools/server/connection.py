@@ -177,9 +177,12 @@ class Connection(asyncio.Protocol):
         data = b"".join(self._chunks) if len(self._chunks) > 1 else self._chunks[0]
         position = 0
         if self._speaker is None:
-            make = self._speakers.get(data[:_MAGIC_LENGTH])
+            magic = data[:_MAGIC_LENGTH]
+            shown = magic.decode("ascii", "backslashreplace")
+            self._log.info(f"CLIENT({self.remote_address}): desired protocol magic {shown!r}")
+            make = self._speakers.get(magic)
             if make is None:
-                self._log.error(f"client({self.remote_address}) bad protocol magic")
+                self._log.error(f"client({self.remote_address}) bad protocol magic {shown!r}")
                 self._hang_up(self._refusal)
                 return
             self._speaker = make(self)

@@ -110,10 +110,9 @@ class NsqlookupdHTTP:
 
     async def delete_topic(self, call: Call) -> Response:
         topic = required(call.query(), "topic")
-        for channel in self._registrations.channels(topic):
-            self._log.info(f"DB: removing channel({channel}) from topic({topic})")
-        self._log.info(f"DB: removing topic({topic})")
-        self._registrations.delete_topic(topic)
+        for _, name, channel in self._registrations.delete_topic(topic):
+            what = f"channel({channel}) from topic({name})" if channel else f"topic({name})"
+            self._log.info(f"DB: removing {what}")
         return empty_reply()
 
     async def tombstone_topic_producer(self, call: Call) -> Response:

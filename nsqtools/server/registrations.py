@@ -180,11 +180,15 @@ class Registrations:
         self._channels.setdefault(topic, {}).setdefault(channel, {})
         self.create_topic(topic)
 
-    def delete_topic(self, topic: str) -> None:
-        """Forget a topic and its channels, if it is known."""
+    def delete_topic(self, topic: str) -> list[Registration]:
+        """Forget a topic and its channels, and return what was known of them."""
+        removed = []
         for name in [*self._topics, *self._channels] if topic == ALL else [topic]:
-            self._topics.pop(name, None)
-            self._channels.pop(name, None)
+            for channel in self._channels.pop(name, {}):
+                removed.append(Registration("channel", name, channel))
+            if self._topics.pop(name, None) is not None:
+                removed.append(Registration("topic", name, ""))
+        return removed
 
     def delete_channel(self, topic: str, channel: str) -> None:
         """Forget a channel. Raises ``KeyError`` when it is unknown."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import re
 import select
 import socket
 from collections.abc import Callable, Iterator
@@ -124,6 +125,14 @@ def test_a_port_in_use_is_named_and_the_other_one_is_free_again() -> None:
             second.start()
         with EmbeddedNsqlookupd(tcp_address=free) as third:
             assert third.tcp_address == free
+
+
+def test_every_page_of_the_profiler_answers(lookupd: EmbeddedLookupServer) -> None:
+    paths = re.findall(r"href='(\S+)'", lookupd.get("/debug/pprof").decode())
+
+    assert "/debug/pprof/goroutine" in paths
+    for path in paths:
+        assert lookupd.get(path, seconds=1)
 
 
 def test_an_error_reaches_a_peer_that_goes_on_sending(lookupd: EmbeddedLookupServer) -> None:

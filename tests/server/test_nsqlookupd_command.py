@@ -45,8 +45,9 @@ def test_it_says_where_it_listens_and_ends_with_0_on_a_signal(
         connection.sendall(b"  V1PING\n")
         assert connection.recv(6) == b"\0\0\0\2OK"
 
-    process.send_signal(number)
-    assert process.wait(timeout=10) == 0
+        process.send_signal(number)
+
+        assert process.wait(timeout=10) == 0
     assert process.stdout is not None
     assert process.stdout.read() == b""
 

@@ -181,7 +181,7 @@ def test_a_star_stands_for_all_topics(registrations: Registrations, peer: Peer) 
     assert registrations.producers("*", 0) == [peer]
     registrations.tombstone("*", "one:4151", now_ns=0)
     assert registrations.producers("errors", 0) == registrations.producers("clicks", 0) == []
-    registrations.delete_topic("*")
+    assert len(registrations.delete_topic("*")) == 4
     assert (registrations.topics(), registrations.channels("*")) == ([], [])
 
 
@@ -191,8 +191,8 @@ def test_deleting_a_topic_takes_its_channels_and_leaves_the_peer(
     registrations.register(peer, "clicks", "archive")
     registrations.create_channel("errors", "alert")
 
-    registrations.delete_topic("clicks")
-    registrations.delete_topic("never_seen")
+    assert registrations.delete_topic("clicks") == [CHANNEL, TOPIC]
+    assert registrations.delete_topic("never_seen") == []
 
     assert (registrations.topics(), registrations.channels("*")) == (["errors"], ["alert"])
     assert registrations.nodes(0) == [Node(peer, [], [])]
