@@ -8,7 +8,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from hypothesis import settings
+
 import nsqtools
+
+# A busy machine makes an example slow, not wrong.
+settings.register_profile("nsqtools", deadline=None)
+settings.load_profile("nsqtools")
 
 sys.path.insert(0, str(Path(__file__).parent))
 
