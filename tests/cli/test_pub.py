@@ -103,10 +103,9 @@ def test_nobody_there_is_status_4_and_the_records_are_in_the_unsent_file(
     run_nsq: RunNsq, unreachable_address: str, tmp_path: Path
 ) -> None:
     unsent = tmp_path / "unsent"
+    place = ["--nsqd-tcp-address", unreachable_address, "--producer-opt", "dial_timeout=300ms"]
     result = run_nsq(
-        ["pub", "-t", "events", "--nsqd-tcp-address", unreachable_address]
-        + ["--retry-timeout", "300ms", "--unsent-file", str(unsent)]
-        + ["--producer-opt", "dial_timeout=300ms"],
+        ["pub", "-t", "events", *place, "--retry-timeout", "300ms", "--unsent-file", str(unsent)],
         stdin=b"a\n\xff\x00\nlast",
     )
 
