@@ -277,3 +277,4 @@ def test_a_defect_on_the_io_thread_reaches_who_waits(
     with pytest.raises(RuntimeError, match="I/O thread failed") as caught:
         next(iter(consumer))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert consumer._io.loop.join(5)

@@ -1,0 +1,370 @@
+"""Publishing: every message has one outcome, and it is the right one.
+
+W9 a producer has one nsqd: it never picks a closed connection
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from plugins.clients import CHANNEL, TOPIC, Produce
+from plugins.daemons import GoNsqd
+from plugins.network import TO_CLIENT, TO_SERVER, Proxy
+from plugins.scripted_nsqd import Connection, ScriptedNsqd
+from plugins.waiting import wait_until
+
+from nsqtools.client.publication import Publication
+from nsqtools.errors import (
+    ConfigurationError,
+    DeadlineExceeded,
+    PublishError,
+    PublishNotSent,
+    PublishRejected,
+    PublishUnknown,
+    ServerError,
+)
+
+InBackground = Callable[..., "Future[Any]"]
+
+
+def connected(nsqd: ScriptedNsqd) -> Connection:
+    conn = nsqd.accept()
+    conn.expect("IDENTIFY")
+    conn.reply_identify()
+    return conn
+
+
+def outcome(publication: Publication) -> str:
+    try:
+        publication.wait(10)
+    except PublishError as exc:
+        return type(exc).__name__
+    return "published"
+
+
+def test_every_way_of_publishing_arrives(nsqd: GoNsqd, produce: Produce) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    producer = produce(nsqd.tcp_address)
+    producer.publish(TOPIC, b"one")
+    producer.publish_many(TOPIC, [b"two", b"three"])
+    producer.publish_deferred(TOPIC, b"later", 60)
+    producer.submit(TOPIC, [b"four"]).wait(5)
+    assert nsqd.depth(TOPIC, CHANNEL) == 4
+    assert nsqd.channel_stats(TOPIC, CHANNEL)["deferred_count"] == 1
+
+
+def test_many_messages_are_split_at_the_limit_of_nsqd(
+    go_nsqd: Callable[..., GoNsqd], produce: Produce
+) -> None:
+    nsqd = go_nsqd("-max-body-size=1000", "-max-msg-size=500")
+    producer = produce(nsqd.tcp_address, publish_max_body_size=1000, publish_max_msg_size=500)
+    producer.publish_many(TOPIC, [b"x" * 488] * 9 + [b"y" * 500])
+    assert nsqd.depth(TOPIC) == 10
+
+
+@pytest.mark.parametrize(
+    ("topic", "bodies", "defer_s"),
+    [
+        ("bad topic", [b"x"], None),
+        ("t\n", [b"x"], None),
+        ("t", [], None),
+        ("t", [b""], None),
+        ("t", [b"x", b""], None),
+        ("t", [b"x" * ((1 << 20) + 1)], None),
+        ("t", [b"x" * (1 << 20)] * 5, None),
+        ("t", [b"x"], -1),
+        ("t", [b"x"], 3601),
+        ("t", [b"x"], float("nan")),
+        ("t", [b"x", b"y"], 1),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_w7_what_nsqd_would_refuse_never_reaches_it(
+    nsqd: GoNsqd, produce: Produce, topic: str, bodies: list[bytes], defer_s: float | None
+) -> None:
+    producer = produce(nsqd.tcp_address)
+    with pytest.raises(ConfigurationError):
+        producer.submit(topic, bodies, defer_s=defer_s)
+    producer.publish("t", b"x")
+    assert nsqd.log.count("TCP: new client") == 1
+
+
+def test_w7_one_bad_publish_among_a_hundred_harms_no_other(
+    nsqd: GoNsqd, produce: Produce, in_background: InBackground
+) -> None:
+    producer = produce(nsqd.tcp_address)
+    bodies = [b"x"] * 99 + [b""]
+    done = [in_background(producer.publish, TOPIC, body) for body in bodies]
+    errors = [future.exception(10) for future in done]
+    assert [type(error) for error in errors if error] == [ConfigurationError]
+    assert nsqd.depth(TOPIC) == 99
+
+
+def test_a_rejected_publish_and_what_came_behind_it_are_told_apart(
+    scripted_nsqd: ScriptedNsqd, produce: Produce
+) -> None:
+    producer = produce(scripted_nsqd.address)
+    good, bad, behind = (producer.submit(TOPIC, [body]) for body in (b"1", b"2", b"3"))
+    conn = connected(scripted_nsqd)
+    for _ in range(3):
+        conn.expect(f"PUB {TOPIC}")
+    conn.ok()
+    conn.error("E_BAD_MESSAGE PUB message too big 1 > 0")
+    conn.half_close()
+    assert outcome(good) == "published"
+    with pytest.raises(PublishRejected, match="E_BAD_MESSAGE") as caught:
+        bad.wait(5)
+    assert isinstance(caught.value.cause, ServerError)
+    assert outcome(behind) == "PublishNotSent"
+    again = producer.submit(TOPIC, [b"4"])
+    next_conn = connected(scripted_nsqd)
+    next_conn.expect(f"PUB {TOPIC}")
+    next_conn.ok()
+    assert outcome(again) == "published"
+
+
+def test_a_real_rejection_stores_nothing_behind_it(
+    go_nsqd: Callable[..., GoNsqd], produce: Produce
+) -> None:
+    nsqd = go_nsqd("-max-msg-size=100")
+    producer = produce(nsqd.tcp_address)
+    producer.publish(TOPIC, b"first")
+    sent = [producer.submit(TOPIC, [body]) for body in [b"x" * 101] + [b"y"] * 20]
+    outcomes = [outcome(publication) for publication in sent]
+    assert outcomes[0] == "PublishRejected"
+    assert nsqd.depth(TOPIC) == 1 + outcomes.count("published")
+    assert set(outcomes[1:]) <= {"PublishNotSent", "published"}
+    producer.publish(TOPIC, b"and on it goes")
+
+
+def test_what_was_outstanding_when_the_connection_broke_is_unknown(
+    scripted_nsqd: ScriptedNsqd, produce: Produce
+) -> None:
+    producer = produce(scripted_nsqd.address)
+    confirmed, unknown = producer.submit(TOPIC, [b"1"]), producer.submit(TOPIC, [b"2"])
+    conn = connected(scripted_nsqd)
+    conn.expect(f"PUB {TOPIC}")
+    conn.expect(f"PUB {TOPIC}")
+    conn.ok()
+    wait_until(lambda: confirmed.is_settled, what="a confirmation")
+    conn.reset()
+    with pytest.raises(PublishUnknown, match=scripted_nsqd.address) as caught:
+        unknown.wait(5)
+    assert "may" in caught.value.hint
+
+
+def test_what_no_byte_was_sent_of_is_not_unknown(
+    nsqd: GoNsqd, proxy_to: Callable[[str], Proxy], produce: Produce
+) -> None:
+    """More than the buffers on the way hold: what came after it was never offered."""
+    proxy = proxy_to(nsqd.tcp_address)
+    producer = produce(proxy.address, publish_timeout_s=1, publish_max_msg_size=1 << 24)
+    producer.publish(TOPIC, b"x")
+    proxy.pause(TO_SERVER)
+    sent = [producer.submit(TOPIC, [b"x" * (15 << 20)])]
+    wait_until(lambda: producer._io._watches_writes, what="a jam")
+    sent.append(producer.submit(TOPIC, [b"y" * 1000]))
+    wait_until(lambda: len(producer._io._outstanding) == 2, what="the second to be queued")
+    assert [outcome(publication) for publication in sent] == ["PublishUnknown", "PublishNotSent"]
+
+
+def test_w1_every_publisher_returns_when_the_connection_breaks(
+    scripted_nsqd: ScriptedNsqd, produce: Produce, in_background: InBackground
+) -> None:
+    producer = produce(scripted_nsqd.address)
+    done = [in_background(producer.publish, TOPIC, b"x" * 1000) for _ in range(10)]
+    conn = connected(scripted_nsqd)
+    conn.expect(f"PUB {TOPIC}")
+    scripted_nsqd.stop_listening()
+    conn.reset()
+    kinds = {type(future.exception(5)) for future in done}
+    assert kinds <= {PublishUnknown, PublishNotSent}
+
+
+def test_w2_the_next_publish_after_a_restart_works(nsqd: GoNsqd, produce: Produce) -> None:
+    producer = produce(nsqd.tcp_address)
+    producer.publish(TOPIC, b"x")
+    nsqd.stop()
+    wait_until(lambda: producer._io._connection is None, what="the loss")
+    nsqd.start()
+    producer.publish(TOPIC, b"x")
+    assert nsqd.depth(TOPIC) == 2
+
+
+def test_w2_it_is_tried_again_in_time_after_failures(nsqd: GoNsqd, produce: Produce) -> None:
+    producer = produce(nsqd.tcp_address)
+    producer.publish(TOPIC, b"x")
+    nsqd.stop()
+    wait_until(lambda: producer._io._connection is None, what="the loss")
+    for _ in range(3):
+        with pytest.raises(PublishNotSent, match=f"connect to {nsqd.tcp_address}"):
+            producer.publish(TOPIC, b"x")
+    nsqd.start()
+
+    def works() -> bool:
+        return outcome(producer.submit(TOPIC, [b"x"])) == "published"
+
+    wait_until(works, what="a publish")
+
+
+def test_w3_an_address_that_does_not_answer_costs_one_dial_timeout(
+    unreachable_address: str, produce: Produce
+) -> None:
+    producer = produce(unreachable_address, dial_timeout_s=0.3)
+    began = time.monotonic()
+    for _ in range(100):
+        with pytest.raises(PublishNotSent):
+            producer.publish(TOPIC, b"x")
+    assert time.monotonic() - began < 2 * 0.3
+
+
+def test_w4_a_publish_never_waits_for_ever_on_a_connect(
+    unreachable_address: str, produce: Produce
+) -> None:
+    producer = produce(unreachable_address, dial_timeout_s=60, publish_timeout_s=0.2)
+    with pytest.raises(PublishNotSent, match="in time"):
+        producer.publish(TOPIC, b"x")
+    began = time.monotonic()
+    assert not producer.stop(0.1) or time.monotonic() - began < 1
+
+
+def test_w4_heartbeats_do_not_stand_in_for_an_answer(
+    scripted_nsqd: ScriptedNsqd, produce: Produce
+) -> None:
+    producer = produce(scripted_nsqd.address, publish_timeout_s=0.5)
+    publication = producer.submit(TOPIC, [b"x"])
+    conn = connected(scripted_nsqd)
+    conn.expect(f"PUB {TOPIC}")
+    gives_up_at = time.monotonic() + 5
+    while not publication.is_settled and time.monotonic() < gives_up_at:
+        conn.heartbeat()
+        conn.next_command()
+        if any(command.line == "NOP" for command in conn.commands):
+            threading.Event().wait(0.05)
+        if publication.is_settled:
+            break
+    with pytest.raises(PublishUnknown, match="no answer to a publish"):
+        publication.wait(5)
+
+
+def test_w5_every_publication_settles_once(
+    nsqd: GoNsqd, proxy_to: Callable[[str], Proxy], produce: Produce
+) -> None:
+    proxy = proxy_to(nsqd.tcp_address)
+    producer = produce(proxy.address)
+    settled: list[int] = []
+    publications = []
+    for number in range(300):
+        if number == 150:
+            proxy.cut(reset=True)
+        publication = producer.submit(
+            TOPIC, [b"%d" % number], on_settled=lambda p: settled.append(int(p.bodies[0]))
+        )
+        publications.append(publication)
+    outcomes = [outcome(publication) for publication in publications]
+    wait_until(lambda: len(settled) == 300, what="300 callbacks")
+    assert sorted(settled) == list(range(300))
+    published, unknown = outcomes.count("published"), outcomes.count("PublishUnknown")
+    assert published <= nsqd.depth(TOPIC) <= published + unknown
+
+
+def test_w5_a_callback_that_fails_does_no_harm(nsqd: GoNsqd, produce: Produce) -> None:
+    producer = produce(nsqd.tcp_address)
+
+    def fail(publication: Publication) -> None:
+        raise LookupError
+
+    producer.submit(TOPIC, [b"x"], on_settled=fail).wait(5)
+    producer.publish(TOPIC, b"x")
+
+
+def test_w6_a_flood_stays_in_its_window(nsqd: GoNsqd, produce: Produce) -> None:
+    producer = produce(nsqd.tcp_address)
+    most = 0
+    publications = []
+    for _ in range(20_000):
+        publications.append(producer.submit(TOPIC, [b"x"]))
+        most = max(most, producer._outstanding)
+    for publication in publications:
+        publication.wait(10)
+    assert most <= 64
+    assert nsqd.depth(TOPIC) == 20_000
+    assert nsqd.log.count("TCP: new client") == 1
+
+
+def test_w8_an_answer_to_nothing_ends_the_connection(
+    scripted_nsqd: ScriptedNsqd, produce: Produce
+) -> None:
+    producer = produce(scripted_nsqd.address)
+    publication = producer.submit(TOPIC, [b"x"])
+    conn = connected(scripted_nsqd)
+    conn.expect(f"PUB {TOPIC}")
+    conn.ok()
+    conn.ok()
+    conn.expect_closed()
+    assert outcome(publication) == "published"
+    again = producer.submit(TOPIC, [b"x"])
+    next_conn = connected(scripted_nsqd)
+    next_conn.expect(f"PUB {TOPIC}")
+    next_conn.ok()
+    assert outcome(again) == "published"
+
+
+def test_a_full_window_says_so(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
+    producer = produce(scripted_nsqd.address, max_outstanding=2, publish_timeout_s=0.3)
+    sent = [producer.submit(TOPIC, [b"x"]) for _ in range(2)]
+    with pytest.raises(PublishNotSent, match="no room"):
+        producer.submit(TOPIC, [b"x"])
+    assert not sent[0].is_settled or sent[0].error is not None
+    with pytest.raises(DeadlineExceeded):
+        producer.submit(TOPIC, [b"x"]).wait(0)
+
+
+def test_a_stop_waits_for_confirmations(nsqd: GoNsqd, produce: Produce) -> None:
+    producer = produce(nsqd.tcp_address)
+    publications = [producer.submit(TOPIC, [b"x"]) for _ in range(64)]
+    assert producer.stop(5)
+    assert all(publication.is_settled for publication in publications)
+    assert nsqd.depth(TOPIC) == 64
+
+
+def test_a_stop_that_cannot_wait_settles_the_rest(
+    nsqd: GoNsqd, proxy_to: Callable[[str], Proxy], produce: Produce
+) -> None:
+    proxy = proxy_to(nsqd.tcp_address)
+    producer = produce(proxy.address)
+    producer.publish(TOPIC, b"x")
+    proxy.pause(TO_CLIENT)
+    publication = producer.submit(TOPIC, [b"x"])
+    assert not producer.stop(0.2)
+    assert outcome(publication) == "PublishUnknown"
+
+
+@pytest.mark.parametrize("was_started", [True, False])
+def test_a_stopped_producer_publishes_nothing(
+    nsqd: GoNsqd, produce: Produce, was_started: bool
+) -> None:
+    producer = produce(nsqd.tcp_address)
+    if was_started:
+        producer.publish(TOPIC, b"x")
+    assert producer.stop(5)
+    for _ in range(70):
+        with pytest.raises(PublishNotSent, match="stopped"):
+            producer.publish(TOPIC, b"x")
+
+
+def test_a_defect_on_the_io_thread_leaves_nobody_waiting(
+    scripted_nsqd: ScriptedNsqd, produce: Produce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
+    producer = produce(scripted_nsqd.address)
+    publication = producer.submit(TOPIC, [b"x"])
+    connected(scripted_nsqd).expect(f"PUB {TOPIC}")
+    producer._io.loop.call_soon(lambda: 1 // 0)
+    assert outcome(publication) == "PublishUnknown"
+    assert producer._io.loop.join(5)
