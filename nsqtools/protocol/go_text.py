@@ -1,14 +1,13 @@
 """Go's ways to write and read values as text: quoted strings, durations, JSON.
 
-nsqd and nsqlookupd are Go programs, so their error texts quote with ``%q``, their flags read Go
-durations, their JSON escapes what Go's encoder escapes, and what they are sent as JSON is read by
-the rules of Go's decoder. Durations are int nanoseconds here.
+nsqd and nsqlookupd are Go programs, so their error texts quote with ``%q``, their log lines and
+pages show durations, their JSON escapes what Go's encoder escapes, and what they are sent as JSON
+is read by the rules of Go's decoder. Durations are int nanoseconds here.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -26,17 +25,7 @@ _ESCAPES = {
     0x22: '\\"',
     0x5C: "\\\\",
 }
-_UNITS_NS = {
-    "ns": 1,
-    "us": 1_000,
-    "µs": 1_000,
-    "μs": 1_000,
-    "ms": 1_000_000,
-    "s": 1_000_000_000,
-    "m": 60_000_000_000,
-    "h": 3_600_000_000_000,
-}
-_TERM = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
+_UNITS_NS = {"ns": 1, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "m": 60_000_000_000}
 _JSON_ESCAPES = str.maketrans(
     {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 )
@@ -59,29 +48,6 @@ def quote(data: bytes) -> bytes:
             out.append(f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
     out.append('"')
     return "".join(out).encode()
-
-
-def parse_duration(text: str) -> int:
-    """Read a Go duration such as ``1h30m`` or ``250ms`` as nanoseconds.
-
-    Raises ``ValueError`` for anything else, a number without a unit included (only 0 needs none).
-    """
-    unsigned = text[1:] if text[:1] in ("+", "-") else text
-    if unsigned == "0":
-        return 0
-    total = 0.0
-    position = 0
-    while match := _TERM.match(unsigned, position):
-        number, unit = match.groups()
-        total += int(number) * _UNITS_NS[unit] if number.isdigit() else _fraction(number, unit)
-        position = match.end()
-    if not position or position != len(unsigned):
-        raise ValueError(f'time: invalid duration "{text}"')
-    return int(-total if text[0] == "-" else total)
-
-
-def _fraction(number: str, unit: str) -> float:
-    return float(number) * _UNITS_NS[unit]
 
 
 def format_duration(duration_ns: int) -> str:

@@ -24,7 +24,7 @@ class HelpAsked(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag: the option it sets, its kind, help and default."""
+    """A flag: the option it sets (``""`` for none), its kind, help and default."""
 
     option: str
     kind: Kind
@@ -42,16 +42,16 @@ class CommandLine:
 
 
 _COMMON = {
-    "config": Flag("config", STRING, "path to config file", ""),
-    "version": Flag("version", BOOL, "print version string", False),
-    "verbose": Flag("verbose", BOOL, "[deprecated] has no effect, use --log-level", False),
+    "config": Flag("", STRING, "path to config file", ""),
+    "version": Flag("", BOOL, "print version string", False),
+    "verbose": Flag("", BOOL, "[deprecated] has no effect, use --log-level", False),
 }
 
 
 def flags_of(options_class: type, deprecated: Mapping[str, str]) -> dict[str, Flag]:
     """Return the flags of an options class by name; ``deprecated`` are bools that do nothing."""
     flags = dict(_COMMON)
-    flags |= {name: Flag(name, BOOL, help, False) for name, help in deprecated.items()}
+    flags |= {name: Flag("", BOOL, help, False) for name, help in deprecated.items()}
     for field in fields(options_class):
         name = field.name.replace("_", "-")
         flags[name] = Flag(
@@ -73,15 +73,14 @@ def parse_flags(flags: Mapping[str, Flag], arguments: Sequence[str]) -> CommandL
             value = flag.kind.parse(text)
         except ValueError as exc:
             what = "boolean value" if flag.kind.is_bool else "value"
-            name = f"-{name}" if flag.kind.is_bool else f"flag -{name}"
-            raise FlagError(f'invalid {what} "{text}" for {name}: {exc}') from None
-        if flag.kind.repeatable:
-            value = (*given.get(flag.option, ()), *value)
-        given[flag.option] = value
-    config = given.pop("config", "")
-    asks_version = given.pop("version", False)
-    known = {flag.option for name, flag in flags.items() if flag.option == name.replace("-", "_")}
-    return CommandLine({k: v for k, v in given.items() if k in known}, config, asks_version)
+            where = f"-{name}" if flag.kind.is_bool else f"flag -{name}"
+            raise FlagError(f'invalid {what} "{text}" for {where}: {exc}') from None
+        given[name] = (*given.get(name, ()), *value) if flag.kind.repeatable else value
+    return CommandLine(
+        {flags[name].option: value for name, value in given.items() if flags[name].option},
+        config=given.get("config", ""),
+        asks_version=given.get("version", False),
+    )
 
 
 def _split(flags: Mapping[str, Flag], arguments: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nsqtools.protocol.go_text import format_duration, parse_duration
+from nsqtools.protocol.durations import parse_duration
+from nsqtools.protocol.go_text import format_duration
 
 _TRUE = {"1", "t", "T", "TRUE", "true", "True"}
 _FALSE = {"0", "f", "F", "FALSE", "false", "False"}
@@ -39,10 +40,11 @@ def seconds_to_ns(seconds: float) -> int:
 def parse_int(text: str) -> int:
     """Read an integer literal of Go: 0x, 0o, 0b and a bare leading 0 for octal, and underscores."""
     digits = text.lstrip("+-")
-    if len(digits) > 1 and digits[0] == "0" and digits[1].isdigit():
-        value = int(digits, 8) * (-1 if text[0] == "-" else 1)
-    else:
-        value = int(text, 0)
+    is_octal = len(digits) > 1 and digits[0] == "0" and digits[1].isdigit()
+    try:
+        value = int(text, 8 if is_octal else 0)
+    except ValueError:
+        raise ValueError("parse error") from None
     if text != text.strip() or not -(1 << 63) <= value < 1 << 63:
         raise ValueError("parse error")
     return value
@@ -60,7 +62,7 @@ def parse_bool(text: str) -> bool:
 def parse_seconds(text: str) -> float:
     """Read a Go duration as seconds."""
     try:
-        return parse_duration(text) / 1_000_000_000
+        return parse_duration(text)
     except ValueError:
         raise ValueError("parse error") from None
 

@@ -1,0 +1,152 @@
+"""Commands out of bytes, whole or in any pieces, and nsqd's refusals."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.protocol.requests import (
+    BodiesReader,
+    Incomplete,
+    LineTooLong,
+    RequestError,
+    as_int64,
+    parse_uint64,
+    read_finishes,
+    read_line,
+    read_message,
+    topic_name,
+)
+
+ID = b"0123456789abcdef"
+
+
+def sized(body: bytes) -> bytes:
+    return struct.pack(">i", len(body)) + body
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"NOP\n", [b"NOP"]),
+        (b"NOP\r\n", [b"NOP"]),
+        (b"\n", [b""]),
+        (b"SUB  ch \n", [b"SUB", b"", b"ch", b""]),
+        (b"A\r\r\n", [b"A\r"]),
+    ],
+)
+def test_a_line_is_split_at_single_blanks(line: bytes, words: list[bytes]) -> None:
+    assert read_line(b"..." + line + b"rest", 3) == (words, 3 + len(line))
+
+
+def test_a_line_has_a_limit_and_asks_for_more_below_it() -> None:
+    assert read_line(b"x" * 16383 + b"\n", 0)[1] == 16384
+    with pytest.raises(LineTooLong):
+        read_line(b"x" * 16384, 0)
+    with pytest.raises(Incomplete) as more:
+        read_line(b"..NO", 2)
+    assert (more.value.position, more.value.wanted, more.value.error) == (2, 3, None)
+
+
+def test_finishes_are_taken_in_one_run() -> None:
+    run = (b"FIN " + ID + b"\n") * 3
+    assert read_finishes(b"." + run + b"RDY 1\n", 1) == ([ID] * 3, 1 + len(run))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"FIN " + ID[1:] + b"\n",
+        b"FIN " + ID[1:] + b"\r\n",
+        b"FIN " + ID + b"\r\n",
+        b"FIN " + ID[2:] + b" a\n",
+        b"FIN " + ID,
+        b"fin " + ID + b"\n",
+    ],
+)
+def test_only_plain_finishes_are(line: bytes) -> None:
+    assert read_finishes(line, 0) == ([], 0)
+
+
+def test_a_message_is_read_behind_its_size() -> None:
+    data = b"PUB t\n" + sized(b"body") + b"rest"
+    assert read_message(data, 6, 0, "PUB", 100) == (b"body", 14)
+
+
+@pytest.mark.parametrize("length", range(6, 14))
+def test_a_cut_off_message_says_what_it_needs(length: int) -> None:
+    data = b"PUB t\n" + sized(b"body")
+    with pytest.raises(Incomplete) as more:
+        read_message(data[:length], 6, 0, "PUB", 100)
+
+    assert more.value.position == 0
+    assert more.value.wanted == (10 if length < 10 else 14)
+    assert more.value.error is not None
+    what = b"body size" if length < 10 else b"body"
+    assert more.value.error.data == b"E_BAD_MESSAGE PUB failed to read message " + what
+
+
+@given(
+    st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=8),
+    st.binary(max_size=5),
+    st.lists(st.integers(0, 60)),
+)
+def test_bodies_are_read_in_any_pieces(bodies: list[bytes], rest: bytes, cuts: list[int]) -> None:
+    data = struct.pack(">i", len(bodies)) + b"".join(map(sized, bodies)) + rest
+    reader = BodiesReader(100, 10_000)
+    ends = sorted({*(cut for cut in cuts if cut < len(data)), len(data)})
+    buffer = b""
+    start = 0
+    waits_for_what_is_there = False
+    for end in ends:
+        buffer += data[start:end]
+        start = end
+        try:
+            position = reader.read(buffer, 0)
+            break
+        except Incomplete as more:
+            waits_for_what_is_there = len(buffer) - more.position >= more.wanted
+            buffer = buffer[more.position :]
+
+    assert not waits_for_what_is_there
+    assert reader.bodies == bodies
+    assert (buffer[position:] + data[start:]) == rest
+
+
+@pytest.mark.parametrize(
+    ("data", "refusal"),
+    [
+        (struct.pack(">i", 0), b"E_BAD_BODY MPUB invalid message count 0"),
+        (struct.pack(">i", -1), b"E_BAD_BODY MPUB invalid message count -1"),
+        (struct.pack(">i", 20), b"E_BAD_BODY MPUB invalid message count 20"),
+        (struct.pack(">ii", 1, 0), b"E_BAD_MESSAGE MPUB invalid message(0) body size 0"),
+        (struct.pack(">ii", 1, 11), b"E_BAD_MESSAGE MPUB message too big 11 > 10"),
+    ],
+)
+def test_bodies_that_cannot_be_are_refused_before_they_arrive(data: bytes, refusal: bytes) -> None:
+    with pytest.raises(RequestError) as error:
+        BodiesReader(10, 100).read(data, 0)
+    assert error.value.data == refusal
+
+
+@pytest.mark.parametrize(
+    ("word", "number"),
+    [(b"", 0), (b"0012", 12), (b"18446744073709551615", -1), (b"18446744073709551617", 1)],
+)
+def test_numbers_wrap_as_in_go(word: bytes, number: int) -> None:
+    assert as_int64(parse_uint64(word)) == number
+
+
+@pytest.mark.parametrize("word", [b"-1", b"+1", b" 1", b"1.0", b"1e3", b"\xb2", b"x"])
+def test_only_digits_are_numbers(word: bytes) -> None:
+    with pytest.raises(ValueError):
+        parse_uint64(word)
+
+
+def test_a_bad_name_is_quoted() -> None:
+    with pytest.raises(RequestError) as error:
+        topic_name("SUB", b'a"\xff')
+    assert error.value.data == rb'E_BAD_TOPIC SUB topic name "a\"\xff" is not valid'

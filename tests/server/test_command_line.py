@@ -1,0 +1,272 @@
+"""Flags in Go's syntax, the TOML file, and how the daemon in front starts and ends."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from plugins.daemons import GO_PROGRAMS, EmbeddedNsqdProcess
+from plugins.servers import Serve
+
+from nsqtools.errors import ConfigurationError
+from nsqtools.server import EmbeddedNsqd
+from nsqtools.server.config_file import read_config
+from nsqtools.server.go_flags import FlagError, HelpAsked, flags_of, parse_flags
+from nsqtools.server.options import NsqdOptions
+
+FLAGS = flags_of(NsqdOptions, {"worker-id": "[deprecated] use --node-id"})
+TIMEOUT_S = 20.0
+NSQD = [sys.executable, "-m", "nsqtools", "nsqd"]
+
+
+def given(*arguments: str) -> dict[str, object]:
+    return parse_flags(FLAGS, arguments).options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ([], {}),
+        (["-max-rdy-count", "5"], {"max_rdy_count": 5}),
+        (["--max-rdy-count=5"], {"max_rdy_count": 5}),
+        (["-max-rdy-count=0x1_0", "-max-msg-size=010"], {"max_rdy_count": 16, "max_msg_size": 8}),
+        (["-msg-timeout=1h30m"], {"msg_timeout": 5400.0}),
+        (["-msg-timeout=1.5s"], {"msg_timeout": 1.5}),
+        (["-output-buffer-timeout", "250us"], {"output_buffer_timeout": 0.00025}),
+        (["-snappy", "-deflate=f"], {"snappy": True, "deflate": False}),
+        (["-tls-required"], {"tls_required": 2}),
+        (["-tls-required=TCP-https"], {"tls_required": 1}),
+        (["-tls-min-version=TLS1.2"], {"tls_min_version": 0x0303}),
+        (["-log-level=WARN"], {"log_level": "warn"}),
+        (
+            ["-lookupd-tcp-address=a:1", "--lookupd-tcp-address", "b:2"],
+            {"lookupd_tcp_address": ("a:1", "b:2")},
+        ),
+        (
+            ["-e2e-processing-latency-percentile=1.0,0.5", "-e2e-processing-latency-percentile=.9"],
+            {"e2e_processing_latency_percentile": (1.0, 0.5, 0.9)},
+        ),
+        (["-data-path", "-x"], {"data_path": "-x"}),
+        (["-data-path="], {"data_path": ""}),
+        (["-verbose", "-worker-id"], {}),
+        (["-max-rdy-count=5", "word", "-max-rdy-count=6"], {"max_rdy_count": 5}),
+        (["--", "-nonsense"], {}),
+        (["-"], {}),
+        (["-max-rdy-count=1", "-max-rdy-count=2"], {"max_rdy_count": 2}),
+    ],
+)
+def test_flags_are_read_as_go_reads_them(arguments: list[str], options: dict[str, object]) -> None:
+    assert given(*arguments) == options
+
+
+REFUSED = [
+    ["-nonsense"],
+    ["---max-rdy-count=5"],
+    ["-=5"],
+    ["-max-rdy-count"],
+    ["-max-rdy-count=five"],
+    ["-max-rdy-count=1e3"],
+    ["-max-rdy-count="],
+    ["-max-rdy-count=99999999999999999999"],
+    ["-msg-timeout=5"],
+    ["-msg-timeout=5x"],
+    ["-msg-timeout="],
+    ["-snappy=yes"],
+    ["-tls-required=maybe"],
+    ["-tls-min-version=ssl3.0"],
+    ["-log-level=loud"],
+]
+
+
+@pytest.mark.parametrize("arguments", REFUSED)
+def test_a_refusal_stops_at_the_command_line(arguments: list[str]) -> None:
+    with pytest.raises(FlagError):
+        given(*arguments)
+
+
+@pytest.mark.real_nsqd
+@pytest.mark.parametrize(
+    "arguments",
+    # Go has other words for a number that is too large or missing, and says where it is wrong
+    [each for each in REFUSED if "99999" not in each[0] and each != ["-max-rdy-count="]],
+)
+def test_the_first_line_of_a_refusal_is_gos(arguments: list[str]) -> None:
+    go = subprocess.run(
+        [GO_PROGRAMS / "nsqd", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    with pytest.raises(FlagError) as refusal:
+        given(*arguments)
+
+    assert go.returncode == 2
+    assert str(refusal.value) == go.stderr.splitlines()[0]
+
+
+@pytest.mark.real_nsqd
+def test_the_usage_is_gos() -> None:
+    go = subprocess.run([GO_PROGRAMS / "nsqd", "-h"], capture_output=True, text=True)
+    ours = subprocess.run([*NSQD, "-h"], capture_output=True, text=True)
+
+    assert (ours.returncode, ours.stdout) == (0, "")
+    # the one difference: ssl3.0 is in Go's help, and refused
+    assert ours.stderr == go.stderr.replace("'ssl3.0', ", "")
+
+
+@pytest.mark.parametrize("word", ["-h", "-help", "--help", "--h"])
+def test_help_is_asked_for(word: str) -> None:
+    with pytest.raises(HelpAsked):
+        given(word)
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ('msg_timeout = "2s"', {"msg_timeout": 2.0}),
+        ("msg_timeout = 2000", {"msg_timeout": 2.0}),
+        ("max_rdy_count = 5", {"max_rdy_count": 5}),
+        ('max_rdy_count = "5"', {"max_rdy_count": 5}),
+        ("snappy = false", {"snappy": False}),
+        ('snappy = "false"', {"snappy": False}),
+        ("deflate = 0", {"deflate": False}),
+        ("id = 7", {"node_id": 7}),
+        ("node_id = 7", {}),
+        ('nsqlookupd_tcp_addresses = ["a:1", "b:2"]', {"lookupd_tcp_address": ("a:1", "b:2")}),
+        ('nsqlookupd_tcp_addresses = "a:1,b:2"', {"lookupd_tcp_address": ("a:1", "b:2")}),
+        ("e2e_processing_latency_percentiles = [1.0]", {"e2e_processing_latency_percentile": (1,)}),
+        ("tls_required = true", {"tls_required": 2}),
+        ('tls_required = "tcp-https"', {"tls_required": 1}),
+        ('tls_min_version = ""', {"tls_min_version": 0x0301}),
+        ('log_level = "Debug"', {"log_level": "debug"}),
+        ("nonsense = 1\nmem-queue-size = 5", {}),
+    ],
+)
+def test_a_config_file_is_read(tmp_path: Path, line: str, options: dict[str, object]) -> None:
+    path = tmp_path / "nsqd.toml"
+    path.write_text(line)
+
+    assert read_config(str(path), NsqdOptions) == options
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "max_rdy_count = 1.5",
+        "msg_timeout = 1.5",
+        'msg_timeout = "5"',
+        'snappy = "maybe"',
+        "nsqlookupd_tcp_addresses = [1.5]",
+        "log_level = 5",
+        "=",
+    ],
+)
+def test_a_bad_config_file_is_refused(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "nsqd.toml"
+    path.write_text(line)
+
+    with pytest.raises(ConfigurationError):
+        read_config(str(path), NsqdOptions)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"node_id": 1024}, "--node-id must be [0,1024)"),
+        ({"max_deflate_level": 0}, "--max-deflate-level must be [1,9]"),
+        (
+            {"e2e_processing_latency_percentile": (1.1,)},
+            "invalid E2E processing latency percentile",
+        ),
+        ({"tls_required": 2}, "cannot require TLS client connections without TLS key and cert"),
+        ({"tls_client_auth_policy": "x"}, "cannot require TLS client connections without"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, object], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(reason)):
+        NsqdOptions(**options)  # type: ignore[arg-type]
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*NSQD, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+
+
+def test_the_version_is_told_in_nsqds_form() -> None:
+    done = run("-version")
+
+    assert re.fullmatch(r"nsqd v\d+\.\d+\.\d+ \(built w/python[\d.]+\)\n", done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "reason"),
+    [
+        (["-nonsense"], 2, "flag provided but not defined: -nonsense"),
+        (["-node-id=5000"], 1, "--node-id must be [0,1024)"),
+        (["-data-path=/no/such/path"], 1, "failed to lock data-path: open /no/such/path"),
+        (["-config=/no/such/file"], 1, "failed to load config file /no/such/file"),
+        (["-tcp-address=256.0.0.1:1"], 1, "listen (256.0.0.1:1) failed"),
+        (["-tls-cert=/no/cert"], 1, "failed to build TLS config"),
+    ],
+)
+def test_it_says_in_one_line_why_it_does_not_start(
+    tmp_path: Path, arguments: list[str], status: int, reason: str
+) -> None:
+    done = run(f"-data-path={tmp_path}", "-tcp-address=127.0.0.1:0", *arguments)
+
+    assert done.returncode == status
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_broken_nsqd_dat_stops_it(tmp_path: Path) -> None:
+    (tmp_path / "nsqd.dat").write_text('{"topics": [{"name": 5}]}')
+    done = run(f"-data-path={tmp_path}", "-tcp-address=127.0.0.1:0", "-http-address=127.0.0.1:0")
+
+    assert done.returncode == 1
+    assert "failed to parse metadata in" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_order(
+    data_path: Callable[[], Path], serve: Serve, number: signal.Signals
+) -> None:
+    nsqd = serve(EmbeddedNsqdProcess(data_path()))
+    nsqd.create_topic("t")
+    process = nsqd._process
+    assert process is not None
+    process.send_signal(number)
+
+    assert process.wait(TIMEOUT_S) == 0
+    assert b'"name":"t"' in (nsqd.data_path / "nsqd.dat").read_bytes()
+
+
+def test_unix_sockets_are_served_and_removed(tmp_path: Path) -> None:
+    paths = {name: str(tmp_path / name) for name in ("tcp", "http")}
+    with EmbeddedNsqd(tcp_address=paths["tcp"], http_address=paths["http"]) as nsqd:
+        assert (nsqd.tcp_address, nsqd.http_address) == (paths["tcp"], paths["http"])
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(paths["tcp"])
+            client.sendall(b"  V2PUB t\n\0\0\0\1x")
+            assert client.recv(100) == b"\0\0\0\x06\0\0\0\0OK"
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(paths["http"])
+            client.sendall(b"GET /info HTTP/1.0\r\n\r\n")
+            answer = client.makefile("rb").read()
+        assert b'"http_port":-1,"tcp_port":-1' in answer
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_log_lines_have_nsqds_form(data_path: Callable[[], Path], serve: Serve) -> None:
+    nsqd = serve(EmbeddedNsqdProcess(data_path(), "-log-prefix=[x] "))
+    lines = nsqd.log.splitlines()
+
+    pattern = r"\[x\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} (INFO|WARNING): \S.*"
+    assert [line for line in lines if not re.fullmatch(pattern, line)] == []
+    assert lines[0].endswith(")")
+    assert any(f"TCP: listening on {nsqd.tcp_address}" in line for line in lines)
