@@ -71,6 +71,11 @@ COMMANDS: dict[str, Command | Group] = {
         "Publish the lines of standard input, or of files, to a topic.",
         panel="Messages",
     ),
+    "demo": Command(
+        "nsqtools.cli.commands.demo:demo",
+        "Publish and consume a few thousand messages on an nsqd of its own.",
+        panel="Servers",
+    ),
     "nsqd": Command(
         "nsqtools.cli.commands.nsqd:nsqd",
         "Run an nsqd in Python, with the flags, files and protocol of the real one.",
