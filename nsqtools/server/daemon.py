@@ -81,7 +81,11 @@ class NsqdDaemon:
         """Load the data and serve. Raises `ConfigurationError`, ``OSError``."""
         loop = asyncio.get_running_loop()
         self.nsqd = Nsqd(self._options, loop, self._log)
-        self.nsqd.load()
+        try:
+            self.nsqd.load()
+        except BaseException:
+            self._undo.close()  # another one may have the data path and the ports
+            raise
         self._door = Door(self.nsqd, self._tls_context, self._auth_servers())
         self._registry = LookupRegistry(self.nsqd, self._own_info())
         self._registry.set_addresses(self._options.lookupd_tcp_address)
@@ -102,15 +106,9 @@ class NsqdDaemon:
         )
 
     def _auth_servers(self) -> AuthServers | None:
-        options = self._options
-        if not options.auth_http_address:
+        if not self._options.auth_http_address:
             return None
-        return AuthServers(
-            options.auth_http_address,
-            options.http_client_connect_timeout,
-            options.http_client_request_timeout,
-            self._log,
-        )
+        return AuthServers(self._options, self._log)
 
     async def _serve_tcp(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._tcp is None:

@@ -165,7 +165,7 @@ def test_a_line_that_never_ends_is_cut_off(lookupd: EmbeddedLookupServer) -> Non
     assert_serves(lookupd)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.binary(max_size=30)
