@@ -18,6 +18,7 @@ from plugins.network import TO_CLIENT, TO_SERVER, Proxy
 from plugins.scripted_nsqd import Connection, ScriptedNsqd
 from plugins.waiting import wait_until
 
+from nsqtools.client import producer as producer_module
 from nsqtools.client.publication import Publication
 from nsqtools.errors import (
     ConfigurationError,
@@ -159,9 +160,13 @@ def test_what_was_outstanding_when_the_connection_broke_is_unknown(
 
 
 def test_what_no_byte_was_sent_of_is_not_unknown(
-    nsqd: GoNsqd, proxy_to: Callable[[str], Proxy], produce: Produce
+    nsqd: GoNsqd,
+    proxy_to: Callable[[str], Proxy],
+    produce: Produce,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """More than the buffers on the way hold: what came after it was never offered."""
+    monkeypatch.setattr(producer_module, "WINDOW_BYTES", 1 << 30)
     proxy = proxy_to(nsqd.tcp_address)
     producer = produce(proxy.address, publish_timeout_s=1, publish_max_msg_size=1 << 24)
     producer.publish(TOPIC, b"x")

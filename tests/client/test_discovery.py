@@ -1,0 +1,103 @@
+"""What nsqlookupd answers, and when it is asked."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from typing import Any
+
+import pytest
+
+from nsqtools.client.discovery import Discovery
+from nsqtools.client.nsqlookupd_http import decode_lookup
+from nsqtools.client.options import ClientOptions
+from nsqtools.errors import ConfigurationError, ProtocolError
+from nsqtools.protocol.addresses import Address
+
+PRODUCER = {
+    "remote_address": "10.0.0.9:5000",
+    "hostname": "host",
+    "broadcast_address": "nsqd.example.org",
+    "tcp_port": 4150,
+    "http_port": 4151,
+    "version": "1.3.0",
+}
+
+
+def addresses(*producers: Any) -> set[Address]:
+    return set(decode_lookup({"channels": ["c"], "producers": [*producers]}, "url").nsqd)
+
+
+def test_a_producer_is_where_it_says() -> None:
+    assert addresses(PRODUCER) == {Address("nsqd.example.org", 4150)}
+    assert addresses(PRODUCER | {"broadcast_address": "fe80::1"}) == {Address("fe80::1", 4150)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "host"),
+    [
+        ({"broadcast_address": ""}, "host"),
+        ({"broadcast_address": None, "hostname": ""}, "10.0.0.9"),
+        ({"broadcast_address": "", "hostname": "", "remote_address": "[::1]:5000"}, "::1"),
+    ],
+)
+def test_without_a_broadcast_address_the_next_best_is_taken(
+    changes: dict[str, object], host: str
+) -> None:
+    assert addresses(PRODUCER | changes) == {Address(host, 4150)}
+
+
+@pytest.mark.parametrize(
+    "producer",
+    [
+        *(None, 1, "x", [], {}),
+        PRODUCER | {"tcp_port": 0},
+        PRODUCER | {"tcp_port": -1},
+        PRODUCER | {"tcp_port": 65536},
+        PRODUCER | {"tcp_port": "4150"},
+        PRODUCER | {"tcp_port": True},
+        PRODUCER | {"broadcast_address": 7},
+        {"tcp_port": 4150},
+    ],
+    ids=str,
+)
+def test_a_producer_that_cannot_be_used_hides_no_other(producer: object) -> None:
+    assert addresses(producer, PRODUCER) == {Address("nsqd.example.org", 4150)}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, [], "x", {}, {"channels": []}, {"producers": []}, {"channels": 1, "producers": []}],
+    ids=str,
+)
+def test_another_answer_is_a_protocol_error_that_names_the_url(answer: object) -> None:
+    with pytest.raises(ProtocolError, match="http://h:1") as caught:
+        decode_lookup(answer, "http://h:1")
+    assert "4161" in caught.value.hint
+
+
+def discovery(**options: Any) -> Discovery:
+    return Discovery(
+        ["localhost"],
+        "t",
+        ClientOptions(**options),
+        lambda found, errors: None,
+        rng=random.Random(1),
+    )
+
+
+def test_d12_every_delay_is_drawn_anew() -> None:
+    polls = discovery()
+    delays = [polls.next_delay_s() for _ in range(100)]
+    assert all(60 <= delay <= 78 for delay in delays)
+    assert statistics.pstdev(delays) > 1
+
+
+def test_d12_no_jitter_is_no_jitter() -> None:
+    polls = discovery(lookupd_poll_jitter=0.0, lookupd_poll_interval_s=5.0)
+    assert [polls.next_delay_s() for _ in range(3)] == [5, 5, 5]
+
+
+def test_an_address_map_that_cannot_be_used_is_refused_at_once() -> None:
+    with pytest.raises(ConfigurationError):
+        Discovery(["localhost"], "t", ClientOptions(), lambda f, e: None, {"a:1": "b:x"})

@@ -1,0 +1,249 @@
+"""Finding nsqd, and finding them again.
+
+D4 forms of addresses                       test_addresses.py
+D7 lookups decide, D14 refusals, D15 direct test_reconnect.py; D7 and D15 here as well
+D8 nothing after a stop                     test_hazards_stop.py
+D10 one nsqd under two names is connected twice: as in all clients, documented
+D11 both JSON forms                         here; D12 jitter: test_discovery.py
+D16 RDY to subscribed connections only      test_rdy.py
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugins.clients import CHANNEL, TOPIC, Consume, Handle
+from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.waiting import wait_until
+
+from nsqtools.errors import ConnectionFailed, NsqError
+
+GoNsqdFactory = Callable[..., GoNsqd]
+LookupdFactory = Callable[..., GoNsqlookupd]
+ScriptedLookupdFactory = Callable[[], Any]
+
+
+def test_d1_a_topic_that_is_not_there_yet_is_no_error(
+    nsqlookupd: LookupdFactory,
+    go_nsqd: GoNsqdFactory,
+    consume: Consume,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    lookupd = nsqlookupd()
+    nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
+    consumer = consume(lookupd=lookupd.http_address, fail_fast=True)
+    wait_until(lambda: "does not know topic" in caplog.text, what="a line that says so")
+    nsqd.create_topic(TOPIC)
+    wait_until(lambda: consumer.connections == [nsqd.tcp_address], what="the nsqd")
+    assert caplog.text.count("does not know topic") == 1
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
+
+
+def test_d2_messages_flow_on_when_lookupd_is_gone(
+    nsqlookupd: LookupdFactory, go_nsqd: GoNsqdFactory, consume: Consume
+) -> None:
+    lookupd = nsqlookupd()
+    nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
+    nsqd.create_topic(TOPIC)
+    consumer = consume(lookupd=lookupd.http_address, lookupd_poll_interval_s=0.02)
+    wait_until(lambda: consumer.connections, what="the nsqd")
+    lookupd.kill()
+    for _ in range(20):
+        nsqd.publish(TOPIC, b"x")
+        batch = consumer.next_batch(timeout_s=5)
+        assert batch
+        batch.finish()
+    assert consumer.connections == [nsqd.tcp_address]
+
+
+def test_d3_all_lookupd_are_asked_and_a_dead_one_hides_nothing(
+    scripted_lookupd: ScriptedLookupdFactory, go_nsqd: GoNsqdFactory, consume: Consume
+) -> None:
+    nsqds = [go_nsqd(), go_nsqd()]
+    lookupds = [scripted_lookupd(), scripted_lookupd()]
+    for lookupd, nsqd in zip(lookupds, nsqds, strict=True):
+        lookupd.list_nsqd(nsqd.tcp_address)
+    consumer = consume(
+        lookupd=["127.0.0.1:1", *(lookupd.address for lookupd in lookupds)],
+        lookupd_poll_interval_s=60,
+        fail_fast=True,
+    )
+    assert set(consumer.connections) == {nsqd.tcp_address for nsqd in nsqds}
+    assert all(len(lookupd.requests) == 1 for lookupd in lookupds)
+
+
+def test_d5_two_hundred_polls_leak_nothing(
+    scripted_lookupd: ScriptedLookupdFactory, consume: Consume
+) -> None:
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    lookupd = scripted_lookupd()
+    consume(lookupd=[lookupd.address, "127.0.0.1:1"], lookupd_poll_interval_s=0.01)
+    wait_until(lambda: len(lookupd.requests) > 5, what="some polls")
+    before = descriptors()
+    wait_until(lambda: len(lookupd.requests) > 205, what="200 polls", timeout_s=20)
+    assert descriptors() <= before + 2  # whatever is under way
+
+
+def test_d6_an_ipv6_broadcast_address(
+    nsqlookupd: LookupdFactory, go_nsqd: GoNsqdFactory, consume: Consume
+) -> None:
+    lookupd = nsqlookupd()
+    nsqd = go_nsqd(
+        "-tcp-address=[::1]:0",
+        "-broadcast-address=::1",
+        f"-lookupd-tcp-address={lookupd.tcp_address}",
+    )
+    nsqd.create_topic(TOPIC)
+    consumer = consume(lookupd=lookupd.http_address)
+    wait_until(lambda: consumer.connections == [nsqd.tcp_address], what="the nsqd")
+    assert nsqd.tcp_address.startswith("[::1]:")
+
+
+def test_d7_a_deleted_topic_is_not_made_again_by_reconnecting(
+    scripted_lookupd: ScriptedLookupdFactory, scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    lookupd = scripted_lookupd()
+    lookupd.list_nsqd(scripted_nsqd.address)
+    consumer = consume(lookupd=lookupd.address, lookupd_poll_interval_s=0.05)
+    conn = scripted_nsqd.accept()
+    conn.subscribe(TOPIC, CHANNEL)
+    conn.expect("RDY 1")
+    conn.heartbeat()
+    conn.skip_to("NOP")
+    lookupd.list_nsqd()
+    polls = len(lookupd.requests)
+    wait_until(lambda: len(lookupd.requests) > polls + 1, what="a lookup without it")
+    assert consumer.connections == [scripted_nsqd.address]
+    conn.close()
+    with pytest.raises(AssertionError, match="no connection"):
+        scripted_nsqd.accept(timeout_s=0.5)
+    lookupd.list_nsqd(scripted_nsqd.address)
+    scripted_nsqd.accept()
+
+
+def test_d9_a_name_is_resolved_at_every_connect(
+    consume: Consume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve = socket.getaddrinfo
+    with ScriptedNsqd() as first, ScriptedNsqd() as second:
+        places = [first.address, second.address]
+
+        def moved(host: str, port: int, **more: Any) -> Any:
+            if host != "nsqd.test":
+                return resolve(host, port, **more)
+            place_host, _, place_port = places.pop(0).rpartition(":")
+            return resolve(place_host, int(place_port), **more)
+
+        monkeypatch.setattr(socket, "getaddrinfo", moved)
+        consume("nsqd.test:4150")
+        conn = first.accept()
+        conn.subscribe(TOPIC, CHANNEL)
+        conn.close()
+        second.accept()
+
+
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_d11_the_json_of_today_and_of_nsq_0_3(
+    scripted_lookupd: ScriptedLookupdFactory, nsqd: GoNsqd, consume: Consume, is_wrapped: bool
+) -> None:
+    lookupd = scripted_lookupd()
+    lookupd.list_nsqd(nsqd.tcp_address)
+    if is_wrapped:
+        lookupd.answer = {"status_code": 200, "status_txt": "OK", "data": lookupd.answer}
+    consumer = consume(lookupd=lookupd.address, fail_fast=True)
+    assert consumer.connections == [nsqd.tcp_address]
+    [(path, headers), *_] = lookupd.requests
+    assert path == f"/lookup?topic={TOPIC}"
+    assert headers["Accept"] == "application/vnd.nsq; version=1.0"
+    assert "Authorization" not in headers
+
+
+def test_a_secret_goes_to_lookupd_only_when_asked_for(
+    scripted_lookupd: ScriptedLookupdFactory, consume: Consume
+) -> None:
+    silent, told = scripted_lookupd(), scripted_lookupd()
+    consume(lookupd=silent.address, auth_secret="hush", fail_fast=True)
+    consume(lookupd=told.address, auth_secret="hush", lookupd_authorization=True, fail_fast=True)
+    assert "Authorization" not in silent.requests[0][1]
+    assert told.requests[0][1]["Authorization"] == "Bearer hush"
+
+
+def test_d13_a_lookupd_that_hangs_delays_no_other(
+    deaf_address: str,
+    scripted_lookupd: ScriptedLookupdFactory,
+    nsqd: GoNsqd,
+    consume: Consume,
+) -> None:
+    lookupd = scripted_lookupd()
+    lookupd.list_nsqd(nsqd.tcp_address)
+    consumer = consume(lookupd=[deaf_address, lookupd.address], lookupd_poll_interval_s=0.1)
+    wait_until(lambda: consumer.connections, what="the nsqd", timeout_s=2)
+    polls = len(lookupd.requests)
+    wait_until(lambda: len(lookupd.requests) > polls, what="another round", timeout_s=2)
+    assert consumer.stop(timeout_s=2)
+
+
+def test_d15_a_direct_nsqd_that_no_lookupd_lists_is_connected_again(
+    scripted_lookupd: ScriptedLookupdFactory, nsqd: GoNsqd, consume: Consume
+) -> None:
+    consumer = consume(nsqd.tcp_address, lookupd=scripted_lookupd().address)
+    wait_until(lambda: consumer.connections, what="the nsqd")
+    nsqd.kill()
+    wait_until(lambda: not consumer.connections, what="the loss")
+    nsqd.start()
+    wait_until(lambda: consumer.connections, what="the nsqd again")
+
+
+def test_no_lookupd_that_answers_is_an_error_when_failing_fast(
+    deaf_address: str, consume: Consume
+) -> None:
+    consumer = consume(lookupd=["127.0.0.1:1", deaf_address], started=False)
+    began = time.monotonic()
+    with pytest.raises(NsqError) as caught:
+        consumer.start(fail_fast=True)
+    assert isinstance(caught.value, ConnectionFailed)
+    assert time.monotonic() - began < 3
+
+
+def test_one_lookupd_that_answers_is_enough_when_failing_fast(
+    scripted_lookupd: ScriptedLookupdFactory, consume: Consume
+) -> None:
+    consumer = consume(lookupd=["127.0.0.1:1", scripted_lookupd().address], fail_fast=True)
+    assert consumer.connections == []
+
+
+def test_an_unreachable_broadcast_address_is_mapped(
+    scripted_lookupd: ScriptedLookupdFactory, nsqd: GoNsqd, consume: Consume, handle: Handle
+) -> None:
+    lookupd = scripted_lookupd()
+    lookupd.list_nsqd("nsqd.internal:4150")
+    consumer = consume(
+        lookupd=lookupd.address,
+        more={"address_map": {"nsqd.internal:4150": nsqd.tcp_address}},
+        fail_fast=True,
+    )
+    assert consumer.connections == [nsqd.tcp_address]
+
+
+def test_a_host_is_mapped_for_all_its_ports(
+    scripted_lookupd: ScriptedLookupdFactory, nsqd: GoNsqd, consume: Consume
+) -> None:
+    lookupd = scripted_lookupd()
+    port = nsqd.tcp_address.rpartition(":")[2]
+    lookupd.list_nsqd(f"nsqd.internal:{port}")
+    consumer = consume(
+        lookupd=lookupd.address,
+        more={"address_map": {"nsqd.internal": "127.0.0.1"}},
+        fail_fast=True,
+    )
+    assert consumer.connections == [nsqd.tcp_address]
