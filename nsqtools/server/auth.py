@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import random
 import re
+import ssl
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 from urllib.parse import urlencode, urlsplit, urlunsplit
@@ -18,6 +18,7 @@ from urllib.parse import urlencode, urlsplit, urlunsplit
 import httpx
 
 from nsqtools.server.log import Log
+from nsqtools.server.options import NsqdOptions
 
 _PERMISSIONS = {"subscribe", "publish"}
 
@@ -89,11 +90,12 @@ class AuthRequest:
 class AuthServers:
     """The servers of ``--auth-http-address``, tried in turn from a random one on."""
 
-    def __init__(
-        self, addresses: Sequence[str], connect_timeout_s: float, timeout_s: float, log: Log
-    ) -> None:
-        self._addresses = addresses
-        self._timeout = httpx.Timeout(timeout_s, connect=connect_timeout_s)
+    def __init__(self, options: NsqdOptions, log: Log) -> None:
+        self._addresses = options.auth_http_address
+        self._timeout = httpx.Timeout(
+            options.http_client_request_timeout, connect=options.http_client_connect_timeout
+        )
+        self._tls = ssl.create_default_context(cafile=options.tls_root_ca_file or None)
         self._log = log
 
     async def ask(self, request: AuthRequest) -> AuthState:
@@ -109,7 +111,9 @@ class AuthServers:
     async def _ask(self, address: str, request: AuthRequest) -> AuthState:
         base = address if "://" in address else f"http://{address}/auth"
         headers = {"Accept": "application/vnd.nsq; version=1.0"}
-        async with httpx.AsyncClient(timeout=self._timeout, trust_env=False) as client:
+        async with httpx.AsyncClient(
+            timeout=self._timeout, verify=self._tls, trust_env=False
+        ) as client:
             url = f"{base}?{request.query}"
             response = await client.get(url, headers=headers)
             if response.status_code == 403 and url.startswith("http:"):

@@ -107,7 +107,10 @@ class LookupRegistry:
         url = f"http://{info.broadcast_address}:{info.http_port}/channels"
         headers = {"Accept": "application/vnd.nsq; version=1.0"}
         try:
-            async with httpx.AsyncClient(timeout=self._timeout, trust_env=False) as client:
+            # plain HTTP, always: without verify=False every call would build a TLS context
+            async with httpx.AsyncClient(
+                timeout=self._timeout, verify=False, trust_env=False
+            ) as client:
                 response = await client.get(url, params={"topic": topic_name}, headers=headers)
                 response.raise_for_status()
                 return {str(name) for name in response.json()["channels"]}

@@ -136,6 +136,28 @@ def test_a_verified_client_certificate_is_asked_for(
             start_tls_without_certificate(client, certificates)
 
 
+def test_the_auth_server_learns_the_name_in_the_certificate(
+    any_nsqd: AnyNsqd, certificates: Certificates, auth_server: AuthServer
+) -> None:
+    auth_server.allow("secret")
+    nsqd = any_nsqd(
+        *certificates.server.nsqd_flags,
+        "-tls-client-auth-policy=require-verify",
+        f"-tls-root-ca-file={certificates.ca}",
+        f"-auth-http-address={auth_server.address}",
+    )
+    with RawClient(nsqd.tcp_address) as client:
+        context = trusting(certificates)
+        context.load_cert_chain(certificates.client.cert, certificates.client.key)
+        client.identify(tls_v1=True)
+        client.start_tls(context)
+        assert client.read_response() == b"OK"
+        client.ask(b"AUTH\n" + sized(b"secret"))
+
+    [question] = auth_server.questions
+    assert (question["common_name"], question["tls"]) == ("client", "true")
+
+
 def start_tls_without_certificate(client: RawClient, certificates: Certificates) -> None:
     """With TLS 1.3 the client learns of the refusal only when it reads."""
     client.start_tls(trusting(certificates))
