@@ -14,7 +14,7 @@ The topic of a query may be ``*``, for all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -89,28 +89,18 @@ class Registrations:
     def unregister(self, peer: Peer, topic: str, channel: str) -> list[Registration]:
         """A peer has a channel no more, or without one the topic with all its channels."""
         channels = self._channels.get(topic, {})
-        if channel:
-            changed = self._leave_channels(peer, topic, [channel])
-            if is_ephemeral(channel) and not channels.get(channel):
-                channels.pop(channel, None)
-            return changed
-        changed = self._leave_channels(peer, topic, channels)
-        producers = self._topics.get(topic, {})
-        if _remove(producers, peer):
-            changed.append(Registration("topic", topic, ""))
-        if is_ephemeral(topic) and not producers:
-            self._topics.pop(topic, None)
-        return changed
-
-    def _leave_channels(
-        self, peer: Peer, topic: str, channels: Iterable[str]
-    ) -> list[Registration]:
-        known = self._channels.get(topic, {})
-        return [
-            Registration("channel", topic, channel)
-            for channel in channels
-            if _remove(known.get(channel, {}), peer)
+        changed = [
+            Registration("channel", topic, name)
+            for name in ([channel] if channel else channels)
+            if _remove(channels.get(name, {}), peer)
         ]
+        if channel:
+            _drop_if_ephemeral(channels, channel)
+            return changed
+        if _remove(self._topics.get(topic, {}), peer):
+            changed.append(Registration("topic", topic, ""))
+        _drop_if_ephemeral(self._topics, topic)
+        return changed
 
     def disconnect(self, peer: Peer) -> list[Registration]:
         """A peer is gone; all names stay."""
@@ -220,3 +210,9 @@ def _remove(producers: Producers, peer: Peer) -> bool:
     is_there = peer in producers
     producers.pop(peer, None)
     return is_there
+
+
+def _drop_if_ephemeral(entries: dict[str, Producers], name: str) -> None:
+    """Forget an ephemeral name that has no producers any more."""
+    if is_ephemeral(name) and not entries.get(name):
+        entries.pop(name, None)
