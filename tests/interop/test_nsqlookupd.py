@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -173,6 +174,34 @@ def test_nsq_to_file_finds_the_topic(
         archiver.wait()
     [log] = tmp_path.iterdir()
     assert log.read_bytes() == b"one\ntwo\nthree\n"
+
+
+PYNSQ_READER = """
+import os, sys
+import nsq
+
+bodies = []
+
+def handle(message):
+    bodies.append(message.body)
+    if len(bodies) == 3:
+        os.write(1, b" ".join(bodies))
+        os._exit(0)
+    return True
+
+nsq.Reader("clicks", "pynsq", handle, lookupd_http_addresses=[sys.argv[1]])
+nsq.run()
+"""
+
+
+def test_pynsq_finds_the_topic(registered: GoNsqd, lookupd: EmbeddedLookupServer) -> None:
+    reader = subprocess.run(
+        [sys.executable, "-c", PYNSQ_READER, lookupd.http_address],
+        capture_output=True,
+        timeout=STOP_TIMEOUT_S,
+        check=True,
+    )
+    assert reader.stdout == b"one two three"
 
 
 def test_nsqadmin_shows_and_changes_what_it_knows(
