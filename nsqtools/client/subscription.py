@@ -148,17 +148,18 @@ class Subscription:
 
     def collect(self) -> None:
         """Turn the answers that gathered since the last turn into commands."""
-        if count := len(self._finished):
-            # only what stood there before the count: other threads append meanwhile
-            ids = self._finished[:count]
-            del self._finished[:count]
-            self._outgoing.append(commands.encode_finishes(ids))
-            self._owner.finished(self, count)
+        # other threads append meanwhile; counted first, so that a TOUCH stays before its FIN
+        count = len(self._finished)
         for _ in range(len(self._answers)):
             answer = self._answers.popleft()
             self._outgoing.append(answer.command)
             if answer.is_final:
                 self._owner.answered(self, answer.is_result, answer.is_failure)
+        if count:
+            ids = self._finished[:count]
+            del self._finished[:count]
+            self._outgoing.append(commands.encode_finishes(ids))
+            self._owner.finished(self, count)
 
     @property
     def awaits_answers(self) -> bool:

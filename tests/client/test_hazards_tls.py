@@ -1,0 +1,409 @@
+"""TLS, compression and AUTH, and the order in which a connection gets them.
+
+C4  an ended compressed stream           test_hazards_liveness.py (H8)
+C6  pynsq with deflate hangs on its own: nothing of ours to test
+C7  latency in every mode                test_matrix.py
+C12 nsqd gives five seconds for the handshake, which starts at once: no state to test
+C17 codecs                               test_codecs.py
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import struct
+import threading
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import snappy
+from plugins.auth_server import AuthServer
+from plugins.certificates import Certificates
+from plugins.clients import CHANNEL, OPTIONS, TOPIC, Consume, Handle, Produce
+from plugins.daemons import GoNsqd
+from plugins.network import Proxy
+from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.waiting import wait_until
+
+from nsqtools.client.connection import Connection
+from nsqtools.client.consumer import Consumer
+from nsqtools.client.handshake import open_connection, tls_context
+from nsqtools.errors import (
+    ConfigurationError,
+    NsqError,
+    PublishError,
+    RefusedError,
+    ServerRefused,
+    TLSError,
+)
+from nsqtools.protocol.addresses import parse_address
+from nsqtools.transport.stream import Stream
+
+InBackground = Callable[..., "Future[Any]"]
+OK_FRAME = struct.pack(">II", 6, 0) + b"OK"
+
+COMPRESSION = [{}, {"snappy": True}, {"deflate": True}]
+MODES = [{**compression, "tls_v1": tls} for tls in (False, True) for compression in COMPRESSION]
+
+
+def names(mode: dict[str, bool]) -> str:
+    return "+".join(name for name, is_on in mode.items() if is_on) or "plain"
+
+
+def open_to(address: str, **options: Any) -> Connection:
+    settled = replace(OPTIONS, **options)
+    return open_connection(parse_address(address), settled, tls_context(settled))
+
+
+@pytest.fixture
+def tls_nsqd(go_nsqd: Callable[..., GoNsqd], certificates: Certificates) -> GoNsqd:
+    return go_nsqd(*certificates.server.nsqd_flags)
+
+
+@pytest.fixture
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every socket take little at a time."""
+    plain = socket.socket.connect
+
+    def connect(self: socket.socket, address: Any) -> None:
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        plain(self, address)
+
+    class Small(socket.socket):
+        pass
+
+    Small.connect = connect  # type: ignore[assignment,method-assign]
+    monkeypatch.setattr(socket, "socket", Small)
+
+
+# -- what comes with the answer to IDENTIFY -----------------------------------------------------
+
+
+def compressed_ok(compression: str) -> bytes:
+    if compression == "snappy":
+        compressed: bytes = snappy.StreamCompressor().add_chunk(OK_FRAME)
+        return compressed
+    compressor = zlib.compressobj(6, zlib.DEFLATED, -15)
+    return compressor.compress(OK_FRAME) + compressor.flush(zlib.Z_SYNC_FLUSH)
+
+
+@pytest.mark.parametrize("compression", ["snappy", "deflate"])
+def test_c1_compressed_bytes_behind_the_reply_are_not_lost(
+    scripted_nsqd: ScriptedNsqd, in_background: InBackground, compression: str
+) -> None:
+    glued = compressed_ok(compression)
+    for cut in range(len(glued) + 1):
+        opening = in_background(open_to, scripted_nsqd.address, **{compression: True})
+        conn = scripted_nsqd.accept()
+        identify = conn.expect("IDENTIFY")
+        assert identify.read == 0  # C2: magic and IDENTIFY in one write, and nothing behind them
+        assert conn.not_yet_expected == []
+        conn.reply_identify(glued=glued[:cut], **{compression: True})
+        conn.send(glued[cut:])
+        opening.result(5).close()
+
+
+def test_c2_nothing_is_sent_behind_identify(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
+    consume(scripted_nsqd.address)
+    conn = scripted_nsqd.accept()
+    identify = conn.expect("IDENTIFY")
+    conn.reply_identify()
+    subscribe = conn.expect(f"SUB {TOPIC} {CHANNEL}")
+    conn.ok()
+    ready = conn.expect("RDY 1")
+    assert identify.read < subscribe.read < ready.read
+
+
+@pytest.mark.parametrize("mode", MODES, ids=names)
+def test_c3_one_byte_at_a_time(
+    tls_nsqd: GoNsqd,
+    certificates: Certificates,
+    proxy_to: Callable[[str], Proxy],
+    consume: Consume,
+    mode: dict[str, bool],
+) -> None:
+    tls_nsqd.create_channel(TOPIC, CHANNEL)
+    tls_nsqd.publish(TOPIC, b"x" * 200, b"y")
+    proxy = proxy_to(tls_nsqd.tcp_address)
+    proxy.piece_size = 1
+    consumer = consume(proxy.address, tls_root_ca_file=str(certificates.ca), **mode)
+    bodies: list[bytes] = []
+    while len(bodies) < 2:
+        batch = consumer.next_batch(timeout_s=10)
+        assert batch, bodies
+        bodies += [message.body for message in batch]
+        batch.finish()
+    assert sorted(bodies) == [b"x" * 200, b"y"]
+
+
+@pytest.mark.usefixtures("small_buffers")
+@pytest.mark.parametrize("mode", MODES, ids=names)
+def test_c5_c10_large_publishes_in_little_pieces(
+    tls_nsqd: GoNsqd,
+    certificates: Certificates,
+    produce: Produce,
+    consume: Consume,
+    mode: dict[str, bool],
+) -> None:
+    """Partial writes: what was offered to TLS or compressed is never changed again."""
+    body = random.Random(1).randbytes(1 << 20)
+    tls_nsqd.create_channel(TOPIC, CHANNEL)
+    producer = produce(tls_nsqd.tcp_address, tls_root_ca_file=str(certificates.ca), **mode)
+    sent = [producer.submit(TOPIC, [body]) for _ in range(3)]
+    sent += [producer.submit(TOPIC, [b"small"]) for _ in range(10)]
+    for publication in sent:
+        publication.wait(10)
+    consumer = consume(tls_nsqd.tcp_address, tls_root_ca_file=str(certificates.ca), **mode)
+    received: list[bytes] = []
+    while len(received) < 13:
+        batch = consumer.next_batch(timeout_s=10)
+        assert batch
+        received += [message.body for message in batch]
+        for message in batch:  # RDY changes and FINs while others wait to be sent
+            message.touch()
+        batch.finish()
+    assert sorted(received) == sorted([body] * 3 + [b"small"] * 10)
+    assert consumer.stats.late == 0
+
+
+def test_c8_the_level_of_deflate_is_what_nsqd_granted(
+    go_nsqd: Callable[..., GoNsqd], certificates: Certificates
+) -> None:
+    nsqd = go_nsqd("-max-deflate-level=2")
+    with closing(open_to(nsqd.tcp_address, deflate=True, deflate_level=9)) as connection:
+        assert connection.reply.deflate_level == 2
+
+
+def test_c9_sockets_are_read_and_written_by_one_thread(
+    tls_nsqd: GoNsqd,
+    certificates: Certificates,
+    consume: Consume,
+    handle: Handle,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used: set[tuple[str, str]] = set()
+
+    def watch(name: str) -> None:
+        original = getattr(Stream, name)
+
+        def watched(self: Stream, data: Any) -> Any:
+            used.add((name, threading.current_thread().name))
+            return original(self, data)
+
+        monkeypatch.setattr(Stream, name, watched)
+
+    watch("send_ready")
+    watch("receive_ready")
+    tls_nsqd.create_channel(TOPIC, CHANNEL)
+    tls_nsqd.publish(TOPIC, *[b"x"] * 500)
+    consumer = consume(
+        tls_nsqd.tcp_address, tls_v1=True, tls_root_ca_file=str(certificates.ca), max_in_flight=100
+    )
+    handle(consumer, lambda message: message.touch() and None, workers=3)
+    wait_until(lambda: consumer.stats.finished == 500, what="500 messages")
+    io_thread = f"nsq-{TOPIC}-{CHANNEL}"
+    assert used == {("send_ready", io_thread), ("receive_ready", io_thread)}
+
+
+@pytest.mark.parametrize("compression", COMPRESSION, ids=names)
+def test_c11_a_burst_over_tls_is_read_to_its_end(
+    tls_nsqd: GoNsqd,
+    certificates: Certificates,
+    consume: Consume,
+    compression: dict[str, bool],
+) -> None:
+    """More than a read takes, and then silence: what TLS has decrypted must not wait."""
+    tls_nsqd.create_channel(TOPIC, CHANNEL)
+    tls_nsqd.publish(TOPIC, *[b"%03d" % n * 333 for n in range(1000)])
+    consumer = consume(
+        tls_nsqd.tcp_address,
+        tls_v1=True,
+        tls_root_ca_file=str(certificates.ca),
+        max_in_flight=1000,
+        **compression,
+    )
+    wait_until(lambda: consumer.stats.received == 1000, what="1000 messages", timeout_s=3)
+
+
+# -- TLS that must not be -----------------------------------------------------------------------
+
+
+def test_c13_a_missing_client_certificate_is_named(
+    go_nsqd: Callable[..., GoNsqd], certificates: Certificates
+) -> None:
+    nsqd = go_nsqd(
+        *certificates.server.nsqd_flags,
+        "-tls-client-auth-policy=require-verify",
+        f"-tls-root-ca-file={certificates.ca}",
+    )
+    with pytest.raises(TLSError, match="certificate") as caught:
+        open_to(nsqd.tcp_address, tls_v1=True, tls_root_ca_file=str(certificates.ca))
+    assert "--tls-cert" in caught.value.hint
+    assert nsqd.tcp_address in str(caught.value)
+    open_to(
+        nsqd.tcp_address,
+        tls_v1=True,
+        tls_root_ca_file=str(certificates.ca),
+        tls_cert=str(certificates.client.cert),
+        tls_key=str(certificates.client.key),
+    ).close()
+
+
+def test_c13_an_nsqd_that_requires_tls_is_named(
+    go_nsqd: Callable[..., GoNsqd], certificates: Certificates, produce: Produce
+) -> None:
+    nsqd = go_nsqd(*certificates.server.nsqd_flags, "-tls-required=true")
+    producer = produce(nsqd.tcp_address)
+    with pytest.raises(PublishError, match=f"{nsqd.tcp_address}.*TLS"):
+        producer.publish(TOPIC, b"x")
+
+
+@pytest.mark.parametrize("wrong", ["host", "expired", "ca", "system"])
+def test_c15_a_certificate_that_is_not_right_is_refused_and_named(
+    go_nsqd: Callable[..., GoNsqd], certificates: Certificates, wrong: str
+) -> None:
+    servers = {"host": certificates.wrong_host_server, "expired": certificates.expired_server}
+    nsqd = go_nsqd(*servers.get(wrong, certificates.server).nsqd_flags)
+    trusted = {"ca": str(certificates.other_ca), "system": ""}
+    ca_file = trusted.get(wrong, str(certificates.ca))
+    with pytest.raises(TLSError, match="certificate is not acceptable") as caught:
+        open_to(nsqd.tcp_address, tls_v1=True, tls_root_ca_file=ca_file, auth_secret="hush")
+    assert nsqd.tcp_address in str(caught.value)
+    assert "--tls-ca-file" in caught.value.hint
+    open_to(nsqd.tcp_address, tls_v1=True, tls_insecure_skip_verify=True).close()
+
+
+def test_c15_tls_that_is_not_offered_is_refused_and_the_secret_stays(
+    scripted_nsqd: ScriptedNsqd, in_background: InBackground
+) -> None:
+    opening = in_background(open_to, scripted_nsqd.address, tls_v1=True, auth_secret="hush")
+    conn = scripted_nsqd.accept()
+    identify = conn.expect("IDENTIFY")
+    assert identify.json["tls_v1"] is True
+    conn.reply_identify(tls_v1=False, auth_required=True)
+    with pytest.raises(TLSError, match="does not offer TLS"):
+        opening.result(5)
+    conn.expect_closed()
+    assert all(b"hush" not in command.body for command in conn.commands)
+
+
+def test_clear_text_behind_the_tls_agreement_is_refused(
+    scripted_nsqd: ScriptedNsqd, in_background: InBackground
+) -> None:
+    opening = in_background(open_to, scripted_nsqd.address, tls_v1=True)
+    conn = scripted_nsqd.accept()
+    conn.expect("IDENTIFY")
+    conn.reply_identify(tls_v1=True, glued=OK_FRAME)
+    with pytest.raises(NsqError, match="clear text"):
+        opening.result(5)
+
+
+def test_a_peer_that_does_no_tls_in_the_end_is_named(
+    scripted_nsqd: ScriptedNsqd, in_background: InBackground
+) -> None:
+    opening = in_background(open_to, scripted_nsqd.address, tls_v1=True)
+    conn = scripted_nsqd.accept()
+    conn.expect("IDENTIFY")
+    conn.reply_identify(tls_v1=True)
+    conn.error("E_IDENTIFY_FAILED upgrade failed")
+    with pytest.raises(NsqError, match=scripted_nsqd.address):
+        opening.result(5)
+
+
+def test_compression_that_is_not_offered_is_said_and_done_without(
+    scripted_nsqd: ScriptedNsqd, consume: Consume, caplog: pytest.LogCaptureFixture
+) -> None:
+    consume(scripted_nsqd.address, snappy=True)
+    conn = scripted_nsqd.accept()
+    conn.subscribe(TOPIC, CHANNEL)
+    conn.expect("RDY 1")
+    assert f"{scripted_nsqd.address} does not offer snappy" in caplog.text
+
+
+# -- AUTH ---------------------------------------------------------------------------------------
+
+
+def test_c16_auth_comes_when_it_is_required_and_before_sub(
+    scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    consume(scripted_nsqd.address, auth_secret="hush")
+    conn = scripted_nsqd.accept()
+    conn.expect("IDENTIFY")
+    conn.reply_identify(auth_required=True)
+    assert conn.expect("AUTH").body == b"hush"
+    conn.send(struct.pack(">II", 6, 0) + json.dumps({}).encode())
+    conn.expect(f"SUB {TOPIC} {CHANNEL}")
+
+
+def test_c16_a_secret_is_not_sent_to_an_nsqd_that_wants_none(
+    nsqd: GoNsqd, scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    consumer = consume(nsqd.tcp_address, auth_secret="hush")
+    wait_until(lambda: consumer.connections, what="a connection")
+    consume(scripted_nsqd.address, auth_secret="hush")
+    conn = scripted_nsqd.accept()
+    conn.subscribe(TOPIC, CHANNEL)
+    conn.expect("RDY 1")
+    assert [c.line for c in conn.commands if c.line == "AUTH"] == []
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_c16_a_real_nsqd_with_auth(
+    go_nsqd: Callable[..., GoNsqd],
+    auth_server: AuthServer,
+    certificates: Certificates,
+    produce: Produce,
+    tls: bool,
+) -> None:
+    auth_server.allow("s3cret", topic=TOPIC)
+    nsqd = go_nsqd(f"-auth-http-address={auth_server.address}", *certificates.server.nsqd_flags)
+    mode: dict[str, Any] = {"tls_v1": tls, "tls_root_ca_file": str(certificates.ca)}
+    with pytest.raises(RefusedError, match="requires authentication") as caught:
+        open_to(nsqd.tcp_address, **mode)
+    assert "--auth-secret-file" in caught.value.hint
+    with pytest.raises(ServerRefused, match="E_AUTH_FAILED"):
+        open_to(nsqd.tcp_address, auth_secret="wrong", **mode)
+    producer = produce(nsqd.tcp_address, auth_secret="s3cret", **mode)
+    producer.publish(TOPIC, b"x")
+    with pytest.raises(NsqError, match="E_UNAUTHORIZED") as refused:
+        producer.publish("other", b"x")
+    assert refused.value.category == "refused"
+    producer.publish(TOPIC, b"x")
+
+
+# -- certificates that cannot be used -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", ["tls_root_ca_file", "tls_cert"])
+@pytest.mark.parametrize("content", [None, b"", b"not PEM"])
+def test_a_file_that_cannot_be_used_is_named_before_connecting(
+    tmp_path: Path, certificates: Certificates, option: str, content: bytes | None
+) -> None:
+    path = tmp_path / "file.pem"
+    if content is not None:
+        path.write_bytes(content)
+    options: dict[str, Any] = {option: str(path), "tls_v1": True}
+    if option == "tls_cert":
+        options["tls_key"] = str(certificates.client.key)
+    with pytest.raises(ConfigurationError, match=r"file\.pem") as caught:
+        Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=["x"], options=replace(OPTIONS, **options))
+    assert caught.value.hint
+
+
+def test_a_key_of_another_certificate_is_refused(certificates: Certificates) -> None:
+    options = replace(
+        OPTIONS,
+        tls_v1=True,
+        tls_cert=str(certificates.client.cert),
+        tls_key=str(certificates.server.key),
+    )
+    with pytest.raises(ConfigurationError, match=r"client\.pem") as caught:
+        tls_context(options)
+    assert "belong together" in caught.value.hint
