@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import struct
+from typing import NamedTuple
 
 from nsqtools.protocol.go_text import quote
 from nsqtools.protocol.message import ID_LENGTH
@@ -27,15 +28,11 @@ _FINISH = struct.Struct("4x16sx")
 
 
 class RequestError(Exception):
-    """A request that nsqd refuses: ``code`` and ``text`` are the data of its error frame.
+    """A request that is refused, and the connection with it: code and text of the error frame."""
 
-    ``fatal`` says that the connection ends with it.
-    """
-
-    def __init__(self, code: str, text: str | bytes, *, fatal: bool = True) -> None:
+    def __init__(self, code: str, text: str | bytes) -> None:
         super().__init__(code, text)
         self.data = code.encode() + b" " + (text.encode() if isinstance(text, str) else text)
-        self.fatal = fatal
 
 
 class Incomplete(Exception):
@@ -65,6 +62,21 @@ def read_line(data: bytes, position: int) -> tuple[list[bytes], int]:
         raise Incomplete(position, have + 1)
     end = newline - 1 if newline > position and data[newline - 1] == 13 else newline
     return data[position:end].split(b" "), newline + 1
+
+
+class Request(NamedTuple):
+    """A command line that was read, and where its body would begin in ``data``."""
+
+    words: list[bytes]
+    data: bytes
+    position: int  # after the line
+    start: int  # of the line
+
+
+def read_request(data: bytes, position: int) -> Request:
+    """Read the command line at ``position``."""
+    words, after = read_line(data, position)
+    return Request(words, data, after, position)
 
 
 def read_finishes(data: bytes, position: int) -> tuple[list[bytes], int]:

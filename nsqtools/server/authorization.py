@@ -6,7 +6,7 @@ from functools import partial
 
 from nsqtools.protocol.frames import RESPONSE, encode_frame
 from nsqtools.protocol.go_text import go_json, quote
-from nsqtools.protocol.requests import RequestError, read_body
+from nsqtools.protocol.requests import Request, RequestError, read_body
 from nsqtools.server.auth import AuthFailed, AuthRequest, AuthServers, AuthState
 from nsqtools.server.connection import Connection, Pause
 from nsqtools.server.nsqd import Nsqd
@@ -23,10 +23,11 @@ class Authorization:
         self._servers = servers
         self._request: AuthRequest | None = None
 
-    def authenticate(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+    def authenticate(self, request: Request) -> int:
         """Run AUTH. Raises `RequestError` or `Pause`."""
-        if len(words) != 1:
+        if len(request.words) != 1:
             raise RequestError("E_INVALID", "AUTH invalid number of parameters")
+        _, data, position, start = request
         secret, position = read_body(data, position, start, "AUTH", self._max_body_size)
         if self.state is not None and self.state.authorizations:
             raise RequestError("E_INVALID", "AUTH already set")

@@ -1,8 +1,8 @@
 """Protocol V2, nsqd's side: one handler a command, checks in nsqd's order.
 
-A handler gets the words of the line, the buffer, the position after the line and the one where the
-command began; it returns the position after its body. It must have no effect before the last point
-where it can raise `Incomplete` or `Pause`, because the command is run again then.
+A handler gets the command line and returns the position after the command's body. It must have no
+effect before the last point where it can raise `Incomplete` or `Pause`, because the command is run
+again then.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec
 from nsqtools.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, OK, RESPONSE, encode_frame
 from nsqtools.protocol.identify_request import decode_identify
 from nsqtools.protocol.requests import (
+    Request,
     RequestError,
     as_int64,
     channel_name,
@@ -24,7 +25,7 @@ from nsqtools.protocol.requests import (
     parse_uint64,
     read_body,
     read_finishes,
-    read_line,
+    read_request,
     topic_name,
 )
 from nsqtools.server.auth import AuthServers
@@ -46,7 +47,7 @@ _OK_FRAME = encode_frame(RESPONSE, OK)
 _CLOSE_WAIT_FRAME = encode_frame(RESPONSE, CLOSE_WAIT)
 _HEARTBEAT_FRAME = encode_frame(RESPONSE, HEARTBEAT)
 
-Handler = Callable[[list[bytes], bytes, int, int], int]
+Handler = Callable[[Request], int]
 
 
 @dataclass(slots=True)
@@ -104,15 +105,15 @@ class ProtocolV2:
             if ids:
                 self._finish_all(self.subscription, ids)
                 return after
-        words, after = read_line(data, position)
-        command = words[0]
+        request = read_request(data, position)
+        command = request.words[0]
         if self._options.tls_required and self.connection.tls is None and command != b"IDENTIFY":
             text = b"cannot %b in current state (TLS required)" % command
             raise RequestError("E_INVALID", text)
         handler = self._handlers.get(command)
         if handler is None:
             raise RequestError("E_INVALID", b"invalid command " + command)
-        return handler(words, data, after, position)
+        return handler(request)
 
     def encode_error(self, error: RequestError) -> bytes:
         """Return the error frame."""
@@ -152,8 +153,9 @@ class ProtocolV2:
         if self.state not in allowed:
             raise RequestError("E_INVALID", f"cannot {command} in current state")
 
-    def _identify(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+    def _identify(self, request: Request) -> int:
         self._check_state("IDENTIFY", STATE_INIT)
+        _, data, position, start = request
         body, position = read_body(data, position, start, "IDENTIFY", self._options.max_body_size)
         identify = decode_identify(body)
         has_tls = self._door.tls_context is not None
@@ -183,24 +185,24 @@ class ProtocolV2:
         self.connection.send(_OK_FRAME)
         return True
 
-    def _auth(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+    def _auth(self, request: Request) -> int:
         self._check_state("AUTH", STATE_INIT)
-        return self.authorization.authenticate(words, data, position, start)
+        return self.authorization.authenticate(request)
 
     # consuming
 
-    def _subscribe(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+    def _subscribe(self, request: Request) -> int:
         self._check_state("SUB", STATE_INIT)
         if not self.terms.heartbeat_s:
             raise RequestError("E_INVALID", "cannot SUB with heartbeats disabled")
-        if len(words) < 3:
+        if len(request.words) < 3:
             raise RequestError("E_INVALID", "SUB insufficient number of parameters")
-        topic = topic_name("SUB", words[1])
-        channel = channel_name("SUB", words[2])
-        self.authorization.check("SUB", topic, channel, start)
+        topic = topic_name("SUB", request.words[1])
+        channel = channel_name("SUB", request.words[2])
+        self.authorization.check("SUB", topic, channel, request.start)
         subscription = Subscription(
             self.connection,
-            topic_to_use(self._nsqd, topic, start).get_channel(channel),
+            topic_to_use(self._nsqd, topic, request.start).get_channel(channel),
             self.terms,
             self._nsqd.loop,
         )
@@ -211,73 +213,71 @@ class ProtocolV2:
         self.subscription = subscription
         self.state = STATE_SUBSCRIBED
         self.connection.send(_OK_FRAME)
-        return position
+        return request.position
 
     def _subscribed(self, command: str) -> Subscription:
         self._check_state(command, STATE_SUBSCRIBED, STATE_CLOSING)
         assert self.subscription is not None
         return self.subscription
 
-    def _ready(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+    def _ready(self, request: Request) -> int:
         if self.state == STATE_CLOSING:
-            return position
+            return request.position
         self._check_state("RDY", STATE_SUBSCRIBED)
         count = 1
-        if len(words) > 1:
+        if len(request.words) > 1:
             try:
-                count = as_int64(parse_uint64(words[1]))
+                count = as_int64(parse_uint64(request.words[1]))
             except ValueError:
-                text = b"RDY could not parse count " + words[1]
+                text = b"RDY could not parse count " + request.words[1]
                 raise RequestError("E_INVALID", text) from None
         if not 0 <= count <= self._options.max_rdy_count:
             limit = self._options.max_rdy_count
             raise RequestError("E_INVALID", f"RDY count {count} out of range 0-{limit}")
         self._subscribed("RDY").set_ready_count(count)
-        return position
+        return request.position
 
-    def _finish(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+    def _finish(self, request: Request) -> int:
         subscription = self._subscribed("FIN")
-        self._finish_all(subscription, [message_id(words)])
-        return position
+        self._finish_all(subscription, [message_id(request.words)])
+        return request.position
 
     def _finish_all(self, subscription: Subscription, ids: list[bytes]) -> None:
         for failed in subscription.finish(ids):
-            self._answer_failed("FIN", subscription, failed)
+            self._answer_failed(b"FIN", subscription, failed)
 
-    def _answer_failed(self, command: str, subscription: Subscription, failed: bytes) -> None:
+    def _answer_failed(self, command: bytes, subscription: Subscription, failed: bytes) -> None:
         """Send the error that leaves the connection open."""
         reason = subscription.channel.why_not_in_flight(failed)
-        text = b"%b %b failed %b" % (command.encode(), failed, reason.encode())
-        self.connection.send(
-            self.encode_error(RequestError(f"E_{command}_FAILED", text, fatal=False))
-        )
+        data = b"E_%b_FAILED %b %b failed %b" % (command, command, failed, reason.encode())
+        self.connection.send(encode_frame(ERROR, data))
 
-    def _requeue(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+    def _requeue(self, request: Request) -> int:
         subscription = self._subscribed("REQ")
-        given_back = message_id(words, 3)
+        given_back = message_id(request.words, 3)
         try:
-            delay_ns = as_int64(parse_uint64(words[2]) * 1_000_000)
+            delay_ns = as_int64(parse_uint64(request.words[2]) * 1_000_000)
         except ValueError:
-            text = b"REQ could not parse timeout " + words[2]
+            text = b"REQ could not parse timeout " + request.words[2]
             raise RequestError("E_INVALID", text) from None
         delay_s = min(max(0.0, delay_ns / 1_000_000_000), self._options.max_req_timeout)
         if not subscription.requeue(given_back, delay_s):
-            self._answer_failed("REQ", subscription, given_back)
-        return position
+            self._answer_failed(b"REQ", subscription, given_back)
+        return request.position
 
-    def _touch(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+    def _touch(self, request: Request) -> int:
         subscription = self._subscribed("TOUCH")
-        touched = message_id(words)
+        touched = message_id(request.words)
         if not subscription.touch(touched, self._options.max_msg_timeout):
-            self._answer_failed("TOUCH", subscription, touched)
-        return position
+            self._answer_failed(b"TOUCH", subscription, touched)
+        return request.position
 
-    def _close(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+    def _close(self, request: Request) -> int:
         self._check_state("CLS", STATE_SUBSCRIBED)
         self._subscribed("CLS").set_ready_count(0)
         self.state = STATE_CLOSING
         self.connection.send(_CLOSE_WAIT_FRAME)
-        return position
+        return request.position
 
-    def _nop(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
-        return position
+    def _nop(self, request: Request) -> int:
+        return request.position

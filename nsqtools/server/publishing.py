@@ -1,7 +1,6 @@
 """PUB, DPUB and MPUB on one connection.
 
-A handler gets the words of the line, the buffer, the position after the line and the one where the
-command began; it returns the position after the body.
+A handler gets the command line and returns the position after the command's body.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from nsqtools.protocol.frames import OK, RESPONSE, encode_frame
 from nsqtools.protocol.requests import (
     BodiesReader,
     Incomplete,
+    Request,
     RequestError,
     as_int64,
     parse_uint64,
@@ -60,11 +60,12 @@ class Publishing:
         assert self._arriving is not None
         return self._read_bodies(*self._arriving, data, position)
 
-    def publish(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+    def publish(self, request: Request) -> int:
         """Run PUB."""
-        if len(words) < 2:
+        if len(request.words) < 2:
             raise RequestError("E_INVALID", "PUB insufficient number of parameters")
-        name = topic_name("PUB", words[1])
+        name = topic_name("PUB", request.words[1])
+        _, data, position, start = request
         body, position = read_message(data, position, start, "PUB", self._options.max_msg_size)
         self._authorization.check("PUB", name, "", start)
         topic = topic_to_use(self._nsqd, name, start)
@@ -75,21 +76,22 @@ class Publishing:
         self._published(name, 1)
         return position
 
-    def deferred_publish(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+    def deferred_publish(self, request: Request) -> int:
         """Run DPUB."""
-        if len(words) < 3:
+        if len(request.words) < 3:
             raise RequestError("E_INVALID", "DPUB insufficient number of parameters")
-        name = topic_name("DPUB", words[1])
+        name = topic_name("DPUB", request.words[1])
         try:
-            delay_ms = parse_uint64(words[2])
+            delay_ms = parse_uint64(request.words[2])
         except ValueError:
-            text = b"DPUB could not parse timeout " + words[2]
+            text = b"DPUB could not parse timeout " + request.words[2]
             raise RequestError("E_INVALID", text) from None
         delay_s = as_int64(delay_ms * 1_000_000) / 1_000_000_000
         if not 0 <= delay_s <= self._options.max_req_timeout:
             limit_ms = round(self._options.max_req_timeout * 1000)
             text = f"DPUB timeout {delay_ms} out of range 0-{limit_ms}".encode()
             raise RequestError("E_INVALID", text)
+        _, data, position, start = request
         body, position = read_message(data, position, start, "DPUB", self._options.max_msg_size)
         self._authorization.check("DPUB", name, "", start)
         topic = topic_to_use(self._nsqd, name, start)
@@ -103,15 +105,16 @@ class Publishing:
         self._published(name, 1)
         return position
 
-    def multi_publish(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+    def multi_publish(self, request: Request) -> int:
         """Run MPUB."""
-        if len(words) < 2:
+        if len(request.words) < 2:
             raise RequestError("E_INVALID", "MPUB insufficient number of parameters")
         try:
-            name = topic_name("MPUB", words[1])
+            name = topic_name("MPUB", request.words[1])
         except RequestError as error:
             # nsqd really says the code twice
             raise RequestError("E_BAD_TOPIC", error.data) from None
+        _, data, position, start = request
         self._authorization.check("MPUB", name, "", start)
         topic = topic_to_use(self._nsqd, name, start)
         position = read_multi_publish_size(data, position, start, self._options.max_body_size)
