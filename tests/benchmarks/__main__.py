@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks import ours, peers
 from benchmarks.contestants import Contestant
 from benchmarks.measure import drain_rate, publish_rate
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from plugins.certificates import LOOPBACK, Authority, Credentials
 from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
 
@@ -28,6 +30,7 @@ BENCHMARKS: dict[str, tuple[Measure, list[Contestant], list[Contestant]]] = {
     "consume": (drain_rate, peers.CONSUMERS, ours.CONSUMERS),
     "consume-into-pipe": (partial(drain_rate, into_pipe=True), peers.CONSUMERS, ours.CONSUMERS),
     "publish": (publish_rate, peers.PRODUCERS, ours.PRODUCERS),
+    "transports": (drain_rate, ours.CONSUMERS[:1], ours.TRANSPORTS),
 }
 
 
@@ -38,12 +41,22 @@ def run_rounds(
     rates: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
     for _ in range(rounds):
         with (
+            TemporaryDirectory(prefix="certificate-") as certificate,
             TemporaryDirectory(prefix="nsqd-") as directory,
-            GoNsqd(Path(directory), f"-mem-queue-size={messages}") as nsqd,
+            GoNsqd(
+                Path(directory),
+                f"-mem-queue-size={messages}",
+                *server_certificate(Path(certificate)).nsqd_flags,
+            ) as nsqd,
         ):
             for contestant in contestants:
                 rates[contestant.name].append(measure(nsqd, contestant, messages))
     return rates
+
+
+def server_certificate(directory: Path) -> Credentials:
+    """What nsqd needs to offer TLS to those who ask for it."""
+    return Authority(directory, "ca").issue("server", ExtendedKeyUsageOID.SERVER_AUTH, LOOPBACK)
 
 
 def table(rates: dict[str, list[float]], baselines: list[str]) -> str:

@@ -25,9 +25,10 @@ def library_loop(job: Job) -> Sequence[str]:
     return (sys.executable, LIBRARY_LOOP, job.tcp_address, job.topic, job.channel)
 
 
-CONSUMERS = [
-    Contestant("nsq tail", tail),
-    Contestant("nsq tail --snappy", lambda job: tail(job, "--snappy")),
-    Contestant("library loop", library_loop),
-]
+CONSUMERS = [Contestant("nsq tail", tail), Contestant("library loop", library_loop)]
 PRODUCERS = [Contestant("nsq pub", pub)]
+TRANSPORTS = [
+    Contestant("nsq tail TLS", lambda job: tail(job, "--tls", "--tls-insecure")),
+    Contestant("nsq tail snappy", lambda job: tail(job, "--snappy")),
+    Contestant("nsq tail TLS+snappy", lambda job: tail(job, "--tls", "--tls-insecure", "--snappy")),
+]
