@@ -71,6 +71,11 @@ COMMANDS: dict[str, Command | Group] = {
         "Publish the lines of standard input, or of files, to a topic.",
         panel="Messages",
     ),
+    "to-file": Command(
+        "nsqtools.cli.commands.to_file:to_file",
+        "Archive topics to files, each message finished once it is on disk.",
+        panel="Archives",
+    ),
     "demo": Command(
         "nsqtools.cli.commands.demo:demo",
         "Publish and consume a few thousand messages on an nsqd of its own.",

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from nsqtools.cli.connection import ConnectionSettings, ConsumerConnection
+from nsqtools.cli.connection import ConsumerConnection
 from nsqtools.cli.exit_status import ExitStatus
 from nsqtools.cli.output import ByteWriter
 from nsqtools.cli.params import OUTPUT, Channel, Count, ExitIdle, For, Json, Topics
 from nsqtools.cli.runtime import Runtime, Session
 from nsqtools.cli.signals import stopping
+from nsqtools.cli.subscribing import look_before
 from nsqtools.records import filters
 from nsqtools.records.decode import BodyForm
 from nsqtools.records.escapes import unescape
@@ -207,29 +208,6 @@ def encoder(
         # on a terminal, bytes that would steer it are shown as \xNN
         escape=runtime.stdout_is_tty,
     )
-
-
-def look_before(
-    topic: str,
-    channel: str,
-    connection: ConnectionSettings,
-    runtime: Runtime,
-    *,
-    create: bool,
-    force: bool,
-) -> None:
-    """Ask for the topic before subscribing. Raises `NotFoundError` and `ConfigurationError`."""
-    from nsqtools.services.topics import check_subscription, inspect_topic
-
-    report = inspect_topic(
-        topic,
-        nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
-        lookupd_http_addresses=connection.lookupd_http_addresses,
-        nsqd_http_addresses=connection.nsqd_http_addresses,
-        address_map=connection.address_map,
-    )
-    if warning := check_subscription(report, channel, create=create, force=force):
-        runtime.tell(f"nsq: {warning}")
 
 
 def ephemeral_channel() -> str:

@@ -1,0 +1,199 @@
+"""``nsq to-file``: topics into files, which can be trusted through any crash.
+
+The services are imported when it runs, for the help page does not need the client.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from nsqtools.cli.commands.to_file_settings import FILES, ArchiveOptions
+from nsqtools.cli.connection import ConsumerConnection
+from nsqtools.cli.exit_status import ExitStatus
+from nsqtools.cli.params import LIMITS, Count, ExitIdle, For
+from nsqtools.cli.progress import Progress
+from nsqtools.cli.runtime import Session
+from nsqtools.cli.signals import stopping
+from nsqtools.cli.subscribing import look_before
+from nsqtools.errors import ConfigurationError
+from nsqtools.records.units import parse_span
+
+if TYPE_CHECKING:
+    from nsqtools.services.archive.archiver import Archiver
+
+SAFETY = "Safety"
+
+EMPTY_AFTER_S = 2.0  # a connected channel that sends nothing for so long has nothing to send
+METRICS_EVERY_S = 5.0
+
+THROUGHPUT = {
+    "max_in_flight": 2500,  # as much as an nsqd allows: it bounds what a flush can hold
+    "output_buffer_timeout_s": 0.025,
+    # what cannot be written must not be discarded after five tries
+    "max_attempts": 0,
+    "max_backoff_duration_s": 30.0,
+    "reconnect_base_s": 2.0,
+}
+
+Topics = Annotated[
+    list[str] | None,
+    Option("--topic", "-t", metavar="TOPIC", help="Name of the topic."),
+]
+Pattern = Annotated[
+    str | None,
+    Option(
+        "--topic-pattern",
+        metavar="REGEX",
+        help="Also all topics, now and later, whose name contains it.",
+    ),
+]
+Refresh = Annotated[
+    float,
+    Option(
+        "--topic-refresh",
+        parser=parse_span,
+        metavar="DURATION",
+        help="How often to look for topics of the pattern.",
+    ),
+]
+ChannelName = Annotated[
+    str, Option("--channel", "-c", metavar="CHANNEL", help="Name of the channel.")
+]
+UntilEmpty = Annotated[
+    bool,
+    Option("--until-empty", help="End when the channel has nothing more.", rich_help_panel=LIMITS),
+]
+OnFile = Annotated[
+    str | None,
+    Option(
+        "--on-file",
+        metavar="COMMAND",
+        help="Run for each finished file; {path} in it is the file.",
+        rich_help_panel=FILES,
+    ),
+]
+MetricsFile = Annotated[
+    Path | None,
+    Option("--metrics-file", metavar="FILE", help="Keep counts there, as Prometheus text."),
+]
+Create = Annotated[
+    bool,
+    Option(
+        "--create",
+        help="Go on when the topic does not exist; subscribing creates it.",
+        rich_help_panel=SAFETY,
+    ),
+]
+
+
+def to_file(
+    topic: Topics = None,
+    topic_pattern: Pattern = None,
+    topic_refresh: Refresh = "1m",  # type: ignore[assignment]
+    channel: ChannelName = "nsq_to_file",
+    on_file: OnFile = None,
+    metrics_file: MetricsFile = None,
+    count: Count = None,
+    until_empty: UntilEmpty = False,
+    exit_idle: ExitIdle = None,
+    for_: For = None,
+    create: Create = False,
+    *,
+    settings: ArchiveOptions,
+    connection: ConsumerConnection,
+    runtime: Session,
+) -> int:
+    """Archive topics to files, each message finished once it is on disk.
+
+    Runs until it is stopped or a limit is reached. Files in progress are hidden (.NAME.part);
+    finished ones appear whole. After a crash, the next run repairs and finishes what was left, and
+    writes no message twice. When a disk is full the messages stay in the queue, and writing goes on
+    when there is room. SIGHUP finishes the present files.
+
+    Examples:
+        nsq to-file -t clicks --output-dir /var/nsq --gzip
+        nsq to-file -t clicks --output-dir /var/nsq --gzip --rotate-interval 1h --utc
+        nsq to-file --topic-pattern '^orders' --lookupd-http-address lookup:4161 --output-dir d
+        nsq to-file -t clicks --output-dir d --until-empty --on-file 'aws s3 cp {path} s3://b/'
+    """
+    from nsqtools.services.archive.archiver import Archiver, Source
+    from nsqtools.services.archive.discovery import TopicDiscovery
+    from nsqtools.services.archive.hook import FileHook
+    from nsqtools.services.limits import Limits
+
+    topics = tuple(dict.fromkeys(topic or ()))
+    if not topics and topic_pattern is None:
+        raise ConfigurationError("there is no topic", hint="Give --topic or --topic-pattern.")
+    discovery = None
+    if topic_pattern is not None:
+        discovery = TopicDiscovery(
+            topic_pattern, connection.lookupd_http_addresses, connection.nsqd_http_addresses
+        )
+    hook = FileHook(on_file) if on_file is not None else None
+    options = connection.client_options(**THROUGHPUT)
+    for name in topics:
+        look_before(name, channel, connection, runtime, create=create, force=True)
+
+    def finished(path: Path) -> None:
+        if hook is not None:
+            hook.put(path)
+
+    with Progress(runtime) as progress:
+        archiver = Archiver(
+            topics,
+            Source(
+                channel,
+                connection.nsqd_tcp_addresses,
+                connection.lookupd_http_addresses,
+                connection.nsqd_http_addresses,
+                connection.address_map,
+                options,
+            ),
+            settings,
+            discovery=discovery,
+            refresh_s=topic_refresh,
+            limits=Limits(count, EMPTY_AFTER_S if until_empty else exit_idle, for_),
+            on_finished=finished,
+            on_tick=lambda: tick(archiver, progress, metrics_file),
+        )
+        with stopping(archiver.stop) as signals:
+            before = signal.signal(signal.SIGHUP, lambda number, frame: archiver.rotate())
+            try:
+                archiver.run()
+            finally:
+                signal.signal(signal.SIGHUP, before)
+                if hook is not None:
+                    hook.close()
+                runtime.tell(summary(archiver))
+    if hook is not None and hook.failures:
+        runtime.tell(f"nsq: the command for finished files failed {hook.failures} times")
+        return signals.status(otherwise=ExitStatus.PARTLY_DONE)
+    if archiver.falls_short:
+        return signals.status(otherwise=ExitStatus.LIMIT_NOT_REACHED)
+    return signals.status()
+
+
+def tick(archiver: Archiver, progress: Progress, metrics_file: Path | None) -> None:
+    """Show how far it is, and keep the metrics file."""
+    progress.show(lambda: f"{archiver.totals.messages:,} messages archived")
+    if metrics_file is None:
+        return
+    import time
+
+    from nsqtools.services.archive.metrics import render_metrics, write_metrics
+
+    write_metrics(metrics_file, render_metrics(archiver.states, time.time()))
+
+
+def summary(archiver: Archiver) -> str:
+    """The counts in a line."""
+    totals = archiver.totals
+    again = f", {totals.already_written} were written already" if totals.already_written else ""
+    return (
+        f"nsq: {totals.messages} messages, {totals.bytes} bytes, {totals.files} files finished"
+        f"{again}"
+    )

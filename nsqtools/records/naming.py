@@ -1,0 +1,102 @@
+"""What a file of an archive is called: a format with tokens, filled in for a topic and a time.
+
+    <TOPIC>.<HOST><REV>.<DATETIME>.log        nsq_to_file's default
+    <TOPIC>/<PARTITION>/<HOST>-<PID><REV>.jsonl
+
+A name is made in two steps. `FileNaming.stem` fills in everything but ``<REV>``: files are rotated
+when the stem changes. `with_rev` gives the n-th file of a stem its name. A format without ``<REV>``
+is no problem: the first file has none, and a later one of the same name gets it before its
+extension, so that a name never has to be used twice.
+
+Two traps of nsq_to_file are avoided. Times go through strftime and nothing else (literal digits in
+a format stay what they are), and a name never leaves its directory, whatever a topic is called:
+``..`` is a valid topic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import PurePosixPath
+
+from nsqtools.errors import ConfigurationError
+
+DEFAULT_FORMAT = "<TOPIC>.<HOST><REV>.<DATETIME>.log"
+DEFAULT_DATETIME_FORMAT = "%Y-%m-%d_%H"
+DEFAULT_PARTITION_FORMAT = "%Y-%m-%d"
+
+REV = "<REV>"
+
+
+@dataclass(frozen=True, slots=True)
+class FileNaming:
+    """A filename format and what its tokens stand for; ``extension`` is appended if missing.
+
+    ``<DATETIME>`` is the time of arrival, ``<PARTITION>`` that of arrival or of the message, as the
+    caller decides. Raises `ConfigurationError` for a format that cannot name a file.
+    """
+
+    format: str = DEFAULT_FORMAT
+    datetime_format: str = DEFAULT_DATETIME_FORMAT
+    partition_format: str = DEFAULT_PARTITION_FORMAT
+    host: str = ""
+    pid: int = 0
+    extension: str = ""
+
+    def __post_init__(self) -> None:
+        self.stem("topic", datetime(2000, 1, 1), datetime(2000, 1, 1))
+
+    def stem(self, topic: str, arrival: datetime, partition: datetime) -> str:
+        """Return the name but for its ``<REV>``, relative to the directory of the archive.
+
+        Raises `ConfigurationError` when it would be hidden, or lie outside of that directory.
+        """
+        name = self.format
+        name = name.replace("<DATETIME>", arrival.strftime(self.datetime_format))
+        name = name.replace("<PARTITION>", partition.strftime(self.partition_format))
+        name = name.replace("<HOST>", self.host).replace("<PID>", str(self.pid))
+        name = name.replace("<TOPIC>", topic)
+        if self.extension and not name.endswith(self.extension):
+            name += self.extension
+        _check(name)
+        return name
+
+
+def with_rev(stem: str, rev: int) -> str:
+    """Return the name of the file number ``rev`` of a stem, counted from 0."""
+    number = f"-{rev:06d}"
+    if REV in stem:
+        return stem.replace(REV, number)
+    if rev == 0:
+        return stem
+    folder, slash, base = stem.rpartition("/")
+    end = len(base) - sum(map(len, _extensions(base)))
+    return f"{folder}{slash}{base[:end]}{number}{base[end:]}"
+
+
+def _extensions(base: str) -> list[str]:
+    """The extension of a name, and the one before ``.gz``, last first; dates have dots too."""
+    found: list[str] = []
+    for suffix in reversed(PurePosixPath(base).suffixes):
+        if not suffix[1:].isalpha() or len(found) == 2 or (found and found[-1] != ".gz"):
+            break
+        found.append(suffix)
+    return found
+
+
+def _check(name: str) -> None:
+    parts = name.split("/")
+    if name.startswith("/") or "" in parts or "." in parts or ".." in parts:
+        reason = "does not stay inside its directory"
+    elif parts[-1].startswith("."):
+        reason = "is hidden, as only files in progress are"
+    elif not name.isprintable():
+        reason = "contains control characters"
+    elif name.endswith((".part", ".index")):
+        reason = "ends like a file in progress"
+    else:
+        return
+    raise ConfigurationError(
+        f"the file name {name!r} {reason}",
+        hint="Tokens are <TOPIC> <HOST> <PID> <DATETIME> <PARTITION> <REV>.",
+    )

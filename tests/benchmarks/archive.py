@@ -1,0 +1,85 @@
+"""``nsq to-file`` beside nsq_to_file, into a directory on disk, fsynced before each FIN.
+
+    python tests/benchmarks/archive.py [--messages 500000] [--rounds 3]
+
+Messages are lines of 200 bytes. The memory is the most that ours took in any of the runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.__main__ import run_rounds, table
+from benchmarks.contestants import Contestant, Job
+from benchmarks.measure import drain_rate
+from plugins.daemons import GO_PROGRAMS
+
+OURS = (sys.executable, "-m", "nsqtools", "to-file")
+GO = (str(GO_PROGRAMS / "nsq_to_file"),)
+
+Command = Callable[[Job], Sequence[str]]
+
+
+def nsq_to_file(directory: str, *flags: str) -> Command:
+    return lambda job: (
+        *GO,
+        f"-topic={job.topic}",
+        f"-channel={job.channel}",
+        f"-nsqd-tcp-address={job.tcp_address}",
+        f"-output-dir={directory}",
+        "-max-in-flight=2500",
+        "-sync-interval=1s",
+        *flags,
+    )
+
+
+def to_file(directory: str, *flags: str) -> Command:
+    place = ("--output-dir", directory)
+    return lambda job: (
+        *OURS,
+        *("-t", job.topic, "-c", job.channel, "--nsqd-tcp-address", job.tcp_address),
+        *place,
+        *flags,
+    )
+
+
+def contestants(directory: str) -> tuple[list[Contestant], list[Contestant]]:
+    theirs = [
+        Contestant("nsq_to_file", nsq_to_file(directory), share=0.4),
+        Contestant("nsq_to_file gzip", nsq_to_file(directory, "-gzip"), share=0.4),
+    ]
+    ours = [
+        Contestant("to-file raw", to_file(directory, "--format", "raw")),
+        Contestant("to-file raw gzip", to_file(directory, "--format", "raw", "--gzip")),
+        Contestant("to-file jsonl gzip", to_file(directory, "--gzip")),
+        Contestant("to-file jsonl gzip -1", to_file(directory, "--gzip-level", "1")),
+        Contestant("to-file jsonl gzip -6", to_file(directory, "--gzip-level", "6")),
+    ]
+    return theirs, ours
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--messages", type=int, default=500_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", action="append", help="a contestant's name; repeatable")
+    arguments = parser.parse_args()
+    with TemporaryDirectory(prefix="archive-") as directory:
+        theirs, ours = contestants(directory)
+        chosen = [c for c in (*theirs, *ours) if c.name in (arguments.only or [c.name])]
+        rates = run_rounds(drain_rate, chosen, arguments.messages, arguments.rounds)
+    print(table(rates, [contestant.name for contestant in theirs]))
+    print("targets: raw 3 x nsq_to_file, raw gzip 3 x and jsonl gzip 2 x nsq_to_file gzip")
+    most_kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    print(f"largest process, nsqd included: {most_kib / 1024:.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()

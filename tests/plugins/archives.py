@@ -1,0 +1,57 @@
+"""What is in an archive directory, read with the system's own tools and not with ours."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from plugins.http_api import Nsqd
+
+
+def finished_files(directory: Path) -> list[Path]:
+    """All files that are not hidden."""
+    found = (path for path in directory.rglob("*") if path.is_file())
+    return sorted(path for path in found if not path.name.startswith("."))
+
+
+def parts(directory: Path) -> list[Path]:
+    """Files in progress."""
+    return sorted(directory.rglob(".*.part"))
+
+
+def text_of(path: Path) -> bytes:
+    """The content of a file; zcat must find nothing wrong with a compressed one."""
+    if path.suffix != ".gz":
+        return path.read_bytes()
+    return subprocess.run(["zcat", path], capture_output=True, check=True, timeout=60).stdout
+
+
+def lines_of(directory: Path) -> list[bytes]:
+    """The lines of all finished files; each file must end in a whole one."""
+    lines: list[bytes] = []
+    for path in finished_files(directory):
+        *whole, rest = text_of(path).split(b"\n")
+        assert rest == b"", f"{path} ends in {rest!r}"
+        lines += whole
+    return lines
+
+
+def messages_of(directory: Path) -> list[dict[str, Any]]:
+    """The messages of all finished jsonl files, each with its ``body`` as bytes."""
+    messages = [json.loads(line) for line in lines_of(directory)]
+    for message in messages:
+        encoded = message.pop("body64", None)
+        if encoded is None:
+            message["body"] = message["body"].encode()
+        else:
+            message["body"] = base64.b64decode(encoded)
+    return messages
+
+
+def unfinished(nsqd: Nsqd, topic: str, channel: str) -> int:
+    """Messages that nsqd still has, wherever they are."""
+    stats = nsqd.channel_stats(topic, channel)
+    return int(stats["depth"] + stats["in_flight_count"] + stats["deferred_count"])
