@@ -197,13 +197,14 @@ class Connection(asyncio.Protocol):
             self.flush()
 
     def _execute(self, speaker: Speaker, data: bytes, position: int) -> int:
-        start = position
         end = len(data)
+        any_done = False
         self._wanted = 1
         self._if_never = None
         try:
             while position < end and not self._is_over:
                 position = speaker.execute(data, position)
+                any_done = True
         except Incomplete as more:
             position = more.position
             self._wanted = more.wanted
@@ -217,7 +218,7 @@ class Connection(asyncio.Protocol):
         except LineTooLong:
             self._log.error(f"client({self.remote_address}) - line too long")
             self.close()
-        if position > start and not self._is_over:
+        if any_done and not self._is_over:
             speaker.commands_done()
         return position
 
@@ -259,8 +260,8 @@ class Connection(asyncio.Protocol):
         return self._out_size
 
     def flush(self) -> None:
-        """Write what is queued."""
-        if not self._out:
+        """Write what is queued, unless a TLS handshake is under way: then it waits for its end."""
+        if not self._out or (self.tls is not None and not self.tls.is_ready):
             return
         data = b"".join(self._out) if len(self._out) > 1 else self._out[0]
         self._out.clear()

@@ -68,12 +68,7 @@ class Publishing:
         _, data, position, start = request
         body, position = read_message(data, position, start, "PUB", self._options.max_msg_size)
         self._authorization.check("PUB", name, "", start)
-        topic = topic_to_use(self._nsqd, name, start)
-        try:
-            topic.publish([body])
-        except BackendError as exc:
-            raise RequestError("E_PUB_FAILED", f"PUB failed {exc}") from exc
-        self._published(name, 1)
+        self._put("PUB", topic_to_use(self._nsqd, name, start), [body])
         return position
 
     def deferred_publish(self, request: Request) -> int:
@@ -94,15 +89,7 @@ class Publishing:
         _, data, position, start = request
         body, position = read_message(data, position, start, "DPUB", self._options.max_msg_size)
         self._authorization.check("DPUB", name, "", start)
-        topic = topic_to_use(self._nsqd, name, start)
-        try:
-            if delay_s:
-                topic.publish_deferred(body, delay_s)
-            else:
-                topic.publish([body])
-        except BackendError as exc:
-            raise RequestError("E_DPUB_FAILED", f"DPUB failed {exc}") from exc
-        self._published(name, 1)
+        self._put("DPUB", topic_to_use(self._nsqd, name, start), [body], delay_s)
         return position
 
     def multi_publish(self, request: Request) -> int:
@@ -130,13 +117,16 @@ class Publishing:
         self._arriving = None
         if self._nsqd.topics.get(topic.name) is not topic:  # deleted while the body arrived
             raise RequestError("E_MPUB_FAILED", "MPUB failed exiting")
-        try:
-            topic.publish(reader.bodies)
-        except BackendError as exc:
-            raise RequestError("E_MPUB_FAILED", f"MPUB failed {exc}") from exc
-        self._published(topic.name, len(reader.bodies))
+        self._put("MPUB", topic, reader.bodies)
         return position
 
-    def _published(self, topic_name: str, count: int) -> None:
-        self.counts[topic_name] += count
+    def _put(self, command: str, topic: Topic, bodies: list[bytes], delay_s: float = 0.0) -> None:
+        try:
+            if delay_s:
+                topic.publish_deferred(bodies[0], delay_s)
+            else:
+                topic.publish(bodies)
+        except BackendError as exc:
+            raise RequestError(f"E_{command}_FAILED", f"{command} failed {exc}") from exc
+        self.counts[topic.name] += len(bodies)
         self._connection.send(_OK_FRAME)

@@ -66,13 +66,16 @@ def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
 
 
 class TLSLayer:
-    """One connection's TLS: encrypted bytes in, plain ones out, and back."""
+    """One connection's TLS: encrypted bytes in, plain ones out, and back.
+
+    ``is_ready`` tells that the handshake is done.
+    """
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._is_ready = False
+        self.is_ready = False
         self._then: Callable[[], None] | None = None
         self._timer: TimerHandle | None = None
 
@@ -88,14 +91,14 @@ class TLSLayer:
         """
         self._incoming.write(data)
         try:
-            if not self._is_ready:
+            if not self.is_ready:
                 self._object.do_handshake()
-                self._is_ready = True
+                self.is_ready = True
             return self._read()
         except ssl.SSLWantReadError:
             return b""
         except ssl.SSLError as exc:
-            if self._is_ready:
+            if self.is_ready:
                 raise ProtocolError(f"broken TLS record ({exc.reason})") from exc
             raise HandshakeFailed(_as_go_says(exc)) from exc
 
@@ -110,7 +113,7 @@ class TLSLayer:
 
     def announce(self) -> None:
         """Tell once that the handshake is done."""
-        if self._is_ready and self._then is not None:
+        if self.is_ready and self._then is not None:
             then, self._then = self._then, None
             self.cancel()
             then()

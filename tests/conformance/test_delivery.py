@@ -348,3 +348,14 @@ def test_deferred_publishes_without_a_channel_wait_from_then_on(any_nsqd: AnyNsq
         assert client.read_message().body == b"late"
 
     assert 0.2 < time.monotonic() - started_s < 0.3 + SCAN_S
+
+
+def test_bytes_of_a_body_do_not_reset_the_silence(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    with RawClient(nsqd.tcp_address) as client:
+        client.identify(heartbeat_interval=1000)
+        client.send(b"MPUB t\n\0\0\0\x64\0\0\0\x0a")
+        while (found := client.read_frame()) == (RESPONSE, HEARTBEAT):
+            client.send(b"\0\0\0\1x")
+
+    assert found[1].startswith(b"E_BAD_MESSAGE MPUB failed to read message")
