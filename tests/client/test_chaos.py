@@ -1,0 +1,193 @@
+"""nsqd and nsqlookupd killed, stopped and started again under a consumer and a producer.
+
+Nothing that was confirmed may be missing. The short forms go round once or twice, the slow ones
+ten times.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from plugins.clients import CHANNEL, TOPIC, Consume, Handle, Produce
+from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.waiting import wait_until
+
+from nsqtools.client.message import Message
+from nsqtools.client.producer import Producer
+from nsqtools.errors import PublishError, PublishUnknown
+
+InBackground = Callable[..., "Future[Any]"]
+rounds = pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=pytest.mark.slow)])
+
+
+class Publisher:
+    """Publishes numbers until it is told to stop, and notes what became of each."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+        self.is_over = threading.Event()
+        self.confirmed: set[bytes] = set()
+        self.unknown: set[bytes] = set()
+
+    def run(self) -> None:
+        number = 0
+        while not self.is_over.is_set():
+            number += 1
+            body = b"%d" % number
+            try:
+                self._producer.publish(TOPIC, body)
+            except PublishUnknown:
+                self.unknown.add(body)
+            except PublishError:
+                self.is_over.wait(0.01)  # not sent: nsqd is away
+            else:
+                self.confirmed.add(body)
+
+    def confirms_more(self) -> Callable[[], bool]:
+        before = len(self.confirmed)
+        return lambda: len(self.confirmed) > before + 20
+
+
+@rounds
+def test_nothing_confirmed_is_lost_when_nsqd_is_stopped_again_and_again(
+    go_nsqd: Callable[..., GoNsqd],
+    consume: Consume,
+    handle: Handle,
+    produce: Produce,
+    in_background: InBackground,
+    rounds: int,
+) -> None:
+    """SIGTERM: nsqd writes what it has in memory to disk. Nothing comes that was not sent."""
+    nsqd = go_nsqd()
+    nsqd.create_channel(TOPIC, CHANNEL)
+    publisher = Publisher(produce(nsqd.tcp_address))
+    consumer = consume(nsqd.tcp_address)
+    seen: Counter[bytes] = Counter()
+    handle(consumer, lambda message: seen.update([message.body]))
+    publishing = in_background(publisher.run)
+    for _ in range(rounds):
+        wait_until(publisher.confirms_more(), what="confirmed publishes", timeout_s=10)
+        nsqd.stop()
+        nsqd.start()
+    wait_until(publisher.confirms_more(), what="confirmed publishes", timeout_s=10)
+    publisher.is_over.set()
+    publishing.result(10)
+    wait_until(lambda: publisher.confirmed <= set(seen), what="all that was confirmed")
+    assert set(seen) <= publisher.confirmed | publisher.unknown
+
+
+@rounds
+def test_kill_9_ends_no_client(
+    go_nsqd: Callable[..., GoNsqd],
+    consume: Consume,
+    handle: Handle,
+    produce: Produce,
+    in_background: InBackground,
+    rounds: int,
+) -> None:
+    """SIGKILL: what nsqd had in memory is gone, and everybody goes on."""
+    nsqd = go_nsqd("-mem-queue-size=0")
+    nsqd.create_channel(TOPIC, CHANNEL)
+    publisher = Publisher(produce(nsqd.tcp_address))
+    consumer = consume(nsqd.tcp_address)
+    handle(consumer, lambda message: True)
+    publishing = in_background(publisher.run)
+    for _ in range(rounds):
+        wait_until(publisher.confirms_more(), what="confirmed publishes", timeout_s=10)
+        finished = consumer.stats.finished
+        nsqd.kill()
+        nsqd.start()
+        wait_until(
+            lambda finished=finished: consumer.stats.finished > finished + 20,  # type: ignore[misc]
+            what="messages after the kill",
+            timeout_s=10,
+        )
+    publisher.is_over.set()
+    publishing.result(10)
+
+
+def test_a_frozen_nsqd_is_left_and_found_again(
+    nsqd: GoNsqd, consume: Consume, produce: Produce
+) -> None:
+    """SIGSTOP for longer than two heartbeats, as a machine that swaps."""
+    consumer = consume(nsqd.tcp_address, heartbeat_interval_s=1, read_timeout_s=1)
+    producer = produce(nsqd.tcp_address, publish_timeout_s=0.5)
+    producer.publish(TOPIC, b"before")
+    wait_until(lambda: consumer.connections, what="a connection")
+    nsqd.pause()
+    with pytest.raises(PublishUnknown):
+        producer.publish(TOPIC, b"meanwhile")
+    wait_until(lambda: not consumer.connections, what="the loss")
+    nsqd.resume()
+    wait_until(lambda: consumer.connections, what="a connection", timeout_s=10)
+
+    def publishes() -> bool:
+        try:
+            producer.publish(TOPIC, b"after")
+        except PublishError:
+            return False
+        return True
+
+    wait_until(publishes, what="a publish", timeout_s=10)
+    bodies: set[bytes] = set()
+    while b"after" not in bodies:
+        batch = consumer.next_batch(timeout_s=5)
+        assert batch, bodies
+        bodies |= {message.body for message in batch}
+        batch.finish()
+
+
+def test_lookupd_killed_and_started_again(
+    nsqlookupd: Callable[..., GoNsqlookupd],
+    go_nsqd: Callable[..., GoNsqd],
+    consume: Consume,
+    handle: Handle,
+) -> None:
+    lookupd = nsqlookupd()
+    nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
+    nsqd.create_channel(TOPIC, CHANNEL)
+    consumer = consume(lookupd=lookupd.http_address)
+    handle(consumer, lambda message: True)
+    wait_until(lambda: consumer.connections, what="the nsqd")
+    lookupd.kill()
+    nsqd.publish(TOPIC, b"x")
+    wait_until(lambda: consumer.stats.finished == 1, what="a message without lookupd")
+    nsqd.stop()
+    wait_until(lambda: not consumer.connections, what="the loss")
+    lookupd.start()
+    nsqd.start()
+    wait_until(lambda: consumer.connections, what="the nsqd, found again", timeout_s=20)
+
+
+def test_slow_handlers_and_timeouts_lose_nothing(
+    go_nsqd: Callable[..., GoNsqd], consume: Consume, handle: Handle
+) -> None:
+    """Some messages are held until nsqd delivers them again, and answered then."""
+    nsqd = go_nsqd("-msg-timeout=1s")
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, *[b"%d" % number for number in range(20)])
+    handled: set[bytes] = set()
+    consumer = consume(nsqd.tcp_address, max_in_flight=10, max_attempts=0)
+    redelivered = threading.Event()
+
+    def slow_for_some(message: Message) -> None:
+        if message.attempts == 1 and message.body.endswith(b"7"):
+            redelivered.wait(10)
+        elif message.attempts > 1:
+            redelivered.set()
+        handled.add(message.body)
+
+    handle(consumer, slow_for_some, workers=4)
+    wait_until(lambda: len(handled) == 20, what="every message", timeout_s=20)
+    assert redelivered.is_set()
+    wait_until(lambda: nsqd.depth(TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=10)
+    wait_until(
+        lambda: nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 0,
+        what="nothing in flight",
+        timeout_s=10,
+    )

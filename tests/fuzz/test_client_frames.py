@@ -1,0 +1,114 @@
+"""Random bytes at the client's parsers: frames, nothing yet, or a ProtocolError; never slow."""
+
+from __future__ import annotations
+
+import struct
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nsqtools.errors import ProtocolError
+from nsqtools.protocol.codecs import Codec, DeflateCodec, SnappyCodec
+from nsqtools.protocol.error_codes import decode_error
+from nsqtools.protocol.frames import MESSAGE, FrameBuffer, encode_frame
+
+
+def make(source: None, *fields: Any) -> tuple[Any, ...]:
+    return fields
+
+
+def parse(pieces: list[bytes], max_message_frame: int = 0) -> int:
+    """Feed pieces until an error; return how many bytes frames were made of."""
+    buffer = FrameBuffer(max_message_frame)
+    taken = 0
+    for piece in pieces:
+        buffer.feed(piece)
+        try:
+            messages, others = buffer.take(make, None)
+        except ProtocolError:
+            return taken
+        taken += sum(34 + len(body) for *_, body in messages)
+        taken += sum(8 + len(data) for _, data in others)
+    return taken
+
+
+heads = st.builds(
+    lambda size, kind: struct.pack(">II", size, kind),
+    st.integers(min_value=0, max_value=200) | st.integers(min_value=0, max_value=0xFFFFFFFF),
+    st.integers(min_value=0, max_value=4) | st.integers(min_value=0, max_value=0xFFFFFFFF),
+)
+pieces = st.lists(st.one_of(st.binary(max_size=60), heads), max_size=20)
+
+
+@settings(max_examples=300)
+@given(pieces, st.sampled_from([0, 30, 100]))
+def test_random_bytes_are_frames_or_a_protocol_error(
+    pieces: list[bytes], max_message_frame: int
+) -> None:
+    assert parse(pieces, max_message_frame) <= sum(map(len, pieces))
+
+
+@given(pieces)
+def test_one_by_one_the_same_bytes_are_refused_or_not(pieces: list[bytes]) -> None:
+    data = b"".join(pieces)
+    assert was_refused([data]) == was_refused([data[i : i + 1] for i in range(len(data))])
+
+
+def was_refused(pieces: list[bytes]) -> bool:
+    buffer = FrameBuffer()
+    try:
+        for piece in pieces:
+            buffer.feed(piece)
+            buffer.take(make, None)
+    except ProtocolError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("make_codec", [SnappyCodec, DeflateCodec])
+@settings(max_examples=200)
+@given(data=st.binary(max_size=200))
+def test_random_bytes_at_a_decoder_are_bytes_or_a_protocol_error(
+    make_codec: type[Codec], data: bytes
+) -> None:
+    try:
+        assert isinstance(make_codec().decompress(data), bytes)
+    except ProtocolError:
+        pass
+
+
+@given(st.binary(max_size=80))
+def test_random_error_frames_are_errors(data: bytes) -> None:
+    assert str(decode_error(data, "nsqd")).startswith("nsqd:")
+
+
+def seconds_for(frame_size: int, piece_size: int) -> float:
+    frame = encode_frame(MESSAGE, bytes(26) + bytes(frame_size))
+    buffer = FrameBuffer()
+    began = time.process_time()
+    for start in range(0, len(frame), piece_size):
+        buffer.feed(frame[start : start + piece_size])
+        messages, _ = buffer.take(make, None)
+    assert len(messages) == 1
+    return time.process_time() - began
+
+
+def test_a_large_frame_in_small_pieces_takes_linear_time() -> None:
+    """Joining what is there with every piece would take 256 times as long for 16 times as much."""
+    seconds_for(1 << 16, 100)  # warm up
+    small = min(seconds_for(1 << 18, 100) for _ in range(3))
+    large = min(seconds_for(1 << 22, 100) for _ in range(3))
+    assert large < 60 * small
+
+
+def test_many_small_frames_at_once_take_linear_time() -> None:
+    stream = encode_frame(0, b"OK") * 50_000
+    buffer = FrameBuffer()
+    buffer.feed(stream)
+    began = time.process_time()
+    _, others = buffer.take(make, None)
+    assert len(others) == 50_000
+    assert time.process_time() - began < 2

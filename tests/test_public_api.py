@@ -1,0 +1,91 @@
+"""What `import nsqtools` offers: complete, lazy, documented."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import nsqtools
+
+PUBLIC = [name for name in nsqtools.__all__ if name != "__version__"]
+
+
+def type_checked_names() -> set[str]:
+    """The names that a type checker sees: those imported under ``if TYPE_CHECKING``."""
+    tree = ast.parse(Path(nsqtools.__file__).read_text("utf-8"))
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    return {
+        alias.name for node in imports if node.module != "__future__" for alias in node.names
+    } - {"import_module"}
+
+
+def test_the_list_is_sorted_and_what_type_checkers_see() -> None:
+    assert nsqtools.__all__ == sorted(nsqtools.__all__)
+    assert set(PUBLIC) == type_checked_names()
+    assert dir(nsqtools) == nsqtools.__all__
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_can_be_had_and_is_documented(name: str) -> None:
+    public = getattr(nsqtools, name)
+    assert public.__name__ == name
+    assert inspect.getdoc(public)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_methods_are_documented(name: str) -> None:
+    public = getattr(nsqtools, name)
+    for member_name, member in vars(public).items():
+        if member_name.startswith("_") or not callable(member):
+            continue
+        assert inspect.getdoc(member), f"{name}.{member_name}"
+
+
+@pytest.mark.parametrize("name", ["Consumer", "Producer", "ClientOptions"])
+def test_what_takes_options_says_what_it_raises(name: str) -> None:
+    assert "Raises" in (inspect.getdoc(getattr(nsqtools, name)) or "")
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Consumr'"):
+        nsqtools.Consumr  # noqa: B018
+
+
+def test_every_error_has_a_category_and_a_place_in_the_tree() -> None:
+    from nsqtools import errors
+
+    for name in errors.__all__:
+        error = getattr(errors, name)
+        assert issubclass(error, errors.NsqError)
+        assert error.category in {"failed", "usage", "not_found", "connect", "refused"}
+        assert name in (errors.__doc__ or "")
+        assert inspect.getdoc(error)
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The modules that a fresh interpreter has loaded after the statement."""
+    script = f"import sys\nbefore = set(sys.modules)\n{statement}\n"
+    script += "print(*(set(sys.modules) - before))"
+    output = subprocess.check_output([sys.executable, "-c", script], text=True)
+    return set(output.split())
+
+
+def test_importing_the_package_loads_nothing_else() -> None:
+    assert {name for name in loaded_by("import nsqtools") if name.startswith("nsqtools")} == {
+        "nsqtools"
+    }
+
+
+def test_a_consumer_and_a_producer_load_no_more_than_they_need() -> None:
+    loaded = loaded_by(
+        "import nsqtools\n"
+        "nsqtools.Consumer('t', 'c', nsqd_tcp_addresses=['localhost'])\n"
+        "nsqtools.Producer('localhost')"
+    )
+    heavy = {"ssl", "httpx", "snappy", "rich", "typer", "asyncio", "subprocess", "tomllib"}
+    assert loaded & heavy == set()
