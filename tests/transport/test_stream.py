@@ -1,0 +1,154 @@
+"""The stream over a real socket: blocking and not, with every failure mapped once."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from nsqtools.errors import ConnectionFailed, ConnectionLost, DeadlineExceeded
+from nsqtools.protocol.addresses import Address, parse_address
+from nsqtools.transport.deadline import Deadline
+from nsqtools.transport.stream import Stream, connect
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Stream, socket.socket]]:
+    """A connected stream and the other end of it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        stream = connect(Address(*listener.getsockname()), Deadline(5))
+        peer, _ = listener.accept()
+        with peer:
+            yield stream, peer
+        stream.close()
+
+
+def reset(peer: socket.socket) -> None:
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.close()
+
+
+def receive(stream: Stream) -> bytes | None:
+    """What is there, waiting until something is."""
+    buffer = memoryview(bytearray(100))
+    import select
+
+    assert select.select([stream], [], [], 5)[0]
+    return stream.receive_ready(buffer)
+
+
+def test_a_blocking_stream_sends_and_receives(pair: tuple[Stream, socket.socket]) -> None:
+    stream, peer = pair
+    stream.send_all(b"ping", Deadline(5))
+    assert peer.recv(10) == b"ping"
+    peer.sendall(b"pong")
+    assert stream.receive(Deadline(5)) == b"pong"
+
+
+def test_no_answer_in_time_names_the_peer(pair: tuple[Stream, socket.socket]) -> None:
+    stream, _ = pair
+    with pytest.raises(DeadlineExceeded, match=f"{stream.address}: no answer in time"):
+        stream.receive(Deadline(0.01))
+    with pytest.raises(DeadlineExceeded):
+        stream.receive(Deadline(-1))
+    with pytest.raises(DeadlineExceeded):
+        stream.send_all(bytes(1 << 25), Deadline(0.05))
+
+
+def test_the_end_of_a_blocking_stream_names_the_peer(pair: tuple[Stream, socket.socket]) -> None:
+    stream, peer = pair
+    peer.close()
+    with pytest.raises(ConnectionLost, match=f"{stream.address} closed the connection"):
+        stream.receive(Deadline(5))
+
+
+def test_a_reset_names_the_peer(pair: tuple[Stream, socket.socket]) -> None:
+    stream, peer = pair
+    reset(peer)
+    with pytest.raises(ConnectionLost, match=f"{stream.address}: connection reset"):
+        stream.receive(Deadline(5))
+
+
+def test_ready_bytes_nothing_and_the_end_are_three_things(
+    pair: tuple[Stream, socket.socket],
+) -> None:
+    stream, peer = pair
+    stream.set_nonblocking()
+    assert stream.receive_ready(memoryview(bytearray(100))) is None
+    peer.sendall(b"abc")
+    assert receive(stream) == b"abc"
+    peer.sendall(b"x" * 150)
+    received = (receive(stream) or b"") + (receive(stream) or b"")
+    assert received == b"x" * 150
+    stream.shutdown_write()
+    assert peer.recv(10) == b""
+    peer.sendall(b"last")
+    assert receive(stream) == b"last"
+    peer.close()
+    assert receive(stream) == b""
+
+
+def test_a_full_socket_takes_nothing_and_a_lost_one_is_an_error(
+    pair: tuple[Stream, socket.socket],
+) -> None:
+    stream, peer = pair
+    stream.set_nonblocking()
+    while stream.send_ready(bytes(1 << 20)):
+        pass
+    assert stream.send_ready(b"x") == 0
+    reset(peer)
+    with pytest.raises(ConnectionLost, match=str(stream.address)):
+        receive(stream)
+    with pytest.raises(ConnectionLost, match=str(stream.address)):
+        stream.send_ready(b"x")
+    stream.shutdown_write()
+    stream.close()
+    stream.close()
+
+
+def test_a_refused_connection_names_address_reason_and_remedy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = Address(*listener.getsockname())
+    with pytest.raises(ConnectionFailed) as caught:
+        connect(address, Deadline(5))
+    assert str(caught.value) == f"cannot connect to {address} (connection refused)"
+    assert "4150" in caught.value.hint
+
+
+def test_a_connect_without_an_answer_ends_in_time(unreachable_address: str) -> None:
+    deadline = Deadline(0.1)
+    with pytest.raises(DeadlineExceeded, match=f"{unreachable_address} .timed out"):
+        connect(parse_address(unreachable_address), deadline)
+    assert deadline.has_passed
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 300, "nul\0host"])
+def test_a_name_that_cannot_be_resolved_is_named(host: str) -> None:
+    with pytest.raises(ConnectionFailed, match="cannot connect to") as caught:
+        connect(Address(host, 4150), Deadline(5))
+    assert caught.value.hint == "Check the host name."
+
+
+def test_the_local_address_is_used() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        stream = connect(Address(*listener.getsockname()), Deadline(5), "127.0.0.2")
+        peer, (host, _) = listener.accept()
+        with peer:
+            assert host == "127.0.0.2"
+        stream.close()
+
+
+def test_every_ip_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def two_addresses(*arguments: object, **more: object) -> list[object]:
+            kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+            return [(*kind, ("127.0.0.1", 1)), (*kind, ("127.0.0.1", port))]
+
+        monkeypatch.setattr(socket, "getaddrinfo", two_addresses)
+        stream = connect(Address("nsqd.test", port), Deadline(5))
+        assert str(stream.address) == f"nsqd.test:{port}"
+        stream.close()
