@@ -18,39 +18,19 @@ from __future__ import annotations
 
 import os
 import re
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 from nsqtools.protocol.message import MIN_MESSAGE_SIZE
 from nsqtools.server.atomic_file import replace_file
 from nsqtools.server.log import Log
-
-_LENGTH = struct.Struct(">i")
-_READ_SIZE = 1 << 18
-
-
-def _count_records(path: Path, position: int, max_record: int) -> int:
-    """Return how many whole records a file has from a position on."""
-    count = 0
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(position)
-            while len(head := file.read(4)) == 4:
-                length = _LENGTH.unpack(head)[0]
-                position += 4 + length
-                if not MIN_MESSAGE_SIZE <= length <= max_record or position > size:
-                    break
-                file.seek(position)
-                count += 1
-    except OSError:
-        pass  # reading it will fail, too, and say why
-    return count
-
-
-class CorruptFile(Exception):
-    """A data file cannot be read on from here."""
+from nsqtools.server.record_file import (
+    LENGTH_SIZE,
+    CorruptFile,
+    RecordReader,
+    count_records,
+    encode_length,
+)
 
 
 class DiskQueue:
@@ -75,9 +55,8 @@ class DiskQueue:
         self._log = log
         self._read_file = self._read_position = 0
         self._write_file = self._write_position = 0
-        self._reader = self._writer = -1
-        self._buffer = b""  # bytes of the read file from _read_position + _buffer_used on
-        self._buffer_used = 0
+        self._reader: RecordReader | None = None
+        self._writer = -1
         self._operations = 0  # since the last sync
         self._open()
 
@@ -91,7 +70,7 @@ class DiskQueue:
         block: list[bytes] = []
         block_size = 0
         for record in records:
-            size = len(record) + 4
+            size = LENGTH_SIZE + len(record)
             if not MIN_MESSAGE_SIZE <= len(record) <= self._max_record:
                 self._append(block, block_size)
                 raise OSError(
@@ -103,7 +82,7 @@ class DiskQueue:
                 self._append(block, block_size)
                 self._roll()
                 block, block_size = [], 0
-            block += (_LENGTH.pack(len(record)), record)
+            block += (encode_length(len(record)), record)
             block_size += size
         self._append(block, block_size)
         self._count(len(records))
@@ -238,7 +217,7 @@ class DiskQueue:
         self._operations = 1  # so that the next sync makes it durable
         position = self._read_position
         for number in range(self._read_file, self._write_file):
-            self.depth += _count_records(self._file(number), position, self._max_record)
+            self.depth += count_records(self._file(number), position, self._max_record)
             position = 0
 
     def _size(self, number: int) -> int:
@@ -286,11 +265,9 @@ class DiskQueue:
             self._writer = -1
 
     def _close_reader(self) -> None:
-        if self._reader >= 0:
-            os.close(self._reader)
-            self._reader = -1
-        self._buffer = b""
-        self._buffer_used = 0
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
 
     # reading
 
@@ -303,39 +280,18 @@ class DiskQueue:
 
     def _next_record(self) -> bytes | None:
         """Return the record at the read position; None after having moved on to the next file."""
-        if self._reader < 0:
+        if self._reader is None:
             path = self._file(self._read_file)
-            self._reader = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._reader = RecordReader(path, self._read_position, self._max_record)
             self._log.info(f"DISKQUEUE({self.name}): readOne() opened {path}")
-        head = self._peek(4)
-        if not head and self._read_file < self._write_file:
-            self._next_file(delete=True)
-            return None
-        if len(head) < 4:
+        is_complete = self._read_file < self._write_file
+        record = self._reader.read(None if is_complete else self._write_position)
+        self._read_position = self._reader.position
+        if record is None and not is_complete:
             raise CorruptFile("unexpected EOF")
-        length: int = _LENGTH.unpack(head)[0]
-        if not MIN_MESSAGE_SIZE <= length <= self._max_record:
-            raise CorruptFile(f"invalid message read size ({length})")
-        record = self._peek(4 + length)
-        if len(record) < 4 + length:
-            raise CorruptFile("unexpected EOF")
-        self._buffer_used += 4 + length
-        self._read_position += 4 + length
-        if self._read_file < self._write_file and not self._peek(1):
+        if is_complete and self._reader.is_at_end():
             self._next_file(delete=True)
-        return record[4:]
-
-    def _peek(self, size: int) -> bytes:
-        used = self._buffer_used
-        if len(self._buffer) - used < size:
-            rest = self._buffer[used:]
-            at = self._read_position + len(rest)
-            wanted = max(_READ_SIZE, size)
-            if self._read_file == self._write_file:
-                wanted = min(wanted, self._write_position - at)
-            self._buffer = rest + os.pread(self._reader, wanted, at)
-            self._buffer_used = used = 0
-        return self._buffer[used : used + size]
+        return record
 
     def _next_file(self, *, delete: bool) -> None:
         self._close_reader()

@@ -1,0 +1,95 @@
+"""The data files of a disk queue: records of an int32 length and so many bytes, end to end.
+
+Reading goes forward in large pieces. Where the bytes are no record there is nothing to find the
+next one by, so the rest of the file is given up (`CorruptFile`).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+from nsqtools.protocol.message import MIN_MESSAGE_SIZE
+
+LENGTH_SIZE = 4
+_LENGTH = struct.Struct(">i")
+_READ_SIZE = 1 << 18
+
+
+class CorruptFile(Exception):
+    """The file cannot be read on from here."""
+
+
+def encode_length(length: int) -> bytes:
+    """Return what stands before a record."""
+    return _LENGTH.pack(length)
+
+
+def count_records(path: Path, position: int, max_size: int) -> int:
+    """Return how many whole records a file has from a position on; 0 when it cannot be read."""
+    count = 0
+    try:
+        with path.open("rb") as file:
+            end = os.fstat(file.fileno()).st_size
+            file.seek(position)
+            while len(head := file.read(LENGTH_SIZE)) == LENGTH_SIZE:
+                length = _LENGTH.unpack(head)[0]
+                position += LENGTH_SIZE + length
+                if not MIN_MESSAGE_SIZE <= length <= max_size or position > end:
+                    break
+                file.seek(position)
+                count += 1
+    except OSError:
+        pass  # reading the records will fail, too, and say why
+    return count
+
+
+class RecordReader:
+    """Reads one file from a position on. Raises ``OSError`` when it cannot be opened."""
+
+    def __init__(self, path: Path, position: int, max_size: int) -> None:
+        self.position = position  # after the last record that was returned
+        self._max_size = max_size
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._buffer = b""  # what follows the position, from _used on
+        self._used = 0
+
+    def read(self, end: int | None) -> bytes | None:
+        """Return the next record, None at the end of the file.
+
+        ``end`` is how far it may be read while it is still written, None for all of it. Raises
+        `CorruptFile` or ``OSError``.
+        """
+        head = self._peek(LENGTH_SIZE, end)
+        if not head:
+            return None
+        if len(head) < LENGTH_SIZE:
+            raise CorruptFile("unexpected EOF")
+        length: int = _LENGTH.unpack(head)[0]
+        if not MIN_MESSAGE_SIZE <= length <= self._max_size:
+            raise CorruptFile(f"invalid message read size ({length})")
+        size = LENGTH_SIZE + length
+        record = self._peek(size, end)
+        if len(record) < size:
+            raise CorruptFile("unexpected EOF")
+        self._used += size
+        self.position += size
+        return record[LENGTH_SIZE:]
+
+    def is_at_end(self) -> bool:
+        """Tell whether nothing follows in a file that is no longer written."""
+        return not self._peek(1, None)
+
+    def _peek(self, size: int, end: int | None) -> bytes:
+        if len(self._buffer) - self._used < size:
+            rest = self._buffer[self._used :]
+            at = self.position + len(rest)
+            wanted = max(_READ_SIZE, size) if end is None else min(_READ_SIZE + size, end - at)
+            self._buffer = rest + os.pread(self._descriptor, wanted, at)
+            self._used = 0
+        return self._buffer[self._used : self._used + size]
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
