@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, TextIO
@@ -30,11 +31,9 @@ class EmbeddedNsqd:
             "https_address": "127.0.0.1:0",
             "broadcast_address": "127.0.0.1",
         }
-        self._directory: TemporaryDirectory[str] | None = None
-        if "data_path" not in options:
-            self._directory = TemporaryDirectory(prefix="nsqd-")
-            options["data_path"] = self._directory.name
         self._options = NsqdOptions(**{**defaults, **options})
+        self._keeps_data = "data_path" in options
+        self._directory: TemporaryDirectory[str] | None = None
         lines = Log(log, self._options.log_prefix, self._options.log_level)
         self._thread = DaemonThread("nsqd", lambda: NsqdDaemon(self._options, lines))
 
@@ -55,7 +54,7 @@ class EmbeddedNsqd:
 
     @property
     def data_path(self) -> str:
-        """The directory of its files."""
+        """The directory of its files; a new temporary one at each start unless it was given."""
         return self._options.data_path
 
     def __enter__(self) -> EmbeddedNsqd:
@@ -72,6 +71,9 @@ class EmbeddedNsqd:
 
     def start(self) -> None:
         """Serve; call `stop` or `kill` at the end. Raises `ConfigurationError`, ``OSError``."""
+        if not self._keeps_data:
+            self._directory = TemporaryDirectory(prefix="nsqd-")
+            self._options = replace(self._options, data_path=self._directory.name)
         try:
             self._thread.start()
         except BaseException:

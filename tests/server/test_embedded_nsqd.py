@@ -1,14 +1,91 @@
-"""The embedded nsqd as a library: what a failed start leaves behind."""
+"""The embedded nsqd as a library: its life, its data, and what a failed start leaves behind."""
 
 from __future__ import annotations
 
 import gc
+import io
+import socket
 from pathlib import Path
 
 import pytest
+from plugins.raw_client import RawClient
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.server import EmbeddedNsqd
+
+
+def test_it_serves_while_the_block_runs() -> None:
+    with EmbeddedNsqd() as nsqd:
+        address = nsqd.tcp_address
+        path = Path(nsqd.data_path)
+        with RawClient(address) as client:
+            client.publish("t", b"body")
+        assert (path / "nsqd.dat").exists()
+        assert nsqd.https_address == ""
+
+    host, _, port = address.rpartition(":")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)))
+    assert not path.exists()
+    with pytest.raises(RuntimeError, match="not running"):
+        _ = nsqd.tcp_address
+
+
+def test_two_live_side_by_side_and_one_twice() -> None:
+    a, b = EmbeddedNsqd(), EmbeddedNsqd()
+    with a, b:
+        assert a.tcp_address != b.tcp_address
+    with a, RawClient(a.tcp_address) as client:
+        client.publish("t", b"body")
+
+
+@pytest.mark.parametrize(("how", "left"), [("stop", [b"body"]), ("kill", [])])
+def test_stopping_keeps_what_killing_forgets(tmp_path: Path, how: str, left: list[bytes]) -> None:
+    nsqd = EmbeddedNsqd(data_path=str(tmp_path))
+    nsqd.start()
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch")
+        client.publish("t", b"body")
+    getattr(nsqd, how)()
+
+    with (
+        EmbeddedNsqd(data_path=str(tmp_path)) as again,
+        RawClient(again.tcp_address) as client,
+        RawClient(again.tcp_address) as producer,
+    ):
+        client.subscribe("t", "ch", ready=1)
+        if not left:
+            producer.publish("t", b"marker")
+        assert client.read_message().body == (left or [b"marker"])[0]
+
+
+def test_stopping_twice_and_before_a_start_does_nothing() -> None:
+    nsqd = EmbeddedNsqd()
+    nsqd.stop()
+    nsqd.start()
+    nsqd.stop()
+    nsqd.kill()
+
+
+def test_log_lines_go_where_they_are_wanted() -> None:
+    log = io.StringIO()
+    with EmbeddedNsqd(log=log, log_prefix="[mine] ") as nsqd:
+        assert f"TCP: listening on {nsqd.tcp_address}" in log.getvalue()
+    assert log.getvalue().startswith("[mine] ")
+
+
+def test_options_that_nsqd_refuses_are_refused_before_a_start() -> None:
+    with pytest.raises(ConfigurationError, match="--node-id must be"):
+        EmbeddedNsqd(node_id=-1)
+
+
+def test_a_port_in_use_is_told_with_the_address() -> None:
+    with (
+        EmbeddedNsqd() as nsqd,
+        pytest.raises(ConfigurationError, match=f"{nsqd.tcp_address}: bind: address already in"),
+    ):
+        EmbeddedNsqd(tcp_address=nsqd.tcp_address).start()
+    gc.collect()
 
 
 def test_a_start_that_failed_gives_the_data_path_back(tmp_path: Path) -> None:
