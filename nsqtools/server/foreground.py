@@ -67,11 +67,18 @@ def run_daemon(
         sys.stdout.write(version_line(program) + "\n")
         return 0
     log = Log(sys.stderr, f"[{program}] ")
+
+    def make() -> Daemon:
+        daemon = make_daemon(options, log)  # its first line tells the version
+        for name in line.without_effect:
+            log.warn(f"the flag -{name} is deprecated and has no effect")
+        return daemon
+
     try:
         config = read_config(line.config, options_class) if line.config else {}
         options = options_class(**{**config, **line.options})
         log = Log(sys.stderr, options.log_prefix, options.log_level)
-        asyncio.run(_serve(lambda: make_daemon(options, log)))
+        asyncio.run(_serve(make))
     except ConfigurationError as exc:
         log.fatal(f"failed to instantiate {program} - {exc}")
         return 1

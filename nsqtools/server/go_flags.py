@@ -39,6 +39,7 @@ class CommandLine:
     options: dict[str, Any]
     config: str
     asks_version: bool
+    without_effect: tuple[str, ...]  # deprecated flags
 
 
 _COMMON = {
@@ -80,6 +81,7 @@ def parse_flags(flags: Mapping[str, Flag], arguments: Sequence[str]) -> CommandL
         {flags[name].option: value for name, value in given.items() if flags[name].option},
         config=given.get("config", ""),
         asks_version=given.get("version", False),
+        without_effect=tuple(name for name in given if flags[name].help.startswith("[deprecated]")),
     )
 
 

@@ -263,10 +263,14 @@ def test_unix_sockets_are_served_and_removed(tmp_path: Path) -> None:
 
 
 def test_log_lines_have_nsqds_form(data_path: Callable[[], Path], serve: Serve) -> None:
-    nsqd = serve(EmbeddedNsqdProcess(data_path(), "-log-prefix=[x] "))
+    nsqd = serve(EmbeddedNsqdProcess(data_path(), "-log-prefix=[x] ", "-verbose"))
     lines = nsqd.log.splitlines()
 
     pattern = r"\[x\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} (INFO|WARNING): \S.*"
     assert [line for line in lines if not re.fullmatch(pattern, line)] == []
-    assert lines[0].endswith(")")
+    assert re.search(r"INFO: nsqd v\d+\.\d+\.\d+ \(built w/\S+\)$", lines[0])
+    assert any(
+        line.endswith("WARNING: the flag -verbose is deprecated and has no effect")
+        for line in lines
+    )
     assert any(f"TCP: listening on {nsqd.tcp_address}" in line for line in lines)
