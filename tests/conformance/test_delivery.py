@@ -1,23 +1,38 @@
 """How messages reach consumers: the same on the Go nsqd and on the embedded one.
 
-Where nsqd's own scanner is coarse (it looks at a new channel only every 5 s), the bounds here are
-wide enough for it.
+The Go nsqd looks for new channels only every 5 s before it watches their timeouts, so the tests of
+timeouts share a server whose channels are made at its start.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from plugins.http_api import Nsqd
 from plugins.raw_client import HEARTBEAT, RawClient
+from plugins.servers import NSQD_KINDS
 from plugins.waiting import wait_until
 from plugins.wire import RESPONSE
 
 SCAN_S = 6.0  # the slowest that the Go nsqd notices a timeout on a channel that is new
 
 AnyNsqd = Callable[..., Nsqd]
+
+
+@pytest.fixture(scope="module", params=NSQD_KINDS)
+def timed_nsqd(request: pytest.FixtureRequest) -> Iterator[Nsqd]:
+    """Messages time out after 1 s, and after 2 s at the latest; each test has its own topic."""
+    with TemporaryDirectory(prefix="nsqd-") as directory:
+        nsqd: Nsqd = request.param(Path(directory), "-msg-timeout=1s", "-max-msg-timeout=2s")
+        nsqd.start()
+        for topic in ("timeout", "gone", "touch", "requeue"):
+            nsqd.create_channel(topic, "ch")
+        yield nsqd
+        nsqd.kill()
 
 
 def test_every_channel_gets_every_message_with_the_same_identity(any_nsqd: AnyNsqd) -> None:
@@ -62,11 +77,11 @@ def test_consumers_of_a_channel_share_its_messages(any_nsqd: AnyNsqd) -> None:
     assert min(shares) >= 8
 
 
-def test_a_message_times_out_and_comes_again(any_nsqd: AnyNsqd) -> None:
-    nsqd = any_nsqd("-msg-timeout=1s")
+def test_a_message_times_out_and_comes_again(timed_nsqd: Nsqd) -> None:
+    nsqd = timed_nsqd
     with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=1)
-        nsqd.publish("t", b"body")
+        client.subscribe("timeout", "ch", ready=1)
+        nsqd.publish("timeout", b"body")
         first = client.read_message()
         delivered_s = time.monotonic()
         second = client.read_message()
@@ -78,28 +93,28 @@ def test_a_message_times_out_and_comes_again(any_nsqd: AnyNsqd) -> None:
     assert (second.id, second.timestamp_ns, second.attempts) == (first.id, first.timestamp_ns, 2)
     assert 0.9 < waited_s < 1 + SCAN_S
     assert failed == b"E_FIN_FAILED FIN %b failed ID not in flight" % first.id
-    assert nsqd.channel_stats("t", "ch")["timeout_count"] == 1
+    assert nsqd.channel_stats("timeout", "ch")["timeout_count"] == 1
 
 
-def test_what_a_client_held_when_it_went_away_waits_for_its_timeout(any_nsqd: AnyNsqd) -> None:
-    nsqd = any_nsqd("-msg-timeout=1s")
+def test_what_a_client_held_when_it_went_away_waits_for_its_timeout(timed_nsqd: Nsqd) -> None:
+    nsqd = timed_nsqd
     with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=1)
-        nsqd.publish("t", b"body")
+        client.subscribe("gone", "ch", ready=1)
+        nsqd.publish("gone", b"body")
         held = client.read_message()
-    wait_until(lambda: nsqd.channel_stats("t", "ch")["client_count"] == 0, what="it is gone")
-    assert nsqd.channel_stats("t", "ch")["in_flight_count"] == 1
+    wait_until(lambda: nsqd.channel_stats("gone", "ch")["client_count"] == 0, what="it is gone")
+    assert nsqd.channel_stats("gone", "ch")["in_flight_count"] == 1
 
     with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=1)
+        client.subscribe("gone", "ch", ready=1)
         assert client.read_message().attempts == held.attempts + 1
 
 
-def test_touch_keeps_a_message_and_its_limit_holds(any_nsqd: AnyNsqd) -> None:
-    nsqd = any_nsqd("-msg-timeout=1s", "-max-msg-timeout=2s")
+def test_touch_keeps_a_message_and_its_limit_holds(timed_nsqd: Nsqd) -> None:
+    nsqd = timed_nsqd
     with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=1)
-        nsqd.publish("t", b"body")
+        client.subscribe("touch", "ch", ready=1)
+        nsqd.publish("touch", b"body")
         held = client.read_message()
         started_s = time.monotonic()
         client.socket.settimeout(0.5)
@@ -134,16 +149,16 @@ def test_only_the_owner_answers_a_message(any_nsqd: AnyNsqd) -> None:
     assert failures == [b"client does not own message"] * 3
 
 
-def test_requeued_with_a_delay_it_waits(any_nsqd: AnyNsqd) -> None:
-    nsqd = any_nsqd()
+def test_requeued_with_a_delay_it_waits(timed_nsqd: Nsqd) -> None:
+    nsqd = timed_nsqd
     with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=1)
-        nsqd.publish("t", b"body")
+        client.subscribe("requeue", "ch", ready=1)
+        nsqd.publish("requeue", b"body")
         held = client.read_message()
         client.send(b"REQ %b 500\n" % held.id)
         started_s = time.monotonic()
         client.settle()
-        assert nsqd.channel_stats("t", "ch")["deferred_count"] == 1
+        assert nsqd.channel_stats("requeue", "ch")["deferred_count"] == 1
         again = client.read_message()
         waited_s = time.monotonic() - started_s
 
