@@ -323,7 +323,7 @@ class ConsumerIO:
             if step == "requeue":
                 self._requeue_rest(subscription)
             elif step == "shutdown":
-                subscription.connection.shutdown_write()
+                subscription.shut_down()
             elif step == "close":
                 self._remove(subscription)
         if not stopping.drain or all(stopping.is_quiet(s, now) for s in self.subscriptions):

@@ -36,6 +36,7 @@ class Subscription:
         self.is_proven = False
         self.is_closing = False  # CLS has been sent
         self.saw_close_wait = False
+        self.is_shut_down = False
         self.opened_at = now
         self.last_read = now
         self.last_progress = now  # of writing
@@ -180,8 +181,15 @@ class Subscription:
             self.is_closing = True
             self.connection.write(commands.CLS)
 
+    def shut_down(self) -> None:
+        """End our direction, after everything was flushed; what nsqd still sends is read."""
+        self.is_shut_down = True
+        self.connection.shutdown_write()
+
     def flush(self) -> None:
         """Send what the turn has queued."""
+        if self.is_shut_down:
+            return
         connection = self.connection
         if self._outgoing:
             connection.write(b"".join(self._outgoing))

@@ -191,6 +191,22 @@ def test_s4_cls_goes_out_once_and_rdy_no_more(
     conn.expect_closed()
 
 
+def test_s4_a_message_behind_close_wait_is_requeued_too(
+    scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    consumer = consume(scripted_nsqd.address)
+    conn = scripted_nsqd.accept()
+    conn.subscribe(TOPIC, CHANNEL)
+    conn.skip_to("RDY 200")
+    consumer.begin_stop()
+    conn.expect("CLS")
+    conn.close_wait()
+    straggler = conn.message(b"x")
+    conn.expect(f"REQ {straggler} 0")
+    conn.half_close()
+    conn.expect_closed()
+
+
 def test_d8_nothing_is_connected_after_a_stop(
     scripted_nsqd: ScriptedNsqd, consume: Consume
 ) -> None:
@@ -251,10 +267,13 @@ def test_a_handler_thread_that_dies_ends_the_others(
 ) -> None:
     fill(nsqd, 50)
     consumer = consume(nsqd.tcp_address)
-    main = threading.current_thread
+    was_interrupted = threading.Event()
 
     def interrupt(message: Message) -> None:
-        if not main().name.startswith("nsq-worker"):
+        if threading.current_thread().name.startswith("nsq-worker"):
+            was_interrupted.wait(5)  # so that the next batch is for the other thread
+        else:
+            was_interrupted.set()
             raise KeyboardInterrupt
 
     def run() -> str:
