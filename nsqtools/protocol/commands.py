@@ -10,8 +10,11 @@ encode a whole batch in one join.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+_COUNTS = struct.Struct(">II")
 
 MAGIC_V2 = b"  V2"
 
@@ -91,10 +94,16 @@ class MultiPublish:
     bodies: Sequence[bytes]
 
     def encode(self) -> bytes:
-        parts = [part for body in self.bodies for part in (len(body).to_bytes(4, "big"), body)]
-        payload = b"".join(parts)
-        head = b"MPUB %b\n" % self.topic.encode()
-        return b"".join((head, pack_size(len(payload) + 4), pack_size(len(self.bodies)), payload))
+        count = len(self.bodies)
+        lengths = list(map(len, self.bodies))
+        packed = {length: pack_size(length) for length in set(lengths)}  # many have the same
+        parts = [b""] * (2 * count + 1)
+        parts[0] = b"MPUB %b\n" % self.topic.encode() + _COUNTS.pack(
+            4 * count + sum(lengths) + 4, count
+        )
+        parts[1::2] = [packed[length] for length in lengths]
+        parts[2::2] = self.bodies
+        return b"".join(parts)  # a batch is large: one copy of it is enough
 
 
 @dataclass(frozen=True, slots=True)
