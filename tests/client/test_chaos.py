@@ -125,6 +125,8 @@ def test_a_frozen_nsqd_is_left_and_found_again(
     wait_until(lambda: not consumer.connections, what="the loss")
     nsqd.resume()
     wait_until(lambda: consumer.connections, what="a connection", timeout_s=10)
+    # what nsqd still gave to the connection of before would come after its timeout only
+    wait_until(lambda: len(nsqd.channel_stats(TOPIC, CHANNEL)["clients"]) == 1, what="one client")
 
     def publishes() -> bool:
         try:
