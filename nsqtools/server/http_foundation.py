@@ -1,7 +1,7 @@
 """What the HTTP sides of nsqd and nsqlookupd share: Go-like routing, errors, headers and logs.
 
-A handler is a coroutine from a `Query` and a request to a `Response`, or raises `Refusal`. Clients
-depend on details here: go-nsq reads a body only with the X-NSQ-Content-Type header, nsqadmin parses
+A handler is a coroutine from a `Call` to a ``Response``, or raises `Refusal`. Clients depend on
+details here: go-nsq reads a body only with the X-NSQ-Content-Type header, nsqadmin parses
 ``{"message": ...}``, and a plain port of an nsqd that requires TLS answers 403 with the HTTPS port.
 """
 

@@ -43,11 +43,6 @@ def timestamp_ns(message: bytes) -> int:
     return stamp
 
 
-def body_size(message: bytes) -> int:
-    """Return the size of its body."""
-    return len(message) - _BODY_AT
-
-
 def _add_attempts(message: bytes, difference: int) -> bytes:
     attempts = _ATTEMPTS.unpack_from(message, _ATTEMPTS_AT)[0] + difference & 0xFFFF
     return message[:_ATTEMPTS_AT] + _ATTEMPTS.pack(attempts) + message[_ID_AT:]

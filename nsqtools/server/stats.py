@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections import defaultdict
 from collections.abc import Collection
 
 from nsqtools.protocol.stats import ChannelStats, ClientStats, NsqdStats, TopicStats
@@ -13,6 +14,8 @@ from nsqtools.server.nsqd import Nsqd
 from nsqtools.server.protocol_v2 import ProtocolV2
 from nsqtools.server.topic import Topic
 from nsqtools.server.version import NSQ_VERSION
+
+Consumers = dict[Channel, list[ClientStats]]
 
 
 def gather_stats(
@@ -29,8 +32,9 @@ def gather_stats(
     producers: tuple[ClientStats, ...] | None = None
     if not topic or topic in nsqd.topics:
         found = [nsqd.topics[topic]] if topic else sorted(nsqd.topics.values(), key=_by_name)
+        consumers = _consumers(clients, topic) if with_clients else None
         topics = tuple(
-            _topic_stats(each, clients, topic, channel, with_clients)
+            _topic_stats(each, channel, consumers)
             for each in found
             if not channel or channel in each.channels
         )
@@ -52,22 +56,22 @@ def _by_name(named: Topic | Channel) -> str:
     return named.name
 
 
-def _topic_stats(
-    topic: Topic,
-    clients: Collection[ProtocolV2],
-    topic_filter: str,
-    channel: str,
-    with_clients: bool,
-) -> TopicStats:
+def _consumers(clients: Collection[ProtocolV2], topic: str) -> Consumers:
+    consumers: Consumers = defaultdict(list)
+    for client in clients:
+        if client.subscription is not None:
+            consumers[client.subscription.channel].append(client_stats(client, topic))
+    return consumers
+
+
+def _topic_stats(topic: Topic, channel: str, consumers: Consumers | None) -> TopicStats:
     channels = (
         [topic.channels[channel]] if channel else sorted(topic.channels.values(), key=_by_name)
     )
     latencies = [each.latency for each in topic.channels.values() if each.latency is not None]
     return TopicStats(
         topic_name=topic.name,
-        channels=tuple(
-            _channel_stats(each, clients, topic_filter, with_clients) for each in channels
-        ),
+        channels=tuple(_channel_stats(each, consumers) for each in channels),
         depth=topic.depth,
         backend_depth=topic.backlog.disk_depth,
         message_count=topic.message_count,
@@ -77,9 +81,7 @@ def _topic_stats(
     )
 
 
-def _channel_stats(
-    channel: Channel, clients: Collection[ProtocolV2], topic_filter: str, with_clients: bool
-) -> ChannelStats:
+def _channel_stats(channel: Channel, consumers: Consumers | None) -> ChannelStats:
     return ChannelStats(
         channel_name=channel.name,
         depth=len(channel.backlog),
@@ -90,13 +92,7 @@ def _channel_stats(
         requeue_count=channel.requeue_count,
         timeout_count=channel.timeout_count,
         client_count=len(channel.consumers),
-        clients=tuple(
-            client_stats(client, topic_filter)
-            for client in clients
-            if client.subscription is not None and client.subscription.channel is channel
-        )
-        if with_clients
-        else None,
+        clients=None if consumers is None else tuple(consumers.get(channel, ())),
         paused=channel.is_paused,
         e2e_processing_latency=latency_stats([] if channel.latency is None else [channel.latency]),
     )
