@@ -266,12 +266,13 @@ class Consumer:
         """
         for batch in self.batches():
             reached = 0
+            in_flight = batch.source.in_flight
             try:
                 for message in batch:
                     if not self._drains:
                         break
                     reached += 1
-                    if not message.is_answered:
+                    if in_flight.get(message.id) is message:
                         yield message
             finally:
                 for message in batch[reached:]:

@@ -41,6 +41,7 @@ class Subscription:
         self.last_read = now
         self.last_progress = now  # of writing
         self._owner = owner
+        self._now = owner.loop.now
         self._finished: list[bytes] = []
         self._answers: collections.deque[_Answer] = collections.deque()
         self._outgoing: list[bytes] = []
@@ -56,7 +57,7 @@ class Subscription:
     def finish(self, message_id: bytes) -> None:
         """Queue a FIN. Fast ones are left to gather for a moment, unless none is to come."""
         self._finished.append(message_id)
-        now = self._owner.loop.now()
+        now = self._now()
         if now >= self._next_wake or not self.in_flight:
             self._next_wake = now + FLUSH_INTERVAL_S
             self._owner.loop.wake()
