@@ -198,6 +198,8 @@ class FileSet:
             if file.part.size == 0 and self._settings.skip_empty_files:
                 file.part.remove()
             else:
+                if file.part.size == 0:  # an empty gzip file is one with an empty member
+                    file.part.flush(file.part.end_member(0, 0, 0))
                 final = finish(file.part.path, self._settings.directories)
                 file.part.close()
                 self._on_finished(final)

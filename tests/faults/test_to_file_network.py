@@ -1,0 +1,106 @@
+"""``nsq to-file`` while nsqd dies and comes back, and while connections are cut under it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from plugins.archives import messages_of, unfinished
+from plugins.cli import SpawnNsq
+from plugins.daemons import GoNsqd
+from plugins.network import TO_SERVER, Proxy
+from plugins.waiting import wait_until
+
+TOPIC, CHANNEL = "clicks", "archive"
+DEADLINE_S = 60.0
+
+
+def filled(nsqd: GoNsqd, count: int) -> list[bytes]:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    bodies = [b"%06d" % number for number in range(count)]
+    for begin in range(0, count, 1000):
+        nsqd.publish(TOPIC, *bodies[begin : begin + 1000])
+    wait_until(lambda: nsqd.depth(TOPIC, CHANNEL) == count, what="a full channel", timeout_s=30)
+    return bodies
+
+
+def arguments(address: str, directory: Path, *flags: str) -> list[str]:
+    place = ["--nsqd-tcp-address", address, "--output-dir", str(directory)]
+    return ["to-file", "-t", TOPIC, "-c", CHANNEL, *place, *flags]
+
+
+def archived_when_stopped(process: subprocess.Popen[bytes], directory: Path) -> list[bytes]:
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 143, stderr.decode()
+    return sorted(message["body"] for message in messages_of(directory))
+
+
+def test_cut_connections_lose_and_double_nothing(
+    go_nsqd: Callable[..., GoNsqd],
+    proxy_to: Callable[[str], Proxy],
+    spawn_nsq: SpawnNsq,
+    tmp_path: Path,
+) -> None:
+    nsqd = go_nsqd("-msg-timeout=2s", "-mem-queue-size=30000")
+    bodies = filled(nsqd, 30_000)
+    proxy = proxy_to(nsqd.tcp_address)
+    fast = ["--consumer-opt", "reconnect_base=100ms", "--max-in-flight", "200"]
+    process = spawn_nsq(arguments(proxy.address, tmp_path, *fast))
+    for _ in range(3):
+        left = unfinished(nsqd, TOPIC, CHANNEL)
+        wait_until(
+            lambda left=left: unfinished(nsqd, TOPIC, CHANNEL) < left,  # type: ignore[misc]
+            what="progress",
+            timeout_s=20,
+        )
+        proxy.pause(TO_SERVER)  # what is FINished now does not arrive
+        in_flight = nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"]
+        assert in_flight > 0
+        proxy.cut(reset=True)
+        proxy.resume(TO_SERVER)
+
+    wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=30)
+
+    assert nsqd.channel_stats(TOPIC, CHANNEL)["timeout_count"] > 0  # FINs were lost
+    assert archived_when_stopped(process, tmp_path) == bodies
+
+
+def test_an_nsqd_killed_and_started_again_has_lost_nothing_that_was_on_its_disk(
+    go_nsqd: Callable[..., GoNsqd], spawn_nsq: SpawnNsq, tmp_path: Path
+) -> None:
+    # nothing in memory: what is killed with nsqd is only what it had in flight
+    nsqd = go_nsqd("-mem-queue-size=0", "-sync-every=1", "-msg-timeout=2s")
+    bodies = filled(nsqd, 5_000)
+    fast = ["--consumer-opt", "reconnect_base=100ms", "--max-in-flight", "50"]
+    process = spawn_nsq(arguments(nsqd.tcp_address, tmp_path, *fast))
+    wait_until(lambda: nsqd.depth(TOPIC, CHANNEL) < 4_000, what="progress", timeout_s=20)
+
+    nsqd.kill()
+    nsqd.start()
+    wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=30)
+
+    archived = archived_when_stopped(process, tmp_path)
+    # nsqd counts what it reads ahead as consumed: at most that and what was in flight is its loss
+    assert len(set(bodies) - set(archived)) <= 50 + 2
+    assert set(archived) <= set(bodies)
+
+
+def test_sigterm_amid_a_backlog_leaves_each_message_in_the_file_or_in_the_queue(
+    go_nsqd: Callable[..., GoNsqd], spawn_nsq: SpawnNsq, tmp_path: Path
+) -> None:
+    nsqd = go_nsqd("-mem-queue-size=100000")
+    bodies = filled(nsqd, 100_000)
+    process = spawn_nsq(arguments(nsqd.tcp_address, tmp_path, "--max-in-flight", "200"))
+    wait_until(lambda: nsqd.depth(TOPIC, CHANNEL) < 95_000, what="progress", timeout_s=20)
+
+    archived = archived_when_stopped(process, tmp_path)
+
+    assert 0 < len(archived) < len(bodies)
+    assert len(set(archived)) == len(archived)
+    wait_until(
+        lambda: nsqd.depth(TOPIC, CHANNEL) == len(bodies) - len(archived),
+        what="the rest to be in the queue",
+    )

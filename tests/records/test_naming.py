@@ -1,0 +1,83 @@
+"""Names of archive files: tokens, revisions, and what is refused."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+
+from nsqtools.errors import ConfigurationError
+from nsqtools.records.naming import FileNaming, with_rev
+
+MOMENT = datetime(2026, 11, 21, 8, 5, 9)
+DAY_BEFORE = datetime(2026, 11, 20, 23)
+
+
+def stem(format: str, **fields: object) -> str:
+    naming = FileNaming(format, host="web1", pid=77, **fields)  # type: ignore[arg-type]
+    return naming.stem("clicks", MOMENT, DAY_BEFORE)
+
+
+def test_the_default_name_is_that_of_nsq_to_file() -> None:
+    naming = FileNaming(host="web1", extension=".gz")
+
+    name = with_rev(naming.stem("clicks", MOMENT, MOMENT), 3)
+
+    assert name == "clicks.web1-000003.2026-11-21_08.log.gz"
+
+
+def test_every_token_has_its_value() -> None:
+    assert stem("<TOPIC>/<PARTITION>/<HOST>-<PID><REV>.<DATETIME>") == (
+        "clicks/2026-11-20/web1-77<REV>.2026-11-21_08"
+    )
+
+
+def test_literal_digits_and_words_in_a_time_format_stay() -> None:
+    assert stem("<DATETIME>", datetime_format="v1-%Y-%j-Jan") == "v1-2026-325-Jan"
+
+
+def test_an_extension_is_not_appended_twice() -> None:
+    assert stem("<TOPIC>.gz", extension=".gz") == "clicks.gz"
+
+
+@pytest.mark.parametrize(
+    ("name", "second"),
+    [
+        ("clicks.log", "clicks-000001.log"),
+        ("clicks.log.gz", "clicks-000001.log.gz"),
+        ("clicks", "clicks-000001"),
+        ("a.b/clicks.2026-11-21.log", "a.b/clicks.2026-11-21-000001.log"),
+        ("d<REV>/clicks.log", "d-000001/clicks.log"),
+        ("x.2026.11.gz", "x.2026.11-000001.gz"),
+    ],
+)
+def test_a_second_file_of_a_name_gets_a_number(name: str, second: str) -> None:
+    assert with_rev(name, 1) == second
+
+
+def test_the_first_file_of_a_name_without_rev_is_just_that() -> None:
+    assert with_rev("clicks.log", 0) == "clicks.log"
+
+
+@pytest.mark.parametrize(
+    ("format", "reason"),
+    [
+        ("/var/<TOPIC>", "inside its directory"),
+        ("../<TOPIC>", "inside its directory"),
+        ("a//b", "inside its directory"),
+        (".<TOPIC>", "hidden"),
+        ("<TOPIC>\n", "control characters"),
+        ("<TOPIC>.part", "in progress"),
+        ("", "inside its directory"),
+    ],
+)
+def test_a_format_that_names_no_file_is_refused(format: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        FileNaming(format)
+
+
+def test_a_topic_cannot_lead_out_of_the_directory() -> None:
+    naming = FileNaming("<TOPIC>/log")
+
+    with pytest.raises(ConfigurationError, match="inside its directory"):
+        naming.stem("..", MOMENT, MOMENT)
