@@ -176,7 +176,7 @@ def test_a_paused_channel_holds_messages_back(any_nsqd: AnyNsqd) -> None:
         nsqd.publish("t", b"2")
         client.finish([first])
         client.settle()
-        assert nsqd.depth("t", "ch") == 1
+        wait_until(lambda: nsqd.depth("t", "ch") == 1, what="the message waits")
         nsqd.post("/channel/unpause", topic="t", channel="ch")
 
         assert client.read_message().body == b"2"
