@@ -51,7 +51,7 @@ class Backlog:
         return len(self._memory) > self.mem_queue_size
 
     def put(self, messages: Sequence[bytes]) -> None:
-        """Append messages. Raises `BackendError` when they had to go to disk and could not."""
+        """Append messages. Raises `BackendError`, having taken none, when the disk fails."""
         if self.disk is not None and (self.disk.has_unread or not self.mem_queue_size):
             self._put_on_disk(self.disk, messages)
         else:
@@ -61,12 +61,21 @@ class Backlog:
         """Append messages whatever the limit: for those that must outlive a disk error."""
         self._memory.extend(messages)
 
-    def overflow(self) -> None:
-        """Move to disk what is over the limit. Without a disk, or when it raises, it is dropped."""
+    def overflow(self, droppable: int) -> None:
+        """Move to disk what is over the limit, or drop it without a disk.
+
+        Raises `BackendError` when the disk fails. Then the newest ``droppable`` messages are
+        dropped (their publisher is told so), and the rest stays in memory whatever the limit.
+        """
         surplus = [self._memory.pop() for _ in range(len(self._memory) - self.mem_queue_size)]
         surplus.reverse()
-        if surplus and self.disk is not None:
+        if not surplus or self.disk is None:
+            return
+        try:
             self._put_on_disk(self.disk, surplus)
+        except BackendError:
+            self._memory.extend(surplus[: max(0, len(surplus) - droppable)])
+            raise
 
     def _put_on_disk(self, disk: DiskQueue, messages: Sequence[bytes]) -> None:
         try:

@@ -122,7 +122,8 @@ class Channel:
     def put(self, messages: list[bytes]) -> None:
         """Take new messages from the topic. Raises `BackendError`."""
         self.message_count += len(messages)
-        self._queue(messages)
+        self.backlog.put(messages)
+        self._deliver_or_overflow(len(messages))
 
     def put_deferred(self, message: bytes, delay_s: float) -> None:
         """Take a new message from the topic that is due later."""
@@ -142,20 +143,26 @@ class Channel:
         self.deferred.add(message, due_s)
         self.watch(due_s)
 
-    def _queue(self, messages: list[bytes]) -> None:
-        self.backlog.put(messages)
+    def _deliver_or_overflow(self, droppable: int) -> None:
+        self.wake()
         if self.backlog.is_over:
             self._deliver()
-            self.backlog.overflow()
-        self.wake()
+            self.backlog.overflow(droppable)
 
     def _queue_again(self, messages: list[bytes]) -> None:
+        """Queue messages that must not get lost when the disk fails."""
         try:
-            self._queue(messages)
+            self.backlog.put(messages)
         except BackendError as exc:
-            self._log.error(f"CHANNEL({self.name}): failed to put message to backend - {exc}")
+            self._say_failed(exc)
             self.backlog.put_in_memory(messages)
-            self.wake()
+        try:
+            self._deliver_or_overflow(droppable=0)
+        except BackendError as exc:
+            self._say_failed(exc)
+
+    def _say_failed(self, exc: BackendError) -> None:
+        self._log.error(f"CHANNEL({self.name}): failed to put message to backend - {exc}")
 
     def empty(self) -> None:
         """Drop all messages, those in flight and deferred included. Raises ``OSError``."""

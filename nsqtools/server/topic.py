@@ -78,7 +78,7 @@ class Topic:
         else:
             self.backlog.put(messages)
             if self.backlog.is_over:
-                self.backlog.overflow()
+                self.backlog.overflow(len(messages))
         self.message_count += len(bodies)
         self.message_bytes += sum(map(len, bodies))
 

@@ -209,7 +209,7 @@ def test_order_is_kept_through_memory_and_disk(tmp_path: Path) -> None:
     for message in messages(*numbers):
         backlog.put([message])
         if backlog.is_over:
-            backlog.overflow()
+            backlog.overflow(1)
 
     assert (len(backlog), backlog.disk_depth) == (20, 17)
     found: list[bytes] = []
@@ -229,7 +229,7 @@ def test_no_memory_means_straight_to_disk(tmp_path: Path) -> None:
 def test_without_a_disk_the_newest_are_dropped() -> None:
     backlog = Backlog(2, None, Health())
     backlog.put(messages(b"1", b"2", b"3"))
-    backlog.overflow()
+    backlog.overflow(3)
 
     assert bodies(backlog.get(9, 1000)) == [b"1", b"2"]
 
@@ -241,6 +241,19 @@ def test_a_get_is_bounded_by_bytes_but_not_to_nothing(tmp_path: Path) -> None:
     assert bodies(backlog.get(9, 100)) == [b"x" * 50]
     assert bodies(backlog.get(9, 1)) == [b"y" * 50]
     assert bodies(backlog.get(9, 1)) == [b"z"]
+
+
+@pytest.mark.parametrize(("droppable", "left"), [(0, b"123"), (1, b"12"), (3, b"1")])
+def test_when_the_disk_fails_only_what_may_be_is_dropped(
+    tmp_path: Path, droppable: int, left: bytes
+) -> None:
+    backlog = Backlog(1, disk_queue(tmp_path), Health())
+    (tmp_path / "t.diskqueue.000000.dat").mkdir()
+    backlog.put(messages(b"1", b"2", b"3"))
+    with pytest.raises(BackendError):
+        backlog.overflow(droppable)
+
+    assert b"".join(bodies(backlog.get(9, 1000))) == left
 
 
 def test_a_full_disk_makes_it_unhealthy_until_a_write_succeeds(tmp_path: Path) -> None:
