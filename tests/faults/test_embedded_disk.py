@@ -45,6 +45,7 @@ def test_a_publisher_is_told_and_the_health_is_shown(nsqd: EmbeddedServer) -> No
 def test_what_consumers_give_back_is_kept(nsqd: EmbeddedServer) -> None:
     with RawClient(nsqd.tcp_address) as client, RawClient(nsqd.tcp_address) as producer:
         client.subscribe("t", "ch", ready=8)
+        client.settle()
         producer.publish("t", *[b"%d" % number for number in range(8)])
         held = client.read_messages(8)
         client.send(b"RDY 0\n")
