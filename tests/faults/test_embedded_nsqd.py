@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from plugins.daemons import EmbeddedNsqdProcess
+from plugins.daemons import EmbeddedNsqdProcess, GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.raw_client import RawClient, sized
 from plugins.servers import Serve
@@ -45,8 +45,14 @@ def resident_bytes(nsqd: EmbeddedNsqdProcess) -> int:
 # killed
 
 
-def test_what_was_confirmed_and_synced_survives_a_kill_under_load(process: Start) -> None:
-    nsqd = process("-mem-queue-size=0", "-sync-every=1", "-max-bytes-per-file=10000")
+@pytest.mark.parametrize(
+    "successor", [EmbeddedNsqdProcess, pytest.param(GoNsqd, marks=pytest.mark.real_nsqd)]
+)
+def test_what_was_confirmed_and_synced_survives_a_kill_under_load(
+    process: Start, serve: Serve, successor: type[GoNsqd]
+) -> None:
+    flags = ("-mem-queue-size=0", "-sync-every=1", "-max-bytes-per-file=10000")
+    nsqd = process(*flags)
     nsqd.create_channel("t", "ch")
     confirmed: list[bytes] = []
     enough = threading.Event()
@@ -68,9 +74,9 @@ def test_what_was_confirmed_and_synced_survives_a_kill_under_load(process: Start
     nsqd.kill()
     publisher.join()
 
-    nsqd.start()
-    assert nsqd.depth("t", "ch") >= len(confirmed)
-    with RawClient(nsqd.tcp_address) as client:
+    found = serve(successor(nsqd.data_path, *flags))
+    assert found.depth("t", "ch") >= len(confirmed)
+    with RawClient(found.tcp_address) as client:
         client.subscribe("t", "ch", ready=100)
         received: set[bytes] = set()
         while not received >= set(confirmed):
