@@ -76,6 +76,33 @@ COMMANDS: dict[str, Command | Group] = {
         "Archive topics to files, each message finished once it is on disk.",
         panel="Archives",
     ),
+    "stat": Command(
+        "nsqtools.cli.commands.stat:stat",
+        "Show depth, rates, clients and latency of topics and channels.",
+        panel="Cluster",
+    ),
+    "archive": Group(
+        "Check, repair and read archives.",
+        {
+            "verify": Command(
+                "nsqtools.cli.commands.archive:verify",
+                "Read archives and say what is damaged.",
+            ),
+            "repair": Command(
+                "nsqtools.cli.commands.archive:repair",
+                "Finish what a crash left, and make damaged archives whole.",
+            ),
+            "cat": Command(
+                "nsqtools.cli.commands.archive:cat",
+                "Print what is in archives, of any format and compression.",
+            ),
+            "info": Command(
+                "nsqtools.cli.commands.archive:info",
+                "List archives with their messages, topics and times.",
+            ),
+        },
+        panel="Archives",
+    ),
     "demo": Command(
         "nsqtools.cli.commands.demo:demo",
         "Publish and consume a few thousand messages on an nsqd of its own.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -14,17 +13,22 @@ from nsqtools.services.archive.index import Member
 MAGIC = b"\x1f\x8b"
 PLAIN_MEMBER_SIZE = 1 << 20
 
-_TIMESTAMP = re.compile(
-    rb'^\{"topic": "[^"\n]*", "nsqd": "[^"\n]*", "id": "[^"\n]*", "ts": (-?\d+),', re.MULTILINE
+_HEAD = re.compile(
+    rb'^\{"topic": "([^"\n]*)", "nsqd": "[^"\n]*", "id": "[^"\n]*", "ts": (-?\d+),', re.MULTILINE
 )
 
 
 @dataclass(slots=True)
 class Scan:
-    """The members of a file, and what is wrong behind them (empty: nothing)."""
+    """The members of a file, what is wrong behind them (empty: nothing), and the topics in it.
+
+    Without topics it is a file of bare bodies.
+    """
 
     members: list[Member] = field(default_factory=list)
     damage: str = ""
+    topics: set[str] = field(default_factory=set)
+    is_gzip: bool = False
 
     @property
     def end(self) -> int:
@@ -40,43 +44,45 @@ def is_gzip(file: BinaryIO) -> bool:
 
 def scan_members(path: Path) -> Scan:
     """Read a whole file. Raises ``OSError``; damage is in the result."""
-    with path.open("rb") as file:
-        if is_gzip(file):
-            return _scan_gzip(file)
-        return Scan(list(_plain_members(file)))
-
-
-def _scan_gzip(file: BinaryIO) -> Scan:
     scan = Scan()
-    tally = _Tally()
+    with path.open("rb") as file:
+        scan.is_gzip = is_gzip(file)
+        if scan.is_gzip:
+            _scan_gzip(file, scan)
+        else:
+            _scan_plain(file, scan)
+    return scan
+
+
+def _scan_gzip(file: BinaryIO, scan: Scan) -> None:
+    tally = _Tally(scan.topics)
     try:
         for piece in gunzip(file):
             tally.add(piece.text)
             if piece.member_end is not None:
                 scan.members.append(tally.member(scan.end, piece.member_end))
-                tally = _Tally()
+                tally = _Tally(scan.topics)
     except DamagedError as exc:
         scan.damage = str(exc)
-    return scan
 
 
-def _plain_members(file: BinaryIO) -> Iterator[Member]:
+def _scan_plain(file: BinaryIO, scan: Scan) -> None:
     """Cut a plain file at line ends; all of its bytes are in some member."""
     file.seek(0)
-    offset = 0
     while lines := file.readlines(PLAIN_MEMBER_SIZE):
-        tally = _Tally()
+        tally = _Tally(scan.topics)
         for line in lines:
             tally.add(line)
-        end = file.tell()
-        yield tally.member(offset, end)
-        offset = end
+        scan.members.append(tally.member(scan.end, file.tell()))
+        if not lines[-1].endswith(b"\n") and scan.topics:
+            scan.damage = f"cut off in the line at byte {file.tell() - len(lines[-1])}"
 
 
 class _Tally:
-    """Counts lines, and looks at the times in those that are messages."""
+    """Counts lines, and looks at topics and times in those that are messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, topics: set[str]) -> None:
+        self._topics = topics
         self._lines = 0
         self._rest = b""
         self._times: list[int] = []
@@ -89,8 +95,10 @@ class _Tally:
 
     def _count(self, text: bytes) -> None:
         self._lines += text.count(b"\n")
-        if times := [int(time) for time in _TIMESTAMP.findall(text)]:
-            self._times = [min(self._times + times), max(self._times + times)]
+        if heads := _HEAD.findall(text):
+            times = [*self._times, *[int(time) for _, time in heads]]
+            self._times = [min(times), max(times)]
+            self._topics.update({topic.decode("ascii", "replace") for topic, _ in heads})
 
     def member(self, begin: int, end: int) -> Member:
         if self._rest:

@@ -100,10 +100,14 @@ class Publisher:
             for start in range(0, len(bodies), size):
                 self._send(Part(batch, start, start + size, address))
 
-    def finish(self) -> None:
-        """Wait until every record has its outcome, then close the connections."""
+    def settle(self) -> None:
+        """Wait until every record has its outcome."""
         while self._under_way or self._retries:
             self._wait()
+
+    def finish(self) -> None:
+        """Wait until every record has its outcome, then close the connections."""
+        self.settle()
         for producer in self._producers.values():
             producer.stop(POLL_S)
 

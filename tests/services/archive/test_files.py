@@ -173,6 +173,7 @@ def test_gunzip_says_where_each_member_ends_and_which_one_is_cut_off() -> None:
 
     pieces = gunzip(file)
     assert next(pieces) == (b"one", len(first))
+    assert next(pieces) == (b"two", None)
     with pytest.raises(DamagedError) as caught:
         next(pieces)
 

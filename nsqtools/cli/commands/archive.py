@@ -1,0 +1,175 @@
+"""``nsq archive verify|repair|cat|info``: look at what ``nsq to-file`` (or nsq_to_file) wrote.
+
+Damage is told on stderr, a line each, and shows in the exit status: 6 when a part could be read.
+"""
+
+from __future__ import annotations
+
+import itertools
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from nsqtools.cli.commands.archive_options import Delimiter, Since, Until, time_range
+from nsqtools.cli.exit_status import ExitStatus
+from nsqtools.cli.output import ByteWriter, write_listing
+from nsqtools.cli.params import Json
+from nsqtools.cli.runtime import Runtime, Session
+from nsqtools.errors import OutputError
+
+NS = 1_000_000_000
+LINES_A_WRITE = 1000
+
+Paths = Annotated[
+    list[Path], Argument(metavar="PATH...", help="Files, or directories with all below.")
+]
+
+
+class Damage:
+    """Tells of each damage, and counts."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.count = 0
+        self._runtime = runtime
+
+    def __call__(self, path: Path, problem: str) -> None:
+        self.count += 1
+        self._runtime.tell(f"nsq: {path}: {problem}")
+
+    @property
+    def status(self) -> ExitStatus:
+        return ExitStatus.PARTLY_DONE if self.count else ExitStatus.DONE
+
+
+def verify(paths: Paths, *, runtime: Session) -> int:
+    """Read archives and say what is damaged.
+
+    Every member is unpacked, every line of JSON is read, and each file is compared with its index.
+    Prints a line for each file that is not as it should be; the exit status is 1 then.
+
+    Examples:
+        nsq archive verify /var/nsq
+    """
+    from nsqtools.services.archive.reader import find_archives
+    from nsqtools.services.archive.repair import verify as verify_archive
+
+    archives = find_archives(paths)
+    verdicts = [verify_archive(archive) for archive in archives]
+    damaged = [verdict for verdict in verdicts if verdict.problems]
+    for verdict in damaged:
+        for problem in verdict.problems:
+            runtime.stdout.write(f"{verdict.path}: {problem}\n")
+    messages = sum(verdict.messages for verdict in verdicts)
+    runtime.tell(f"nsq: {len(archives)} files, {messages} messages, {len(damaged)} files damaged")
+    return ExitStatus.FAILED if damaged else ExitStatus.DONE
+
+
+def repair(paths: Paths, delimiter: Delimiter = None, *, runtime: Session) -> int:
+    """Finish what a crash left, and make damaged archives whole.
+
+    Files in progress that nobody writes any more are cut to their last durable message and get
+    their name. Damaged files keep what can be read; the original stays beside as .NAME.damaged.
+
+    Examples:
+        nsq archive repair /var/nsq
+    """
+    from nsqtools.services.archive.finishing import Directories
+    from nsqtools.services.archive.reader import find_archives
+    from nsqtools.services.archive.recovery import recover
+    from nsqtools.services.archive.repair import repair as repair_archive
+    from nsqtools.services.archive.repair import verify as verify_archive
+
+    archives = find_archives(paths)
+    for path in paths:
+        if path.is_dir():
+            for finished in recover(Directories(path.absolute(), path.absolute())):
+                runtime.stdout.write(f"{finished}: finished\n")
+    for archive in archives:
+        if archive.is_in_progress or not verify_archive(archive).problems:
+            continue
+        count = repair_archive(archive, b"\n" if delimiter is None else delimiter)
+        runtime.stdout.write(f"{archive.path}: repaired, {count} messages\n")
+    return ExitStatus.DONE
+
+
+def cat(
+    paths: Paths,
+    bodies: Annotated[
+        bool, Option("--bodies", help="Only the bodies, each ended by --delimiter.")
+    ] = False,
+    delimiter: Delimiter = None,
+    since: Since = None,
+    until: Until = None,
+    *,
+    runtime: Session,
+) -> int:
+    """Print what is in archives, of any format and compression.
+
+    Messages are printed as lines of JSON, as nsq tail --json does; bare bodies (raw files) as they
+    are. What is damaged is passed over and told on stderr; of a file in progress what is durable is
+    printed.
+
+    Examples:
+        nsq archive cat /var/nsq/clicks.*.log.gz | jq .body
+        nsq archive cat /var/nsq --since -2h --bodies
+    """
+    from nsqtools.records.envelope import encode_many
+    from nsqtools.services.archive.reader import find_archives, read_messages
+
+    ending = b"\n" if delimiter is None else delimiter
+    within = time_range(since, until)
+    write = ByteWriter(runtime.stdout.fileno()).write
+    damage = Damage(runtime)
+    for archive in find_archives(paths):
+        messages = read_messages(archive, damage, delimiter=ending, within=within)
+        lines = (
+            message.body + ending
+            if bodies or not message.topic
+            else encode_many(message.topic, message.nsqd, [message])
+            for message in messages
+        )
+        while some := b"".join(itertools.islice(lines, LINES_A_WRITE)):
+            write(some)
+    return damage.status
+
+
+def info(paths: Paths, json: Json = False, *, runtime: Session) -> int:
+    """List archives with their messages, topics and times.
+
+    Examples:
+        nsq archive info /var/nsq
+        nsq archive info clicks.log.gz --json
+    """
+    from nsqtools.services.archive.reader import find_archives
+    from nsqtools.services.archive.scan import scan_members
+
+    rows = []
+    for archive in find_archives(paths):
+        try:
+            scan = scan_members(archive.path)
+            size = archive.path.stat().st_size
+        except OSError as exc:
+            raise OutputError(f"cannot read {archive.path} ({exc.strerror})") from exc
+        times = [time for m in scan.members if m.max_ts for time in (m.min_ts, m.max_ts)]
+        state = "in progress" if archive.is_in_progress else scan.damage or "good"
+        rows.append(
+            (
+                str(archive.path),
+                str(sum(member.messages for member in scan.members)),
+                ",".join(sorted(scan.topics)),
+                _moment(min(times)) if times else "",
+                _moment(max(times)) if times else "",
+                str(size),
+                ("jsonl" if scan.topics else "raw") + (" gzip" if scan.is_gzip else ""),
+                state,
+            )
+        )
+    columns = ("file", "messages", "topics", "first", "last", "bytes", "format", "state")
+    write_listing(runtime, columns, rows, json=json)
+    return ExitStatus.DONE
+
+
+def _moment(timestamp_ns: int) -> str:
+    return datetime.fromtimestamp(timestamp_ns // NS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
