@@ -8,7 +8,6 @@ the help are made from this one list.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import md5
 from typing import Any
@@ -23,7 +22,7 @@ NOT_REQUIRED, REQUIRED_EXCEPT_HTTP, REQUIRED = 0, 1, 2  # tls_required
 def setting(default: Any, kind: kinds.Kind, help: str, *, key: str = "") -> Any:
     """Declare an option: how it is read, its help, and its key in the file if it is irregular."""
     metadata = {"kind": kind, "help": help, "key": key}
-    if isinstance(default, Callable):  # type: ignore[arg-type]
+    if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
 

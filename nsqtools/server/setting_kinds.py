@@ -13,10 +13,10 @@ from typing import Any
 
 from nsqtools.protocol.durations import parse_duration
 from nsqtools.protocol.go_text import format_duration
+from nsqtools.server.log import LEVELS
 
 _TRUE = {"1", "t", "T", "TRUE", "true", "True"}
 _FALSE = {"0", "f", "F", "FALSE", "false", "False"}
-LOG_LEVELS = ("debug", "info", "warn", "error", "fatal")
 TLS_VERSIONS = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304}
 
 
@@ -69,7 +69,7 @@ def parse_seconds(text: str) -> float:
 
 def parse_log_level(text: str) -> str:
     """Read a log level in any case."""
-    if text.lower() not in LOG_LEVELS:
+    if text.lower() not in LEVELS:
         raise ValueError(f"invalid log level '{text}' (debug, info, warn, error, fatal)")
     return text.lower()
 
@@ -79,13 +79,9 @@ def parse_tls_required(text: str) -> int:
     if text.lower() == "tcp-https":
         return 1
     try:
-        return 2 if parse_bool(text) else 0
+        return 2 if parse_bool(text.lower()) else 0
     except ValueError:
-        return 2 if text == "" else _refuse(text)
-
-
-def _refuse(text: str) -> int:
-    raise ValueError(f'strconv.ParseBool: parsing "{text}": invalid syntax')
+        raise ValueError(f'strconv.ParseBool: parsing "{text}": invalid syntax') from None
 
 
 def parse_tls_version(text: str) -> int:
@@ -117,8 +113,6 @@ DURATION = Kind(
 )
 STRINGS = Kind("value", lambda text: (text,), repeatable=True, wire=lambda value: list(value))
 PERCENTILES = Kind("value", parse_percentiles, repeatable=True, wire=lambda value: list(value))
-LOG_LEVEL = Kind(
-    "value", parse_log_level, str.upper, wire=lambda value: LOG_LEVELS.index(value) + 1
-)
+LOG_LEVEL = Kind("value", parse_log_level, str.upper, wire=lambda value: LEVELS.index(value) + 1)
 TLS_REQUIRED = Kind("", parse_tls_required, lambda value: "", is_bool=True)
 TLS_MIN_VERSION = Kind("value", parse_tls_version, _tls_version_word)
