@@ -19,6 +19,7 @@ from typing import BinaryIO
 import pytest
 from plugins.http_api import Nsqd
 from plugins.pairs import NsqdPair
+from plugins.raw_client import sized
 
 pytestmark = pytest.mark.real_nsqd
 
@@ -47,10 +48,6 @@ def once(name: str, data: bytes, *flags: str) -> Case:
 def steps(name: str, *parts: tuple[Send, int], flags: tuple[str, ...] = ()) -> Case:
     """Send the magic, then the parts, waiting for frames after each."""
     return Case(name, ((MAGIC, 0), *parts), flags)
-
-
-def sized(body: bytes) -> bytes:
-    return struct.pack(">i", len(body)) + body
 
 
 def identify(**fields: object) -> bytes:

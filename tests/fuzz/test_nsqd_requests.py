@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plugins.http_api import Nsqd
 from plugins.pairs import NsqdPair
+from plugins.raw_client import sized
 
 pytestmark = pytest.mark.real_nsqd
 
@@ -26,10 +27,6 @@ NAMES = st.sampled_from([b"one", b"two#ephemeral", b"bad*", b"", b"x" * 64, b"x"
 NUMBERS = st.sampled_from([b"0", b"1", b"20", b"21", b"", b"-1", b"007", b"x", b"9" * 25, b"\xb2"])
 SIZES = st.sampled_from([-1, 0, 1, 3, 50, 51, 200, 201, 1 << 30])
 BODIES = st.binary(max_size=60)
-
-
-def sized(body: bytes) -> bytes:
-    return struct.pack(">i", len(body)) + body
 
 
 def line(*words: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
