@@ -30,7 +30,12 @@ HEAVY = {
     "uvicorn",
 }
 
-LIBRARY = {"nsqtools.client.connection", "nsqtools.server", "nsqtools.services", "nsqtools.transport"}
+LIBRARY = {
+    "nsqtools.client.connection",
+    "nsqtools.server",
+    "nsqtools.services",
+    "nsqtools.transport",
+}
 
 PARSED = [
     name
