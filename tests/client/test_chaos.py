@@ -6,6 +6,7 @@ ten times.
 
 from __future__ import annotations
 
+import random
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from plugins.clients import CHANNEL, TOPIC, Consume, Handle, Produce
 from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.network import Proxy
 from plugins.waiting import wait_until
 
 from nsqtools.client.message import Message
@@ -193,3 +195,41 @@ def test_slow_handlers_and_timeouts_lose_nothing(
         what="nothing in flight",
         timeout_s=10,
     )
+
+
+def test_connections_cut_at_any_moment_lose_nothing(
+    go_nsqd: Callable[..., GoNsqd],
+    proxy_to: Callable[[str], Proxy],
+    consume: Consume,
+    handle: Handle,
+    produce: Produce,
+    in_background: InBackground,
+) -> None:
+    """What was in flight comes again after its timeout; what was not sent is never seen."""
+    rng = random.Random(1)
+    nsqd = go_nsqd("-msg-timeout=1s")
+    nsqd.create_channel(TOPIC, CHANNEL)
+    proxy = proxy_to(nsqd.tcp_address)
+    publisher = Publisher(produce(proxy.address))
+    consumer = consume(proxy.address, max_attempts=0, max_backoff_duration_s=0)
+    seen: Counter[bytes] = Counter()
+
+    def fail_sometimes(message: Message) -> None:
+        seen[message.body] += 1
+        if rng.random() < 0.05:
+            message.requeue(0)
+        elif rng.random() < 0.5:
+            message.touch()
+
+    handle(consumer, fail_sometimes, workers=3)
+    publishing = in_background(publisher.run)
+    for number in range(40):
+        wait_until(publisher.confirms_more(), what="confirmed publishes", timeout_s=10)
+        proxy.piece_size = rng.choice([7, 100, 65536])
+        proxy.cut(reset=bool(number % 2))
+    publisher.is_over.set()
+    publishing.result(10)
+    wait_until(lambda: publisher.confirmed <= set(seen), what="all confirmed", timeout_s=15)
+    assert set(seen) <= publisher.confirmed | publisher.unknown
+    wait_until(lambda: nsqd.depth(TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=15)
+    wait_until(lambda: consumer._io.rdy.in_flight == 0, what="nothing counted as in flight")
