@@ -23,6 +23,7 @@ pytest_plugins = [
     "plugins.certificates",
     "plugins.cli",
     "plugins.clients",
+    "plugins.clusters",
     "plugins.network",
     "plugins.pairs",
     "plugins.real_logs",

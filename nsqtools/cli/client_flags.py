@@ -31,23 +31,26 @@ def _flag(declaration: str, help: str, metavar: str | None = None) -> Any:
     return Option(declaration, metavar=metavar, help=help, rich_help_panel=PANEL)
 
 
+TLSCaFile = Annotated[Path | None, _flag("--tls-ca-file", "Certificates to trust, PEM.", "FILE")]
+TLSCert = Annotated[Path | None, _flag("--tls-cert", "Client certificate, PEM.", "FILE")]
+TLSKey = Annotated[Path | None, _flag("--tls-key", "Key of the client certificate, PEM.", "FILE")]
+TLSInsecure = Annotated[
+    bool | None, _flag("--tls-insecure", "Do not verify the certificate of nsqd.")
+]
+TLSMinVersion = Annotated[
+    str | None, _flag("--tls-min-version", "Lowest version: tls1.2 or tls1.3.", "VERSION")
+]
+
+
 class ClientFlags(NamedTuple):
     """Flags for the way to nsqd. None means: not said."""
 
     tls: Annotated[bool | None, _flag("--tls/--no-tls", "Use TLS, and nothing else.")] = None
-    tls_ca_file: Annotated[
-        Path | None, _flag("--tls-ca-file", "Certificates to trust, PEM.", "FILE")
-    ] = None
-    tls_cert: Annotated[Path | None, _flag("--tls-cert", "Client certificate, PEM.", "FILE")] = None
-    tls_key: Annotated[
-        Path | None, _flag("--tls-key", "Key of the client certificate, PEM.", "FILE")
-    ] = None
-    tls_insecure: Annotated[
-        bool | None, _flag("--tls-insecure", "Do not verify the certificate of nsqd.")
-    ] = None
-    tls_min_version: Annotated[
-        str | None, _flag("--tls-min-version", "Lowest version: tls1.2 or tls1.3.", "VERSION")
-    ] = None
+    tls_ca_file: TLSCaFile = None
+    tls_cert: TLSCert = None
+    tls_key: TLSKey = None
+    tls_insecure: TLSInsecure = None
+    tls_min_version: TLSMinVersion = None
     snappy: Annotated[bool | None, _flag("--snappy/--no-snappy", "Compress with snappy.")] = None
     deflate: Annotated[bool | None, _flag("--deflate/--no-deflate", "Compress with deflate.")] = (
         None

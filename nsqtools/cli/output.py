@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from nsqtools.cli.runtime import Runtime
 from nsqtools.errors import OutputError
+
+Cell = str | int | float | bool | None
 
 
 class ReaderGone(OutputError, BrokenPipeError):
@@ -49,22 +52,48 @@ class ByteWriter:
 
 
 def write_listing(
-    runtime: Runtime, columns: Sequence[str], rows: Iterable[Sequence[str]], *, json: bool
+    runtime: Runtime,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    json: bool,
+    headed: bool = True,
 ) -> None:
-    """Write rows: a table on a terminal, tab-separated text on a pipe, objects with ``--json``."""
-    if json:
-        from json import dumps
+    """Write rows: a table on a terminal, tab-separated text on a pipe, objects with ``--json``.
 
-        document = [dict(zip(columns, row, strict=True)) for row in rows]
-        text = dumps(document, indent=2, ensure_ascii=False) + "\n"
-    elif runtime.stdout_is_tty:
-        text = _table(runtime, columns, rows)
+    The tab-separated text begins with the columns' names, unless it goes on (not ``headed``).
+    """
+    if json:
+        write_json(runtime, [dict(zip(columns, row, strict=True)) for row in rows], indent=2)
+        return
+    if runtime.stdout_is_tty:
+        text = _table(runtime, columns, list(rows))
     else:
-        text = "".join("\t".join(row) + "\n" for row in (columns, *rows))
+        head = (columns,) if headed else ()
+        text = "".join("\t".join(map(cell_text, row)) + "\n" for row in (*head, *rows))
     ByteWriter(runtime.stdout.fileno()).write(text.encode())
 
 
-def _table(runtime: Runtime, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def write_json(runtime: Runtime, document: Any, *, indent: int | None = None) -> None:
+    """Write one document; without ``indent`` on one line, as streams have it."""
+    from json import dumps
+
+    text = dumps(document, indent=indent, ensure_ascii=False) + "\n"
+    ByteWriter(runtime.stdout.fileno()).write(text.encode())
+
+
+def cell_text(cell: Cell) -> str:
+    """A value as tables show it. Nothing of it steers a terminal, or breaks a line in two."""
+    if cell is None:
+        return "-"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, float):
+        return f"{cell:.1f}"
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(cell))
+
+
+def _table(runtime: Runtime, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     """The rows as a table of rich, which is imported only here: a terminal can wait 40 ms."""
     from io import StringIO
 
@@ -72,9 +101,13 @@ def _table(runtime: Runtime, columns: Sequence[str], rows: Iterable[Sequence[str
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, column in enumerate(columns):
+        is_number = any(type(row[number]) in (int, float) for row in rows)
+        table.add_column(column, justify="right" if is_number else "left")
     for row in rows:
-        table.add_row(*map(Text, row))  # not str: rich would read "[red]" in it as markup
+        # not str: rich would read "[red]" in it as markup
+        table.add_row(*(Text(cell_text(cell)) for cell in row))
     text = StringIO()
     console = Console(
         file=text,

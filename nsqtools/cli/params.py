@@ -22,6 +22,13 @@ Topics = Annotated[list[str], Option("--topic", "-t", metavar="TOPIC", help="Nam
 Channel = Annotated[
     str | None, Option("--channel", "-c", metavar="CHANNEL", help="Name of the channel.")
 ]
+TopicPatterns = Annotated[
+    list[str] | None,
+    Option("--topic", "-t", metavar="PATTERN", help="Only these topics (clicks, 'web.*')."),
+]
+ChannelPatterns = Annotated[
+    list[str] | None, Option("--channel", "-c", metavar="PATTERN", help="Only these channels.")
+]
 
 Json = Annotated[bool, Option("--json", help="Print JSON.", rich_help_panel=OUTPUT)]
 

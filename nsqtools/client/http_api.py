@@ -72,11 +72,31 @@ class HTTPAPI:
         """GET a whole URL and decode JSON, with the same errors."""
         return self._decode(self._request("GET", url, None))
 
-    def _request(self, method: str, url: str, parameters: dict[str, str] | None) -> httpx.Response:
+    def get_text(self, path: str) -> str:
+        """GET and return the body as it is, with the same errors."""
+        return self._request("GET", self.url + path, None).text
+
+    def post(self, path: str, **parameters: str) -> None:
+        """POST with nothing but parameters, with the same errors."""
+        self._request("POST", self.url + path, parameters)
+
+    def ping(self) -> None:
+        """Ask /ping, which fails where the daemon is not healthy, with the same errors."""
+        answer = self.get_text("/ping")
+        if answer != "OK":
+            raise self._unlike_nsq()
+
+    def _request(
+        self,
+        method: str,
+        url: str,
+        parameters: dict[str, str] | None,
+        content: bytes | None = None,
+    ) -> httpx.Response:
         import httpx
 
         try:
-            response = self._client.request(method, url, params=parameters)
+            response = self._client.request(method, url, params=parameters, content=content)
         except httpx.TimeoutException as exc:
             raise DeadlineExceeded(f"{self.url}: no answer in time") from exc
         except httpx.HTTPError as exc:
@@ -117,13 +137,16 @@ class HTTPAPI:
         try:
             answer = response.json()
         except ValueError as exc:
-            raise ProtocolError(
-                f"{self.url} does not answer like NSQ",
-                hint="nsqd's HTTP port is usually 4151, nsqlookupd's 4161.",
-            ) from exc
+            raise self._unlike_nsq() from exc
         if isinstance(answer, dict) and "status_code" in answer and "data" in answer:
             return answer["data"]
         return answer
+
+    def _unlike_nsq(self) -> ProtocolError:
+        return ProtocolError(
+            f"{self.url} does not answer like NSQ",
+            hint="nsqd's HTTP port is usually 4151, nsqlookupd's 4161.",
+        )
 
 
 _STATUS_HINTS = {

@@ -18,6 +18,17 @@ class ProducerNode(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class KnownNode:
+    """An nsqd in the list /nodes. ``tombstoned`` are those of its topics that are hidden there."""
+
+    node: ProducerNode
+    hostname: str
+    version: str
+    topics: frozenset[str]
+    tombstoned: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Lookup:
     """What one nsqlookupd knows of a topic: its channels, and the nsqd that have it.
 
@@ -49,7 +60,39 @@ class NsqlookupdHTTPClient(HTTPAPI):
 
     def topics(self) -> list[str]:
         """Return the names of all topics."""
-        return _names(self.get("/topics"), "topics", self.url)
+        return _names(self._answer("/topics"), "topics", self.url)
+
+    def channels(self, topic: str) -> list[str]:
+        """Return the names of a topic's channels; none for an unknown topic."""
+        return _names(self._answer("/channels", topic=topic), "channels", self.url)
+
+    def nodes(self) -> list[KnownNode]:
+        """Return every nsqd that is registered and was heard of lately."""
+        answer = self._answer("/nodes")
+        producers = answer.get("producers") if isinstance(answer, dict) else None
+        if not isinstance(producers, list):
+            raise _unlike_nsqlookupd(self.url)
+        known = (_known_node(producer) for producer in producers)
+        return [node for node in known if node is not None]
+
+    def administer(self, action: str, topic: str, channel: str = "") -> None:
+        """Create or delete the registration of a topic, or of one channel of it."""
+        if channel:
+            self.post(f"/channel/{action}", topic=topic, channel=channel)
+        else:
+            self.post(f"/topic/{action}", topic=topic)
+
+    def tombstone(self, topic: str, node: str) -> None:
+        """Hide the nsqd ``node`` (its broadcast ``host:http_port``) for a topic, for a while."""
+        self.post("/topic/tombstone", topic=topic, node=node)
+
+    def _answer(self, path: str, **parameters: str) -> Any:
+        try:
+            return self.get(path, **parameters)
+        except HTTPError as exc:
+            if exc.status == 404:  # no nsqlookupd says so to these paths
+                raise _unlike_nsqlookupd(self.url) from exc
+            raise
 
 
 def decode_lookup(answer: Any, url: str) -> Lookup:
@@ -72,6 +115,21 @@ def _node(producer: Any) -> ProducerNode | None:
         return None
     tcp, http = (_listener(host, producer.get(key)) for key in ("tcp_port", "http_port"))
     return None if tcp is None else ProducerNode(tcp, http)
+
+
+def _known_node(producer: Any) -> KnownNode | None:
+    node = _node(producer)
+    if node is None:
+        return None
+    topics = [topic for topic in producer.get("topics") or () if isinstance(topic, str)]
+    hidden = producer.get("tombstones") or ()
+    return KnownNode(
+        node,
+        str(producer.get("hostname") or ""),
+        str(producer.get("version") or ""),
+        frozenset(topics),
+        frozenset(topic for topic, is_hidden in zip(topics, hidden, strict=False) if is_hidden),
+    )
 
 
 def _listener(host: str, port: Any) -> Address | None:

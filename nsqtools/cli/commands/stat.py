@@ -1,0 +1,220 @@
+"""``nsq stat``: the queues of a cluster in numbers.
+
+The services are imported when it runs, for the help page does not need them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from nsqtools.cli.cluster_connection import ClusterConnection
+from nsqtools.cli.exit_status import ExitStatus
+from nsqtools.cli.params import LIMITS, OUTPUT, ChannelPatterns, Count, Json, TopicPatterns
+from nsqtools.cli.runtime import Runtime, Session
+from nsqtools.cli.signals import stopping
+from nsqtools.errors import ConfigurationError
+from nsqtools.records.units import parse_span
+
+if TYPE_CHECKING:
+    from nsqtools.services.sampling import Sample
+    from nsqtools.services.stats_columns import Thresholds
+
+VIEW = "Rows"
+WATCH = "Thresholds"
+
+INTERVAL_S = 1.0
+
+
+class View(Enum):
+    """What a row is."""
+
+    queues = "queues"
+    nodes = "nodes"
+    clients = "clients"
+    memory = "memory"
+
+
+def parse_column(text: str) -> str:
+    """Read the name of a column. (Imported late: the help page needs no services.)"""
+    from nsqtools.services import stats_columns
+
+    return stats_columns.check_column(text)
+
+
+Show = Annotated[
+    View,
+    Option(
+        "--show",
+        metavar="queues|nodes|clients|memory",
+        help="Queues of all nsqd together, or of each nsqd, or consumers, or each nsqd's memory.",
+        rich_help_panel=VIEW,
+    ),
+]
+Filter = Annotated[
+    list[str] | None,
+    Option(
+        "--filter",
+        metavar="COLUMN>N",
+        help="Only queues for which it holds: depth>0, clients=0, paused=yes.",
+        rich_help_panel=VIEW,
+    ),
+]
+Sort = Annotated[
+    str,
+    Option(
+        "--sort",
+        parser=parse_column,
+        metavar="COLUMN",
+        help="Sort by a column; numbers from the greatest down.",
+        rich_help_panel=VIEW,
+    ),
+]
+Interval = Annotated[
+    float | None,
+    Option(
+        "--interval",
+        parser=parse_span,
+        metavar="DURATION",
+        help="Look again every so long, until --count or until interrupted.",
+        rich_help_panel=LIMITS,
+    ),
+]
+Once = Annotated[
+    bool, Option("--once", help="Look once, at once, without rates.", rich_help_panel=LIMITS)
+]
+Csv = Annotated[bool, Option("--csv", help="Print CSV.", rich_help_panel=OUTPUT)]
+Prometheus = Annotated[
+    bool,
+    Option("--prometheus", help="Print Prometheus metrics, once.", rich_help_panel=OUTPUT),
+]
+MaxDepth = Annotated[
+    int | None,
+    Option(
+        "--max-depth",
+        metavar="N",
+        min=0,
+        help="Fail when a queue is deeper.",
+        rich_help_panel=WATCH,
+    ),
+]
+MaxRequeueRate = Annotated[
+    float | None,
+    Option(
+        "--max-requeue-rate",
+        metavar="N",
+        min=0,
+        help="Fail when more messages a second are requeued or time out.",
+        rich_help_panel=WATCH,
+    ),
+]
+MinClients = Annotated[
+    int | None,
+    Option(
+        "--min-clients",
+        metavar="N",
+        min=1,
+        help="Fail when a channel has fewer consumers.",
+        rich_help_panel=WATCH,
+    ),
+]
+
+
+def stat(
+    topic: TopicPatterns = None,
+    channel: ChannelPatterns = None,
+    show: Show = View.queues,
+    filter: Filter = None,
+    sort: Sort = "topic",
+    interval: Interval = None,
+    count: Count = None,
+    once: Once = False,
+    json: Json = False,
+    csv: Csv = False,
+    prometheus: Prometheus = False,
+    max_depth: MaxDepth = None,
+    max_requeue_rate: MaxRequeueRate = None,
+    min_clients: MinClients = None,
+    *,
+    cluster: ClusterConnection,
+    runtime: Session,
+) -> int:
+    """Show depth, rates, clients and latency of topics and channels.
+
+    Measures for a second (or --interval) and ends; with --interval it goes on until --count, or
+    until it is interrupted. Rates are messages a second over the time that really passed. A row
+    without a channel is the topic itself. An nsqd that does not answer is named and left out.
+
+    The exit status is 1 when a threshold is passed, 6 when an nsqd did not answer.
+
+    Examples:
+        nsq stat
+        nsq stat -t clicks -c archive --interval 2s
+        nsq stat --filter 'depth>0' --sort depth --lookupd-http-address lookup:4161
+        nsq stat --once --json | jq '.queues[] | select(.paused)'
+        nsq stat --show clients -t 'web.*'
+        nsq stat --max-depth 10000 --min-clients 1 --quiet
+    """
+    from nsqtools.cli.stat_output import printer
+    from nsqtools.services.sampling import Sampler, Subject
+    from nsqtools.services.stats_columns import Thresholds, parse_filter
+
+    if (once or prometheus) and max_requeue_rate is not None:
+        raise ConfigurationError(
+            "--max-requeue-rate needs two looks, and --once takes one", hint="Leave --once away."
+        )
+    if sum((json, csv, prometheus)) > 1:
+        raise ConfigurationError("--json, --csv and --prometheus exclude each other")
+    thresholds = Thresholds(max_depth, max_requeue_rate, min_clients)
+    subject = Subject(
+        topic or (), channel or (), clients=show is View.clients, memory=show is View.memory
+    )
+    emit = printer(
+        runtime,
+        show.value,
+        "json" if json else "csv" if csv else "prometheus" if prometheus else "",
+        tests=[parse_filter(text) for text in filter or ()],
+        sort=sort,
+    )
+    watch = Watch(runtime, thresholds, emit)
+    with cluster.open() as opened:
+        sampler = Sampler(opened, subject)
+        with stopping(sampler.stop) as signals:
+            if once or prometheus:
+                watch.see(sampler.look())
+            else:
+                rounds = count if interval is not None else count or 1
+                for sample in sampler.samples(interval or INTERVAL_S, rounds):
+                    watch.see(sample)
+    return signals.status(otherwise=watch.status)
+
+
+class Watch:
+    """Hands samples on and tells, once each time, what is wrong with the cluster."""
+
+    def __init__(
+        self, runtime: Runtime, thresholds: Thresholds, emit: Callable[[Sample], None]
+    ) -> None:
+        self._runtime = runtime
+        self._thresholds = thresholds
+        self._emit = emit
+        self._told: set[str] = set()
+        self.status = ExitStatus.DONE
+
+    def see(self, sample: Sample) -> None:
+        """Print a sample, what is above its threshold, and who did not answer."""
+        self._emit(sample)
+        failed = {f"left out: {failure.error}" for failure in sample.failures}
+        complaints = self._thresholds.complaints(sample.totals)
+        for line in sorted(failed - self._told):
+            self._runtime.tell(f"nsq: {line}")
+        self._told = failed
+        for line in complaints:
+            self._runtime.stderr.write(f"nsq: {line}\n")
+        if failed and self.status is ExitStatus.DONE:
+            self.status = ExitStatus.PARTLY_DONE
+        if complaints:
+            self.status = ExitStatus.FAILED

@@ -1,0 +1,89 @@
+"""A small cluster: two nsqlookupd and two nsqd that are registered with both.
+
+cluster       ``cluster.nsqds``, ``cluster.lookupds``; once with the Go daemons, once embedded
+valid_json    reads what a command printed and holds it against a schema of tests/cli/schemas
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jsonschema
+import pytest
+from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
+from plugins.http_api import Nsqd, Nsqlookupd
+from plugins.waiting import wait_until
+
+if TYPE_CHECKING:
+    from plugins.servers import Serve
+
+SCHEMAS = Path(__file__).parents[1] / "cli" / "schemas"
+
+KINDS = [
+    pytest.param((GoNsqd, GoNsqlookupd), id="real", marks=pytest.mark.real_nsqd),
+    pytest.param((EmbeddedServer, EmbeddedLookupServer), id="embedded"),
+]
+
+ValidJson = Callable[[str, bytes], Any]
+
+
+class RunningCluster(NamedTuple):
+    """Daemons that run, and the options that lead a command to them."""
+
+    nsqds: list[Nsqd]
+    lookupds: list[Nsqlookupd]
+
+    @property
+    def lookupd_options(self) -> list[str]:
+        return [f"--lookupd-http-address={lookupd.http_address}" for lookupd in self.lookupds]
+
+    @property
+    def nsqd_options(self) -> list[str]:
+        return [f"--nsqd-http-address={nsqd.http_address}" for nsqd in self.nsqds]
+
+    def wait_until_registered(self) -> None:
+        """Wait until every nsqlookupd knows every nsqd."""
+        wait_until(
+            lambda: all(
+                len(lookupd.json("/nodes")["producers"]) == len(self.nsqds)
+                for lookupd in self.lookupds
+            ),
+            what="every nsqd is registered everywhere",
+            timeout_s=20,
+        )
+
+    def wait_for_topic(self, topic: str, nodes: int) -> None:
+        """Wait until every nsqlookupd names so many nsqd for the topic."""
+        wait_until(
+            lambda: all(len(lookupd.producers(topic)) == nodes for lookupd in self.lookupds),
+            what=f"{nodes} nsqd are registered for {topic}",
+            timeout_s=20,
+        )
+
+
+@pytest.fixture(params=KINDS)
+def cluster(
+    request: pytest.FixtureRequest, data_path: Callable[[], Path], serve: Serve
+) -> RunningCluster:
+    nsqd_kind, lookupd_kind = request.param
+    lookupds = [serve(lookupd_kind()) for _ in range(2)]
+    flags = [f"-lookupd-tcp-address={lookupd.tcp_address}" for lookupd in lookupds]
+    broadcast = "-broadcast-address=127.0.0.1"
+    nsqds = [serve(nsqd_kind(data_path(), broadcast, *flags)) for _ in range(2)]
+    started = RunningCluster(nsqds, lookupds)
+    started.wait_until_registered()
+    return started
+
+
+@pytest.fixture
+def valid_json() -> ValidJson:
+    def check(schema: str, text: bytes) -> Any:
+        document = json.loads(text)
+        jsonschema.validate(document, json.loads((SCHEMAS / f"{schema}.json").read_text()))
+        return document
+
+    return check
