@@ -103,6 +103,11 @@ COMMANDS: dict[str, Command | Group] = {
         },
         panel="Archives",
     ),
+    "replay": Command(
+        "nsqtools.cli.commands.replay:replay",
+        "Publish archived messages again, in the order of their times.",
+        panel="Archives",
+    ),
     "demo": Command(
         "nsqtools.cli.commands.demo:demo",
         "Publish and consume a few thousand messages on an nsqd of its own.",

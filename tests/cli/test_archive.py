@@ -7,43 +7,32 @@ import json
 from pathlib import Path
 
 import pytest
-from plugins.archives import lines_of, text_of
+from plugins.archives import lines_of, text_of, write_archive
 from plugins.cli import RunNsq
 
 from nsqtools.protocol.message import WireMessage
 from nsqtools.records.envelope import encode_many
-from nsqtools.services.archive.compression import gzip_members
-from nsqtools.services.archive.finishing import Directories, finish
 from nsqtools.services.archive.layout import index_of
-from nsqtools.services.archive.part_file import PartFile
 
 SECOND = 1_000_000_000
 BEGIN = 1_790_000_000 * SECOND  # 2026-09-21
 
 
-def lines(first: int, last: int) -> bytes:
-    messages = [
+def messages(first: int, last: int) -> list[WireMessage]:
+    return [
         WireMessage(BEGIN + number * SECOND, 1, b"%016x" % number, b"body %d" % number)
         for number in range(first, last)
     ]
-    return encode_many("clicks", "nsqd:4150", messages)
 
 
-def add(file: PartFile, first: int, last: int) -> None:
-    file.append(lines(first, last))
-    times = (BEGIN + first * SECOND, BEGIN + (last - 1) * SECOND)
-    file.flush(file.end_member(last - first, *times))
+def lines(first: int, last: int) -> bytes:
+    return encode_many("clicks", "nsqd:4150", messages(first, last))
 
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     """A finished file of 20 messages in two members, one a second."""
-    directories = Directories(tmp_path, tmp_path)
-    file = PartFile(tmp_path / "clicks.log.gz", 0o640, gzip_members(6), now_s=0.0)
-    add(file, 0, 10)
-    add(file, 10, 20)
-    file.close()
-    return finish(file.path, directories)
+    return write_archive(tmp_path / "clicks.log.gz", messages(0, 10), messages(10, 20))
 
 
 @pytest.fixture
@@ -113,9 +102,7 @@ def test_repair_keeps_what_can_be_read_and_the_original(torn: Path, run_nsq: Run
 
 
 def test_repair_finishes_what_a_crash_left(tmp_path: Path, run_nsq: RunNsq) -> None:
-    file = PartFile(tmp_path / "clicks.log.gz", 0o640, gzip_members(6), now_s=0.0)
-    add(file, 0, 10)
-    file.close()
+    write_archive(tmp_path / "clicks.log.gz", messages(0, 10), is_finished=False)
 
     run_nsq(["archive", "repair", str(tmp_path)])
 

@@ -1,14 +1,38 @@
-"""What is in an archive directory, read with the system's own tools and not with ours."""
+"""Archives under test: made to order, and read with the system's own tools and not with ours."""
 
 from __future__ import annotations
 
 import base64
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from plugins.http_api import Nsqd
+
+from nsqtools.protocol.message import WireMessage
+from nsqtools.records.envelope import encode_many
+from nsqtools.services.archive.compression import gzip_members
+from nsqtools.services.archive.finishing import Directories, finish
+from nsqtools.services.archive.part_file import PartFile
+
+
+def write_archive(
+    path: Path,
+    *members: Sequence[WireMessage],
+    topic: str = "clicks",
+    nsqd: str = "nsqd:4150",
+    is_finished: bool = True,
+) -> Path:
+    """Write a compressed jsonl file with an index, a flush for each member."""
+    file = PartFile(path, 0o640, gzip_members(6), now_s=0.0)
+    for messages in members:
+        times = [message.timestamp_ns for message in messages]
+        file.append(encode_many(topic, nsqd, messages))
+        file.flush(file.end_member(len(messages), min(times), max(times)))
+    file.close()
+    return finish(path, Directories(path.parent, path.parent)) if is_finished else path
 
 
 def finished_files(directory: Path) -> list[Path]:

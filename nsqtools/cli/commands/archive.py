@@ -23,7 +23,7 @@ NS = 1_000_000_000
 LINES_A_WRITE = 1000
 
 Paths = Annotated[
-    list[Path], Argument(metavar="PATH...", help="Files, or directories with all below.")
+    list[Path], Argument(metavar="PATH", help="Files, or directories with all below.")
 ]
 
 

@@ -1,0 +1,276 @@
+"""``nsq replay``: archived messages back into topics.
+
+The services are imported when it runs, for the help page does not need them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from nsqtools.cli import failures
+from nsqtools.cli.commands.archive_options import (
+    SELECTION,
+    Delimiter,
+    Since,
+    Until,
+    time_range,
+)
+from nsqtools.cli.connection import ProducerConnection
+from nsqtools.cli.exit_status import ExitStatus
+from nsqtools.cli.progress import Progress
+from nsqtools.cli.runtime import Runtime, Session
+from nsqtools.cli.signals import stopping
+from nsqtools.client.spread import Mode
+from nsqtools.errors import ConfigurationError
+from nsqtools.records import filters
+from nsqtools.records.units import parse_span
+
+if TYPE_CHECKING:
+    from nsqtools.services.replay.replay import Replay
+
+DELIVERY = "Delivery"
+
+
+def parse_speed(text: str) -> float:
+    """Read ``2x`` or ``0.5``. Raises ``ValueError``."""
+    try:
+        speed = float(text.strip().removesuffix("x"))
+    except ValueError:
+        speed = 0.0
+    if not 0 < speed < float("inf"):
+        raise ValueError(f"{text!r} is not a speed; write 1x, 2x or 0.5x")
+    return speed
+
+
+Paths = Annotated[
+    list[Path],
+    Argument(metavar="PATH", help="Archives: files, or directories with all below."),
+]
+Topics = Annotated[
+    list[str] | None,
+    Option(
+        "--topic",
+        "-t",
+        metavar="[OLD=]NEW",
+        help="Where to publish, if not to the topic that a message came from.",
+    ),
+]
+Grep = Annotated[
+    str | None,
+    Option(
+        "--grep",
+        "-g",
+        metavar="REGEX",
+        help="Only bodies that contain it.",
+        rich_help_panel=SELECTION,
+    ),
+]
+Dedupe = Annotated[
+    bool,
+    Option(
+        "--dedupe",
+        help="Each message once, by topic, nsqd and id. Remembers the id of every message.",
+        rich_help_panel=SELECTION,
+    ),
+]
+Rate = Annotated[
+    float,
+    Option(
+        "--rate",
+        metavar="N",
+        min=0,
+        help="At most N messages a second; 0 for no limit.",
+        rich_help_panel=DELIVERY,
+    ),
+]
+Speed = Annotated[
+    float | None,
+    Option(
+        "--speed",
+        parser=parse_speed,
+        metavar="FACTOR",
+        help="At the pace of then, times this (1x, 10x); without it as fast as can be.",
+        rich_help_panel=DELIVERY,
+    ),
+]
+Spread = Annotated[
+    Mode,
+    Option(
+        "--mode",
+        help="With several nsqd: every message to all of them, to each in turn, or to the first "
+        "that works.",
+        rich_help_panel=DELIVERY,
+    ),
+]
+RetryTimeout = Annotated[
+    float,
+    Option(
+        "--retry-timeout",
+        parser=parse_span,
+        metavar="DURATION",
+        help="How long to try again when nsqd cannot be reached.",
+        rich_help_panel=DELIVERY,
+    ),
+]
+RetryUnknown = Annotated[
+    bool,
+    Option(
+        "--retry-unknown",
+        help="Also publish again what nsqd may have taken just before the connection broke.",
+        rich_help_panel=DELIVERY,
+    ),
+]
+CheckpointFile = Annotated[
+    Path | None,
+    Option(
+        "--checkpoint",
+        metavar="FILE",
+        help="Note there what is confirmed, and go on from there the next time.",
+        rich_help_panel=DELIVERY,
+    ),
+]
+Unsent = Annotated[
+    Path | None,
+    Option(
+        "--unsent-file",
+        metavar="FILE",
+        help="Append every message that was not confirmed to this file, as JSON.",
+        rich_help_panel=DELIVERY,
+    ),
+]
+DryRun = Annotated[
+    bool, Option("--dry-run", help="Publish nothing; say what would go to which topic.")
+]
+
+
+def replay(
+    paths: Paths,
+    topic: Topics = None,
+    since: Since = None,
+    until: Until = None,
+    grep: Grep = None,
+    dedupe: Dedupe = False,
+    delimiter: Delimiter = None,
+    rate: Rate = 0.0,
+    speed: Speed = None,
+    mode: Spread = Mode.ROUND_ROBIN,
+    retry_timeout: RetryTimeout = "1m",  # type: ignore[assignment]
+    retry_unknown: RetryUnknown = False,
+    checkpoint: CheckpointFile = None,
+    unsent_file: Unsent = None,
+    dry_run: DryRun = False,
+    *,
+    connection: ProducerConnection,
+    runtime: Session,
+) -> int:
+    """Publish archived messages again, in the order of their times.
+
+    Reads what nsq to-file and nsq_to_file write, compressed or not, files in progress and damaged
+    ones too (what is damaged is passed over and told). With --checkpoint an interrupted replay goes
+    on where it stopped, and at most the batch of 1000 messages that was under way is doubled.
+
+    Examples:
+        nsq replay /var/nsq --topic clicks=clicks-again --dry-run
+        nsq replay clicks.*.log.gz --since -2h --speed 10x
+        nsq replay /var/nsq --checkpoint replay.json --rate 5000
+    """
+    from nsqtools.services.archive.reader import find_archives
+    from nsqtools.services.publish.job import UnsentFile
+    from nsqtools.services.publish.publisher import PublishOptions
+    from nsqtools.services.replay.checkpoint import Checkpoint
+    from nsqtools.services.replay.replay import Replay, Selection
+
+    selection = Selection(
+        time_range(since, until),
+        filters.grep(grep) if grep else None,
+        dedupe,
+        topic_map(topic or ()),
+        b"\n" if delimiter is None else delimiter,
+    )
+    archives = find_archives(paths)
+    unsent = UnsentFile(str(unsent_file), b"") if unsent_file else None
+    damages: list[str] = []
+    with Progress(runtime) as progress, unsent or nullcontext():
+
+        def damaged(path: Path, problem: str) -> None:
+            damages.append(problem)
+            progress.clear()
+            runtime.tell(f"nsq: {path}: {problem}")
+
+        job = Replay(
+            archives,
+            connection.nsqd_tcp_addresses,
+            selection,
+            client_options=connection.client_options(),
+            options=PublishOptions(mode, retry_timeout, retry_unknown),
+            speed=speed,
+            rate=rate,
+            dry_run=dry_run,
+            checkpoint=Checkpoint(checkpoint) if checkpoint else None,
+            on_damage=damaged,
+            on_unconfirmed=(lambda line, outcome: unsent.write(line)) if unsent else None,
+            show=lambda: progress.show(lambda: how_far(job, runtime.monotonic() - began)),
+        )
+        began = runtime.monotonic()
+        with stopping(job.stop) as signals:
+            job.run()
+    status = tell_outcome(runtime, job, dry_run=dry_run, resumable=checkpoint is not None)
+    if damages and status is ExitStatus.DONE:
+        status = ExitStatus.PARTLY_DONE
+    return signals.status(otherwise=status)
+
+
+def topic_map(texts: Iterable[str]) -> dict[str, str]:
+    """Read ``NEW`` and ``OLD=NEW``. Raises `ConfigurationError`."""
+    topics = {}
+    for text in texts:
+        old, _, new = text.rpartition("=")
+        if not new or old in topics:
+            raise ConfigurationError(
+                f"--topic {text!r} cannot be followed", hint="Write NEW once, or OLD=NEW."
+            )
+        topics[old] = new
+    return topics
+
+
+def how_far(job: Replay, elapsed_s: float) -> str:
+    """The progress line: messages, and the time that is left where that can be told."""
+    from nsqtools.protocol.durations import format_duration
+
+    text = f"{job.counts.confirmed:,} confirmed"
+    if job.total and job.read:
+        left_s = elapsed_s * max(0, job.total - job.read) / job.read
+        text += f", {job.read:,} of {job.total:,} read, {format_duration(round(left_s))} left"
+    return text
+
+
+def tell_outcome(runtime: Runtime, job: Replay, *, dry_run: bool, resumable: bool) -> ExitStatus:
+    """Print the counts, and the reason when something is not confirmed; return the status."""
+    counts = job.counts
+    if dry_run:
+        for topic, count in sorted(job.planned.items()):
+            runtime.stdout.write(f"{topic}\t{count}\n")
+        runtime.tell(f"nsq: {counts.confirmed} messages would be published")
+        return ExitStatus.DONE
+    status = ExitStatus.DONE
+    if counts.unconfirmed:
+        status = ExitStatus.FAILED
+        if job.last_error is not None:
+            status = failures.report(job.last_error, runtime.stderr, debug=False)
+        if counts.confirmed:
+            status = ExitStatus.PARTLY_DONE
+    repeated = f", {job.repeated} repeated" if job.repeated else ""
+    runtime.tell(
+        f"nsq: {counts.confirmed} confirmed, {counts.rejected} rejected, {counts.unknown} unknown, "
+        f"{counts.unsent} unsent{repeated}"
+    )
+    if resumable and (counts.unknown or counts.unsent):
+        runtime.tell(
+            "nsq: run it again to go on; up to 1000 messages of the last batch may be doubled"
+        )
+    return status

@@ -1,0 +1,1 @@
+"""Put archived messages back into topics: merged by time, paced, confirmed, and resumable."""

@@ -1,0 +1,219 @@
+"""``nsq replay``: what was archived comes back, selected, paced, and not twice."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from plugins.archives import write_archive
+from plugins.cli import RunNsq, SpawnNsq
+from plugins.daemons import GoNsqd
+from plugins.waiting import wait_until
+
+from nsqtools.protocol.message import WireMessage
+
+SECOND = 1_000_000_000
+BEGIN = 1_790_000_000 * SECOND  # 2026-09-21T14:13:20Z
+KINDS = [b"a\nb", b"\0", b"\xff\xfe\x80", b"x", bytes(range(256)) * 4096, "ü".encode(), b" "]
+
+
+def messages(first: int, last: int, step_ns: int = SECOND) -> list[WireMessage]:
+    return [
+        WireMessage(BEGIN + number * step_ns, 1, b"%016x" % number, b"body %d" % number)
+        for number in range(first, last)
+    ]
+
+
+def replay(nsqd: GoNsqd, *arguments: object) -> list[str]:
+    return ["replay", *map(str, arguments), "--nsqd-tcp-address", nsqd.tcp_address]
+
+
+def bodies_of(nsqd: GoNsqd, run_nsq: RunNsq, topic: str, count: int) -> list[bytes]:
+    """The bodies in a topic, in their order."""
+    arguments = ["tail", "-t", topic, "-c", "check", "--nsqd-tcp-address", nsqd.tcp_address]
+    result = run_nsq([*arguments, "-n", str(count), "--for", "10s", "-d", "\\x1e<end>", "--create"])
+    return result.out.split(b"\x1e<end>")[:-1]
+
+
+def test_every_kind_of_body_comes_through_pub_to_file_replay_and_tail(
+    nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq
+) -> None:
+    nsqd.create_channel("clicks", "archive")
+    nsqd.publish("clicks", *KINDS)
+    place = ["--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(tmp_path)]
+    run_nsq(["to-file", "-t", "clicks", "-c", "archive", *place, "-n", str(len(KINDS)), "--gzip"])
+
+    result = run_nsq(replay(nsqd, tmp_path, "--topic", "clicks=again"))
+
+    assert result.status == 0, result.err
+    assert f"{len(KINDS)} confirmed" in result.err
+    assert sorted(bodies_of(nsqd, run_nsq, "again", len(KINDS))) == sorted(KINDS)
+
+
+def test_raw_files_come_back_line_by_line(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq) -> None:
+    (tmp_path / "a.log").write_bytes(b"one\n\ntwo\n")
+
+    refused = run_nsq(replay(nsqd, tmp_path))
+    result = run_nsq(replay(nsqd, tmp_path, "--topic", "again"))
+
+    assert refused.status == 2
+    assert "Give --topic" in refused.err
+    assert result.status == 0
+    assert bodies_of(nsqd, run_nsq, "again", 2) == [b"one", b"two"]
+
+
+def test_a_range_of_times_and_a_pattern_select(
+    nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq
+) -> None:
+    write_archive(tmp_path / "a.gz", messages(0, 20))
+    span = ["--since", "2026-09-21T14:13:25Z", "--until", "2026-09-21T14:13:35Z"]
+
+    run_nsq(replay(nsqd, tmp_path, *span, "--grep", "body 1"))
+
+    expected = [b"body %d" % number for number in range(10, 15)]
+    assert bodies_of(nsqd, run_nsq, "clicks", 5) == expected
+
+
+def test_dedupe_knows_a_message_by_topic_nsqd_and_id(
+    nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq
+) -> None:
+    write_archive(tmp_path / "a.gz", messages(0, 10))
+    write_archive(tmp_path / "b.gz", messages(5, 10))
+    write_archive(tmp_path / "c.gz", messages(0, 3), nsqd="other:4150")
+
+    result = run_nsq(replay(nsqd, tmp_path, "--dedupe"))
+
+    assert "13 confirmed" in result.err
+    assert "5 repeated" in result.err
+
+
+def test_a_dry_run_publishes_nothing(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq) -> None:
+    write_archive(tmp_path / "a.gz", messages(0, 10))
+
+    result = run_nsq(replay(nsqd, tmp_path, "--dry-run"))
+
+    assert (result.status, result.out) == (0, b"clicks\t10\n")
+    assert nsqd.stats()["topics"] == []
+
+
+def test_the_pace_of_then_is_kept(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq) -> None:
+    write_archive(tmp_path / "a.gz", messages(0, 11))
+
+    began = time.monotonic()
+    run_nsq(replay(nsqd, tmp_path, "--speed", "10x"))
+    elapsed_s = time.monotonic() - began
+
+    assert elapsed_s >= 1.0
+    assert nsqd.topic_stats("clicks")["message_count"] == 11
+
+
+def test_a_rate_is_kept(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq) -> None:
+    write_archive(tmp_path / "a.gz", messages(0, 200))
+
+    began = time.monotonic()
+    run_nsq(replay(nsqd, tmp_path, "--rate", "100"))
+
+    assert time.monotonic() - began >= 1.8
+
+
+def test_damage_is_passed_over_and_shows_in_the_status(
+    nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq
+) -> None:
+    path = write_archive(tmp_path / "a.gz", messages(0, 10), messages(10, 20))
+    path.write_bytes(path.read_bytes()[:-20])
+
+    result = run_nsq(replay(nsqd, tmp_path))
+
+    assert result.status == 6
+    assert "bytes are missing" in result.err
+    assert nsqd.topic_stats("clicks")["message_count"] >= 10
+
+
+def test_an_interrupted_replay_goes_on_where_it_stopped(
+    nsqd: GoNsqd, tmp_path: Path, spawn_nsq: SpawnNsq, run_nsq: RunNsq
+) -> None:
+    (tmp_path / "in").mkdir()
+    write_archive(tmp_path / "in" / "a.gz", messages(0, 3000))
+    args = replay(nsqd, tmp_path / "in", "--checkpoint", tmp_path / "c.json")
+    nsqd.create_topic("clicks")
+    process = spawn_nsq([*args, "--rate", "500"])
+    wait_until(lambda: nsqd.depth("clicks") > 100, what="some messages", timeout_s=20)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 143
+
+    result = run_nsq(args)
+
+    assert result.status == 0
+    expected = [b"body %d" % number for number in range(3000)]
+    assert bodies_of(nsqd, run_nsq, "clicks", 3000) == expected
+    assert "0 confirmed" in run_nsq(args).err
+
+
+def test_killed_at_any_point_at_most_a_batch_is_doubled_and_nothing_lost(
+    nsqd: GoNsqd, tmp_path: Path, spawn_nsq: SpawnNsq, run_nsq: RunNsq
+) -> None:
+    (tmp_path / "in").mkdir()
+    for name, begin in (("a", 0), ("b", 10_000)):
+        write_archive(tmp_path / "in" / f"{name}.gz", messages(begin, begin + 10_000, 1))
+    args = replay(nsqd, tmp_path / "in", "--checkpoint", tmp_path / "c.json")
+    nsqd.create_topic("clicks")
+    kills = 3
+    for _ in range(kills):
+        before = nsqd.depth("clicks")
+        process = spawn_nsq([*args, "--rate", "8000"])
+        wait_until(lambda before=before: nsqd.depth("clicks") > before, what="some", timeout_s=20)  # type: ignore[misc]
+        process.kill()
+        process.wait(20)
+
+    assert run_nsq(args).status == 0
+
+    depth = nsqd.depth("clicks")
+    found = bodies_of(nsqd, run_nsq, "clicks", depth)
+    assert set(found) == {b"body %d" % number for number in range(20_000)}
+    assert depth - 20_000 <= kills * 1000
+
+
+def test_messages_above_the_limit_are_rejected_and_kept(
+    nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq
+) -> None:
+    (tmp_path / "a.log").write_bytes(b"x" * (1 << 20) + b"y\nsmall\n")
+    unsent = tmp_path / "unsent.jsonl"
+
+    result = run_nsq(replay(nsqd, tmp_path / "a.log", "-t", "again", "--unsent-file", unsent))
+
+    assert result.status == 6
+    assert "1 confirmed, 1 rejected" in result.err
+    assert unsent.read_bytes().count(b"\n") == 1
+
+
+def test_without_nsqd_nothing_is_confirmed(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq) -> None:
+    write_archive(tmp_path / "a.gz", messages(0, 10))
+    nsqd.kill()
+
+    result = run_nsq(replay(nsqd, tmp_path, "--retry-timeout", "0s"))
+
+    assert result.status == 4
+    assert "10 unsent" in result.err
+
+
+def test_several_nsqd_share_the_messages(
+    go_nsqd: Callable[..., GoNsqd], tmp_path: Path, run_nsq: RunNsq
+) -> None:
+    first, second = go_nsqd(), go_nsqd()
+    write_archive(tmp_path / "a.gz", messages(0, 5000))
+
+    run_nsq([*replay(first, tmp_path), "--nsqd-tcp-address", second.tcp_address])
+
+    counts = [nsqd.topic_stats("clicks")["message_count"] for nsqd in (first, second)]
+    assert sum(counts) == 5000
+    assert min(counts) > 0
+
+
+@pytest.mark.parametrize("topic", ["a=", "=", "bad topic"])
+def test_a_topic_that_cannot_be_is_refused(
+    nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq, topic: str
+) -> None:
+    assert run_nsq(replay(nsqd, tmp_path, "--topic", topic)).status == 2
