@@ -60,9 +60,11 @@ class RequeueWithoutBackoff(Exception):
 class Consumer:
     """One channel of one topic, on all nsqd that have it.
 
-    Give addresses of nsqd, of nsqlookupd, or both. ``on_error`` is told of every connection that
-    fails or is lost (on the I/O thread; it must not block); ``on_giving_up`` of each message that
-    was delivered more than max_attempts times and is finished unseen, on a handler's thread.
+    Give addresses of nsqd, of nsqlookupd, or both: a sequence of them, or just one.
+
+    ``on_error`` is told of every connection that fails or is lost (on the I/O thread; it must not
+    block); ``on_giving_up`` of each message that was delivered more than max_attempts times and is
+    finished unseen, on a handler's thread.
     Several consumers may share one ``deliveries`` queue, whose reader then tells their batches
     apart by `Batch.topic`.
 
@@ -74,8 +76,8 @@ class Consumer:
         topic: str,
         channel: str,
         *,
-        nsqd_tcp_addresses: Sequence[str] = (),
-        lookupd_http_addresses: Sequence[str] = (),
+        nsqd_tcp_addresses: str | Sequence[str] = (),
+        lookupd_http_addresses: str | Sequence[str] = (),
         options: ClientOptions | None = None,
         address_map: Mapping[str, str] | None = None,
         on_error: Callable[[NsqError], None] | None = None,
@@ -85,6 +87,8 @@ class Consumer:
         self.topic = check_topic(topic)
         self.channel = check_channel(channel)
         self.options = options or ClientOptions()
+        nsqd_tcp_addresses = _sequence(nsqd_tcp_addresses)
+        lookupd_http_addresses = _sequence(lookupd_http_addresses)
         if not nsqd_tcp_addresses and not lookupd_http_addresses:
             raise ConfigurationError(
                 "a consumer needs an address", hint="Give one of an nsqd or an nsqlookupd."
@@ -348,6 +352,10 @@ class Consumer:
     def _ask_soon(self) -> None:
         if self._discovery is not None:
             self._discovery.ask_soon()
+
+
+def _sequence(addresses: str | Sequence[str]) -> Sequence[str]:
+    return [addresses] if isinstance(addresses, str) else addresses
 
 
 def _handle(handler: Callable[[Message], object], message: Message) -> None:

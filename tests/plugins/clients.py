@@ -70,8 +70,8 @@ def consume(in_background: object) -> Iterator[Consume]:
             consumer = Consumer(
                 topic,
                 CHANNEL,
-                nsqd_tcp_addresses=[nsqd] if isinstance(nsqd, str) else nsqd,
-                lookupd_http_addresses=[lookupd] if isinstance(lookupd, str) else lookupd,
+                nsqd_tcp_addresses=nsqd,
+                lookupd_http_addresses=lookupd,
                 options=replace(OPTIONS, **options),
                 **(more or {}),
             )

@@ -1,0 +1,160 @@
+"""Consumer as its users see it, beside the hazards."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from plugins.clients import CHANNEL, TOPIC, Consume, Handle
+from plugins.daemons import GoNsqd
+from plugins.waiting import wait_until
+
+from nsqtools.client.consumer import Consumer, RequeueWithoutBackoff
+from nsqtools.client.message import Message
+from nsqtools.client.options import ClientOptions
+from nsqtools.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"topic": "bad topic"},
+        {"channel": "bad\n"},
+        {"nsqd_tcp_addresses": []},
+        {"nsqd_tcp_addresses": ["http://localhost"]},
+        {"nsqd_tcp_addresses": [], "lookupd_http_addresses": ["ftp://localhost"]},
+        {"options": ClientOptions(heartbeat_interval_s=-1)},
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_refused_at_once(arguments: dict[str, Any]) -> None:
+    usable: dict[str, Any] = {
+        "topic": TOPIC,
+        "channel": CHANNEL,
+        "nsqd_tcp_addresses": ["localhost"],
+    }
+    with pytest.raises(ConfigurationError):
+        Consumer(**(usable | arguments))
+
+
+def test_one_address_may_stand_alone(nsqd: GoNsqd) -> None:
+    with Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address) as consumer:
+        wait_until(lambda: consumer.connections == [nsqd.tcp_address], what="a connection")
+
+
+def test_a_message_knows_where_it_came_from(nsqd: GoNsqd, consume: Consume) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, b"body")
+    batch = consume(nsqd.tcp_address).next_batch(timeout_s=5)
+    assert batch
+    [message] = batch
+    assert (message.topic, message.nsqd, message.body) == (TOPIC, nsqd.tcp_address, b"body")
+    assert (batch.topic, batch.nsqd) == (TOPIC, nsqd.tcp_address)
+    assert message.attempts == 1
+    assert len(message.id) == 16
+    assert message.timestamp_ns > 1_700_000_000_000_000_000
+    assert message.id.decode() in repr(message)
+
+
+def test_next_batch_gives_up_after_its_time(nsqd: GoNsqd, consume: Consume) -> None:
+    consumer = consume(nsqd.tcp_address)
+    assert consumer.next_batch(timeout_s=0) is None
+    assert consumer.next_batch(timeout_s=0.05) is None
+    assert list(consumer.batches(timeout_s=0.05)) == []
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_handlers_result_is_the_answer(
+    nsqd: GoNsqd, consume: Consume, handle: Handle, workers: int
+) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, b"true", b"none", b"false", b"raise", b"neutral", b"own")
+    attempts: dict[bytes, int] = {}
+
+    def answer(message: Message) -> object:
+        attempts[message.body] = message.attempts
+        if message.attempts > 1:
+            return True
+        if message.body == b"raise":
+            raise LookupError
+        if message.body == b"neutral":
+            raise RequeueWithoutBackoff(0)
+        if message.body == b"own":
+            message.requeue(0, backoff=False)
+            return False
+        return {b"true": True, b"none": None, b"false": False}[message.body]
+
+    consumer = consume(nsqd.tcp_address, default_requeue_delay_s=0.0, backoff_multiplier_s=0.01)
+    handle(consumer, answer, workers=workers)
+    wait_until(lambda: consumer.stats.finished == 6, what="six messages")
+    assert {body for body, count in attempts.items() if count > 1} == {
+        *(b"false", b"raise", b"neutral", b"own")
+    }
+
+
+def test_breaking_out_of_a_loop_gives_back_what_was_not_reached(
+    nsqd: GoNsqd, consume: Consume
+) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, *[b"x"] * 100)
+    consumer = consume(nsqd.tcp_address, max_in_flight=100)
+    for number, message in enumerate(consumer):
+        message.finish()
+        if number == 1:  # the first comes alone
+            break
+    again = (message for batch in consumer.batches() for message in batch if message.attempts == 2)
+    assert next(again).body == b"x"
+    assert consumer.stats.finished == 2
+
+
+def test_is_starved_when_all_that_is_allowed_is_held(nsqd: GoNsqd, consume: Consume) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    consumer = consume(nsqd.tcp_address, max_in_flight=4)
+    assert not consumer.is_starved
+    nsqd.publish(TOPIC, *[b"x"] * 10)
+    wait_until(lambda: consumer.is_starved and consumer.stats.received == 4, what="starving")
+    consumer.set_max_in_flight(0)
+    held: list[Message] = []
+    while len(held) < 4:
+        held += consumer.next_batch(timeout_s=5) or []
+    for message in held:
+        message.finish()
+    wait_until(lambda: not consumer.is_starved, what="room")
+    with pytest.raises(ConfigurationError):
+        consumer.set_max_in_flight(-1)
+
+
+def test_single_answers_at_max_in_flight_1_do_not_wait_to_be_gathered(
+    nsqd: GoNsqd, consume: Consume
+) -> None:
+    """At 25 ms each these would take five seconds."""
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, *[b"x"] * 200)
+    consumer = consume(nsqd.tcp_address, max_in_flight=1)
+    finished = threading.Event()
+
+    def answer_all() -> None:
+        for _ in range(200):
+            batch = consumer.next_batch(timeout_s=5)
+            assert batch
+            batch[0].finish()
+        finished.set()
+
+    threading.Thread(target=answer_all).start()
+    assert finished.wait(2.5)
+
+
+def test_consumers_may_share_one_queue(nsqd: GoNsqd, consume: Consume) -> None:
+    first = consume(nsqd.tcp_address, topic="one")
+    second = consume(nsqd.tcp_address, topic="two", more={"deliveries": first.deliveries})
+    nsqd.publish("one", b"1")
+    nsqd.publish("two", b"2")
+    seen = {}
+    while len(seen) < 2:
+        batch = first.next_batch(timeout_s=5)
+        assert batch
+        seen[batch.topic] = [message.body for message in batch]
+        batch.finish()
+    assert seen == {"one": [b"1"], "two": [b"2"]}
+    wait_until(lambda: second.stats.finished == 1, what="the answer to its own connection")
