@@ -4,16 +4,12 @@
 ``nsq nsqlookupd`` run the same daemons in front. Everything of one daemon happens in one asyncio
 loop, so nothing in here takes a lock.
 
-    life        daemon (nsqd: binds, loads, serves, stops), nsqlookupd, daemon_thread, foreground
-    settings    options, setting_kinds, go_flags, config_file
-    TCP         connection (bytes, layers, deadlines), protocol_v2 with publishing, authorization,
-                negotiation and subscription (pushes messages within RDY); lookup_protocol_v1
-    queues      nsqd, topic, channel: where messages go; in_flight, deferred: what they wait for;
-                backlog: memory, then disk_queue: files in Go's formats, record_file, metadata
-    HTTP        http_routes, http_foundation, http_server; nsqd_http, stats_http, debug_http,
-                nsqlookupd_http
-    telling     stats, stats_page, statsd, latency, lookup_registry with lookup_peer
-    knowing     registrations: what nsqlookupd knows; pure
+    daemon nsqlookupd   the two daemons: bind, load, serve, stop; in a thread or in front
+    tcp/                connections, their layers and deadlines, the commands of the protocols
+    queues/             nsqd, topics, channels: where messages go; memory first, then files
+    http/               routing and errors as Go's, and the endpoints
+    settings/           options, flags in Go's syntax, TOML files
+    stats/ lookup/      /stats and statsd; registering with nsqlookupd, and what it knows
 """
 
 from __future__ import annotations

@@ -14,23 +14,23 @@ from pathlib import Path
 from nsqtools.protocol.frames import ERROR, encode_frame
 from nsqtools.protocol.lookup_v1 import PeerInfo
 from nsqtools.protocol.stats import NsqdStats
-from nsqtools.server.auth import AuthServers
-from nsqtools.server.connection import Connection
-from nsqtools.server.data_lock import DataLock
-from nsqtools.server.debug_http import debug_handlers
-from nsqtools.server.http_foundation import HTTPApi
-from nsqtools.server.http_server import HTTPServer
+from nsqtools.server.http.debug_api import debug_handlers
+from nsqtools.server.http.foundation import HTTPApi
+from nsqtools.server.http.nsqd_api import NsqdHTTP, Ports
+from nsqtools.server.http.server import HTTPServer
+from nsqtools.server.http.stats_api import StatsHTTP
 from nsqtools.server.listen import BACKLOG, listen, real_address, real_port
 from nsqtools.server.log import Log
-from nsqtools.server.lookup_registry import LookupRegistry
-from nsqtools.server.nsqd import Nsqd
-from nsqtools.server.nsqd_http import NsqdHTTP, Ports
-from nsqtools.server.options import REQUIRED, NsqdOptions
-from nsqtools.server.protocol_v2 import Door, ProtocolV2
-from nsqtools.server.stats import gather_stats
-from nsqtools.server.stats_http import StatsHTTP
-from nsqtools.server.statsd import StatsdPusher, expand_prefix
-from nsqtools.server.tls import server_context
+from nsqtools.server.lookup.registry import LookupRegistry
+from nsqtools.server.queues.data_lock import DataLock
+from nsqtools.server.queues.nsqd import Nsqd
+from nsqtools.server.settings.nsqd_options import REQUIRED, NsqdOptions
+from nsqtools.server.stats.gather import gather_stats
+from nsqtools.server.stats.statsd import StatsdPusher, expand_prefix
+from nsqtools.server.tcp.auth import AuthServers
+from nsqtools.server.tcp.connection import Connection
+from nsqtools.server.tcp.protocol_v2 import Door, ProtocolV2
+from nsqtools.server.tcp.tls import server_context
 from nsqtools.server.version import NSQ_VERSION, version_line
 
 _REFUSAL = encode_frame(ERROR, b"E_BAD_PROTOCOL")

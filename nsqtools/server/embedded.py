@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from nsqtools.server.daemon import NsqdDaemon
 from nsqtools.server.daemon_thread import DaemonThread
 from nsqtools.server.log import Log
-from nsqtools.server.options import NsqdOptions
+from nsqtools.server.settings.nsqd_options import NsqdOptions
 
 
 class EmbeddedNsqd:

@@ -13,9 +13,16 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.server.config_file import read_config
-from nsqtools.server.go_flags import FlagError, HelpAsked, flags_of, help_page, parse_flags, usage
 from nsqtools.server.log import Log
+from nsqtools.server.settings.config_file import read_config
+from nsqtools.server.settings.go_flags import (
+    FlagError,
+    HelpAsked,
+    flags_of,
+    help_page,
+    parse_flags,
+    usage,
+)
 from nsqtools.server.version import version_line
 
 

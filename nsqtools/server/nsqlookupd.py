@@ -9,18 +9,18 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from nsqtools.protocol.lookup_v1 import MAGIC_V1, PeerInfo, encode_response
-from nsqtools.server.connection import Connection
 from nsqtools.server.daemon_thread import DaemonThread
-from nsqtools.server.debug_http import pprof_handlers
-from nsqtools.server.http_foundation import HTTPApi
-from nsqtools.server.http_server import HTTPServer
+from nsqtools.server.http.debug_api import pprof_handlers
+from nsqtools.server.http.foundation import HTTPApi
+from nsqtools.server.http.nsqlookupd_api import NsqlookupdHTTP
+from nsqtools.server.http.server import HTTPServer
 from nsqtools.server.listen import BACKLOG, listen, real_address, real_port
 from nsqtools.server.log import Log
-from nsqtools.server.lookup_protocol_v1 import LookupProtocolV1
-from nsqtools.server.nsqlookupd_http import NsqlookupdHTTP
-from nsqtools.server.nsqlookupd_options import NsqlookupdOptions
-from nsqtools.server.registrations import Registrations
-from nsqtools.server.setting_kinds import seconds_to_ns
+from nsqtools.server.lookup.registrations import Registrations
+from nsqtools.server.settings.kinds import seconds_to_ns
+from nsqtools.server.settings.nsqlookupd_options import NsqlookupdOptions
+from nsqtools.server.tcp.connection import Connection
+from nsqtools.server.tcp.lookup_protocol_v1 import LookupProtocolV1
 from nsqtools.server.version import NSQ_VERSION, version_line
 
 _REFUSAL = encode_response(b"E_BAD_PROTOCOL")

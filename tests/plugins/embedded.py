@@ -8,9 +8,9 @@ from pathlib import Path
 from plugins.http_api import Nsqd, Nsqlookupd
 
 from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
-from nsqtools.server.go_flags import flags_of, parse_flags
-from nsqtools.server.nsqlookupd_options import NsqlookupdOptions
-from nsqtools.server.options import NsqdOptions
+from nsqtools.server.settings.go_flags import flags_of, parse_flags
+from nsqtools.server.settings.nsqd_options import NsqdOptions
+from nsqtools.server.settings.nsqlookupd_options import NsqlookupdOptions
 
 
 class EmbeddedServer(Nsqd):

@@ -16,9 +16,9 @@ from plugins.servers import Serve
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.server import EmbeddedNsqd
-from nsqtools.server.config_file import read_config
-from nsqtools.server.go_flags import FlagError, HelpAsked, flags_of, parse_flags
-from nsqtools.server.options import NsqdOptions
+from nsqtools.server.settings.config_file import read_config
+from nsqtools.server.settings.go_flags import FlagError, HelpAsked, flags_of, parse_flags
+from nsqtools.server.settings.nsqd_options import NsqdOptions
 
 FLAGS = flags_of(NsqdOptions, {"worker-id": "[deprecated] use --node-id"})
 TIMEOUT_S = 20.0

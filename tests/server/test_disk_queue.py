@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.server.disk_queue import DiskQueue
 from nsqtools.server.log import Log
+from nsqtools.server.queues.disk_queue import DiskQueue
 
 RECORD = b"r" * 26  # the smallest that is allowed
 ON_DISK = len(RECORD) + 4

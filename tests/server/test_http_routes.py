@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsqtools.server.http_routes import Found, OtherMethods, Redirect, Routes
+from nsqtools.server.http.routes import Found, OtherMethods, Redirect, Routes
 
 ROUTES = Routes(
     {

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.protocol.message import decode_message
-from nsqtools.server.backlog import BackendError, Backlog
-from nsqtools.server.deferred import Deferred
-from nsqtools.server.disk_queue import DiskQueue
-from nsqtools.server.health import Health
-from nsqtools.server.in_flight import InFlight
 from nsqtools.server.log import Log
-from nsqtools.server.message_ids import MessageIds
-from nsqtools.server.queued_message import (
+from nsqtools.server.queues.backlog import BackendError, Backlog
+from nsqtools.server.queues.deferred import Deferred
+from nsqtools.server.queues.disk_queue import DiskQueue
+from nsqtools.server.queues.health import Health
+from nsqtools.server.queues.in_flight import InFlight
+from nsqtools.server.queues.message_ids import MessageIds
+from nsqtools.server.queues.queued_message import (
     again,
     delivered_to_record,
     from_record,

@@ -7,7 +7,7 @@ def nsqd(arguments: list[str]) -> int:
     """Run an nsqd in Python, with the flags, files and protocol of the real one."""
     from nsqtools.server.daemon import NsqdDaemon
     from nsqtools.server.foreground import run_daemon
-    from nsqtools.server.options import NsqdOptions
+    from nsqtools.server.settings.nsqd_options import NsqdOptions
 
     return run_daemon(
         "nsqd",

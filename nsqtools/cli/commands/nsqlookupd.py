@@ -7,7 +7,7 @@ def nsqlookupd(arguments: list[str]) -> int:
     """Run an nsqlookupd in Python, with the flags and protocol of the real one."""
     from nsqtools.server.foreground import run_daemon
     from nsqtools.server.nsqlookupd import NsqlookupdDaemon
-    from nsqtools.server.nsqlookupd_options import NsqlookupdOptions
+    from nsqtools.server.settings.nsqlookupd_options import NsqlookupdOptions
 
     return run_daemon(
         "nsqlookupd",

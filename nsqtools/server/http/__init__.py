@@ -1,0 +1,1 @@
+"""The HTTP side of both daemons: routing, errors and headers as Go's, and the endpoints."""

@@ -1,0 +1,1 @@
+"""nsqlookupd from both ends: how nsqd registers, and what nsqlookupd knows."""

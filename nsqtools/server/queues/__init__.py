@@ -1,0 +1,1 @@
+"""Where messages wait: topics, channels, what is in flight, memory and files. No sockets."""

@@ -1,0 +1,91 @@
+"""The messages that one consumer holds, and when each of them times out. Pure: times are passed in.
+
+Deliveries of a consumer all get the same timeout, so a dict in the order of delivery is also in the
+order of the deadlines, and looking at its first entry replaces a heap. Only a TOUCH that runs into
+``max_msg_timeout`` gets a deadline earlier than those before it; these few stand in a heap beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from itertools import repeat
+
+from nsqtools.server.queues.queued_message import message_ids
+
+
+class InFlight:
+    """id -> (message, deadline, time of delivery), times in seconds of one monotonic clock."""
+
+    def __init__(self) -> None:
+        self._held: dict[bytes, tuple[bytes, float, float]] = {}
+        self._capped: list[tuple[float, bytes]] = []
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, message_id: bytes) -> bool:
+        return message_id in self._held
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (message for message, _, _ in self._held.values())
+
+    def hold(self, messages: list[bytes], now_s: float, timeout_s: float) -> None:
+        """Enter messages that are being delivered."""
+        self._held.update(
+            zip(
+                message_ids(messages),
+                zip(messages, repeat(now_s + timeout_s), repeat(now_s), strict=False),
+                strict=False,
+            )
+        )
+
+    def take(self, message_id: bytes) -> bytes | None:
+        """Remove and return a message that was answered; None when it is not held (any more)."""
+        held = self._held.pop(message_id, None)
+        return held[0] if held else None
+
+    def touch(self, message_id: bytes, now_s: float, timeout_s: float, limit_s: float) -> bool:
+        """Start the timeout anew, not beyond ``limit_s`` after the delivery. False: not held."""
+        held = self._held.pop(message_id, None)
+        if held is None:
+            return False
+        message, _, delivered_s = held
+        deadline_s = now_s + timeout_s
+        if deadline_s > delivered_s + limit_s:
+            deadline_s = delivered_s + limit_s
+            heappush(self._capped, (deadline_s, message_id))
+        self._held[message_id] = (message, deadline_s, delivered_s)
+        return True
+
+    def next_deadline_s(self) -> float | None:
+        """Return the earliest deadline, None when nothing is held."""
+        while self._capped:
+            deadline_s, message_id = self._capped[0]
+            held = self._held.get(message_id)
+            if held is not None and held[1] == deadline_s:
+                return min(deadline_s, next(iter(self._held.values()))[1])
+            heappop(self._capped)
+        return next(iter(self._held.values()))[1] if self._held else None
+
+    def take_expired(self, now_s: float) -> list[bytes]:
+        """Remove and return what has timed out."""
+        expired: list[bytes] = []
+        while self._capped and self._capped[0][0] <= now_s:
+            deadline_s, message_id = heappop(self._capped)
+            held = self._held.get(message_id)
+            if held is not None and held[1] == deadline_s:
+                del self._held[message_id]
+                expired.append(held[0])
+        due: list[bytes] = []
+        for message_id, (_, deadline_s, _) in self._held.items():
+            if deadline_s > now_s:
+                break
+            due.append(message_id)
+        expired += [self._held.pop(message_id)[0] for message_id in due]
+        return expired
+
+    def clear(self) -> None:
+        """Forget everything: the channel was emptied."""
+        self._held.clear()
+        self._capped.clear()

@@ -1,0 +1,245 @@
+"""The queues of one nsqd: its topics, their files, and what has to follow when they change.
+
+No sockets: the TCP and HTTP sides call in here. Deleting, pausing and creating schedule a write of
+nsqd.dat; several changes in one step of the loop are one write.
+"""
+
+from __future__ import annotations
+
+import time
+from asyncio import AbstractEventLoop, TimerHandle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.names import is_ephemeral, is_valid_name
+from nsqtools.server.log import Log
+from nsqtools.server.queues.atomic_file import replace_file
+from nsqtools.server.queues.backlog import Backlog
+from nsqtools.server.queues.channel import Channel
+from nsqtools.server.queues.disk_queue import DiskQueue
+from nsqtools.server.queues.health import Health
+from nsqtools.server.queues.latency import Latency
+from nsqtools.server.queues.message_ids import MessageIds
+from nsqtools.server.queues.metadata import (
+    FILE_NAME,
+    TopicMetadata,
+    decode_metadata,
+    encode_metadata,
+)
+from nsqtools.server.queues.topic import Topic
+from nsqtools.server.settings.nsqd_options import NsqdOptions
+
+
+class Registry(Protocol):
+    """Who is told of topics and channels: the side that talks to nsqlookupd."""
+
+    def topic_created(self, topic: Topic) -> None:
+        """A topic is new; it must be started once its channels are known."""
+
+    def topic_deleted(self, topic: Topic) -> None: ...
+    def channel_created(self, channel: Channel) -> None: ...
+    def channel_deleted(self, channel: Channel) -> None: ...
+
+
+class Alone:
+    """A registry for an nsqd without nsqlookupd."""
+
+    def topic_created(self, topic: Topic) -> None:
+        topic.start()
+
+    def topic_deleted(self, topic: Topic) -> None:
+        pass
+
+    def channel_created(self, channel: Channel) -> None:
+        pass
+
+    def channel_deleted(self, channel: Channel) -> None:
+        pass
+
+
+class Nsqd:
+    """All topics of one daemon. Call `load` before use and `close` at the end."""
+
+    def __init__(self, options: NsqdOptions, loop: AbstractEventLoop, log: Log) -> None:
+        self.options = options
+        self.log = log
+        self.loop = loop
+        self.health = Health()
+        self.topics: dict[str, Topic] = {}
+        self.start_time_s = time.time()
+        self.registry: Registry = Alone()
+        self._data_path = Path(options.data_path)
+        self._persist_scheduled = False
+        self._is_loading = False
+        self._sync_timer: TimerHandle | None = None
+
+    # topics
+
+    def get_topic(self, name: str) -> Topic:
+        """Return the topic, created if there was none. The name must be valid."""
+        topic = self.topics.get(name)
+        if topic is None:
+            topic = self._create(name)
+            self.registry.topic_created(topic)
+        return topic
+
+    def _create(self, name: str) -> Topic:
+        topic = Topic(
+            name,
+            self._backlog(name, name),
+            MessageIds(self.options.node_id),
+            self.loop,
+            self.log,
+            self._make_channel,
+        )
+        topic.on_channel_created = self._channel_created
+        topic.on_channel_deleted = self._channel_deleted
+        self.topics[name] = topic
+        self.log.info(f"TOPIC({name}): created")
+        self._changed(topic.is_ephemeral)
+        return topic
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with its channels and messages. Raises ``KeyError``, ``OSError``."""
+        topic = self.topics.pop(name)
+        self.log.info(f"TOPIC({name}): deleting")
+        self.registry.topic_deleted(topic)
+        try:
+            topic.delete()
+        finally:
+            self._changed(topic.is_ephemeral)
+
+    def _make_channel(self, topic_name: str, name: str) -> Channel:
+        options = self.options
+        percentiles = options.e2e_processing_latency_percentile
+        return Channel(
+            topic_name,
+            name,
+            self._backlog(f"{topic_name}:{name}", name),
+            self.loop,
+            self.log,
+            latency=Latency(percentiles, options.e2e_processing_latency_window_time)
+            if percentiles
+            else None,
+            max_consumers=options.max_channel_consumers,
+        )
+
+    def _backlog(self, queue_name: str, name: str) -> Backlog:
+        options = self.options
+        disk = None
+        if not is_ephemeral(name):
+            disk = DiskQueue(
+                queue_name,
+                self._data_path,
+                max_bytes_per_file=options.max_bytes_per_file,
+                max_msg_size=options.max_msg_size,
+                sync_every=options.sync_every,
+                log=self.log,
+            )
+        return Backlog(options.mem_queue_size, disk, self.health)
+
+    def _channel_created(self, channel: Channel) -> None:
+        self.registry.channel_created(channel)
+        self._changed(channel.is_ephemeral)
+
+    def _channel_deleted(self, channel: Channel) -> None:
+        topic = self.topics.get(channel.topic_name)
+        if topic is not None:  # else the topic itself is being deleted, and has been unregistered
+            self.registry.channel_deleted(channel)
+            if topic.is_ephemeral and not topic.channels:
+                self.delete_topic(topic.name)
+        self._changed(channel.is_ephemeral)
+
+    # files
+
+    def load(self) -> None:
+        """Create what nsqd.dat lists, write it anew, and begin to sync.
+
+        Raises `ConfigurationError` when it is not readable, ``OSError`` when it is not writable.
+        """
+        path = self._data_path / FILE_NAME
+        try:
+            metadata = decode_metadata(path.read_bytes())
+        except FileNotFoundError:
+            metadata = []
+        except ValueError as exc:
+            raise ConfigurationError(f"failed to parse metadata in {path} - {exc}") from exc
+        self._is_loading = True
+        for listed in metadata:
+            self._load_topic(listed)
+        self._is_loading = False
+        self.persist()
+        self._sync_timer = self.loop.call_later(self.options.sync_timeout, self._sync)
+
+    def _load_topic(self, listed: TopicMetadata) -> None:
+        if not is_valid_name(listed.name):
+            self.log.warn(f"skipping creation of invalid topic {listed.name}")
+            return
+        topic = self._create(listed.name)
+        topic.is_paused = listed.is_paused
+        for name, is_paused in listed.channels:
+            if is_valid_name(name):
+                topic.get_channel(name).is_paused = is_paused
+            else:
+                self.log.warn(f"skipping creation of invalid channel {name}")
+        topic.start()
+
+    def persist(self) -> None:
+        """Write nsqd.dat now. Raises ``OSError``."""
+        self._persist_scheduled = False
+        path = self._data_path / FILE_NAME
+        self.log.info(f"NSQ: persisting topic/channel metadata to {path}")
+        replace_file(path, encode_metadata(list(self._metadata())))
+
+    def _metadata(self) -> Iterator[TopicMetadata]:
+        for topic in self.topics.values():
+            if not topic.is_ephemeral:
+                channels = tuple(
+                    (channel.name, channel.is_paused)
+                    for channel in topic.channels.values()
+                    if not channel.is_ephemeral
+                )
+                yield TopicMetadata(topic.name, topic.is_paused, channels)
+
+    def _changed(self, was_ephemeral: bool) -> None:
+        if not (was_ephemeral or self._is_loading or self._persist_scheduled):
+            self._persist_scheduled = True
+            self.loop.call_soon(self._try_persist)
+
+    def _try_persist(self) -> None:
+        if not self._persist_scheduled:
+            return
+        try:
+            self.persist()
+        except OSError as exc:
+            self.log.error(f"failed to persist metadata - {exc}")
+
+    def _disks(self) -> Iterator[DiskQueue]:
+        for topic in self.topics.values():
+            backlogs = [topic.backlog, *(each.backlog for each in topic.channels.values())]
+            yield from (backlog.disk for backlog in backlogs if backlog.disk is not None)
+
+    def _sync(self) -> None:
+        for disk in self._disks():
+            if disk.needs_sync:
+                disk.try_sync()
+        self._sync_timer = self.loop.call_later(self.options.sync_timeout, self._sync)
+
+    def close(self) -> None:
+        """Write nsqd.dat and every message that is not finished to disk."""
+        self.abandon()
+        try:
+            self.persist()
+        except OSError as exc:
+            self.log.error(f"failed to persist metadata - {exc}")
+        self.log.info("NSQ: closing topics")
+        for topic in self.topics.values():
+            topic.close()
+
+    def abandon(self) -> None:
+        """Stop the timers and write nothing, as after a kill."""
+        self._persist_scheduled = False
+        if self._sync_timer is not None:
+            self._sync_timer.cancel()

@@ -1,0 +1,1 @@
+"""What the daemons can be told, on a command line in Go's syntax or in a TOML file."""

@@ -1,0 +1,231 @@
+"""What an nsqd can be told: one field a flag, named as nsqd names it.
+
+Durations are seconds here, whatever the flag's text was. The metadata of a field says how its flag
+and its key in a TOML file are written (`setting`), so that the command line, the file, /config and
+the help are made from this one list.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+from hashlib import md5
+from typing import Any
+from zlib import crc32
+
+from nsqtools.errors import ConfigurationError
+from nsqtools.server.settings import kinds
+
+NOT_REQUIRED, REQUIRED_EXCEPT_HTTP, REQUIRED = 0, 1, 2  # tls_required
+
+
+def setting(default: Any, kind: kinds.Kind, help: str, *, key: str = "") -> Any:
+    """Declare an option: how it is read, its help, and its key in the file if it is irregular."""
+    metadata = {"kind": kind, "help": help, "key": key}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def default_node_id() -> int:
+    """Return the node id nsqd derives from the host name."""
+    return crc32(md5(socket.gethostname().encode(), usedforsecurity=False).digest()) % 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NsqdOptions:
+    """All options of nsqd, with its defaults. Raises `ConfigurationError` with nsqd's own text."""
+
+    node_id: int = setting(
+        default_node_id,
+        kinds.INT,
+        "unique part for message IDs, (int) in range [0,1024) (default is hash of hostname)",
+        key="id",
+    )
+    log_level: str = setting(
+        "info", kinds.LOG_LEVEL, "set log verbosity: debug, info, warn, error, or fatal"
+    )
+    log_prefix: str = setting("[nsqd] ", kinds.STRING, "log message prefix")
+
+    tcp_address: str = setting(
+        "0.0.0.0:4150",
+        kinds.STRING,
+        "address to listen on for TCP clients (<addr>:<port> for TCP/IP or <path> for unix socket)",
+    )
+    http_address: str = setting(
+        "0.0.0.0:4151",
+        kinds.STRING,
+        "address to listen on for HTTP clients (<addr>:<port> for TCP/IP or <path> for unix "
+        "socket)",
+    )
+    https_address: str = setting(
+        "0.0.0.0:4152", kinds.STRING, "<addr>:<port> to listen on for HTTPS clients"
+    )
+    auth_http_address: tuple[str, ...] = setting(
+        (),
+        kinds.STRINGS,
+        "<addr>:<port> or a full url to query auth server (may be given multiple times)",
+        key="auth_http_addresses",
+    )
+    broadcast_address: str = setting(
+        socket.gethostname,
+        kinds.STRING,
+        "address that will be registered with lookupd (defaults to the OS hostname)",
+    )
+    broadcast_tcp_port: int = setting(
+        0,
+        kinds.INT,
+        "TCP port that will be registered with lookupd (defaults to the TCP port that this nsqd "
+        "is listening on)",
+    )
+    broadcast_http_port: int = setting(
+        0,
+        kinds.INT,
+        "HTTP port that will be registered with lookupd (defaults to the HTTP port that this nsqd "
+        "is listening on)",
+    )
+    lookupd_tcp_address: tuple[str, ...] = setting(
+        (),
+        kinds.STRINGS,
+        "lookupd TCP address (may be given multiple times)",
+        key="nsqlookupd_tcp_addresses",
+    )
+    http_client_connect_timeout: float = setting(2.0, kinds.DURATION, "timeout for HTTP connect")
+    http_client_request_timeout: float = setting(5.0, kinds.DURATION, "timeout for HTTP request")
+
+    data_path: str = setting("", kinds.STRING, "path to store disk-backed messages")
+    mem_queue_size: int = setting(
+        10000, kinds.INT, "number of messages to keep in memory (per topic/channel)"
+    )
+    max_bytes_per_file: int = setting(
+        104857600, kinds.INT, "number of bytes per diskqueue file before rolling"
+    )
+    sync_every: int = setting(2500, kinds.INT, "number of messages per diskqueue fsync")
+    sync_timeout: float = setting(2.0, kinds.DURATION, "duration of time per diskqueue fsync")
+    queue_scan_worker_pool_max: int = setting(
+        4, kinds.INT, "max concurrency for checking in-flight and deferred message timeouts"
+    )
+    queue_scan_selection_count: int = setting(
+        20,
+        kinds.INT,
+        "number of channels to check per cycle (every 100ms) for in-flight and deferred timeouts",
+    )
+
+    msg_timeout: float = setting(
+        60.0, kinds.DURATION, "default duration to wait before auto-requeing a message"
+    )
+    max_msg_timeout: float = setting(
+        900.0, kinds.DURATION, "maximum duration before a message will timeout"
+    )
+    max_msg_size: int = setting(1048576, kinds.INT, "maximum size of a single message in bytes")
+    max_req_timeout: float = setting(
+        3600.0, kinds.DURATION, "maximum requeuing timeout for a message"
+    )
+    max_body_size: int = setting(5242880, kinds.INT, "maximum size of a single command body")
+
+    max_heartbeat_interval: float = setting(
+        60.0,
+        kinds.DURATION,
+        "maximum client configurable duration of time between client heartbeats",
+    )
+    max_rdy_count: int = setting(2500, kinds.INT, "maximum RDY count for a client")
+    max_output_buffer_size: int = setting(
+        65536, kinds.INT, "maximum client configurable size (in bytes) for a client output buffer"
+    )
+    max_output_buffer_timeout: float = setting(
+        30.0,
+        kinds.DURATION,
+        "maximum client configurable duration of time between flushing to a client",
+    )
+    min_output_buffer_timeout: float = setting(
+        0.025,
+        kinds.DURATION,
+        "minimum client configurable duration of time between flushing to a client",
+    )
+    output_buffer_timeout: float = setting(
+        0.25, kinds.DURATION, "default duration of time between flushing data to clients"
+    )
+    max_channel_consumers: int = setting(
+        0,
+        kinds.INT,
+        "maximum channel consumer connection count per nsqd instance (default 0, i.e., unlimited)",
+    )
+
+    statsd_address: str = setting(
+        "", kinds.STRING, "UDP <addr>:<port> of a statsd daemon for pushing stats"
+    )
+    statsd_interval: float = setting(60.0, kinds.DURATION, "duration between pushing to statsd")
+    statsd_mem_stats: bool = setting(
+        True, kinds.BOOL, "toggle sending memory and GC stats to statsd"
+    )
+    statsd_prefix: str = setting(
+        "nsq.%s", kinds.STRING, "prefix used for keys sent to statsd (%s for host replacement)"
+    )
+    statsd_udp_packet_size: int = setting(508, kinds.INT, "the size in bytes of statsd UDP packets")
+    statsd_exclude_ephemeral: bool = setting(
+        False, kinds.BOOL, "Skip ephemeral topics and channels when sending stats to statsd"
+    )
+
+    e2e_processing_latency_percentile: tuple[float, ...] = setting(
+        (),
+        kinds.PERCENTILES,
+        "message processing time percentiles (as float (0, 1.0]) to track (can be specified "
+        "multiple times or comma separated '1.0,0.99,0.95', default none)",
+        key="e2e_processing_latency_percentiles",
+    )
+    e2e_processing_latency_window_time: float = setting(
+        600.0,
+        kinds.DURATION,
+        "calculate end to end latency quantiles for this duration of time (ie: 60s would only "
+        "show quantile calculations from the past 60 seconds)",
+    )
+
+    tls_cert: str = setting("", kinds.STRING, "path to certificate file")
+    tls_key: str = setting("", kinds.STRING, "path to key file")
+    tls_client_auth_policy: str = setting(
+        "", kinds.STRING, "client certificate auth policy ('require' or 'require-verify')"
+    )
+    tls_root_ca_file: str = setting("", kinds.STRING, "path to certificate authority file")
+    tls_required: int = setting(
+        NOT_REQUIRED,
+        kinds.TLS_REQUIRED,
+        "require TLS for client connections (true, false, tcp-https)",
+    )
+    tls_min_version: int = setting(
+        0x0301,
+        kinds.TLS_MIN_VERSION,
+        "minimum SSL/TLS version acceptable ('tls1.0', 'tls1.1', 'tls1.2' or 'tls1.3')",
+    )
+    deflate: bool = setting(
+        True, kinds.BOOL, "enable deflate feature negotiation (client compression)"
+    )
+    max_deflate_level: int = setting(
+        6,
+        kinds.INT,
+        "max deflate compression level a client can negotiate (> values == > nsqd CPU usage)",
+    )
+    snappy: bool = setting(
+        True, kinds.BOOL, "enable snappy feature negotiation (client compression)"
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.node_id < 1024:
+            raise ConfigurationError("--node-id must be [0,1024)")
+        if not 1 <= self.max_deflate_level <= 9:
+            raise ConfigurationError("--max-deflate-level must be [1,9]")
+        for percentile in self.e2e_processing_latency_percentile:
+            if not 0 < percentile <= 1:
+                raise ConfigurationError(
+                    f"invalid E2E processing latency percentile: {percentile:g}"
+                )
+        if self.tls_client_auth_policy and self.tls_required == NOT_REQUIRED:
+            object.__setattr__(self, "tls_required", REQUIRED)
+        if self.tls_required and not self.has_tls:
+            raise ConfigurationError(
+                "cannot require TLS client connections without TLS key and cert"
+            )
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether a certificate or key was given (one alone fails when it is loaded)."""
+        return bool(self.tls_cert or self.tls_key)

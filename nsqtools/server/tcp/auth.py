@@ -1,0 +1,173 @@
+"""AUTH: asking the auth servers what a secret allows, and remembering it for its time.
+
+The secret goes out under both names: ``secret`` is what nsqd 1.3 sends, ``auth_secret`` what its
+documentation promises.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import ssl
+import time
+from dataclasses import dataclass
+from typing import Any, NoReturn
+from urllib.parse import urlencode, urlsplit, urlunsplit
+
+import httpx
+
+from nsqtools.server.log import Log
+from nsqtools.server.settings.nsqd_options import NsqdOptions
+
+_PERMISSIONS = {"subscribe", "publish"}
+
+
+class AuthFailed(Exception):
+    """No auth server gave a usable answer; the text is for the log only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Authorization:
+    """One entry of an answer: regular expressions that match anywhere in a name."""
+
+    topic: re.Pattern[str]
+    channels: tuple[re.Pattern[str], ...]
+    permissions: frozenset[str]
+
+    def allows(self, topic: str, channel: str) -> bool:
+        """Tell whether it allows to consume the channel, or, without one, to publish."""
+        return (
+            ("subscribe" if channel else "publish") in self.permissions
+            and self.topic.search(topic) is not None
+            and any(pattern.search(channel) for pattern in self.channels)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AuthState:
+    """An answer of an auth server."""
+
+    identity: str
+    identity_url: str
+    authorizations: tuple[Authorization, ...]
+    expires_s: float  # time.monotonic()
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether it has to be asked for anew before it is relied on."""
+        return time.monotonic() > self.expires_s
+
+    def allows(self, topic: str, channel: str) -> bool:
+        """Tell whether any authorization allows it."""
+        return any(entry.allows(topic, channel) for entry in self.authorizations)
+
+
+@dataclass(frozen=True, slots=True)
+class AuthRequest:
+    """What an auth server is told of a client."""
+
+    secret: str
+    remote_ip: str
+    is_tls: bool
+    common_name: str
+
+    @property
+    def query(self) -> str:
+        """The query string, keys in alphabetical order."""
+        return urlencode(
+            {
+                "auth_secret": self.secret,
+                "common_name": self.common_name,
+                "remote_ip": self.remote_ip,
+                "secret": self.secret,
+                "tls": "true" if self.is_tls else "false",
+            },
+            errors="surrogateescape",
+        )
+
+
+class AuthServers:
+    """The servers of ``--auth-http-address``, tried in turn from a random one on."""
+
+    def __init__(self, options: NsqdOptions, log: Log) -> None:
+        self._addresses = options.auth_http_address
+        self._timeout = httpx.Timeout(
+            options.http_client_request_timeout, connect=options.http_client_connect_timeout
+        )
+        self._tls = ssl.create_default_context(cafile=options.tls_root_ca_file or None)
+        self._log = log
+
+    async def ask(self, request: AuthRequest) -> AuthState:
+        """Return what the secret allows. Raises `AuthFailed` when no server answers well."""
+        start = random.randrange(len(self._addresses))
+        for address in (*self._addresses[start:], *self._addresses[:start]):
+            try:
+                return await self._ask(address, request)
+            except (AuthFailed, httpx.HTTPError, httpx.InvalidURL) as exc:
+                self._log.error(f"failed auth request to {address} - {exc}")
+        raise AuthFailed("Unable to access auth server")
+
+    async def _ask(self, address: str, request: AuthRequest) -> AuthState:
+        base = address if "://" in address else f"http://{address}/auth"
+        headers = {"Accept": "application/vnd.nsq; version=1.0"}
+        async with httpx.AsyncClient(
+            timeout=self._timeout, verify=self._tls, trust_env=False
+        ) as client:
+            url = f"{base}?{request.query}"
+            response = await client.get(url, headers=headers)
+            if response.status_code == 403 and url.startswith("http:"):
+                response = await client.get(_on_https(url, response.content), headers=headers)
+        if response.status_code != 200:
+            raise AuthFailed(f"got response {response.status_code}")
+        return decode_answer(response.content)
+
+
+def _on_https(url: str, body: bytes) -> str:
+    """Return the URL at the HTTPS port that a 403 TLS_REQUIRED names."""
+    try:
+        port = json.loads(body)["https_port"]
+    except (ValueError, TypeError, KeyError) as exc:
+        raise AuthFailed("got response 403") from exc
+    parts = urlsplit(url)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return urlunsplit(parts._replace(scheme="https", netloc=f"{host}:{port}"))
+
+
+def decode_answer(body: bytes) -> AuthState:
+    """Read an auth server's answer. Raises `AuthFailed`."""
+    try:
+        answer = json.loads(body)
+        ttl_s = answer["ttl"]
+        if type(ttl_s) is not int or ttl_s <= 0:
+            _refuse(f"invalid TTL {ttl_s}")
+        return AuthState(
+            _text(answer, "identity"),
+            _text(answer, "identity_url"),
+            tuple(_authorization(entry) for entry in answer.get("authorizations") or ()),
+            time.monotonic() + ttl_s,
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, re.error) as exc:
+        raise AuthFailed(f"invalid answer ({exc})") from exc
+
+
+def _authorization(entry: dict[str, Any]) -> Authorization:
+    permissions = frozenset(entry.get("permissions") or ())
+    if not permissions <= _PERMISSIONS:
+        _refuse(f"unknown permission in {sorted(permissions)}")
+    return Authorization(
+        re.compile(_text(entry, "topic")),
+        tuple(re.compile(pattern) for pattern in entry.get("channels") or ()),
+        permissions,
+    )
+
+
+def _text(entry: dict[str, Any], key: str) -> str:
+    value = entry.get(key) or ""
+    if not isinstance(value, str):
+        _refuse(f"{key} is not a string")
+    return value
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise AuthFailed(reason)

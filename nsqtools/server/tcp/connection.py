@@ -1,0 +1,351 @@
+"""One TCP client: bytes in, bytes out, through TLS and compression, with no task a client.
+
+What a read brought is handed command by command to the *speaker*, the protocol that the first four
+bytes chose. What the speaker sends collects until the read is worked off, so a thousand commands in
+one read are answered in one write.
+
+A speaker asks for patience in two ways: `Incomplete` (more bytes are needed) and `Pause` (something
+slow, such as an auth server, has to answer first: nothing is read meanwhile).
+
+Traps: after a fatal error the client may still be sending; closing with unread input would make the
+kernel destroy the error frame, so the connection is half closed and drained for a moment. A client
+that does not read its answers is not read from either: that bounds the memory it can take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Protocol, cast
+
+from nsqtools.errors import ProtocolError
+from nsqtools.protocol.codecs import Codec
+from nsqtools.protocol.requests import Incomplete, LineTooLong, RequestError
+from nsqtools.server.log import Log
+from nsqtools.server.tcp.tls import HandshakeFailed, TLSLayer
+
+_DRAIN_S = 1.0
+_INFLATE_SIZE = 1 << 14  # compressed bytes to decode at a time: each can become a thousand
+_MAGIC_LENGTH = 4
+
+
+class Pause(Exception):
+    """Nothing goes on before ``until()`` is done; then the command at ``position`` is run."""
+
+    def __init__(self, position: int, until: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(position)
+        self.position = position
+        self.until = until
+
+
+class Speaker(Protocol):
+    """A protocol on a connection."""
+
+    def execute(self, data: bytes, position: int) -> int:
+        """Run one command and return the position after it.
+
+        May raise `RequestError`, `Incomplete`, `LineTooLong` or `Pause`.
+        """
+
+    def encode_error(self, error: RequestError) -> bytes:
+        """Return the error as this protocol sends it."""
+
+    def commands_done(self) -> None:
+        """At least one command of a read has been run; its answers are about to be written."""
+
+    def output_stuck(self) -> None:
+        """The client does not read: nothing more fits in."""
+
+    def output_flows(self) -> None:
+        """The client reads again."""
+
+    def closed(self) -> None:
+        """The connection is over; called once."""
+
+
+class Connection(asyncio.Protocol):
+    """A client of either daemon.
+
+    ``speakers`` maps the magic to the protocol; any other magic is answered with ``refusal``.
+    """
+
+    def __init__(
+        self,
+        speakers: Mapping[bytes, Callable[[Connection], Speaker]],
+        refusal: bytes,
+        connections: set[Connection],
+        log: Log,
+    ) -> None:
+        self.remote_ip = ""
+        self.remote_address = ""
+        self.tls: TLSLayer | None = None
+        self.is_stuck = False  # the client does not read
+        self._speakers = speakers
+        self._refusal = refusal
+        self._connections = connections
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._transport = cast(asyncio.Transport, None)  # until connection_made
+        self._speaker: Speaker | None = None
+        self._codec: Codec | None = None
+        self._chunks: list[bytes] = []
+        self._length = 0
+        self._wanted = _MAGIC_LENGTH
+        self._if_never: RequestError | None = None
+        self._pause: asyncio.Task[None] | None = None
+        self._out: list[bytes] = []
+        self._flush_due = False
+        self._out_size = 0
+        self._is_over = False
+        self._drain_timer: asyncio.TimerHandle | None = None
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        if isinstance(peer, tuple):
+            host, port = peer[0].removeprefix("::ffff:"), peer[1]  # an IPv4 client of a [::] socket
+            self.remote_ip = host
+            self.remote_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._connections.add(self)
+        self._log.info(f"TCP: new client({self.remote_address})")
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_over:
+            return
+        try:
+            if self.tls is not None:
+                data = self._through_tls(self.tls, data)
+            if self._codec is None:
+                self._take(data)
+            else:
+                self._take_compressed(data)
+        except ProtocolError as exc:
+            self._log.error(f"client({self.remote_address}) - {exc}")
+            self.close()
+
+    def eof_received(self) -> bool:
+        if not self._is_over:
+            self.give_up()
+        return False  # asyncio closes when the rest is written
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
+        self._end()
+        self._log.info(f"TCP: client({self.remote_address}) closed")
+
+    def pause_writing(self) -> None:
+        self.is_stuck = True
+        self._update_reading()
+        if self._speaker is not None and not self._is_over:
+            self._speaker.output_stuck()
+
+    def resume_writing(self) -> None:
+        self.is_stuck = False
+        self._update_reading()
+        if self._speaker is not None and not self._is_over:
+            self._speaker.output_flows()
+
+    def _update_reading(self) -> None:
+        if self.is_stuck or self._pause is not None:
+            self._transport.pause_reading()
+        elif not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # input
+
+    def _take_compressed(self, data: bytes) -> None:
+        for start in range(0, len(data), _INFLATE_SIZE):
+            codec = self._codec
+            if codec is None or self._is_over:
+                return
+            self._take(codec.decompress(data[start : start + _INFLATE_SIZE]))
+
+    def _take(self, data: bytes) -> None:
+        if not data:
+            return
+        self._chunks.append(data)
+        self._length += len(data)
+        if self._length >= self._wanted and self._pause is None:
+            self._run()
+
+    def _run(self) -> None:
+        """Run the commands that are there."""
+        data = b"".join(self._chunks) if len(self._chunks) > 1 else self._chunks[0]
+        position = 0
+        if self._speaker is None:
+            magic = data[:_MAGIC_LENGTH]
+            shown = magic.decode("ascii", "backslashreplace")
+            self._log.info(f"CLIENT({self.remote_address}): desired protocol magic {shown!r}")
+            make = self._speakers.get(magic)
+            if make is None:
+                self._log.error(f"client({self.remote_address}) bad protocol magic {shown!r}")
+                self._hang_up(self._refusal)
+                return
+            self._speaker = make(self)
+            position = _MAGIC_LENGTH
+        position = self._execute(self._speaker, data, position)
+        if self._is_over:
+            return
+        rest = data[position:]
+        self._chunks = [rest] if rest else []
+        self._length = len(rest)
+        if self._flush_due:
+            self.flush()
+
+    def _execute(self, speaker: Speaker, data: bytes, position: int) -> int:
+        end = len(data)
+        any_done = False
+        self._wanted = 1
+        self._if_never = None
+        try:
+            while position < end and not self._is_over:
+                position = speaker.execute(data, position)
+                any_done = True
+        except Incomplete as more:
+            position = more.position
+            self._wanted = more.wanted
+            self._if_never = more.error
+        except Pause as pause:
+            position = pause.position
+            self._pause = self._loop.create_task(self._wait(pause.until))
+            self._update_reading()
+        except RequestError as error:
+            self._refuse(speaker, error)
+        except LineTooLong:
+            self._log.error(f"client({self.remote_address}) - line too long")
+            self.close()
+        if any_done and not self._is_over:
+            speaker.commands_done()
+        return position
+
+    async def _wait(self, until: Callable[[], Awaitable[object]]) -> None:
+        refusal: RequestError | None = None
+        try:
+            await until()
+        except RequestError as error:
+            refusal = error
+        self._pause = None
+        if self._is_over or self._speaker is None:
+            return
+        self._update_reading()
+        if refusal is not None:
+            self._refuse(self._speaker, refusal)
+            return
+        self.flush()
+        if self._length:
+            self._run()
+
+    def _refuse(self, speaker: Speaker, error: RequestError) -> None:
+        self._log.error(
+            f"[{self.remote_address}] - {error.data.decode('utf-8', 'backslashreplace')}"
+        )
+        self._hang_up(speaker.encode_error(error))
+
+    # output
+
+    def send(self, data: bytes) -> None:
+        """Queue an answer for the write at the end of this read, or for `flush`."""
+        self._flush_due = True
+        self._out.append(data)
+        self._out_size += len(data)
+
+    def buffer(self, frames: Iterable[bytes], size: int) -> int:
+        """Queue frames for the next `flush` and return how many bytes are queued now."""
+        self._out.extend(frames)
+        self._out_size += size
+        return self._out_size
+
+    def flush(self) -> None:
+        """Write what is queued, unless a TLS handshake is under way: then it waits for its end."""
+        if not self._out or (self.tls is not None and not self.tls.is_ready):
+            return
+        data = b"".join(self._out) if len(self._out) > 1 else self._out[0]
+        self._out.clear()
+        self._out_size = 0
+        self._flush_due = False
+        if self._codec is not None:
+            data = self._codec.compress(data)
+        if self.tls is not None:
+            data = self.tls.encrypt(data)
+        self._transport.write(data)
+
+    # layers
+
+    def start_tls(self, tls: TLSLayer, timeout_s: float, then: Callable[[], None]) -> None:
+        """Expect a TLS handshake next; ``then`` is called when it is done."""
+        self.flush()
+        self.tls = tls
+        tls.when_ready(then, self._loop.call_later(timeout_s, self._handshake_timed_out))
+
+    def _through_tls(self, tls: TLSLayer, data: bytes) -> bytes:
+        try:
+            plain = tls.decrypt(data)
+        except HandshakeFailed as exc:
+            self._transport.write(tls.pending())
+            self._handshake_failed(str(exc))
+            return b""
+        self._transport.write(tls.pending())
+        tls.announce()
+        self.flush()
+        return plain
+
+    def _handshake_timed_out(self) -> None:
+        self._handshake_failed("i/o timeout")
+
+    def _handshake_failed(self, reason: str) -> None:
+        self.tls = None  # the error goes out in plain text, as nsqd sends it
+        if self._speaker is not None:
+            error = RequestError("E_IDENTIFY_FAILED", f"IDENTIFY failed {reason}")
+            self._refuse(self._speaker, error)
+
+    def start_compression(self, codec: Codec) -> None:
+        """Compress from here on, in both directions."""
+        self.flush()
+        self._codec = codec
+
+    # the end
+
+    def give_up(self) -> None:
+        """Close a client that is silent or has ended: a command that was cut off is refused."""
+        if self._if_never is not None and self._speaker is not None:
+            self._refuse(self._speaker, self._if_never)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Write what is queued and close."""
+        if not self._is_over:
+            self.flush()
+        self._end()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close without writing what is queued."""
+        self._end()
+        self._transport.abort()
+
+    def _hang_up(self, last_words: bytes) -> None:
+        self.send(last_words)
+        self.flush()
+        self._end()
+        self._chunks.clear()
+        if self._transport.can_write_eof():
+            self._drain_timer = self._loop.call_later(_DRAIN_S, self._transport.abort)
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
+    def _end(self) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._pause is not None:
+            self._pause.cancel()
+        if self.tls is not None:
+            self.tls.cancel()
+        if self._speaker is not None:
+            self._speaker.closed()

@@ -1,0 +1,283 @@
+"""Protocol V2, nsqd's side: one handler a command, checks in nsqd's order.
+
+A handler gets the command line and returns the position after the command's body. It must have no
+effect before the last point where it can raise `Incomplete` or `Pause`, because the command is run
+again then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from ssl import SSLContext
+from typing import Final
+
+from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec
+from nsqtools.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, OK, RESPONSE, encode_frame
+from nsqtools.protocol.identify_request import decode_identify
+from nsqtools.protocol.requests import (
+    Request,
+    RequestError,
+    as_int64,
+    channel_name,
+    message_id,
+    parse_uint64,
+    read_body,
+    read_finishes,
+    read_request,
+    topic_name,
+)
+from nsqtools.server.queues.channel import ConsumerLimit
+from nsqtools.server.queues.nsqd import Nsqd
+from nsqtools.server.tcp.auth import AuthServers
+from nsqtools.server.tcp.authorization import Authorization
+from nsqtools.server.tcp.connection import Connection
+from nsqtools.server.tcp.heartbeat import Heartbeat
+from nsqtools.server.tcp.negotiation import default_terms, identify_reply, negotiate
+from nsqtools.server.tcp.publishing import Publishing, topic_to_use
+from nsqtools.server.tcp.subscription import Subscription
+from nsqtools.server.tcp.tls import HANDSHAKE_TIMEOUT_S, TLSLayer
+
+STATE_INIT: Final = 0
+STATE_SUBSCRIBED: Final = 3
+STATE_CLOSING: Final = 4
+
+_OK_FRAME = encode_frame(RESPONSE, OK)
+_CLOSE_WAIT_FRAME = encode_frame(RESPONSE, CLOSE_WAIT)
+_HEARTBEAT_FRAME = encode_frame(RESPONSE, HEARTBEAT)
+
+Handler = Callable[[Request], int]
+
+
+@dataclass(slots=True)
+class Door:
+    """What all TCP clients of a daemon share."""
+
+    nsqd: Nsqd
+    tls_context: SSLContext | None = None
+    auth_servers: AuthServers | None = None
+    clients: set[ProtocolV2] = field(default_factory=set)
+
+
+class ProtocolV2:
+    """The conversation with one client; see `connection.Speaker`."""
+
+    def __init__(self, connection: Connection, door: Door) -> None:
+        self.connection = connection
+        self.state = STATE_INIT
+        self.terms = default_terms(door.nsqd.options, connection.remote_ip)
+        self.subscription: Subscription | None = None
+        self.authorization = Authorization(connection, door.nsqd, door.auth_servers)
+        self.publishing = Publishing(connection, door.nsqd, self.authorization)
+        self.connected_s = time.time()
+        self._door = door
+        self._nsqd = door.nsqd
+        self._options = door.nsqd.options
+        self._heartbeat = Heartbeat(
+            self._nsqd.loop, self._send_heartbeat, connection.give_up, connection.abort
+        )
+        self._heartbeat.start(self.terms.heartbeat_s)
+        self._handlers: dict[bytes, Handler] = {
+            b"IDENTIFY": self._identify,
+            b"AUTH": self._auth,
+            b"SUB": self._subscribe,
+            b"RDY": self._ready,
+            b"FIN": self._finish,
+            b"REQ": self._requeue,
+            b"TOUCH": self._touch,
+            b"CLS": self._close,
+            b"NOP": self._nop,
+            b"PUB": self.publishing.publish,
+            b"DPUB": self.publishing.deferred_publish,
+            b"MPUB": self.publishing.multi_publish,
+        }
+        door.clients.add(self)
+
+    # connection.Speaker
+
+    def execute(self, data: bytes, position: int) -> int:
+        """Run the command at the position, or a run of FINs."""
+        if self.publishing.is_reading:
+            return self.publishing.read_on(data, position)
+        if self.subscription is not None:
+            ids, after = read_finishes(data, position)
+            if ids:
+                self._finish_all(self.subscription, ids)
+                return after
+        request = read_request(data, position)
+        command = request.words[0]
+        if self._options.tls_required and self.connection.tls is None and command != b"IDENTIFY":
+            text = b"cannot %b in current state (TLS required)" % command
+            raise RequestError("E_INVALID", text)
+        handler = self._handlers.get(command)
+        if handler is None:
+            raise RequestError("E_INVALID", b"invalid command " + command)
+        return handler(request)
+
+    def encode_error(self, error: RequestError) -> bytes:
+        """Return the error frame."""
+        return encode_frame(ERROR, error.data)
+
+    def commands_done(self) -> None:
+        """Start the time of silence anew."""
+        self._heartbeat.command_done()
+
+    def output_stuck(self) -> None:
+        """Give the client some time to read."""
+        self._heartbeat.output_stuck()
+
+    def output_flows(self) -> None:
+        """Push messages again."""
+        self._heartbeat.output_flows()
+        if self.subscription is not None:
+            self.subscription.channel.wake()
+
+    def closed(self) -> None:
+        """Leave the channel; what was in flight times out."""
+        self._heartbeat.stop()
+        self._door.clients.discard(self)
+        if self.subscription is not None:
+            self.subscription.leave()
+
+    def _send_heartbeat(self) -> None:
+        self.connection.send(_HEARTBEAT_FRAME)
+        self.connection.flush()
+
+    def _respond(self, data: bytes) -> None:
+        self.connection.send(encode_frame(RESPONSE, data))
+
+    # negotiation
+
+    def _check_state(self, command: str, *allowed: int) -> None:
+        if self.state not in allowed:
+            raise RequestError("E_INVALID", f"cannot {command} in current state")
+
+    def _identify(self, request: Request) -> int:
+        self._check_state("IDENTIFY", STATE_INIT)
+        _, data, position, start = request
+        body, position = read_body(data, position, start, "IDENTIFY", self._options.max_body_size)
+        identify = decode_identify(body)
+        has_tls = self._door.tls_context is not None
+        self.terms = negotiate(self.terms, identify, self._options, has_tls=has_tls)
+        self._heartbeat.start(self.terms.heartbeat_s)
+        if not identify.feature_negotiation:
+            self.connection.send(_OK_FRAME)
+            return position
+        self._respond(identify_reply(self.terms, self._options).encode())
+        if self.terms.tls_v1 and self._door.tls_context is not None:
+            layer = TLSLayer(self._door.tls_context)
+            self.connection.start_tls(layer, HANDSHAKE_TIMEOUT_S, self._tls_is_up)
+            return len(data)  # bytes sent ahead of the handshake belong to no layer
+        return len(data) if self._start_compression() else position
+
+    def _tls_is_up(self) -> None:
+        self.connection.send(_OK_FRAME)
+        self._start_compression()
+
+    def _start_compression(self) -> bool:
+        if self.terms.snappy:
+            self.connection.start_compression(SnappyCodec())
+        elif self.terms.deflate:
+            self.connection.start_compression(DeflateCodec(self.terms.deflate_level))
+        else:
+            return False
+        self.connection.send(_OK_FRAME)
+        return True
+
+    def _auth(self, request: Request) -> int:
+        self._check_state("AUTH", STATE_INIT)
+        return self.authorization.authenticate(request)
+
+    # consuming
+
+    def _subscribe(self, request: Request) -> int:
+        self._check_state("SUB", STATE_INIT)
+        if not self.terms.heartbeat_s:
+            raise RequestError("E_INVALID", "cannot SUB with heartbeats disabled")
+        if len(request.words) < 3:
+            raise RequestError("E_INVALID", "SUB insufficient number of parameters")
+        topic = topic_name("SUB", request.words[1])
+        channel = channel_name("SUB", request.words[2])
+        self.authorization.check("SUB", topic, channel, request.start)
+        subscription = Subscription(
+            self.connection,
+            topic_to_use(self._nsqd, topic, request.start).get_channel(channel),
+            self.terms,
+            self._nsqd.loop,
+        )
+        try:
+            subscription.channel.add_consumer(subscription)
+        except ConsumerLimit as exc:
+            raise RequestError("E_SUB_FAILED", f"SUB failed {exc}") from exc
+        self.subscription = subscription
+        self.state = STATE_SUBSCRIBED
+        self.connection.send(_OK_FRAME)
+        return request.position
+
+    def _subscribed(self, command: str) -> Subscription:
+        self._check_state(command, STATE_SUBSCRIBED, STATE_CLOSING)
+        assert self.subscription is not None
+        return self.subscription
+
+    def _ready(self, request: Request) -> int:
+        if self.state == STATE_CLOSING:
+            return request.position
+        self._check_state("RDY", STATE_SUBSCRIBED)
+        count = 1
+        if len(request.words) > 1:
+            try:
+                count = as_int64(parse_uint64(request.words[1]))
+            except ValueError:
+                text = b"RDY could not parse count " + request.words[1]
+                raise RequestError("E_INVALID", text) from None
+        if not 0 <= count <= self._options.max_rdy_count:
+            limit = self._options.max_rdy_count
+            raise RequestError("E_INVALID", f"RDY count {count} out of range 0-{limit}")
+        self._subscribed("RDY").set_ready_count(count)
+        return request.position
+
+    def _finish(self, request: Request) -> int:
+        subscription = self._subscribed("FIN")
+        self._finish_all(subscription, [message_id(request.words)])
+        return request.position
+
+    def _finish_all(self, subscription: Subscription, ids: list[bytes]) -> None:
+        for failed in subscription.finish(ids):
+            self._answer_failed(b"FIN", subscription, failed)
+
+    def _answer_failed(self, command: bytes, subscription: Subscription, failed: bytes) -> None:
+        """Send the error that leaves the connection open."""
+        reason = subscription.channel.why_not_in_flight(failed)
+        data = b"E_%b_FAILED %b %b failed %b" % (command, command, failed, reason.encode())
+        self.connection.send(encode_frame(ERROR, data))
+
+    def _requeue(self, request: Request) -> int:
+        subscription = self._subscribed("REQ")
+        given_back = message_id(request.words, 3)
+        try:
+            delay_ns = as_int64(parse_uint64(request.words[2]) * 1_000_000)
+        except ValueError:
+            text = b"REQ could not parse timeout " + request.words[2]
+            raise RequestError("E_INVALID", text) from None
+        delay_s = min(max(0.0, delay_ns / 1_000_000_000), self._options.max_req_timeout)
+        if not subscription.requeue(given_back, delay_s):
+            self._answer_failed(b"REQ", subscription, given_back)
+        return request.position
+
+    def _touch(self, request: Request) -> int:
+        subscription = self._subscribed("TOUCH")
+        touched = message_id(request.words)
+        if not subscription.touch(touched, self._options.max_msg_timeout):
+            self._answer_failed(b"TOUCH", subscription, touched)
+        return request.position
+
+    def _close(self, request: Request) -> int:
+        self._check_state("CLS", STATE_SUBSCRIBED)
+        self._subscribed("CLS").set_ready_count(0)
+        self.state = STATE_CLOSING
+        self.connection.send(_CLOSE_WAIT_FRAME)
+        return request.position
+
+    def _nop(self, request: Request) -> int:
+        return request.position

@@ -1,0 +1,132 @@
+"""PUB, DPUB and MPUB on one connection.
+
+A handler gets the command line and returns the position after the command's body.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from nsqtools.protocol.frames import OK, RESPONSE, encode_frame
+from nsqtools.protocol.requests import (
+    BodiesReader,
+    Incomplete,
+    Request,
+    RequestError,
+    as_int64,
+    parse_uint64,
+    read_message,
+    read_multi_publish_size,
+    topic_name,
+)
+from nsqtools.server.queues.backlog import BackendError
+from nsqtools.server.queues.nsqd import Nsqd
+from nsqtools.server.queues.topic import Topic
+from nsqtools.server.tcp.authorization import Authorization
+from nsqtools.server.tcp.connection import Connection, Pause
+
+_OK_FRAME = encode_frame(RESPONSE, OK)
+
+
+def topic_to_use(nsqd: Nsqd, name: str, start: int) -> Topic:
+    """Return the topic, created if there was none.
+
+    Raises `Pause` for the command that began at ``start`` while its channels are being asked for.
+    """
+    topic = nsqd.get_topic(name)
+    if not topic.started.is_set():
+        raise Pause(start, topic.started.wait)
+    return topic
+
+
+class Publishing:
+    """``counts`` are the messages published by topic."""
+
+    def __init__(self, connection: Connection, nsqd: Nsqd, authorization: Authorization) -> None:
+        self.counts: Counter[str] = Counter()
+        self._connection = connection
+        self._nsqd = nsqd
+        self._options = nsqd.options
+        self._authorization = authorization
+        self._arriving: tuple[Topic, BodiesReader] | None = None  # an MPUB
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the messages of an MPUB are arriving: `read_on` takes what comes next."""
+        return self._arriving is not None
+
+    def read_on(self, data: bytes, position: int) -> int:
+        """Go on with the MPUB."""
+        assert self._arriving is not None
+        return self._read_bodies(*self._arriving, data, position)
+
+    def publish(self, request: Request) -> int:
+        """Run PUB."""
+        if len(request.words) < 2:
+            raise RequestError("E_INVALID", "PUB insufficient number of parameters")
+        name = topic_name("PUB", request.words[1])
+        _, data, position, start = request
+        body, position = read_message(data, position, start, "PUB", self._options.max_msg_size)
+        self._authorization.check("PUB", name, "", start)
+        self._put("PUB", topic_to_use(self._nsqd, name, start), [body])
+        return position
+
+    def deferred_publish(self, request: Request) -> int:
+        """Run DPUB."""
+        if len(request.words) < 3:
+            raise RequestError("E_INVALID", "DPUB insufficient number of parameters")
+        name = topic_name("DPUB", request.words[1])
+        try:
+            delay_ms = parse_uint64(request.words[2])
+        except ValueError:
+            text = b"DPUB could not parse timeout " + request.words[2]
+            raise RequestError("E_INVALID", text) from None
+        delay_s = as_int64(delay_ms * 1_000_000) / 1_000_000_000
+        if not 0 <= delay_s <= self._options.max_req_timeout:
+            limit_ms = round(self._options.max_req_timeout * 1000)
+            text = f"DPUB timeout {delay_ms} out of range 0-{limit_ms}".encode()
+            raise RequestError("E_INVALID", text)
+        _, data, position, start = request
+        body, position = read_message(data, position, start, "DPUB", self._options.max_msg_size)
+        self._authorization.check("DPUB", name, "", start)
+        self._put("DPUB", topic_to_use(self._nsqd, name, start), [body], delay_s)
+        return position
+
+    def multi_publish(self, request: Request) -> int:
+        """Run MPUB."""
+        if len(request.words) < 2:
+            raise RequestError("E_INVALID", "MPUB insufficient number of parameters")
+        try:
+            name = topic_name("MPUB", request.words[1])
+        except RequestError as error:
+            # nsqd really says the code twice
+            raise RequestError("E_BAD_TOPIC", error.data) from None
+        _, data, position, start = request
+        self._authorization.check("MPUB", name, "", start)
+        topic = topic_to_use(self._nsqd, name, start)
+        position = read_multi_publish_size(data, position, start, self._options.max_body_size)
+        reader = BodiesReader(self._options.max_msg_size, self._options.max_body_size)
+        return self._read_bodies(topic, reader, data, position)
+
+    def _read_bodies(self, topic: Topic, reader: BodiesReader, data: bytes, position: int) -> int:
+        try:
+            position = reader.read(data, position)
+        except Incomplete:
+            self._arriving = topic, reader
+            raise
+        self._arriving = None
+        if self._nsqd.topics.get(topic.name) is not topic:  # deleted while the body arrived
+            raise RequestError("E_MPUB_FAILED", "MPUB failed exiting")
+        self._put("MPUB", topic, reader.bodies)
+        return position
+
+    def _put(self, command: str, topic: Topic, bodies: list[bytes], delay_s: float = 0.0) -> None:
+        try:
+            if delay_s:
+                topic.publish_deferred(bodies[0], delay_s)
+            else:
+                topic.publish(bodies)
+        except BackendError as exc:
+            raise RequestError(f"E_{command}_FAILED", f"{command} failed {exc}") from exc
+        self.counts[topic.name] += len(bodies)
+        self._connection.send(_OK_FRAME)
