@@ -8,12 +8,13 @@ files are finished and its consumer ends before it would subscribe again, which 
 
 from __future__ import annotations
 
+import functools
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +70,22 @@ class Archiver:
         on_finished: Callable[[Path], None] = lambda path: None,
         on_tick: Callable[[], None] = lambda: None,
     ) -> None:
+        self._limits = limits or Limits()
+        if self._limits.count is not None:
+            # what is in flight beyond the count would only have its attempts raised
+            wanted = min(source.options.max_in_flight, self._limits.count)
+            source = replace(source, options=replace(source.options, max_in_flight=wanted))
         self._topics = topics
         self._source = source
         self._settings = settings
         self._discovery = discovery
         self._refresh_s = refresh_s
-        self._limits = limits or Limits()
         self._on_finished = on_finished
         self._on_tick = on_tick
         self._quota = Quota(self._limits.count)
         self._archivers: dict[str, TopicArchiver] = {}
         self._locks: dict[str, TopicLock] = {}
-        self._ended: list[Totals] = []
+        self._ended: dict[str, Totals] = {}
         self._unwritten: list[NsqError] = []
         self._changed = threading.Event()
         self._is_stopping = False
@@ -100,23 +105,22 @@ class Archiver:
             archiver.rotate()
 
     @property
-    def totals(self) -> Totals:
-        """The counts of all topics together."""
-        total = Totals()
-        for counts in (*(a.writer.totals for a in self._running()), *self._ended):
-            for name in Totals.__slots__:
-                setattr(total, name, getattr(total, name) + getattr(counts, name))
-        return total
+    def states(self) -> dict[str, TopicState]:
+        """The state of each topic that is or was archived in this run."""
+        states = {topic: TopicState(totals) for topic, totals in list(self._ended.items())}
+        for archiver in self._running():
+            writer = archiver.writer
+            totals = writer.totals.plus(self._ended.get(archiver.topic, Totals()))
+            is_failing = archiver.last_error is not None
+            states[archiver.topic] = TopicState(totals, writer.held_count, is_failing)
+        return states
 
     @property
-    def states(self) -> dict[str, TopicState]:
-        """The state of each topic that is being archived."""
-        return {
-            archiver.topic: TopicState(
-                archiver.writer.totals, archiver.writer.held_count, archiver.last_error is not None
-            )
-            for archiver in self._running()
-        }
+    def totals(self) -> Totals:
+        """The counts of all topics together."""
+        return functools.reduce(
+            Totals.plus, [state.totals for state in self.states.values()], Totals()
+        )
 
     @property
     def falls_short(self) -> bool:
@@ -155,6 +159,8 @@ class Archiver:
 
     def _begin(self, topic: str, *, fail_fast: bool) -> None:
         source, work = self._source, self._settings.directories.work
+        now = self._settings.moment(time.time())
+        self._settings.naming.stem(topic, now, now)  # a topic may be called ".."
         try:
             self._locks[topic] = TopicLock(work, topic, source.channel)
             journal = Journal(
@@ -292,6 +298,7 @@ class Archiver:
         archiver = self._archivers.pop(topic, None)
         if archiver is not None:
             archiver.writer.close()
-            self._ended.append(archiver.writer.totals)
+            before = self._ended.get(topic, Totals())
+            self._ended[topic] = before.plus(archiver.writer.totals)
         if (lock := self._locks.pop(topic, None)) is not None:
             lock.release()

@@ -76,17 +76,20 @@ class FileSet:
         self._files: dict[str, OpenFile] = {}
         self._ending: list[OpenFile] = []  # full or over, and still to be published
         self._revs: dict[str, int] = {}  # the next number of each stem that was used
-        self._stem_of_second = (-1, "")
+        self._stems: dict[int, str] = {}  # by the second of the partition
+        self._stems_of_s = -1
 
     def stem(self, now_s: float, partition_s: float) -> str:
-        """Return the name but for its rev. That of a second is remembered: each read asks."""
-        second = int(now_s)
-        if partition_s == now_s and self._stem_of_second[0] == second:
-            return self._stem_of_second[1]
-        moment = self._settings.moment
-        stem = self._settings.naming.stem(self._topic, moment(now_s), moment(partition_s))
-        if partition_s == now_s:
-            self._stem_of_second = second, stem
+        """Return the name but for its rev. Those of a second are remembered: each read asks."""
+        if int(now_s) != self._stems_of_s:
+            self._stems_of_s = int(now_s)
+            self._stems.clear()
+        second = int(partition_s)
+        stem = self._stems.get(second)
+        if stem is None:
+            moment = self._settings.moment
+            stem = self._settings.naming.stem(self._topic, moment(now_s), moment(partition_s))
+            self._stems[second] = stem
         return stem
 
     def holding(self) -> list[OpenFile]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from nsqtools.services.archive.topic_writer import Totals
+
+log = logging.getLogger("nsqtools")
 
 PREFIX = "nsq_to_file_"
 
@@ -17,8 +20,8 @@ class TopicState:
     """What is told of a topic."""
 
     totals: Totals
-    held: int
-    is_failing: bool
+    held: int = 0
+    is_failing: bool = False
 
 
 def render_metrics(topics: Mapping[str, TopicState], now_s: float) -> str:
@@ -43,7 +46,10 @@ def render_metrics(topics: Mapping[str, TopicState], now_s: float) -> str:
 
 
 def write_metrics(path: Path, text: str) -> None:
-    """Replace the file at once: its readers never see a part. Raises ``OSError``."""
+    """Replace the file at once: its readers never see a part. A failure is logged."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    beside.write_text(text, "utf-8")
-    beside.replace(path)
+    try:
+        beside.write_text(text, "utf-8")
+        beside.replace(path)
+    except OSError as exc:  # archiving is more important
+        log.warning("cannot write %s (%s)", path, exc.strerror)

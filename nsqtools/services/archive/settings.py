@@ -12,6 +12,7 @@ from nsqtools.services.archive.compression import CompressorFactory, Plain
 from nsqtools.services.archive.finishing import Directories
 
 NS = 1_000_000_000
+LATEST_S = 253_000_000_000.0  # in the year 9987
 
 
 class RecordFormat(enum.Enum):
@@ -53,5 +54,9 @@ class ArchiveSettings:
     skip_empty_files: bool = True
 
     def moment(self, at_s: float) -> datetime:
-        """Return a time since 1970 as the clock of the file names shows it."""
+        """Return a time since 1970 as the clock of the file names shows it.
+
+        A message may claim any time; those that no calendar has become the nearest that it has.
+        """
+        at_s = min(max(at_s, 0.0), LATEST_S)
         return datetime.fromtimestamp(at_s, UTC).astimezone(self.timezone)

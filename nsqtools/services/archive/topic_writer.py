@@ -9,8 +9,9 @@ their last durable member before they are written again: see `WriteFailed`.
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from nsqtools.client.message import Answers, Batch, Message
@@ -39,6 +40,11 @@ class Totals:
     failures: int = 0
     ambiguous: int = 0
     """Bodies with the delimiter inside, in raw files: their ends cannot be told any more."""
+
+    def plus(self, other: Totals) -> Totals:
+        """Return the sums."""
+        mine, others = astuple(self), astuple(other)
+        return Totals(*map(operator.add, mine, others))
 
 
 class TopicWriter:
