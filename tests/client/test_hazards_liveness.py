@@ -25,7 +25,8 @@ WAIT_S = 15.0
 
 
 def clients_seen(nsqd: GoNsqd) -> int:
-    return nsqd.log.count("client connected") + nsqd.log.count("TCP: new client")
+    nsqd.wait_for_log("TCP: new client")
+    return nsqd.log.count("TCP: new client")
 
 
 def test_h1_a_slow_handler_and_redeliveries_do_not_stop_heartbeats(

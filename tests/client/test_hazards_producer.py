@@ -92,6 +92,7 @@ def test_w7_what_nsqd_would_refuse_never_reaches_it(
     with pytest.raises(ConfigurationError):
         producer.submit(topic, bodies, defer_s=defer_s)
     producer.publish("t", b"x")
+    nsqd.wait_for_log("TCP: new client")
     assert nsqd.log.count("TCP: new client") == 1
 
 
@@ -299,6 +300,7 @@ def test_w6_a_flood_stays_in_its_window(nsqd: GoNsqd, produce: Produce) -> None:
         publication.wait(10)
     assert most <= 64
     assert nsqd.depth(TOPIC) == 20_000
+    nsqd.wait_for_log("TCP: new client")
     assert nsqd.log.count("TCP: new client") == 1
 
 
