@@ -108,6 +108,74 @@ COMMANDS: dict[str, Command | Group] = {
         "Publish archived messages again, in the order of their times.",
         panel="Archives",
     ),
+    "topic": Group(
+        "List topics, and create, delete, empty or pause them.",
+        {
+            "list": Command(
+                "nsqtools.cli.commands.topic:list_",
+                "List topics, with how many nsqd have them and what waits there.",
+            ),
+            "info": Command(
+                "nsqtools.cli.commands.topic:info",
+                "Show one topic and its channels, on every nsqd that has it.",
+            ),
+            "create": Command(
+                "nsqtools.cli.commands.topic:create",
+                "Create topics: on the nsqd given, and registered with every nsqlookupd given.",
+            ),
+            "delete": Command(
+                "nsqtools.cli.commands.topic:delete",
+                "Delete topics, with their channels and messages, everywhere.",
+            ),
+            "empty": Command(
+                "nsqtools.cli.commands.topic:empty",
+                "Throw away what waits in topics; with --channels, in their channels too.",
+            ),
+            "pause": Command(
+                "nsqtools.cli.commands.topic:pause",
+                "Pause topics: messages stay in them and do not reach the channels.",
+            ),
+            "unpause": Command(
+                "nsqtools.cli.commands.topic:unpause",
+                "Let paused topics go on.",
+            ),
+        },
+        panel="Cluster",
+    ),
+    "channel": Group(
+        "List channels, and create, delete, empty or pause them.",
+        {
+            "list": Command(
+                "nsqtools.cli.commands.channel:list_",
+                "List channels, with how many nsqd have them and what waits there.",
+            ),
+            "info": Command(
+                "nsqtools.cli.commands.channel:info",
+                "Show one channel and its consumers, on every nsqd that has it.",
+            ),
+            "create": Command(
+                "nsqtools.cli.commands.channel:create",
+                "Create channels of a topic, on every nsqd that has it and with nsqlookupd.",
+            ),
+            "delete": Command(
+                "nsqtools.cli.commands.channel:delete",
+                "Delete channels, with their messages, everywhere.",
+            ),
+            "empty": Command(
+                "nsqtools.cli.commands.channel:empty",
+                "Throw away what is in channels, in flight and deferred too.",
+            ),
+            "pause": Command(
+                "nsqtools.cli.commands.channel:pause",
+                "Pause channels: messages stay in them and are not delivered.",
+            ),
+            "unpause": Command(
+                "nsqtools.cli.commands.channel:unpause",
+                "Let paused channels go on.",
+            ),
+        },
+        panel="Cluster",
+    ),
     "demo": Command(
         "nsqtools.cli.commands.demo:demo",
         "Publish and consume a few thousand messages on an nsqd of its own.",

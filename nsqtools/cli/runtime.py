@@ -33,6 +33,7 @@ class Runtime:
     environ: Mapping[str, str] = field(default_factory=dict)
     monotonic: Callable[[], float] = time.monotonic
     """Seconds, for durations."""
+    stdin: TextIO = field(default_factory=lambda: sys.stdin)
     quiet: bool = False
     """Only errors are told: no progress, no summaries."""
 

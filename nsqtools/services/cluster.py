@@ -17,7 +17,7 @@ TCP port: nobody administers another nsqd than the one that was named.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -83,10 +83,11 @@ class Survey:
 
 class Nsqd(NamedTuple):
     """An nsqd to ask. ``address`` is its HTTP ``host:port``; ``announced`` what it calls itself
-    to nsqlookupd (``""`` where that was not asked)."""
+    to nsqlookupd (``""`` where that was not asked); ``is_given`` when its own address was."""
 
     address: str
     announced: str
+    is_given: bool
     client: NsqdHTTPClient
 
 
@@ -147,13 +148,17 @@ class Cluster:
         """
         answers, failures = self.known_nodes()
         announced, impostors = self.ask(self._given_clients(), self._name)
+        given = set(announced)
         for nodes in answers.values():
             for known in nodes:
                 name = str(known.node.http)
                 if known.node.http is not None and name not in announced.values():
                     reachable = self._address_map.get(name, name)
                     announced[place_of(http_url(reachable, NSQD_HTTP_PORT))] = name
-        found = [Nsqd(address, name, self._client(address)) for address, name in announced.items()]
+        found = [
+            Nsqd(address, name, address in given, self._client(address))
+            for address, name in announced.items()
+        ]
         return found, [*failures, *impostors]
 
     def survey(
@@ -173,6 +178,10 @@ class Cluster:
             raise failures[0].error
         nodes = (NodeReport(address, *answer) for address, answer in answers.items())
         return Survey(tuple(nodes), tuple(failures))
+
+    def nsqd(self, address: str) -> NsqdHTTPClient:
+        """The nsqd at an address that `nsqds` or `survey` named."""
+        return self._client(address)
 
     def ask(
         self, clients: Mapping[str, C], question: Callable[[C], R]
@@ -230,8 +239,3 @@ class Cluster:
 def place_of(url: str) -> str:
     """How a daemon is called: ``host:port``, and the whole URL where it is no plain one."""
     return url.removeprefix("http://")
-
-
-def named(failures: Iterable[Failure]) -> list[str]:
-    """One line for each failure, which names the daemon."""
-    return [str(failure.error) for failure in failures]

@@ -143,5 +143,20 @@ def nsq_on_a_terminal(nsq_env: dict[str, str]) -> Iterator[TerminalNsq]:
         child.close(force=True)
 
 
+def all_commands() -> dict[str, registry.Command]:
+    """Every command by its words, those of groups too: ``topic create``."""
+    return dict(_walk("", registry.COMMANDS))
+
+
+def _walk(
+    prefix: str, entries: Mapping[str, registry.Command | registry.Group]
+) -> Iterator[tuple[str, registry.Command]]:
+    for name, entry in entries.items():
+        if isinstance(entry, registry.Command):
+            yield prefix + name, entry
+        else:
+            yield from _walk(f"{prefix}{name} ", entry.commands)
+
+
 def _package_home() -> str:
     return str(Path(nsqtools.__file__).parents[1])
