@@ -6,8 +6,9 @@ the commands behind it were certainly not executed (measured: 20,000 behind a ba
 When the connection breaks without an answer, what had been handed to the socket is unknown.
 
 It connects when there is something to publish, at once when a connection that worked was lost, and
-after a failure not again before a delay that doubles from 0.1 to 8 seconds: inside it a publish
-fails at once instead of waiting for one connect timeout after the other.
+after a failure not again before a delay that doubles from 0.1 to 8 seconds and is not shorter than
+the failed try was long: inside it a publish fails at once instead of waiting for one connect
+timeout after the other.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class ProducerIO:
         self._tls = tls
         self._on_room = on_room
         self._delays = RetryDelays(RECONNECT_BASE_S, RECONNECT_MAX_S)
+        self._tried_at = 0.0
         self._not_before = 0.0
         self._last_error: NsqError | None = None
         self._connection: Connection | None = None
@@ -108,6 +110,7 @@ class ProducerIO:
         """Connect, unless connected or connecting."""
         if not self._is_connecting and self._connection is None:
             self._is_connecting = True
+            self._tried_at = self.loop.now()
             connect_in_background(
                 self.loop, self.address, self._options, self._tls, None, self._connected
             )
@@ -121,7 +124,7 @@ class ProducerIO:
     def _connected(self, address: Address, result: Connection | NsqError) -> None:
         self._is_connecting = False
         if isinstance(result, NsqError):
-            self._failed(result)
+            self._failed(result, spent_s=self.loop.now() - self._tried_at)
             self._settle_all(self._waiting, lambda: self._not_sent(result))
             return
         if self._is_stopping and not self._waiting:
@@ -135,9 +138,9 @@ class ProducerIO:
         while self._waiting:
             self._write(self._waiting.popleft())
 
-    def _failed(self, error: NsqError) -> None:
+    def _failed(self, error: NsqError, *, spent_s: float = 0.0) -> None:
         self._last_error = error
-        delay_s = self._delays.next_delay_s()
+        delay_s = max(self._delays.next_delay_s(), spent_s)
         self._not_before = self.loop.now() + delay_s
         log.info("%s; not tried again for %.1f s", error, delay_s)
 

@@ -148,7 +148,7 @@ def test_h8_nothing_to_do_takes_no_cpu(
     producer = produce(nsqd.tcp_address)
     producer.publish("held", b"x")
     assert held.next_batch(timeout_s=5)
-    assert idle.connections
+    wait_until(lambda: idle.connections, what="a connection")
     assert cpu_share(1.5) < 0.05
 
 
