@@ -169,7 +169,8 @@ def archive_settings(
         bool,
         Option(
             "--skip-empty-files/--no-skip-empty-files",
-            help="Whether times without messages have no file.",
+            help="Whether times without messages have a file: they have none by default.",
+            show_default=False,
             rich_help_panel=ROTATION,
         ),
     ] = True,

@@ -292,6 +292,8 @@ class Archiver:
             self._forget(archiver.topic)
             if archiver.last_error is not None:
                 self._unwritten.append(archiver.last_error)
+        for topic in list(self._locks):  # of topics that could not be begun
+            self._forget(topic)
         self._on_tick()
 
     def _forget(self, topic: str) -> None:

@@ -25,6 +25,7 @@ log = logging.getLogger("nsqtools")
 
 PARTITION_IDLE_S = 60.0
 MOST_PARTITIONS = 32
+REMEMBERED_STEMS = 1000  # a name is not used twice, even if its file was moved away
 
 
 @dataclass(slots=True, eq=False)
@@ -133,7 +134,9 @@ class FileSet:
                 part = PartFile(path, directories.file_mode, self._settings.compressor, now_s)
             except FileExistsError:
                 continue
-            self._revs = {**self._revs, stem: rev} if stem in self._revs else {stem: rev}
+            self._revs[stem] = rev
+            if len(self._revs) > REMEMBERED_STEMS:
+                del self._revs[next(iter(self._revs))]
             log.info("writing %s", path)
             return part
 
@@ -179,10 +182,11 @@ class FileSet:
 
     def finish_full(self) -> None:
         """Finish the files that take no more; nothing may be held."""
-        for file in list(self._files.values()):
-            if self.is_full(file):
-                self.finish(file)
-        self.publish_ending()
+        full = list(filter(self.is_full, self._files.values()))
+        for file in full:
+            self.finish(file)
+        if full:  # what could not be published earlier is tried again by the clock
+            self.publish_ending()
 
     def finish(self, file: OpenFile) -> None:
         """Write a file no more; `publish_ending` gives it its name. It must hold nothing."""

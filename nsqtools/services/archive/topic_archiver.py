@@ -76,6 +76,7 @@ class TopicArchiver:
         self.topic = topic
         self.writer = writer
         self.is_over = False
+        self._is_stopping = False
         self.failure: BaseException | None = None
         self.last_error: NsqError | None = None  # of writing; None since it works again
         self.last_message_s = time.monotonic()
@@ -102,6 +103,7 @@ class TopicArchiver:
 
     def stop(self, *, drain: bool = True) -> None:
         """Take no more, write what was delivered, finish the files. Returns at once."""
+        self._is_stopping = True
         self.consumer.begin_stop(drain=drain)
 
     def join(self, timeout_s: float | None = None) -> bool:
@@ -125,6 +127,8 @@ class TopicArchiver:
                 pass
             self._attempt(self.writer.flush)
             self._attempt(lambda: self.writer.rotate(time.time(), all_files=True))
+            if not self._is_stopping:
+                raise RuntimeError(f"the consumer of {self.topic} has ended by itself")
             self.consumer.stop(drain=True)
         except BaseException as exc:
             self.failure = exc

@@ -228,6 +228,5 @@ class TopicWriter:
         self.held_count = self.held_bytes = 0
         self._files.mark_dirty()
         path = exc.filename or self._settings.directories.work
-        return WriteFailed(
-            f"cannot write {path} ({exc.strerror}): {count} messages are back in the queue"
-        )
+        back = f": {count} messages are back in the queue" if count else ""
+        return WriteFailed(f"cannot write {path} ({exc.strerror}){back}")

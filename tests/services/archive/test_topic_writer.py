@@ -292,3 +292,17 @@ def test_everything_held_is_touched(new_writer: NewWriter, source: Source) -> No
     writer.touch()
 
     assert source.touched == ids(1, 2)
+
+
+def test_a_name_is_not_used_again_when_its_file_was_moved_away(
+    new_writer: NewWriter, source: Source, settings: ArchiveSettings, tmp_path: Path
+) -> None:
+    writer = new_writer(replace(settings, partition_by=PartitionBy.message))
+    for number in range(3):
+        writer.take(source.deliver(number), NOW)
+        writer.take(source.deliver(number + 10, days=-1), NOW)
+        writer.rotate(NOW, all_files=True)
+        *_, latest = finished_files(tmp_path / "out")
+        assert latest.name == f"2026-09-21-{number:06d}"
+        for path in (tmp_path / "out").iterdir():
+            path.unlink()
