@@ -17,6 +17,7 @@ from plugins.daemons import EmbeddedNsqdProcess, GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.raw_client import RawClient, sized
 from plugins.servers import Serve
+from plugins.waiting import wait_until
 
 Start = Callable[..., EmbeddedNsqdProcess]
 
@@ -235,6 +236,30 @@ def test_a_client_that_never_reads_takes_bounded_memory(process: Start) -> None:
         assert resident_bytes(nsqd) - before < 30_000_000
         assert_serves(nsqd)
         assert nsqd.channel_stats("t", "ch")["in_flight_count"] < 100
+
+
+def test_a_client_that_never_reads_is_given_up(process: Start) -> None:
+    nsqd = process()
+    with RawClient(nsqd.tcp_address, receive_buffer=4096) as sleeper:
+        sleeper.identify(heartbeat_interval=1000)
+        sleeper.subscribe("t", "ch", ready=2500)
+        nsqd.publish("t", *[b"x" * 100_000] * 50)
+        wait_until(lambda: nsqd.channel_stats("t", "ch")["client_count"] == 0, what="it is gone")
+    assert nsqd.channel_stats("t", "ch")["in_flight_count"] > 0
+
+
+def test_thousands_of_topics_are_borne(process: Start) -> None:
+    nsqd = process()
+    started_s = time.monotonic()
+    with RawClient(nsqd.tcp_address) as client:
+        for number in range(2_000):
+            client.send(b"PUB t%d\n" % number + sized(b"x"))
+        for _ in range(2_000):
+            assert client.read_response() == b"OK"
+    assert time.monotonic() - started_s < 5
+    nsqd.stop()
+    nsqd.start()
+    assert len(nsqd.stats()["topics"]) == 2_000
 
 
 def test_a_publisher_that_never_reads_its_answers_is_not_read_either(process: Start) -> None:

@@ -32,9 +32,20 @@ from nsqtools.server.queues.record_file import (
     encode_length,
 )
 
+_DATA_FILE = re.compile(r"(.+)\.diskqueue\.(\d{6,})\.dat")
+
+
+def queues_with_files(data_path: Path) -> set[str]:
+    """Return the names of the queues that have data files. Raises ``OSError``."""
+    found = (_DATA_FILE.fullmatch(name) for name in os.listdir(data_path))
+    return {match[1] for match in found if match}
+
 
 class DiskQueue:
-    """One queue. ``name`` is ``TOPIC`` or ``TOPIC:CHANNEL``."""
+    """One queue. ``name`` is ``TOPIC`` or ``TOPIC:CHANNEL``.
+
+    ``may_have_files`` false saves looking for files of a queue that has no meta file.
+    """
 
     def __init__(
         self,
@@ -45,6 +56,7 @@ class DiskQueue:
         max_msg_size: int,
         sync_every: int,
         log: Log,
+        may_have_files: bool = True,
     ) -> None:
         self.name = name
         self.depth = 0
@@ -58,7 +70,7 @@ class DiskQueue:
         self._reader: RecordReader | None = None
         self._writer = -1
         self._operations = 0  # since the last sync
-        self._open()
+        self._open(may_have_files)
 
     @property
     def needs_sync(self) -> bool:
@@ -130,7 +142,8 @@ class DiskQueue:
         """Sync and close. Raises ``OSError``."""
         self._log.info(f"DISKQUEUE({self.name}): closing")
         try:
-            self.sync()
+            if self.needs_sync:
+                self.sync()
         finally:
             self._close_reader()
             self._close_writer()
@@ -174,14 +187,15 @@ class DiskQueue:
     def _file(self, number: int) -> Path:
         return self._path / f"{self.name}.diskqueue.{number:06d}.dat"
 
-    def _open(self) -> None:
+    def _open(self, may_have_files: bool) -> None:
         try:
             numbers = self._meta_path.read_text("ascii").replace(",", "\n").split()
             depth, read_file, read_position, write_file, write_position = map(int, numbers)
         except (OSError, ValueError) as exc:
             if not isinstance(exc, FileNotFoundError):
                 self._log.error(f"DISKQUEUE({self.name}) failed to retrieveMetaData - {exc}")
-            self._adopt_files()
+            if may_have_files:
+                self._adopt_files()
             return
         self.depth = depth
         self._read_file, self._read_position = read_file, read_position
@@ -197,14 +211,13 @@ class DiskQueue:
             self._recount()
 
     def _adopt_files(self) -> None:
-        pattern = re.compile(re.escape(self.name) + r"\.diskqueue\.(\d{6,})\.dat")
         try:
             names = os.listdir(self._path)
         except OSError as exc:
             self._log.error(f"DISKQUEUE({self.name}) failed to look for files - {exc}")
             return
-        found = (pattern.fullmatch(name) for name in names)
-        numbers = sorted(int(match[1]) for match in found if match)
+        found = (_DATA_FILE.fullmatch(name) for name in names)
+        numbers = sorted(int(match[2]) for match in found if match and match[1] == self.name)
         if numbers:
             self._log.warn(f"DISKQUEUE({self.name}) has no metadata, reading all its files")
             self._read_file = numbers[0]

@@ -1,7 +1,7 @@
 """The queues of one nsqd: its topics, their files, and what has to follow when they change.
 
-No sockets: the TCP and HTTP sides call in here. Deleting, pausing and creating schedule a write of
-nsqd.dat; several changes in one step of the loop are one write.
+No sockets: the TCP and HTTP sides call in here. Creating and deleting schedule a write of nsqd.dat;
+many changes in a short time are few writes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nsqtools.server.log import Log
 from nsqtools.server.queues.atomic_file import replace_file
 from nsqtools.server.queues.backlog import Backlog
 from nsqtools.server.queues.channel import Channel
-from nsqtools.server.queues.disk_queue import DiskQueue
+from nsqtools.server.queues.disk_queue import DiskQueue, queues_with_files
 from nsqtools.server.queues.health import Health
 from nsqtools.server.queues.latency import Latency
 from nsqtools.server.queues.message_ids import MessageIds
@@ -30,6 +30,8 @@ from nsqtools.server.queues.metadata import (
 )
 from nsqtools.server.queues.topic import Topic
 from nsqtools.server.settings.nsqd_options import NsqdOptions
+
+_PERSIST_DELAY_S = 0.02
 
 
 class Registry(Protocol):
@@ -71,6 +73,7 @@ class Nsqd:
         self.start_time_s = time.time()
         self.registry: Registry = Alone()
         self._data_path = Path(options.data_path)
+        self._queues_with_files: set[str] = set()  # when it was loaded
         self._persist_scheduled = False
         self._is_loading = False
         self._sync_timer: TimerHandle | None = None
@@ -137,6 +140,7 @@ class Nsqd:
                 max_msg_size=options.max_msg_size,
                 sync_every=options.sync_every,
                 log=self.log,
+                may_have_files=queue_name in self._queues_with_files,
             )
         return Backlog(options.mem_queue_size, disk, self.health)
 
@@ -166,6 +170,7 @@ class Nsqd:
             metadata = []
         except ValueError as exc:
             raise ConfigurationError(f"failed to parse metadata in {path} - {exc}") from exc
+        self._queues_with_files = queues_with_files(self._data_path)
         self._is_loading = True
         for listed in metadata:
             self._load_topic(listed)
@@ -206,7 +211,7 @@ class Nsqd:
     def _changed(self, was_ephemeral: bool) -> None:
         if not (was_ephemeral or self._is_loading or self._persist_scheduled):
             self._persist_scheduled = True
-            self.loop.call_soon(self._try_persist)
+            self.loop.call_later(_PERSIST_DELAY_S, self._try_persist)
 
     def _try_persist(self) -> None:
         if not self._persist_scheduled:
