@@ -281,7 +281,7 @@ def test_output_is_buffered_for_its_timeout(any_nsqd: AnyNsqd) -> None:
         client.read_messages(5)
         waited_s = time.monotonic() - started_s
 
-    assert 0.2 < waited_s < 2
+    assert 0.2 < waited_s < 3
 
 
 def test_unbuffered_output_leaves_at_once(any_nsqd: AnyNsqd) -> None:
@@ -295,7 +295,7 @@ def test_unbuffered_output_leaves_at_once(any_nsqd: AnyNsqd) -> None:
             nsqd.publish("t", b"%d" % number)
             client.read_message()
 
-    assert time.monotonic() - started_s < 0.2
+    assert time.monotonic() - started_s < 0.6
 
 
 def test_a_client_without_room_gets_its_message_at_once(any_nsqd: AnyNsqd) -> None:
@@ -320,7 +320,7 @@ def test_a_silent_client_is_closed_after_two_heartbeats(any_nsqd: AnyNsqd) -> No
         waited_s = time.monotonic() - started_s
 
     assert beats >= 1
-    assert 1.8 < waited_s < 2.6
+    assert 1.8 < waited_s < 4
 
 
 def heartbeats_until_closed(client: RawClient) -> int:
