@@ -176,20 +176,28 @@ class Archiver:
             raise OutputError(f"cannot use {exc.filename} ({exc.strerror})") from exc
         writer = TopicWriter(topic, self._settings, journal, self._on_finished)
         archiver = TopicArchiver(
-            topic, self._make_consumer, writer, self._settings.flush, self._quota, self._changed.set
+            topic,
+            self._make_consumer,
+            source.options.max_in_flight,
+            writer,
+            self._settings.flush,
+            self._quota,
+            self._changed.set,
         )
         self._archivers[topic] = archiver
         archiver.start(fail_fast=fail_fast)
         log.info("archiving topic %s, channel %s", topic, source.channel)
 
-    def _make_consumer(self, topic: str, deliveries: queue.SimpleQueue[Any]) -> Consumer:
+    def _make_consumer(
+        self, topic: str, max_in_flight: int, deliveries: queue.SimpleQueue[Any]
+    ) -> Consumer:
         source = self._source
         return Consumer(
             topic,
             source.channel,
             nsqd_tcp_addresses=source.nsqd_tcp_addresses,
             lookupd_http_addresses=source.lookupd_http_addresses,
-            options=source.options,
+            options=replace(source.options, max_in_flight=max_in_flight),
             address_map=source.address_map,
             on_error=lambda error: self._suspects.put(topic),
             deliveries=deliveries,

@@ -22,6 +22,7 @@ from nsqtools.client.consumer import Consumer, Stopped
 from nsqtools.client.message import Batch
 from nsqtools.client.reconnect import RetryDelays
 from nsqtools.errors import NsqError
+from nsqtools.services.archive.in_flight import InFlight
 from nsqtools.services.archive.settings import Flush
 from nsqtools.services.archive.topic_writer import TopicWriter, WriteFailed
 
@@ -67,7 +68,8 @@ class TopicArchiver:
     def __init__(
         self,
         topic: str,
-        make_consumer: Callable[[str, queue.SimpleQueue[Any]], Consumer],
+        make_consumer: Callable[[str, int, queue.SimpleQueue[Any]], Consumer],
+        most_in_flight: int,
         writer: TopicWriter,
         flush: Flush,
         quota: Quota,
@@ -81,11 +83,11 @@ class TopicArchiver:
         self.last_error: NsqError | None = None  # of writing; None since it works again
         self.last_message_s = time.monotonic()
         self._deliveries: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.consumer = make_consumer(topic, self._deliveries)
+        self._in_flight = InFlight(most_in_flight)
+        self.consumer = make_consumer(topic, self._in_flight.count, self._deliveries)
         self._flush = flush
         self._quota = quota
         self._on_end = on_end
-        self._enough = self.consumer.options.max_in_flight // 2
         self._held_since_s = self._touched_at_s = 0.0
         self._tick_at_s = self._retry_at_s = 0.0
         self._late = 0
@@ -152,6 +154,7 @@ class TopicArchiver:
         now = time.monotonic()
         if self.writer.held_count:
             if self._is_time_to_flush(now):
+                self._adapt()
                 self._attempt(self.writer.flush)
             else:
                 self._touch_in_time(now)
@@ -178,7 +181,13 @@ class TopicArchiver:
             return True
         if now - self._held_since_s >= flush.interval_s:
             return True
-        return self._deliveries.empty() and (held >= self._enough or self.consumer.is_starved)
+        is_enough = held >= self._in_flight.count // 2 or self.consumer.is_starved
+        return is_enough and self._deliveries.empty()
+
+    def _adapt(self) -> None:
+        """Have as many messages in flight as fit into memory, going by those that are held."""
+        if self._in_flight.saw(self.writer.held_count, self.writer.held_bytes):
+            self.consumer.set_max_in_flight(self._in_flight.count)
 
     def _touch_in_time(self, now: float) -> None:
         if now - self._touched_at_s >= self._touch_interval_s():
