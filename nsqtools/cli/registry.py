@@ -71,6 +71,11 @@ COMMANDS: dict[str, Command | Group] = {
         "Publish the lines of standard input, or of files, to a topic.",
         panel="Messages",
     ),
+    "peek": Command(
+        "nsqtools.cli.commands.peek:peek",
+        "Show some messages of a channel and give them back.",
+        panel="Messages",
+    ),
     "to-file": Command(
         "nsqtools.cli.commands.to_file:to_file",
         "Archive topics to files, each message finished once it is on disk.",
@@ -172,6 +177,45 @@ COMMANDS: dict[str, Command | Group] = {
             "unpause": Command(
                 "nsqtools.cli.commands.channel:unpause",
                 "Let paused channels go on.",
+            ),
+        },
+        panel="Cluster",
+    ),
+    "nodes": Command(
+        "nsqtools.cli.commands.nodes:nodes",
+        "List every nsqd: version, topics, tombstones, and whether it answers.",
+        panel="Cluster",
+    ),
+    "lookup": Command(
+        "nsqtools.cli.commands.nodes:lookup",
+        "Show which nsqd have a topic, as nsqlookupd tells consumers.",
+        panel="Cluster",
+    ),
+    "ping": Command(
+        "nsqtools.cli.commands.nodes:ping",
+        "Ask every daemon whether it is well.",
+        panel="Cluster",
+    ),
+    "info": Command(
+        "nsqtools.cli.commands.nodes:info",
+        "Show version, addresses and limits of every nsqd.",
+        panel="Cluster",
+    ),
+    "tombstone": Command(
+        "nsqtools.cli.commands.tombstone:tombstone",
+        "Take a topic from one nsqd: hide it from consumers, then delete it there.",
+        panel="Cluster",
+    ),
+    "config": Group(
+        "Read and change the options of running nsqd.",
+        {
+            "get": Command(
+                "nsqtools.cli.commands.config:get",
+                "Show one option of every running nsqd.",
+            ),
+            "set": Command(
+                "nsqtools.cli.commands.config:set_",
+                "Change one option of every running nsqd, until it ends.",
             ),
         },
         panel="Cluster",

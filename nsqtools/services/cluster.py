@@ -171,13 +171,20 @@ class Cluster:
             answer = client.stats(topic, channel, clients=clients, memory=memory)
             return (began_s + time.monotonic()) / 2, read_stats(answer)
 
+        answers, failures = self.ask_nsqds(look)
+        nodes = (NodeReport(address, *answer) for address, answer in answers.items())
+        return Survey(tuple(nodes), tuple(failures))
+
+    def ask_nsqds(
+        self, question: Callable[[NsqdHTTPClient], R]
+    ) -> tuple[dict[str, R], list[Failure]]:
+        """Put one question to every nsqd. Raises the first failure when nobody answers."""
         nsqds, failures = self.nsqds()
-        answers, failed = self.ask({nsqd.address: nsqd.client for nsqd in nsqds}, look)
+        answers, failed = self.ask({nsqd.address: nsqd.client for nsqd in nsqds}, question)
         failures += failed
         if failures and not answers:
             raise failures[0].error
-        nodes = (NodeReport(address, *answer) for address, answer in answers.items())
-        return Survey(tuple(nodes), tuple(failures))
+        return answers, failures
 
     def nsqd(self, address: str) -> NsqdHTTPClient:
         """The nsqd at an address that `nsqds` or `survey` named."""

@@ -1,0 +1,74 @@
+"""``nsq config get`` and ``set``: the options of running nsqd."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from typer import Argument
+
+from nsqtools.cli.cluster_connection import ClusterConnection
+from nsqtools.cli.listing import tell_left_out
+from nsqtools.cli.output import write_json, write_listing
+from nsqtools.cli.params import Json
+from nsqtools.cli.runtime import Runtime, Session
+
+OptionName = Annotated[
+    str, Argument(metavar="OPTION", help="Name as in nsqd's configuration file: log_level.")
+]
+NewValue = Annotated[str, Argument(metavar="VALUE", help="New value; commas between addresses.")]
+
+
+def get(
+    option: OptionName, json: Json = False, *, cluster: ClusterConnection, runtime: Session
+) -> int:
+    """Show one option of every running nsqd.
+
+    Examples:
+        nsq config get max_rdy_count
+        nsq config get nsqlookupd_tcp_addresses --json
+    """
+    from nsqtools.services.nsqd_config import get_option
+
+    with cluster.open() as opened:
+        values, failures = get_option(opened, option)
+    write_values(runtime, option, values, json=json)
+    return tell_left_out(failures, runtime)
+
+
+def set_(
+    option: OptionName,
+    value: NewValue,
+    json: Json = False,
+    *,
+    cluster: ClusterConnection,
+    runtime: Session,
+) -> int:
+    """Change one option of every running nsqd, until it ends.
+
+    log_level and nsqlookupd_tcp_addresses can be changed. nsqd does not keep it over a restart.
+
+    Examples:
+        nsq config set log_level debug
+        nsq config set nsqlookupd_tcp_addresses lookup-1:4160,lookup-2:4160
+    """
+    from nsqtools.services.nsqd_config import set_option
+
+    with cluster.open() as opened:
+        values, failures = set_option(opened, option, value)
+    write_values(runtime, option, values, json=json)
+    return tell_left_out(failures, runtime)
+
+
+def write_values(runtime: Runtime, option: str, values: dict[str, Any], *, json: bool) -> None:
+    """One line, or object, for each nsqd."""
+    if json:
+        documents = [
+            {"node": node, "option": option, "value": value} for node, value in values.items()
+        ]
+        write_json(runtime, documents, indent=2)
+        return
+    rows = [
+        (node, ",".join(map(str, value)) if isinstance(value, list) else value)
+        for node, value in values.items()
+    ]
+    write_listing(runtime, ("node", "value"), rows, json=False)

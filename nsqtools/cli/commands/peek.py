@@ -1,0 +1,98 @@
+"""``nsq peek``: a look at messages that stay where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from nsqtools.cli.connection import ConsumerConnection
+from nsqtools.cli.output import ByteWriter
+from nsqtools.cli.params import LIMITS, ExitIdle, Json, Topic
+from nsqtools.cli.runtime import Session
+from nsqtools.records.envelope import encode_many
+from nsqtools.records.lines import encode_lines
+
+if TYPE_CHECKING:
+    from nsqtools.client.message import Message
+
+COUNT = 5
+IDLE_S = 2.0
+
+ExistingChannel = Annotated[
+    str, Option("--channel", "-c", metavar="CHANNEL", help="Name of the channel.")
+]
+Messages = Annotated[
+    int,
+    Option("--count", "-n", metavar="N", min=1, help="Messages to show.", rich_help_panel=LIMITS),
+]
+
+
+def peek(
+    topic: Topic,
+    channel: ExistingChannel,
+    count: Messages = COUNT,
+    exit_idle: ExitIdle = None,
+    json: Json = False,
+    *,
+    connection: ConsumerConnection,
+    runtime: Session,
+) -> None:
+    """Show some messages of a channel and give them back.
+
+    Ends after --count, or when none came for --exit-idle (2s). nsqd has to deliver a message to
+    show it: its attempts grow by one, and the consumers of the channel do not get it meanwhile.
+    Topic and channel must exist.
+
+    Examples:
+        nsq peek -t clicks -c archive
+        nsq peek -t clicks -c archive -n 1 --json | jq .body
+    """
+    from nsqtools.errors import NsqError
+    from nsqtools.services.patterns import missing
+    from nsqtools.services.peek import peek as peek_at
+    from nsqtools.services.topics import check_subscription, inspect_topic
+
+    report = inspect_topic(
+        topic,
+        nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
+        lookupd_http_addresses=connection.lookupd_http_addresses,
+        nsqd_http_addresses=connection.nsqd_http_addresses,
+        address_map=connection.address_map,
+    )
+    if problem := check_subscription(report, channel, force=True):
+        raise NsqError(problem, hint="Give --nsqd-http-address: a look must not create anything.")
+    if channel not in report.channels:
+        raise missing("channel", channel, report.channels)
+    write = ByteWriter(runtime.stdout.fileno()).write
+
+    def show(messages: Sequence[Message]) -> None:
+        for message in messages:
+            if json:
+                write(encode_many(message.topic, message.nsqd, [message]))
+            else:
+                write(
+                    encode_lines(
+                        message.topic,
+                        message.nsqd,
+                        [message],
+                        delimiter=b"\n",
+                        form=None,
+                        print_topic=False,
+                        escape=runtime.stdout_is_tty,
+                    )
+                )
+
+    shown = peek_at(
+        topic,
+        channel,
+        count,
+        show,
+        nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
+        lookupd_http_addresses=connection.lookupd_http_addresses,
+        options=connection.client_options(output_buffer_timeout_s=0.025, reconnect_base_s=1.0),
+        address_map=connection.address_map,
+        idle_s=IDLE_S if exit_idle is None else exit_idle,
+    )
+    runtime.tell(f"nsq: {shown} messages shown and given back; the attempts of each grew by one")

@@ -1,0 +1,41 @@
+"""``nsq tombstone``: take a topic from one nsqd."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Argument
+
+from nsqtools.cli.administering import DryRun, OneTopic, Yes, carry_out
+from nsqtools.cli.cluster_connection import ClusterConnection
+from nsqtools.cli.params import Json
+from nsqtools.cli.runtime import Session
+
+Node = Annotated[
+    str, Argument(metavar="NODE", help="HTTP address of the nsqd, as nsq nodes shows it.")
+]
+
+
+def tombstone(
+    topic: OneTopic,
+    node: Node,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+    *,
+    cluster: ClusterConnection,
+    runtime: Session,
+) -> int:
+    """Take a topic from one nsqd: hide it from consumers, then delete it there.
+
+    nsqlookupd hides the nsqd for this topic for a while, so that consumers do not come back and
+    create the topic again. What is in the topic there is lost. Asks before it does anything.
+
+    Examples:
+        nsq tombstone clicks nsqd-3:4151 --lookupd-http-address lookup:4161
+    """
+    from nsqtools.services.admin_plans import plan_tombstone
+
+    with cluster.open() as opened:
+        plan = plan_tombstone(opened, topic, node)
+        return carry_out(opened, plan, runtime, yes=yes, dry_run=dry_run, json=json)
