@@ -195,6 +195,24 @@ def test_w10_the_work_directory_may_be_on_another_file_system(
     assert parts(small_disk) == []
 
 
+def test_w10_a_file_that_cannot_be_published_now_is_published_later(
+    nsqd: GoNsqd, small_disk: Path, tmp_path: Path, spawn_nsq: SpawnNsq
+) -> None:
+    publish(nsqd, b"one")
+    process = spawn_nsq(to_file(nsqd, small_disk, *RAW, "--work-dir", str(tmp_path / "work")))
+    wait_until_drained(nsqd)
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    process.send_signal(signal.SIGHUP)
+    told = wait_for_stderr(process, "Read-only file system")
+    assert str(small_disk) in told
+
+    subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
+    wait_until(lambda: finished_files(small_disk), what="the file", timeout_s=10)
+    stop(process)
+
+    assert lines_of(small_disk) == [b"one"]
+
+
 def test_w11_a_second_process_is_refused(
     nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq, run_nsq: RunNsq
 ) -> None:

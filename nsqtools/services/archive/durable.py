@@ -77,6 +77,7 @@ def place(source: Path, target: Path) -> None:
                 raise FileExistsError(errno.EEXIST, "File exists", str(target)) from None
             source.rename(target)
         else:
+            exc.filename = str(target)  # not the source, which is where it should be
             raise
 
 
