@@ -3,6 +3,10 @@
 The gzip module reads members as one stream and cannot tell where one begins; here each piece of
 text comes with the offset behind its member when it is the member's last. Padding with zeros
 between or behind members is passed over.
+
+A member's text is held back until its checksum has been seen, so that what was changed on disk is
+not taken for messages; only of very large members it is handed out before. Of a member that is cut
+off all that there is is handed out: what is there is right.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ from typing import BinaryIO, NamedTuple
 from nsqtools.errors import NsqError
 
 READ_SIZE = 1 << 18
-TEXT_SIZE = 1 << 20  # of a piece: a few bytes can unpack to gigabytes
+TEXT_SIZE = 1 << 20  # of one step: a few bytes can unpack to gigabytes
+HELD_SIZE = 16 << 20
 GZIP_WINDOW = 31
 
 
@@ -41,29 +46,29 @@ def gunzip(file: BinaryIO, offset: int = 0) -> Iterator[Piece]:
     file.seek(offset)
     begin = position = offset  # of the member, and behind what was read
     member = None
+    held: list[bytes] = []
     data = b""
     while data or (data := file.read(READ_SIZE)):
         if member is None:
             before = len(data)
             data = data.lstrip(b"\0")
-            offset += before - len(data)
+            position += before - len(data)
             if not data:
                 continue
-            begin, position, member = offset, offset, zlib.decompressobj(GZIP_WINDOW)
+            begin, member, held = position, zlib.decompressobj(GZIP_WINDOW), []
         try:
-            text = member.decompress(data, TEXT_SIZE)
+            held.append(member.decompress(data, TEXT_SIZE))
         except zlib.error as exc:
             raise DamagedError(f"corrupt at byte {begin} ({exc})", begin) from None
-        if member.eof:
-            rest = member.unused_data
-        else:
-            rest = member.unconsumed_tail
+        rest = member.unused_data if member.eof else member.unconsumed_tail
         position += len(data) - len(rest)
         data = rest
         if member.eof:
-            member, offset = None, position
-            yield Piece(text, position)
-        elif text:
-            yield Piece(text, None)
+            yield Piece(b"".join(held), position)
+            member = None
+        elif sum(map(len, held)) > HELD_SIZE:
+            yield Piece(b"".join(held), None)
+            held = []
     if member is not None:
+        yield Piece(b"".join(held), None)
         raise DamagedError(f"cut off in the member at byte {begin}", begin)

@@ -10,6 +10,7 @@ line. Bare bodies have no topic, nsqd, id and time; those fields are empty then.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from nsqtools.services.archive.scan import is_gzip
 
 READ_SIZE = 1 << 18
 LONGEST_LINE = 1 << 28
+
+_BEGINNING = re.compile(rb'\{"topic": "[^"]*", "nsqd": "')
 
 OnDamage = Callable[[Path, str], None]
 
@@ -206,6 +209,9 @@ def read_messages(
 
 
 def _is_message(line: bytes) -> bool:
+    """Tell by its beginning, for a first line may be damaged, or by all of it."""
+    if _BEGINNING.match(line):
+        return True
     try:
         decode(line)
     except ValueError:

@@ -1,0 +1,83 @@
+"""Archives with bytes changed, cut off or put in at random: read, and never taken for others.
+
+Whatever is on disk, reading ends, raises nothing, and yields only messages that were archived; and
+what differs is told.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plugins.archives import write_archive
+
+from nsqtools.protocol.message import WireMessage
+from nsqtools.services.archive.index import decode_index
+from nsqtools.services.archive.layout import index_of
+from nsqtools.services.archive.reader import find_archives, read_messages
+from nsqtools.services.archive.scan import scan_members
+
+MESSAGES = [WireMessage(1000 + n, 1, b"%016x" % n, b"body %d \xff" % n) for n in range(60)]
+BODIES = {message.body for message in MESSAGES}
+
+changes = st.lists(
+    st.tuples(
+        st.sampled_from(["flip", "cut", "insert", "zero"]),
+        st.floats(0, 1, exclude_max=True),
+        st.binary(min_size=1, max_size=40),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def damaged(data: bytes, what: list[tuple[str, float, bytes]]) -> bytes:
+    for kind, place, some in what:
+        at = int(place * len(data))
+        if kind == "flip":
+            data = data[:at] + bytes([data[at] ^ (some[0] or 1)]) + data[at + 1 :] if data else data
+        elif kind == "cut":
+            data = data[:at]
+        elif kind == "insert":
+            data = data[:at] + some + data[at:]
+        else:
+            data = data[:at] + bytes(len(some)) + data[at + len(some) :]
+    return data
+
+
+@given(what=changes, has_index=st.booleans(), is_compressed=st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_reading_a_damaged_archive_ends_and_invents_nothing(
+    what: list[tuple[str, float, bytes]], has_index: bool, is_compressed: bool
+) -> None:
+    with TemporaryDirectory() as directory:
+        path = write_archive(
+            Path(directory) / "a.gz", MESSAGES[:20], MESSAGES[20:40], MESSAGES[40:]
+        )
+        data = path.read_bytes()
+        if not is_compressed:
+            data = gzip.decompress(data)
+        changed = damaged(data, what)
+        path.write_bytes(changed)
+        if not (has_index and is_compressed):
+            index_of(path).unlink()
+        problems: list[str] = []
+        (archive,) = find_archives([path])
+
+        found = list(read_messages(archive, lambda path, problem: problems.append(problem)))
+
+        scan_members(path)
+        if is_compressed and changed[:2] == data[:2]:  # else its bytes are taken for bare bodies
+            assert {message.body for message in found if message.topic} <= BODIES
+            assert problems or len(found) in (0, 20, 40, 60)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_an_index_or_none(data: bytes) -> None:
+    members = decode_index(data)
+
+    assert all(after.offset == before.end for before, after in itertools.pairwise(members))
