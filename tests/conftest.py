@@ -27,6 +27,7 @@ pytest_plugins = [
     "plugins.network",
     "plugins.pairs",
     "plugins.real_logs",
+    "plugins.screens",
     "plugins.scripted_nsqd",
     "plugins.servers",
 ]

@@ -113,6 +113,11 @@ COMMANDS: dict[str, Command | Group] = {
         "Publish archived messages again, in the order of their times.",
         panel="Archives",
     ),
+    "top": Command(
+        "nsqtools.cli.commands.top:top",
+        "Watch topics, channels and consumers on the whole screen.",
+        panel="Cluster",
+    ),
     "topic": Group(
         "List topics, and create, delete, empty or pause them.",
         {

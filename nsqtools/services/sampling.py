@@ -70,14 +70,17 @@ class Sampler:
         self._looks = 0
         self._stopped = threading.Event()
 
-    def look(self) -> Sample:
-        """Take one sample. Raises what `Cluster.survey` raises; at first, `NotFoundError`."""
+    def look(self, *, clients: bool = False) -> Sample:
+        """Take one sample; ``clients``: with the consumers, whatever the subject says.
+
+        Raises what `Cluster.survey` raises; at first, `NotFoundError`.
+        """
         subject = self._subject
         only = subject.topics[0] if len(subject.topics) == 1 else ""
         survey = self._cluster.survey(
             # nsqd leaves the rest out itself where one name is asked for
             "" if is_pattern(only) or not self._looks else only,
-            clients=subject.clients,
+            clients=clients or subject.clients,
             memory=subject.memory,
         )
         rows = self._meter.measure(survey.nodes)

@@ -1,0 +1,99 @@
+"""A terminal whose screen can be read: pexpect runs the program, pyte shows what a person sees.
+
+nsq_on_a_screen   ``screen = nsq_on_a_screen(["top", ...])``; then ``screen.wait_for("clicks")``
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pexpect
+import pyte
+import pytest
+from plugins.cli import NSQ
+
+WAIT_S = 15.0
+
+
+class TerminalScreen:
+    """A program on a terminal of so many columns and lines."""
+
+    def __init__(
+        self, arguments: Sequence[str], env: dict[str, str], columns: int, lines: int
+    ) -> None:
+        self._screen = pyte.Screen(columns, lines)
+        self._stream = pyte.ByteStream(self._screen)
+        self.raw = b""  # all that was written
+        self.child = pexpect.spawn(
+            NSQ[0], [*NSQ[1:], *arguments], env=env, dimensions=(lines, columns), timeout=WAIT_S
+        )
+
+    @property
+    def lines(self) -> list[str]:
+        """The screen as it is, without the blanks at the ends."""
+        return [line.rstrip() for line in self._screen.display]
+
+    def press(self, keys: str) -> None:
+        """Type something; the program sees it as one read."""
+        self.child.send(keys)
+
+    def resize(self, columns: int, lines: int) -> None:
+        """Give the window another size, as dragging its corner does."""
+        self._screen.resize(lines, columns)
+        self.child.setwinsize(lines, columns)
+
+    def wait_for(self, *texts: str, gone: str = "") -> list[str]:
+        """Wait until all texts are on the screen, and ``gone`` is not; return its lines."""
+        return self.wait_until(
+            lambda lines: (
+                all(any(text in line for line in lines) for text in texts)
+                and not (gone and any(gone in line for line in lines))
+            ),
+            what=f"{texts} on the screen",
+        )
+
+    def wait_until(self, condition: Callable[[list[str]], bool], *, what: str) -> list[str]:
+        """Wait until the screen is so; return its lines."""
+        deadline = time.monotonic() + WAIT_S
+        while not condition(self.lines):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not in time: {what}\n" + "\n".join(self.lines))
+            self._read()
+        return self.lines
+
+    def wait_for_end(self) -> int | None:
+        """Read until the program has ended; return its exit status."""
+        while self._read():
+            pass
+        self.child.close()
+        status: int | None = self.child.exitstatus
+        return status
+
+    def _read(self) -> bool:
+        try:
+            data = self.child.read_nonblocking(65536, timeout=0.1)
+        except pexpect.TIMEOUT:
+            return True
+        except pexpect.EOF:
+            return False
+        self.raw += data
+        self._stream.feed(data)
+        return True
+
+
+NsqOnAScreen = Callable[..., TerminalScreen]
+
+
+@pytest.fixture
+def nsq_on_a_screen(nsq_env: dict[str, str]) -> Iterator[NsqOnAScreen]:
+    started: list[TerminalScreen] = []
+
+    def spawn(arguments: Sequence[str]) -> TerminalScreen:
+        screen = TerminalScreen(arguments, {**nsq_env, "LC_ALL": "C.UTF-8"}, 80, 24)
+        started.append(screen)
+        return screen
+
+    yield spawn
+    for screen in started:
+        screen.child.close(force=True)
