@@ -7,7 +7,7 @@ front door lays out its page from the registry alone, the typer tree makes pages
 
 from __future__ import annotations
 
-from nsqtools.cli.registry import COMMANDS, ROOT_EXAMPLES, ROOT_HELP, ROOT_OPTIONS, Group
+from nsqtools.cli.registry import COMMANDS, ROOT_EXAMPLES, ROOT_HELP, ROOT_OPTIONS, Command, Group
 from nsqtools.cli.terminal import WIDEST
 
 TYPE_CHECKING = False  # importing typing would triple the front door's time
@@ -54,6 +54,8 @@ def group_page(path: str, group: Group) -> HelpPage:
     """The page of a group of commands, made from the registry: no command is imported."""
     sections: dict[str, list[Row]] = {}
     for name, command in group.commands.items():
+        if isinstance(command, Command) and command.hidden:
+            continue
         sections.setdefault(command.panel, []).append((name, command.help))
     return HelpPage(f"{path} COMMAND [OPTIONS]", group.help, sections)
 

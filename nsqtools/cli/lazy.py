@@ -41,7 +41,7 @@ class LazyGroup(NativeCoercion, TyperGroup):
             self.commands[child] = (
                 LazyGroup(child, entry)
                 if isinstance(entry, Group)
-                else Stub(child, short_help=entry.help, rich_markup_mode=None)
+                else Stub(child, short_help=entry.help, hidden=entry.hidden, rich_markup_mode=None)
             )
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:

@@ -17,16 +17,26 @@ class Command:
     """One command: where its function is, what it does in a line, under which heading it stands.
 
     A *raw* command gets the list of its arguments untouched and does not pass through typer:
-    the daemons parse Go-style flags (``-data-path=/var/nsq``) themselves.
+    the daemons parse Go-style flags (``-data-path=/var/nsq``) themselves. A *hidden* one is for
+    programs, and no list of commands shows it.
     """
 
-    __slots__ = ("entry", "help", "panel", "raw")
+    __slots__ = ("entry", "help", "hidden", "panel", "raw")
 
-    def __init__(self, entry: str, help: str, *, panel: str = "Commands", raw: bool = False):
+    def __init__(
+        self,
+        entry: str,
+        help: str,
+        *,
+        panel: str = "Commands",
+        raw: bool = False,
+        hidden: bool = False,
+    ):
         self.entry = entry
         self.help = help
         self.panel = panel
         self.raw = raw
+        self.hidden = hidden
 
     def load(self) -> Callable[..., int | None]:
         """Import the command's module and return its function."""
@@ -246,5 +256,10 @@ COMMANDS: dict[str, Command | Group] = {
         "nsqtools.cli.commands.options:options",
         "List every client option with its default, bounds and meaning.",
         panel="Settings",
+    ),
+    "__complete": Command(
+        "nsqtools.cli.commands.complete:complete",
+        "Print the names of topics or channels, for the completion of shells.",
+        hidden=True,
     ),
 }
