@@ -139,9 +139,14 @@ def _read_member(
         return
     decompressor = zlib.decompressobj(GZIP_WINDOW)
     try:
-        yield decompressor.decompress(data)
+        text = decompressor.decompress(data)
     except zlib.error as exc:
         on_damage(path, f"corrupt at byte {member.offset} ({exc})")
+        return
+    if decompressor.eof or len(data) < member.length:
+        yield text
+    else:  # its checksum was not reached: nothing of it can be trusted
+        on_damage(path, f"corrupt at byte {member.offset} (it does not end where it should)")
 
 
 def _read_rest(

@@ -161,8 +161,6 @@ class Replay:
                 batch, size = [], 0
         if batch and not self._stopped.is_set():
             yield batch
-        elif self._checkpoint is not None and not self._stopped.is_set():
-            self._checkpoint.save()
 
     def _selected(self) -> Iterator[Archived]:
         """The messages that are to be published; `read` counts all that were looked at."""
