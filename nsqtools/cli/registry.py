@@ -221,6 +221,11 @@ COMMANDS: dict[str, Command | Group] = {
         "Take a topic from one nsqd: hide it from consumers, then delete it there.",
         panel="Cluster",
     ),
+    "drain": Command(
+        "nsqtools.cli.commands.drain:drain",
+        "Move the messages that are left on one nsqd to another.",
+        panel="Cluster",
+    ),
     "config": Group(
         "Read and change the options of running nsqd.",
         {

@@ -210,7 +210,7 @@ class Watch:
         failed = {f"left out: {failure.error}" for failure in sample.failures}
         complaints = self._thresholds.complaints(sample.totals)
         for line in sorted(failed - self._told):
-            self._runtime.tell(f"nsq: {line}")
+            self._runtime.stderr.write(f"nsq: {line}\n")
         self._told = failed
         for line in complaints:
             self._runtime.stderr.write(f"nsq: {line}\n")

@@ -1,0 +1,108 @@
+"""``nsq drain``: empty an nsqd into another one.
+
+The services are imported when it runs, for the help page does not need them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+from typer import Argument, Context, Option
+
+from nsqtools.cli.administering import SAFETY, DryRun, Yes
+from nsqtools.cli.client_flags import ClientFlags, flag_statements, settle
+from nsqtools.cli.confirm import confirm
+from nsqtools.cli.exit_status import ExitStatus
+from nsqtools.cli.inject import From
+from nsqtools.cli.output import write_json
+from nsqtools.cli.params import Json
+from nsqtools.cli.profile import Profile
+from nsqtools.cli.runtime import Session
+from nsqtools.cli.signals import stopping
+
+IN_FLIGHT = 500
+
+Node = Annotated[str, Argument(metavar="NODE", help="HTTP address of the nsqd to empty.")]
+To = Annotated[
+    str, Option("--to", metavar="HOST:PORT", help="HTTP address of the nsqd that takes over.")
+]
+AllowRepeats = Annotated[
+    bool,
+    Option(
+        "--allow-repeats",
+        help="Move topics with several channels too: each channel then gets what any of them "
+        "had left.",
+        rich_help_panel=SAFETY,
+    ),
+]
+
+
+def client_settings(
+    context: Context,
+    profile: Profile = None,
+    *,
+    flags: Annotated[ClientFlags, From(ClientFlags)],
+) -> dict[str, str]:
+    """The options of the way to both nsqd, as text under go-nsq's names."""
+    settled = settle(flag_statements(context, flags))
+    return {option: said.text for option, said in settled.items()}
+
+
+def drain(
+    node: Node,
+    to: To,
+    allow_repeats: AllowRepeats = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+    *,
+    settings: Annotated[dict[str, str], From(client_settings)],
+    runtime: Session,
+) -> int:
+    """Move the messages that are left on one nsqd to another.
+
+    Ends when nothing comes any more. Stop publishing to the nsqd first. Every message is published
+    on the other nsqd and finished here once that is confirmed; it gets a new id and timestamp.
+    Because NSQ publishes to topics, topics with several channels are left alone unless
+    --allow-repeats is given. What consumers hold or is deferred stays.
+
+    The exit status is 6 when something is left.
+
+    Examples:
+        nsq drain nsqd-3:4151 --to nsqd-1:4151 --dry-run
+        nsq drain nsqd-3:4151 --to nsqd-1:4151 --yes
+    """
+    from nsqtools.client.handshake import client_tls_context
+    from nsqtools.client.options import ClientOptions
+    from nsqtools.services.cluster import Cluster, Places, place_of
+    from nsqtools.services.drain import Drain, plan_lines
+
+    defaults = ClientOptions(max_in_flight=IN_FLIGHT, output_buffer_timeout_s=0.025)
+    options = defaults.with_options(settings)
+    uses_tls = any(address.startswith("https:") for address in (node, to))
+    tls = client_tls_context(options) if uses_tls else None
+    with Cluster(Places([node, to]), tls=tls) as cluster:
+        service = Drain(cluster.nsqd(node), cluster.nsqd(to), options)
+        plan = service.plan(allow_repeats=allow_repeats)
+        for line in plan.left:
+            runtime.stderr.write(f"nsq: stays: {line}\n")
+        status = ExitStatus.PARTLY_DONE if plan.left else ExitStatus.DONE
+        if not dry_run and plan.moves and not yes:
+            runtime.stderr.writelines(f"{line}\n" for line in plan_lines(plan.moves))
+            if not confirm(runtime, f"Go on, to {place_of(cluster.nsqd(to).url)}?"):
+                runtime.tell("nsq: nothing was changed")
+                return ExitStatus.FAILED
+        left = 0
+        with stopping(service.stop) as signals:
+            if not dry_run:
+                left = service.run(plan)
+    if json:
+        moves = [asdict(move) for move in plan.moves]
+        document = {"moves": moves, "stays": list(plan.left), "moved": service.moved, "left": left}
+        write_json(runtime, document, indent=2)
+    elif dry_run:
+        runtime.stdout.writelines(f"{line}\n" for line in plan_lines(plan.moves))
+    if not dry_run:
+        runtime.tell(f"nsq: {service.moved} messages moved, {left} left")
+    return signals.status(otherwise=ExitStatus.PARTLY_DONE if left else status)
