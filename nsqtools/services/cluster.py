@@ -162,27 +162,36 @@ class Cluster:
         return found, [*failures, *impostors]
 
     def survey(
-        self, topic: str = "", channel: str = "", *, clients: bool = False, memory: bool = False
+        self,
+        topic: str = "",
+        channel: str = "",
+        *,
+        clients: bool = False,
+        memory: bool = False,
+        required: bool = True,
     ) -> Survey:
-        """Take the statistics of every nsqd. Raises the first failure when nobody answers."""
+        """Take the statistics of every nsqd.
+
+        Raises the first failure when nobody answers, unless an answer is not ``required``.
+        """
 
         def look(client: NsqdHTTPClient) -> tuple[float, NsqdStats]:
             began_s = time.monotonic()
             answer = client.stats(topic, channel, clients=clients, memory=memory)
             return (began_s + time.monotonic()) / 2, read_stats(answer)
 
-        answers, failures = self.ask_nsqds(look)
+        answers, failures = self.ask_nsqds(look, required=required)
         nodes = (NodeReport(address, *answer) for address, answer in answers.items())
         return Survey(tuple(nodes), tuple(failures))
 
     def ask_nsqds(
-        self, question: Callable[[NsqdHTTPClient], R]
+        self, question: Callable[[NsqdHTTPClient], R], *, required: bool = True
     ) -> tuple[dict[str, R], list[Failure]]:
-        """Put one question to every nsqd. Raises the first failure when nobody answers."""
+        """Put one question to every nsqd. Raises as `survey` does."""
         nsqds, failures = self.nsqds()
         answers, failed = self.ask({nsqd.address: nsqd.client for nsqd in nsqds}, question)
         failures += failed
-        if failures and not answers:
+        if required and failures and not answers:
             raise failures[0].error
         return answers, failures
 

@@ -73,7 +73,8 @@ class Sampler:
     def look(self, *, clients: bool = False) -> Sample:
         """Take one sample; ``clients``: with the consumers, whatever the subject says.
 
-        Raises what `Cluster.survey` raises; at first, `NotFoundError`.
+        The first time it raises `NotFoundError`, and the first failure when nobody answers. Later
+        that is a sample with nothing but failures: a long run outlives a bad moment.
         """
         subject = self._subject
         only = subject.topics[0] if len(subject.topics) == 1 else ""
@@ -82,6 +83,7 @@ class Sampler:
             "" if is_pattern(only) or not self._looks else only,
             clients=clients or subject.clients,
             memory=subject.memory,
+            required=not self._looks,
         )
         rows = self._meter.measure(survey.nodes)
         if not self._looks:

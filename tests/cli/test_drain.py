@@ -113,6 +113,21 @@ def test_what_is_paused_stays_and_is_named(run_nsq: RunNsq, nsqds: tuple[Nsqd, N
     assert source.depth("clicks", "arch") == 1
 
 
+def test_what_the_other_nsqd_refuses_is_still_there(
+    run_nsq: RunNsq, any_nsqd: Callable[..., Nsqd]
+) -> None:
+    source, target = any_nsqd(), any_nsqd("-max-msg-size=10")
+    source.create_channel("clicks", "arch")
+    source.publish("clicks", b"short", b"longer than ten bytes")
+
+    result = run_nsq(command(source, target, "--yes"))
+
+    assert result.status == 1
+    assert "E_BAD_MESSAGE" in result.err
+    left = source.channel_stats("clicks", "arch")
+    assert left["depth"] + left["in_flight_count"] + target.depth("clicks", "arch") >= 2
+
+
 def test_itself_and_nobody_are_no_targets(run_nsq: RunNsq, nsqds: tuple[Nsqd, Nsqd]) -> None:
     source, target = nsqds
     source.create_channel("clicks", "arch")

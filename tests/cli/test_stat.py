@@ -12,6 +12,9 @@ from plugins.certificates import Certificates
 from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
 from plugins.clusters import RunningCluster, ValidJson
 from plugins.http_api import Nsqd
+from plugins.waiting import wait_until
+
+from nsqtools.client.consumer import Consumer
 
 HEAD = (
     "topic channel depth memory disk in_flight deferred ingress egress finish requeue requeued "
@@ -92,6 +95,27 @@ def test_nodes_clients_and_memory_have_views(
     assert {queue["node"] for queue in nodes} == {nsqd.http_address}
     table = run_nsq(at(nsqd, "--show", "clients", "--once")).out.decode().splitlines()
     assert table[1].split("\t")[:3] == ["clicks", "arch", nsqd.http_address]
+
+
+def test_latency_is_shown_where_nsqd_measures_it(
+    run_nsq: RunNsq, any_nsqd: Callable[..., Nsqd], valid_json: ValidJson
+) -> None:
+    nsqd = any_nsqd("-e2e-processing-latency-percentile=1.0,0.99")
+    nsqd.create_channel("clicks", "arch")
+    nsqd.publish("clicks", b"a")
+    with Consumer("clicks", "arch", nsqd_tcp_addresses=nsqd.tcp_address) as consumer:
+        next(iter(consumer.batches())).finish()
+
+    def latency() -> dict[str, float]:
+        queues = valid_json("stat", run_nsq(at(nsqd, "--once", "--json")).out)["queues"]
+        found: dict[str, float] = queues[1]["e2e_latency_s"]
+        return found if found.get("1") else {}
+
+    found = wait_until(latency, what="a latency")
+    assert found.keys() == {"1", "0.99"}
+    assert 0 < found["1"] < 30
+    row = run_nsq(at(nsqd, "--once", "-c", "arch")).out.decode().splitlines()[1]
+    assert float(row.split("\t")[-1]) == pytest.approx(found["1"] * 1000, abs=0.06)
 
 
 def test_csv_has_one_head_and_the_time_in_every_row(run_nsq: RunNsq, nsqd: Nsqd) -> None:
@@ -193,6 +217,26 @@ def test_no_server_is_status_4_and_one_that_wants_tls_is_status_5(
     assert (trusted.status, trusted.err) == (0, "")
     assert strange.status == 5
     assert "certificate" in strange.err
+
+
+def test_a_long_run_outlives_an_nsqd_that_restarts(spawn_nsq: SpawnNsq, nsqd: Nsqd) -> None:
+    process = spawn_nsq(at(nsqd, "--interval", "50ms", "--json"))
+    assert process.stdout is not None
+
+    def next_sample() -> dict[str, list[object]]:
+        sample: dict[str, list[object]] = json.loads(process.stdout.readline())
+        return sample
+
+    assert next_sample()["queues"]
+    nsqd.stop()
+    wait_until(lambda: next_sample()["failed"], what="a sample without the nsqd")
+    nsqd.start()
+    wait_until(lambda: next_sample()["queues"], what="a sample with it again")
+    process.terminate()
+
+    assert process.wait(10) == 143
+    assert process.stderr is not None
+    assert process.stderr.read().count(b"left out: ") >= 1
 
 
 def test_interrupting_ends_it_in_order(spawn_nsq: SpawnNsq, nsqd: Nsqd) -> None:

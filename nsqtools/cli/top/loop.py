@@ -17,7 +17,6 @@ from nsqtools.cli.runtime import Runtime
 from nsqtools.cli.top.keyboard import keys_at_once, parse_keys
 from nsqtools.cli.top.screen import CHROME, draw
 from nsqtools.cli.top.view import Level, View
-from nsqtools.errors import NsqError
 from nsqtools.services.sampling import Sample, Sampler
 
 
@@ -29,7 +28,7 @@ class Top:
         self._sampler = sampler
         self._interval_s = interval_s
         self._view = View()
-        self._looks: queue.SimpleQueue[Sample | NsqError] = queue.SimpleQueue()
+        self._looks: queue.SimpleQueue[Sample] = queue.SimpleQueue()
         self._reader, self._writer = os.pipe()
         self._look_now = threading.Event()
         self._stopped = threading.Event()
@@ -96,11 +95,7 @@ class Top:
 
     def _take_looks(self) -> None:
         while not self._looks.empty():
-            look = self._looks.get()
-            if isinstance(look, NsqError):
-                self._view.error = str(look)
-            else:
-                self._view.show(look)
+            self._view.show(self._looks.get())
 
     def _watch(self) -> None:
         while True:
@@ -108,10 +103,7 @@ class Top:
             self._look_now.clear()
             if self._stopped.is_set():
                 return
-            try:
-                self._looks.put(self._sampler.look(clients=self._view.level is Level.CLIENTS))
-            except NsqError as exc:
-                self._looks.put(exc)
+            self._looks.put(self._sampler.look(clients=self._view.level is Level.CLIENTS))
             self._wake()
 
     def _wake(self) -> None:

@@ -103,7 +103,13 @@ class View:
     # -- what changes it ------------------------------------------------------------------------
 
     def show(self, sample: Sample) -> None:
-        """A new look; rates are remembered even while the screen is frozen."""
+        """A new look; rates are remembered even while the screen is frozen.
+
+        Where nobody answers any more, the last look stays, with the reason over it.
+        """
+        if sample.failures and not sample.reports:
+            self.error = str(sample.failures[0].error)
+            return
         for row in sample.totals:
             if row.rates is not None:
                 trend = self._trends.setdefault(
