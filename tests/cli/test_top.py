@@ -13,7 +13,12 @@ from plugins.waiting import wait_until
 
 from nsqtools.cli.top.keyboard import parse_keys
 from nsqtools.cli.top.screen import short, sparkline
+from nsqtools.cli.top.view import View
 from nsqtools.client.consumer import Consumer
+from nsqtools.protocol.stats_reading import read_stats
+from nsqtools.services.cluster import NodeReport
+from nsqtools.services.sampling import Sample
+from nsqtools.services.stats import rows_of
 
 UP, DOWN, ENTER, ESCAPE = "\x1b[A", "\x1b[B", "\r", "\x1b"
 
@@ -153,6 +158,31 @@ def test_without_a_terminal_or_a_server_it_says_so(
     assert "nsq stat --interval" in piped.err
     assert nobody.wait_for_end() == 4
     assert b"\x1b[?1049h" not in nobody.raw
+
+
+def look(**depths: int) -> Sample:
+    """A look at one nsqd whose topics are so deep."""
+    topics = [{"topic_name": name, "depth": depth} for name, depth in depths.items()]
+    report = NodeReport("a:1", 0.0, read_stats({"topics": topics}))
+    return Sample(0, rows_of([report]), (report,), (), has_rates=False)
+
+
+def test_the_selection_stays_with_its_topic_when_lines_change_places() -> None:
+    view = View()
+    view.show(look(clicks=3, views=2, orders=1))
+    view.press("s", 10)
+    view.press("down", 10)
+    assert view.selected == "views"
+
+    view.show(look(clicks=3, views=9, orders=1))
+    lines = view.lines()
+    assert [line.key for line in lines] == ["views", "clicks", "orders"]
+    assert view.position(lines) == 0
+
+    view.show(look(clicks=3, orders=1))
+    assert view.position(view.lines()) == 0
+    view.press("page down", 10)
+    assert view.selected == "orders"
 
 
 def test_keys_are_read_from_whatever_comes_together() -> None:
