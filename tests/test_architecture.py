@@ -142,7 +142,11 @@ def test_a_clean_tree_passes(tmp_path: Path) -> None:
     [
         ("protocol/frames.py", "from nsqtools.cli.main import main", "protocol looks up at cli"),
         ("protocol/frames.py", "from .. import client", "protocol looks up at client"),
-        ("client/x.py", "def f():\n    import nsqtools.server.nsqd", "looks sideways at server"),
+        (
+            "client/x.py",
+            "def f():\n    import nsqtools.server.nsqd",
+            "looks sideways at server",
+        ),
         ("client/x.py", "from ..records.naming import name", "looks sideways at records"),
         ("services/tail.py", "from nsqtools.settings import load", "looks sideways at settings"),
         ("client/x.py", "if TYPE_CHECKING:\n    from nsqtools.services import tail", "up at"),

@@ -34,6 +34,8 @@ SAFETY = "Safety"
 INTERACTIVE = {
     # nsqd holds a message back for so long when the connection is not full; this is its minimum
     "output_buffer_timeout_s": 0.025,
+    # the most that nsqd allows unless told otherwise: fewer and larger batches
+    "output_buffer_size": 65536,
     # every message is shown: one that nobody could show is not made to vanish after five tries
     "max_attempts": 0,
     # a person waits for it
