@@ -5,6 +5,7 @@ The services are imported when it runs, for the help page does not need them.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from nsqtools.cli import failures
+from nsqtools.cli.commands.delivery_options import (
+    DELIVERY,
+    Rate,
+    RetryTimeout,
+    RetryUnknown,
+    Spread,
+)
 from nsqtools.cli.connection import ProducerConnection
 from nsqtools.cli.exit_status import ExitStatus
 from nsqtools.cli.params import Topic
@@ -28,7 +36,6 @@ if TYPE_CHECKING:
     from nsqtools.services.publish.job import PublishJob
 
 INPUT = "Input"
-DELIVERY = "Delivery"
 
 
 MAX_DEFER_S = 3600.0  # nsqd's default for --max-req-timeout
@@ -80,16 +87,6 @@ Delimiter = Annotated[
         rich_help_panel=INPUT,
     ),
 ]
-Rate = Annotated[
-    float,
-    Option(
-        "--rate",
-        metavar="N",
-        min=0,
-        help="At most N messages a second; 0 for no limit.",
-        rich_help_panel=DELIVERY,
-    ),
-]
 Defer = Annotated[
     float | None,
     Option(
@@ -97,35 +94,6 @@ Defer = Annotated[
         parser=parse_defer,
         metavar="DURATION",
         help="Have channels deliver each message after so long, up to 1h.",
-        rich_help_panel=DELIVERY,
-    ),
-]
-Spread = Annotated[
-    Mode,
-    Option(
-        "--mode",
-        help="With several nsqd: every message to all of them, to each in turn, or to the first "
-        "that works.",
-        rich_help_panel=DELIVERY,
-    ),
-]
-RetryTimeout = Annotated[
-    float | None,
-    Option(
-        "--retry-timeout",
-        parser=parse_span,
-        metavar="DURATION",
-        show_default="1m",
-        help="How long to try again when nsqd cannot be reached; 0s for not at all.",
-        rich_help_panel=DELIVERY,
-    ),
-]
-RetryUnknown = Annotated[
-    bool,
-    Option(
-        "--retry-unknown",
-        help="Also publish again what nsqd may have taken just before the connection broke: "
-        "such messages can arrive twice.",
         rich_help_panel=DELIVERY,
     ),
 ]
@@ -195,12 +163,8 @@ def pub(
             warn=lambda line: warn(runtime, progress, line),
             show=lambda counts: progress.show(lambda: f"{counts.confirmed:,} confirmed"),
         )
-        with stopping(job.stop) as signals:
-            if unsent is None:
-                job.run()
-            else:
-                with unsent:
-                    job.run()
+        with stopping(job.stop) as signals, unsent or nullcontext():
+            job.run()
     return signals.status(otherwise=tell_outcome(runtime, job))
 
 

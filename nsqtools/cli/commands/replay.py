@@ -20,6 +20,13 @@ from nsqtools.cli.commands.archive_options import (
     Until,
     time_range,
 )
+from nsqtools.cli.commands.delivery_options import (
+    DELIVERY,
+    Rate,
+    RetryTimeout,
+    RetryUnknown,
+    Spread,
+)
 from nsqtools.cli.connection import ProducerConnection
 from nsqtools.cli.exit_status import ExitStatus
 from nsqtools.cli.progress import Progress
@@ -28,12 +35,9 @@ from nsqtools.cli.signals import stopping
 from nsqtools.client.spread import Mode
 from nsqtools.errors import ConfigurationError
 from nsqtools.records import filters
-from nsqtools.records.units import parse_span
 
 if TYPE_CHECKING:
     from nsqtools.services.replay.replay import Replay
-
-DELIVERY = "Delivery"
 
 
 def parse_speed(text: str) -> float:
@@ -78,16 +82,6 @@ Dedupe = Annotated[
         rich_help_panel=SELECTION,
     ),
 ]
-Rate = Annotated[
-    float,
-    Option(
-        "--rate",
-        metavar="N",
-        min=0,
-        help="At most N messages a second; 0 for no limit.",
-        rich_help_panel=DELIVERY,
-    ),
-]
 Speed = Annotated[
     float | None,
     Option(
@@ -95,33 +89,6 @@ Speed = Annotated[
         parser=parse_speed,
         metavar="FACTOR",
         help="At the pace of then, times this (1x, 10x); without it as fast as can be.",
-        rich_help_panel=DELIVERY,
-    ),
-]
-Spread = Annotated[
-    Mode,
-    Option(
-        "--mode",
-        help="With several nsqd: every message to all of them, to each in turn, or to the first "
-        "that works.",
-        rich_help_panel=DELIVERY,
-    ),
-]
-RetryTimeout = Annotated[
-    float,
-    Option(
-        "--retry-timeout",
-        parser=parse_span,
-        metavar="DURATION",
-        help="How long to try again when nsqd cannot be reached.",
-        rich_help_panel=DELIVERY,
-    ),
-]
-RetryUnknown = Annotated[
-    bool,
-    Option(
-        "--retry-unknown",
-        help="Also publish again what nsqd may have taken just before the connection broke.",
         rich_help_panel=DELIVERY,
     ),
 ]
@@ -159,7 +126,7 @@ def replay(
     rate: Rate = 0.0,
     speed: Speed = None,
     mode: Spread = Mode.ROUND_ROBIN,
-    retry_timeout: RetryTimeout = "1m",  # type: ignore[assignment]
+    retry_timeout: RetryTimeout = None,
     retry_unknown: RetryUnknown = False,
     checkpoint: CheckpointFile = None,
     unsent_file: Unsent = None,
@@ -181,7 +148,7 @@ def replay(
     """
     from nsqtools.services.archive.reader import find_archives
     from nsqtools.services.publish.job import UnsentFile
-    from nsqtools.services.publish.publisher import PublishOptions
+    from nsqtools.services.publish.publisher import RETRY_TIMEOUT_S, PublishOptions
     from nsqtools.services.replay.checkpoint import Checkpoint
     from nsqtools.services.replay.replay import Replay, Selection
 
@@ -207,7 +174,9 @@ def replay(
             connection.nsqd_tcp_addresses,
             selection,
             client_options=connection.client_options(),
-            options=PublishOptions(mode, retry_timeout, retry_unknown),
+            options=PublishOptions(
+                mode, RETRY_TIMEOUT_S if retry_timeout is None else retry_timeout, retry_unknown
+            ),
             speed=speed,
             rate=rate,
             dry_run=dry_run,
