@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from typer import Option
+
 from nsqtools.cli.connection import ConnectionSettings
 from nsqtools.cli.runtime import Runtime
+
+SAFETY = "Safety"
+
+Create = Annotated[
+    bool,
+    Option(
+        "--create",
+        help="Go on when the topic does not exist; subscribing creates it.",
+        rich_help_panel=SAFETY,
+    ),
+]
 
 
 def look_before(

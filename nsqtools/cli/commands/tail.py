@@ -18,7 +18,7 @@ from nsqtools.cli.output import ByteWriter
 from nsqtools.cli.params import OUTPUT, Channel, Count, ExitIdle, For, Json, Topics
 from nsqtools.cli.runtime import Runtime, Session
 from nsqtools.cli.signals import stopping
-from nsqtools.cli.subscribing import look_before
+from nsqtools.cli.subscribing import SAFETY, Create, look_before
 from nsqtools.records import filters
 from nsqtools.records.decode import BodyForm
 from nsqtools.records.escapes import unescape
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from nsqtools.services.tail import Encode
 
 FILTERS = "Filters"
-SAFETY = "Safety"
 
 INTERACTIVE = {
     # nsqd holds a message back for so long when the connection is not full; this is its minimum
@@ -98,14 +97,6 @@ Sample = Annotated[
         metavar="SHARE",
         help="Only this share of the messages, drawn at random (10%, 0.1).",
         rich_help_panel=FILTERS,
-    ),
-]
-Create = Annotated[
-    bool,
-    Option(
-        "--create",
-        help="Go on when the topic does not exist; subscribing creates it.",
-        rich_help_panel=SAFETY,
     ),
 ]
 Force = Annotated[

@@ -18,14 +18,13 @@ from nsqtools.cli.params import LIMITS, Count, ExitIdle, For
 from nsqtools.cli.progress import Progress
 from nsqtools.cli.runtime import Session
 from nsqtools.cli.signals import stopping
-from nsqtools.cli.subscribing import look_before
+from nsqtools.cli.subscribing import Create, look_before
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.units import parse_span
 
 if TYPE_CHECKING:
     from nsqtools.services.archive.archiver import Archiver
 
-SAFETY = "Safety"
 
 EMPTY_AFTER_S = 2.0  # a connected channel that sends nothing for so long has nothing to send
 METRICS_EVERY_S = 5.0
@@ -79,14 +78,6 @@ OnFile = Annotated[
 MetricsFile = Annotated[
     Path | None,
     Option("--metrics-file", metavar="FILE", help="Keep counts there, as Prometheus text."),
-]
-Create = Annotated[
-    bool,
-    Option(
-        "--create",
-        help="Go on when the topic does not exist; subscribing creates it.",
-        rich_help_panel=SAFETY,
-    ),
 ]
 
 
