@@ -1,0 +1,15 @@
+"""The data pipeline on Spark: archives and live topics in, Parquet, reports and topics out.
+
+    options            reads the options of data sources; connection_options those for NSQ
+    schema             the columns of a message, for Spark and for Arrow
+    session, java      a session that keeps the terminal clean, on the Java that can be found
+    registration       makes the formats known to a session
+    archives/          nsq-archive as plain objects: which files there are, offsets, ranges, reading
+    spool              a live topic as an archive that this process writes: what ``nsq`` reads from
+    sources/, sinks/   the classes Spark loads; they and `session` are all that knows PySpark, and
+                       what decides something is in the plain modules above
+    jobs/              what the ``nsq spark`` commands do
+
+Spark never speaks the consumer protocol on executors: the archive is the write-ahead log, and an
+offset is a place in it. A message is identified by (topic, nsqd, id).
+"""

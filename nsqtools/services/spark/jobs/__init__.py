@@ -1,0 +1,1 @@
+"""What the ``nsq spark`` commands do, given a session; usable from Python."""
