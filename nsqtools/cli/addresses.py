@@ -7,16 +7,14 @@ line never also consumes from the cluster that the profile names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated
 
 from typer import Context, Option
 
 from nsqtools.cli.profile import CONNECTION, origin_of
-from nsqtools.errors import ConfigurationError
+from nsqtools.client.connection_settings import DEFAULT_NSQD_TCP_ADDRESS
 from nsqtools.settings import Origin
 
-DEFAULT_NSQD_TCP_ADDRESS = "127.0.0.1:4150"
 KINDS = ("nsqd_tcp_address", "lookupd_http_address", "nsqd_http_address")
 
 Addresses = tuple[str, ...]
@@ -77,17 +75,3 @@ def given_addresses(context: Context) -> tuple[Addresses, Addresses, Addresses]:
         for addresses, origin in zip(given, origins, strict=True)
     )
     return nsqd, lookupd, nsqd_http
-
-
-def parse_address_map(pairs: Iterable[str]) -> dict[str, str]:
-    """Read ``OLD=NEW`` pairs. Raises `ConfigurationError`."""
-    mapping = {}
-    for pair in pairs:
-        old, equals, new = pair.partition("=")
-        if not (old and equals and new):
-            raise ConfigurationError(
-                f"--address-map {pair!r} is not OLD=NEW",
-                hint="For example: --address-map nsqd-1:4150=127.0.0.1:4150",
-            )
-        mapping[old.strip()] = new.strip()
-    return mapping

@@ -1,8 +1,6 @@
-"""The flags that stand for client options, and how they go together with ``--consumer-opt``.
+"""The flags that stand for client options, and ``--consumer-opt``: what each of them states.
 
-Every flag and every ``--consumer-opt`` is a `Statement`: an option under go-nsq's name, a value as
-text, and where it was said. `settle` makes one mapping of them. (The options themselves are
-imported there and not before: a help page does not need them.)
+Which of several statements holds is decided in `nsqtools.client.statements`.
 """
 
 from __future__ import annotations
@@ -14,17 +12,10 @@ from typing import Annotated, Any, NamedTuple
 from typer import Context, Option
 
 from nsqtools.cli.profile import origin_of, setting_of
-from nsqtools.errors import ConfigurationError
+from nsqtools.client.statements import OPTION_OF_FLAG, Statement, read_secret
 from nsqtools.settings import Origin
 
 PANEL = "TLS, compression, secret"
-
-OPTION_OF_FLAG = {
-    "tls": "tls_v1",
-    "tls_ca_file": "tls_root_ca_file",
-    "tls_insecure": "tls_insecure_skip_verify",
-}
-"""go-nsq's names, where they are not the flag's own."""
 
 
 def _flag(declaration: str, help: str, metavar: str | None = None) -> Any:
@@ -62,15 +53,6 @@ class ClientFlags(NamedTuple):
         Path | None,
         _flag("--auth-secret-file", "File with the auth secret; or set NSQ_AUTH_SECRET.", "FILE"),
     ] = None
-
-
-class Statement(NamedTuple):
-    """``option`` shall be ``text``, says ``speaker``."""
-
-    option: str
-    text: str
-    origin: Origin
-    speaker: str
 
 
 def flag_statements(context: Context, flags: ClientFlags) -> Iterator[Statement]:
@@ -112,39 +94,3 @@ def _opts(values: Iterable[str], origin: Origin, name: str) -> Iterator[Statemen
     speaker = "--" + name.replace("_", "-")
     for key, text in latest.items():
         yield Statement(key, text, origin, f"{speaker} {key}")
-
-
-def settle(statements: Iterable[Statement]) -> dict[str, Statement]:
-    """The statement that holds for each option: the one of the stronger origin.
-
-    Raises `ConfigurationError` for an unknown option, and where two of the same origin differ.
-    """
-    from nsqtools.client.options import read_option
-
-    settled: dict[str, Statement] = {}
-    for said in statements:
-        before = settled.get(said.option)
-        _, value = read_option(said.option, said.text)
-        if before is None or said.origin > before.origin:
-            settled[said.option] = said
-        elif said.origin == before.origin and value != read_option(*before[:2])[1]:
-            raise ConfigurationError(
-                f"{before.speaker} and {said.speaker} contradict each other",
-                hint=f"Keep one of them: both set the client option {said.option}.",
-            )
-    return settled
-
-
-def read_secret(path: Path) -> str:
-    """The secret in a file, without the newline at its end. Raises `ConfigurationError`."""
-    try:
-        secret = path.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigurationError(
-            f"cannot read the auth secret from {path} ({reason})",
-            hint="The file holds the secret and nothing else.",
-        ) from error
-    if not secret:
-        raise ConfigurationError(f"the auth secret file {path} is empty")
-    return secret

@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from typer import Context, Option
 
 from nsqtools.cli.addresses import (
-    DEFAULT_NSQD_TCP_ADDRESS,
     AddressMap,
     LookupdHttpAddresses,
     NsqdHttpAddresses,
     NsqdTcpAddresses,
     given_addresses,
-    parse_address_map,
 )
 from nsqtools.cli.client_flags import (
-    OPTION_OF_FLAG,
     TLSCaFile,
     TLSCert,
     TLSInsecure,
@@ -30,6 +27,8 @@ from nsqtools.cli.client_flags import (
 from nsqtools.cli.inject import From
 from nsqtools.cli.params import Seconds
 from nsqtools.cli.profile import CONNECTION, Profile
+from nsqtools.client.connection_settings import DEFAULT_NSQD_TCP_ADDRESS, parse_address_map
+from nsqtools.client.statements import OPTION_OF_FLAG
 from nsqtools.records.units import parse_span
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def cluster_connection(
         nsqd_http,
         lookupd,
         nsqd_tcp,
-        parse_address_map(address_map or ()),
+        parse_address_map(address_map or (), "--address-map"),
         {
             OPTION_OF_FLAG.get(name, name): str(value)
             for name, value in flags._asdict().items()

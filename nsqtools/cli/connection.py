@@ -8,56 +8,27 @@ and in `client_flags` for the rest.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterable
+from typing import Annotated, Any
 
 from typer import Context, Option
 
 from nsqtools.cli.addresses import (
-    DEFAULT_NSQD_TCP_ADDRESS,
     AddressMap,
     LookupdHttpAddresses,
     NsqdHttpAddresses,
     NsqdTcpAddresses,
     given_addresses,
-    parse_address_map,
 )
 from nsqtools.cli.client_flags import (
     ClientFlags,
-    Statement,
     flag_statements,
     opt_statements,
-    settle,
 )
 from nsqtools.cli.inject import From, flatten
 from nsqtools.cli.profile import CONNECTION, Profile, origin_of
-from nsqtools.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from nsqtools.client.options import ClientOptions
-
-
-@dataclass(frozen=True)
-class ConnectionSettings:
-    """Addresses as text, the client's options as text under go-nsq's names, and the address map."""
-
-    nsqd_tcp_addresses: tuple[str, ...] = (DEFAULT_NSQD_TCP_ADDRESS,)
-    lookupd_http_addresses: tuple[str, ...] = ()
-    nsqd_http_addresses: tuple[str, ...] = ()
-    options: Mapping[str, str] = field(default_factory=dict)
-    address_map: Mapping[str, str] = field(default_factory=dict)
-    """Address as announced -> address to connect to."""
-
-    def client_options(self, **defaults: Any) -> ClientOptions:
-        """The `ClientOptions`: what the user set, over a command's own ``defaults``.
-
-        Raises `ConfigurationError` for an unknown option or a value out of bounds.
-        """
-        from nsqtools.client.options import ClientOptions
-
-        return ClientOptions(**defaults).with_options(self.options)
-
+from nsqtools.client.connection_settings import ConnectionSettings, parse_address_map
+from nsqtools.client.statements import Statement, check_tls, settle
 
 MaxInFlight = Annotated[
     int | None,
@@ -140,18 +111,7 @@ def _connection(
 ) -> ConnectionSettings:
     nsqd, lookupd, nsqd_http = given_addresses(context)
     settled = settle(statements)
-    check_tls(settled, [*lookupd, *nsqd_http])
+    check_tls(settled, [*lookupd, *nsqd_http], cure="Add --tls (or --no-tls).")
     options = {option: said.text for option, said in settled.items()}
-    return ConnectionSettings(nsqd, lookupd, nsqd_http, options, parse_address_map(address_map))
-
-
-def check_tls(settled: Mapping[str, Statement], http_addresses: Iterable[str]) -> None:
-    """Refuse TLS settings that would do nothing: the connection would be plain text unnoticed."""
-    asked = [said for option, said in settled.items() if option.startswith("tls_")]
-    if not asked or "tls_v1" in settled:
-        return
-    if not any(address.startswith("https://") for address in http_addresses):
-        raise ConfigurationError(
-            f"{asked[0].speaker} is given, but TLS is not switched on",
-            hint="Add --tls (or --no-tls).",
-        )
+    mapping = parse_address_map(address_map, "--address-map")
+    return ConnectionSettings(nsqd, lookupd, nsqd_http, options, mapping)

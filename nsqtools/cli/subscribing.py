@@ -6,8 +6,8 @@ from typing import Annotated
 
 from typer import Option
 
-from nsqtools.cli.connection import ConnectionSettings
 from nsqtools.cli.runtime import Runtime
+from nsqtools.client.connection_settings import ConnectionSettings
 
 SAFETY = "Safety"
 

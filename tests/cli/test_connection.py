@@ -11,12 +11,12 @@ from plugins.cli import GivenCommand
 
 from nsqtools.cli import app
 from nsqtools.cli.connection import (
-    ConnectionSettings,
     ConsumerConnection,
     ProducerConnection,
     profile_keys,
 )
 from nsqtools.cli.runtime import Runtime
+from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError
 
 Connect = Callable[..., ConnectionSettings]

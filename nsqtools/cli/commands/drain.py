@@ -11,7 +11,7 @@ from typing import Annotated
 from typer import Argument, Context, Option
 
 from nsqtools.cli.administering import SAFETY, DryRun, Yes
-from nsqtools.cli.client_flags import ClientFlags, flag_statements, settle
+from nsqtools.cli.client_flags import ClientFlags, flag_statements
 from nsqtools.cli.confirm import confirm
 from nsqtools.cli.exit_status import ExitStatus
 from nsqtools.cli.inject import From
@@ -20,6 +20,7 @@ from nsqtools.cli.params import Json
 from nsqtools.cli.profile import Profile
 from nsqtools.cli.runtime import Session
 from nsqtools.cli.signals import stopping
+from nsqtools.client.statements import settle
 
 IN_FLIGHT = 500
 
