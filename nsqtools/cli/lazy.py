@@ -37,16 +37,21 @@ class LazyGroup(NativeCoercion, TyperGroup):
     def __init__(self, name: str, group: Group):
         super().__init__(name=name, help=group.help, rich_markup_mode=None)
         self.group = group
+        self._hidden: dict[str, Stub] = {}  # apart, because typer suggests what is in commands
         for child, entry in group.commands.items():
-            self.commands[child] = (
-                LazyGroup(child, entry)
-                if isinstance(entry, Group)
-                else Stub(child, short_help=entry.help, hidden=entry.hidden, rich_markup_mode=None)
-            )
+            if isinstance(entry, Group):
+                self.commands[child] = LazyGroup(child, entry)
+                continue
+            stubs = self._hidden if entry.hidden else self.commands
+            stubs[child] = Stub(child, short_help=entry.help, rich_markup_mode=None)
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """A group alone shows its help, as ``nsq`` alone does."""
         return super().parse_args(ctx, args or ["--help"])
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command by its name, hidden ones too."""
+        return super().get_command(ctx, cmd_name) or self._hidden.get(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         """Choose the command as typer does, suggestions included, and import it."""

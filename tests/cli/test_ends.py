@@ -31,6 +31,7 @@ def test_version(run_nsq: RunNsq) -> None:
     ("arguments", "message", "hint"),
     [
         (["optoins"], "no such command 'optoins'. Did you mean 'options'?", "See nsq --help."),
+        (["_complete"], "no such command '_complete'", "See nsq --help."),  # hidden ones stay so
         (["options", "--jsn"], "no such option: --jsn", "Did you mean --json?"),
         (["options", "--zzz"], "no such option: --zzz", "See nsq options --help."),
         (["options", "x"], "got unexpected extra argument(s) (x)", "See nsq options --help."),
