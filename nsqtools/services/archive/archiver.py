@@ -162,7 +162,7 @@ class Archiver:
         now = self._settings.moment(time.time())
         self._settings.naming.stem(topic, now, now)  # a topic may be called ".."
         try:
-            self._locks[topic] = TopicLock(work, topic, source.channel)
+            lock = self._locks[topic] = TopicLock(work, topic, source.channel)
             journal = Journal(
                 work,
                 topic,
@@ -174,7 +174,7 @@ class Archiver:
             )
         except OSError as exc:
             raise OutputError(f"cannot use {exc.filename} ({exc.strerror})") from exc
-        writer = TopicWriter(topic, self._settings, journal, self._on_finished)
+        writer = TopicWriter(topic, self._settings, journal, self._on_finished, lock.next_head)
         archiver = TopicArchiver(
             topic,
             self._make_consumer,

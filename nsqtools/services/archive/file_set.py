@@ -16,7 +16,7 @@ from nsqtools.client.message import Batch, Message
 from nsqtools.records.naming import with_rev
 from nsqtools.services.archive.durable import make_folders
 from nsqtools.services.archive.finishing import finish
-from nsqtools.services.archive.index import Member
+from nsqtools.services.archive.index import Head, Member
 from nsqtools.services.archive.layout import index_of, part_of
 from nsqtools.services.archive.part_file import PartFile
 from nsqtools.services.archive.settings import ArchiveSettings, PartitionBy
@@ -26,6 +26,9 @@ log = logging.getLogger("nsqtools")
 PARTITION_IDLE_S = 60.0
 MOST_PARTITIONS = 32
 REMEMBERED_STEMS = 1000  # a name is not used twice, even if its file was moved away
+
+NextHead = Callable[[], Head | None]
+"""Names the next file: `TopicLock.next_head`. Raises ``OSError``."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,11 +72,16 @@ class FileSet:
     """All methods but `stem` and `holding` raise ``OSError``."""
 
     def __init__(
-        self, topic: str, settings: ArchiveSettings, on_finished: Callable[[Path], None]
+        self,
+        topic: str,
+        settings: ArchiveSettings,
+        on_finished: Callable[[Path], None],
+        next_head: NextHead,
     ) -> None:
         self._topic = topic
         self._settings = settings
         self._on_finished = on_finished
+        self._next_head = next_head
         self._files: dict[str, OpenFile] = {}
         self._ending: list[OpenFile] = []  # full or over, and still to be published
         self._revs: dict[str, int] = {}  # the next number of each stem that was used
@@ -130,8 +138,10 @@ class FileSet:
             if any(map(Path.exists, taken)):
                 continue
             make_folders(directories.work, path.parent, directories.folder_mode)
+            head = self._next_head()
+            compressor = self._settings.compressor
             try:
-                part = PartFile(path, directories.file_mode, self._settings.compressor, now_s)
+                part = PartFile(path, directories.file_mode, compressor, now_s, head)
             except FileExistsError:
                 continue
             self._revs[stem] = rev

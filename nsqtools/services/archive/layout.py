@@ -4,7 +4,7 @@
     .clicks.host-000000.2026-11-21_08.log.gz.index     its index, or that of the file in progress
     .clicks.host-000000.2026-11-21_08.log.gz.part      the same file while in progress
     .clicks.host-000000.2026-11-21_08.log.gz.copy      on its way from another file system
-    .clicks@archive.lock                               held by who archives channel of a topic
+    .clicks@archive.lock                               see `topic_lock`
     .clicks@archive@18f3a-000000.journal               see `journal`
 
 Everything unfinished is hidden by its dot, from globs and from Spark's and Hadoop's own readers.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nsqtools.services.archive.compression import CompressorFactory
 from nsqtools.services.archive.durable import blaming, sync_folder, write_all
-from nsqtools.services.archive.index import Member
+from nsqtools.services.archive.index import Head, Member
 from nsqtools.services.archive.layout import index_of, part_of
 
 CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
@@ -23,21 +23,29 @@ CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
 class PartFile:
     """The file that will be ``path``, whose directory must exist.
 
-    ``now_s`` is the time since 1970, kept as ``opened_at_s``. Raises `FileExistsError` when the
-    name is taken, and ``OSError``.
+    ``now_s`` is the time since 1970, kept as ``opened_at_s``. The ``head`` goes before the members
+    in the index. Raises `FileExistsError` when the name is taken, and ``OSError``.
     """
 
-    def __init__(self, path: Path, mode: int, compressor: CompressorFactory, now_s: float) -> None:
+    def __init__(
+        self,
+        path: Path,
+        mode: int,
+        compressor: CompressorFactory,
+        now_s: float,
+        head: Head | None = None,
+    ) -> None:
         self.path = path
         self.opened_at_s = now_s
         self.size = 0  # of what is durable, on disk
         self.uncompressed_size = 0
-        self._index_size = 0
+        first_line = head.encode() if head else b""
+        self._index_size = len(first_line)
         self._new_compressor = compressor
         self._data = os.open(part_of(path), CREATE, mode)
         try:
             self._lock()
-            self._index = os.open(index_of(path), CREATE, mode)
+            self._index = self._begin_index(mode, first_line)
         except OSError as exc:
             if exc.filename == str(index_of(path)):
                 part_of(path).unlink()
@@ -45,6 +53,19 @@ class PartFile:
             raise
         sync_folder(path.parent)
         self._begin_member()
+
+    def _begin_index(self, mode: int, first_line: bytes) -> int:
+        """Make the index; its first line becomes durable with that of the first member."""
+        path = index_of(self.path)
+        descriptor = os.open(path, CREATE, mode)
+        try:
+            with blaming(path):
+                write_all(descriptor, first_line)
+        except OSError:
+            path.unlink()
+            os.close(descriptor)
+            raise
+        return descriptor
 
     def _lock(self) -> None:
         try:

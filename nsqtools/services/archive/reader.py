@@ -21,7 +21,7 @@ from nsqtools.errors import NotFoundError, NsqError, OutputError
 from nsqtools.records.envelope import Envelope, decode
 from nsqtools.records.framing import Splitter
 from nsqtools.services.archive.gunzip import GZIP_WINDOW, DamagedError, gunzip
-from nsqtools.services.archive.index import Member, read_index
+from nsqtools.services.archive.index import Head, Member, load_index
 from nsqtools.services.archive.layout import (
     PART,
     finished_below,
@@ -46,6 +46,7 @@ class ArchiveFile:
 
     path: Path
     members: list[Member] | None
+    head: Head | None = None
 
     @property
     def is_in_progress(self) -> bool:
@@ -103,7 +104,10 @@ def find_archives(paths: Sequence[Path]) -> list[ArchiveFile]:
 
 def _with_index(path: Path) -> ArchiveFile:
     owner = owner_of(path) if is_hidden(path.name, PART) else path
-    return ArchiveFile(path, read_index(index_of(owner)))
+    index = load_index(index_of(owner))
+    if index is None:
+        return ArchiveFile(path, None)
+    return ArchiveFile(path, index.members, index.head)
 
 
 def read_text(

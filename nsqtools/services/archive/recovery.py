@@ -16,7 +16,7 @@ from pathlib import Path
 
 from nsqtools.services.archive.durable import write_all
 from nsqtools.services.archive.finishing import Directories, finish
-from nsqtools.services.archive.index import encode_index, read_index
+from nsqtools.services.archive.index import Index, load_index
 from nsqtools.services.archive.layout import (
     INDEX,
     PART,
@@ -71,10 +71,10 @@ def cut_to_index(path: Path, descriptor: int) -> bool:
     """Cut the open file of ``path`` to its last durable member; return whether one is left."""
     size = os.fstat(descriptor).st_size
     index_path = index_of(path)
-    members = read_index(index_path)
-    if members is None:
-        members = scan_members(part_of(path)).members
-    members = [member for member in members if member.end <= size]
+    found = load_index(index_path)
+    if found is None:
+        found = Index(None, scan_members(part_of(path)).members)
+    members = [member for member in found.members if member.end <= size]
     end = members[-1].end if members else 0
     if end < size:
         os.ftruncate(descriptor, end)
@@ -82,7 +82,7 @@ def cut_to_index(path: Path, descriptor: int) -> bool:
     os.fsync(descriptor)
     index = os.open(index_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
-        write_all(index, encode_index(members))
+        write_all(index, Index(found.head, members).encode())
         os.ftruncate(index, os.lseek(index, 0, os.SEEK_CUR))
         os.fsync(index)
     finally:

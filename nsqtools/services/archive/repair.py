@@ -14,7 +14,7 @@ from pathlib import Path
 from nsqtools.errors import OutputError
 from nsqtools.services.archive.compression import Plain, gzip_members
 from nsqtools.services.archive.durable import sync_folder
-from nsqtools.services.archive.index import encode_index
+from nsqtools.services.archive.index import Index
 from nsqtools.services.archive.layout import copy_of, index_of
 from nsqtools.services.archive.reader import ArchiveFile, read_messages, read_text
 from nsqtools.services.archive.scan import is_gzip, scan_members
@@ -66,7 +66,7 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
             copy.flush()
             os.fsync(copy.fileno())
         members = scan_members(beside).members
-        index_of(path).write_bytes(encode_index(members))
+        index_of(path).write_bytes(Index(archive.head, members).encode())
         path.rename(path.with_name(f".{path.name}{DAMAGED}"))
         beside.rename(path)
         sync_folder(path.parent)

@@ -18,7 +18,7 @@ from nsqtools.client.message import Answers, Batch, Message
 from nsqtools.errors import OutputError
 from nsqtools.records.envelope import encode_many
 from nsqtools.records.lines import encode_lines
-from nsqtools.services.archive.file_set import FileSet, OpenFile
+from nsqtools.services.archive.file_set import FileSet, NextHead, OpenFile
 from nsqtools.services.archive.journal import Journal
 from nsqtools.services.archive.settings import NS, ArchiveSettings, PartitionBy, RecordFormat
 
@@ -48,7 +48,10 @@ class Totals:
 
 
 class TopicWriter:
-    """Writes one topic. ``on_finished`` gets the path of each file that is complete."""
+    """Writes one topic. ``on_finished`` gets the path of each file that is complete.
+
+    ``next_head`` numbers the files; without it they are known by their names only.
+    """
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class TopicWriter:
         settings: ArchiveSettings,
         journal: Journal,
         on_finished: Callable[[Path], None],
+        next_head: NextHead = lambda: None,
     ) -> None:
         self.totals = Totals()
         self.held_count = 0
@@ -63,7 +67,7 @@ class TopicWriter:
         self._settings = settings
         self._journal = journal
         self._sources: dict[str, Answers] = {}
-        self._files = FileSet(topic, settings, self._finished)
+        self._files = FileSet(topic, settings, self._finished, next_head)
         self._on_finished = on_finished
 
     @property

@@ -13,10 +13,12 @@ from nsqtools.services.archive.compression import Plain, gzip_members
 from nsqtools.services.archive.durable import place
 from nsqtools.services.archive.finishing import Directories, finish
 from nsqtools.services.archive.gunzip import DamagedError, gunzip
-from nsqtools.services.archive.index import Member, decode_index, read_index
+from nsqtools.services.archive.index import Head, Member, decode_index, load_index, read_index
 from nsqtools.services.archive.layout import index_of, part_of
 from nsqtools.services.archive.part_file import PartFile
+from nsqtools.services.archive.reader import find_archives
 from nsqtools.services.archive.recovery import recover
+from nsqtools.services.archive.repair import repair
 from nsqtools.services.archive.scan import scan_members
 
 NAME = "clicks.log.gz"
@@ -195,3 +197,66 @@ def test_index_lines_must_follow_each_other_without_a_gap() -> None:
     members = decode_index(b"0 5 1 0 0\n5 5 1 0 0\n11 5 1 0 0\n")
 
     assert [member.end for member in members] == [5, 10]
+
+
+HEAD = Head("0123456789abcdef" * 2, 17)
+
+
+def test_a_head_stands_before_the_members_and_stays_through_failure_and_recovery(
+    directories: Directories,
+) -> None:
+    file = PartFile(directories.work / NAME, 0o640, gzip_members(6), 0.0, HEAD)
+    members = [flush(file, b"one\n")]
+    with index_of(file.path).open("ab") as index:
+        index.write(b"half of a line")
+    file.roll_back()
+    members.append(flush(file, b"two\n"))
+    file.close()
+    with index_of(file.path).open("ab") as index:
+        index.write(b"and of another")
+
+    (final,) = recover(directories)
+
+    assert load_index(index_of(final)) == (HEAD, members)
+    assert read_index(index_of(final)) == members
+
+
+def test_a_repaired_file_keeps_its_head(directories: Directories) -> None:
+    file = PartFile(directories.work / NAME, 0o640, gzip_members(6), 0.0, HEAD)
+    flush(file, b"one\n")
+    file.close()
+    final = finish(file.path, directories)
+    with final.open("ab") as data:
+        data.write(b"\x1f\x8brubbish")
+    (archive,) = find_archives([final])
+
+    assert repair(archive) == 1
+
+    index = load_index(index_of(final))
+    assert index is not None
+    assert (index.head, len(index.members)) == (HEAD, 1)
+
+
+@pytest.mark.parametrize("torn", [b"wri", b"writer 0123", HEAD.encode()[:-1]])
+def test_a_file_whose_head_is_torn_has_no_members_and_is_removed(
+    directories: Directories, torn: bytes
+) -> None:
+    begun(directories).close()
+    index_of(directories.work / NAME).write_bytes(torn)
+
+    assert recover(directories) == []
+    assert list(directories.work.iterdir()) == []
+
+
+def test_an_index_that_cannot_be_begun_leaves_nothing_behind(
+    directories: Directories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.write", full)
+
+    with pytest.raises(OSError, match="No space left"):
+        PartFile(directories.work / NAME, 0o640, gzip_members(6), 0.0, HEAD)
+
+    assert list(directories.work.iterdir()) == []
