@@ -47,8 +47,19 @@ def label(option: Any) -> str:
 
 
 def metavar(parameter: Any) -> str:
-    """The word that stands for the value."""
-    return str(parameter.metavar or parameter.name.upper())
+    """The word that stands for the value, or the few values there are."""
+    return str(parameter.metavar or "|".join(choices(parameter)) or parameter.name.upper())
+
+
+def choices(parameter: Any) -> tuple[str, ...]:
+    """The values that an enum allows; none for any other type."""
+    # typer keeps the type under one name or the other, by its version
+    described = getattr(parameter, "type_descriptor", None)
+    annotation = getattr(described, "annotation", None)
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return tuple(str(member.value) for member in annotation)
+    known = getattr(getattr(parameter, "type", None), "choices", ())
+    return tuple(str(getattr(choice, "value", choice)) for choice in known)
 
 
 def _argument_usage(argument: Any) -> str:
@@ -62,7 +73,9 @@ def _text(parameter: Any) -> str:
     notes = []
     if parameter.envvar:
         notes.append(f"env: {parameter.envvar}")
-    if parameter.default not in (None, False, "", 0, []) and parameter.show_default:
+    if isinstance(parameter.show_default, str):  # said by the command: its default is None
+        notes.append(f"default: {parameter.show_default}")
+    elif parameter.default not in (None, False, "", 0, []) and parameter.show_default:
         notes.append(f"default: {_plain(parameter.default)}")
     if parameter.required:
         notes.append("required")

@@ -7,8 +7,11 @@ front door lays out its page from the registry alone, the typer tree makes pages
 
 from __future__ import annotations
 
+import os
+import sys
+
 from nsqtools.cli.registry import COMMANDS, ROOT_EXAMPLES, ROOT_HELP, ROOT_OPTIONS, Command, Group
-from nsqtools.cli.terminal import WIDEST
+from nsqtools.cli.terminal import WIDEST, terminal_width, wants_colour
 
 TYPE_CHECKING = False  # importing typing would triple the front door's time
 if TYPE_CHECKING:
@@ -57,7 +60,16 @@ def group_page(path: str, group: Group) -> HelpPage:
         if isinstance(command, Command) and command.hidden:
             continue
         sections.setdefault(command.panel, []).append((name, command.help))
-    return HelpPage(f"{path} COMMAND [OPTIONS]", group.help, sections)
+    return HelpPage(f"{path} COMMAND [OPTIONS]", group.help, sections, group.examples)
+
+
+def rendered_for_stdout(page: HelpPage) -> str:
+    """Lay a page out for this process's stdout, be that a terminal or a pipe."""
+    return render(
+        page,
+        colour=wants_colour(os.environ, is_tty=sys.stdout.isatty()),
+        width=terminal_width(sys.stdout),
+    )
 
 
 def render(page: HelpPage, *, colour: bool, width: int) -> str:
@@ -75,7 +87,9 @@ def render(page: HelpPage, *, colour: bool, width: int) -> str:
         for label, text in rows:
             lines += _row(label, text, label_width, width, paint(CYAN, label))
     if page.examples:
-        lines += ["", paint(BOLD, "Examples:"), *(INDENT + example for example in page.examples)]
+        lines += ["", paint(BOLD, "Examples:")]
+        for example in page.examples:
+            lines += _example(example, width)
     return "\n".join(lines) + "\n"
 
 
@@ -88,6 +102,23 @@ def _row(label: str, text: str, label_width: int, width: int, painted: str) -> l
     gap = " " * (label_width - len(label) + len(INDENT))
     head = (INDENT + painted + gap + first).rstrip()
     return [head, *(margin + line for line in rest)]
+
+
+def _example(command: str, width: int) -> list[str]:
+    """A command line; what is too wide goes on after a backslash, as a shell reads it."""
+    lines = [INDENT + command]
+    while len(line := lines[-1]) > width:
+        ends = [at for at in range(width - 1) if _may_end(line, at)]
+        if not ends:
+            break
+        lines[-1:] = [line[: ends[-1]] + " \\", INDENT * 3 + line[ends[-1] :].lstrip()]
+    return lines
+
+
+def _may_end(line: str, at: int) -> bool:
+    """Tell whether an option, a pipe or a redirection begins there, outside of quotes."""
+    begins = line[at : at + 2] in (" -", " |", " >") and bool(line[:at].strip())
+    return begins and line.count("'", 0, at) % 2 == line.count('"', 0, at) % 2 == 0
 
 
 def _paragraphs(text: str, width: int) -> list[str]:

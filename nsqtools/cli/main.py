@@ -46,14 +46,9 @@ def at_the_door(arguments: Sequence[str]) -> str | None:
 
         return f"nsq {__version__}\n"
     if first == "--help":
-        from nsqtools.cli.help import render, root_page
-        from nsqtools.cli.terminal import terminal_width, wants_colour
+        from nsqtools.cli.help import rendered_for_stdout, root_page
 
-        return render(
-            root_page(),
-            colour=wants_colour(os.environ, is_tty=sys.stdout.isatty()),
-            width=terminal_width(sys.stdout),
-        )
+        return rendered_for_stdout(root_page())
     return None
 
 

@@ -50,12 +50,20 @@ class Command:
 class Group:
     """A family of commands: ``nsq topic create``, ``nsq topic delete``."""
 
-    __slots__ = ("commands", "help", "panel")
+    __slots__ = ("commands", "examples", "help", "panel")
 
-    def __init__(self, help: str, commands: dict[str, Command | Group], *, panel: str):
+    def __init__(
+        self,
+        help: str,
+        commands: dict[str, Command | Group],
+        *,
+        panel: str,
+        examples: tuple[str, ...] = (),
+    ):
         self.help = help
         self.commands = commands
         self.panel = panel
+        self.examples = examples
 
 
 ROOT_HELP = "One tool for NSQ: tail, publish, archive, replay and administer topics."
@@ -117,6 +125,7 @@ COMMANDS: dict[str, Command | Group] = {
             ),
         },
         panel="Archives",
+        examples=("nsq archive info /var/nsq", "nsq archive cat /var/nsq/clicks.*.log.gz"),
     ),
     "replay": Command(
         "nsqtools.cli.commands.replay:replay",
@@ -161,6 +170,7 @@ COMMANDS: dict[str, Command | Group] = {
             ),
         },
         panel="Cluster",
+        examples=("nsq topic list", "nsq topic create clicks"),
     ),
     "channel": Group(
         "List channels, and create, delete, empty or pause them.",
@@ -195,6 +205,7 @@ COMMANDS: dict[str, Command | Group] = {
             ),
         },
         panel="Cluster",
+        examples=("nsq channel list clicks", "nsq channel pause clicks archive"),
     ),
     "nodes": Command(
         "nsqtools.cli.commands.nodes:nodes",
@@ -239,6 +250,7 @@ COMMANDS: dict[str, Command | Group] = {
             ),
         },
         panel="Cluster",
+        examples=("nsq config get max_rdy_count", "nsq config set log_level debug"),
     ),
     "demo": Command(
         "nsqtools.cli.commands.demo:demo",

@@ -19,7 +19,6 @@ from nsqtools.server.settings.go_flags import (
     FlagError,
     HelpAsked,
     flags_of,
-    help_page,
     parse_flags,
     usage,
 )
@@ -51,7 +50,6 @@ def run_daemon(
     make_daemon: Callable[[O, Log], Daemon],
     arguments: Sequence[str],
     *,
-    summary: str,
     deprecated: Mapping[str, str],
 ) -> int:
     """Read the command line, run the daemon, return the exit status.
@@ -59,9 +57,6 @@ def run_daemon(
     ``deprecated`` are flags that are accepted and do nothing, with their help.
     """
     flags = flags_of(options_class, deprecated)
-    if list(arguments) == ["--help"]:
-        sys.stdout.write(help_page(program, summary, flags))
-        return 0
     try:
         line = parse_flags(flags, arguments)
     except HelpAsked:

@@ -16,6 +16,8 @@ from nsqtools.errors import ConfigurationError
 
 COMMANDS = all_commands()
 PARSED = [name for name, command in COMMANDS.items() if not command.raw]
+GROUPS = [name for name, entry in registry.COMMANDS.items() if isinstance(entry, registry.Group)]
+EVERYTHING = ["", *GROUPS, *COMMANDS]
 
 PAGE = HelpPage(
     "nsq tail [OPTIONS]",
@@ -86,18 +88,39 @@ def test_the_full_renderer_gives_the_same_page_as_the_front_door(
     assert capsys.readouterr().out == at_the_door(["--help"])
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_an_example_and_fits_100_columns(run_nsq: RunNsq, name: str) -> None:
-    status, out, err = run_nsq([*name.split(), "--help"])
-
-    lines = out.decode().splitlines()
-    assert (status, err) == (0, "")
-    assert [line for line in lines if len(line) > 100] == []
+def check_page(page: str, name: str, width: int) -> None:
+    lines = page.splitlines()
+    assert [line for line in lines if len(line) > width] == []
     examples = lines[lines.index("Examples:") + 1 :]
     assert any(f"nsq {name}" in example for example in examples)
 
 
-@pytest.mark.parametrize("name", PARSED)
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_every_help_has_an_example_and_fits_100_columns(run_nsq: RunNsq, name: str) -> None:
+    status, out, err = run_nsq([*name.split(), "--help"])
+
+    assert (status, err) == (0, "")
+    check_page(out.decode(), name, 100)
+
+
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_every_help_fits_a_terminal_of_80_columns(
+    nsq_on_a_terminal: TerminalNsq, name: str
+) -> None:
+    shown = nsq_on_a_terminal([*name.split(), "--help"], columns=80).read()
+
+    check_page(re.sub(r"\x1b\[\d*m", "", shown), name, 80)
+
+
+def test_a_long_example_goes_on_after_a_backslash_and_never_inside_quotes() -> None:
+    page = HelpPage("nsq", "", {}, ["nsq tail -t clicks --grep 'x -y | z' --count 10 | wc -l"])
+
+    examples = render(page, colour=False, width=40).partition("Examples:\n")[2]
+
+    assert examples == ("  nsq tail -t clicks --grep 'x -y | z' \\\n      --count 10 | wc -l\n")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_the_registry_says_what_the_docstring_says(name: str) -> None:
     entry = COMMANDS[name]
 

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nsqtools.cli.help import HelpPage
+    from nsqtools.server.settings.go_flags import Flag
+
+DEPRECATED = {"worker-id": "[deprecated] use --node-id"}
+
 
 def nsqd(arguments: list[str]) -> int:
     """Run an nsqd in Python, with the flags, files and protocol of the real one."""
@@ -9,11 +18,24 @@ def nsqd(arguments: list[str]) -> int:
     from nsqtools.server.foreground import run_daemon
     from nsqtools.server.settings.nsqd_options import NsqdOptions
 
-    return run_daemon(
-        "nsqd",
-        NsqdOptions,
-        NsqdDaemon,
-        arguments,
-        summary=nsqd.__doc__ or "",
-        deprecated={"worker-id": "[deprecated] use --node-id"},
-    )
+    if arguments == ["--help"]:
+        from nsqtools.cli.help import rendered_for_stdout
+
+        sys.stdout.write(rendered_for_stdout(page()))
+        return 0
+    return run_daemon("nsqd", NsqdOptions, NsqdDaemon, arguments, deprecated=DEPRECATED)
+
+
+def flags() -> dict[str, Flag]:
+    """The flags of its command line."""
+    from nsqtools.server.settings.go_flags import flags_of
+    from nsqtools.server.settings.nsqd_options import NsqdOptions
+
+    return flags_of(NsqdOptions, DEPRECATED)
+
+
+def page() -> HelpPage:
+    """What ``nsq nsqd --help`` shows."""
+    from nsqtools.cli.daemons import daemon_page
+
+    return daemon_page("nsqd", nsqd.__doc__ or "", flags())

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nsqtools.cli.help import HelpPage
+    from nsqtools.server.settings.go_flags import Flag
+
+DEPRECATED: dict[str, str] = {}
+
 
 def nsqlookupd(arguments: list[str]) -> int:
     """Run an nsqlookupd in Python, with the flags and protocol of the real one."""
@@ -9,11 +18,26 @@ def nsqlookupd(arguments: list[str]) -> int:
     from nsqtools.server.nsqlookupd import NsqlookupdDaemon
     from nsqtools.server.settings.nsqlookupd_options import NsqlookupdOptions
 
+    if arguments == ["--help"]:
+        from nsqtools.cli.help import rendered_for_stdout
+
+        sys.stdout.write(rendered_for_stdout(page()))
+        return 0
     return run_daemon(
-        "nsqlookupd",
-        NsqlookupdOptions,
-        NsqlookupdDaemon,
-        arguments,
-        summary=nsqlookupd.__doc__ or "",
-        deprecated={},
+        "nsqlookupd", NsqlookupdOptions, NsqlookupdDaemon, arguments, deprecated=DEPRECATED
     )
+
+
+def flags() -> dict[str, Flag]:
+    """The flags of its command line."""
+    from nsqtools.server.settings.go_flags import flags_of
+    from nsqtools.server.settings.nsqlookupd_options import NsqlookupdOptions
+
+    return flags_of(NsqlookupdOptions, DEPRECATED)
+
+
+def page() -> HelpPage:
+    """What ``nsq nsqlookupd --help`` shows."""
+    from nsqtools.cli.daemons import daemon_page
+
+    return daemon_page("nsqlookupd", nsqlookupd.__doc__ or "", flags())

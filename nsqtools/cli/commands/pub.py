@@ -65,7 +65,7 @@ class InputFormat(Enum):
 
 Paths = Annotated[
     list[Path] | None,
-    Argument(metavar="[FILE]...", help="Files to publish; without any, or -, standard input."),
+    Argument(metavar="FILE", help="Files to publish; without any, or -, standard input."),
 ]
 Format = Annotated[
     InputFormat,

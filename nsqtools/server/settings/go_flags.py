@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
-from textwrap import TextWrapper
 from typing import Any
 
 from nsqtools.server.settings.kinds import BOOL, STRING, Kind
@@ -109,27 +108,14 @@ def _split(flags: Mapping[str, Flag], arguments: Sequence[str]) -> Iterator[tupl
 
 def usage(program: str, flags: Mapping[str, Flag]) -> str:
     """Return the page that Go prints for ``-help``."""
-    entries = (f"{head}\n    \t{text}\n" for head, text in _entries(flags))
-    return f"Usage of {program}:\n" + "".join(entries)
+    shown = (f"  {head}\n    \t{text}\n" for head, text in entries(flags))
+    return f"Usage of {program}:\n" + "".join(shown)
 
 
-def help_page(program: str, summary: str, flags: Mapping[str, Flag]) -> str:
-    """Return the page of ``nsq PROGRAM --help``, for terminals."""
-    wrap = TextWrapper(width=100, initial_indent=" " * 6, subsequent_indent=" " * 6).fill
-    entries = (f"{head}\n{wrap(text)}\n" for head, text in _entries(flags))
-    return (
-        f"Usage: nsq {program} [-flag VALUE | -flag=VALUE]...\n\n{summary}\n\n"
-        "The flags are those of the real one, with one dash or two. A bool takes its value\n"
-        "after an equals sign.\n\n"
-        f"Flags:\n{''.join(entries)}\n"
-        f"Examples:\n  nsq {program} -tcp-address=127.0.0.1:0 -http-address=127.0.0.1:0\n"
-    )
-
-
-def _entries(flags: Mapping[str, Flag]) -> Iterator[tuple[str, str]]:
+def entries(flags: Mapping[str, Flag]) -> Iterator[tuple[str, str]]:
     """Yield the head and the help of each flag, the default included."""
     for name, flag in flags.items():
         shown = flag.kind.show(flag.default)
         has_default = flag.default not in ("", 0, False, ()) and shown
         default = f" (default {shown})" if has_default else ""
-        yield f"  -{name} {flag.kind.go_name}".rstrip(), flag.help + default
+        yield f"-{name} {flag.kind.go_name}".rstrip(), flag.help + default
