@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+
+from nsqtools.errors import NsqError
 
 
 class Outcome(enum.IntEnum):
@@ -18,22 +20,28 @@ class Outcome(enum.IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Bodies and the input records they came from (the same, unless the input is JSON).
+    """Bodies for one topic, and what to call when all have their outcome.
 
     ``unsettled`` counts the answers still to come, one for each record and nsqd; ``failures`` holds
-    the worst outcome of each record that was not confirmed everywhere.
+    the worst outcome of each record that was not confirmed everywhere, by its place among the
+    bodies, and ``errors`` the reason.
     """
 
+    topic: str
     bodies: Sequence[bytes]
-    records: Sequence[bytes]
     unsettled: int
+    on_ended: Callable[[Batch], None]
+    defer_s: float | None = None
     failures: dict[int, Outcome] = field(default_factory=dict)
+    errors: dict[int, NsqError | None] = field(default_factory=dict)
 
-    def settle(self, part: Part, outcome: Outcome) -> bool:
+    def settle(self, part: Part, outcome: Outcome, error: NsqError | None = None) -> bool:
         """Note the outcome of a part; return whether it was the last one awaited."""
         if outcome is not Outcome.CONFIRMED:
             for index in range(part.start, part.stop):
-                self.failures[index] = max(outcome, self.failures.get(index, outcome))
+                if outcome >= self.failures.get(index, outcome):
+                    self.failures[index] = outcome
+                    self.errors[index] = error
         self.unsettled -= len(part)
         return self.unsettled == 0
 

@@ -19,7 +19,7 @@ from typing import Self
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.records.envelope import decode_body
-from nsqtools.services.publish.batch import Counts, Outcome
+from nsqtools.services.publish.batch import Batch, Counts, Outcome
 from nsqtools.services.publish.publisher import Publisher, PublishOptions
 from nsqtools.services.publish.rate import RateLimit
 from nsqtools.services.publish.source import Source
@@ -81,6 +81,7 @@ class PublishJob:
         warn: Callable[[str], None] = lambda line: None,
         show: Callable[[Counts], None] = lambda counts: None,
     ) -> None:
+        self._topic = topic
         self._is_stopped = False
         self._is_jsonl = is_jsonl
         self._limit = client_options.publish_max_msg_size
@@ -90,14 +91,7 @@ class PublishJob:
         self._show = show
         self._number = 0  # of records read
         self._source = Source(paths, delimiter, lambda: self._is_stopped)
-        self._publisher = Publisher(
-            topic,
-            addresses,
-            client_options,
-            options,
-            self._keep_unconfirmed,
-            lambda: self._is_stopped,
-        )
+        self._publisher = Publisher(addresses, client_options, options, lambda: self._is_stopped)
 
     @property
     def counts(self) -> Counts:
@@ -127,12 +121,19 @@ class PublishJob:
         records, bodies = self._publishable(records)
         while bodies and not self._publisher.has_given_up and not self._is_stopped:
             count = self._allowance(len(bodies))
-            self._publisher.publish(bodies[:count], records[:count])
+            self._publish(bodies[:count], records[:count])
             bodies, records = bodies[count:], records[count:]
             self._show(self.counts)
         for record in records:
             self.counts.add(Outcome.UNSENT)
-            self._keep_unconfirmed(record, Outcome.UNSENT)
+            self._keep(record)
+
+    def _publish(self, bodies: list[bytes], records: list[bytes]) -> None:
+        def keep_unconfirmed(batch: Batch) -> None:
+            for index in sorted(batch.failures):
+                self._keep(records[index])
+
+        self._publisher.publish(self._topic, bodies, keep_unconfirmed)
 
     def _allowance(self, wanted: int) -> int:
         if self._rate is None:
@@ -178,9 +179,10 @@ class PublishJob:
             return body
         self._warn(f"record {number} is rejected: {reason}")
         self.counts.add(Outcome.REJECTED)
-        self._keep_unconfirmed(record, Outcome.REJECTED)
+        self._keep(record)
         return None
 
-    def _keep_unconfirmed(self, record: bytes, outcome: Outcome) -> None:
+    def _keep(self, record: bytes) -> None:
+        """Write a record that was not confirmed to the unsent file, if there is one."""
         if self._unsent is not None:
             self._unsent.write(record)

@@ -44,7 +44,7 @@ EXITING = "exiting"
 
 @dataclass(frozen=True, slots=True)
 class PublishOptions:
-    """``defer_s`` delays delivery; the times are seconds."""
+    """``defer_s`` delays delivery of whatever is published; the times are seconds."""
 
     mode: Mode = Mode.ALL
     retry_timeout_s: float = RETRY_TIMEOUT_S
@@ -53,26 +53,24 @@ class PublishOptions:
 
 
 class Publisher:
-    """Publishes to one topic on one or more nsqd.
+    """Publishes on one or more nsqd. ``is_stopped`` ends retrying.
 
-    ``on_unconfirmed`` gets each input record that did not end as confirmed, and its outcome, on the
-    thread that calls `publish` or `finish`. ``is_stopped`` ends retrying.
+    ``retried`` counts records that were sent again, and ``repeated`` those of them that nsqd may
+    have had already.
     """
 
     def __init__(
         self,
-        topic: str,
         addresses: Sequence[str],
         client_options: ClientOptions,
         options: PublishOptions,
-        on_unconfirmed: Callable[[bytes, Outcome], None],
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self.counts = Counts()
+        self.retried = 0
+        self.repeated = 0
         self.last_error: NsqError | None = None
-        self._topic = topic
         self._options = options
-        self._on_unconfirmed = on_unconfirmed
         self._is_stopped = is_stopped
         self._producers = {address: Producer(address, client_options) for address in addresses}
         self._targets = Targets(addresses, options.mode)
@@ -87,15 +85,27 @@ class Publisher:
         """Tell whether records were left unsent: nsqd was gone for too long."""
         return self.counts.unsent > 0
 
-    def publish(self, bodies: Sequence[bytes], records: Sequence[bytes]) -> None:
-        """Send a batch; block while an earlier one has to be sent again."""
+    def publish(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        on_ended: Callable[[Batch], None] = lambda batch: None,
+        *,
+        defer_s: float | None = None,
+    ) -> None:
+        """Send a batch; block while an earlier one has to be sent again.
+
+        ``on_ended`` is called when each body has its outcome, on the thread that calls this method,
+        `settle` or `finish`. ``defer_s`` goes before that of the options.
+        """
         self._settle()
         while self._retries:
             self._wait()
         chosen = self._targets.choose()
-        batch = Batch(bodies, records, unsettled=len(bodies) * len(chosen))
+        defer_s = self._options.defer_s if defer_s is None else defer_s
+        batch = Batch(topic, bodies, len(bodies) * len(chosen), on_ended, defer_s)
         # there is no deferred MPUB
-        size = len(bodies) if self._options.defer_s is None else 1
+        size = len(bodies) if defer_s is None else 1
         for address in chosen:
             for start in range(0, len(bodies), size):
                 self._send(Part(batch, start, start + size, address))
@@ -108,6 +118,10 @@ class Publisher:
     def finish(self) -> None:
         """Wait until every record has its outcome, then close the connections."""
         self.settle()
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections, whatever is still under way."""
         for producer in self._producers.values():
             producer.stop(POLL_S)
 
@@ -117,7 +131,7 @@ class Publisher:
 
         try:
             self._producers[part.address].submit(
-                self._topic, part.bodies, defer_s=self._options.defer_s, on_settled=settled
+                part.batch.topic, part.bodies, defer_s=part.batch.defer_s, on_settled=settled
             )
         except PublishNotSent as exc:  # no room in the window for as long as publish_timeout
             self._settled.put((part, exc))
@@ -157,25 +171,28 @@ class Publisher:
         if isinstance(error, PublishRejected) and EXITING not in error.cause.text:
             self._on_rejected(part, error)
         elif isinstance(error, PublishUnknown) and not self._options.retry_unknown:
-            self._end(part, Outcome.UNKNOWN)
+            self._end(part, Outcome.UNKNOWN, error)
         elif isinstance(error.__cause__, RefusedError):  # it would be refused again
-            self._end(part, Outcome.UNSENT)
+            self._end(part, Outcome.UNSENT, error)
         else:
-            self._retry_later(part)
+            self._retry_later(part, error)
 
     def _on_rejected(self, part: Part, error: PublishRejected) -> None:
         if len(part) == 1 or error.cause.code not in SPLITTABLE:
-            self._end(part, Outcome.REJECTED)
+            self._end(part, Outcome.REJECTED, error)
             return
         for half in part.halves():
-            self._retry_later(half)
+            self._retry_later(half, error)
 
-    def _retry_later(self, part: Part) -> None:
+    def _retry_later(self, part: Part, error: PublishError) -> None:
         now = time.monotonic()
         give_up_at = part.give_up_at or now + self._options.retry_timeout_s
         if now >= give_up_at or self._is_stopped():
-            self._end(part, Outcome.UNSENT)
+            self._end(part, Outcome.UNSENT, error)
             return
+        self.retried += len(part)
+        if isinstance(error, PublishUnknown):
+            self.repeated += len(part)
         if not self._retries:
             self._retry_at = now + self._delays.next_delay_s()
         self._retries.append(replace(part, give_up_at=give_up_at))
@@ -187,11 +204,11 @@ class Publisher:
         for part in retries:
             self._send(replace(part, address=self._targets.choose_again(part.address)))
 
-    def _end(self, part: Part, outcome: Outcome) -> None:
+    def _end(self, part: Part, outcome: Outcome, error: PublishError | None = None) -> None:
         batch = part.batch
-        if not batch.settle(part, outcome):
+        if not batch.settle(part, outcome, error):
             return
-        self.counts.add(Outcome.CONFIRMED, len(batch.records) - len(batch.failures))
-        for index, failure in sorted(batch.failures.items()):
+        self.counts.add(Outcome.CONFIRMED, len(batch.bodies) - len(batch.failures))
+        for failure in batch.failures.values():
             self.counts.add(failure)
-            self._on_unconfirmed(batch.records[index], failure)
+        batch.on_ended(batch)

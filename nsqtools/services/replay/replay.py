@@ -21,7 +21,7 @@ from nsqtools.protocol.names import check_topic
 from nsqtools.records.envelope import Envelope, encode_many
 from nsqtools.services.archive.layout import PART, is_hidden, owner_of
 from nsqtools.services.archive.reader import EVER, ArchiveFile, OnDamage, TimeRange
-from nsqtools.services.publish.batch import Counts, Outcome
+from nsqtools.services.publish.batch import Batch, Counts, Outcome
 from nsqtools.services.publish.publisher import Publisher, PublishOptions
 from nsqtools.services.publish.rate import RateLimit
 from nsqtools.services.publish.source import BATCH_BYTES, BATCH_RECORDS
@@ -88,10 +88,8 @@ class Replay:
         self.repeated = 0
         self.planned: dict[str, int] = {}  # messages by target topic
         self._archives = archives
-        self._addresses = addresses
         self._selection = selection
         self._client_options = client_options
-        self._options = options
         self._pace = Pace(speed) if speed is not None else None
         self._rate = RateLimit(rate, time.monotonic()) if rate else None
         self._dry_run = dry_run
@@ -99,10 +97,10 @@ class Replay:
         self._on_damage = on_damage
         self._on_unconfirmed = on_unconfirmed
         self._show = show
-        self._publishers: dict[str, Publisher] = {}
         self._refused = Counts()  # before they were sent
         self._seen: set[tuple[str, str, bytes]] = set()
         self._stopped = threading.Event()
+        self._publisher = Publisher(addresses, client_options, options, self._stopped.is_set)
 
     def stop(self) -> None:
         """End behind the batch under way."""
@@ -112,7 +110,7 @@ class Replay:
     def counts(self) -> Counts:
         """The outcomes of all topics together."""
         total = Counts()
-        for counts in (self._refused, *(p.counts for p in list(self._publishers.values()))):
+        for counts in (self._refused, self._publisher.counts):
             for name in Counts.__slots__:
                 setattr(total, name, getattr(total, name) + getattr(counts, name))
         if self._dry_run:
@@ -122,8 +120,7 @@ class Replay:
     @property
     def last_error(self) -> NsqError | None:
         """The latest reason why something was not published."""
-        errors = [publisher.last_error for publisher in self._publishers.values()]
-        return next((error for error in errors if error is not None), None)
+        return self._publisher.last_error
 
     @property
     def total(self) -> int | None:
@@ -140,8 +137,7 @@ class Replay:
                 if not self._publish(batch):
                     break
         finally:
-            for publisher in self._publishers.values():
-                publisher.finish()
+            self._publisher.finish()
 
     def _batches(self) -> Iterator[list[Archived]]:
         """Messages to publish together: a full batch, or what is due before a pause."""
@@ -225,18 +221,21 @@ class Replay:
         for topic, messages in by_topic.items():
             self.planned[topic] = self.planned.get(topic, 0) + len(messages)
             if not self._dry_run:
-                bodies = [message.body for message in messages]
-                # what is not confirmed is handed out as a line of JSON; nobody else needs one
-                lines = list(map(_line, messages)) if self._on_unconfirmed else bodies
-                self._publisher(topic).publish(bodies, lines)
+                self._publish_to(topic, messages)
         self._show()
         if self._checkpoint is not None and not self._dry_run:
             return self._confirm(batch, self._checkpoint)
-        return not any(publisher.has_given_up for publisher in self._publishers.values())
+        return not self._publisher.has_given_up
+
+    def _publish_to(self, topic: str, messages: list[Envelope]) -> None:
+        def hand_out_unconfirmed(batch: Batch) -> None:
+            for index, outcome in sorted(batch.failures.items()):
+                self._hand_out(messages[index], outcome)
+
+        self._publisher.publish(topic, [message.body for message in messages], hand_out_unconfirmed)
 
     def _confirm(self, batch: list[Archived], checkpoint: Checkpoint) -> bool:
-        for publisher in self._publishers.values():
-            publisher.settle()
+        self._publisher.settle()
         counts = self.counts
         if counts.unsent or counts.unknown:
             return False
@@ -251,22 +250,13 @@ class Replay:
             return False
         if len(message.body) > self._client_options.publish_max_msg_size:
             self._refused.add(Outcome.REJECTED)
-            if self._on_unconfirmed is not None:
-                self._on_unconfirmed(_line(message), Outcome.REJECTED)
+            self._hand_out(message, Outcome.REJECTED)
             return False
         return True
 
-    def _publisher(self, topic: str) -> Publisher:
-        if topic not in self._publishers:
-            self._publishers[topic] = Publisher(
-                topic,
-                self._addresses,
-                self._client_options,
-                self._options,
-                self._on_unconfirmed or (lambda line, outcome: None),
-                self._stopped.is_set,
-            )
-        return self._publishers[topic]
+    def _hand_out(self, message: Envelope, outcome: Outcome) -> None:
+        if self._on_unconfirmed is not None:
+            self._on_unconfirmed(_line(message), outcome)
 
 
 def _line(message: Envelope) -> bytes:

@@ -7,7 +7,7 @@ from nsqtools.services.publish.batch import Batch, Counts, Outcome, Part
 
 def batch_of(count: int, nsqd: int) -> Batch:
     bodies = [b"%d" % n for n in range(count)]
-    return Batch(bodies, bodies, unsettled=count * nsqd)
+    return Batch("events", bodies, count * nsqd, on_ended=lambda batch: None)
 
 
 def test_a_batch_is_settled_when_every_nsqd_has_answered() -> None:
