@@ -57,6 +57,8 @@ class NsqError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")  # tracebacks show it, those of Spark's workers too
 
 
 class ConfigurationError(NsqError, ValueError):

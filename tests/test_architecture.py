@@ -30,6 +30,7 @@ FLOORS = {
     "records": 3,
     "services": 4,
     "settings": 4,
+    "spark": 5,
     "cli": 5,
     "__main__": 6,
 }

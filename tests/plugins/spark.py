@@ -1,0 +1,89 @@
+"""One Spark session for all tests of a run, and what the tests do where there is none.
+
+    spark          a session in this process, two cores; shared, so leave it as you found it
+    spark_env      the environment for ``nsq spark`` in a process of its own
+    spark_settings the settings of `spark`, whose log an error would name
+
+A test that uses one of the first is skipped where pyspark, pyarrow or Java is missing; with
+``CI=true`` it fails, so that a green run proves what it seems to prove.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from nsqtools.services.spark.settings import SparkSettings
+
+SPARK_FIXTURES = {"spark", "spark_env"}
+
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+"""JVM flags for runs of a minute: a second or two less to start."""
+
+CONF = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.extraJavaOptions": QUICK_JVM,
+}
+
+
+@pytest.fixture(scope="session")
+def spark_settings(tmp_path_factory: pytest.TempPathFactory) -> SparkSettings:
+    from nsqtools.services.spark.settings import SparkSettings
+
+    log_file = tmp_path_factory.mktemp("spark-log") / "spark.log"
+    return SparkSettings("local[2,4]", "tests", "1g", CONF, log_file)
+
+
+@pytest.fixture(scope="session")
+def spark(spark_settings: SparkSettings) -> Iterator[SparkSession]:
+    """The session of this run."""
+    from nsqtools.services.spark.session import spark_session
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("JAVA_TOOL_OPTIONS", "SPARK_CONF_DIR", "SPARK_LOCAL_DIRS", "SPARK_HOME"):
+            patch.delenv(name, raising=False)
+        with spark_session(spark_settings) as session:
+            yield session
+
+
+@pytest.fixture
+def spark_env(nsq_env: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """`nsq_env`, for a quick start; Spark's log is ``tmp_path / "spark.log"`` with --spark-log."""
+    kept = {name: os.environ[name] for name in ("JAVA_HOME",) if name in os.environ}
+    return nsq_env | kept | {"JAVA_TOOL_OPTIONS": QUICK_JVM}
+
+
+def missing_spark() -> str:
+    """One line that says why Spark cannot run here, or ``""``."""
+    from nsqtools.errors import NsqError
+    from nsqtools.services.spark.java import find_java
+    from nsqtools.services.spark.session import require_pyspark
+
+    try:
+        require_pyspark()
+        find_java(os.environ)
+    except NsqError as error:
+        return f"{error}. {error.hint}"
+    return ""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if not SPARK_FIXTURES & set(getattr(item, "fixturenames", ())):
+        return
+    if REASON not in item.session.stash:
+        item.session.stash[REASON] = missing_spark()
+    if reason := item.session.stash[REASON]:
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+
+
+REASON = pytest.StashKey[str]()
