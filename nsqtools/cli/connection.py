@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from typer import Context, Option
+from typer import Context, Exit, Option
 
 from nsqtools.cli.addresses import (
     AddressMap,
@@ -42,13 +42,26 @@ MaxInFlight = Annotated[
 ]
 
 
-def _opt(name: str, kind: str) -> Any:
+def client_opt(name: str, kind: str, *short: str) -> Any:
+    """Declare the option that takes any client option; its value ``list`` lists them all."""
     return Option(
         name,
+        *short,
         metavar="KEY=VALUE",
-        help=f"Any option of the {kind}; nsq options lists them.",
+        is_eager=True,  # so that the list is shown whatever else is missing
+        callback=_list_if_asked,
+        help=f"Any option of the {kind}; 'list' lists them.",
         rich_help_panel=CONNECTION,
     )
+
+
+def _list_if_asked(context: Context, values: list[str] | None) -> list[str] | None:
+    if context.resilient_parsing or "list" not in (values or ()):
+        return values
+    from nsqtools.cli.client_options import write_client_options
+
+    write_client_options(context.obj, json=False)
+    raise Exit
 
 
 def consumer_connection(
@@ -59,7 +72,9 @@ def consumer_connection(
     address_map: AddressMap = None,
     profile: Profile = None,
     max_in_flight: MaxInFlight = None,
-    consumer_opt: Annotated[list[str] | None, _opt("--consumer-opt", "consumer")] = None,
+    consumer_opt: Annotated[
+        list[str] | None, client_opt("--consumer-opt", "consumer", "-X")
+    ] = None,
     *,
     flags: Annotated[ClientFlags, From(ClientFlags)],
 ) -> ConnectionSettings:
@@ -78,7 +93,9 @@ def producer_connection(
     context: Context,
     nsqd_tcp_address: NsqdTcpAddresses = None,
     profile: Profile = None,
-    producer_opt: Annotated[list[str] | None, _opt("--producer-opt", "producer")] = None,
+    producer_opt: Annotated[
+        list[str] | None, client_opt("--producer-opt", "producer", "-X")
+    ] = None,
     *,
     flags: Annotated[ClientFlags, From(ClientFlags)],
 ) -> ConnectionSettings:
