@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +121,7 @@ def java_home(java: Java, environ: Mapping[str, str], spare: Path) -> Path:
     if java.has_vector_module and java.program.parts[-2:] == ("bin", "java"):
         return java.program.parents[1]
     cache = Path(environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    name = f"java-{java.version}-{java.origin}"
+    name = f"java-{java.version}-{zlib.crc32(os.fsencode(java.program)):08x}"
     try:
         return write_shim(java.program, cache / "nsqtools" / name)
     except OSError:
