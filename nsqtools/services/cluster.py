@@ -147,6 +147,13 @@ class Cluster:
         Returns them with the failures of nsqlookupd, and of nsqd that are not the ones meant.
         """
         answers, failures = self.known_nodes()
+        found, impostors = self.nsqds_among(answers)
+        return found, [*failures, *impostors]
+
+    def nsqds_among(
+        self, answers: Mapping[str, Sequence[KnownNode]]
+    ) -> tuple[list[Nsqd], list[Failure]]:
+        """The nsqd given and those that `known_nodes` told of; and who is not the one meant."""
         announced, impostors = self.ask(self._given_clients(), self._name)
         given = set(announced)
         for nodes in answers.values():
@@ -159,7 +166,7 @@ class Cluster:
             Nsqd(address, name, address in given, self._client(address))
             for address, name in announced.items()
         ]
-        return found, [*failures, *impostors]
+        return found, impostors
 
     def survey(
         self,

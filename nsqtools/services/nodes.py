@@ -56,10 +56,11 @@ def list_nodes(cluster: Cluster) -> tuple[list[NodeStatus], list[Failure]]:
 
     Raises the first failure when there is nobody at all.
     """
-    nsqds, failures = cluster.nsqds()
+    known, failures = cluster.known_nodes()
+    nsqds, impostors = cluster.nsqds_among(known)
+    failures += impostors
     if failures and not nsqds:
         raise failures[0].error
-    known, _ = cluster.known_nodes()
     answers, failed = cluster.ask({nsqd.address: nsqd.client for nsqd in nsqds}, _info_and_health)
     errors = {failure.address: str(failure.error) for failure in failed}
     nodes = []
