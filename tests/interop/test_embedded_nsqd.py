@@ -154,39 +154,6 @@ def registered(lookupd: GoNsqlookupd, topic: str) -> list[str]:
     return channels
 
 
-def test_nsqlookupd_learns_of_topics_and_channels_and_again_after_a_restart(
-    embedded: Embedded, nsqlookupd: Callable[..., GoNsqlookupd]
-) -> None:
-    lookupd = nsqlookupd()
-    nsqd = embedded(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
-    nsqd.create_channel("t", "ch")
-    wait_until(lambda: registered(lookupd, "t") == ["ch"], what="the channel is registered")
-    nsqd.post("/channel/delete", topic="t", channel="ch")
-    nsqd.create_channel("u", "other")
-    wait_until(lambda: registered(lookupd, "u") == ["other"], what="the other is registered")
-
-    lookupd.kill()
-    lookupd.start()
-    wait_until(lambda: registered(lookupd, "u") == ["other"], what="it is registered again")
-    [producer] = json.loads(lookupd.get("/lookup", topic="u"))["producers"]
-    assert f"127.0.0.1:{producer['tcp_port']}" == nsqd.tcp_address
-
-
-def test_the_channels_of_a_new_topic_exist_before_its_first_message(
-    embedded: Embedded, nsqlookupd: Callable[..., GoNsqlookupd]
-) -> None:
-    lookupd = nsqlookupd()
-    lookupd.post("/channel/create", topic="t", channel="known")
-    lookupd.post("/channel/create", topic="t", channel="gone#ephemeral")
-    nsqd = embedded(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
-    wait_until(lambda: b"127.0.0.1" in lookupd.get("/nodes"), what="nsqd is registered")
-
-    nsqd.publish("t", b"first")
-
-    wait_until(lambda: nsqd.depth("t", "known") == 1, what="the message is in the channel")
-    assert [each["channel_name"] for each in nsqd.topic_stats("t")["channels"]] == ["known"]
-
-
 def test_lookupds_can_be_changed_while_it_runs(
     embedded: Embedded, nsqlookupd: Callable[..., GoNsqlookupd]
 ) -> None:
