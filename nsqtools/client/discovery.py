@@ -59,8 +59,8 @@ class Discovery:
         if any(url.startswith("https:") for url in self._urls):
             self._tls = client_tls_context(options)
         self._address_map = address_map or {}
-        for reachable in self._address_map.values():
-            parse_address(reachable)  # now, not when a lookup names it
+        for text in self._address_map.values():
+            parse_address(text)  # now, not when a lookup names it
         self._rng = rng or random.Random()
         self._changed = threading.Condition()
         self._next_at = 0.0
@@ -144,13 +144,9 @@ class Discovery:
                 log.warning("lookup failed: %s", answer)
             else:
                 self._note_unknown(url, answer.is_known)
-                found |= {self._mapped(address) for address in answer.nsqd}
+                found |= {reachable(address, self._address_map) for address in answer.nsqd}
                 has_answer = True
         self._on_round(found, [] if has_answer else errors)
-
-    def _mapped(self, address: Address) -> Address:
-        mapped = self._address_map.get(str(address)) or self._address_map.get(address.host)
-        return parse_address(mapped, address.port) if mapped else address
 
     def _note_unknown(self, url: str, is_known: bool) -> None:
         if is_known:
@@ -158,6 +154,12 @@ class Discovery:
         elif url not in self._unknown_at:
             self._unknown_at.add(url)
             log.info("%s does not know topic %s yet", url, self._topic)
+
+
+def reachable(address: Address, address_map: Mapping[str, str]) -> Address:
+    """Where to connect to for an announced address, which the map may name with or without port."""
+    mapped = address_map.get(str(address)) or address_map.get(address.host)
+    return parse_address(mapped, address.port) if mapped else address
 
 
 class _Asker:

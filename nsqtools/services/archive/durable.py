@@ -44,6 +44,25 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def replace_file(path: Path, content: bytes) -> None:
+    """Make ``content`` what a file holds, durably: its readers see the old or the new, no mixture.
+
+    Raises ``OSError``.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        try:
+            write_all(descriptor, content)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
 def make_folders(root: Path, folder: Path, mode: int) -> None:
     """Make the directories from ``root`` down to ``folder``. ``root`` itself must be there.
 

@@ -98,7 +98,7 @@ class Publisher:
         ``on_ended`` is called when each body has its outcome, on the thread that calls this method,
         `settle` or `finish`. ``defer_s`` goes before that of the options.
         """
-        self._settle()
+        self.poll()
         while self._retries:
             self._wait()
         chosen = self._targets.choose()
@@ -109,6 +109,14 @@ class Publisher:
         for address in chosen:
             for start in range(0, len(bodies), size):
                 self._send(Part(batch, start, start + size, address))
+
+    def poll(self) -> None:
+        """Act on the outcomes that are there, without waiting."""
+        try:
+            while True:
+                self._act_on(*self._settled.get_nowait())
+        except queue.Empty:
+            pass
 
     def settle(self) -> None:
         """Wait until every record has its outcome."""
@@ -150,16 +158,8 @@ class Publisher:
             self._act_on(*self._settled.get(timeout=timeout_s))
         except queue.Empty:
             pass
-        self._settle()
+        self.poll()
         self._retry()
-
-    def _settle(self) -> None:
-        """Act on the outcomes that are there."""
-        try:
-            while True:
-                self._act_on(*self._settled.get_nowait())
-        except queue.Empty:
-            pass
 
     def _act_on(self, part: Part, error: PublishError | None) -> None:
         self._under_way -= 1

@@ -7,11 +7,10 @@ stopped: nothing is left out, and what is doubled is at most the one batch under
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.services.archive.durable import sync_folder, write_all
+from nsqtools.services.archive.durable import replace_file
 
 VERSION = 1
 
@@ -39,17 +38,7 @@ class Checkpoint:
     def save(self) -> None:
         """Make it durable. Raises `OutputError`."""
         content = json.dumps({"version": VERSION, "done": self.done}, indent=1).encode()
-        beside = self._path.with_name(f".{self._path.name}.tmp")
         try:
-            descriptor = os.open(
-                beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640
-            )
-            try:
-                write_all(descriptor, content)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            beside.replace(self._path)
-            sync_folder(self._path.parent)
+            replace_file(self._path, content)
         except OSError as exc:
             raise OutputError(f"cannot write {self._path} ({exc.strerror})") from exc
