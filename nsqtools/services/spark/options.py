@@ -62,6 +62,13 @@ class Options:
             raise ConfigurationError(f"option {name}={number} is below {low}")
         return number
 
+    def number(self, name: str) -> float | None:
+        """Return a number that is not negative, whole or not."""
+        number = self._read(name, "a number", float)
+        if number is not None and not 0 <= number < float("inf"):
+            raise ConfigurationError(f"option {name}={number:g} is not a number from 0")
+        return number
+
     def size(self, name: str) -> int | None:
         """Return bytes: ``64KiB``, ``100MB``."""
         return self._read(name, "a size such as 64MiB", parse_size)
