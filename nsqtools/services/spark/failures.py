@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools import errors
 from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.services.spark.log import last_lines
 
 if TYPE_CHECKING:
     from nsqtools.services.spark.settings import SparkSettings
@@ -22,9 +23,15 @@ if TYPE_CHECKING:
 OURS = re.compile(r"^(?:\w+\.)*nsqtools\.errors\.(\w+): (.*)$(?:\nhint: (.*)$)?", re.MULTILINE)
 TRACEBACK = "Traceback (most recent call last):"
 PYTHON_ERROR = re.compile(r"^((?:\w+\.)*[A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.M)
-JAVA_CAUSE = re.compile(r"^Caused by: (?:[\w$]+\.)*([\w$]+(?:: .*)?)$", re.MULTILINE)
+JAVA_RAISED = re.compile(r"^: (?:[\w$]+\.)*[\w$]+: (.*)$", re.MULTILINE)
+JAVA_CAUSE = re.compile(r"^Caused by: (?:[\w$]+\.)*([\w$]+: .*)$", re.MULTILINE)
+NO_REASON = ("ClassNotFoundException", "Py4J")
 CONDITION = re.compile(r"^\[([A-Z0-9_.]+)\] ")
-NOISE = re.compile(r"\s*(?:SQLSTATE: \w+|; line \d+ pos \d+)")
+NOISE = re.compile(
+    r"^(?:SparkException|IOException): |\s*SQLSTATE: \w+|; line \d+ pos \d+|\. Consider setting .*"
+)
+OUT_OF_MEMORY = "java.lang.OutOfMemoryError"
+SHUT_DOWN = "SparkContext was shut down"
 NOT_FOUND = ("PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND")
 
 
@@ -67,18 +74,27 @@ def explain(error: BaseException, settings: SparkSettings) -> NsqError:
     text = str(error)
     if found := list(OURS.finditer(text)):
         return _from_worker(found[-1], log)
-    if "java.lang.OutOfMemoryError" in text:
-        return NsqError(
-            f"Spark ran out of memory ({settings.driver_memory})",
-            hint=f"Give it more with --driver-memory. {log}",
-        )
     if isinstance(error, AnalysisException):
         return _from_analysis(text, log)
-    if isinstance(error, ConnectionError) or (
+    is_gone = isinstance(error, ConnectionError) or (
         isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError)
+    )
+    ended = is_gone or SHUT_DOWN in text
+    if OUT_OF_MEMORY in text or (
+        ended and OUT_OF_MEMORY in "\n".join(last_lines(settings.log_path))
     ):
+        return _out_of_memory(settings, log)
+    if ended:
         return NsqError("Spark's JVM has ended while it was needed", hint=log)
     return NsqError(f"Spark failed: {real_reason(text)}", hint=log)
+
+
+def _out_of_memory(settings: SparkSettings, log: str) -> NsqError:
+    if settings.is_local:
+        more = f"Give it more than {settings.driver_memory} with --driver-memory."
+    else:
+        more = "Give it more with --driver-memory, or --conf spark.executor.memory=SIZE."
+    return NsqError("Spark ran out of memory", hint=f"{more} {log}")
 
 
 def _from_worker(found: re.Match[str], log: str) -> NsqError:
@@ -103,12 +119,15 @@ def real_reason(text: str) -> str:
     """The last line of a Python traceback, else Java's last cause, else the first line."""
     if TRACEBACK in text and (raised := PYTHON_ERROR.findall(text.rpartition(TRACEBACK)[2])):
         return str(raised[-1])
-    if causes := JAVA_CAUSE.findall(text):
-        return str(causes[-1])
+    causes = [cause for cause in JAVA_CAUSE.findall(text) if not cause.startswith(NO_REASON)]
+    if causes:
+        return first_line(causes[-1])
+    if raised := JAVA_RAISED.search(text):
+        return first_line(raised[1])
     return first_line(text)
 
 
 def first_line(text: str) -> str:
     """The first line, without the bracketed condition and the codes around it."""
     line = next((line for line in text.splitlines() if line.strip()), "no reason was given")
-    return NOISE.sub("", CONDITION.sub("", line)).strip().rstrip(".")
+    return NOISE.sub("", CONDITION.sub("", line)).rstrip(" .;")

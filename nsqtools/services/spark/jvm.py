@@ -1,7 +1,7 @@
 """The JVM of a session: a process beside this one, started so that it stays out of the way.
 
 It is what ``pyspark`` itself starts, with two differences. All that the JVM, and the Python workers
-below it, print goes into a log file of bounded size. And it has a session of its own, so that ^C in
+below it, print goes into the session's log. And it has a session of its own, so that ^C in
 the terminal reaches only this process, which then ends Spark in order. The JVM lives no longer than
 we do: when its stdin ends, it ends.
 """
@@ -13,53 +13,16 @@ import signal
 import struct
 import subprocess
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Thread
-from typing import IO
 
-from nsqtools.errors import NsqError, OutputError
+from nsqtools.errors import NsqError
+from nsqtools.services.spark.log import Log, last_lines
 
 START_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 10.0
 POLL_S = 0.02
-LOG_BYTES = 32 << 20
-"""A log that grows beyond this is put aside as ``.1``, and a new one begins."""
-
-
-class Log:
-    """Copies what the JVM prints into a file, and remembers the last lines."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.last: deque[str] = deque(maxlen=200)
-        self._file = self._open("ab")
-
-    def _open(self, mode: str) -> IO[bytes]:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            return open(self.path, mode, buffering=0)
-        except OSError as error:
-            raise OutputError(
-                f"cannot write Spark's log {self.path} ({error.strerror})",
-                hint="Name another file with --spark-log.",
-            ) from error
-
-    def copy(self, source: IO[bytes]) -> None:
-        """Copy ``source`` to its end. A full disk loses log lines and does not stop Spark."""
-        with source:
-            for line in source:
-                self.last.append(line.decode(errors="replace").rstrip())
-                try:
-                    if self._file.tell() > LOG_BYTES:
-                        self._file.close()
-                        self.path.replace(self.path.with_name(f"{self.path.name}.1"))
-                        self._file = self._open("wb")
-                    self._file.write(line)
-                except (OSError, OutputError, ValueError):
-                    pass
-        self._file.close()
 
 
 class JVM:
@@ -103,7 +66,7 @@ class JVM:
             if not self.is_running:
                 self._copier.join(END_TIMEOUT_S)
                 raise NsqError(
-                    f"Spark's JVM did not start{reason(self.log.last)}",
+                    f"Spark's JVM did not start{reason(last_lines(self.log.path))}",
                     hint=f"Its log is {self.log.path}.",
                 )
             if time.monotonic() > deadline_s:
@@ -135,7 +98,7 @@ class JVM:
         self._process.wait()
 
 
-def reason(lines: Sequence[str] | deque[str]) -> str:
+def reason(lines: Sequence[str]) -> str:
     """What a JVM that did not start says about it, to be put after a sentence; may be ""."""
     for line in lines:
         for mark in ("Error: ", "Exception in thread ", "Error occurred during ", "Unrecognized "):

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.services.spark.failures import spark_errors
 from nsqtools.services.spark.java import find_java, java_home
-from nsqtools.services.spark.jvm import JVM, Log
+from nsqtools.services.spark.jvm import JVM
+from nsqtools.services.spark.log import Log, diverted, silence_accumulators
 from nsqtools.services.spark.registration import register
 from nsqtools.services.spark.scratch import scratch_directory
 from nsqtools.services.spark.settings import SparkSettings
@@ -61,6 +62,8 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
     java = find_java(os.environ)
     log = Log(settings.log_path)
     with ExitStack() as stack:
+        stack.callback(log.close)
+        stack.enter_context(diverted(log))
         local_dirs = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
         parent = settings.local_dir or Path(local_dirs or gettempdir())
         scratch = stack.enter_context(scratch_directory(parent))
@@ -72,6 +75,7 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
         stack.enter_context(spark_errors(settings))
         spark = connect(jvm)
         stack.callback(disconnect, spark)
+        silence_accumulators(spark.sparkContext, log)
         register(spark)
         yield spark
 
