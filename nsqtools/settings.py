@@ -74,6 +74,12 @@ def load_settings(path: Path, profile: str | None, known: Mapping[str, bool]) ->
     return settings
 
 
+def profile_names(path: Path) -> list[str]:
+    """The profiles that the file has. Raises `ConfigurationError`."""
+    profiles = _read(path).get(PROFILES, {})
+    return sorted(profiles) if isinstance(profiles, dict) else []
+
+
 def _read(path: Path) -> dict[str, Any]:
     import tomllib
 

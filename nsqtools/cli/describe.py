@@ -69,20 +69,25 @@ def _argument_usage(argument: Any) -> str:
     return word if argument.required else f"[{word}]"
 
 
-def _text(parameter: Any) -> str:
-    notes = []
+def notes(parameter: Any) -> list[str]:
+    """What stands in brackets behind the help of a parameter."""
+    noted = []
     if parameter.envvar:
-        notes.append(f"env: {parameter.envvar}")
+        noted.append(f"env: {parameter.envvar}")
     if isinstance(parameter.show_default, str):  # said by the command: its default is None
-        notes.append(f"default: {parameter.show_default}")
+        noted.append(f"default: {parameter.show_default}")
     elif parameter.default not in (None, False, "", 0, []) and parameter.show_default:
-        notes.append(f"default: {_plain(parameter.default)}")
+        noted.append(f"default: {_plain(parameter.default)}")
     if parameter.required:
-        notes.append("required")
+        noted.append("required")
     if getattr(parameter, "multiple", False):
-        notes.append("repeatable")
-    text = parameter.help or ""
-    return f"{text} [{'; '.join(notes)}]" if notes else text
+        noted.append("repeatable")
+    return noted
+
+
+def _text(parameter: Any) -> str:
+    text, noted = parameter.help or "", notes(parameter)
+    return f"{text} [{'; '.join(noted)}]" if noted else text
 
 
 def _plain(value: Any) -> str:
