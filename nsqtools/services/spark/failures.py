@@ -122,8 +122,8 @@ def real_reason(text: str) -> str:
     causes = [cause for cause in JAVA_CAUSE.findall(text) if not cause.startswith(NO_REASON)]
     if causes:
         return first_line(causes[-1])
-    if raised := JAVA_RAISED.search(text):
-        return first_line(raised[1])
+    if said := JAVA_RAISED.search(text):
+        return first_line(said[1])
     return first_line(text)
 
 
