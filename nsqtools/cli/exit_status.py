@@ -6,23 +6,27 @@ from enum import IntEnum
 
 
 class ExitStatus(IntEnum):
-    """What a script can tell from ``$?``; the docstring of each is its line in the manual."""
+    """What a script can tell from ``$?``; ``meaning`` is its line in the manual and in README.md."""
 
-    DONE = 0
-    FAILED = 1
-    USAGE = 2
-    NOT_FOUND = 3
-    """The topic, channel or node does not exist."""
-    UNREACHABLE = 4
-    """No connection, or no answer in time."""
-    REFUSED = 5
-    """TLS, authorisation or permission."""
-    PARTLY_DONE = 6
-    LIMIT_NOT_REACHED = 7
-    """For example ``--count 10 --for 1m`` that saw four messages."""
-    INTERRUPTED = 130
-    """SIGINT, after draining."""
-    READER_GONE = 141
-    """The program that read our output closed it."""
-    TERMINATED = 143
-    """SIGTERM, after draining."""
+    meaning: str
+
+    def __new__(cls, value: int, meaning: str) -> ExitStatus:
+        status = int.__new__(cls, value)
+        status._value_ = value
+        status.meaning = meaning
+        return status
+
+    DONE = 0, "done"
+    FAILED = 1, "failed, or a threshold of `nsq stat` was passed"
+    USAGE = 2, "the command line cannot work"
+    NOT_FOUND = 3, "topic, channel or node not found"
+    UNREACHABLE = 4, "cannot connect, or no answer in time"
+    REFUSED = 5, "refused: TLS, authorization or permission"
+    PARTLY_DONE = 6, "partly done"
+    LIMIT_NOT_REACHED = (
+        7,
+        "a limit was not reached, such as `-n 10 --for 1m` that saw four messages",
+    )
+    INTERRUPTED = 130, "interrupted (SIGINT), after draining; a second signal leaves at once"
+    READER_GONE = 141, "the reader of the output went away"
+    TERMINATED = 143, "terminated (SIGTERM), after draining; a second signal leaves at once"
