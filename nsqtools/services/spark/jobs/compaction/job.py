@@ -1,0 +1,106 @@
+"""A compaction from beginning to end, but for what a user is asked and told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nsqtools.errors import NotFoundError, NsqError
+from nsqtools.services.spark.jobs.compaction.deletion import Deletable, deletable
+from nsqtools.services.spark.jobs.compaction.inventory import UNDATED, Content, Slot, take_inventory
+from nsqtools.services.spark.jobs.compaction.layout import Output
+from nsqtools.services.spark.jobs.compaction.manifest import (
+    Manifest,
+    read_manifests,
+    summarise,
+)
+from nsqtools.services.spark.jobs.compaction.partition import Reading, Result, compact_partition
+from nsqtools.services.spark.jobs.compaction.plan import (
+    Partition,
+    Selection,
+    State,
+    changed,
+    plan,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WORK = (State.NEW, State.MERGE)
+
+
+@dataclass(slots=True)
+class Compaction:
+    """What is to be done, and what has been. Made by `prepare`."""
+
+    output: Output
+    selection: Selection
+    contents: Sequence[Content]
+    manifests: dict[Slot, Manifest]
+    partitions: Sequence[Partition]
+    results: list[Result] = field(default_factory=list)
+    stopped: bool = False
+
+    @property
+    def work(self) -> list[Partition]:
+        """The partitions that have to be made."""
+        return [partition for partition in self.partitions if partition.state in WORK]
+
+    @property
+    def changed(self) -> list[Path]:
+        """Files of bare bodies that changed after they were taken: nobody can say what is new."""
+        bare = [content for content in self.contents if UNDATED in content.messages]
+        return changed(bare, self.manifests.get(UNDATED))
+
+    def stop(self) -> None:
+        """End after the partition that is being made."""
+        self.stopped = True
+
+    def run(self, spark: SparkSession, reading: Reading) -> None:
+        """Make all partitions. The output must be locked, and recovered. Raises `NsqError`."""
+        try:
+            for partition in self.work:
+                if self.stopped:
+                    return
+                before = self.manifests.get(partition.slot)
+                result = compact_partition(spark, partition, before, self.output, reading)
+                self.manifests[partition.slot] = result.manifest
+                self.results.append(result)
+        finally:
+            summarise(self.output, self.manifests.values())
+
+    def deletable(self, *, assume_done: bool = False) -> Deletable:
+        """Say which archives may be deleted, or could be if the work were done."""
+        assumed = [partition.slot for partition in self.work] if assume_done else []
+        return deletable(
+            self.contents, self.manifests, self.output, self.selection, assumed=assumed
+        )
+
+
+def prepare(
+    directory: Path, output: Output, selection: Selection, *, grace_s: float, now_s: float
+) -> Compaction:
+    """Look at archives and output, and plan. Raises `NsqError`."""
+    contents = take_inventory(directory)
+    manifests = read_manifests(output)
+    found = {topic for content in contents for topic in content.topics}
+    for topic in selection.topics:
+        if topic not in found:
+            raise NotFoundError(
+                f"no archive in {directory} has messages of {topic}",
+                hint="It has: " + (", ".join(sorted(filter(None, found))) or "no messages at all"),
+            )
+    partitions = plan(contents, manifests, selection, grace_s=grace_s, now_s=now_s)
+    return Compaction(output, selection, contents, manifests, partitions)
+
+
+def refuse_open(partitions: Sequence[Partition]) -> None:
+    """Raise `NsqError` when a day that was asked for by name is not closed."""
+    for partition in partitions:
+        if partition.state is State.OPEN:
+            raise NsqError(
+                f"{partition.slot.day} is not closed: {partition.reason}",
+                hint="See --grace; nsq archive repair finishes files that a crash left.",
+            )
