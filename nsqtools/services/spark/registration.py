@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 def register(spark: SparkSession) -> None:
     """Register the formats of nsqtools with ``spark``; doing it twice does no harm."""
-    from nsqtools.services.spark.sources.archive import ArchiveSource, NsqArchiveSource
+    from nsqtools.services.spark.sources.archive import ArchiveSource, SQLArchiveSource
     from nsqtools.services.spark.sources.nsq import NsqSource
 
-    for source in (ArchiveSource, NsqArchiveSource, NsqSource):
+    for source in (ArchiveSource, SQLArchiveSource, NsqSource):
         spark.dataSource.register(source)
