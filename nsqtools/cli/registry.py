@@ -266,6 +266,24 @@ COMMANDS: dict[str, Command | Group] = {
             "nsq spark sql 'SELECT topic, count(*) FROM archive GROUP BY 1' /var/nsq",
         ),
     ),
+    "bench": Group(
+        "Measure the speed and the latency of an nsqd.",
+        {
+            "pub": Command(
+                "nsqtools.cli.commands.bench:pub",
+                "Measure how fast messages are published, each confirmed by nsqd.",
+            ),
+            "sub": Command(
+                "nsqtools.cli.commands.bench:sub",
+                "Measure how fast a backlog is consumed, each message finished.",
+            ),
+            "e2e": Command(
+                "nsqtools.cli.commands.bench:e2e",
+                "Measure how long messages take from a publisher through nsqd to a consumer.",
+            ),
+        },
+        panel="Cluster",
+    ),
     "demo": Command(
         "nsqtools.cli.commands.demo:demo",
         "Publish and consume a few thousand messages on an nsqd of its own.",
@@ -288,9 +306,15 @@ COMMANDS: dict[str, Command | Group] = {
         "List every client option with its default, bounds and meaning.",
         panel="Settings",
     ),
+    "completion": Command(
+        "nsqtools.cli.commands.completion:completion",
+        "Print the completion script for bash, zsh or fish.",
+        panel="Settings",
+        raw=True,
+    ),
     "__complete": Command(
         "nsqtools.cli.commands.complete:complete",
-        "Print the names of topics or channels, for the completion of shells.",
+        "Print the names of topics, channels or profiles, for the completion of shells.",
         hidden=True,
     ),
 }

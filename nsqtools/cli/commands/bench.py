@@ -1,0 +1,194 @@
+"""``nsq bench``: the speed and the latency of an nsqd.
+
+The services are imported when it runs, for the help page does not need them.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nsqtools.cli.bench_options import (
+    FOR_S,
+    WINDOW,
+    Batch,
+    BenchLoad,
+    Duration,
+    Load,
+    Messages,
+    Rate,
+    WarmUp,
+    Window,
+)
+from nsqtools.cli.exit_status import ExitStatus
+from nsqtools.cli.params import Json
+from nsqtools.cli.progress import Progress
+from nsqtools.cli.runtime import Runtime, Session
+from nsqtools.cli.signals import stopping
+from nsqtools.cli.subscribing import Create, look_before
+from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from nsqtools.services.bench.plan import Plan
+
+BACKLOG_TO_DRAIN = 200_000
+
+
+def pub(
+    batch: Batch = 100,
+    window: Window = WINDOW,
+    rate: Rate = 0.0,
+    count: Messages = None,
+    for_: Duration = None,
+    warm_up: WarmUp = "500ms",  # type: ignore[assignment]
+    json: Json = False,
+    *,
+    load: BenchLoad,
+    runtime: Session,
+) -> int:
+    """Measure how fast messages are published, each confirmed by nsqd.
+
+    Latency is that of a publish command, from sending a batch to its confirmation; with --rate from
+    the time at which it was due. The topic is an ephemeral one, gone afterwards: nsqd keeps what
+    fits its memory queue and discards the rest, so its disk is not measured. Name a topic of yours
+    to measure that too; what is published stays there.
+
+    Examples:
+        nsq bench pub
+        nsq bench pub --size 100-2KiB --batch 50 --connections 2 --for 30s --snappy
+        nsq bench pub --rate 1000 --batch 1 --json
+    """
+    from nsqtools.services.bench.plan import Mode
+
+    plan = load.plan(
+        Mode.PUB,
+        batch=batch,
+        window=window,
+        rate=rate,
+        count=count,
+        for_s=for_ or (None if count else FOR_S),
+        warm_up_s=warm_up,
+    )
+    return measure(runtime, load, plan, json=json)
+
+
+def sub(
+    count: Messages = BACKLOG_TO_DRAIN,
+    for_: Duration = None,
+    create: Create = False,
+    json: Json = False,
+    *,
+    load: BenchLoad,
+    runtime: Session,
+) -> int:
+    """Measure how fast a backlog is consumed, each message finished.
+
+    Fills a topic of its own with --count messages, then drains it, and deletes it with nsqd's HTTP
+    API. In a topic of yours the messages stay for your channels, and only the channel it used is
+    deleted. Latency is not measured: what waited in a queue says nothing of nsqd.
+
+    Examples:
+        nsq bench sub
+        nsq bench sub --count 1000000 --connections 2 --max-in-flight 500
+        nsq bench sub --tls --tls-ca-file ca.pem --json
+    """
+    from nsqtools.services.bench.plan import Mode
+
+    plan = load.plan(Mode.SUB, count=count, for_s=for_)
+    return measure(runtime, load, plan, json=json, create=create)
+
+
+def e2e(
+    batch: Batch = 1,
+    window: Window = WINDOW,
+    rate: Rate = 0.0,
+    count: Messages = None,
+    for_: Duration = None,
+    warm_up: WarmUp = "500ms",  # type: ignore[assignment]
+    create: Create = False,
+    json: Json = False,
+    *,
+    load: BenchLoad,
+    runtime: Session,
+) -> int:
+    """Measure how long messages take from a publisher through nsqd to a consumer.
+
+    Publishers put the time in each message (with --rate the time at which it was due), consumers
+    read it by the same clock. At full speed publishers stay at most 2500 messages ahead, so that is
+    what latency consists of then: take a --rate below it. Everything that was published must come
+    out, once: that is checked by counts and a checksum.
+
+    nsqd holds a message back in its output buffer for up to 25 ms: --consumer-opt
+    output_buffer_size=-1 shows what it takes without.
+
+    Examples:
+        nsq bench e2e --rate 1000
+        nsq bench e2e --rate 20000 --batch 20 --for 1m --connections 2
+        nsq bench e2e --embedded --count 100000 --json
+    """
+    from nsqtools.services.bench.plan import Mode
+
+    plan = load.plan(
+        Mode.E2E,
+        batch=batch,
+        window=window,
+        rate=rate,
+        count=count,
+        for_s=for_ or (None if count else FOR_S),
+        warm_up_s=warm_up,
+    )
+    return measure(runtime, load, plan, json=json, create=create)
+
+
+def measure(runtime: Runtime, load: Load, plan: Plan, *, json: bool, create: bool = False) -> int:
+    """Run ``plan`` and print its report; the exit status is 1 when messages are missing."""
+    from nsqtools.cli.bench_output import how_far, write_report
+    from nsqtools.services.bench.bench import Bench
+    from nsqtools.services.bench.plan import Mode
+
+    with ExitStack() as stack:
+        if load.embedded:
+            from nsqtools.server.embedded import EmbeddedNsqd
+
+            nsqd = stack.enter_context(EmbeddedNsqd())
+            plan = replace(
+                plan,
+                nsqd_tcp_addresses=(nsqd.tcp_address,),
+                nsqd_http_addresses=(nsqd.http_address,),
+            )
+        progress = stack.enter_context(Progress(runtime))
+        began = runtime.monotonic()
+        bench = Bench(
+            plan,
+            lambda phase, count: progress.show(
+                lambda: how_far(phase, count, runtime.monotonic() - began)
+            ),
+        )
+        if plan.topic is not None and plan.mode is not Mode.PUB:
+            look_at_topic(plan, plan.topic, runtime, create=create)
+        with stopping(bench.stop) as signals:
+            report = bench.run()
+    write_report(runtime, report, json=json)
+    for line in report.limits:
+        runtime.tell(f"nsq: {line}")
+    if report.interrupted or report.is_intact:
+        return signals.status()
+    runtime.stderr.write(
+        f"nsq: error: {report.published} messages were published and {report.consumed} consumed: "
+        f"{report.missing} missing, {report.repeated} repeated\n"
+    )
+    return ExitStatus.FAILED
+
+
+def look_at_topic(plan: Plan, topic: str, runtime: Runtime, *, create: bool) -> None:
+    """See that a channel of ours, deleted afterwards, takes nothing away from a user's topic."""
+    connection = ConnectionSettings(plan.nsqd_tcp_addresses, (), plan.nsqd_http_addresses)
+    try:
+        look_before(topic, "bench#ephemeral", connection, runtime, create=create, force=False)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"topic {topic} has no channel and messages waiting, which would be lost",
+            hint=f"Give it a channel first: nsq channel create {topic} CHANNEL.",
+        ) from error
