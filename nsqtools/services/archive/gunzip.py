@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple, Protocol
 
 from nsqtools.errors import NsqError
 
@@ -30,6 +30,13 @@ class Piece(NamedTuple):
     member_end: int | None
 
 
+class Readable(Protocol):
+    """A binary file, or a part of one."""
+
+    def seek(self, offset: int, /) -> int: ...
+    def read(self, size: int, /) -> bytes: ...
+
+
 class DamagedError(NsqError):
     """A member is cut off or corrupt. ``offset`` is where it begins: what is before it is good."""
 
@@ -38,7 +45,7 @@ class DamagedError(NsqError):
         self.offset = offset
 
 
-def gunzip(file: BinaryIO, offset: int = 0) -> Iterator[Piece]:
+def gunzip(file: Readable, offset: int = 0) -> Iterator[Piece]:
     """Iterate over the text of all members from the one that begins at ``offset``.
 
     Raises `DamagedError` behind the last good piece, ``OSError``.

@@ -10,6 +10,7 @@ line. Bare bodies have no topic, nsqd, id and time; those fields are empty then.
 
 from __future__ import annotations
 
+import functools
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -91,15 +92,19 @@ def find_archives(paths: Sequence[Path]) -> list[ArchiveFile]:
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            found += [*finished_below(path), *hidden_below(path, PART)]
+            # looked for first, so that one that is finished meanwhile is not missed
+            in_progress = list(hidden_below(path, PART))
+            found += [*finished_below(path), *in_progress]
         elif path.exists():
             found.append(path)
         else:
             raise NotFoundError(f"there is no {path}")
     try:
-        return [_with_index(path) for path in dict.fromkeys(found)]
+        archives = [_with_index(path) for path in dict.fromkeys(found)]
     except OSError as exc:
         raise OutputError(f"cannot read {exc.filename} ({exc.strerror})") from exc
+    heads = {archive.head for archive in archives if not archive.is_in_progress} - {None}
+    return [each for each in archives if not (each.is_in_progress and each.head in heads)]
 
 
 def _with_index(path: Path) -> ArchiveFile:
@@ -120,24 +125,26 @@ def read_text(
     try:
         with archive.path.open("rb") as file:
             gzipped = is_gzip(file)
+            on_problem = functools.partial(on_damage, archive.path)
             end = 0
             for member in archive.members or ():
                 end = member.end
                 if within.may_have(member):
-                    yield from _read_member(file, archive.path, member, gzipped, on_damage)
+                    yield from read_member(file, member, gzipped, on_problem)
             if not archive.is_in_progress:
                 yield from _read_rest(file, archive.path, end, gzipped, on_damage)
     except OSError as exc:
         raise OutputError(f"cannot read {archive.path} ({exc.strerror})") from exc
 
 
-def _read_member(
-    file: BinaryIO, path: Path, member: Member, gzipped: bool, on_damage: OnDamage
+def read_member(
+    file: BinaryIO, member: Member, gzipped: bool, on_problem: Callable[[str], None]
 ) -> Iterator[bytes]:
+    """Iterate over the text of a member. Raises ``OSError``; what is damaged is told."""
     file.seek(member.offset)
     data = file.read(member.length)
     if len(data) < member.length:
-        on_damage(path, f"{member.length - len(data)} bytes are missing behind its end")
+        on_problem(f"{member.length - len(data)} bytes are missing behind its end")
     if not gzipped:
         yield data
         return
@@ -145,12 +152,12 @@ def _read_member(
     try:
         text = decompressor.decompress(data)
     except zlib.error as exc:
-        on_damage(path, f"corrupt at byte {member.offset} ({exc})")
+        on_problem(f"corrupt at byte {member.offset} ({exc})")
         return
     if decompressor.eof or len(data) < member.length:
         yield text
     else:  # its checksum was not reached: nothing of it can be trusted
-        on_damage(path, f"corrupt at byte {member.offset} (it does not end where it should)")
+        on_problem(f"corrupt at byte {member.offset} (it does not end where it should)")
 
 
 def _read_rest(
@@ -202,7 +209,7 @@ def read_messages(
     is_jsonl: bool | None = None
     for lines in read_lines(archive, on_damage, delimiter=delimiter, within=within):
         if is_jsonl is None:
-            is_jsonl = _is_message(lines[0])
+            is_jsonl = is_message(lines[0])
         for line in lines:
             number += 1
             if not is_jsonl:
@@ -217,8 +224,11 @@ def read_messages(
                 yield message
 
 
-def _is_message(line: bytes) -> bool:
-    """Tell by its beginning, for a first line may be damaged, or by all of it."""
+def is_message(line: bytes) -> bool:
+    """Tell whether a file holds messages, by its first line.
+
+    Its beginning is enough, for the rest may be damaged; else it is all of it.
+    """
     if _BEGINNING.match(line):
         return True
     try:

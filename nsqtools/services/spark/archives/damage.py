@@ -1,0 +1,76 @@
+"""What cannot be read: it fails the query, or is written down where commands count it.
+
+Reports are lines of JSON, ``{"file": .., "pos": .., "problem": ..}``, in files named after what
+they are about: a member of a file, or a file. Whatever is read again - tasks are retried, batches
+repeated - replaces its report, so nothing is counted twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from nsqtools.errors import NsqError, OutputError
+
+log = logging.getLogger("nsqtools")
+
+MOST_LINES = 1000  # of one report
+SUFFIX = ".jsonl"
+
+
+class Damage(NamedTuple):
+    """One problem, and where: the file's path, and the byte where the member or line begins."""
+
+    file: str
+    pos: int
+    problem: str
+
+
+class Damages:
+    """Where damage is told. With a ``folder`` it is written there, without one it is an error."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def tell(self, identity: str, found: Sequence[Damage]) -> None:
+        """Tell all that is wrong with a member or file, whose ``identity`` is the same each time.
+
+        Raises `NsqError` with the first problem when damage fails the query, and `OutputError`.
+        """
+        if not found:
+            return
+        first = found[0]
+        if self._folder is None:
+            raise NsqError(
+                f"{first.file} is damaged: {first.problem}; repair it with `nsq archive repair`, "
+                "or have it passed over and reported: onDamage=report and damagePath"
+            )
+        log.warning("%s: %s", first.file, first.problem)
+        if len(found) > MOST_LINES:
+            more = Damage(first.file, first.pos, f"and {len(found) - MOST_LINES} lines more")
+            found = [*found[:MOST_LINES], more]
+        name = hashlib.sha256(identity.encode()).hexdigest()[:32]
+        text = "".join(json.dumps(damage._asdict()) + "\n" for damage in found)
+        self._write(self._folder, name, text)
+
+    def _write(self, folder: Path, name: str, text: str) -> None:
+        beside = folder / f".{name}.{os.getpid()}.tmp"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            beside.write_text(text, "utf-8")
+            beside.replace(folder / (name + SUFFIX))
+        except OSError as exc:
+            raise OutputError(f"cannot write into {folder} ({exc.strerror})") from exc
+
+
+def read_damage(folder: Path) -> list[Damage]:
+    """Return everything reported in a ``damagePath``, by file and position. Raises ``OSError``."""
+    found: list[Damage] = []
+    for path in folder.glob(f"*{SUFFIX}") if folder.is_dir() else ():
+        found += [Damage(**json.loads(line)) for line in path.read_text("utf-8").splitlines()]
+    return sorted(found)

@@ -1,0 +1,88 @@
+"""``format("nsq-archive")`` in Spark itself; what it decides is tested as plain objects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from plugins.archives import write_archive
+
+from nsqtools.protocol.message import WireMessage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BASE_NS = 1_700_000_000_000_000_000
+
+
+def messages(begin: int, end: int) -> list[WireMessage]:
+    bodies = {3: b"", 4: b"\xff\x00\x80", 5: "\u2028 caf\u00e9 \n\0".encode()}
+    return [
+        WireMessage(BASE_NS + n, 1 + n % 3, b"%016x" % n, bodies.get(n % 10, b"body %d" % n))
+        for n in range(begin, end)
+    ]
+
+
+def bodies_of(some: list[WireMessage]) -> list[bytes]:
+    return [message.body for message in some]
+
+
+def test_a_batch_has_every_message_with_all_its_columns(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path = write_archive(tmp_path / "a.log.gz", messages(0, 30), messages(30, 50))
+    write_archive(tmp_path / "b.log.gz", messages(50, 60), is_finished=False)
+
+    frame = spark.read.format("nsq-archive").option("minPartitions", 3).load(str(tmp_path))
+    rows = sorted(frame.collect(), key=lambda row: row.ts_ns)
+
+    assert [bytes(row.body) for row in rows] == bodies_of(messages(0, 60))
+    first = rows[0].asDict()
+    assert first.pop("timestamp").timestamp() == BASE_NS // 1_000_000_000
+    assert first == {
+        "topic": "clicks",
+        "nsqd": "nsqd:4150",
+        "id": "0" * 16,
+        "ts_ns": BASE_NS,
+        "attempts": 1,
+        "body": b"body 0",
+        "file": str(path),
+        "pos": 0,
+    }
+    assert {row.file for row in rows} == {str(path), str(tmp_path / "b.log.gz")}
+
+
+def test_sql_reads_an_archive_and_some_of_its_columns(spark: SparkSession, tmp_path: Path) -> None:
+    write_archive(tmp_path / "a.log.gz", messages(0, 30))
+
+    spark.sql(f"CREATE TEMPORARY VIEW clicks USING nsq_archive OPTIONS (path '{tmp_path}')")
+    try:
+        (row,) = spark.sql("SELECT count(*) AS n, max(attempts) AS most FROM clicks").collect()
+    finally:
+        spark.catalog.dropTempView("clicks")
+    narrow = spark.read.format("nsq-archive").schema("body binary, id string").load(str(tmp_path))
+
+    assert (row.n, row.most) == (30, 3)
+    assert narrow.where("id = '000000000000000a'").first() == (b"body 10", "000000000000000a")
+
+
+def test_an_empty_archive_has_no_rows(spark: SparkSession, tmp_path: Path) -> None:
+    assert spark.read.format("nsq-archive").load(str(tmp_path)).count() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"topicss": "a"}, "Did you mean topics"),
+        ({"since": "yesterday"}, "option since='yesterday' is not a time"),
+        ({"maxRowsPerTrigger": "5"}, "has no option 'maxrowspertrigger'"),
+        ({"path": "s3://bucket/archive"}, "archives are read from a file system"),
+        ({"path": "/nowhere/at/all"}, "there is no /nowhere/at/all"),
+    ],
+)
+def test_what_cannot_be_meant_is_said(
+    spark: SparkSession, tmp_path: Path, options: dict[str, str], complaint: str
+) -> None:
+    with pytest.raises(Exception, match=complaint):
+        spark.read.format("nsq-archive").options(**{"path": str(tmp_path), **options}).load().count()
