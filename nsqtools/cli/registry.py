@@ -283,6 +283,7 @@ COMMANDS: dict[str, Command | Group] = {
             ),
         },
         panel="Cluster",
+        examples=("nsq bench pub --size 1KiB", "nsq bench e2e --rate 1000"),
     ),
     "demo": Command(
         "nsqtools.cli.commands.demo:demo",
