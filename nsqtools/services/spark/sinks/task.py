@@ -154,9 +154,9 @@ class PublishTask:
             stop = start + self._allowance()
             stop = start + fitting(chunk.bodies[start:stop])
             self._publish_span(chunk, start, stop)
-            start = stop
             if self._rate is not None:
                 self._rate.took(stop - start)
+            start = stop
 
     def _allowance(self) -> int:
         """How many rows may be sent now; waits until it is one at least."""
