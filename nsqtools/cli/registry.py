@@ -238,8 +238,16 @@ COMMANDS: dict[str, Command | Group] = {
         panel="Cluster",
     ),
     "config": Group(
-        "Read and change the options of running nsqd.",
+        "Show the settings in force; read and change options of running nsqd.",
         {
+            "show": Command(
+                "nsqtools.cli.commands.config_show:show",
+                "Show the settings in force: flags, environment, profile, file, or default.",
+            ),
+            "path": Command(
+                "nsqtools.cli.commands.config_show:path",
+                "Print the path of the configuration file.",
+            ),
             "get": Command(
                 "nsqtools.cli.commands.config:get",
                 "Show one option of every running nsqd.",
@@ -250,11 +258,15 @@ COMMANDS: dict[str, Command | Group] = {
             ),
         },
         panel="Cluster",
-        examples=("nsq config get max_rdy_count", "nsq config set log_level debug"),
+        examples=("nsq config show --origin", "nsq config set log_level debug"),
     ),
     "spark": Group(
         "Run archives and topics through Spark.",
         {
+            "compact": Command(
+                "nsqtools.cli.commands.spark_compact:compact",
+                "Turn archives into Parquet by topic and date, with each message once.",
+            ),
             "sql": Command(
                 "nsqtools.cli.commands.spark_sql:sql",
                 "Ask archives and Parquet in SQL.",

@@ -117,7 +117,7 @@ def read_archives(
     from pyspark.sql import functions as F
 
     slot = partition.slot
-    reader = spark.read.format("nsq-archive")
+    reader = spark.read.format("nsq-archive").schema(f"topic string, {STORED_DDL}")
     if damage_path is not None:
         reader = reader.option("onDamage", "report").option("damagePath", str(damage_path))
     if slot.topic is None or slot.day is None:

@@ -1,0 +1,180 @@
+"""``nsq spark compact``: archives to Parquet.
+
+The services are imported when it runs, for the help page does not need them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from nsqtools.cli.administering import SAFETY, DryRun, Yes
+from nsqtools.cli.commands.archive_options import SELECTION, Delimiter
+from nsqtools.cli.compaction_output import (
+    delete_needless,
+    show_plan,
+    show_results,
+    tell_outcome,
+)
+from nsqtools.cli.params import Json
+from nsqtools.cli.runtime import Runtime, Session
+from nsqtools.cli.signals import stopping
+from nsqtools.cli.spark_session import SparkChoice, SparkOptions, job_progress, open_spark
+from nsqtools.errors import ConfigurationError
+from nsqtools.records.units import parse_span
+
+if TYPE_CHECKING:
+    from nsqtools.services.spark.jobs.compaction.inventory import Content
+    from nsqtools.services.spark.jobs.compaction.job import Compaction
+    from nsqtools.services.spark.jobs.compaction.partition import Reading
+
+
+def parse_day(text: str) -> date:
+    """Read a day. Raises ``ValueError``."""
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a day; write 2026-11-21") from None
+
+
+ArchiveDir = Annotated[
+    Path, Argument(metavar="ARCHIVE_DIR", help="Where nsq to-file writes; all below is read.")
+]
+Output = Annotated[
+    Path, Option("--output", "-o", metavar="DIR", help="Where the Parquet files go.")
+]
+Topics = Annotated[
+    list[str] | None,
+    Option(
+        "--topic",
+        "-t",
+        metavar="TOPIC",
+        help="Only these topics.",
+        rich_help_panel=SELECTION,
+    ),
+]
+Day = Annotated[
+    date | None,
+    Option(
+        "--day",
+        parser=parse_day,
+        metavar="DATE",
+        help="Only this day (2026-11-21, in UTC), which must be closed.",
+        rich_help_panel=SELECTION,
+    ),
+]
+UntilDay = Annotated[
+    date | None,
+    Option(
+        "--until-day",
+        parser=parse_day,
+        metavar="DATE",
+        help="Only closed days up to this one.",
+        rich_help_panel=SELECTION,
+    ),
+]
+Grace = Annotated[
+    float,
+    Option(
+        "--grace",
+        parser=parse_span,
+        metavar="DURATION",
+        help="How long after midnight (UTC) a day stays open for late messages.",
+        rich_help_panel=SELECTION,
+    ),
+]
+SkipDamaged = Annotated[
+    bool,
+    Option(
+        "--skip-damaged",
+        help="Take what is readable of damaged archives, and tell what is not.",
+        rich_help_panel=SAFETY,
+    ),
+]
+DeleteArchives = Annotated[
+    bool,
+    Option(
+        "--delete-archives",
+        help="Afterwards delete the archives of which every message is in verified Parquet.",
+        rich_help_panel=SAFETY,
+    ),
+]
+
+
+def compact(
+    archive_dir: ArchiveDir,
+    output: Output,
+    topic: Topics = None,
+    day: Day = None,
+    until_day: UntilDay = None,
+    grace: Grace = "1h",  # type: ignore[assignment]
+    skip_damaged: SkipDamaged = False,
+    delete_archives: DeleteArchives = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    delimiter: Delimiter = None,
+    json: Json = False,
+    *,
+    spark: SparkOptions,
+    runtime: Session,
+) -> int:
+    """Turn archives into Parquet by topic and date, with each message once.
+
+    A day is taken when it is closed: it was over for --grace, and no file in progress can still
+    hold messages of it. Messages that come later are merged in by the next run. What is written is
+    read back and compared with what was read before it takes its place, so a run that was killed
+    is just run again. Messages are told apart by topic, nsqd and id; bare bodies (raw files) have
+    none of these and are all kept, without topic and date.
+
+    Examples:
+        nsq spark compact /var/nsq --output /data/nsq --dry-run
+        nsq spark compact /var/nsq --output /data/nsq --day 2026-11-20 -t clicks
+        nsq spark compact /var/nsq --output /data/nsq --delete-archives --yes
+    """
+    from nsqtools.services.spark.jobs.compaction.job import prepare, refuse_open
+    from nsqtools.services.spark.jobs.compaction.layout import Output
+    from nsqtools.services.spark.jobs.compaction.partition import Reading
+    from nsqtools.services.spark.jobs.compaction.plan import Selection
+
+    if day is not None and until_day is not None:
+        raise ConfigurationError("--day and --until-day exclude each other")
+    target = Output(output)
+    target.check()
+    selection = Selection(tuple(topic or ()), day, day or until_day)
+
+    def planned() -> Compaction:
+        return prepare(archive_dir, target, selection, grace_s=grace, now_s=time.time())
+
+    if dry_run:
+        return show_plan(runtime, planned(), delete_archives=delete_archives, json=json)
+    planned()  # whatever cannot work is refused before anything is made
+    reading = Reading(delimiter, skip_damaged)
+    status = 0
+    with target.locked():
+        target.recover()
+        compaction = planned()
+        if day is not None:
+            refuse_open(compaction.partitions)
+        if compaction.work:
+            status = run(compaction, reading, spark, runtime)
+        deleted: Sequence[Content] = ()
+        if delete_archives and not status:
+            deleted = delete_needless(runtime, compaction.deletable(), yes=yes)
+    show_results(runtime, compaction, deleted, json=json)
+    return status or tell_outcome(runtime, compaction)
+
+
+def run(compaction: Compaction, reading: Reading, spark: SparkChoice, runtime: Runtime) -> int:
+    """Do the work in Spark; return 128 and a signal's number if one ended it early."""
+    with (
+        open_spark(runtime, spark.settings("nsq spark compact")) as session,
+        job_progress(runtime, session),
+        stopping(compaction.stop) as signals,
+    ):
+        compaction.run(session, reading)
+    return signals.status()
