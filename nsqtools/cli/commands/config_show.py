@@ -1,0 +1,234 @@
+"""``nsq config show`` and ``path``: which settings hold, and where each of them stands.
+
+The settings are what a profile may hold. Each is read as a command reads it, with the flags of this
+command line over the environment, over the profile, over the file; what a stronger setting has put
+out of force is shown with `--origin` and has no value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from typer import Context, Option
+
+from nsqtools.cli.addresses import (
+    KINDS,
+    AddressMap,
+    LookupdHttpAddresses,
+    NsqdHttpAddresses,
+    NsqdTcpAddresses,
+    given_addresses,
+)
+from nsqtools.cli.client_flags import ClientFlags, flag_statements, opt_statements
+from nsqtools.cli.connection import MaxInFlight, client_opt, profile_keys
+from nsqtools.cli.inject import From
+from nsqtools.cli.output import Cell, write_json, write_listing
+from nsqtools.cli.params import OUTPUT, Json
+from nsqtools.cli.profile import Profile, origin_of, setting_in_force, setting_of
+from nsqtools.cli.runtime import Session
+from nsqtools.client.statements import OPTION_OF_FLAG, Statement, settle
+from nsqtools.settings import Origin, config_path, profile_names
+
+MASK = "***"
+AUTH_SECRET = "NSQ_AUTH_SECRET"
+OPTS = ("consumer_opt", "producer_opt")
+
+
+class Row(NamedTuple):
+    """One setting: its value, None where it has none or is not in force, and where it stands."""
+
+    setting: str
+    value: str | bool | list[str] | None
+    origin: str
+    place: str
+
+
+def in_force(
+    context: Context,
+    nsqd_tcp_address: NsqdTcpAddresses = None,
+    lookupd_http_address: LookupdHttpAddresses = None,
+    nsqd_http_address: NsqdHttpAddresses = None,
+    address_map: AddressMap = None,
+    profile: Profile = None,
+    max_in_flight: MaxInFlight = None,
+    consumer_opt: Annotated[list[str] | None, client_opt("--consumer-opt", "consumer")] = None,
+    producer_opt: Annotated[list[str] | None, client_opt("--producer-opt", "producer")] = None,
+    *,
+    flags: Annotated[ClientFlags, From(ClientFlags)],
+) -> list[Row]:
+    """Every setting, in the order of the connection options; read from ``context``, that knows
+    where each stands. Raises `ConfigurationError`."""
+    said = list(flag_statements(context, flags))
+    opts = {
+        name: list(opt_statements(context, name, context.params.get(name) or ())) for name in OPTS
+    }
+    settled = {name: settle([*said, *statements]) for name, statements in opts.items()}
+    return [
+        _profile_row(context),
+        *_address_rows(context),
+        *_plain_rows(context, settled["consumer_opt"]),
+        *_secret_rows(context),
+        *(row for name in OPTS for row in _opt_rows(context, name, opts[name], settled[name])),
+    ]
+
+
+def show(
+    origin: Annotated[
+        bool,
+        Option("--origin", help="Say where each value stands.", rich_help_panel=OUTPUT),
+    ] = False,
+    json: Json = False,
+    *,
+    rows: Annotated[list[Row], From(in_force)],
+    runtime: Session,
+) -> None:
+    """Show the settings in force: flags, environment, profile, file, or default.
+
+    Secrets are masked. A setting without a value has no default here: each command has its own. The
+    client's other options and their defaults are listed by nsq options.
+
+    Examples:
+        nsq config show
+        nsq config show --origin -P staging
+        NSQ_NSQD_TCP_ADDRESS=nsqd-1:4150 nsq config show --json
+    """
+    if json:
+        write_json(runtime, [row._asdict() for row in rows], indent=2)
+        return
+    if origin:
+        cells = [(row.setting, _cell(row.value), row.origin, row.place) for row in rows]
+        write_listing(runtime, Row._fields, cells, json=False)
+        return
+    write_listing(
+        runtime, Row._fields[:2], [(row.setting, _cell(row.value)) for row in rows], json=False
+    )
+
+
+def path(*, json: Json = False, runtime: Session) -> None:
+    """Print the path of the configuration file.
+
+    The file need not be there; --json says whether it is, and which profiles it has.
+
+    Examples:
+        nsq config path
+        $EDITOR "$(nsq config path)"
+    """
+    file = config_path(runtime.environ)
+    if json:
+        exists = file.exists()
+        profiles = profile_names(file) if exists else []
+        write_json(runtime, {"path": str(file), "exists": exists, "profiles": profiles}, indent=2)
+        return
+    runtime.stdout.write(f"{file}\n")
+    if not file.exists():
+        runtime.tell("nsq: there is no such file yet; it is TOML, see man nsq-config")
+
+
+def _profile_row(context: Context) -> Row:
+    return Row("profile", context.params.get("profile"), *_place(context, "profile"))
+
+
+def _address_rows(context: Context) -> Iterator[Row]:
+    """Of the three kinds only those of the strongest origin hold."""
+    for kind, held in zip(KINDS, given_addresses(context), strict=True):
+        given = context.params.get(kind)
+        origin, place = _place(context, kind)
+        if given and not held:
+            place = f"not in force: {place}, and a stronger origin gives other addresses"
+        yield Row(_shown(kind), list(held) or None, origin, place)
+
+
+def _plain_rows(context: Context, settled: Mapping[str, Statement]) -> Iterator[Row]:
+    """Settings that have a flag of their own."""
+    defaults = _defaults()
+    for name in profile_keys():
+        if name in KINDS or name in OPTS:
+            continue
+        value = context.params.get(name)
+        origin, place = _place(context, name)
+        holds = settled.get(OPTION_OF_FLAG.get(name, name))
+        if value is None:
+            value = defaults.get(OPTION_OF_FLAG.get(name, name))
+        elif holds is not None and holds.origin > origin_of(context, name):
+            place, value = f"not in force: {place}, and {holds.speaker} is stronger", None
+        yield Row(_shown(name), _plain(value), origin, place)
+
+
+def _secret_rows(context: Context) -> Iterator[Row]:
+    if context.obj.environ.get(AUTH_SECRET):
+        yield Row("auth-secret", MASK, Origin.ENVIRONMENT.name.lower(), AUTH_SECRET)
+
+
+def _opt_rows(
+    context: Context, name: str, statements: list[Statement], settled: Mapping[str, Statement]
+) -> Iterator[Row]:
+    """A row for each client option that ``--consumer-opt`` or ``--producer-opt`` sets."""
+    for said in statements:
+        origin = Origin(said.origin)
+        setting = setting_of(context, name) if origin < Origin.ENVIRONMENT else None
+        place = setting.place if setting is not None else f"--{_shown(name)}"
+        value: str | None = MASK if said.option in _secrets() else said.text or "true"
+        if (holds := settled[said.option]).origin > said.origin:
+            place, value = f"not in force: {place}, and {holds.speaker} is stronger", None
+        yield Row(f"{_shown(name)} {said.option}", value, origin.name.lower(), place)
+
+
+def _place(context: Context, name: str) -> tuple[str, str]:
+    """The origin of an option's value by its name, and where exactly it stands."""
+    origin = origin_of(context, name)
+    place = ""
+    if (setting := setting_in_force(context, name)) is not None:
+        place = setting.place
+    elif origin is Origin.ENVIRONMENT:
+        parameters: list[Any] = context.command.params
+        place = next(str(each.envvar) for each in parameters if each.name == name)
+    elif origin is Origin.FLAG:
+        place = f"--{_shown(name)}"
+    return origin.name.lower(), place
+
+
+def _defaults() -> dict[str, Any]:
+    """What the client does where nothing is said, but for what each command decides itself."""
+    from dataclasses import fields
+
+    from nsqtools.client.options import ClientOptions, option_name
+
+    return {
+        option_name(option): option.default
+        for option in fields(ClientOptions)
+        if option.name != "max_in_flight" and option.default != ""
+    }
+
+
+def _secrets() -> set[str]:
+    from dataclasses import fields
+
+    from nsqtools.client.options import ClientOptions, option_name
+
+    return {option_name(each) for each in fields(ClientOptions) if each.metadata["secret"]}
+
+
+def _shown(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _plain(value: Any) -> str | bool | list[str] | None:
+    match value:
+        case None | [] | ():
+            return None
+        case list() | tuple():
+            return list(map(str, value))
+        case bool():
+            return value
+        case Enum():
+            return str(value.value)
+        case Path() | int():
+            return str(value)
+    return str(value)
+
+
+def _cell(value: str | bool | list[str] | None) -> Cell:
+    return " ".join(value) if isinstance(value, list) else value

@@ -1,0 +1,147 @@
+"""``nsq config show`` and ``path``: what holds, where it stands, and no secrets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugins.cli import RunNsq, TerminalNsq
+from plugins.clusters import ValidJson
+
+CONFIG = """
+lookupd-http-address = ["file:4161"]
+max-in-flight = 7
+
+[profiles.lab]
+nsqd-tcp-address = ["lab-1:4150", "lab-2:4150"]
+consumer-opt = { max_attempts = 4, msg_timeout = "5m", auth_secret = "hush-hush" }
+tls = true
+tls-ca-file = "/etc/ca.pem"
+
+[profiles.home]
+"""
+
+Rows = dict[str, tuple[Any, str, str]]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / ".config/nsqtools/config.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture
+def show(run_nsq: RunNsq, valid_json: ValidJson) -> Any:
+    """Run ``nsq config show --json`` and return its rows by the settings' names."""
+
+    def run(*arguments: str, **environ: str) -> Rows:
+        result = run_nsq(["config", "show", "--json", *arguments], env=environ)
+        assert (result.status, result.err) == (0, "")
+        rows = valid_json("config-show", result.out)
+        return {row["setting"]: (row["value"], row["origin"], row["place"]) for row in rows}
+
+    return run
+
+
+def test_without_anything_there_are_the_defaults(show: Any) -> None:
+    rows = show()
+
+    assert rows["nsqd-tcp-address"] == (["127.0.0.1:4150"], "default", "")
+    assert rows["tls"] == (False, "default", "")
+    assert rows["tls-min-version"] == ("tls1.2", "default", "")
+    assert rows["max-in-flight"] == (None, "default", "")  # each command has its own
+    assert {origin for _, origin, _ in rows.values()} == {"default"}
+
+
+def test_each_origin_is_named_with_the_place(file: Path, show: Any) -> None:
+    environ = {"NSQ_PROFILE": "lab", "NSQ_AUTH_SECRET": "sesame"}
+
+    rows = show("--deflate-level=3", "--producer-opt=max_outstanding=9", **environ)
+
+    assert rows["profile"] == ("lab", "environment", "NSQ_PROFILE")
+    assert rows["max-in-flight"] == ("7", "file", f"max-in-flight in {file}")
+    assert rows["tls"] == (True, "profile", f"profiles.lab.tls in {file}")
+    assert rows["deflate-level"] == ("3", "flag", "--deflate-level")
+    assert rows["nsqd-tcp-address"][0] == ["lab-1:4150", "lab-2:4150"]
+    place = f"profiles.lab.consumer-opt in {file}"
+    assert rows["consumer-opt max_attempts"] == ("4", "profile", place)
+    assert rows["producer-opt max_outstanding"] == ("9", "flag", "--producer-opt")
+    assert rows["auth-secret"] == ("***", "environment", "NSQ_AUTH_SECRET")
+
+
+def test_what_is_weaker_is_shown_as_not_in_force(file: Path, show: Any) -> None:
+    rows = show(
+        *("--profile=lab", "--no-tls", "--max-in-flight=3", "--consumer-opt=max_attempts=5"),
+        NSQ_NSQD_TCP_ADDRESS="other:4150",
+    )
+
+    assert rows["nsqd-tcp-address"] == (["other:4150"], "environment", "NSQ_NSQD_TCP_ADDRESS")
+    value, origin, place = rows["lookupd-http-address"]
+    assert (value, origin) == (None, "file")
+    assert place.startswith(f"not in force: lookupd-http-address in {file}, and a stronger origin")
+    assert rows["tls"] == (False, "flag", "--tls")
+    assert rows["max-in-flight"] == ("3", "flag", "--max-in-flight")
+    assert rows["consumer-opt max_attempts"] == ("5", "flag", "--consumer-opt")
+    overruled = show("--consumer-opt=max_in_flight=3")["max-in-flight"]
+    assert overruled[0] is None
+    assert "--consumer-opt max_in_flight is stronger" in overruled[2]
+
+
+def test_secrets_are_masked_wherever_they_stand(
+    file: Path, tmp_path: Path, run_nsq: RunNsq
+) -> None:
+    (tmp_path / "secret").write_text("open sesame")
+    flags = [f"--auth-secret-file={tmp_path / 'secret'}", "--producer-opt=auth_secret=open sesame"]
+
+    for form in ([], ["--origin"], ["--json"]):
+        of_profile = run_nsq(["config", "show", "--profile=lab", *form])
+        of_flags = run_nsq(["config", "show", *flags, *form])
+        assert (of_profile.status, of_flags.status) == (0, 0)
+        for result in (of_profile, of_flags):
+            assert b"***" in result.out
+            assert b"sesame" not in result.out
+            assert b"hush" not in result.out
+
+
+def test_tables_have_the_origin_when_it_is_asked_for(
+    file: Path, run_nsq: RunNsq, nsq_on_a_terminal: TerminalNsq
+) -> None:
+    short = run_nsq(["config", "show"]).out.decode().splitlines()
+    long = run_nsq(["config", "show", "--origin"]).out.decode().splitlines()
+    terminal = nsq_on_a_terminal(["config", "show", "--origin"], columns=160).read()
+
+    assert (short[0], long[0]) == ("setting\tvalue", "setting\tvalue\torigin\tplace")
+    assert "max-in-flight\t7" in short
+    assert f"max-in-flight\t7\tfile\tmax-in-flight in {file}" in long
+    assert "lookupd-http-address" in terminal
+    assert "\t" not in terminal
+
+
+def test_wrong_settings_are_said_as_every_command_says_them(file: Path, run_nsq: RunNsq) -> None:
+    file.write_text("max-in-fligt = 3\n")
+
+    result = run_nsq(["config", "show"])
+
+    assert result.status == 2
+    assert "unknown setting max-in-fligt in" in result.err
+
+
+def test_the_path_is_printed_be_it_there_or_not(
+    run_nsq: RunNsq, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    before = run_nsq(["config", "path"])
+    nowhere = json.loads(run_nsq(["config", "path", "--json"]).out)
+    file = request.getfixturevalue("file")
+    after = run_nsq(["config", "path"])
+    somewhere = json.loads(run_nsq(["config", "path", "--json"]).out)
+
+    assert before.out.decode() == after.out.decode() == f"{file}\n"
+    assert ("no such file" in before.err, after.err) == (True, "")
+    assert nowhere == {"path": str(file), "exists": False, "profiles": []}
+    assert somewhere == {"path": str(file), "exists": True, "profiles": ["home", "lab"]}
+    moved = run_nsq(["config", "path"], env={"XDG_CONFIG_HOME": str(tmp_path / "etc")})
+    assert moved.out.decode() == f"{tmp_path}/etc/nsqtools/config.toml\n"
