@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from nsqtools.protocol.message import WireMessage
 from nsqtools.records.envelope import encode_many
 from nsqtools.services.archive.compression import gzip_members
 from nsqtools.services.archive.finishing import Directories, finish
+from nsqtools.services.archive.index import Head
 from nsqtools.services.archive.part_file import PartFile
 
 
@@ -33,6 +35,45 @@ def write_archive(
         file.flush(file.end_member(len(messages), min(times), max(times)))
     file.close()
     return finish(path, Directories(path.parent, path.parent)) if is_finished else path
+
+
+class Writer:
+    """An archive as it is written: members become durable, files are finished, one at a time."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        output: Path | None = None,
+        writer: str = "",
+        topic: str = "clicks",
+    ) -> None:
+        self.directories = Directories(output or directory, directory)
+        self.writer = writer or uuid.uuid4().hex
+        self.number = 0
+        self._topic = topic
+        self._file: PartFile | None = None
+
+    def write(self, *members: Sequence[WireMessage], name: str = "") -> Path:
+        """Make members durable in the file in progress, and begin one if there is none."""
+        if self._file is None:
+            self.number += 1
+            path = self.directories.work / (name or f"{self._topic}-{self.number:06d}.log.gz")
+            head = Head(self.writer, self.number)
+            self._file = PartFile(path, 0o640, gzip_members(6), 0.0, head)
+        for messages in members:
+            times = [message.timestamp_ns for message in messages]
+            self._file.append(encode_many(self._topic, "nsqd:4150", messages))
+            self._file.flush(self._file.end_member(len(messages), min(times), max(times)))
+        return self._file.path
+
+    def finish(self) -> Path:
+        """Finish the file in progress."""
+        assert self._file is not None
+        path = finish(self._file.path, self.directories)
+        self._file.close()
+        self._file = None
+        return path
 
 
 def finished_files(directory: Path) -> list[Path]:

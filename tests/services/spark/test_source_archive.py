@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from plugins.archives import write_archive
+from plugins.archives import Writer, write_archive
 
 from nsqtools.protocol.message import WireMessage
 
@@ -85,4 +85,54 @@ def test_what_cannot_be_meant_is_said(
     spark: SparkSession, tmp_path: Path, options: dict[str, str], complaint: str
 ) -> None:
     with pytest.raises(Exception, match=complaint):
-        spark.read.format("nsq-archive").options(**{"path": str(tmp_path), **options}).load().count()
+        spark.read.format("nsq-archive").options(
+            **{"path": str(tmp_path), **options}
+        ).load().count()
+
+
+def drained(spark: SparkSession, path: Path, checkpoint: Path, **options: object) -> list[bytes]:
+    """What a stream with ``availableNow`` finds, in batches of its own."""
+    found: list[bytes] = []
+    stream = spark.readStream.format("nsq-archive").options(**options).load(str(path))
+    query = (
+        stream.writeStream.option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .foreachBatch(lambda batch, number: found.extend(bytes(r.body) for r in batch.collect()))
+        .start()
+    )
+    query.awaitTermination()
+    return found
+
+
+def test_a_stream_goes_on_where_it_ended_whatever_became_of_the_files(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    archive, checkpoint = tmp_path / "archive", tmp_path / "checkpoint"
+    archive.mkdir()
+    writer = Writer(archive)
+    writer.write(messages(0, 20))
+    first = drained(spark, archive, checkpoint, maxRowsPerTrigger=15)
+    writer.write(messages(20, 30))
+    writer.finish()
+    writer.write(messages(30, 40))
+    second = drained(spark, archive, checkpoint, maxRowsPerTrigger=15)
+    third = drained(spark, archive, checkpoint)
+
+    assert first == bodies_of(messages(0, 20))
+    assert second == bodies_of(messages(20, 40))
+    assert third == []
+
+
+def test_a_stream_fails_with_one_line_when_a_file_is_gone(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    archive, checkpoint = tmp_path / "archive", tmp_path / "checkpoint"
+    archive.mkdir()
+    writer = Writer(archive)
+    writer.write(messages(0, 20))
+    drained(spark, archive, checkpoint)
+    for path in archive.iterdir():
+        path.unlink()
+
+    with pytest.raises(Exception, match=r"NsqError: file 1 of writer \w+ is gone: messages of"):
+        drained(spark, archive, checkpoint)

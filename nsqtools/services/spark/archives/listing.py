@@ -45,14 +45,19 @@ class ListedFile:
         self._index_read = 0
         self._members: list[Member] = []
         self.head: Head | None = None
+        self.first_ts = 0  # of the first member, where an index tells it
         self.has_index = self._begin()
         self._content: Content | None = None
 
     def _begin(self) -> bool:
         try:
-            self.head = head_at(self._index)
+            with self._index.open("rb") as file:
+                self.head = _head(file)
+                file.seek(len(self.head.encode()) if self.head else 0)
+                first = decode_index(file.readline(200))
         except FileNotFoundError:
             return False
+        self.first_ts = first[0].min_ts if first else 0
         return True
 
     def is_current(self) -> bool:
@@ -90,6 +95,13 @@ class ListedFile:
     def forget_members(self) -> None:
         """Give the memory free: it was read."""
         self._members, self._index_read = [], 0
+
+    def end(self) -> int:
+        """Return how far it can be read: of a file in progress, to the last durable member."""
+        if self.is_finished:
+            return self.path.stat().st_size
+        members = self.members()
+        return members[-1].end if members else 0
 
     def readable(self) -> list[Member]:
         """Return all that can be read: the members, and of a finished file what is behind them.

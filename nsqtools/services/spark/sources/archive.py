@@ -8,19 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from nsqtools.errors import ConfigurationError
+from nsqtools.services.spark.archives.offsets import decode_offset
 from nsqtools.services.spark.archives.plan import Partition
-from nsqtools.services.spark.archives.settings import ReadSettings, read_settings
+from nsqtools.services.spark.archives.settings import (
+    ReadSettings,
+    StreamSettings,
+    read_settings,
+    stream_settings,
+)
 from nsqtools.services.spark.options import Options
 from nsqtools.services.spark.schema import ARCHIVED_DDL
+from nsqtools.services.spark.sources.limits import Poll, default_limit, limits_under
 
 if TYPE_CHECKING:
     import pyarrow
+
+    from nsqtools.services.spark.archives.stream import ArchiveStream
 
 FORMAT = "nsq-archive"
 
@@ -40,6 +56,12 @@ class ArchiveSource(DataSource):
         settings = read_settings(options)
         options.end()
         return ArchiveReader(settings, columns(schema))
+
+    def streamReader(self, schema: StructType) -> ArchiveStreamReader:
+        options = Options(FORMAT, self.options)
+        settings, stream = read_settings(options), stream_settings(options)
+        options.end()
+        return ArchiveStreamReader(settings, stream, columns(schema))
 
 
 class SQLArchiveSource(ArchiveSource):
@@ -68,6 +90,48 @@ class ArchiveReader(DataSourceReader):
         from nsqtools.services.spark.archives.batch import plan_batch
 
         return [ArchivePartition(partition) for partition in plan_batch(self._settings)]
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        return read(partition.value, self._settings, self._names)
+
+
+class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads what comes. One of it lives as long as the query does, and decides; its copies read."""
+
+    def __init__(self, settings: ReadSettings, stream: StreamSettings, names: list[str]) -> None:
+        self._settings = settings
+        self._options = stream
+        self._names = names
+
+    @cached_property
+    def _stream(self) -> ArchiveStream:
+        from nsqtools.services.spark.archives.stream import ArchiveStream
+
+        return ArchiveStream(self._settings, self._options)
+
+    @cached_property
+    def _poll(self) -> Poll:
+        return Poll(self._options.poll_s)
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._stream.initial().encode()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return default_limit(self._options.limits)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        limits = limits_under(limit, self._options.limits)
+        with self._poll as poll:
+            end = self._stream.latest(decode_offset(start), limits).encode()
+            poll.found_something(end != start)
+        return end
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._stream.freeze()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[ArchivePartition]:
+        planned = self._stream.plan(decode_offset(start), decode_offset(end))
+        return [ArchivePartition(partition) for partition in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         return read(partition.value, self._settings, self._names)
