@@ -1,22 +1,26 @@
 """``nsq __complete``: names for the completion of shells.
 
-Completion scripts call it while somebody waits for the tab key: it gives up after a second, and
-when anything fails there is just nothing to complete.
+Completion scripts call it while somebody waits for the tab key: it is gone after a second whatever
+hangs, and when anything fails there is just nothing to complete. What it prints goes into a command
+line, so names that no nsqd would take (a daemon may answer anything) are left out.
 """
 
 from __future__ import annotations
 
+import os
 from enum import Enum
+from threading import Timer
 from typing import Annotated
 
 from typer import Argument, Option
 
-from nsqtools.cli.cluster_connection import ClusterConnection
+from nsqtools.cli.cluster_connection import ClusterConnection, ClusterSettings
 from nsqtools.cli.output import ByteWriter
-from nsqtools.cli.runtime import Session
+from nsqtools.cli.runtime import Runtime, Session
 from nsqtools.errors import NsqError
 
-TIMEOUT_S = 1.0
+TIMEOUT_S = 0.8  # for a daemon; what another one answered in time is still shown
+LIMIT_S = 1.0  # for everything: name resolution knows no time-out
 
 
 class Kind(Enum):
@@ -24,9 +28,10 @@ class Kind(Enum):
 
     topics = "topics"
     channels = "channels"
+    profiles = "profiles"
 
 
-KindOfName = Annotated[Kind, Argument(metavar="topics|channels", help="Which names.")]
+KindOfName = Annotated[Kind, Argument(help="Which names.")]
 OfTopic = Annotated[
     str | None, Option("--topic", "-t", metavar="TOPIC", help="Whose channels; all without it.")
 ]
@@ -39,7 +44,7 @@ def complete(
     cluster: ClusterConnection,
     runtime: Session,
 ) -> None:
-    """Print the names of topics or channels, for the completion of shells.
+    """Print the names of topics, channels or profiles, for the completion of shells.
 
     One name a line, and nothing at all when no daemon answers in a second.
 
@@ -47,14 +52,25 @@ def complete(
         nsq __complete topics
         nsq __complete channels -t clicks
     """
-    from nsqtools.services.names import channel_names, topic_names
-
+    limit = Timer(LIMIT_S, os._exit, (0,))
+    limit.daemon = True
+    limit.start()
     try:
-        with cluster.open(min(TIMEOUT_S, cluster.timeout_s)) as opened:
-            if kind is Kind.topics:
-                names = topic_names(opened)
-            else:
-                names = channel_names(opened, topic or "")
+        names = find_names(kind, topic or "", cluster, runtime)
     except NsqError:
         return
     ByteWriter(runtime.stdout.fileno()).write("".join(f"{name}\n" for name in names).encode())
+
+
+def find_names(kind: Kind, topic: str, cluster: ClusterSettings, runtime: Runtime) -> list[str]:
+    """The names, those of channels of ``topic`` or of all topics. Raises `NsqError`."""
+    if kind is Kind.profiles:
+        from nsqtools.settings import config_path, profile_names
+
+        return profile_names(config_path(runtime.environ))
+    from nsqtools.protocol.names import is_valid_name
+    from nsqtools.services.names import channel_names, topic_names
+
+    with cluster.open(min(TIMEOUT_S, cluster.timeout_s)) as opened:
+        names = topic_names(opened) if kind is Kind.topics else channel_names(opened, topic)
+    return list(filter(is_valid_name, names))

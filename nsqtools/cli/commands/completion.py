@@ -1,0 +1,78 @@
+"""``nsq completion``: the completion scripts, which the package brings along.
+
+They are rendered ahead (see `nsqtools.cli.docs`), so that printing one costs no more than
+``nsq --version``: shells run it when they start.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from nsqtools.cli.help import HelpPage, rendered_for_stdout
+
+TYPE_CHECKING = False  # importing typing would triple the time
+if TYPE_CHECKING:
+    from nsqtools.errors import ConfigurationError
+
+FILES = {"bash": "nsq.bash", "zsh": "_nsq", "fish": "nsq.fish"}
+
+DESCRIPTION = """\
+Print the completion script for bash, zsh or fish.
+
+Installed packages bring the scripts along, where shells look for them: in share/ below the
+directory that nsq was installed into. This is for everything else. Names of topics and channels
+are asked from the cluster that the command line names, and never for longer than a second."""
+
+ARGUMENTS = (("bash|zsh|fish", "Which shell. [required]"),)
+
+OPTIONS = (("--help", "Show this message and exit."),)
+
+EXAMPLES = (
+    'eval "$(nsq completion bash)"                      # in ~/.bashrc',
+    'eval "$(nsq completion zsh)"                       # in ~/.zshrc, after compinit',
+    "nsq completion fish > ~/.config/fish/completions/nsq.fish",
+)
+
+
+def completion(arguments: list[str]) -> int:
+    """Print the completion script for bash, zsh or fish."""
+    if "--help" in arguments:
+        sys.stdout.write(rendered_for_stdout(page()))
+        return 0
+    if len(arguments) != 1 or arguments[0] not in FILES:
+        raise _wrong(arguments)
+    sys.stdout.write(read_script(FILES[arguments[0]]))
+    return 0
+
+
+def page() -> HelpPage:
+    """What ``nsq completion --help`` shows."""
+    usage = f"nsq completion {ARGUMENTS[0][0]}"
+    return HelpPage(usage, DESCRIPTION, {"Arguments": ARGUMENTS, "Options": OPTIONS}, EXAMPLES)
+
+
+def read_script(name: str) -> str:
+    """Read a script: the package's own, or in a checkout that of the top directory."""
+    package = os.path.dirname(os.path.dirname(__file__))
+    for directory in (package, os.path.dirname(os.path.dirname(package))):
+        try:
+            with open(os.path.join(directory, "completions", name), encoding="utf-8") as file:
+                return file.read()
+        except FileNotFoundError:
+            continue
+    from nsqtools.errors import NsqError
+
+    raise NsqError(f"the script {name} is missing from {package}", hint="Install nsqtools again.")
+
+
+def _wrong(arguments: list[str]) -> ConfigurationError:
+    from nsqtools.errors import ConfigurationError
+
+    known = "bash, zsh or fish"
+    if not arguments:
+        return ConfigurationError(f"missing shell: {known}", hint="See nsq completion --help.")
+    return ConfigurationError(
+        f"no completion for {' '.join(arguments)!r}, only for {known}",
+        hint="See nsq completion --help.",
+    )

@@ -1,0 +1,193 @@
+"""The command tree as plain data, every command loaded: what all documents are rendered from.
+
+The parameters come from the typer commands, or for the daemons from their flags; the prose (usage,
+description, examples) is that of the help page, so manual and help cannot differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from typer import Context
+
+from nsqtools.cli.app import command_tree
+from nsqtools.cli.client_flags import PANEL as TLS
+from nsqtools.cli.describe import choices, describe, metavar, notes
+from nsqtools.cli.docs.values import Kind, Value, value_of
+from nsqtools.cli.help import HelpPage, group_page, root_page
+from nsqtools.cli.lazy import LazyGroup
+from nsqtools.cli.profile import CONNECTION
+from nsqtools.cli.registry import ROOT_OPTIONS, Command
+from nsqtools.server.settings.go_flags import Flag
+
+OPTIONS = "Options"  # the panel of an option that names none
+COMPLETE = "__complete"
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option, with all its spellings, or a flag in Go's syntax."""
+
+    names: tuple[str, ...]
+    """The shortest first: ``-t``, ``--topic``."""
+    help: str
+    value: Value | None = None
+    """None for a switch."""
+    off_names: tuple[str, ...] = ()
+    """What switches it off: ``--no-tls``."""
+    notes: tuple[str, ...] = ()
+    """``env: NSQ_PROFILE``, ``default: 5s``, ``required``, ``repeatable``."""
+    panel: str = OPTIONS
+    environment: str = ""
+    is_repeatable: bool = False
+    value_is_optional: bool = False
+    """A bool of Go: a value is written after ``=`` or not at all."""
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        return self.names + self.off_names
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A word that is no option; the last one may be repeated."""
+
+    value: Value
+    help: str
+    is_repeatable: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    """A command, or a group of commands, or ``nsq`` itself."""
+
+    words: tuple[str, ...]
+    """``("nsq", "topic", "create")``."""
+    summary: str
+    help: HelpPage
+    options: tuple[Option, ...]
+    arguments: tuple[Argument, ...] = ()
+    commands: tuple[Page, ...] = ()
+    is_raw: bool = False
+    """Its arguments are not read by typer."""
+    has_go_flags: bool = False
+
+    @property
+    def path(self) -> str:
+        """The words as they are typed."""
+        return " ".join(self.words)
+
+    def walk(self) -> Iterator[Page]:
+        """This page and all below it, in the order of the help."""
+        yield self
+        for command in self.commands:
+            yield from command.walk()
+
+
+HELP_OPTION = Option(("--help",), dict(ROOT_OPTIONS)["--help"])
+
+
+def read_tree() -> Page:
+    """Load every command that is not hidden, and return the page of ``nsq``."""
+    tree = command_tree()
+    context = Context(tree, info_name="nsq")
+    options = tuple(Option((name,), help) for name, help in ROOT_OPTIONS)
+    page = root_page()
+    commands = _commands(tree, context, ("nsq",))
+    return Page(("nsq",), page.description, page, options, commands=commands)
+
+
+def cluster_options() -> tuple[Option, ...]:
+    """The options that say which cluster to ask for names."""
+    tree = command_tree()
+    page = _command(tree, Context(tree, info_name="nsq"), ("nsq", COMPLETE))
+    return tuple(option for option in page.options if option.panel in (CONNECTION, TLS))
+
+
+def _commands(group: LazyGroup, context: Context, words: tuple[str, ...]) -> tuple[Page, ...]:
+    pages = []
+    for name, entry in group.group.commands.items():
+        path = (*words, name)
+        if isinstance(entry, Command):
+            if not entry.hidden:
+                pages.append(
+                    _raw_command(entry, path) if entry.raw else _command(group, context, path)
+                )
+        else:
+            below: Any = group.commands[name]
+            inner = Context(below, info_name=name, parent=context)
+            page = group_page(" ".join(path), entry)
+            commands = _commands(below, inner, path)
+            pages.append(Page(path, entry.help, page, (HELP_OPTION,), commands=commands))
+    return tuple(pages)
+
+
+def _command(group: LazyGroup, context: Context, words: tuple[str, ...]) -> Page:
+    command = group.load(words[-1])
+    inner = Context(command, info_name=words[-1], parent=context)
+    parameters: list[Any] = command.get_params(inner)
+    entry = group.group.commands[words[-1]]
+    return Page(
+        words,
+        entry.help,
+        describe(command, inner),
+        tuple(
+            _option(each)
+            for each in parameters
+            if each.param_type_name == "option" and not each.hidden
+        ),
+        tuple(_argument(each) for each in parameters if each.param_type_name == "argument"),
+    )
+
+
+def _option(option: Any) -> Option:
+    names = tuple(sorted(option.opts, key=len))
+    is_switch = option.is_flag or option.count
+    return Option(
+        names,
+        option.help or "",
+        None if is_switch else value_of(names[-1].lstrip("-"), metavar(option), choices(option)),
+        tuple(option.secondary_opts),
+        tuple(notes(option)),
+        option.rich_help_panel or OPTIONS,
+        option.envvar or "",
+        bool(option.multiple or option.count),
+    )
+
+
+def _argument(argument: Any) -> Argument:
+    value = value_of(argument.name, metavar(argument), choices(argument))
+    return Argument(value, argument.help or "", argument.nargs == -1, tuple(notes(argument)))
+
+
+def _raw_command(entry: Command, words: tuple[str, ...]) -> Page:
+    """A command that reads its arguments itself: its module has ``page()``, and maybe flags."""
+    module: Any = import_module(entry.entry.partition(":")[0])
+    page: HelpPage = module.page()
+    arguments = [
+        Argument(value_of(label.lower(), label), text, is_repeatable=False)
+        for label, text in page.sections.get("Arguments", ())
+    ]
+    if not hasattr(module, "flags"):
+        return Page(words, entry.help, page, (HELP_OPTION,), tuple(arguments), is_raw=True)
+    texts = [text for _, text in page.sections["Flags"]]
+    flags = tuple(map(_flag, module.flags().items(), texts))
+    return Page(words, entry.help, page, flags, is_raw=True, has_go_flags=True)
+
+
+def _flag(named: tuple[str, Flag], text: str) -> Option:
+    name, flag = named
+    value = value_of(name, "" if flag.kind.is_bool else flag.kind.go_name)
+    if flag.kind.is_bool and not value.choices:
+        value = Value("", Kind.CHOICE, ("true", "false"))
+    return Option(
+        (f"-{name}",),
+        text,
+        value,
+        is_repeatable=flag.kind.repeatable,
+        value_is_optional=flag.kind.is_bool,
+    )

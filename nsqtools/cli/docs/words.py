@@ -1,0 +1,63 @@
+"""Options and arguments as single words, the form in which the scripts for bash and fish hold them.
+
+--json                     a switch
+--tls,--no-tls             spellings of one option: where one was given none is offered again
+*-t,--topic=@topics        it takes a value, a topic; * for: it may be given again
+--mode=all|failover        it takes one of these values
+-n,--count=                it takes a value that nothing is known about
+-deflate?=true|false       a bool of Go: the value stands behind = or is left out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nsqtools.cli.docs.tree import Argument, Option
+from nsqtools.cli.docs.values import Kind, Value
+
+WIDEST = 100
+HEADER = "Rendered by python -m nsqtools.cli.docs: do not edit."
+
+
+def option_word(option: Option) -> str:
+    """The word that stands for an option."""
+    word = ("*" if option.is_repeatable else "") + ",".join(option.spellings)
+    if option.value is None:
+        return word
+    return f"{word}{'?' if option.value_is_optional else ''}={_value(option.value)}"
+
+
+def argument_word(argument: Argument) -> str:
+    """The word that stands for an argument: its value, behind ``*`` when it may be repeated."""
+    return ("*" if argument.is_repeatable else "") + _value(argument.value)
+
+
+def spelled(options: Iterable[Option], *, with_value: bool) -> list[str]:
+    """All spellings of the options that take a value, or of those that take none."""
+    return [
+        name for each in options if (each.value is not None) is with_value for name in each.names
+    ]
+
+
+def single_quoted(text: str) -> str:
+    """The text as one word for bash, zsh and fish. (In fish a backslash stays one in quotes.)"""
+    if "'" in text or "\\" in text:
+        raise ValueError(f"{text!r} has a quote or a backslash")
+    return f"'{text}'"
+
+
+def in_columns(words: Iterable[str], indent: int = 16) -> list[str]:
+    """The words in lines of at most 100 columns."""
+    lines: list[str] = []
+    for word in words:
+        if lines and len(lines[-1]) + 1 + len(word) <= WIDEST:
+            lines[-1] += " " + word
+        else:
+            lines.append(" " * indent + word)
+    return lines
+
+
+def _value(value: Value) -> str:
+    if value.kind is Kind.CHOICE:
+        return "|".join(value.choices)
+    return f"@{value.kind.value}" if value.kind is not Kind.ANYTHING else ""
