@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ExitStatus(IntEnum):
-    """What a script can tell from ``$?``; ``meaning`` is its line in the manual and in README.md."""
+    """What a script can tell from ``$?``; ``meaning`` is its line in the manual and README.md."""
 
     meaning: str
 

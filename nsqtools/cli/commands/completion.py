@@ -29,8 +29,8 @@ ARGUMENTS = (("bash|zsh|fish", "Which shell. [required]"),)
 OPTIONS = (("--help", "Show this message and exit."),)
 
 EXAMPLES = (
-    'eval "$(nsq completion bash)"                      # in ~/.bashrc',
-    'eval "$(nsq completion zsh)"                       # in ~/.zshrc, after compinit',
+    'eval "$(nsq completion bash)"    # in ~/.bashrc',
+    'eval "$(nsq completion zsh)"     # in ~/.zshrc, after compinit',
     "nsq completion fish > ~/.config/fish/completions/nsq.fish",
 )
 
