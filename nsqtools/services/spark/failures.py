@@ -32,6 +32,7 @@ NOISE = re.compile(
 )
 OUT_OF_MEMORY = "java.lang.OutOfMemoryError"
 SHUT_DOWN = "SparkContext was shut down"
+SAVE_MODE = "UNSUPPORTED_DATA_SOURCE_SAVE_MODE"
 NOT_FOUND = ("PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND")
 
 
@@ -112,6 +113,8 @@ def _from_analysis(text: str, log: str) -> NsqError:
     message = first_line(text)
     if condition is not None and condition[1] in NOT_FOUND:
         return errors.NotFoundError(message)
+    if condition is not None and condition[1] == SAVE_MODE:
+        return ConfigurationError(message, hint='Write with .mode("append").')
     return ConfigurationError(message)
 
 

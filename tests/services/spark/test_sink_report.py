@@ -40,7 +40,7 @@ def test_rows_that_are_left_over_fail_the_job_with_their_reason() -> None:
 
     with pytest.raises(NsqError, match=r"1 rows were refused .*: row 7: too large"):
         require_all(Report({"a": 3}, rejected=2, dead_lettered=1, reasons=["row 7: too large"]))
-    with pytest.raises(NsqError, match="1 rows have an unknown fate .* by an earlier run"):
+    with pytest.raises(NsqError, match=r"1 rows have an unknown fate .* by an earlier run"):
         require_all(Report(unknown=1))
 
 
@@ -54,5 +54,5 @@ def test_the_document_has_all_counts(tmp_path: Path) -> None:
 
 
 def test_a_document_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="cannot write /no/such/outcome.json"):
+    with pytest.raises(OutputError, match=r"cannot write /no/such/outcome.json"):
         write_document(Path("/no/such/outcome.json"), Report(), is_complete=True)
