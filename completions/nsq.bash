@@ -723,7 +723,8 @@ _nsq_describe() {
             ;;
         'nsq demo')
             options=(
-                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '--spark,--no-spark' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug'
+                '--help'
             )
             ;;
         'nsq nsqd')

@@ -246,7 +246,7 @@ function __nsq_describe --no-scope-shadowing
                 'Show the settings in force; read and change options of running nsqd.' \
                 'Run archives and topics through Spark.' \
                 'Measure the speed and the latency of an nsqd.' \
-                'Publish and consume a few thousand messages on an nsqd of its own.' \
+                'Publish, tail, archive and replay a few thousand clicks on an nsqd of its own.' \
                 'Run an nsqd in Python, with the flags, files and protocol of the real one.' \
                 'Run an nsqlookupd in Python, with the flags and protocol of the real one.' \
                 'List every client option with its default, bounds and meaning.' \
@@ -1191,9 +1191,11 @@ function __nsq_describe --no-scope-shadowing
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq demo'
             set options \
-                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '--spark,--no-spark' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' \
+                '--help'
             set option_helps \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'Run the part that needs Spark, where there is one.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq nsqd'
             set options \

@@ -1,6 +1,6 @@
 """Completions, manual pages and the tables of README.md, rendered from the command tree.
 
-    python -m nsqtools.cli.docs            write what is committed, in the checkout
+    python -m nsqtools.cli.docs            write what is committed; run it in the top directory
     python -m nsqtools.cli.docs --check    name what differs, change nothing; status 1 if any does
 
 `tree` reads the commands as plain data; each other module renders one kind of document from it:

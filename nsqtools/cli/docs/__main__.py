@@ -1,17 +1,18 @@
-"""``python -m nsqtools.cli.docs``: write the rendered documents into the checkout, or check."""
+"""``python -m nsqtools.cli.docs``, run in a checkout: write the rendered documents, or check."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-from nsqtools.cli.docs.documents import README, documents, stale_documents, top_directory, write
+from nsqtools.cli.docs.documents import README, documents, stale_documents, write
 
 
 def main(arguments: list[str]) -> int:
     """Write, or with ``--check`` only compare; returns the exit status."""
-    top = top_directory()
-    if not (top / README).exists():
-        sys.stderr.write(f"{top} is not a checkout of nsqtools: it has no {README}\n")
+    top = Path.cwd()
+    if not (top / "nsqtools").is_dir() or not (top / README).exists():
+        sys.stderr.write(f"{top} is not a checkout of nsqtools: run this in its top directory\n")
         return 1
     stale = stale_documents(top, documents(top))
     for path, text in stale.items():

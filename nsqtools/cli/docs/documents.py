@@ -18,13 +18,8 @@ DIRECTORIES = ("completions", "man/man1", "man/man5")
 """They hold rendered files and nothing else."""
 
 
-def top_directory() -> Path:
-    """The checkout that this package is in."""
-    return Path(__file__).parents[3]
-
-
 def documents(top: Path) -> dict[str, str]:
-    """Render everything; README.md is read for what is between its tables."""
+    """Render everything for the checkout ``top``, whose README.md is read for its other text."""
     root = read_tree()
     rendered = {
         "completions/nsq.bash": render_bash(root),

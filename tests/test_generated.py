@@ -1,0 +1,163 @@
+"""Completions, manual pages and README's tables are what the command tree says, and well-formed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+from nsqtools.cli.docs.documents import documents, stale_documents
+from nsqtools.cli.docs.tables import replace_tables
+from nsqtools.cli.docs.tree import Page, read_tree
+
+CHECKOUT = Path(__file__).parents[1]
+COMPLETIONS = CHECKOUT / "completions"
+MAN_PAGES = sorted((CHECKOUT / "man").glob("man?/*"))
+
+CHECKS = {
+    "bash -n": ["nsq.bash"],
+    "shellcheck": ["nsq.bash"],
+    "zsh -n": ["_nsq"],
+    "fish --no-execute": ["nsq.fish"],
+}
+
+
+@pytest.fixture(scope="module")
+def rendered() -> dict[str, str]:
+    return documents(CHECKOUT)
+
+
+def run(command: list[str]) -> str:
+    """What a checker says, on either stream; skips where it is not there."""
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    said = done.stdout + done.stderr
+    return said or ("" if done.returncode == 0 else f"status {done.returncode}")
+
+
+def test_what_is_committed_is_a_fresh_rendering(rendered: dict[str, str]) -> None:
+    stale = list(stale_documents(CHECKOUT, rendered))
+
+    assert not stale, (
+        f"{', '.join(stale)}: not what the commands say.\n"
+        "Run in the top directory: python -m nsqtools.cli.docs"
+    )
+
+
+def test_a_rendering_says_nothing_of_the_machine(rendered: dict[str, str]) -> None:
+    import socket
+
+    texts = {path: text for path, text in rendered.items() if path != "README.md"}
+
+    assert len(texts) == len(MAN_PAGES) + 3
+    assert texts == {path: text for path, text in documents(CHECKOUT).items() if path in texts}
+    for path, text in texts.items():
+        for trace in (str(Path.home()) + "/", str(CHECKOUT), f'"{socket.gethostname()}"'):
+            assert trace not in text, path
+
+
+def test_there_is_a_manual_page_for_every_command(rendered: dict[str, str]) -> None:
+    for page in read_tree().walk():
+        assert f"man/man1/{'-'.join(page.words)}.1" in rendered
+    assert {"man/man5/nsq-config.5", "man/man5/nsq-archive.5"} <= set(rendered)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_scripts_are_well_formed(check: str) -> None:
+    assert run([*check.split(), *(str(COMPLETIONS / name) for name in CHECKS[check])]) == ""
+
+
+def test_mandoc_has_nothing_against_the_manual_not_even_its_style() -> None:
+    assert run(["mandoc", "-Tlint", "-Wstyle", *map(str, MAN_PAGES)]) == ""
+
+
+def test_groff_has_nothing_against_the_manual() -> None:
+    assert run(["groff", "-man", "-ww", "-Z", "-Tutf8", *map(str, MAN_PAGES)]).count("warning") == 0
+
+
+@pytest.mark.parametrize(
+    ("page", "section", "words"),
+    [
+        ("nsq-tail", "1", ["-t, --topic TOPIC", "EXIT STATUS", r"--format '{timestamp:%H:%M:%S}"]),
+        ("nsq-topic", "1", ["nsq-topic-create(1)", "SEE ALSO"]),
+        ("nsq-nsqd", "1", ["-data-path string"]),
+        ("nsq-config", "5", ["[profiles.staging]", "max_in_flight"]),
+        ("nsq-archive", "5", [".name.index", "zcat /var/nsq/"]),
+    ],
+)
+def test_man_shows_the_pages(page: str, section: str, words: list[str]) -> None:
+    if shutil.which("man") is None:
+        pytest.skip("man is not installed")
+    done = subprocess.run(
+        ["man", "-M", str(CHECKOUT / "man"), section, page],
+        env={"PATH": "/usr/bin:/bin", "MANWIDTH": "90", "LANG": "C.UTF-8", "MANPAGER": "cat"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    for each in words:
+        assert each in done.stdout
+
+
+def test_an_installed_package_brings_all_of_it(rendered: dict[str, str]) -> None:
+    installed = distribution("nsqtools")
+    if "editable" in (installed.read_text("direct_url.json") or ""):
+        pytest.skip("an editable installation")
+    files = {str(file) for file in installed.files or ()}
+    places = {
+        "completions/nsq.bash": "share/bash-completion/completions/nsq",
+        "completions/_nsq": "share/zsh/site-functions/_nsq",
+        "completions/nsq.fish": "share/fish/vendor_completions.d/nsq.fish",
+    }
+
+    for path in rendered:
+        if path != "README.md":
+            place = places.get(path, f"share/{path}")
+            assert any(file.endswith(f"../{place}") for file in files), place
+
+
+@pytest.fixture(scope="module")
+def tree() -> Page:
+    return read_tree()
+
+
+def test_a_block_of_readme_is_replaced_and_the_rest_is_kept(tree: Page) -> None:
+    text = "before\n<!-- exit-status:begin -->\nwas here\n<!-- exit-status:end -->\nafter\n"
+
+    once = replace_tables(text, tree)
+
+    assert once.startswith("before\n<!-- exit-status:begin -->\n| status | meaning |\n")
+    assert "\n| 2 | the command line cannot work |\n" in once
+    assert once.endswith("<!-- exit-status:end -->\nafter\n")
+    assert "was here" not in once
+    assert replace_tables(once, tree) == once
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("<!-- nonsense:begin -->\n<!-- nonsense:end -->", "no table is called 'nonsense'"),
+        ("<!-- options:begin -->\n", "has no :end"),
+        ("<!-- options:end -->\n<!-- options:begin -->\n", "has no :end"),
+    ],
+)
+def test_a_wrong_marker_is_an_error(tree: Page, text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        replace_tables(text, tree)
+
+
+def test_a_document_of_no_command_is_stale(tmp_path: Path) -> None:
+    (tmp_path / "completions").mkdir()
+    (tmp_path / "completions/old").touch()
+    (tmp_path / "completions/same").write_text("same")
+
+    stale = stale_documents(tmp_path, {"completions/same": "same", "man/man1/new.1": "new"})
+
+    assert stale == {"completions/old": None, "man/man1/new.1": "new"}
