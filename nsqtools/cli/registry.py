@@ -299,7 +299,7 @@ COMMANDS: dict[str, Command | Group] = {
     ),
     "demo": Command(
         "nsqtools.cli.commands.demo:demo",
-        "Publish and consume a few thousand messages on an nsqd of its own.",
+        "Publish, tail, archive and replay a few thousand clicks on an nsqd of its own.",
         panel="Servers",
     ),
     "nsqd": Command(
