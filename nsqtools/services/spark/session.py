@@ -112,6 +112,7 @@ def jvm_environ(settings: SparkSettings, scratch: Path, home: Path) -> dict[str,
     environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if settings.is_local:
         environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        environ.setdefault("NSQ_SPARK_SLOTS", str(settings.local_slots))  # a sink's rate is shared
     return environ
 
 

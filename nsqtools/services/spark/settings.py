@@ -57,6 +57,16 @@ class SparkSettings:
         return self.master == "local" or self.master.startswith("local[")
 
     @property
+    def local_slots(self) -> int:
+        """How many tasks run at a time in local mode; 0 where the cluster decides."""
+        if not self.is_local:
+            return 0
+        found = re.match(r"local\[(\d+|\*)", self.master)
+        if found is None:
+            return 1
+        return (os.cpu_count() or 1) if found[1] == "*" else int(found[1])
+
+    @property
     def log_path(self) -> Path:
         """The file that Spark's messages go to."""
         return self.log_file or default_log_file()
