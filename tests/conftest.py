@@ -30,6 +30,7 @@ pytest_plugins = [
     "plugins.screens",
     "plugins.scripted_nsqd",
     "plugins.servers",
+    "plugins.shells",
     "plugins.spark",
 ]
 
