@@ -5,7 +5,6 @@ The services are imported when it runs, for the help page does not need them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,13 +26,13 @@ from nsqtools.cli.commands.delivery_options import (
     RetryUnknown,
     Spread,
 )
+from nsqtools.cli.commands.replay_options import DryRun, Topics, topic_map
 from nsqtools.cli.connection import ProducerConnection
 from nsqtools.cli.exit_status import ExitStatus
 from nsqtools.cli.progress import Progress
 from nsqtools.cli.runtime import Runtime, Session
 from nsqtools.cli.signals import stopping
 from nsqtools.client.spread import Mode
-from nsqtools.errors import ConfigurationError
 from nsqtools.records import filters
 
 if TYPE_CHECKING:
@@ -54,15 +53,6 @@ def parse_speed(text: str) -> float:
 Paths = Annotated[
     list[Path],
     Argument(metavar="PATH", help="Archives: files, or directories with all below."),
-]
-Topics = Annotated[
-    list[str] | None,
-    Option(
-        "--topic",
-        "-t",
-        metavar="[OLD=]NEW",
-        help="Where to publish, if not to the topic that a message came from.",
-    ),
 ]
 Grep = Annotated[
     str | None,
@@ -109,9 +99,6 @@ Unsent = Annotated[
         help="Append every message that was not confirmed to this file, as JSON.",
         rich_help_panel=DELIVERY,
     ),
-]
-DryRun = Annotated[
-    bool, Option("--dry-run", help="Publish nothing; say what would go to which topic.")
 ]
 
 
@@ -192,19 +179,6 @@ def replay(
     if damages and status is ExitStatus.DONE:
         status = ExitStatus.PARTLY_DONE
     return signals.status(otherwise=status)
-
-
-def topic_map(texts: Iterable[str]) -> dict[str, str]:
-    """Read ``NEW`` and ``OLD=NEW``. Raises `ConfigurationError`."""
-    topics = {}
-    for text in texts:
-        old, _, new = text.rpartition("=")
-        if not new or old in topics:
-            raise ConfigurationError(
-                f"--topic {text!r} cannot be followed", hint="Write NEW once, or OLD=NEW."
-            )
-        topics[old] = new
-    return topics
 
 
 def how_far(job: Replay, elapsed_s: float) -> str:
