@@ -18,7 +18,7 @@ _nsq() {
                 _nsq_describe "$path" || return
             else
                 _nsq_argument "$count"
-                [[ $spec == @topics ]] && topic=$word
+                [[ $spec == @topics ]] && topic=${word//[\"\']/}
                 ((count += 1))
                 [[ $has_go_flags ]] && only_arguments=1
             fi
@@ -117,8 +117,7 @@ _nsq_given() {
 # Remember a topic, and what says which cluster to ask.
 _nsq_take() {
     local value=${2-}
-    value=${value#[\"\']}
-    value=${value%[\"\']}
+    value=${value//[\"\']/}
     [[ $entry == *=@topics ]] && topic=${value##*=}
     case $1 in
         --nsqd-http-address | --lookupd-http-address | --nsqd-tcp-address | --address-map | -P | --profile | --timeout | --tls-ca-file | --tls-cert | --tls-key | --tls-min-version) cluster+=("$1" "$value") ;;

@@ -42,7 +42,7 @@ _nsq() {
                 _nsq_describe "$path" || return
             else
                 _nsq_argument "$count"
-                [[ $spec == @topics ]] && topic=$word
+                [[ $spec == @topics ]] && topic=${word//[\"\']/}
                 ((count += 1))
                 [[ $has_go_flags ]] && only_arguments=1
             fi
@@ -141,8 +141,7 @@ _nsq_given() {
 # Remember a topic, and what says which cluster to ask.
 _nsq_take() {
     local value=${2-}
-    value=${value#[\"\']}
-    value=${value%[\"\']}
+    value=${value//[\"\']/}
     [[ $entry == *=@topics ]] && topic=${value##*=}
     case $1 in
         CLUSTER_VALUES) cluster+=("$1" "$value") ;;

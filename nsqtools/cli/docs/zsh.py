@@ -16,13 +16,14 @@ from nsqtools.cli.docs.values import Kind, Value
 from nsqtools.cli.docs.words import HEADER, in_columns, spelled
 from nsqtools.client.options import ClientOptions, option_name
 
+# A space in front: called with these words and no more.
 ACTIONS = {
     Kind.ANYTHING: "",
     Kind.FILE: "_files",
     Kind.DIRECTORY: "_files -/",
-    Kind.TOPIC: "_nsq_names topics",
-    Kind.CHANNEL: "_nsq_names channels",
-    Kind.PROFILE: "_nsq_names profiles",
+    Kind.TOPIC: " _nsq_names topics",
+    Kind.CHANNEL: " _nsq_names channels",
+    Kind.PROFILE: " _nsq_names profiles",
     Kind.CLIENT_OPTION: "_nsq_client_options",
 }
 
@@ -35,10 +36,10 @@ _nsq_names() {
     word=${(Q)words[index]}
     case $word in
       (CLUSTER_VALUES)
-        cluster+=($word ${(Q)words[++index]}) ;;
+        ((++index < CURRENT)) && cluster+=($word ${(Q)words[index]}) ;;
       (CLUSTER_VALUES_WITHIN|CLUSTER_SWITCHES)
         cluster+=($word) ;;
-      (-t|--topic) topic=${(Q)words[++index]} ;;
+      (-t|--topic) ((++index < CURRENT)) && topic=${(Q)words[index]} ;;
       (--topic=*) topic=${word#*=} ;;
       (-t?*) topic=${word#-t} ;;
     esac

@@ -1,0 +1,156 @@
+"""Completion in real bash, zsh and fish, each on a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from plugins.http_api import Nsqd
+from plugins.shells import SHELLS, Shell, Shells
+
+TAB_LIMIT_S = 0.03
+
+STATIC = {
+    "nsq topic cr": {"create"},
+    "nsq topic ": {"create", "delete", "empty", "info", "list", "pause", "unpause"},
+    "nsq t": {"tail", "to-file", "tombstone", "top", "topic"},
+    "nsq --": {"--help", "--version"},
+    "nsq topic --": {"--help"},
+    "nsq topic create --dry": {"--dry-run"},
+    "nsq no-such-command ": set(),
+    # options that were given are gone, unless they may be repeated; -t is --topic
+    "nsq tail --js": {"--json"},
+    "nsq tail --json --js": set(),
+    "nsq tail -t clicks --to": {"--topic"},
+    "nsq pub -t clicks --to": set(),
+    "nsq pub -tclicks --to": set(),
+    "nsq tail --tls --no-": {"--no-deflate", "--no-snappy"},
+    "nsq tail -v --verb": {"--verbose"},
+    # values: in the next word, behind =, behind letters in one word
+    "nsq pub --mode ": {"all", "failover", "round-robin"},
+    "nsq pub --mode r": {"round-robin"},
+    "nsq pub --mode=": {"all", "failover", "round-robin"},
+    "nsq pub --mode=r": {"round-robin"},
+    "nsq pub -qvd , --form": {"--format"},
+    "nsq pub --format raw --mode f": {"failover"},
+    "nsq tail -d : --js": {"--json"},
+    "nsq tail -d a:b --js": {"--json"},
+    "nsq stat --sort in": {"in_flight", "ingress"},
+    "nsq tail --tls-min-version ": {"tls1.2", "tls1.3"},
+    "nsq tail --grep --js": set(),
+    # behind -- there are no options
+    "nsq archive cat -- --bod": set(),
+    "nsq archive cat --bod": {"--bodies"},
+    # the flags of the daemons, with one dash or two
+    "nsq nsqd -data": {"-data-path"},
+    "nsq nsqd --data": {"--data-path"},
+    "nsq nsqd -data-path x --data": set(),
+    "nsq nsqd --data-path=x --data": set(),
+    "nsq nsqd -lookupd-tcp-address x -lookupd": {"-lookupd-tcp-address"},
+    "nsq nsqd -deflate=": {"true", "false"},
+    "nsq nsqd -deflate -data": {"-data-path"},
+    "nsq nsqd -log-level w": {"warn"},
+    "nsq nsqlookupd --log-level=w": {"warn"},
+    "nsq completion ": {"bash", "zsh", "fish"},
+}
+
+
+@pytest.fixture(params=SHELLS)
+def shell(request: pytest.FixtureRequest, shells: Shells) -> Shell:
+    return shells(request.param)
+
+
+def test_words_that_are_known_before(shell: Shell) -> None:
+    assert {line: shell.candidates(line) for line in STATIC} == STATIC
+
+
+def test_an_option_is_offered_with_all_its_spellings(shell: Shell) -> None:
+    offered = shell.candidates("nsq pub -")
+
+    assert {"-t", "--topic", "--tls", "--no-tls", "--help"} <= offered
+
+
+def test_client_options_wait_for_their_value(shell: Shell) -> None:
+    for line in ("nsq tail --consumer-opt max_att", "nsq tail --consumer-opt=max_att"):
+        assert {each.rstrip("=") for each in shell.candidates(line)} == {"max_attempts"}
+    assert shell.candidates("nsq tail --consumer-opt max_attempts=") == set()
+
+
+def test_files_and_directories(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "here/archives").mkdir()
+    (tmp_path / "here/archived.log").touch()
+
+    def offered(line: str) -> set[str]:
+        return {each.rstrip("/") for each in shell.candidates(line)}
+
+    assert offered("nsq pub archi") == {"archived.log", "archives"}
+    assert offered("nsq pub --unsent-file archi") == {"archived.log", "archives"}
+    assert offered("nsq pub --unsent-file=archi") == {"archived.log", "archives"}
+    assert offered("nsq to-file --output-dir archi") == {"archives"}
+    assert offered("nsq nsqd -data-path=archi") == {"archives"}
+
+
+def test_names_come_from_the_cluster_that_the_line_names(
+    shell: Shell, any_nsqd: Callable[..., Nsqd]
+) -> None:
+    nsqd = any_nsqd()
+    nsqd.create_channel("views", "live")
+    nsqd.create_channel("clicks", "arch")
+    at = f"--nsqd-http-address={nsqd.http_address}"
+    beside = f"--nsqd-http-address {nsqd.http_address}"
+
+    assert shell.candidates(f"nsq tail {at} -t ") == {"clicks", "views"}
+    assert shell.candidates(f"nsq tail {beside} --topic c") == {"clicks"}
+    assert shell.candidates(f"nsq tail {beside} --topic=c") == {"clicks"}
+    assert shell.candidates(f"nsq topic pause {at} clicks ") == {"clicks", "views"}
+    assert shell.candidates(f"nsq tail {at} -t views -c ") == {"live"}
+    assert shell.candidates(f"nsq tail {at} --topic=views --channel ") == {"live"}
+    assert shell.candidates(f"nsq tail {at} -tclicks -c ") == {"arch"}
+    assert shell.candidates(f"nsq channel pause {at} clicks ") == {"arch"}
+    assert shell.candidates(f"nsq channel pause {at} 'views' ") == {"live"}
+
+
+@pytest.mark.parametrize("name", SHELLS)
+def test_the_environment_and_profiles_name_a_cluster_too(
+    name: str, shells: Shells, nsqd: Nsqd, tmp_path: Path
+) -> None:
+    nsqd.create_topic("clicks")
+    config = tmp_path / ".config/nsqtools/config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text(
+        f'[profiles.staging]\nnsqd-http-address = "{nsqd.http_address}"\n[profiles.stage-2]\n'
+    )
+    shell = shells(name)
+    other = shells(name, env={"NSQ_NSQD_HTTP_ADDRESS": nsqd.http_address})
+
+    assert shell.candidates("nsq tail -P sta") == {"staging", "stage-2"}
+    assert shell.candidates("nsq tail -P staging -t ") == {"clicks"}
+    assert shell.candidates("nsq tail --profile=staging -t ") == {"clicks"}
+    assert shell.candidates("nsq tail -P no-such -t ") == set()
+    assert other.candidates("nsq tail -t c") == {"clicks"}
+
+
+def test_a_cluster_that_does_not_answer_costs_a_second_and_says_nothing(
+    shell: Shell, deaf_address: str
+) -> None:
+    began_s = time.monotonic()
+
+    assert shell.candidates(f"nsq tail --nsqd-http-address={deaf_address} -t ") == set()
+    assert shell.candidates("nsq tail --nsqd-http-address=127.0.0.1:1 -t ") == set()
+    assert shell.candidates("nsq tail --nsqd-http-address='not an address -t ") == set()
+    assert time.monotonic() - began_s < 10  # a second, and Python three times on a busy machine
+
+
+def test_the_tab_key_answers_at_once_when_words_are_known(shell: Shell) -> None:
+    for line in ("nsq t", "nsq to-file --", "nsq nsqd -", "nsq pub -t clicks -P x --mode "):
+        times = []
+        for _ in range(7):
+            assert shell.candidates(line)
+            times.append(shell.took_s)
+        assert min(times) < TAB_LIMIT_S, line  # the least: a busy machine says nothing of us
+
+
+def test_the_tab_key_itself(shell: Shell) -> None:
+    shell.press_tab("echo nsq; nsq topic cr", "nsq topic create")
