@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.cli.confirm import confirm
 from nsqtools.cli.exit_status import ExitStatus
 from nsqtools.cli.output import Cell, write_json, write_listing
+from nsqtools.cli.report_output import tell_damage
 from nsqtools.cli.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def show_plan(
     else:
         write_listing(runtime, PLANNED, rows, json=False)
         if deletable is not None:
-            tell_deletable(runtime, deletable)
+            tell_deletable(runtime, deletable, "all of it would be in verified Parquet")
     return tell_changed(runtime, compaction)
 
 
@@ -81,7 +82,7 @@ def delete_needless(runtime: Runtime, deletable: Deletable, *, yes: bool) -> Seq
     if not deletable.contents:
         runtime.tell("nsq: no archive can be deleted")
         return ()
-    tell_deletable(runtime, deletable)
+    tell_deletable(runtime, deletable, "all of it is in verified Parquet")
     if not yes and not confirm(runtime, "Delete them?"):
         runtime.tell("nsq: nothing was deleted")
         return ()
@@ -93,15 +94,15 @@ def delete_needless(runtime: Runtime, deletable: Deletable, *, yes: bool) -> Seq
     return gone
 
 
-def tell_deletable(runtime: Runtime, deletable: Deletable) -> None:
-    """Name the archives of which everything is in Parquet; it is part of a question."""
+def tell_deletable(runtime: Runtime, deletable: Deletable, why: str) -> None:
+    """Name the archives that can go; it is part of a question, and so said even with --quiet."""
     for content in deletable.contents[:MOST_NAMES]:
         runtime.stderr.write(f"delete {content.path} ({content.total} messages)\n")
     if (more := len(deletable.contents) - MOST_NAMES) > 0:
         runtime.stderr.write(f"and {more} more\n")
     runtime.stderr.write(
         f"{len(deletable.contents)} archives with {deletable.messages} messages, "
-        f"{deletable.bytes} bytes: all of it is in verified Parquet\n"
+        f"{deletable.bytes} bytes: {why}\n"
     )
 
 
@@ -109,9 +110,8 @@ def tell_outcome(runtime: Runtime, compaction: Compaction) -> ExitStatus:
     """Tell what was done and what was not; return the exit status."""
     status = tell_changed(runtime, compaction)
     results = compaction.results
-    for damage in (damage for result in results for damage in result.damages):
-        runtime.tell(f"nsq: {damage.file}: at byte {damage.pos}: {damage.problem}")
-        status = ExitStatus.PARTLY_DONE
+    damages = [damage for result in results for damage in result.damages]
+    status = tell_damage(runtime, damages) or status
     for partition in compaction.partitions:
         if partition.state.value == "open":
             topic, day = _name(partition.slot)

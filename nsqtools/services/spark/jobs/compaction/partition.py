@@ -32,6 +32,7 @@ from nsqtools.services.spark.jobs.compaction.manifest import (
     write_manifest,
 )
 from nsqtools.services.spark.jobs.compaction.plan import Partition
+from nsqtools.services.spark.jobs.inputs import escaped
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -122,8 +123,7 @@ def read_archives(
         reader = reader.option("onDamage", "report").option("damagePath", str(damage_path))
     if slot.topic is None or slot.day is None:
         if reading.delimiter is not None:
-            escaped = "".join(f"\\x{byte:02x}" for byte in reading.delimiter)
-            reader = reader.option("delimiter", escaped)
+            reader = reader.option("delimiter", escaped(reading.delimiter))
         rows = reader.option("format", "raw").load(_paths(partition))
         return rows.where(F.col("topic").isNull()).select(*STORED)
     reader = reader.option("since", f"{slot.day}T00:00:00Z").option("topics", slot.topic)

@@ -1,0 +1,130 @@
+"""``nsq spark report``: what went through topics, by the hour.
+
+The services are imported when it runs, for the help page does not need them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+from typer import Argument, Option
+
+from nsqtools.cli.commands.archive_options import SELECTION, Delimiter, Since, Until, time_range
+from nsqtools.cli.params import OUTPUT, Json
+from nsqtools.cli.report_output import check_page, show_report, tell_damage, write_page
+from nsqtools.cli.runtime import Session
+from nsqtools.cli.spark_session import SparkOptions, job_progress, open_spark
+from nsqtools.records.units import parse_span
+
+NS = 1_000_000_000
+STEPS = {"hour": 3600.0, "day": 86_400.0}
+
+
+def parse_step(text: str) -> float:
+    """Read ``hour``, ``day`` or a duration, in seconds. Raises ``ValueError``."""
+    seconds = STEPS[text] if text in STEPS else parse_span(text)
+    if seconds < 1:
+        raise ValueError(f"{text!r} is too short; write hour, day or 10m")
+    return seconds
+
+
+def parse_gap(text: str) -> float:
+    """Read a duration that is not nothing, in seconds. Raises ``ValueError``."""
+    seconds = parse_span(text)
+    if seconds < 0.001:
+        raise ValueError(f"{text!r} is too short; write 5m or 1s")
+    return seconds
+
+
+Paths = Annotated[
+    list[Path],
+    Argument(metavar="PATH", help="Archives or Parquet: files, or directories with all below."),
+]
+By = Annotated[
+    float,
+    Option("--by", parser=parse_step, metavar="hour|day|DURATION", help="How long an interval is."),
+]
+Topics = Annotated[
+    list[str] | None,
+    Option("--topic", "-t", metavar="TOPIC", help="Only these.", rich_help_panel=SELECTION),
+]
+GapOption = Annotated[
+    float,
+    Option(
+        "--gap",
+        parser=parse_gap,
+        metavar="DURATION",
+        help="A topic in which nothing was published for longer has a gap.",
+    ),
+]
+Html = Annotated[
+    Path | None,
+    Option(
+        "--html",
+        metavar="FILE",
+        help="Write a page with charts, which needs no network.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+SkipDamaged = Annotated[
+    bool, Option("--skip-damaged", help="Leave out what cannot be read, and tell it.")
+]
+
+
+def report(
+    paths: Paths,
+    by: By = "hour",  # type: ignore[assignment]
+    topic: Topics = None,
+    since: Since = None,
+    until: Until = None,
+    gap: GapOption = "5m",  # type: ignore[assignment]
+    html: Html = None,
+    json: Json = False,
+    delimiter: Delimiter = None,
+    skip_damaged: SkipDamaged = False,
+    *,
+    spark: SparkOptions,
+    runtime: Session,
+) -> int:
+    """Report what went through topics: messages, bytes, sizes, attempts, duplicates and gaps.
+
+    Reads archives, and the Parquet of nsq spark compact and ingest; they are told apart by what is
+    in them. A message counts as often as it is there; one that is there again (the same topic, nsqd
+    and id) is a duplicate too, one that was delivered before (attempts above 1) a redelivery.
+    Times are in UTC.
+
+    Examples:
+        nsq spark report /var/nsq --since -24h
+        nsq spark report /data/nsq -t clicks --by day --json
+        nsq spark report /data/nsq --by 10m --gap 1m --html report.html
+    """
+    from nsqtools.services.spark.archives.damage import read_damage
+    from nsqtools.services.spark.jobs.inputs import Choice, find_inputs
+    from nsqtools.services.spark.jobs.reporting.page import require_plotly
+    from nsqtools.services.spark.jobs.reporting.report import make_report
+
+    inputs = find_inputs(paths)
+    if html is not None:
+        require_plotly()
+        check_page(html)
+    with TemporaryDirectory(prefix="nsq-damage-") as folder:
+        choice = Choice(
+            tuple(topic or ()),
+            time_range(since, until),
+            delimiter,
+            Path(folder) if skip_damaged else None,
+        )
+        with (
+            open_spark(runtime, spark.settings("nsq spark report")) as session,
+            job_progress(runtime, session),
+        ):
+            made = make_report(
+                session, inputs, choice, step_ns=round(by * NS), gap_ns=round(gap * NS)
+            )
+        damages = read_damage(Path(folder))
+    if html is not None:
+        write_page(html, made)
+    show_report(runtime, made, json=json)
+    return tell_damage(runtime, damages)
