@@ -64,9 +64,9 @@ def test_importing_the_package_loads_nothing_else() -> None:
     assert modules_after("import nsqtools") - modules_after("") == {"nsqtools", "__future__"}
 
 
-@pytest.mark.parametrize("argument", ["--version", "--help"])
-def test_the_front_door_loads_neither_typer_nor_its_like(argument: str) -> None:
-    loaded = modules_after_nsq(argument)
+@pytest.mark.parametrize("arguments", ["--version", "--help", "completion bash"])
+def test_the_front_door_loads_neither_typer_nor_its_like(arguments: str) -> None:
+    loaded = modules_after_nsq(*arguments.split())
 
     assert loaded & (HEAVY | {"typer", "typing", "dataclasses", "logging", "enum", "re"}) <= (
         modules_after("")

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import http.server
+import json
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from plugins.cli import RunNsq
 from plugins.clusters import RunningCluster
@@ -48,6 +54,57 @@ def test_it_is_silent_and_quick_when_nobody_answers(run_nsq: RunNsq, deaf_addres
 
     assert deaf == nobody == (0, b"", "")
     assert took_s < 5  # the time-out is one second; the rest is Python on a busy machine
+
+
+def test_it_ends_after_a_second_when_name_resolution_hangs(nsq_env: dict[str, str]) -> None:
+    code = (
+        "import socket, time\n"
+        "socket.getaddrinfo = lambda *a, **k: time.sleep(60)\n"
+        "from nsqtools.cli.main import main\n"
+        "main(['__complete', 'topics', '--nsqd-http-address=nsqd.example:4151'])"
+    )
+    began_s = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=nsq_env, capture_output=True, timeout=30, check=False
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert time.monotonic() - began_s < 10
+
+
+def test_names_that_no_nsqd_takes_are_kept_from_command_lines(run_nsq: RunNsq) -> None:
+    class Hostile(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"topics": ["a", "$(reboot)", "b;c", "d\n"]}).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Hostile) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            address = f"127.0.0.1:{server.server_port}"
+            said = run_nsq(["__complete", "topics", f"--lookupd-http-address={address}"])
+        finally:
+            server.shutdown()
+
+    assert said == (0, b"a\n", "")
+
+
+def test_profiles_come_from_the_configuration_file(run_nsq: RunNsq, tmp_path: Path) -> None:
+    config = tmp_path / ".config/nsqtools/config.toml"
+    config.parent.mkdir(parents=True)
+
+    def profiles(text: str) -> tuple[int, bytes]:
+        config.write_text(text)
+        return run_nsq(["__complete", "profiles"])[:2]
+
+    assert run_nsq(["__complete", "profiles"]) == (0, b"", "")
+    assert profiles("[profiles.b]\n[profiles.a]\ntls = true\n") == (0, b"a\nb\n")
+    assert profiles("tls = true\n") == (0, b"")
+    assert profiles("not toml") == (2, b"")
 
 
 def test_no_list_of_commands_shows_it(run_nsq: RunNsq) -> None:
