@@ -650,7 +650,7 @@ _nsq_describe() {
             ;;
         'nsq spark')
             commands=(
-                'compact' 'sql'
+                'compact' 'report' 'replay' 'sql'
             )
             options=(
                 '--help'
@@ -664,7 +664,34 @@ _nsq_describe() {
                 '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
             )
             arguments=(
-                ''
+                '@dir'
+            )
+            ;;
+        'nsq spark report')
+            options=(
+                '--by=hour|day' '*-t,--topic=@topics' '--since=' '--until=' '--gap=' '--html=@file'
+                '--json' '-d,--delimiter=' '--skip-damaged' '--master=' '--driver-memory='
+                '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json'
+                '--debug' '--help'
+            )
+            arguments=(
+                '*@file'
+            )
+            ;;
+        'nsq spark replay')
+            options=(
+                '*-t,--topic=@topics' '--since=' '--until=' '--where=' '-d,--delimiter=' '--rate='
+                '--retry-timeout=' '--retry-unknown' '--ledger=@dir' '--dead-letters=@dir'
+                '--dry-run' '--json' '*--nsqd-tcp-address=' '-P,--profile=@profiles'
+                '*-X,--producer-opt=@options' '--tls,--no-tls' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
+                '--deflate-level=' '--auth-secret-file=@file' '--master=' '--driver-memory='
+                '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json'
+                '--debug' '--help'
+            )
+            arguments=(
+                '*@file'
             )
             ;;
         'nsq spark sql')

@@ -1040,9 +1040,11 @@ function __nsq_describe --no-scope-shadowing
                 '' ''
         case 'nsq spark'
             set commands \
-                'compact' 'sql'
+                'compact' 'report' 'replay' 'sql'
             set command_helps \
                 'Turn archives into Parquet by topic and date, with each message once.' \
+                'Report what went through topics: messages, bytes, sizes, attempts, duplicates and gaps.' \
+                'Publish messages from archives and Parquet again, in parallel.' \
                 'Ask archives and Parquet in SQL.'
             set options \
                 '--help'
@@ -1070,7 +1072,68 @@ function __nsq_describe --no-scope-shadowing
                 'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
-                ''
+                '@dir'
+        case 'nsq spark report'
+            set options \
+                '--by=hour|day' '*-t,--topic=@topics' '--since=' '--until=' '--gap=' '--html=@file' \
+                '--json' '-d,--delimiter=' '--skip-damaged' '--master=' '--driver-memory=' \
+                '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' \
+                '--debug' '--help'
+            set option_helps \
+                'How long an interval is.' 'Only these.' \
+                'Only messages published then or later (2026-11-21T08:00:00Z, -2h).' \
+                'Only messages published before that.' \
+                'A topic in which nothing was published for longer has a gap.' \
+                'Write a page with charts, which needs no network.' 'Print JSON.' \
+                'What ends each body in raw files; \\0 for NUL.' \
+                'Leave out what cannot be read, and tell it.' \
+                'Where Spark runs: local[N,4], spark://HOST:7077, yarn, k8s://URL.' \
+                'Heap of the JVM beside this process; in local mode all of Spark is in it.' \
+                'Any setting of Spark: spark.executor.memory=4g.' \
+                'Where Spark\'s own messages go; default: below ~/.local/state/nsqtools.' \
+                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+            set arguments \
+                '*@file'
+        case 'nsq spark replay'
+            set options \
+                '*-t,--topic=@topics' '--since=' '--until=' '--where=' '-d,--delimiter=' '--rate=' \
+                '--retry-timeout=' '--retry-unknown' '--ledger=@dir' '--dead-letters=@dir' \
+                '--dry-run' '--json' '*--nsqd-tcp-address=' '-P,--profile=@profiles' \
+                '*-X,--producer-opt=@options' '--tls,--no-tls' '--tls-ca-file=@file' \
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
+                '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate' \
+                '--deflate-level=' '--auth-secret-file=@file' '--master=' '--driver-memory=' \
+                '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' \
+                '--debug' '--help'
+            set option_helps \
+                'Where to publish, if not to the topic that a message came from.' \
+                'Only messages published then or later (2026-11-21T08:00:00Z, -2h).' \
+                'Only messages published before that.' \
+                'Only messages for which it is true; columns: topic, nsqd, id, timestamp, ts_ns, attempts, body.' \
+                'What ends each body in raw files; \\0 for NUL.' \
+                'At most N messages a second; 0 for no limit.' \
+                'How long to try again when nsqd cannot be reached; 0s for not at all.' \
+                'Also publish again what nsqd may have taken just before the connection broke: such messages can arrive twice.' \
+                'Note there what is confirmed, and go on from there the next time.' \
+                'Write messages that cannot be published there, as JSON with the reason.' \
+                'Publish nothing; say what would go to which topic.' 'Print JSON.' \
+                'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
+                'Named settings from the configuration file.' \
+                'Any option of the producer; \'list\' lists them.' 'Use TLS, and nothing else.' \
+                'Certificates to trust, PEM.' 'Client certificate, PEM.' \
+                'Key of the client certificate, PEM.' 'Do not verify the certificate of nsqd.' \
+                'Lowest version: tls1.2 or tls1.3.' 'Compress with snappy.' 'Compress with deflate.' \
+                'Compress with deflate at this level, 1 to 9.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'Where Spark runs: local[N,4], spark://HOST:7077, yarn, k8s://URL.' \
+                'Heap of the JVM beside this process; in local mode all of Spark is in it.' \
+                'Any setting of Spark: spark.executor.memory=4g.' \
+                'Where Spark\'s own messages go; default: below ~/.local/state/nsqtools.' \
+                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+            set arguments \
+                '*@file'
         case 'nsq spark sql'
             set options \
                 '--master=' '--driver-memory=' '*--conf=' '--spark-log=@file' '-q,--quiet' \

@@ -10,7 +10,7 @@ import pytest
 from plugins.http_api import Nsqd
 from plugins.shells import SHELLS, Shell, Shells
 
-TAB_LIMIT_S = 0.03
+TAB_LIMIT_S = 0.1  # it takes 1 to 15 ms; 30 is what we promise; slow machines exist
 
 STATIC = {
     "nsq topic cr": {"create"},

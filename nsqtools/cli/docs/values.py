@@ -67,8 +67,9 @@ CHOICES = {
 def value_of(name: str, metavar: str, choices: tuple[str, ...] = ()) -> Value:
     """The value of the option or argument ``name`` (``data-path``, without dashes in front)."""
     choices = choices or CHOICES.get(name) or CHOICES.get(metavar) or ()
-    if not choices and "|" in metavar:
-        choices = tuple(metavar.split("|"))
+    if not choices and "|" in metavar:  # hour|day|DURATION: what is typed as it stands
+        choices = tuple(word for word in metavar.split("|") if not word.isupper())
     if choices:
         return Value(metavar, Kind.CHOICE, choices)
-    return Value(metavar, BY_METAVAR.get(metavar) or BY_NAME.get(name, Kind.ANYTHING))
+    kind = BY_METAVAR.get(metavar.rpartition("_")[2])  # ARCHIVE_DIR is a DIR
+    return Value(metavar, kind or BY_NAME.get(name, Kind.ANYTHING))
