@@ -4,12 +4,12 @@
         with open_spark(runtime, spark) as session, job_progress(runtime, session):
             ...
 
-A command that has a text of its own for the progress line leaves `job_progress` out. Until the
-session is there, INT and TERM end the program; after that they are the command's (see `signals`).
+A command that has a text of its own for the progress line leaves `job_progress` out.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ from typer import Option
 from nsqtools.cli.inject import From
 from nsqtools.cli.progress import INTERVAL_S, Progress
 from nsqtools.cli.runtime import Runtime
-from nsqtools.cli.signals import SIGNALS
+from nsqtools.cli.signals import SIGNALS, StopSignals, stopping
 from nsqtools.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -119,26 +119,40 @@ def parse_conf(texts: Iterable[str]) -> dict[str, str]:
 
 @contextmanager
 def open_spark(runtime: Runtime, settings: SparkSettings) -> Iterator[SparkSession]:
-    """A session for a command: says that it starts, and turns Spark's errors into ours."""
-    from nsqtools.services.spark.session import spark_session
+    """A session for a command: says that it starts, and turns Spark's errors into ours.
 
-    with ending_on_signals(), Progress(runtime) as progress:
+    INT and TERM end the program: while Spark starts at once, and later by cancelling its jobs,
+    unless the command has a `stopping` of its own.
+    """
+    from nsqtools.services.spark.session import cancel_jobs, spark_session
+
+    with leaving_on_signals(), Progress(runtime) as progress:
         progress.show(lambda: f"starting Spark ({settings.master})")
         with spark_session(settings) as session:
             progress.clear()
-            yield session
+            left = Event()
+
+            def cancel() -> None:
+                while not left.wait(INTERVAL_S):
+                    cancel_jobs(session.sparkContext)
+
+            signals: StopSignals | None = None
+            try:
+                with stopping(cancel) as signals:
+                    yield session
+            finally:
+                left.set()
+                if signals is not None and signals.received is not None:
+                    raise SystemExit(signals.status())
 
 
 @contextmanager
-def ending_on_signals() -> Iterator[None]:
-    """INT and TERM leave the program by way of ``SystemExit``, so that Spark is ended on the way.
-
-    pyspark puts a handler of its own in place for INT; it is taken away again.
-    """
+def leaving_on_signals() -> Iterator[None]:
+    """The first INT or TERM leaves by ``SystemExit``, so that the JVM is ended on the way."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         for each in SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
+            signal.signal(each, lambda number, _frame: os._exit(128 + number))
         raise SystemExit(128 + number)
 
     before = {number: signal.signal(number, leave) for number in SIGNALS}

@@ -76,15 +76,15 @@ class JVM:
                 )
             time.sleep(POLL_S)
 
-    def close(self) -> None:
-        """End it in order, by ending its stdin; kill it when it does not."""
+    def close(self, timeout_s: float) -> None:
+        """End it in order, by ending its stdin; kill it when it does not. A second time is none."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.close()
         except OSError:
             pass  # it is gone already
         try:
-            self._process.wait(END_TIMEOUT_S)
+            self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
         self._copier.join(END_TIMEOUT_S)

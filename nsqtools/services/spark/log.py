@@ -96,12 +96,21 @@ def diverted(log: Log) -> Iterator[None]:
     handler = logging.StreamHandler(log)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     loggers = [logging.getLogger("py4j"), *map(PySparkLogger.getLogger, QUERY_LOGGERS)]
+
+    def not_py4js(record: logging.LogRecord) -> bool:
+        if "py4j" not in record.pathname:
+            return True
+        handler.handle(record)
+        return False
+
+    logging.getLogger().addFilter(not_py4js)  # py4j logs a lost connection to the root logger
     before = [(logger.handlers, logger.propagate) for logger in loggers]
     for logger in loggers:
         logger.handlers, logger.propagate = [handler], False
     try:
         yield
     finally:
+        logging.getLogger().removeFilter(not_py4js)
         for logger, (handlers, propagate) in zip(loggers, before, strict=True):
             logger.handlers, logger.propagate = handlers, propagate
 

@@ -14,13 +14,15 @@ a heap, of its own.
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import gettempdir
-from threading import Thread
-from typing import TYPE_CHECKING
+from threading import Thread, current_thread, main_thread
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.services.spark.failures import spark_errors
@@ -32,10 +34,14 @@ from nsqtools.services.spark.scratch import scratch_directory
 from nsqtools.services.spark.settings import SparkSettings
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession as SparkSession  # the floor above annotates with it
+
+Handler = Callable[[int, FrameType | None], Any] | int | None  # as `signal.signal` has it
 
 OLDEST_PYSPARK = (4, 2, 1)  # the first with read limits and availableNow for Python data sources
 STOP_TIMEOUT_S = 20.0
+HURRIED_S = 1.5
 
 # Variables that would make pyspark start something else than what the settings say.
 MISLEADING = (
@@ -71,13 +77,19 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
         stack.enter_context(environment({name: environ.get(name) for name in OURS}))
         command = submit_command(Path(environ["SPARK_HOME"]), jvm_conf(settings, scratch))
         jvm = JVM(command, environ, scratch, log)
-        stack.callback(jvm.close)
+        stack.callback(jvm.close, HURRIED_S)
         stack.enter_context(spark_errors(settings))
         spark = connect(jvm)
-        stack.callback(disconnect, spark)
-        silence_accumulators(spark.sparkContext, log)
-        register(spark)
-        yield spark
+        hurried = False
+        try:
+            silence_accumulators(spark.sparkContext, log)
+            register(spark)
+            yield spark
+        except BaseException as error:
+            hurried = not isinstance(error, Exception)  # a signal
+            raise
+        finally:
+            disconnect(spark, jvm, hurried=hurried)
 
 
 def require_pyspark() -> None:
@@ -186,28 +198,61 @@ def connect(jvm: JVM) -> SparkSession:
     address = {"PYSPARK_GATEWAY_PORT": str(jvm.port), "PYSPARK_GATEWAY_SECRET": jvm.secret}
     with environment(address):
         gateway = launch_gateway()  # type: ignore[no-untyped-call]
-    return SparkSession(SparkContext(gateway=gateway))
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        context = SparkContext(gateway=gateway)
+    except BaseException:
+        SparkContext._gateway = SparkContext._jvm = None  # else the next one would use them
+        raise
+    if current_thread() is main_thread():
+        signal.signal(signal.SIGINT, cancelling(context, handler))
+    return SparkSession(context)
 
 
-def disconnect(spark: SparkSession) -> None:
-    """Stop the session, and forget its JVM.
+def cancelling(context: SparkContext, handler: Handler) -> Handler:
+    """A handler for INT that also cancels the jobs that run; then the exception gets through.
 
-    On a thread of its own, because py4j gives each thread a connection: that of ours may be in the
-    middle of an answer, when a signal has interrupted it.
+    Takes the place of pyspark's, which asks the JVM on the connection that is in use. On the way
+    out pyspark asks something more of the JVM, which answers when it is done with the job.
+    """
+    if not callable(handler):
+        return handler
+
+    def cancel(number: int, frame: FrameType | None) -> Any:
+        Thread(target=cancel_jobs, args=(context,), name="spark-cancel", daemon=True).start()
+        return handler(number, frame)
+
+    return cancel
+
+
+def cancel_jobs(context: SparkContext) -> None:
+    """Cancel every job that runs; not on the thread that waits for one."""
+    try:
+        context.cancelAllJobs()
+    except Exception:  # the JVM is gone, and its jobs with it
+        pass
+
+
+def disconnect(spark: SparkSession, jvm: JVM, *, hurried: bool) -> None:
+    """Stop the session, end the JVM, and forget both; what does not end in time is killed.
+
+    The stop is asked for on a thread of its own, because py4j gives each thread a connection: that
+    of ours may be in the middle of an answer, when a signal has interrupted it.
     """
     from pyspark import SparkContext
 
     stopper = Thread(target=_stop, args=(spark,), name="spark-stop", daemon=True)
     stopper.start()
-    stopper.join(STOP_TIMEOUT_S)
-    gateway = SparkContext._gateway
+    stopper.join(HURRIED_S if hurried else STOP_TIMEOUT_S)
     SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
-    if gateway is not None:
-        gateway.shutdown()
+    jvm.close(HURRIED_S if hurried else STOP_TIMEOUT_S)
+    stopper.join(HURRIED_S)  # its connection has ended
 
 
 def _stop(spark: SparkSession) -> None:
+    gateway: Any = spark.sparkContext._gateway
     try:
         spark.stop()
+        gateway.shutdown()
     except Exception:  # the JVM is gone, which is what is wanted
         pass
