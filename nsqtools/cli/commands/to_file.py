@@ -29,15 +29,6 @@ if TYPE_CHECKING:
 EMPTY_AFTER_S = 2.0  # a connected channel that sends nothing for so long has nothing to send
 METRICS_EVERY_S = 5.0
 
-THROUGHPUT = {
-    "max_in_flight": 2500,  # as much as an nsqd allows: it bounds what a flush can hold
-    "output_buffer_timeout_s": 0.025,
-    # what cannot be written must not be discarded after five tries
-    "max_attempts": 0,
-    "max_backoff_duration_s": 30.0,
-    "reconnect_base_s": 2.0,
-}
-
 Topics = Annotated[
     list[str] | None,
     Option("--topic", "-t", metavar="TOPIC", help="Name of the topic."),
@@ -114,6 +105,7 @@ def to_file(
     from nsqtools.services.archive.archiver import Archiver, Source
     from nsqtools.services.archive.discovery import TopicDiscovery
     from nsqtools.services.archive.hook import FileHook
+    from nsqtools.services.archive.settings import THROUGHPUT
     from nsqtools.services.limits import Limits
 
     topics = tuple(dict.fromkeys(topic or ()))

@@ -52,7 +52,7 @@ class Source:
 
 
 class Archiver:
-    """`run` on one thread; `stop` and `rotate` from any.
+    """`run` on one thread; `stop`, `rotate`, `pause` and `resume` from any.
 
     ``limits.idle_s`` means that every topic is connected and had nothing for so long.
     ``on_finished`` is called with each file that is complete, ``on_tick`` twice a second.
@@ -103,6 +103,16 @@ class Archiver:
         """Finish all files now."""
         for archiver in list(self._archivers.values()):
             archiver.rotate()
+
+    def pause(self) -> None:
+        """Take no more messages, of any topic, until `resume`; what is in flight is written."""
+        for archiver in self._running():
+            archiver.pause()
+
+    def resume(self) -> None:
+        """Take messages again."""
+        for archiver in self._running():
+            archiver.resume()
 
     @property
     def states(self) -> dict[str, TopicState]:

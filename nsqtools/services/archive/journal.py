@@ -9,8 +9,10 @@ stay for a week: there may be several crashes before a message comes back.
 
 A line is ``offset length nsqd ids name``: what a member of a file holds from one nsqd, ids in hex.
 It is written before the member is, so it counts only when the index has the member: for the last
-member of a run that is looked up, and those before it are proved by what followed. Lines are not
-fsynced: kill -9 loses nothing of them, and the worst after a power failure is a message twice.
+member of a run that is looked up, and those before it are proved by what followed. What the look
+found out is written down as the run's last line, for the file may be moved or read and removed
+before the next start. Lines are not fsynced: kill -9 loses nothing of them, and the worst after a
+power failure is a message twice.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ KEPT_FOR_S = 7 * 86_400.0
 _LINE = re.compile(
     r"(?P<offset>\d+) (?P<length>\d+) (?P<nsqd>\S+) (?P<ids>(?:[0-9a-f]{32})+) (?P<name>.+)\n"
 )
+
+PROVED = "proved\n"
 
 IsDurable = Callable[[str, int, int], bool]
 """Tell by name, offset and length whether a member is in the index of its file."""
@@ -182,13 +186,23 @@ class _Generation:
 def _load(paths: Sequence[Path], is_durable: IsDurable) -> dict[str, set[bytes]]:
     identities: dict[str, set[bytes]] = collections.defaultdict(set)
     by_run: dict[str, list[re.Match[str]]] = collections.defaultdict(list)
+    newest: dict[str, Path] = {}
+    proved: set[str] = set()
     for path in paths:
         run = path.name.rpartition("-")[0]
-        text = path.read_text("utf-8", "replace")
-        by_run[run] += filter(None, map(_LINE.fullmatch, text.splitlines(keepends=True)))
-    for lines in by_run.values():
+        newest[run] = path
+        text = path.read_text("utf-8", "replace").splitlines(keepends=True)
+        by_run[run] += filter(None, map(_LINE.fullmatch, text))
+        if PROVED in text:
+            proved.add(run)
+    for run, lines in by_run.items():
+        if not lines:
+            continue
         last = lines[-1].group("name", "offset", "length")
-        is_proved = is_durable(last[0], int(last[1]), int(last[2]))
+        is_proved = run in proved or is_durable(last[0], int(last[1]), int(last[2]))
+        if is_proved and run not in proved:
+            with newest[run].open("a") as file:
+                file.write("\n" + PROVED)  # what is before it may be torn
         for line in lines:
             if is_proved or line.group("name", "offset", "length") != last:
                 ids = bytes.fromhex(line["ids"])

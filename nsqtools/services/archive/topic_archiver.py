@@ -32,7 +32,10 @@ TICK_S = 1.0  # how often it is asked whether a file's time is over
 RETRY_BASE_S = 1.0
 RETRY_MAX_S = 30.0
 
-ROTATE = object()  # put among the deliveries
+# put among the deliveries
+ROTATE = object()
+PAUSE = object()
+RESUME = object()
 
 
 class Quota:
@@ -79,6 +82,7 @@ class TopicArchiver:
         self.writer = writer
         self.is_over = False
         self._is_stopping = False
+        self._is_paused = False
         self.failure: BaseException | None = None
         self.last_error: NsqError | None = None  # of writing; None since it works again
         self.last_message_s = time.monotonic()
@@ -102,6 +106,14 @@ class TopicArchiver:
     def rotate(self) -> None:
         """Finish the files now; the next message begins new ones."""
         self._deliveries.put(ROTATE)
+
+    def pause(self) -> None:
+        """Take no more until `resume`; the connections stay."""
+        self._deliveries.put(PAUSE)
+
+    def resume(self) -> None:
+        """Take messages again."""
+        self._deliveries.put(RESUME)
 
     def stop(self, *, drain: bool = True) -> None:
         """Take no more, write what was delivered, finish the files. Returns at once."""
@@ -151,6 +163,9 @@ class TopicArchiver:
             self._take(delivery)
         elif delivery is ROTATE:
             self._attempt(lambda: self.writer.rotate(time.time(), all_files=True))
+        elif delivery is PAUSE or delivery is RESUME:
+            self._is_paused = delivery is PAUSE
+            self.consumer.set_max_in_flight(0 if self._is_paused else self._in_flight.count)
         now = time.monotonic()
         if self.writer.held_count:
             if self._is_time_to_flush(now):
@@ -186,7 +201,8 @@ class TopicArchiver:
 
     def _adapt(self) -> None:
         """Have as many messages in flight as fit into memory, going by those that are held."""
-        if self._in_flight.saw(self.writer.held_count, self.writer.held_bytes):
+        changed = self._in_flight.saw(self.writer.held_count, self.writer.held_bytes)
+        if changed and not self._is_paused:
             self.consumer.set_max_in_flight(self._in_flight.count)
 
     def _touch_in_time(self, now: float) -> None:

@@ -76,6 +76,15 @@ def test_a_member_that_the_crash_kept_from_the_index_is_not_known(
     assert known(journal_of(durable={0}), 1, 2) == [True, False]
 
 
+def test_what_was_once_found_durable_stays_known_when_its_file_is_gone(
+    journal_of: Callable[..., Journal],
+) -> None:
+    write(journal_of(), 0, 1)
+    assert known(journal_of(durable={0}), 1) == [True]
+
+    assert known(journal_of(durable=set()), 1) == [True]
+
+
 def test_what_was_not_written_after_all_is_not_known_then_nor_later(
     journal_of: Callable[..., Journal],
 ) -> None:

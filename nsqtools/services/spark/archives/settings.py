@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -103,7 +103,7 @@ def read_settings(options: Options) -> ReadSettings:
     format = options.choice("format", [each.value for each in FileFormat], default="auto")
     topic = options.text("topic")
     work_dir = options.text("workDir")
-    return ReadSettings(
+    settings = ReadSettings(
         paths=tuple(local_path(path) for path in paths),
         work_dir=Path(local_path(work_dir)) if work_dir else None,
         topics=frozenset(map(check_topic, options.list("topics"))),
@@ -113,8 +113,16 @@ def read_settings(options: Options) -> ReadSettings:
         topic=check_topic(topic) if topic else None,
         on_damage=on_damage,
         damage_path=Path(local_path(damage_path)) if damage_path else None,
-        partition_bytes=_size(options, "partitionBytes") or DEFAULT_PARTITION_BYTES,
-        min_partitions=options.integer("minPartitions") or 1,
+    )
+    return split_settings(options, settings)
+
+
+def split_settings(options: Options, settings: ReadSettings) -> ReadSettings:
+    """Read how archives are split into partitions. Raises `ConfigurationError`."""
+    return replace(
+        settings,
+        partition_bytes=size_option(options, "partitionBytes") or settings.partition_bytes,
+        min_partitions=options.integer("minPartitions") or settings.min_partitions,
     )
 
 
@@ -131,16 +139,16 @@ def stream_settings(options: Options) -> StreamSettings:
         starting_offsets=(starting or EARLIEST).strip(),
         starting_timestamp_ns=timestamp_ns,
         fail_on_data_loss=options.flag("failOnDataLoss", default=True),
-        limits=limits(options),
+        limits=read_limits(options),
         poll_s=DEFAULT_POLL_S if poll_s is None else poll_s,
     )
 
 
-def limits(options: Options) -> Limits:
+def read_limits(options: Options) -> Limits:
     """Read the limits of a batch. Raises `ConfigurationError`."""
     return Limits(
         options.integer("maxRowsPerTrigger"),
-        _size(options, "maxBytesPerTrigger"),
+        size_option(options, "maxBytesPerTrigger"),
         options.integer("maxFilesPerTrigger"),
     )
 
@@ -153,7 +161,8 @@ def _paths(options: Options) -> list[str]:
     return [*([one] if one else []), *several]
 
 
-def _size(options: Options, name: str) -> int | None:
+def size_option(options: Options, name: str) -> int | None:
+    """Read a size that is not nothing. Raises `ConfigurationError`."""
     size = options.size(name)
     if size is not None and size < 1:
         raise ConfigurationError(f"option {name}={size} is below 1")

@@ -154,6 +154,32 @@ class ArchiveStream:
             self._tell(damage)
             self._told.add(damage.file)
 
+    # -- how much there is ----------------------------------------------------------------------
+
+    def unread(self, start: Offset) -> tuple[int, int]:
+        """Return how many messages and bytes lie behind an offset."""
+
+        def count() -> tuple[int, int]:
+            files = self._unread(start, self._files(), None)
+            members = [member for file in files for member in file.members()]
+            rows = sum(max(0, member.messages) for member in members)
+            return rows, sum(member.length for member in members)
+
+        return settled(count)
+
+    def has_only_younger(self, timestamp_ns: int) -> bool:
+        """Tell whether each writer's last member has only messages published since a time."""
+
+        def look() -> bool:
+            newest: dict[str, Member] = {}
+            files = {key: file for key, file in self._files().items() if isinstance(key, Head)}
+            for head in sorted(files):
+                if members := files[head].members():
+                    newest[head.writer] = members[-1]
+            return bool(newest) and all(m.min_ts >= timestamp_ns for m in newest.values())
+
+        return settled(look)
+
     # -- what a batch reads ---------------------------------------------------------------------
 
     def plan(self, start: Offset, end: Offset) -> list[Partition]:

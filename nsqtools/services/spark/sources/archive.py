@@ -55,13 +55,13 @@ class ArchiveSource(DataSource):
         options = Options(FORMAT, self.options)
         settings = read_settings(options)
         options.end()
-        return ArchiveReader(settings, columns(schema))
+        return ArchiveReader(settings, columns(schema, ARCHIVED_DDL))
 
     def streamReader(self, schema: StructType) -> ArchiveStreamReader:
         options = Options(FORMAT, self.options)
         settings, stream = read_settings(options), stream_settings(options)
         options.end()
-        return ArchiveStreamReader(settings, stream, columns(schema))
+        return ArchiveStreamReader(settings, stream, columns(schema, ARCHIVED_DDL))
 
 
 class SQLArchiveSource(ArchiveSource):
@@ -147,13 +147,12 @@ def read(
         yield from read_partition(partition, settings, names)
 
 
-def columns(schema: StructType) -> list[str]:
+def columns(schema: StructType, all_columns: str) -> list[str]:
     """Return the columns that are wanted: all, or those of a schema that the user gave."""
-    known = dict(column.split() for column in ARCHIVED_DDL.split(", "))
+    known = dict(column.split() for column in all_columns.split(", "))
     for field in schema.fields:
         if known.get(field.name) != field.dataType.simpleString():
             raise ConfigurationError(
-                f"there is no column {field.simpleString()} in an archive",
-                hint=f"There are: {ARCHIVED_DDL}.",
+                f"there is no column {field.simpleString()}", hint=f"There are: {all_columns}."
             )
     return [field.name for field in schema.fields]
