@@ -1,0 +1,209 @@
+"""``nsq spark ingest``: a live topic, or an archive that grows, into Parquet.
+
+The services are imported when it runs, for the help page does not need them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from nsqtools.cli.connection import ConsumerConnection
+from nsqtools.cli.exit_status import ExitStatus
+from nsqtools.cli.params import LIMITS, Channel, For
+from nsqtools.cli.progress import Progress
+from nsqtools.cli.report_output import tell_damage
+from nsqtools.cli.runtime import Runtime, Session
+from nsqtools.cli.signals import stopping
+from nsqtools.cli.spark_session import SparkOptions, open_spark
+from nsqtools.cli.subscribing import SAFETY, Create, look_before
+from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.errors import ConfigurationError, NotFoundError
+from nsqtools.protocol.durations import format_duration
+from nsqtools.records.units import parse_span
+
+if TYPE_CHECKING:
+    from nsqtools.services.spark.archives.damage import Damage
+    from nsqtools.services.spark.jobs.ingestion.stream import Counts, Source
+
+STREAM = "Stream"
+CHANNEL = "spark-ingest"
+
+ArchiveDir = Annotated[
+    Path | None,
+    Argument(metavar="ARCHIVE_DIR", help="An archive that nsq to-file writes, not a topic."),
+]
+Topic = Annotated[
+    str | None, Option("--topic", "-t", metavar="TOPIC", help="A live topic, not an archive.")
+]
+Output = Annotated[
+    Path, Option("--output", "-o", metavar="DIR", help="Where the Parquet files go.")
+]
+Checkpoint = Annotated[
+    Path, Option("--checkpoint", metavar="DIR", help="Where the stream notes how far it is.")
+]
+SpoolDir = Annotated[
+    Path | None,
+    Option(
+        "--spool-dir",
+        metavar="DIR",
+        help="Where a topic's messages wait for their batch; default: in the checkpoint.",
+        rich_help_panel=STREAM,
+    ),
+]
+Once = Annotated[bool, Option("--once", help="Take what is there and end.", rich_help_panel=LIMITS)]
+Trigger = Annotated[
+    float,
+    Option(
+        "--trigger",
+        parser=parse_span,
+        metavar="DURATION",
+        help="A batch every so long; 0s for one after the other.",
+        rich_help_panel=STREAM,
+    ),
+]
+MaxRows = Annotated[
+    int | None,
+    Option(
+        "--max-rows-per-trigger",
+        metavar="N",
+        min=1,
+        help="At most about so many messages in a batch.",
+        rich_help_panel=STREAM,
+    ),
+]
+Raw = Annotated[
+    bool,
+    Option("--raw", help="Read files of bare bodies too (nsq_to_file).", rich_help_panel=STREAM),
+]
+SkipDamaged = Annotated[
+    bool,
+    Option(
+        "--skip-damaged",
+        help="Go on where an archive is damaged, and tell what could not be read.",
+        rich_help_panel=SAFETY,
+    ),
+]
+
+
+def ingest(
+    output: Output,
+    checkpoint: Checkpoint,
+    archive_dir: ArchiveDir = None,
+    topic: Topic = None,
+    channel: Channel = None,
+    once: Once = False,
+    for_: For = None,
+    trigger: Trigger = "10s",  # type: ignore[assignment]
+    max_rows_per_trigger: MaxRows = None,
+    spool_dir: SpoolDir = None,
+    raw: Raw = False,
+    skip_damaged: SkipDamaged = False,
+    create: Create = False,
+    *,
+    connection: ConsumerConnection,
+    spark: SparkOptions,
+    runtime: Session,
+) -> int:
+    """Stream a topic or an archive into Parquet by topic and date, each message once.
+
+    Runs until it is interrupted, and ends behind the batch that is being written; or, with --once,
+    takes what is there and ends, for cron. Run again with the same checkpoint it goes on where it
+    was, however it ended. A topic's messages are finished when they are safe in the spool: that,
+    the checkpoint and the output belong together. The default channel is spark-ingest.
+
+    Examples:
+        nsq spark ingest -t clicks --output /data/clicks --checkpoint /data/clicks.checkpoint
+        nsq spark ingest /var/nsq -o /data/nsq --checkpoint /data/nsq.checkpoint --once
+    """
+    from nsqtools.services.spark.archives.damage import read_damage
+    from nsqtools.services.spark.connection_options import hand_on_secret
+    from nsqtools.services.spark.jobs.ingestion.places import take_places
+    from nsqtools.services.spark.jobs.ingestion.stream import Follower, Sink, start_query
+
+    limits = {"maxRowsPerTrigger": str(max_rows_per_trigger)} if max_rows_per_trigger else {}
+    damage_path = checkpoint.absolute() / "damage"
+    if (archive_dir is None) == (topic is None):
+        raise ConfigurationError("give either a topic (-t TOPIC) or a directory of archives")
+    if archive_dir is not None:
+        if channel is not None or spool_dir is not None:
+            raise ConfigurationError("--channel and --spool-dir are for topics, not for archives")
+        source = archive_source(archive_dir, limits, damage_path if skip_damaged else None, raw=raw)
+    else:
+        assert topic is not None
+        channel = channel or CHANNEL
+        look_before(topic, channel, connection, runtime, create=create, force=True)
+        spool = spool_dir or checkpoint / "spool"
+        source = topic_source(topic, channel, spool, connection, limits)
+        hand_on_secret(connection, os.environ)
+    take_places(source.name, output, checkpoint)
+    sink = Sink(output, checkpoint, None if once else trigger)
+    told = set(read_damage(damage_path))
+    with (
+        open_spark(runtime, spark.settings(f"nsq spark ingest: {source.name}")) as session,
+        Progress(runtime) as progress,
+    ):
+        query = start_query(session, source, sink)
+        follower = Follower(
+            query,
+            for_s=for_,
+            show=lambda counts: progress.show(partial(how_far, counts)),
+            monotonic=runtime.monotonic,
+        )
+        with stopping(follower.stop) as signals:
+            follower.run()
+    found = [damage for damage in read_damage(damage_path) if damage not in told]
+    return signals.status(otherwise=tell_outcome(runtime, follower.counts, found))
+
+
+def archive_source(
+    directory: Path, limits: Mapping[str, str], damage_path: Path | None, *, raw: bool
+) -> Source:
+    """The source for an archive. Raises `NotFoundError`."""
+    from nsqtools.services.spark.jobs.ingestion.stream import Source
+
+    directory = directory.absolute()
+    if not directory.exists():
+        raise NotFoundError(f"there is no {directory}")
+    options = {"path": str(directory), **limits}
+    if raw:
+        options["format"] = "raw"
+    if damage_path is not None:
+        options |= {"onDamage": "report", "damagePath": str(damage_path)}
+    return Source(f"the archive {directory}", "nsq-archive", options)
+
+
+def topic_source(
+    topic: str,
+    channel: str,
+    spool: Path,
+    connection: ConnectionSettings,
+    limits: Mapping[str, str],
+) -> Source:
+    """The source for a live topic."""
+    from nsqtools.services.spark.connection_options import as_options
+    from nsqtools.services.spark.jobs.ingestion.stream import Source
+
+    place = {"topic": topic, "channel": channel, "spoolDir": str(spool.absolute())}
+    name = f"the topic {topic}, channel {channel}"
+    return Source(name, "nsq", {**as_options(connection), **place, **limits})
+
+
+def how_far(counts: Counts) -> str:
+    """The progress line."""
+    text = f"{counts.rows:,} rows in {counts.batches:,} batches, {counts.rows_per_s:,.0f} rows/s"
+    if counts.lag_s is not None:
+        text += f", newest was {format_duration(round(counts.lag_s, 1))} old"
+    return text
+
+
+def tell_outcome(runtime: Runtime, counts: Counts, damages: list[Damage]) -> ExitStatus:
+    """Tell the counts, and what could not be read; return the exit status."""
+    status = tell_damage(runtime, damages)
+    runtime.tell(f"nsq: {counts.rows} rows ingested in {counts.batches} batches")
+    return status
