@@ -263,9 +263,18 @@ COMMANDS: dict[str, Command | Group] = {
     "spark": Group(
         "Run archives and topics through Spark.",
         {
+            "ingest": Command(
+                "nsqtools.cli.commands.spark_ingest:ingest",
+                "Stream a topic or an archive into Parquet by topic and date, each message once.",
+            ),
             "compact": Command(
                 "nsqtools.cli.commands.spark_compact:compact",
                 "Turn archives into Parquet by topic and date, with each message once.",
+            ),
+            "report": Command(
+                "nsqtools.cli.commands.spark_report:report",
+                "Report what went through topics: messages, bytes, sizes, attempts, duplicates and "
+                "gaps.",
             ),
             "sql": Command(
                 "nsqtools.cli.commands.spark_sql:sql",
