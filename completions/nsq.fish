@@ -1040,8 +1040,9 @@ function __nsq_describe --no-scope-shadowing
                 '' ''
         case 'nsq spark'
             set commands \
-                'compact' 'report' 'replay' 'sql'
+                'ingest' 'compact' 'report' 'replay' 'sql'
             set command_helps \
+                'Stream a topic or an archive into Parquet by topic and date, each message once.' \
                 'Turn archives into Parquet by topic and date, with each message once.' \
                 'Report what went through topics: messages, bytes, sizes, attempts, duplicates and gaps.' \
                 'Publish messages from archives and Parquet again, in parallel.' \
@@ -1050,6 +1051,46 @@ function __nsq_describe --no-scope-shadowing
                 '--help'
             set option_helps \
                 'Show this message and exit.'
+        case 'nsq spark ingest'
+            set options \
+                '-o,--output=@dir' '--checkpoint=@dir' '-t,--topic=@topics' '-c,--channel=@channels' \
+                '--once' '--for=' '--trigger=' '--max-rows-per-trigger=' '--spool-dir=@dir' '--raw' \
+                '--skip-damaged' '--create' '*--nsqd-tcp-address=' '*--lookupd-http-address=' \
+                '*--nsqd-http-address=' '*--address-map=' '-P,--profile=@profiles' \
+                '--max-in-flight=' '*-X,--consumer-opt=@options' '--tls,--no-tls' \
+                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
+                '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate' \
+                '--deflate-level=' '--auth-secret-file=@file' '--master=' '--driver-memory=' \
+                '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' \
+                '--debug' '--help'
+            set option_helps \
+                'Where the Parquet files go.' 'Where the stream notes how far it is.' \
+                'A live topic, not an archive.' 'Name of the channel.' 'Take what is there and end.' \
+                'End after so long.' 'A batch every so long; 0s for one after the other.' \
+                'At most about so many messages in a batch.' \
+                'Where a topic\'s messages wait for their batch; default: in the checkpoint.' \
+                'Read files of bare bodies too (nsq_to_file).' \
+                'Go on where an archive is damaged, and tell what could not be read.' \
+                'Go on when the topic does not exist; subscribing creates it.' \
+                'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
+                'nsqlookupd that knows the nsqd of a topic.' 'nsqd, over HTTP.' \
+                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Named settings from the configuration file.' \
+                'Messages in flight at a time, all nsqd together.' \
+                'Any option of the consumer; \'list\' lists them.' 'Use TLS, and nothing else.' \
+                'Certificates to trust, PEM.' 'Client certificate, PEM.' \
+                'Key of the client certificate, PEM.' 'Do not verify the certificate of nsqd.' \
+                'Lowest version: tls1.2 or tls1.3.' 'Compress with snappy.' 'Compress with deflate.' \
+                'Compress with deflate at this level, 1 to 9.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'Where Spark runs: local[N,4], spark://HOST:7077, yarn, k8s://URL.' \
+                'Heap of the JVM beside this process; in local mode all of Spark is in it.' \
+                'Any setting of Spark: spark.executor.memory=4g.' \
+                'Where Spark\'s own messages go; default: below ~/.local/state/nsqtools.' \
+                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+            set arguments \
+                '@dir'
         case 'nsq spark compact'
             set options \
                 '-o,--output=@dir' '*-t,--topic=@topics' '--day=' '--until-day=' '--grace=' \

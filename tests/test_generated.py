@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 
+import nsqtools
 from nsqtools.cli.docs.documents import documents, stale_documents
 from nsqtools.cli.docs.tables import replace_tables
 from nsqtools.cli.docs.tree import Page, read_tree
@@ -121,6 +124,44 @@ def test_an_installed_package_brings_all_of_it(rendered: dict[str, str]) -> None
         if path != "README.md":
             place = places.get(path, f"share/{path}")
             assert any(file.endswith(f"../{place}") for file in files), place
+
+
+def test_readme_has_all_the_tables() -> None:
+    readme = (CHECKOUT / "README.md").read_text("utf-8")
+
+    for table in ("options", "client-options", "exit-status"):
+        assert f"<!-- {table}:begin -->\n| " in readme
+
+
+def test_the_command_writes_what_differs_and_can_only_check(tmp_path: Path) -> None:
+    def docs(*arguments: str, cwd: Path = tmp_path) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "nsqtools.cli.docs", *arguments],
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(Path(nsqtools.__file__).parents[1])},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    (tmp_path / "nsqtools").mkdir()
+    (tmp_path / "README.md").write_text("<!-- options:begin -->\n<!-- options:end -->\n")
+
+    status, written, _ = docs()
+    assert (status, docs()) == (0, (0, "", ""))
+    assert {"README.md", "completions/_nsq", "man/man1/nsq.1"} <= set(written.splitlines())
+    assert "--topic" in (tmp_path / "README.md").read_text()
+    (tmp_path / "man/man1/nsq.1").write_text("changed")
+    (tmp_path / "man/man1/nsq-gone.1").write_text("of a command that is no more")
+    changed = "man/man1/nsq.1\nman/man1/nsq-gone.1\n"
+    assert docs("--check") == docs("--check") == (1, changed, "")
+    assert docs() == (0, changed, "")
+    assert docs("--check") == (0, "", "")
+    status, out, err = docs(cwd=tmp_path / "man")
+    assert (status, out) == (1, "")
+    assert "is not a checkout" in err
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from dataclasses import fields
 
 from nsqtools.cli.docs.tree import Argument, Option, Page, cluster_options
 from nsqtools.cli.docs.values import Kind, Value
-from nsqtools.cli.docs.words import HEADER, in_columns, spelled
+from nsqtools.cli.docs.words import HEADER, spelled
 from nsqtools.client.options import ClientOptions, option_name
 
 # A space in front: called with these words and no more.
@@ -57,7 +57,7 @@ _nsq_client_options() {
   local -a names=(
 CLIENT_OPTIONS
   )
-  compset -P '*[=,]*' || _wanted options expl 'client option' compadd -S = -a names
+  compset -P '*[=,]*' || _describe -t client-options 'client option' names -S =
 }
 
 # The daemons take a flag with one dash or two: read and offer all as the word at the cursor begins.
@@ -113,12 +113,15 @@ def render_zsh(root: Page) -> str:
     """The whole script."""
     cluster = cluster_options()
     valued = spelled(cluster, with_value=True)
-    names = (option_name(each) for each in fields(ClientOptions))
+    client_options = [
+        "    " + _quoted(f"{option_name(each)}:{_plain(each.metadata['help'])}")
+        for each in fields(ClientOptions)
+    ]
     script = (
         SCRIPT.replace("CLUSTER_VALUES_WITHIN", "|".join(_within(name) for name in valued))
         .replace("CLUSTER_VALUES", "|".join(valued))
         .replace("CLUSTER_SWITCHES", "|".join(spelled(cluster, with_value=False)))
-        .replace("CLIENT_OPTIONS", "\n".join(in_columns(names, 4)))
+        .replace("CLIENT_OPTIONS", "\n".join(client_options))
     )
     functions = "\n".join(_function(page) for page in root.walk())
     return f"#compdef nsq\n# zsh completion for nsq. {HEADER}\n{script}\n{functions}{ENTRY}"
