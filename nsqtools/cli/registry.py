@@ -276,6 +276,10 @@ COMMANDS: dict[str, Command | Group] = {
                 "Report what went through topics: messages, bytes, sizes, attempts, duplicates and "
                 "gaps.",
             ),
+            "replay": Command(
+                "nsqtools.cli.commands.spark_replay:replay",
+                "Publish messages from archives and Parquet again, in parallel.",
+            ),
             "sql": Command(
                 "nsqtools.cli.commands.spark_sql:sql",
                 "Ask archives and Parquet in SQL.",

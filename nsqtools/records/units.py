@@ -9,12 +9,20 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from nsqtools.protocol.durations import parse_duration
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(i?))?b?", re.ASCII | re.IGNORECASE)
 
 NS = 1_000_000_000
+
+
+class Moment(NamedTuple):
+    """A point in time as it was written, and as nanoseconds since 1970."""
+
+    text: str
+    ns: int
 
 
 def parse_span(text: str) -> float:

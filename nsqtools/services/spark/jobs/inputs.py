@@ -86,7 +86,10 @@ def _first_file(directory: Path) -> Path | None:
 
 def read_messages(spark: SparkSession, inputs: Inputs, choice: Choice) -> DataFrame:
     """The chosen messages, with the columns of `MESSAGE_DDL`. Raises `ConfigurationError`."""
-    frames = [_read_parquet(spark, path, choice) for path in inputs.parquet]
+    datasets: dict[Path, list[Path]] = {}
+    for path in inputs.parquet:
+        datasets.setdefault(_dataset_root(path), []).append(path)
+    frames = [_read_parquet(spark, root, paths, choice) for root, paths in datasets.items()]
     if inputs.archives:
         frames.append(_read_archives(spark, inputs.archives, choice))
     rows = reduce(lambda one, other: one.unionByName(other), frames)
@@ -120,26 +123,31 @@ def _moment(timestamp_ns: int | None, *, up: int = 0) -> str:
     return moment.isoformat()
 
 
-def _read_parquet(spark: SparkSession, path: Path, choice: Choice) -> DataFrame:
+def _read_parquet(
+    spark: SparkSession, root: Path, paths: Sequence[Path], choice: Choice
+) -> DataFrame:
+    """The rows of one dataset: all of it, or those of its directories and files that are given."""
     reader = spark.read
-    root = _dataset_root(path)
-    if root != path:
+    texts = [str(path) for path in paths]
+    if texts != [str(root)]:
         reader = reader.option("basePath", str(root))
-    known = {field.name for field in reader.parquet(str(path)).schema.fields}
+    known = {field.name for field in reader.parquet(*texts).schema.fields}
     if missing := [name for name in NEEDED if name not in known]:
         raise ConfigurationError(
-            f"{path} is Parquet without the columns {', '.join(missing)}",
+            f"{paths[0]} is Parquet without the columns {', '.join(missing)}",
             hint="What nsq spark compact and nsq spark ingest write has them.",
         )
     # said, not inferred: a topic may be called 2026
-    rows = reader.schema(f"{MESSAGE_DDL}, date date").parquet(str(path))
+    rows = reader.schema(f"{MESSAGE_DDL}, date date").parquet(*texts)
     return _of_days(rows, choice.within).drop("date")
 
 
 def _dataset_root(path: Path) -> Path:
-    """The directory above the partitions that a path leads into."""
+    """The directory above the partitions that a path leads into; of a lone file its own."""
     folders = [folder for folder in (path, *path.parents) if "=" in folder.name]
-    return folders[-1].parent if folders else path
+    if folders:
+        return folders[-1].parent
+    return path if path.is_dir() else path.parent
 
 
 def _of_days(rows: DataFrame, within: TimeRange) -> DataFrame:

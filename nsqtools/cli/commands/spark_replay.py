@@ -1,0 +1,193 @@
+"""``nsq spark replay``: archived messages back into topics, in parallel.
+
+The services are imported when it runs, for the help page does not need them.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from nsqtools.cli import failures
+from nsqtools.cli.commands.archive_options import SELECTION, Delimiter, parse_moment
+from nsqtools.cli.commands.delivery_options import DELIVERY, Rate, RetryTimeout, RetryUnknown
+from nsqtools.cli.commands.replay_options import DryRun, Topics, topic_map
+from nsqtools.cli.connection import ProducerConnection
+from nsqtools.cli.exit_status import ExitStatus
+from nsqtools.cli.output import write_json, write_listing
+from nsqtools.cli.params import Json
+from nsqtools.cli.runtime import Runtime, Session
+from nsqtools.cli.signals import stopping
+from nsqtools.cli.spark_session import SparkOptions, job_progress, open_spark
+from nsqtools.protocol.durations import format_duration
+from nsqtools.records.units import Moment
+
+if TYPE_CHECKING:
+    from nsqtools.services.spark.jobs.replay import Outcome
+
+MOST_DAMAGES = 20
+
+
+def parse_written_moment(text: str) -> Moment:
+    """Read a time, and keep how it was written: it is the same replay that says -2h again."""
+    return Moment(text.strip(), parse_moment(text))
+
+
+Paths = Annotated[
+    list[Path],
+    Argument(metavar="PATH", help="Archives or Parquet: files, or directories with all below."),
+]
+Since = Annotated[
+    Moment | None,
+    Option(
+        "--since",
+        parser=parse_written_moment,
+        metavar="TIME",
+        help="Only messages published then or later (2026-11-21T08:00:00Z, -2h).",
+        rich_help_panel=SELECTION,
+    ),
+]
+Until = Annotated[
+    Moment | None,
+    Option(
+        "--until",
+        parser=parse_written_moment,
+        metavar="TIME",
+        help="Only messages published before that.",
+        rich_help_panel=SELECTION,
+    ),
+]
+Where = Annotated[
+    str | None,
+    Option(
+        "--where",
+        metavar="SQL",
+        help="Only messages for which it is true; columns: topic, nsqd, id, timestamp, ts_ns, "
+        "attempts, body.",
+        rich_help_panel=SELECTION,
+    ),
+]
+Ledger = Annotated[
+    Path | None,
+    Option(
+        "--ledger",
+        metavar="DIR",
+        help="Note there what is confirmed, and go on from there the next time.",
+        rich_help_panel=DELIVERY,
+    ),
+]
+DeadLetters = Annotated[
+    Path | None,
+    Option(
+        "--dead-letters",
+        metavar="DIR",
+        help="Write messages that cannot be published there, as JSON with the reason.",
+        rich_help_panel=DELIVERY,
+    ),
+]
+
+
+def replay(
+    paths: Paths,
+    topic: Topics = None,
+    since: Since = None,
+    until: Until = None,
+    where: Where = None,
+    delimiter: Delimiter = None,
+    rate: Rate = 0.0,
+    retry_timeout: RetryTimeout = None,
+    retry_unknown: RetryUnknown = False,
+    ledger: Ledger = None,
+    dead_letters: DeadLetters = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+    *,
+    connection: ProducerConnection,
+    spark: SparkOptions,
+    runtime: Session,
+) -> int:
+    """Publish messages from archives and Parquet again, in parallel.
+
+    They come in no order. With several nsqd each task publishes to one of them, and to the others
+    when that fails.
+    A task that fails is run again by Spark; with --ledger it goes on where it was, and so does the
+    whole replay when it is run again: at most 10 batches of 500 messages for each task that was cut
+    off are published twice, and counted. Where Spark runs on several machines the directories must
+    be the same on all of them. For the order of then, or its pace, use nsq replay.
+
+    Examples:
+        nsq spark replay /data/nsq --where "topic = 'clicks' AND attempts > 1" --dry-run
+        nsq spark replay /var/nsq --topic clicks=again --since -2h --ledger replay.ledger
+    """
+    from nsqtools.services.spark.connection_options import as_options, hand_on_secret
+    from nsqtools.services.spark.jobs.replay import Publishing, Replay, Request
+
+    request = Request(tuple(paths), topic_map(topic or ()), since, until, where or "", delimiter)
+    options = as_options(connection) | {"retryUnknown": str(retry_unknown).lower()}
+    if retry_timeout is not None:
+        options["retryTimeout"] = format_duration(retry_timeout)
+    publishing = Publishing(
+        options,
+        rate,
+        None if ledger is None else ledger.absolute(),
+        None if dead_letters is None else dead_letters.absolute(),
+    )
+    connection.client_options()  # what cannot work is refused before Spark is started
+    hand_on_secret(connection, os.environ)
+    settings = spark.settings("nsq spark replay")
+    with ExitStack() as stack:
+        work = Path(stack.enter_context(TemporaryDirectory(prefix="nsq-spark-replay-")))
+        job = Replay(settings, request, publishing, work=work, shares_work=settings.is_local)
+        session = stack.enter_context(open_spark(runtime, settings))
+        job.open(session)
+        for path in job.left_out:
+            runtime.tell(
+                f"nsq: {path} is left out: it is in progress, and with a ledger only "
+                "files are read that do not grow"
+            )
+        with job_progress(runtime, session), stopping(job.stop) as signals:
+            if dry_run:
+                return show_counts(runtime, job.counts(), json=json)
+            outcome = job.run()
+    return signals.status(otherwise=show_outcome(runtime, outcome, ledger, json=json))
+
+
+def show_counts(runtime: Runtime, counts: dict[str, int], *, json: bool) -> int:
+    """Print what would go to which topic."""
+    rows = [(topic or None, count) for topic, count in sorted(counts.items())]
+    write_listing(runtime, ("topic", "messages"), rows, json=json)
+    runtime.tell(f"nsq: {sum(counts.values())} messages would be published")
+    return ExitStatus.DONE
+
+
+def show_outcome(
+    runtime: Runtime, outcome: Outcome, ledger: Path | None, *, json: bool
+) -> ExitStatus:
+    """Print the counts, and the reason when not everything was published; return the status."""
+    from nsqtools.services.spark.sinks.report import document, summary
+
+    report = outcome.report
+    if json:
+        write_json(runtime, document(report, is_complete=outcome.is_complete), indent=2)
+    else:
+        write_listing(runtime, ("topic", "messages"), sorted(report.topics.items()), json=False)
+    status = ExitStatus.DONE
+    if outcome.error is not None:
+        status = failures.report(outcome.error, runtime.stderr, debug=False)
+    for damage in outcome.damages[:MOST_DAMAGES]:
+        runtime.tell(f"nsq: {damage.file}: {damage.problem} (at byte {damage.pos})")
+    if len(outcome.damages) > MOST_DAMAGES:
+        runtime.tell(f"nsq: and {len(outcome.damages) - MOST_DAMAGES} more damages")
+    runtime.tell(f"nsq: {summary(report)}")
+    if ledger is not None and not outcome.is_complete:
+        runtime.tell(
+            f"nsq: run it again to go on; up to {outcome.in_doubt} messages may come twice then"
+        )
+    if (status or outcome.damages) and report.confirmed:
+        return ExitStatus.PARTLY_DONE
+    return status or (ExitStatus.FAILED if outcome.damages else ExitStatus.DONE)

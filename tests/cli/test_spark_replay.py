@@ -1,0 +1,349 @@
+"""``nsq spark replay``: what was archived, or made Parquet, comes back; and not twice.
+
+The command runs in this process, with the session that the tests share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from plugins.archives import Writer, write_archive
+from plugins.cli import Result
+from plugins.daemons import GoNsqd
+from plugins.http_api import Nsqd
+
+from nsqtools import Consumer
+from nsqtools.cli.commands import spark_replay
+from nsqtools.cli.main import main
+from nsqtools.protocol.message import WireMessage
+from nsqtools.records.envelope import decode
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SECOND = 1_000_000_000
+BEGIN = 1_790_000_000 * SECOND  # 2026-09-21T14:13:20Z
+KINDS = [b"a\nb", b"\0", b"\xff\xfe\x80", b"x", bytes(range(256)) * 4096, "ü".encode(), b" "]
+
+Replay = Callable[..., Result]
+
+
+def messages(first: int, last: int, step_ns: int = SECOND) -> list[WireMessage]:
+    return [
+        WireMessage(BEGIN + number * step_ns, 1, b"%016x" % number, b"body %05d" % number)
+        for number in range(first, last)
+    ]
+
+
+def write_parquet(spark: SparkSession, path: Path, *found: WireMessage, topic: str) -> Path:
+    """What ``nsq spark compact`` makes, as far as a replay reads it."""
+    rows = [
+        (topic, "nsqd:4150", m.id.decode(), m.timestamp_ns, m.attempts, m.body, "2026-09-21")
+        for m in found
+    ]
+    frame = spark.createDataFrame(
+        rows,
+        "topic string, nsqd string, id string, ts_ns bigint, attempts int, body binary, "
+        "date string",
+    )
+    frame = frame.selectExpr("*", "timestamp_micros(ts_ns div 1000) AS timestamp")
+    frame.coalesce(1).write.partitionBy("topic", "date").mode("append").parquet(str(path))
+    return path
+
+
+def bodies_in(nsqd: Nsqd, topic: str, count: int) -> list[bytes]:
+    """Consume ``count`` messages, sorted."""
+    bodies: list[bytes] = []
+    with Consumer(topic, "check", nsqd_tcp_addresses=[nsqd.tcp_address]) as consumer:
+        for batch in consumer.batches(timeout_s=5):
+            bodies += [message.body for message in batch]
+            batch.finish()
+            if len(bodies) >= count:
+                break
+    return sorted(bodies)
+
+
+@pytest.fixture
+def replay(
+    spark: SparkSession,
+    nsqd: GoNsqd,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> Replay:
+    """Run ``nsq spark replay`` against `nsqd`."""
+
+    @contextmanager
+    def shared(*_: object) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr(spark_replay, "open_spark", shared)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def run(*arguments: object, address: str = "") -> Result:
+        capfd.readouterr()
+        place = ["--nsqd-tcp-address", address or nsqd.tcp_address]
+        status = main(["spark", "replay", *map(str, arguments), *place])
+        out, err = capfd.readouterr()
+        return Result(status, out.encode(), err)
+
+    return run
+
+
+def test_every_kind_of_body_comes_back_from_an_archive_and_from_parquet(
+    spark: SparkSession, nsqd: GoNsqd, replay: Replay, tmp_path: Path
+) -> None:
+    found = [WireMessage(BEGIN + n, 1, b"%016x" % n, body) for n, body in enumerate(KINDS)]
+    (tmp_path / "archive").mkdir()
+    write_archive(tmp_path / "archive" / "clicks.gz", found)
+    write_parquet(spark, tmp_path / "parquet", *found, topic="views")
+
+    result = replay(tmp_path / "archive", tmp_path / "parquet", "--topic", "clicks=again")
+
+    assert result.status == 0, result.err
+    assert result.out.decode() == f"topic\tmessages\nagain\t{len(KINDS)}\nviews\t{len(KINDS)}\n"
+    assert f"{2 * len(KINDS)} confirmed, 0 rejected" in result.err
+    assert bodies_in(nsqd, "again", len(KINDS)) == sorted(KINDS)
+    assert bodies_in(nsqd, "views", len(KINDS)) == sorted(KINDS)
+
+
+def test_times_and_sql_select(
+    spark: SparkSession, nsqd: GoNsqd, replay: Replay, tmp_path: Path
+) -> None:
+    write_archive(tmp_path / "clicks.gz", messages(0, 20))
+    write_parquet(spark, tmp_path / "parquet", *messages(0, 20), topic="views")
+    span = ["--since", "2026-09-21T14:13:25Z", "--until", "2026-09-21T14:13:35Z"]
+    paths = [tmp_path / "clicks.gz", tmp_path / "parquet"]
+
+    result = replay(*paths, *span, "--where", "cast(body AS string) LIKE 'body 0001%'")
+
+    assert result.status == 0, result.err
+    expected = [b"body %05d" % number for number in range(10, 15)]
+    assert bodies_in(nsqd, "clicks", 5) == expected
+    assert bodies_in(nsqd, "views", 5) == expected
+    assert nsqd.topic_stats("views")["message_count"] == 5
+
+
+def test_a_dry_run_publishes_nothing(nsqd: GoNsqd, replay: Replay, tmp_path: Path) -> None:
+    write_archive(tmp_path / "a.gz", messages(0, 10))
+
+    result = replay(tmp_path / "a.gz", "--topic", "again", "--dry-run")
+
+    assert (result.status, result.out) == (0, b"topic\tmessages\nagain\t10\n")
+    assert "10 messages would be published" in result.err
+    assert nsqd.stats()["topics"] == []
+
+
+def test_the_document_has_the_counts(replay: Replay, tmp_path: Path) -> None:
+    write_archive(tmp_path / "a.gz", messages(0, 10))
+
+    document = json.loads(replay(tmp_path / "a.gz", "--json").out)
+
+    assert document["topics"] == {"clicks": 10}
+    assert (document["confirmed"], document["is_complete"]) == (10, True)
+
+
+def test_run_again_with_its_ledger_nothing_is_published_twice(
+    spark: SparkSession, nsqd: GoNsqd, replay: Replay, tmp_path: Path
+) -> None:
+    for number in range(3):
+        write_archive(tmp_path / f"a{number}.gz", messages(number * 1000, number * 1000 + 1000))
+    write_parquet(spark, tmp_path / "parquet", *messages(5000, 6000), topic="clicks")
+    arguments = [*tmp_path.glob("*.gz"), tmp_path / "parquet", "--ledger", tmp_path / "ledger"]
+    first = replay(*arguments)
+    write_parquet(spark, tmp_path / "parquet", *messages(7000, 8000), topic="clicks")
+
+    again = replay(*arguments)
+
+    assert (first.status, again.status) == (0, 0), first.err + again.err
+    assert "4000 confirmed" in first.err
+    assert "4000 confirmed" in again.err
+    assert "4000 done before" in again.err
+    # what was added since is no part of it
+    assert nsqd.depth("clicks") == 4000
+
+
+def test_files_added_to_a_directory_are_not_taken_into_a_ledger_nor_those_in_progress(
+    nsqd: GoNsqd, replay: Replay, tmp_path: Path
+) -> None:
+    writer = Writer(tmp_path / "in", writer="w" * 32)
+    (tmp_path / "in").mkdir()
+    writer.write(messages(0, 100))
+    writer.finish()
+    writer.write(messages(100, 200))
+    arguments = [tmp_path / "in", "--ledger", tmp_path / "ledger"]
+
+    first = replay(*arguments)
+    writer.finish()
+    again = replay(*arguments)
+
+    assert (first.status, again.status) == (0, 0), first.err + again.err
+    assert "is left out: it is in progress" in first.err
+    assert nsqd.depth("clicks") == 100
+    assert replay(tmp_path / "in").status == 0
+    assert nsqd.depth("clicks") == 300
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (["--topic", "again"], "is the ledger of another replay: topics differ"),
+        (["--where", "attempts = 1"], "is the ledger of another replay: where differ"),
+        (["--since", "-1h"], "is the ledger of another replay: since differ"),
+    ],
+)
+def test_the_ledger_of_another_replay_is_refused(
+    change: list[str], complaint: str, nsqd: GoNsqd, replay: Replay, tmp_path: Path
+) -> None:
+    write_archive(tmp_path / "a.gz", messages(0, 10))
+    arguments = [tmp_path / "a.gz", "--ledger", tmp_path / "ledger"]
+    assert replay(*arguments).status == 0
+
+    result = replay(*arguments, *change)
+
+    assert result.status == 2
+    assert complaint in result.err
+    assert nsqd.depth("clicks") == 10
+
+
+def test_the_moments_of_the_first_run_hold(nsqd: GoNsqd, replay: Replay, tmp_path: Path) -> None:
+    write_archive(tmp_path / "a.gz", messages(0, 10))
+    arguments = [tmp_path / "a.gz", "--since", "-480000h", "--ledger", tmp_path / "ledger"]
+
+    assert replay(*arguments).status == 0
+    assert "10 done before" in replay(*arguments).err
+
+
+def test_a_file_that_changed_since_is_named(replay: Replay, tmp_path: Path) -> None:
+    path = write_archive(tmp_path / "a.gz", messages(0, 10))
+    arguments = [path, "--ledger", tmp_path / "ledger"]
+    replay(*arguments)
+    path.write_bytes(path.read_bytes() * 2)
+
+    result = replay(*arguments)
+
+    assert result.status == 2
+    assert f"{path} has changed since the ledger was begun" in result.err
+
+
+def test_without_nsqd_it_fails_in_time_and_goes_on_when_it_is_back(
+    nsqd: GoNsqd, replay: Replay, tmp_path: Path
+) -> None:
+    write_archive(tmp_path / "a.gz", messages(0, 2000))
+    arguments = [tmp_path / "a.gz", "--retry-timeout", "200ms", "--ledger", tmp_path / "ledger"]
+    nsqd.kill()
+
+    result = replay(*arguments)
+    nsqd.start()
+    again = replay(*arguments)
+
+    assert result.status == 4
+    assert nsqd.tcp_address in result.err
+    assert "run it again to go on" in result.err
+    assert again.status == 0, again.err
+    assert bodies_in(nsqd, "clicks", 2000) == [b"body %05d" % number for number in range(2000)]
+
+
+def test_messages_that_cannot_be_published_show_in_the_status(
+    nsqd: GoNsqd, replay: Replay, tmp_path: Path
+) -> None:
+    large = WireMessage(BEGIN, 1, b"%016x" % 99, b"x" * 1_100_000)
+    write_archive(tmp_path / "a.gz", [*messages(0, 5), large])
+
+    result = replay(tmp_path / "a.gz")
+    aside = replay(tmp_path / "a.gz", "--dead-letters", tmp_path / "dead")
+
+    assert result.status == 6
+    assert "1 rows were refused" in result.err
+    assert "1100000 bytes are above the limit" in result.err
+    assert "5 confirmed, 1 rejected" in result.err
+    assert aside.status == 0
+    assert "5 confirmed, 1 rejected, 0 unknown, 1 dead-lettered" in aside.err
+    [path] = (tmp_path / "dead").iterdir()
+    message = decode(path.read_bytes())
+    assert (message.id, message.nsqd, message.body) == (large.id, "nsqd:4150", large.body)
+
+
+def test_damage_is_passed_over_told_and_shows_in_the_status(
+    nsqd: GoNsqd, replay: Replay, tmp_path: Path
+) -> None:
+    path = write_archive(tmp_path / "a.gz", messages(0, 10), messages(10, 20))
+    path.write_bytes(path.read_bytes()[:-20])
+
+    result = replay(path)
+
+    assert result.status == 6
+    assert str(path) in result.err
+    assert nsqd.topic_stats("clicks")["message_count"] >= 10
+
+
+def test_bare_bodies_need_a_topic(nsqd: GoNsqd, replay: Replay, tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_bytes(b"one\ntwo\n")
+
+    refused = replay(tmp_path / "a.log")
+    result = replay(tmp_path / "a.log", "--topic", "again")
+
+    assert refused.status == 2
+    assert "Give --topic" in refused.err
+    assert result.status == 0, result.err
+    assert bodies_in(nsqd, "again", 2) == [b"one", b"two"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "complaint"),
+    [
+        (["/no/such/path"], 3, "there is no /no/such/path"),
+        (["{archive}", "--where", "colour = 'red'"], 2, "colour"),
+        (["{archive}", "--where", "attempts >"], 2, "Syntax error"),
+        (["{archive}", "--topic", "a="], 2, "--topic 'a=' cannot be followed"),
+        (["{archive}", "--topic", "a b"], 2, "invalid topic name"),
+        (["{archive}", "--since", "soon"], 2, "'soon' is not a time"),
+        (["{archive}", "--tls-ca-file", "x"], 2, "TLS is not switched on"),
+    ],
+)
+def test_what_cannot_work_is_refused(
+    arguments: list[str],
+    status: int,
+    complaint: str,
+    nsqd: GoNsqd,
+    replay: Replay,
+    tmp_path: Path,
+) -> None:
+    archive = write_archive(tmp_path / "a.gz", messages(0, 10))
+
+    result = replay(*(text.format(archive=archive) for text in arguments))
+
+    assert result.status == status, result.err
+    assert complaint in result.err
+    assert "Traceback" not in result.err
+    assert nsqd.stats()["topics"] == []
+
+
+def test_a_rate_is_shared_by_the_tasks(replay: Replay, tmp_path: Path) -> None:
+    write_archive(tmp_path / "a.gz", messages(0, 200))
+    began = time.monotonic()
+
+    assert replay(tmp_path / "a.gz", "--rate", "100").status == 0
+
+    assert time.monotonic() - began >= 1.8
+
+
+def test_the_secret_is_handed_on_and_not_shown(
+    replay: Replay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NSQ_AUTH_SECRET", "")
+    (tmp_path / "secret").write_text("s3cret\n")
+    write_archive(tmp_path / "a.gz", messages(0, 10))
+
+    result = replay(tmp_path / "a.gz", "--auth-secret-file", tmp_path / "secret")
+
+    assert result.status == 0, result.err
+    assert os.environ["NSQ_AUTH_SECRET"] == "s3cret"
+    assert "s3cret" not in result.err
