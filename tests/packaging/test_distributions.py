@@ -1,0 +1,230 @@
+"""What is published: a wheel and an sdist that have everything, and work where they are installed.
+
+The wheel goes into an empty environment of every Python that this machine has and that we say we
+support, and is used outside the checkout.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Iterator, Sequence
+from email import message_from_bytes
+from email.message import Message
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import nsqtools
+
+CHECKOUT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text("utf-8"))["project"]
+SUPPORTED = sorted(
+    int(match[1])
+    for classifier in PROJECT["classifiers"]
+    if (match := re.fullmatch(r"Programming Language :: Python :: 3\.(\d+)", classifier))
+)
+
+SMOKE = """
+import importlib, pkgutil, sys
+import nsqtools
+from nsqtools.server.embedded import EmbeddedNsqd
+
+assert nsqtools.__file__.startswith(sys.prefix), nsqtools.__file__
+for module in pkgutil.walk_packages(nsqtools.__path__, "nsqtools."):
+    if not module.name.startswith(("nsqtools.services.spark", "nsqtools.__main__")):
+        importlib.import_module(module.name)
+with EmbeddedNsqd() as nsqd:
+    with nsqtools.Producer(nsqd.tcp_address) as producer:
+        producer.publish_many("clicks", [b"one", b"two"])
+    with nsqtools.Consumer("clicks", "c", nsqd_tcp_addresses=nsqd.tcp_address) as consumer:
+        bodies = []
+        for message in consumer:
+            bodies.append(message.body)
+            message.finish()
+            if len(bodies) == 2:
+                break
+assert sorted(bodies) == [b"one", b"two"]
+print("fine")
+"""
+
+
+class Distributions(NamedTuple):
+    """What was built: from the checkout, and the wheel from the sdist."""
+
+    sdist: Path
+    wheel: Path
+    wheel_of_sdist: Path
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
+    directory = tmp_path_factory.mktemp("dist")
+    build("--sdist", "--wheel", CHECKOUT, into=directory)
+    [sdist], [wheel] = directory.glob("*.tar.gz"), directory.glob("*.whl")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(directory / "source", filter="data")
+    [source] = (directory / "source").iterdir()
+    build("--wheel", source, into=directory / "again")
+    [wheel_of_sdist] = (directory / "again").glob("*.whl")
+    return Distributions(sdist, wheel, wheel_of_sdist)
+
+
+def build(*arguments: str | Path, into: Path) -> None:
+    run([sys.executable, "-m", "build", "--no-isolation", *arguments, "--outdir", into])
+
+
+def run(command: Sequence[str | Path], cwd: Path | None = None) -> str:
+    """Run a command as a user would, outside of what tests set; return what it printed."""
+    testing = ("PYTHON", "COVERAGE", "PYTEST")
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(testing)}
+    done = subprocess.run(
+        command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return message_from_bytes(archive.read(name))
+
+
+def test_the_index_would_take_them(built: Distributions) -> None:
+    said = run([sys.executable, "-m", "twine", "--no-color", "check", "--strict", *built])
+
+    assert said.count("PASSED") == 3
+
+
+def test_the_wheel_of_the_sdist_is_the_wheel_of_the_checkout(built: Distributions) -> None:
+    with zipfile.ZipFile(built.wheel) as ours, zipfile.ZipFile(built.wheel_of_sdist) as again:
+        assert ours.namelist() == again.namelist()
+        different = [name for name in ours.namelist() if ours.read(name) != again.read(name)]
+    assert different == []
+
+
+def test_both_have_every_file_of_the_package(built: Distributions) -> None:
+    files = {
+        path.relative_to(CHECKOUT).as_posix()
+        for path in (CHECKOUT / "nsqtools").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert len(files) > 200
+    with tarfile.open(built.sdist) as archive:
+        in_sdist = {name.partition("/")[2] for name in archive.getnames()}
+    with zipfile.ZipFile(built.wheel) as wheel:
+        in_wheel = {place_in_checkout(name) for name in wheel.namelist()}
+
+    assert files - in_sdist == set()
+    assert files - in_wheel == set()
+    assert {"tests/conftest.py", "CHANGELOG.md", "LICENSE", "Dockerfile"} <= in_sdist
+    assert [name for name in in_sdist if name.startswith("tests/go/bin")] == []
+
+
+def place_in_checkout(name: str) -> str:
+    """Where a file of the wheel is kept: what Spark wants at the top has a place of its own."""
+    return f"nsqtools/services/spark/top_level/{name}" if name.startswith("pyspark_") else name
+
+
+def test_the_metadata_says_what_the_project_says(built: Distributions) -> None:
+    said = metadata(built.wheel)
+
+    assert (said["Name"], said["Version"]) == ("nsqtools", nsqtools.__version__)
+    assert said["License-Expression"] == "MIT"
+    assert said["Requires-Python"] == ">=3.11"
+    assert {"fast", "spark", "spark-java", "test"} <= set(said.get_all("Provides-Extra", []))
+    assert "Typing :: Typed" in said.get_all("Classifier", [])
+    assert said["Description-Content-Type"] == "text/markdown"
+
+
+def test_the_package_is_typed_and_has_its_licence(built: Distributions) -> None:
+    with zipfile.ZipFile(built.wheel) as wheel:
+        names = wheel.namelist()
+
+    assert "nsqtools/py.typed" in names
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_the_version_stands_in_one_place() -> None:
+    assert PROJECT["dynamic"] == ["version"]
+    declared = re.compile(rf"""version\s*[=:]\s*["']?{re.escape(nsqtools.__version__)}""", re.I)
+    found = [
+        path.relative_to(CHECKOUT).as_posix()
+        for path in [*CHECKOUT.glob("*.toml"), CHECKOUT / "Dockerfile", *python_files()]
+        if declared.search(path.read_text("utf-8"))
+    ]
+
+    assert found == []  # but for __version__, which is no "version"
+    assert re.fullmatch(r"\d+\.\d+\.\d+", nsqtools.__version__)
+
+
+def python_files() -> Iterator[Path]:
+    return (path for path in (CHECKOUT / "nsqtools").rglob("*.py") if path.name != "__init__.py")
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    text = (CHECKOUT / "CHANGELOG.md").read_text("utf-8")
+    headings = re.findall(r"^## \[(.+?)\](?: - (.+))?$", text, re.M)
+    kinds = re.findall(r"^### (.+)$", text, re.M)
+
+    assert headings[0] == (nsqtools.__version__, "unreleased")
+    assert set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert "keepachangelog.com" in text
+
+
+@cache
+def interpreters() -> dict[int, Path]:
+    """A Python of each minor version that runs here, those of pyenv included."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    found = {sys.version_info.minor: Path(sys.executable)}
+    for minor in range(11, 30):
+        candidates = [
+            *pyenv.glob(f"versions/3.{minor}.*/bin/python3.{minor}"),
+            *(Path(place, f"python3.{minor}") for place in os.get_exec_path()),
+        ]
+        for candidate in filter(Path.is_file, candidates):
+            asked = subprocess.run(
+                [candidate, "-c", "import venv, sys; print(sys.version_info.minor)"],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if asked.stdout == f"{minor}\n":
+                found.setdefault(minor, candidate)
+                break
+    return found
+
+
+def test_what_supports_us_is_what_we_say() -> None:
+    assert PROJECT["requires-python"] == f">=3.{SUPPORTED[0]}"
+    assert list(range(SUPPORTED[0], SUPPORTED[-1] + 1)) == SUPPORTED
+    assert sys.version_info.minor in SUPPORTED
+
+
+@pytest.mark.parametrize("minor", SUPPORTED)
+def test_the_wheel_works_where_nothing_else_is(
+    built: Distributions, tmp_path: Path, minor: int
+) -> None:
+    if minor not in interpreters():
+        pytest.skip(f"there is no Python 3.{minor} here")
+    home, work = tmp_path / "venv", tmp_path / "elsewhere"
+    work.mkdir()
+    run([interpreters()[minor], "-m", "venv", "--without-pip", home])
+    python, nsq = home / "bin/python", home / "bin/nsq"
+    install = ["install", "--quiet", "--no-compile", built.wheel]  # what is used compiles itself
+    run([sys.executable, "-m", "pip", "--python", python, *install])
+
+    assert run([nsq, "--version"], cwd=work) == f"nsq {nsqtools.__version__}\n"
+    assert run([python, "-W", "error", "-c", SMOKE], cwd=work) == "fine\n"
+    measured = run([nsq, "bench", "e2e", "--embedded", "-n", "200", "--warm-up=0s"], cwd=work)
+    assert measured.splitlines()[1].split("\t")[0] == "e2e"
+    assert (home / "share/man/man1/nsq-tail.1").exists()
+    assert list(work.iterdir()) == []
