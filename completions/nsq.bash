@@ -713,11 +713,12 @@ _nsq_describe() {
             ;;
         'nsq spark sql')
             options=(
-                '--master=' '--driver-memory=' '*--conf=' '--spark-log=@file' '-q,--quiet'
-                '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '*--archive=' '*--parquet=' '-f,--file=@file' '-n,--count=' '--json' '--master='
+                '--driver-memory=' '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose'
+                '--log-format=text|json' '--debug' '--help'
             )
             arguments=(
-                ''
+                '*'
             )
             ;;
         'nsq bench')

@@ -143,7 +143,8 @@ function __nsq_offer_values --no-scope-shadowing
     switch "$spec"
         case ''
         case @file
-            printf '%s\n' $argv[1](__fish_complete_path $argv[2])
+            # the files that fish offers to a command it knows nothing of
+            printf '%s\n' $argv[1](complete -C "__nsq_of_files $argv[2]")
         case @dir
             printf '%s\n' $argv[1](__fish_complete_directories $argv[2])
         case @options
@@ -1177,9 +1178,13 @@ function __nsq_describe --no-scope-shadowing
                 '*@file'
         case 'nsq spark sql'
             set options \
-                '--master=' '--driver-memory=' '*--conf=' '--spark-log=@file' '-q,--quiet' \
-                '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '*--archive=' '*--parquet=' '-f,--file=@file' '-n,--count=' '--json' '--master=' \
+                '--driver-memory=' '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' \
+                '--log-format=text|json' '--debug' '--help'
             set option_helps \
+                'Archives under a name of their own.' 'Parquet under a name of its own.' \
+                'Read the query from here; - is stdin.' 'Print at most N rows; 0 prints all.' \
+                'Print an object a row.' \
                 'Where Spark runs: local[N,4], spark://HOST:7077, yarn, k8s://URL.' \
                 'Heap of the JVM beside this process; in local mode all of Spark is in it.' \
                 'Any setting of Spark: spark.executor.memory=4g.' \
@@ -1187,7 +1192,7 @@ function __nsq_describe --no-scope-shadowing
                 'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
-                ''
+                '*'
         case 'nsq bench'
             set commands \
                 'pub' 'sub' 'e2e'

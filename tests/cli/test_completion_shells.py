@@ -83,9 +83,10 @@ def test_files_and_directories(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "here/archived.log").touch()
 
     def offered(line: str) -> set[str]:
-        return {each.rstrip("/") for each in shell.candidates(line)}
+        return {Path(each).name for each in shell.candidates(line)}
 
     assert offered("nsq pub archi") == {"archived.log", "archives"}
+    assert offered("nsq pub ~/here/archi") == {"archived.log", "archives"}
     assert offered("nsq pub --unsent-file archi") == {"archived.log", "archives"}
     assert offered("nsq pub --unsent-file=archi") == {"archived.log", "archives"}
     assert offered("nsq to-file --output-dir archi") == {"archives"}

@@ -162,7 +162,8 @@ function __nsq_offer_values --no-scope-shadowing
     switch "$spec"
         case ''
         case @file
-            printf '%s\n' $argv[1](__fish_complete_path $argv[2])
+            # the files that fish offers to a command it knows nothing of
+            printf '%s\n' $argv[1](complete -C "__nsq_of_files $argv[2]")
         case @dir
             printf '%s\n' $argv[1](__fish_complete_directories $argv[2])
         case @options
