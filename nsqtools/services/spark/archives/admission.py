@@ -71,6 +71,8 @@ def _admit(files: list[Unread], limits: Limits) -> dict[Key, int]:
             continue
         if not at:
             members[number] = file.members()
+            if isinstance(file.key, str):  # an offset names it as read, or not at all
+                members[number] = _as_one(members[number])
         if at == len(members[number]):
             continue
         member = members[number][at]
@@ -85,3 +87,19 @@ def _admit(files: list[Unread], limits: Limits) -> dict[Key, int]:
         if at + 1 < len(members[number]):
             heapq.heappush(heap, (members[number][at + 1].min_ts, number, at + 1))
     return ends
+
+
+def _as_one(members: list[Member]) -> list[Member]:
+    """All members as one."""
+    if len(members) < 2:
+        return members
+    counts = [member.messages for member in members]
+    return [
+        Member(
+            members[0].offset,
+            members[-1].end - members[0].offset,
+            UNKNOWN if UNKNOWN in counts else sum(counts),
+            min(member.min_ts for member in members),
+            max(member.max_ts for member in members),
+        )
+    ]
