@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from functools import cached_property
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -114,8 +115,13 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def end_on_sigterm() -> None:
-    """Have `stop` run when Spark ends this process, which it does with SIGTERM."""
+    """Have `stop` run when Spark ends this process: it sends SIGTERM, and soon another one."""
     if threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        signal.signal(signal.SIGTERM, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
