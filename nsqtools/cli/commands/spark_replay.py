@@ -114,11 +114,11 @@ def replay(
     """Publish messages from archives and Parquet again, in parallel.
 
     They come in no order. With several nsqd each task publishes to one of them, and to the others
-    when that fails.
-    A task that fails is run again by Spark; with --ledger it goes on where it was, and so does the
-    whole replay when it is run again: at most 10 batches of 500 messages for each task that was cut
-    off are published twice, and counted. Where Spark runs on several machines the directories must
-    be the same on all of them. For the order of then, or its pace, use nsq replay.
+    when that fails. A task that fails is run again by Spark; with --ledger it goes on where it was,
+    and so does the whole replay when it is run again: of each task that was cut off at most 10
+    batches of 500 messages are published twice, and counted. Where Spark runs on several machines
+    the directories must be the same on all of them. For the order of then, or its pace, use nsq
+    replay.
 
     Examples:
         nsq spark replay /data/nsq --where "topic = 'clicks' AND attempts > 1" --dry-run

@@ -1,0 +1,176 @@
+"""A replay whose processes are killed loses nothing, and doubles little, which it says.
+
+Killed are the Python workers, whose tasks Spark then runs again, and the driver with its JVM, after
+which the replay is run again by hand. What nsqd had taken and the ledger did not know yet is
+published twice: at most a window of unconfirmed batches for each task that was cut off.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from plugins.archives import write_archive
+from plugins.cli import SpawnNsq
+from plugins.daemons import GoNsqd
+from plugins.waiting import wait_until
+
+from nsqtools import ClientOptions, Consumer
+from nsqtools.protocol.message import WireMessage
+from nsqtools.services.spark.sinks.plan import BATCH_ROWS, MAX_OUTSTANDING
+
+BEGIN = 1_790_000_000_000_000_000
+SLOTS = 2
+WINDOW = SLOTS * (MAX_OUTSTANDING + 2) * BATCH_ROWS
+START_TIMEOUT_S = 90.0  # of a JVM, on a machine with other things to do
+
+
+def write_input(folder: Path, count: int) -> None:
+    """Archives of bodies that compress badly, for there shall be several partitions."""
+    dice = random.Random(count)
+    folder.mkdir()
+
+    def message(number: int) -> WireMessage:
+        body = b"%07d %s" % (number, dice.randbytes(150).hex().encode())
+        return WireMessage(BEGIN + number, 1, b"%016x" % number, body)
+
+    for first in range(0, count, 25_000):
+        members = [
+            [message(number) for number in range(begin, begin + 2500)]
+            for begin in range(first, first + 25_000, 2500)
+        ]
+        write_archive(folder / f"{first:07d}.gz", *members)
+
+
+class Descendant:
+    """A process below another one."""
+
+    def __init__(self, pid: int, parent: int, command: str) -> None:
+        self.pid = pid
+        self.parent = parent
+        self.command = command
+
+
+def descendants(pid: int) -> list[Descendant]:
+    """The processes below ``pid``, as /proc shows them now."""
+    return list(_below({pid}, list(_processes())))
+
+
+def _processes() -> Iterator[Descendant]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                stat = (entry / "stat").read_text()
+            except OSError:
+                continue
+            yield Descendant(int(entry.name), int(stat.rpartition(")")[2].split()[1]), command)
+
+
+def _below(roots: set[int], processes: list[Descendant]) -> Iterator[Descendant]:
+    found = [process for process in processes if process.parent in roots]
+    if found:
+        yield from found
+        yield from _below({process.pid for process in found}, processes)
+
+
+def kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it ended meanwhile
+
+
+def kill_workers(driver: subprocess.Popen[bytes]) -> None:
+    """Kill the Python processes that run tasks: the children of the daemon that forks them."""
+    found = descendants(driver.pid)
+    daemons = {process.pid for process in found if "pyspark.daemon" in process.command}
+    workers = [process.pid for process in found if process.parent in daemons]
+    assert workers, [process.command for process in found]
+    for pid in workers:
+        kill(pid)
+
+
+def kill_driver(driver: subprocess.Popen[bytes]) -> None:
+    """Kill the command and its JVM; the workers publish on for a moment, then end by themselves."""
+    java = [process.pid for process in descendants(driver.pid) if "java" in process.command]
+    assert java
+    for pid in (driver.pid, *java):
+        kill(pid)
+    driver.wait(20)
+
+
+def count_bodies(nsqd: GoNsqd, count: int) -> Counter[bytes]:
+    """Consume ``count`` messages."""
+    bodies: Counter[bytes] = Counter()
+    options = ClientOptions(max_in_flight=2500)
+    with Consumer("clicks", "check", nsqd_tcp_addresses=[nsqd.tcp_address], options=options) as c:
+        for batch in c.batches(timeout_s=10):
+            bodies.update(message.body[:7] for message in batch)
+            batch.finish()
+            if bodies.total() >= count:
+                break
+    return bodies
+
+
+@pytest.mark.parametrize(
+    ("count", "runs", "kills_in_a_run"),
+    [
+        (100_000, 2, 1),
+        pytest.param(400_000, 5, 3, marks=pytest.mark.slow),
+    ],
+)
+def test_killed_again_and_again_nothing_is_lost_and_what_is_doubled_is_said(
+    count: int,
+    runs: int,
+    kills_in_a_run: int,
+    nsqd: GoNsqd,
+    spawn_nsq: SpawnNsq,
+    spark_env: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    write_input(tmp_path / "in", count)
+    nsqd.create_topic("clicks")
+    place = ["--nsqd-tcp-address", nsqd.tcp_address, "--ledger", str(tmp_path / "ledger")]
+    place += ["--master", f"local[{SLOTS},9]", "--spark-log", str(tmp_path / "spark.log")]
+    args = ["spark", "replay", str(tmp_path / "in"), *place]
+    step = count // (runs * (kills_in_a_run + 1))
+    goals = iter(range(step, count, step))
+
+    def wait_for_progress() -> None:
+        goal = max(next(goals), nsqd.depth("clicks") + 1)
+        wait_until(
+            lambda: nsqd.depth("clicks") >= goal, what=f"{goal} messages", timeout_s=START_TIMEOUT_S
+        )
+
+    kills = 0
+    for _ in range(runs - 1):
+        driver = spawn_nsq([*args, "--rate", "20000"], spark_env)
+        for _ in range(kills_in_a_run):
+            wait_for_progress()
+            kill_workers(driver)
+            kills += 1
+        wait_for_progress()
+        kill_driver(driver)
+        kills += 1
+    last = spawn_nsq([*args, "--rate", "40000"], spark_env)
+    for _ in range(kills_in_a_run):
+        wait_for_progress()
+        kill_workers(last)
+        kills += 1
+    out, err = last.communicate(timeout=START_TIMEOUT_S)
+
+    assert last.returncode == 0, err.decode()
+    assert out == b"topic\tmessages\nclicks\t%d\n" % count
+    depth = nsqd.depth("clicks")
+    bodies = count_bodies(nsqd, depth)
+    assert set(bodies) == {b"%07d" % n for n in range(count)}
+    said = re.search(rb"up to (\d+) twice", err)
+    assert depth - count <= (int(said[1]) if said else 0) <= kills * WINDOW
