@@ -84,8 +84,10 @@ class ListedFile:
 
     def _read_on(self, file: BinaryIO) -> bool:
         """Read the lines that are new; tell whether they follow those before."""
-        file.seek(self._index_read or (len(self.head.encode()) if self.head else 0))
-        begin = file.tell()
+        begin = self._index_read or (len(self.head.encode()) if self.head else 0)
+        if file.seek(0, os.SEEK_END) < begin:
+            return False
+        file.seek(begin)
         lines = file.read()
         found = decode_index(lines, self._members[-1].end if self._members else 0)
         self._members = [*self._members, *found] if found else self._members

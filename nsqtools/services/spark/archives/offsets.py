@@ -49,8 +49,8 @@ def format_spans(spans: Iterable[Span]) -> str:
 
 def has_number(spans: tuple[Span, ...], number: int) -> bool:
     """Tell whether a number is in some of the spans, which are in order."""
-    at = bisect_right(spans, (number, number + 1)) - 1
-    return at >= 0 and spans[at][0] <= number <= spans[at][1]
+    at = bisect_right(spans, number, key=lambda span: span[0]) - 1
+    return at >= 0 and number <= spans[at][1]
 
 
 def unite(spans: Iterable[Span]) -> tuple[Span, ...]:
