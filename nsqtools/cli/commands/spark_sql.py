@@ -5,27 +5,140 @@ The services are imported when it runs, for the help page does not need them.
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable
+from itertools import islice
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument
+from typer import Argument, Option
 
 from nsqtools.cli.exit_status import ExitStatus
-from nsqtools.cli.output import write_listing
-from nsqtools.cli.runtime import Session
+from nsqtools.cli.output import ByteWriter, write_listing
+from nsqtools.cli.params import LIMITS, OUTPUT
+from nsqtools.cli.runtime import Runtime, Session
 from nsqtools.cli.spark_session import SparkOptions, job_progress, open_spark
+from nsqtools.errors import ConfigurationError, NotFoundError
 
-Query = Annotated[str, Argument(metavar="SQL", help="The query.")]
+if TYPE_CHECKING:
+    from nsqtools.services.spark.jobs.sql import Reading
+
+ROWS_ON_A_TERMINAL = 100
+ROWS_AT_A_TIME = 1000
+
+Words = Annotated[
+    list[str] | None,
+    Argument(
+        metavar="SQL [PATH]...",
+        help="The query, then what it is over: archives (there called archive) or Parquet "
+        "(parquet).",
+    ),
+]
+Archives = Annotated[
+    list[str] | None,
+    Option("--archive", metavar="NAME=PATH", help="Archives under a name of their own."),
+]
+Parquet = Annotated[
+    list[str] | None,
+    Option("--parquet", metavar="NAME=PATH", help="Parquet under a name of its own."),
+]
+QueryFile = Annotated[
+    Path | None,
+    Option("--file", "-f", metavar="FILE", help="Read the query from here; - is stdin."),
+]
+Count = Annotated[
+    int | None,
+    Option(
+        "--count",
+        "-n",
+        metavar="N",
+        min=0,
+        show_default="100 on a terminal, else all",
+        help="Print at most N rows; 0 prints all.",
+        rich_help_panel=LIMITS,
+    ),
+]
+JsonLines = Annotated[bool, Option("--json", help="Print an object a row.", rich_help_panel=OUTPUT)]
 
 
-def sql(query: Query, *, spark: SparkOptions, runtime: Session) -> int:
+def sql(
+    words: Words = None,
+    archive: Archives = None,
+    parquet: Parquet = None,
+    file: QueryFile = None,
+    count: Count = None,
+    json: JsonLines = False,
+    *,
+    spark: SparkOptions,
+    runtime: Session,
+) -> int:
     """Ask archives and Parquet in SQL.
 
+    Archives have the columns topic, nsqd, id, timestamp, ts_ns, attempts, body (binary), file and
+    pos. Times are UTC. On a terminal the result is a table, on a pipe tab-separated text; with
+    --json bytes that are not UTF-8 are in base64, under the name of their column with 64 behind it.
+
     Examples:
-        nsq spark sql 'SELECT topic, count(*) FROM archive GROUP BY 1'
+        nsq spark sql 'SELECT topic, count(*) FROM archive GROUP BY 1' /var/nsq
+        nsq spark sql --archive old=/mnt/nsq -f report.sql /var/nsq > report.tsv
+        nsq spark sql 'SELECT body FROM parquet WHERE date = "2026-11-21"' /data --json
     """
-    with open_spark(runtime, spark.settings("nsq spark sql")) as session:
+    from nsqtools.services.spark.jobs.sql import Reading, named_views, query
+
+    text, paths = query_text(list(words or ()), file, runtime)
+    views = named_views(archive or (), parquet or (), paths)
+    if count is None:
+        count = ROWS_ON_A_TERMINAL if runtime.stdout_is_tty else 0
+    settings = spark.settings("nsq spark sql")
+    with open_spark(runtime, settings) as session:
         with job_progress(runtime, session):
-            frame = session.sql(query)
-            rows = frame.collect()
-        write_listing(runtime, frame.columns, rows, json=False)
+            reading = Reading(query(session, settings, views, text))
+            rows = reading.first(count + 1) if count else reading.all()
+            if runtime.stdout_is_tty:  # which the progress line is on, too
+                rows = list(rows)
+            else:
+                write_rows(runtime, reading, rows, count, json=json)
+        if runtime.stdout_is_tty:
+            write_rows(runtime, reading, rows, count, json=json)
     return ExitStatus.DONE
+
+
+def query_text(words: list[str], file: Path | None, runtime: Runtime) -> tuple[str, list[Path]]:
+    """The query and the paths. Raises `ConfigurationError`, and `NotFoundError` for no file."""
+    if file is None:
+        if not words:
+            raise ConfigurationError(
+                "there is no query", hint="Give it as the first argument, or a file with --file."
+            )
+        return words[0], [Path(word) for word in words[1:]]
+    paths = [Path(word) for word in words]
+    if str(file) == "-":
+        return runtime.stdin.read(), paths
+    try:
+        return file.read_text("utf-8"), paths
+    except FileNotFoundError as error:
+        raise NotFoundError(f"there is no {file}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{file} is not UTF-8") from error
+
+
+def write_rows(
+    runtime: Runtime, reading: Reading, rows: Iterable[Any], count: int, *, json: bool
+) -> None:
+    """Print ``count`` rows (0: all), and say so when there are more."""
+    left = iter(rows)
+    wanted = islice(left, count) if count else left
+    headed = bool(reading.columns)  # a statement such as CREATE VIEW has none
+    at_a_time = None if runtime.stdout_is_tty else ROWS_AT_A_TIME  # one table, many lines
+    while batch := list(islice(wanted, at_a_time)):
+        if json:
+            lines = (dumps(reading.document(row), ensure_ascii=False) for row in batch)
+            ByteWriter(runtime.stdout.fileno()).write("".join(f"{x}\n" for x in lines).encode())
+        else:
+            cells = map(reading.cells, batch)
+            write_listing(runtime, reading.columns, cells, json=False, headed=headed)
+        headed = False
+    if headed and not json:
+        write_listing(runtime, reading.columns, (), json=False)
+    if next(left, None) is not None:
+        runtime.tell(f"nsq: these are the first {count} rows; --count 0 prints all")
