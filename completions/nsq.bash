@@ -676,9 +676,10 @@ _nsq_describe() {
         'nsq spark compact')
             options=(
                 '-o,--output=@dir' '*-t,--topic=@topics' '--day=' '--until-day=' '--grace='
-                '--skip-damaged' '--delete-archives' '--dry-run' '-y,--yes' '-d,--delimiter='
-                '--json' '--master=' '--driver-memory=' '*--conf=' '--spark-log=@file' '-q,--quiet'
-                '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '--open-days' '--skip-damaged' '--delete-archives' '--dry-run' '-y,--yes'
+                '-d,--delimiter=' '--json' '--master=' '--driver-memory=' '*--conf='
+                '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug'
+                '--help'
             )
             arguments=(
                 '@dir'

@@ -1095,14 +1095,16 @@ function __nsq_describe --no-scope-shadowing
         case 'nsq spark compact'
             set options \
                 '-o,--output=@dir' '*-t,--topic=@topics' '--day=' '--until-day=' '--grace=' \
-                '--skip-damaged' '--delete-archives' '--dry-run' '-y,--yes' '-d,--delimiter=' \
-                '--json' '--master=' '--driver-memory=' '*--conf=' '--spark-log=@file' '-q,--quiet' \
-                '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '--open-days' '--skip-damaged' '--delete-archives' '--dry-run' '-y,--yes' \
+                '-d,--delimiter=' '--json' '--master=' '--driver-memory=' '*--conf=' \
+                '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' \
+                '--help'
             set option_helps \
                 'Where the Parquet files go.' 'Only these topics.' \
                 'Only this day (2026-11-21, in UTC), which must be closed.' \
                 'Only closed days up to this one.' \
                 'How long after midnight (UTC) a day stays open for late messages.' \
+                'Take days that are not closed too; a later run merges what is still to come.' \
                 'Take what is readable of damaged archives, and tell what is not.' \
                 'Afterwards delete the archives of which every message is in verified Parquet.' \
                 'Show what would change, do nothing.' 'Do not ask.' \
@@ -1303,7 +1305,7 @@ function __nsq_describe --no-scope-shadowing
                 '--spark,--no-spark' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' \
                 '--help'
             set option_helps \
-                'Run the part that needs Spark, where there is one.' 'Tell errors only.' \
+                'End with the part that needs Spark, or leave it out.' 'Tell errors only.' \
                 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq nsqd'

@@ -1,11 +1,13 @@
 """Options and arguments as single words, the form in which the scripts for bash and fish hold them.
 
---json                     a switch
---tls,--no-tls             spellings of one option: where one was given none is offered again
-*-t,--topic=@topics        it takes a value, a topic; * for: it may be given again
---mode=all|failover        it takes one of these values
--n,--count=                it takes a value that nothing is known about
--deflate?=true|false       a bool of Go: the value stands behind = or is left out
+    --json                     a switch
+    --tls,--no-tls             spellings of one option: where one was given none is offered again
+    *-t,--topic=@topics        it takes a value, a topic; * for: it may be given again
+    --mode=all|failover        it takes one of these values
+    -n,--count=                it takes a value that nothing is known about
+    -deflate?=true|false       a bool of Go: the value stands behind = or is left out
+
+The word of an argument is what stands behind = here, and * in front when it may be repeated.
 """
 
 from __future__ import annotations
@@ -40,10 +42,8 @@ def spelled(options: Iterable[Option], *, with_value: bool) -> list[str]:
 
 
 def single_quoted(text: str) -> str:
-    """The text as one word for bash, zsh and fish. (In fish a backslash stays one in quotes.)"""
-    if "'" in text or "\\" in text:
-        raise ValueError(f"{text!r} has a quote or a backslash")
-    return f"'{text}'"
+    """The text as one word of bash or zsh."""
+    return "'" + text.replace("'", "'\\''") + "'"
 
 
 def in_columns(words: Iterable[str], indent: int = 16) -> list[str]:

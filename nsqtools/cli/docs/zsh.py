@@ -13,7 +13,7 @@ from dataclasses import fields
 
 from nsqtools.cli.docs.tree import Argument, Option, Page, cluster_options
 from nsqtools.cli.docs.values import Kind, Value
-from nsqtools.cli.docs.words import HEADER, spelled
+from nsqtools.cli.docs.words import HEADER, single_quoted, spelled
 from nsqtools.client.options import ClientOptions, option_name
 
 # A space in front: called with these words and no more.
@@ -114,7 +114,7 @@ def render_zsh(root: Page) -> str:
     cluster = cluster_options()
     valued = spelled(cluster, with_value=True)
     client_options = [
-        "    " + _quoted(f"{option_name(each)}:{_plain(each.metadata['help'])}")
+        "    " + single_quoted(f"{option_name(each)}:{_plain(each.metadata['help'])}")
         for each in fields(ClientOptions)
     ]
     script = (
@@ -136,7 +136,7 @@ def _function(page: Page) -> str:
     options = [spec for option in page.options for spec in _option(option)]
     if page.commands:
         commands = [
-            f"        {_quoted(f'{each.words[-1]}:{_plain(each.summary)}')}"
+            f"        {single_quoted(f'{each.words[-1]}:{_plain(each.summary)}')}"
             for each in page.commands
         ]
         branches = [f"        ({each.words[-1]}) {_name(each)} ;;" for each in page.commands]
@@ -174,8 +174,8 @@ def _spec(option: Option, names: tuple[str, ...], exclusion: str, help: str) -> 
     marked = [name + _value_mark(option, name) for name in names]
     text = f"[{_escaped(help)}]" + (_value(option.value, option.value_is_optional))
     if len(marked) == 1:
-        return _quoted(exclusion + marked[0] + text)
-    return f"{_quoted(exclusion)}{{{','.join(marked)}}}{_quoted(text)}"
+        return single_quoted(exclusion + marked[0] + text)
+    return f"{single_quoted(exclusion)}{{{','.join(marked)}}}{single_quoted(text)}"
 
 
 def _value_mark(option: Option, name: str) -> str:
@@ -196,7 +196,7 @@ def _value(value: Value | None, is_optional: bool) -> str:
 
 
 def _argument(argument: Argument) -> str:
-    return _quoted(("*" if argument.is_repeatable else "") + _value(argument.value, False))
+    return single_quoted(("*" if argument.is_repeatable else "") + _value(argument.value, False))
 
 
 def _plain(text: str) -> str:
@@ -209,7 +209,3 @@ def _escaped(text: str) -> str:
     for character in "\\[]:":
         text = text.replace(character, "\\" + character)
     return text
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
