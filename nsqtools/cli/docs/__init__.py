@@ -5,9 +5,12 @@
 
 `tree` reads the commands as plain data; each other module renders one kind of document from it:
 
-    bash zsh fish      completions/
-    man                man/*.1, and with `pages` (prose) man/*.5
-    tables             the blocks between markers in README.md
+    bash zsh fish                 completions/
+    man                           man/man1, a page a command
+    config_page archive_page      man/man5, prose with tables
+    tables                        what stands between markers in README.md
+
+`documents` has all of them by their path, for the command and the tests.
 
 A rendering is the same on every machine: no dates, host names or paths go into it.
 """

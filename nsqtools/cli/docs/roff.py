@@ -1,11 +1,13 @@
 """Manual pages as text: the man(7) macros, and the small markup that the pages of section 5 use.
 
-# SECTION                a heading, in capitals; ## Heading below it
-words and `literal` words, *placeholders*
-term::                   a term, and indented below it what it means
-  The meaning.
-    indented by four     an example, as it is
-{name}                   what the caller renders
+    # SECTION                a heading, in capitals; ## Heading below it
+    words and `literal` words, *placeholders*
+    term::                   a term, and indented below it what it means
+      The meaning.
+        indented by four     an example, as it is
+    {name}                   what the caller renders
+
+An empty line ends a block; terms may follow each other without one.
 """
 
 from __future__ import annotations

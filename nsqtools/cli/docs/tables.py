@@ -3,7 +3,7 @@
     <!-- options:begin -->
     <!-- options:end -->
 
-There may be any of `TABLES`, once each, wherever README.md wants it.
+There may be any table that `replace_tables` knows, wherever README.md wants it.
 """
 
 from __future__ import annotations
