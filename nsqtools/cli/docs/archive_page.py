@@ -106,7 +106,9 @@ splits one file between several processes, and goes on behind a damaged member.
 `.`*topic*`@`*channel*`@`*run*`-`*number*`.journal`::
   Which messages were written lately, so that one that is delivered again is not written again. A
   line has the offset and the length of a member, an nsqd, the ids of the messages from there (in
-  hex, 32 digits each), and the name of the file. Journals of earlier runs are kept for a week.
+  hex, 32 digits each), and the name of the file. It is written before the member is, and counts
+  when that is in the index; once the next run has looked, the line `proved` says so. Journals of
+  earlier runs are kept for a week.
 
 `.`*name*`.damaged`::
   A file as it was before `nsq archive repair` mended it.
