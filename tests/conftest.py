@@ -32,6 +32,7 @@ pytest_plugins = [
     "plugins.servers",
     "plugins.shells",
     "plugins.spark",
+    "plugins.spark_commands",
 ]
 
 

@@ -21,6 +21,7 @@ from nsqtools.cli.compaction_output import (
     show_results,
     tell_outcome,
 )
+from nsqtools.cli.confirm import require_terminal
 from nsqtools.cli.params import Json
 from nsqtools.cli.runtime import Runtime, Session
 from nsqtools.cli.signals import stopping
@@ -88,6 +89,14 @@ Grace = Annotated[
         rich_help_panel=SELECTION,
     ),
 ]
+OpenDays = Annotated[
+    bool,
+    Option(
+        "--open-days",
+        help="Take days that are not closed too; a later run merges what is still to come.",
+        rich_help_panel=SELECTION,
+    ),
+]
 SkipDamaged = Annotated[
     bool,
     Option(
@@ -113,6 +122,7 @@ def compact(
     day: Day = None,
     until_day: UntilDay = None,
     grace: Grace = "1h",  # type: ignore[assignment]
+    open_days: OpenDays = False,
     skip_damaged: SkipDamaged = False,
     delete_archives: DeleteArchives = False,
     dry_run: DryRun = False,
@@ -145,21 +155,23 @@ def compact(
         raise ConfigurationError("--day and --until-day exclude each other")
     target = Output(output)
     target.check()
-    selection = Selection(tuple(topic or ()), day, day or until_day)
+    selection = Selection(tuple(topic or ()), day, day or until_day, open_days)
 
     def planned() -> Compaction:
         return prepare(archive_dir, target, selection, grace_s=grace, now_s=time.time())
 
     if dry_run:
         return show_plan(runtime, planned(), delete_archives=delete_archives, json=json)
-    planned()  # whatever cannot work is refused before anything is made
+    if delete_archives and not yes:
+        require_terminal(runtime)
+    before = planned()  # whatever cannot work is refused before anything is made
+    if day is not None:
+        refuse_open(before.partitions)
     reading = Reading(delimiter, skip_damaged)
     status = 0
     with target.locked():
         target.recover()
         compaction = planned()
-        if day is not None:
-            refuse_open(compaction.partitions)
         if compaction.work:
             status = run(compaction, reading, spark, runtime)
         deleted: Sequence[Content] = ()

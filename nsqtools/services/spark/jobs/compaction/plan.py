@@ -52,11 +52,15 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What the user chose: topics (empty: all), and the days from ``first`` to ``last``."""
+    """What the user chose: topics (empty: all), and the days from ``first`` to ``last``.
+
+    ``open_days`` are days that are not closed, too: what is in finished files by now.
+    """
 
     topics: Collection[str] = ()
     first: date | None = None
     last: date | None = None
+    open_days: bool = False
 
     def has(self, slot: Slot) -> bool:
         """Tell whether a partition is chosen. One without topic and date is, unless either is."""
@@ -83,7 +87,9 @@ def plan(
     slots = {slot for content in contents for slot in content.messages if selection.has(slot)}
     partitions = []
     for slot in sorted(slots, key=lambda each: (each.day or date.max, each.topic or "")):
-        reason = why_open(slot, unfinished, grace_s=grace_s, now_s=now_s)
+        reason = ""
+        if not selection.open_days:
+            reason = why_open(slot, unfinished, grace_s=grace_s, now_s=now_s)
         manifest = manifests.get(slot)
         of_slot = [content for content in finished if slot in content.messages]
         new = tuple(content for content in of_slot if is_new(content, slot, manifest))
