@@ -650,7 +650,7 @@ _nsq_describe() {
             ;;
         'nsq spark')
             commands=(
-                'ingest' 'compact' 'report' 'replay' 'sql'
+                'ingest' 'compact' 'report' 'replay' 'doctor' 'sql'
             )
             options=(
                 '--help'
@@ -710,6 +710,16 @@ _nsq_describe() {
             )
             arguments=(
                 '*@file'
+            )
+            ;;
+        'nsq spark doctor')
+            options=(
+                '--shared-dir=@dir' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout='
+                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--master=' '--driver-memory=' '*--conf='
+                '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug'
+                '--help'
             )
             ;;
         'nsq spark sql')

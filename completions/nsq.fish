@@ -1041,12 +1041,13 @@ function __nsq_describe --no-scope-shadowing
                 '' ''
         case 'nsq spark'
             set commands \
-                'ingest' 'compact' 'report' 'replay' 'sql'
+                'ingest' 'compact' 'report' 'replay' 'doctor' 'sql'
             set command_helps \
                 'Stream a topic or an archive into Parquet by topic and date, each message once.' \
                 'Turn archives into Parquet by topic and date, with each message once.' \
                 'Report what went through topics: messages, bytes, sizes, attempts, duplicates and gaps.' \
                 'Publish messages from archives and Parquet again, in parallel.' \
+                'Check Java, versions, executors, the shared directory and nsqd.' \
                 'Ask archives and Parquet in SQL.'
             set options \
                 '--help'
@@ -1178,6 +1179,29 @@ function __nsq_describe --no-scope-shadowing
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '*@file'
+        case 'nsq spark doctor'
+            set options \
+                '--shared-dir=@dir' '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' \
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout=' \
+                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
+                '--tls-min-version=tls1.2|tls1.3' '--master=' '--driver-memory=' '*--conf=' \
+                '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' \
+                '--help'
+            set option_helps \
+                'Look whether the driver and all executors can write here.' 'Print JSON.' \
+                'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
+                'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
+                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Named settings from the configuration file.' \
+                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
+                'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
+                'Where Spark runs: local[N,4], spark://HOST:7077, yarn, k8s://URL.' \
+                'Heap of the JVM beside this process; in local mode all of Spark is in it.' \
+                'Any setting of Spark: spark.executor.memory=4g.' \
+                'Where Spark\'s own messages go; default: below ~/.local/state/nsqtools.' \
+                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq spark sql'
             set options \
                 '*--archive=' '*--parquet=' '-f,--file=@file' '-n,--count=' '--json' '--master=' \
