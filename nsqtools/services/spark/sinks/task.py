@@ -198,7 +198,7 @@ class PublishTask:
         """
         bodies = chunk.bodies[start:stop]
         topics = chunk.topics[start:stop] if chunk.topics is not None else [self._plan.topic]
-        sendable = [body for body in bodies if body]
+        sendable = list(filter(None, bodies))
         topic = topics[0]
         if (
             chunk.defers_ms is None
@@ -336,12 +336,11 @@ def is_fault_of_row(outcome: Outcome, error: NsqError | None) -> bool:
 
 def fitting(bodies: Sequence[bytes | None]) -> int:
     """How many bodies from the first go into one batch: one at least."""
-    sizes = [len(body) if body else 0 for body in bodies]
-    if sum(sizes) <= BATCH_BYTES:
-        return len(sizes)
+    if sum(map(len, filter(None, bodies))) <= BATCH_BYTES:
+        return len(bodies)
     size = 0
-    for count, more in enumerate(sizes):
-        size += more
+    for count, body in enumerate(bodies):
+        size += len(body or b"")
         if count and size > BATCH_BYTES:
             return count
-    return len(sizes)
+    return len(bodies)
