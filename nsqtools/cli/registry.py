@@ -280,6 +280,10 @@ COMMANDS: dict[str, Command | Group] = {
                 "nsqtools.cli.commands.spark_replay:replay",
                 "Publish messages from archives and Parquet again, in parallel.",
             ),
+            "doctor": Command(
+                "nsqtools.cli.commands.spark_doctor:doctor",
+                "Check Java, versions, executors, the shared directory and nsqd.",
+            ),
             "sql": Command(
                 "nsqtools.cli.commands.spark_sql:sql",
                 "Ask archives and Parquet in SQL.",
