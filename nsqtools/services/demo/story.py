@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Protocol
 
 from nsqtools.services.demo.clicks import click_events
 from nsqtools.services.demo.stage import DemoFailed, Stage
@@ -16,25 +16,23 @@ ARCHIVE = "archive"
 SLICE = '"page": "/cart"'
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step: why, the command lines, and what came of them."""
+class Teller(Protocol):
+    """Who tells the story: what a step is for and how it is typed, and then what came of it."""
 
-    purpose: str
-    commands: Sequence[str]
-    outcome: str
+    def announce(self, purpose: str, *commands: str) -> None: ...
+    def tell(self, outcome: str) -> None: ...
 
 
 class Story:
-    """Tells each step with ``show`` when it is done. Raises `DemoFailed`, `DemoStopped`."""
+    """The steps, on a stage. Raises `DemoFailed`, `DemoStopped`."""
 
-    def __init__(self, stage: Stage, show: Callable[[Step], None]) -> None:
+    def __init__(self, stage: Stage, teller: Teller) -> None:
         self._stage = stage
-        self._show = show
+        self._teller = teller
         self._clicks = list(click_events(CLICKS))
 
     def run(self) -> None:
-        """Everything but Spark."""
+        """Everything but Spark, which is `spark.Pipeline`."""
         self._start()
         self._create()
         self._publish()
@@ -46,43 +44,36 @@ class Story:
 
     def _start(self) -> None:
         stage = self._stage
-        register = stage.shown("nsqd", "--lookupd-tcp-address", stage.lookupd.tcp_address)
-        self._show(
-            Step(
-                "Start nsqlookupd, and an nsqd that registers with it",
-                [f"{stage.shown('nsqlookupd')} &", f"{register} &"],
-                f"here on free ports: nsqlookupd {stage.lookupd.http_address}, "
-                f"nsqd {stage.nsqd.tcp_address}",
-            )
+        register = ("nsqd", "--lookupd-tcp-address", stage.lookupd.tcp_address)
+        self._teller.announce(
+            "Start nsqlookupd, and an nsqd that registers with it",
+            *(f"{stage.shown(*words)} &" for words in (("nsqlookupd",), register)),
         )
+        addresses = f"nsqlookupd {stage.lookupd.http_address}, nsqd {stage.nsqd.tcp_address}"
+        self._teller.tell(f"here on free ports: {addresses}")
 
     def _create(self) -> None:
-        commands = [
-            ("topic", "create", "clicks"),
-            ("channel", "create", "clicks", "live", "archive"),
-        ]
-        said = [self._stage.run(*command).err.strip() for command in commands]
-        self._show(
-            Step(
-                "Create a topic and two channels, each of which gets every message",
-                [self._stage.shown(*command) for command in commands],
-                "\n".join(filter(None, said)),
-            )
-        )
+        topic = ("topic", "create", "clicks")
+        channels = ("channel", "create", "clicks", "live", "archive")
+        self._announce("Create a topic and two channels, each gets every message", topic, channels)
+        said = [self._stage.run(*command).err for command in (topic, channels)]
+        self._teller.tell("".join(said))
 
     def _publish(self) -> None:
         (self._stage.directory / LOG).write_bytes(b"\n".join(self._clicks) + b"\n")
         command = ("pub", "-t", "clicks", LOG)
-        said = self._stage.run(*command).err.strip()
+        self._announce("Publish a log of clicks", command)
+        said = self._stage.run(*command).err
         check(said.startswith(f"nsq: {CLICKS} confirmed, 0 rejected, 0 unknown, 0 unsent"), said)
-        self._show(Step("Publish a log of clicks", [self._stage.shown(*command)], said))
+        self._teller.tell(said)
 
     def _tail(self) -> None:
         command = ("tail", "-t", "clicks", "-c", "live", "-n", str(SHOWN))
+        self._announce("See some of them", command)
         lines = self._stage.run(*command).lines
         check(len(lines) == SHOWN, f"{SHOWN} messages were asked for, and {len(lines)} came")
         check(set(lines) <= set(self._clicks), "a message came out that did not go in")
-        self._show(Step("See some of them", [self._stage.shown(*command)], text(lines)))
+        self._teller.tell(text(lines))
 
     def _archive(self) -> None:
         lookupd = self._stage.lookupd.http_address
@@ -90,37 +81,40 @@ class Story:
             *("to-file", "-t", "clicks", "-c", "archive", "--lookupd-http-address", lookupd),
             *("--output-dir", ARCHIVE, "--gzip", "--until-empty"),
         )
-        said = self._stage.run(*command).err.strip()
+        self._announce("Archive all of them, from the nsqd that nsqlookupd names", command)
+        said = self._stage.run(*command).err
         check(said.startswith(f"nsq: {CLICKS} messages, "), said)
-        purpose = "Archive all of them, from the nsqd that nsqlookupd names"
-        self._show(Step(purpose, [self._stage.shown(*command)], said))
+        self._teller.tell(said)
 
     def _read_back(self) -> None:
         command = ("archive", "cat", ARCHIVE, "--bodies")
+        self._announce("Read the archive back", command)
         lines = self._stage.run(*command).lines
         check(sorted(lines) == sorted(self._clicks), "the archive must have every click, once")
-        outcome = f"{len(lines)} lines: every click, once and unchanged"
-        self._show(Step("Read the archive back", [self._stage.shown(*command)], outcome))
+        self._teller.tell(f"{len(lines)} lines: every click, once and unchanged")
 
     def _look(self) -> None:
         command = ("stat", "--once")
+        self._announce("Look at the queues", command)
         table = self._stage.run(*command, as_on_a_terminal=True).out.decode()
         depths = {channel: int(depth) for channel, depth in DEPTH.findall(table)}
         left = {"archive": 0, "live": CLICKS - SHOWN}
         check(depths == left, f"{left} should be left, and it is {depths}")
-        self._show(Step("Look at the queues", [self._stage.shown(*command)], table.rstrip()))
+        self._teller.tell(table)
 
     def _replay(self) -> None:
         expected = [click for click in self._clicks if SLICE.encode() in click]
         replay = ("replay", ARCHIVE, "--topic", "carts", "--grep", SLICE)
         tail = ("tail", "-t", "carts", "-c", "live", "--exit-idle", "300ms")
-        said = self._stage.run(*replay).err.strip()
+        self._announce("Publish a part of the archive again, into a second topic", replay, tail)
+        said = self._stage.run(*replay).err
         check(said.startswith(f"nsq: {len(expected)} confirmed, 0 rejected"), said)
         lines = self._stage.run(*tail).lines
         check(sorted(lines) == sorted(expected), f"{len(expected)} clicks should have come again")
-        outcome = f"{said}\n{text(lines[:SHOWN])}\n... {len(lines)} messages"
-        commands = [self._stage.shown(*replay), self._stage.shown(*tail)]
-        self._show(Step("Publish a part of the archive again", commands, outcome))
+        self._teller.tell(f"{said}{text(lines[:SHOWN])}\n... {len(lines)} messages")
+
+    def _announce(self, purpose: str, *commands: Sequence[str]) -> None:
+        self._teller.announce(purpose, *(self._stage.shown(*words) for words in commands))
 
 
 DEPTH = re.compile(r"^clicks +(archive|live) +(\d+) ", re.MULTILINE)
