@@ -1248,7 +1248,7 @@ function __nsq_describe --no-scope-shadowing
                 'Work for so long before the measurement.' 'Print JSON.' \
                 'Publish into this topic of yours; by default one of its own, gone afterwards.' \
                 'Size of a message, or a range to draw it from (100-2KiB).' \
-                'Connections each way, every one in a process of its own. [default: 1 for each nsqd]' \
+                'Connections each way, every one in a process of its own.' \
                 'Measure an nsqd of Python\'s that is started for it.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' 'nsqd, over HTTP.' \
                 'Named settings from the configuration file.' \
@@ -1277,7 +1277,7 @@ function __nsq_describe --no-scope-shadowing
                 'Go on when the topic does not exist; subscribing creates it.' 'Print JSON.' \
                 'Publish into this topic of yours; by default one of its own, gone afterwards.' \
                 'Size of a message, or a range to draw it from (100-2KiB).' \
-                'Connections each way, every one in a process of its own. [default: 1 for each nsqd]' \
+                'Connections each way, every one in a process of its own.' \
                 'Measure an nsqd of Python\'s that is started for it.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' 'nsqd, over HTTP.' \
                 'Named settings from the configuration file.' \
@@ -1310,7 +1310,7 @@ function __nsq_describe --no-scope-shadowing
                 'Go on when the topic does not exist; subscribing creates it.' 'Print JSON.' \
                 'Publish into this topic of yours; by default one of its own, gone afterwards.' \
                 'Size of a message, or a range to draw it from (100-2KiB).' \
-                'Connections each way, every one in a process of its own. [default: 1 for each nsqd]' \
+                'Connections each way, every one in a process of its own.' \
                 'Measure an nsqd of Python\'s that is started for it.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' 'nsqd, over HTTP.' \
                 'Named settings from the configuration file.' \

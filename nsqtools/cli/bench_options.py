@@ -92,7 +92,8 @@ Connections = Annotated[
         "--connections",
         metavar="N",
         min=1,
-        help="Connections each way, every one in a process of its own. [default: 1 for each nsqd]",
+        show_default="1 for each nsqd",
+        help="Connections each way, every one in a process of its own.",
         rich_help_panel=LOAD,
     ),
 ]
