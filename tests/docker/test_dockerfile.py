@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -129,3 +130,17 @@ def test_an_nsqd_in_it_is_healthy_once_it_serves(image: Image) -> None:
 
     assert "OK" in done.stdout or "ok" in done.stdout
     assert (stage.root / "data/nsqd.dat").exists()
+
+
+@pytest.mark.slow
+def test_spark_and_its_java_come_with_their_extras(tmp_path: Path) -> None:
+    """The Java of this machine is taken away, as there is none in the image of Python."""
+    if reason := missing_rights(tmp_path):
+        pytest.skip(reason)
+    stage = Image(CHECKOUT, tmp_path, {"EXTRAS": "spark,spark-java"}).stage("nsq")
+    run(stage, ["rm", "-f", "/usr/bin/java"], user="0:0")
+    query = "SELECT 40 + 2 AS answer"
+
+    done = run(stage, ["nsq", "spark", "sql", query, "--json"], is_online=False)
+
+    assert json.loads(done.stdout) == {"answer": 42}
