@@ -1,0 +1,147 @@
+"""A compaction that is killed at any moment and run again has the same result as one that was not.
+
+The moments are looked for in what a run leaves on disk on its way. What happens between two steps
+of changing places is tried step by step in `test_compact_output`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from plugins.archives import write_archive
+from plugins.cli import NSQ
+from plugins.spark_commands import NsqSpark
+from plugins.waiting import wait_until
+
+from nsqtools.protocol.message import WireMessage
+
+SECOND = 1_000_000_000
+BEGIN = 1_790_000_000 * SECOND  # 2026-09-21T14:13:20Z
+TOPICS = ("clicks", "views")
+
+
+def make_archive(directory: Path) -> None:
+    """Two topics, two days, every tenth message twice."""
+    for topic in TOPICS:
+        for part in range(4):
+            first = 30_000 + part * 2500
+            messages = [
+                WireMessage(
+                    BEGIN + n * SECOND, 1, b"%016x" % n, b"body %d of %s" % (n, topic.encode())
+                )
+                for n in range(first, first + 2500)
+            ]
+            write_archive(directory / f"{topic}.{part}.gz", messages, messages[::10], topic=topic)
+
+
+def content(output: Path) -> list[tuple[Any, ...]]:
+    """All rows, sorted, with the partition they are in."""
+    rows: list[tuple[Any, ...]] = []
+    for path in output.glob("topic=*/date=*/part-*.parquet"):
+        table = pq.ParquetFile(path).read(["nsqd", "id", "ts_ns", "attempts", "body"])
+        place = (path.parent.parent.name, path.parent.name)
+        rows += [(*place, *row.values()) for row in table.to_pylist()]
+    return sorted(rows)
+
+
+class Killable:
+    """``nsq spark compact`` as a process with all its children, the JVM among them."""
+
+    def __init__(self, arguments: list[str], env: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [*NSQ, *arguments],
+            env=env,
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def kill(self) -> None:
+        """Kill the whole group, as a power failure would."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait(20)
+
+
+def writing(output: Path) -> bool:
+    return any(output.glob("_staging/topic=*/date=*/_temporary"))
+
+
+def written(output: Path) -> bool:
+    return any(output.glob("_staging/topic=*/date=*/part-*"))
+
+
+def first_in_place(output: Path) -> bool:
+    return any(output.glob("topic=*/date=*/_manifest.json"))
+
+
+def test_killed_while_it_writes_and_run_again(
+    nsq_spark: NsqSpark, spark_env: dict[str, str], tmp_path: Path
+) -> None:
+    killed_at(writing, nsq_spark, spark_env, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", [written, first_in_place])
+def test_killed_at_other_moments(
+    moment: Callable[[Path], bool],
+    nsq_spark: NsqSpark,
+    spark_env: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    killed_at(moment, nsq_spark, spark_env, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_killed_at_random(
+    seed: int, nsq_spark: NsqSpark, spark_env: dict[str, str], tmp_path: Path
+) -> None:
+    delay_s = random.Random(seed).uniform(0.0, 6.0)
+    begun: list[float] = []
+
+    def later(output: Path) -> bool:
+        if writing(output) and not begun:
+            begun.append(time.monotonic())
+        return bool(begun) and time.monotonic() > begun[0] + delay_s
+
+    killed_at(later, nsq_spark, spark_env, tmp_path)
+
+
+def killed_at(
+    moment: Callable[[Path], bool], nsq_spark: NsqSpark, spark_env: dict[str, str], tmp_path: Path
+) -> None:
+    archive, output, undisturbed = (tmp_path / name for name in ("in", "out", "undisturbed"))
+    archive.mkdir()
+    make_archive(archive)
+    command = ["spark", "compact", str(archive), "-o", str(output), "--master", "local[2,4]"]
+    run = Killable(command, spark_env)
+    try:
+        wait_until(lambda: run.has_ended or moment(output), what="the moment", timeout_s=90)
+    finally:
+        run.kill()
+
+    again = nsq_spark("compact", archive, "-o", output)
+    nsq_spark("compact", archive, "-o", undisturbed)
+
+    assert again.status == 0, again.err
+    expected = content(undisturbed)
+    assert len(expected) == 2 * 10_000
+    assert content(output) == expected
+    assert not list(output.glob("_staging/*/*"))
+    assert nsq_spark("compact", archive, "-o", output).out == b""
