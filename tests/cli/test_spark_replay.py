@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +21,7 @@ from plugins.archives import Writer, write_archive
 from plugins.cli import Result
 from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
+from plugins.waiting import wait_until
 
 from nsqtools import Consumer
 from nsqtools.cli.commands import spark_replay
@@ -249,6 +253,42 @@ def test_without_nsqd_it_fails_in_time_and_goes_on_when_it_is_back(
     assert "run it again to go on" in result.err
     assert again.status == 0, again.err
     assert bodies_in(nsqd, "clicks", 2000) == [b"body %05d" % number for number in range(2000)]
+
+
+def test_stopped_by_a_signal_it_says_how_far_it_came_and_goes_on_from_there(
+    nsqd: GoNsqd, replay: Replay, tmp_path: Path
+) -> None:
+    write_archive(tmp_path / "a.gz", *(messages(n, n + 1000) for n in range(0, 20_000, 1000)))
+    arguments = [tmp_path / "a.gz", "--ledger", tmp_path / "ledger"]
+    nsqd.create_topic("clicks")
+
+    def terminate() -> None:
+        wait_until(lambda: nsqd.depth("clicks") > 1000, what="some messages", timeout_s=60)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    killer = threading.Thread(target=terminate)
+    killer.start()
+    stopped = replay(*arguments, "--rate", "2000")
+    killer.join()
+    again = replay(*arguments)
+
+    assert stopped.status == 143
+    assert re.search(r"nsq: [1-9]\d* confirmed", stopped.err)
+    assert "run it again to go on" in stopped.err
+    assert "error" not in stopped.err
+    assert again.status == 0, again.err
+    assert re.search(r"20000 confirmed.* [1-9]\d* done before", again.err)
+    found = bodies_in(nsqd, "clicks", nsqd.depth("clicks"))
+    assert sorted(set(found)) == [b"body %05d" % number for number in range(20_000)]
+    assert len(found) <= 20_000 + 5000
+
+
+def test_a_dry_run_makes_no_ledger(replay: Replay, tmp_path: Path) -> None:
+    write_archive(tmp_path / "a.gz", messages(0, 10))
+
+    assert replay(tmp_path / "a.gz", "--ledger", tmp_path / "ledger", "--dry-run").status == 0
+
+    assert not (tmp_path / "ledger").exists()
 
 
 def test_messages_that_cannot_be_published_show_in_the_status(

@@ -150,32 +150,27 @@ def replay(
                 f"nsq: {path} is left out: it is in progress, and with a ledger only "
                 "files are read that do not grow"
             )
-        with job_progress(runtime, session), stopping(job.stop) as signals:
-            if dry_run:
-                return show_counts(runtime, job.counts(), json=json)
-            outcome = job.run()
-    return signals.status(otherwise=show_outcome(runtime, outcome, ledger, json=json))
+        with stopping(job.stop) as signals:
+            with job_progress(runtime, session):
+                outcome = job.count() if dry_run else job.run()
+            status = show_outcome(runtime, outcome, dry_run=dry_run, json=json)
+            if ledger is not None and not outcome.is_complete:
+                runtime.tell(
+                    f"nsq: run it again to go on; up to {outcome.in_doubt} messages may come "
+                    "twice then"
+                )
+    return signals.status(otherwise=status)
 
 
-def show_counts(runtime: Runtime, counts: dict[str, int], *, json: bool) -> int:
-    """Print what would go to which topic."""
-    rows = [(topic or None, count) for topic, count in sorted(counts.items())]
-    write_listing(runtime, ("topic", "messages"), rows, json=json)
-    runtime.tell(f"nsq: {sum(counts.values())} messages would be published")
-    return ExitStatus.DONE
-
-
-def show_outcome(
-    runtime: Runtime, outcome: Outcome, ledger: Path | None, *, json: bool
-) -> ExitStatus:
+def show_outcome(runtime: Runtime, outcome: Outcome, *, dry_run: bool, json: bool) -> ExitStatus:
     """Print the counts, and the reason when not everything was published; return the status."""
     from nsqtools.services.spark.sinks.report import document, summary
 
     report = outcome.report
-    if json:
+    if json and not dry_run:
         write_json(runtime, document(report, is_complete=outcome.is_complete), indent=2)
     else:
-        write_listing(runtime, ("topic", "messages"), sorted(report.topics.items()), json=False)
+        write_listing(runtime, ("topic", "messages"), sorted(report.topics.items()), json=json)
     status = ExitStatus.DONE
     if outcome.error is not None:
         status = failures.report(outcome.error, runtime.stderr, debug=False)
@@ -183,11 +178,10 @@ def show_outcome(
         runtime.tell(f"nsq: {damage.file}: {damage.problem} (at byte {damage.pos})")
     if len(outcome.damages) > MOST_DAMAGES:
         runtime.tell(f"nsq: and {len(outcome.damages) - MOST_DAMAGES} more damages")
-    runtime.tell(f"nsq: {summary(report)}")
-    if ledger is not None and not outcome.is_complete:
-        runtime.tell(
-            f"nsq: run it again to go on; up to {outcome.in_doubt} messages may come twice then"
-        )
-    if (status or outcome.damages) and report.confirmed:
-        return ExitStatus.PARTLY_DONE
-    return status or (ExitStatus.FAILED if outcome.damages else ExitStatus.DONE)
+    if dry_run:
+        runtime.tell(f"nsq: {report.confirmed} messages would be published")
+    else:
+        runtime.tell(f"nsq: {summary(report)}")
+    if outcome.damages:
+        status = status or ExitStatus.FAILED
+    return ExitStatus.PARTLY_DONE if status and report.confirmed else status

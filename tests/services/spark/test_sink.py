@@ -263,6 +263,7 @@ def test_a_stream_without_nsqd_fails_and_names_the_address(
         .selectExpr("value as body")
         .writeStream.format("nsq")
         .options(topic="clicks", nsqdTcpAddress=unreachable_address, retryTimeout="0s")
+        .option("dial_timeout", "500ms")
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
         .start()

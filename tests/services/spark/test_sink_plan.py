@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nsqtools.errors import ConfigurationError
-from nsqtools.services.spark.sinks.plan import SinkSettings, read_settings
+from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.services.spark.sinks.plan import SinkSettings, make_folders, read_settings
 
 BODY = {"body": "binary"}
 ARCHIVED = {
@@ -126,6 +126,17 @@ def test_paths_may_be_urls_of_files() -> None:
 def test_dead_letters_are_named_after_their_job() -> None:
     assert settings().plan.job != settings().plan.job
     assert settings(ledgerPath="/l").plan.job == settings(ledgerPath="/l").plan.job
+
+
+def test_directories_are_made_before_anything_is_published(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    make_folders(settings(deadLetterPath=f"{tmp_path}/a/b", outcomePath=f"{tmp_path}/c/d.json"))
+
+    assert (tmp_path / "a" / "b").is_dir()
+    assert (tmp_path / "c").is_dir()
+    with pytest.raises(OutputError, match=r"cannot write into .*/file"):
+        make_folders(settings(deadLetterPath=str(tmp_path / "file")))
 
 
 def test_a_ledger_is_for_a_topic_and_columns() -> None:

@@ -128,7 +128,7 @@ class Outcome:
 
 
 class Replay:
-    """One run: made, then opened with a session, then `counts` or `run`.
+    """One run: made, then opened with a session, then `count` or `run`.
 
     ``work`` is a directory for this run alone, and ``shares_work`` whether executors see it, too.
     Raises `NsqError` for what cannot be read or asked for, before there is a session if it can.
@@ -149,15 +149,15 @@ class Replay:
         self._publishing = publishing
         self._outcome_path = work / "outcome.json"
         ledger = publishing.ledger
-        self._damage_path = (
-            ledger / "damage" if ledger else work / "damage" if shares_work else None
-        )
+        shared = work if shares_work else ledger
+        self._damage_path = shared / "damage" if shared else None
         self._is_cancelled = False
-        self._inputs = find_inputs(request.paths)
         self._plan = load_plan(ledger, request.job()) if ledger else None
         if self._plan is not None:
             check_sizes(self._plan)
             self._inputs = self._plan.inputs
+        else:
+            self._inputs = find_inputs(request.paths)
         self._refuse_without_topic()
 
     def open(self, spark: SparkSession) -> None:
@@ -168,7 +168,6 @@ class Replay:
             if self._publishing.ledger is not None:
                 if self._plan is None:
                     self._plan = self._new_plan(spark)
-                    save_plan(self._publishing.ledger, self._plan)
                     self._inputs = self._plan.inputs
                 fix_partitions(spark, self._plan.partition_bytes)
                 within = TimeRange(self._plan.since_ns, self._plan.until_ns)
@@ -179,22 +178,25 @@ class Replay:
         self._is_cancelled = True
         self._spark.sparkContext.cancelAllJobs()
 
-    def counts(self) -> dict[str, int]:
-        """How many messages would go to which topic. Raises `NsqError`."""
+    def count(self) -> Outcome:
+        """Say how many messages would go to which topic, as if they had. Raises `NsqError`."""
         with spark_errors(self._settings):
             rows = self._rows.groupBy("topic").count().collect()
-        return {row["topic"] or "": row["count"] for row in rows}
+        report = Report({row["topic"] or "-": row["count"] for row in rows})
+        return Outcome(report, is_complete=True, damages=self._damages())
 
     def run(self) -> Outcome:
-        """Publish everything."""
+        """Publish everything. Raises `OutputError` for a ledger that cannot be written."""
+        if self._publishing.ledger is not None and self._plan is not None:
+            save_plan(self._publishing.ledger, self._plan)
         error = None
         try:
             with spark_errors(self._settings):
-                self._rows.write.format("nsq").mode("append").options(**self._options()).save()
+                if not self._is_cancelled:
+                    self._rows.write.format("nsq").mode("append").options(**self._options()).save()
         except NsqError as exc:
             error = exc
         report, is_complete = self._found()
-        damages = read_damage(self._damage_path) if self._damage_path else []
         if self._is_cancelled:
             error = None
         in_doubt = 0
@@ -205,7 +207,10 @@ class Replay:
                 for e in entries
             )
             in_doubt = sum(entry.sent - entry.done for entry in entries)
-        return Outcome(report, is_complete, error, damages, in_doubt)
+        return Outcome(report, is_complete, error, self._damages(), in_doubt)
+
+    def _damages(self) -> list[Damage]:
+        return read_damage(self._damage_path) if self._damage_path else []
 
     # -- what is read ---------------------------------------------------------------------------
 

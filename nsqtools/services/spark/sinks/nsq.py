@@ -29,11 +29,11 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, ConnectionFailed
 from nsqtools.services.spark.ledger import prepare
 from nsqtools.services.spark.sinks.addresses import producer_addresses
 from nsqtools.services.spark.sinks.columns import chunk_of
-from nsqtools.services.spark.sinks.plan import SinkPlan, SinkSettings, read_settings
+from nsqtools.services.spark.sinks.plan import SinkPlan, SinkSettings, make_folders, read_settings
 from nsqtools.services.spark.sinks.report import (
     Report,
     require_all,
@@ -92,25 +92,33 @@ class NsqWriter(DataSourceArrowWriter):
 
     def _tell(self, messages: list[WriterCommitMessage | None], *, is_complete: bool) -> None:
         report = total(reports(messages))
+        # as a warning, for this process has no logging set up, and says no less than that
         log.warning("%s: %s", "published" if is_complete else "failed", summary(report))
         if self._outcome is not None:
             write_document(self._outcome, report, is_complete=is_complete)
 
 
 class NsqStreamWriter(DataSourceStreamArrowWriter):
-    """Writes the batches of a stream, each at least once."""
+    """Writes the batches of a stream, each at least once.
 
-    def __init__(self, settings: SinkSettings) -> None:
+    ``problem`` is why no nsqd is known. It matters to the tasks and not to the writer that commits
+    what they have published.
+    """
+
+    def __init__(self, settings: SinkSettings, problem: str = "") -> None:
         self._plan = settings.plan
         self._outcome = settings.outcome
+        self._problem = problem
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
+        if self._problem:
+            raise ConnectionFailed(self._problem)
         return publish(self._plan, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Add up what the tasks did. Raises `NsqError`, which ends the query."""
         report = total(reports(messages))
-        log.info("batch %d: %s", batchId, summary(report))
+        log.warning("published: batch %d: %s", batchId, summary(report))
         if self._outcome is not None:
             write_document(self._outcome, report, is_complete=True)
         require_all(report)
@@ -129,7 +137,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
     settings = _settings(options, schema)
     if settings.plan.ledger is not None:
         prepare(settings.plan.ledger, settings.ledger_job)
-    return NsqWriter(_with_addresses(settings))
+    return NsqWriter(_prepared(settings))
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType) -> NsqStreamWriter:
@@ -140,7 +148,10 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> NsqStreamWr
             "a stream has no ledger: the rows of a repeated batch may come in another order",
             hint="Leave ledgerPath out; a batch that fails is published again.",
         )
-    return NsqStreamWriter(_with_addresses(settings))
+    try:
+        return NsqStreamWriter(_prepared(settings))
+    except ConnectionFailed as exc:
+        return NsqStreamWriter(settings, str(exc))
 
 
 def _settings(options: Mapping[str, str], schema: StructType) -> SinkSettings:
@@ -151,6 +162,8 @@ def _settings(options: Mapping[str, str], schema: StructType) -> SinkSettings:
     return read_settings(given, columns, os.environ)
 
 
-def _with_addresses(settings: SinkSettings) -> SinkSettings:
+def _prepared(settings: SinkSettings) -> SinkSettings:
+    """Look up what a job needs to begin, once. Raises `NsqError`."""
+    make_folders(settings)
     addresses = producer_addresses(settings.connection)
     return replace(settings, plan=replace(settings.plan, addresses=addresses))

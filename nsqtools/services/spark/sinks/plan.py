@@ -15,6 +15,8 @@ outcomePath                 a file for the counts, as JSON
 
 from __future__ import annotations
 
+import errno
+import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +25,7 @@ from pathlib import Path
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.spread import Mode
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.names import check_topic
 from nsqtools.services.publish.publisher import RETRY_TIMEOUT_S, PublishOptions
 from nsqtools.services.spark.connection_options import producer_connection
@@ -114,6 +116,22 @@ def read_settings(
     settings = SinkSettings(connection, plan, job, _path(options, "outcomePath"))
     options.end()
     return settings
+
+
+def make_folders(settings: SinkSettings) -> None:
+    """Make the directories that will be written to, for a job must not find out at its end.
+
+    Raises `OutputError`.
+    """
+    outcome = settings.outcome.parent if settings.outcome else None
+    for folder in (settings.plan.dead_letters, outcome):
+        if folder is not None:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                if not os.access(folder, os.W_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            except OSError as exc:
+                raise OutputError(f"cannot write into {folder} ({exc.strerror})") from exc
 
 
 def check_columns(columns: Mapping[str, str], *, has_topic: bool) -> None:
