@@ -83,8 +83,11 @@ def _by_message(messages: DataFrame, step_ns: int) -> DataFrame:
         begin.alias("begin"),
         F.length("body").alias("size"),
     )
-    return rows.groupBy("topic", "begin", "nsqd", "id", "size").agg(
+    bare = F.when(F.col("id").isNull(), F.col("size"))
+    return rows.groupBy("topic", "begin", "nsqd", "id", bare.alias("bare")).agg(
         F.count(F.lit(1)).alias("copies"),
+        F.max("size").alias("size"),
+        F.sum("size").alias("bytes"),
         F.max("attempts").alias("attempts"),
         F.count_if(F.col("attempts") > 1).alias("redeliveries"),
         F.min("ts_ns").alias("first"),
@@ -98,7 +101,7 @@ def _aggregates() -> list[Column]:
     copies = F.col("copies")
     return [
         F.sum(copies).alias("messages"),
-        F.sum(copies * F.col("size")).alias("bytes"),
+        F.sum("bytes").alias("bytes"),
         F.percentile("size", list(SIZES), copies).alias("sizes"),
         F.max("size").alias("size_max"),
         F.percentile("attempts", list(ATTEMPTS)).alias("attempts"),
