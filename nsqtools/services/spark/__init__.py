@@ -6,6 +6,8 @@
     registration       makes the formats known to a session
     archives/          nsq-archive as plain objects: which files there are, offsets, ranges, reading
     spool              a live topic as an archive that this process writes: what ``nsq`` reads from
+    ledger             how far the tasks of a job that publishes have come
+    dead_letters       rows that were not published, with the reason
     sources/, sinks/   the classes Spark loads; they and `session` are all that knows PySpark, and
                        what decides something is in the plain modules above
     jobs/              what the ``nsq spark`` commands do
