@@ -57,8 +57,8 @@ class Java:
     @property
     def major(self) -> int:
         """17 of 17.0.15, 8 of 1.8.0_392."""
-        first, _, rest = self.version.partition(".")
-        return int(re.split(r"\D", rest, maxsplit=1)[0] if first == "1" else first)
+        first, *rest = map(int, re.findall(r"\d+", self.version))
+        return rest[0] if first == 1 and rest else first
 
 
 def find_java(environ: Mapping[str, str]) -> Java:

@@ -9,6 +9,7 @@ we do: when its stdin ends, it ends.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -23,6 +24,12 @@ from nsqtools.services.spark.log import Log, last_lines
 START_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 10.0
 POLL_S = 0.02
+
+COMPLAINT = re.compile(
+    r'(?:Exception in thread "\w+" (?:[\w$]+\.)*[\w$]+: (.*)|Error: .*|Error occurred during .*'
+    r"|Unrecognized .*|Invalid .*)"
+)
+"""How the JVM, or Spark's launcher in it, begins the line that says why it does not start."""
 
 
 class JVM:
@@ -101,8 +108,7 @@ class JVM:
 def reason(lines: Sequence[str]) -> str:
     """What a JVM that did not start says about it, to be put after a sentence; may be ""."""
     for line in lines:
-        for mark in ("Error: ", "Exception in thread ", "Error occurred during ", "Unrecognized "):
-            if line.startswith(mark):
-                return f" ({line})"
+        if found := COMPLAINT.match(line):
+            return f" ({found[1] or line})"
     said = [line for line in lines if line and not line.startswith(("WARNING", "NOTE", "Picked"))]
     return f" ({said[-1]})" if said else ""
