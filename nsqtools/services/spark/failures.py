@@ -31,7 +31,8 @@ NOISE = re.compile(
     r"^(?:SparkException|IOException): |\s*SQLSTATE: \w+|; line \d+ pos \d+|\. Consider setting .*"
 )
 OUT_OF_MEMORY = "java.lang.OutOfMemoryError"
-SHUT_DOWN = "SparkContext was shut down"
+SHUT_DOWN = re.compile("SparkContext was shut down|on a stopped SparkContext")
+KILLED = re.compile(r"Application has been killed\. Reason: (.*)")
 SAVE_MODE = "UNSUPPORTED_DATA_SOURCE_SAVE_MODE"
 NOT_FOUND = ("PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND")
 
@@ -80,14 +81,21 @@ def explain(error: BaseException, settings: SparkSettings) -> NsqError:
     is_gone = isinstance(error, ConnectionError) or (
         isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError)
     )
-    ended = is_gone or SHUT_DOWN in text
-    if OUT_OF_MEMORY in text or (
-        ended and OUT_OF_MEMORY in "\n".join(last_lines(settings.log_path))
-    ):
+    if is_gone or SHUT_DOWN.search(text):
+        return _ended(settings, log)
+    if OUT_OF_MEMORY in text:
         return _out_of_memory(settings, log)
-    if ended:
-        return NsqError("Spark's JVM has ended while it was needed", hint=log)
     return NsqError(f"Spark failed: {real_reason(text)}", hint=log)
+
+
+def _ended(settings: SparkSettings, log: str) -> NsqError:
+    """Spark is no more, and only its log knows why."""
+    said = "\n".join(last_lines(settings.log_path))
+    if OUT_OF_MEMORY in said:
+        return _out_of_memory(settings, log)
+    killed = KILLED.search(said)
+    reason = f" ({killed[1].rstrip('.!')})" if killed else ""
+    return NsqError(f"Spark's JVM has ended while it was needed{reason}", hint=log)
 
 
 def _out_of_memory(settings: SparkSettings, log: str) -> NsqError:

@@ -25,6 +25,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.protocol.addresses import parse_address
 from nsqtools.services.spark.failures import spark_errors
 from nsqtools.services.spark.java import find_java, java_home
 from nsqtools.services.spark.jvm import JVM
@@ -32,6 +33,8 @@ from nsqtools.services.spark.log import Log, diverted, silence_accumulators
 from nsqtools.services.spark.registration import register
 from nsqtools.services.spark.scratch import scratch_directory
 from nsqtools.services.spark.settings import SparkSettings
+from nsqtools.transport.deadline import Deadline
+from nsqtools.transport.stream import connect as connect_to
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -40,6 +43,8 @@ if TYPE_CHECKING:
 Handler = Callable[[int, FrameType | None], Any] | int | None  # as `signal.signal` has it
 
 OLDEST_PYSPARK = (4, 2, 1)  # the first with read limits and availableNow for Python data sources
+MASTER_PORT = 7077
+MASTER_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 20.0
 HURRIED_S = 1.5
 
@@ -65,6 +70,7 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
             "this process has a Spark session already",
             hint="Use that one: nsqtools.spark.register(spark) makes the formats known to it.",
         )
+    reach_master(settings.master)
     java = find_java(os.environ)
     log = Log(settings.log_path)
     with ExitStack() as stack:
@@ -106,6 +112,27 @@ def require_pyspark() -> None:
         raise NsqError(
             f"pyspark {pyspark.__version__} is too old: {oldest} or newer is needed", hint=install
         )
+
+
+def reach_master(master: str) -> None:
+    """See that one of the masters of a standalone cluster can be reached.
+
+    Spark itself tries for a minute, and says nothing. Raises `ConnectionFailed`.
+    """
+    if not master.startswith("spark://"):
+        return
+    failure: NsqError | None = None
+    for text in master.removeprefix("spark://").split(","):
+        address = parse_address(text, MASTER_PORT)
+        try:
+            connect_to(address, Deadline(MASTER_TIMEOUT_S)).close()
+        except NsqError as error:
+            failure = error
+        else:
+            return
+    if failure is not None:
+        failure.hint = "Is this the address in the master's log, and does the master run?"
+        raise failure
 
 
 OURS = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP", *MISLEADING)
