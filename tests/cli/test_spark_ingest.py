@@ -1,0 +1,167 @@
+"""``nsq spark ingest``: a topic or an archive in Parquet, each message once, run after run."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from plugins.archives import Writer, unfinished, write_archive
+from plugins.cli import RunNsq, SpawnNsq
+from plugins.daemons import GoNsqd
+from plugins.spark_commands import NsqSpark
+from plugins.waiting import wait_until
+
+from nsqtools.protocol.message import WireMessage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SECOND = 1_000_000_000
+BEGIN = 1_790_000_000 * SECOND  # 2026-09-21T14:13:20Z
+
+
+def messages(first: int, last: int) -> list[WireMessage]:
+    """One a minute; the midnight is before number 587."""
+    return [
+        WireMessage(BEGIN + n * 60 * SECOND, 1, b"%016x" % n, b"body %d\n\xff" % n)
+        for n in range(first, last)
+    ]
+
+
+def ingested(spark: SparkSession, output: Path) -> list[tuple[str, str, str]]:
+    """What a reader that honours Spark's log sees: topic, date, id."""
+    rows = spark.read.parquet(str(output)).select("topic", "date", "id").collect()
+    return sorted((row.topic, str(row.date), row.id) for row in rows)
+
+
+def expected(first: int, last: int) -> list[tuple[str, str, str]]:
+    days = ("2026-09-21", "2026-09-22")
+    return sorted(("clicks", days[n >= 587], f"{n:016x}") for n in range(first, last))
+
+
+def written(output: Path) -> int:
+    """How many files the sink's log says are in the output."""
+    files: set[str] = set()
+    for path in (output / "_spark_metadata").glob("[0-9]*"):
+        files |= {json.loads(line)["path"] for line in path.read_text().splitlines()[1:]}
+    return len(files)
+
+
+def test_an_archive_that_grows_is_taken_once_by_each_run(
+    spark: SparkSession, nsq_spark: NsqSpark, tmp_path: Path
+) -> None:
+    command = ["ingest", tmp_path / "archive", "-o", tmp_path / "out"]
+    command += ["--checkpoint", tmp_path / "checkpoint", "--once"]
+    (tmp_path / "archive").mkdir()
+    writer = Writer(tmp_path / "archive")
+    writer.write(messages(0, 300), messages(300, 600))
+
+    first = nsq_spark(*command, "--max-rows-per-trigger", 300)
+    idle = nsq_spark(*command)
+    writer.write(messages(600, 700))
+    writer.finish()
+    write_archive(tmp_path / "archive" / "no-head.gz", messages(700, 750), messages(750, 800))
+    last = nsq_spark(*command, "--max-rows-per-trigger", 10)
+
+    assert first.status == 0, first.err
+    assert "600 rows ingested in 2 batches" in first.err
+    assert "0 rows ingested in 0 batches" in idle.err
+    assert "200 rows ingested in 2 batches" in last.err
+    assert ingested(spark, tmp_path / "out") == expected(0, 800)
+
+
+def test_damage_fails_or_is_left_out_and_told(nsq_spark: NsqSpark, tmp_path: Path) -> None:
+    (tmp_path / "archive").mkdir()
+    path = write_archive(tmp_path / "archive" / "a.gz", messages(0, 10), messages(10, 20))
+    data = bytearray(path.read_bytes())
+    data[30:60] = bytes(30)
+    path.write_bytes(data)
+    command = ["ingest", tmp_path / "archive", "-o", tmp_path / "out"]
+    command += ["--checkpoint", tmp_path / "checkpoint", "--once"]
+
+    refused = nsq_spark(*command)
+    taken = nsq_spark(*command, "--skip-damaged")
+
+    assert refused.status == 1
+    assert f"{path} is damaged" in refused.err
+    assert taken.status == 6
+    assert str(path) in taken.err
+    assert "10 rows ingested" in taken.err
+
+
+def test_a_topic_is_taken_until_it_is_interrupted_and_then_to_its_end(
+    spark: SparkSession,
+    nsqd: GoNsqd,
+    spawn_nsq: SpawnNsq,
+    nsq_spark: NsqSpark,
+    spark_env: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    nsqd.create_topic("clicks")
+    output = tmp_path / "out"
+    command = ["ingest", "-t", "clicks", "--output", str(output)]
+    command += ["--checkpoint", str(tmp_path / "checkpoint")]
+    command += ["--nsqd-tcp-address", nsqd.tcp_address]
+    place = ["--master", "local[2,4]", "--trigger", "200ms"]
+    process = spawn_nsq(["spark", *command, *place], env=spark_env)
+    wait_until(
+        lambda: (process.poll() is not None) or nsqd.stats()["topics"][0]["channels"],
+        what="the subscription",
+        timeout_s=120,
+    )
+    nsqd.publish("clicks", *(b"%d" % number for number in range(500)))
+    wait_until(lambda: (process.poll() is not None) or written(output), what="rows", timeout_s=60)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    nsqd.publish("clicks", *(b"%d" % number for number in range(500, 700)))
+
+    last = nsq_spark(*command, "--once")
+
+    assert process.returncode == 130, err.decode()
+    assert b"500 rows ingested" in err
+    assert last.status == 0, last.err
+    assert "200 rows ingested" in last.err
+    bodies = [bytes(row.body) for row in spark.read.parquet(str(output)).select("body").collect()]
+    assert sorted(bodies) == sorted(b"%d" % number for number in range(700))
+    assert unfinished(nsqd, "clicks", "spark-ingest") == 0
+
+
+def test_a_topic_that_is_not_there_is_not_created(
+    run_nsq: RunNsq, nsqd: GoNsqd, tmp_path: Path
+) -> None:
+    nsqd.create_topic("clicks")
+    command = ["spark", "ingest", "-t", "click", "-o", str(tmp_path / "out")]
+    command += ["--checkpoint", str(tmp_path / "checkpoint")]
+
+    place = ["--nsqd-tcp-address", nsqd.tcp_address, "--nsqd-http-address", nsqd.http_address]
+
+    result = run_nsq([*command, *place])
+
+    assert result.status == 3
+    assert "topic click does not exist" in result.err
+    assert "Did you mean clicks?" in result.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "line"),
+    [
+        (["nowhere"], 3, "there is no"),
+        ([], 2, "give either a topic"),
+        ([".", "-t", "clicks"], 2, "give either a topic"),
+        ([".", "-c", "spark"], 2, "are for topics"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_spark_starts(
+    run_nsq: RunNsq, tmp_path: Path, arguments: list[str], status: int, line: str
+) -> None:
+    places = ["-o", str(tmp_path / "out"), "--checkpoint", str(tmp_path / "checkpoint")]
+
+    result = run_nsq(["spark", "ingest", *arguments, *places])
+
+    assert (result.status, result.out) == (status, b"")
+    assert line in result.err
+    assert not (tmp_path / "out").exists()
