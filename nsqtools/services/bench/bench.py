@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.client.consumer import Consumer
-from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError
 from nsqtools.protocol.names import EPHEMERAL
 from nsqtools.services.bench.bodies import MAX_TAG
 from nsqtools.services.bench.counters import Counters
@@ -110,7 +110,7 @@ class Bench:
         ):
             begin = consumers.begin()
             self._phase = "publishing and consuming"
-            publishers.begin()
+            publishers.begin(begin)
             published: list[PublisherResult] = publishers.results()
             self._counters.target = sum(result.confirmed for result in published)
             self._phase = "waiting for the last messages"
@@ -164,7 +164,8 @@ class Bench:
         plan = self._plan
         out = sum(result.confirmed for result in published)
         back = None if consumed is None else sum(result.consumed for result in consumed)
-        is_intact = back is None or back == out
+        ended_early = plan.mode is Mode.SUB and plan.for_s is not None
+        is_intact = back is None or back == out or (ended_early and back < out)
         if plan.mode is Mode.E2E and consumed is not None:
             sums = [
                 sum(r.checksum for r in results) % (1 << 64) for results in (published, consumed)
@@ -260,7 +261,9 @@ class Bench:
                 consumer.start(fail_fast=True)
                 consumer.stop()
             except NsqError as error:
-                log.info("the topic %s may be left behind: %s", self.topic, error)
+                # an ephemeral topic does not outlive its nsqd
+                level = logging.INFO if isinstance(error, ConnectionFailed) else logging.WARNING
+                log.log(level, "topic %s may be left behind: %s", self.topic, error)
 
     def _cluster(self) -> Cluster:
         """nsqd's HTTP API. Raises when the topic or channel could not be deleted afterwards."""
@@ -284,7 +287,12 @@ class Bench:
 
     def _delete(self, cluster: Cluster) -> None:
         channel = self.channel if self._plan.topic else ""
-        cluster.ask_nsqds(lambda nsqd: nsqd.administer("delete", self.topic, channel))
+        _, failures = cluster.ask_nsqds(
+            lambda nsqd: nsqd.administer("delete", self.topic, channel), required=False
+        )
+        for failure in failures:
+            what = f"channel {channel} of topic {self.topic}" if channel else f"topic {self.topic}"
+            log.warning("%s may be left behind: %s", what, failure.error)
 
     def _wait_until_queued(self, cluster: Cluster, total: int) -> None:
         """nsqd moves messages from the topic to the channel in its own time."""

@@ -70,9 +70,9 @@ class Crew:
         reader.start()
         self._readers.append(reader)
 
-    def begin(self) -> float:
-        """Let all begin together; return when that is, as a monotonic time."""
-        at = time.monotonic() + BEGIN_AFTER_S
+    def begin(self, at: float | None = None) -> float:
+        """Let all begin together, at a monotonic time or as soon as they can; return when."""
+        at = time.monotonic() + BEGIN_AFTER_S if at is None else at
         for process in self._processes:
             self._send(process, at)
         return at

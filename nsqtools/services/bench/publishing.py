@@ -60,10 +60,10 @@ class Publishing:
         self._sleep_until(begin)
         self._measured_from = begin + self._job.warm_up_s
         with self._producer:
-            self._publish_until(self._measured_from, None)
+            self._publish_between(begin, self._measured_from, None)
             cpu_s = time.process_time()
             ends_at = self._measured_from + self._job.for_s if self._job.for_s else None
-            self._publish_until(ends_at, self._job.count)
+            self._publish_between(self._measured_from, ends_at, self._job.count)
         if self._error is not None:
             raise self._error
         result = self._result
@@ -71,17 +71,18 @@ class Publishing:
         result.cpu_share = (time.process_time() - cpu_s) / elapsed_s
         return result
 
-    def _publish_until(self, ends_at: float | None, count: int | None) -> None:
-        job, begin = self._job, time.monotonic()
-        published = 0
+    def _publish_between(self, begin: float, ends_at: float | None, count: int | None) -> None:
+        job, published = self._job, 0
         while self._error is None and self._counters.may_publish:
             size = job.batch if count is None else min(job.batch, count - published)
-            due = time.monotonic()
-            if job.rate:
-                due = begin + published / job.rate
-            if size <= 0 or (ends_at is not None and max(due, time.monotonic()) >= ends_at):
+            if size <= 0:
                 return
-            if self._sleep_until(due) and self._wait_for_consumers(ends_at):
+            self._wait_for_consumers(ends_at)
+            now = time.monotonic()
+            due = begin + published / job.rate if job.rate else now
+            if ends_at is not None and max(due, now) >= ends_at:
+                return
+            if self._sleep_until(due):
                 self._publish(size, due)
                 published += size
 
@@ -114,17 +115,15 @@ class Publishing:
             result.latencies.add((now - began) * 1000)
             result.ended_at = now
 
-    def _wait_for_consumers(self, ends_at: float | None) -> bool:
-        """Wait until the consumers are near enough; False when publishing ends before."""
-        if self._job.backlog is None:
-            return True
-        while self._counters.published - self._counters.consumed >= self._job.backlog:
-            if not self._counters.may_publish or self._error is not None:
-                return False
+    def _wait_for_consumers(self, ends_at: float | None) -> None:
+        """Wait until the consumers are near enough, or publishing has to end."""
+        counters, backlog = self._counters, self._job.backlog
+        while backlog is not None and counters.published - counters.consumed >= backlog:
+            if not counters.may_publish or self._error is not None:
+                return
             if ends_at is not None and time.monotonic() >= ends_at:
-                return False
+                return
             time.sleep(BACKLOG_NAP_S)
-        return True
 
     def _sleep_until(self, moment: float) -> bool:
         """Sleep; False when publishing was stopped meanwhile."""

@@ -7,6 +7,7 @@ open as long as somebody wants the result.
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import sys
@@ -31,6 +32,7 @@ def main() -> None:
         pickle.dump(value, stdout)
         stdout.flush()
 
+    logging.disable()  # how it ended is told by whoever gets the answer
     try:
         job = pickle.load(stdin)
         counters = Counters(connections, fileno)
