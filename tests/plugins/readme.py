@@ -1,0 +1,150 @@
+"""README.md as a program: its code blocks, and a place to run them in.
+
+    document = parse(text)          the fenced blocks, each with the headings it stands under
+    place.run(command)              one command line, in bash, as a reader would type it
+
+A *place* has an nsqd, an nsqlookupd and a directory of its own. The addresses and directories that
+README.md speaks of stand for those: `Place.fit` puts the real ones in. Commands run with the
+environment of a user who has nothing configured.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import pexpect
+import pytest
+
+UNTIL_INTERRUPTED = "# until Ctrl-C"
+LET_RUN_S = 1.5
+DEADLINE_S = 90.0
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, its text, the line it begins in, and the heading above it."""
+
+    heading: str
+    language: str
+    text: str
+    line: int
+
+
+class Command(NamedTuple):
+    """One command line, and what it must print (None: anything)."""
+
+    text: str
+    output: str | None
+
+    @property
+    def runs_until_interrupted(self) -> bool:
+        return UNTIL_INTERRUPTED in self.text
+
+
+class Done(NamedTuple):
+    """How a command ended; stdout and stderr are one."""
+
+    status: int
+    output: str
+
+
+def parse(text: str) -> list[Block]:
+    """Return the fenced blocks of a Markdown text."""
+    blocks = []
+    heading, language, lines, begin = "", None, [], 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if language is not None:
+            if line == "```":
+                blocks.append(Block(heading, language, "\n".join(lines) + "\n", begin))
+                language = None
+            else:
+                lines.append(line)
+        elif line.startswith("```"):
+            language, lines, begin = line[3:].strip(), [], number
+        elif line.startswith("#"):
+            heading = line.lstrip("#").strip()
+    assert language is None, f"the block in line {begin} does not end"
+    return blocks
+
+
+def commands_of(block: Block) -> list[Command]:
+    """The command lines of a ``sh`` block, a ``console`` block (with their output), a crontab."""
+    if block.language == "console":
+        parts = re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]
+        return [Command(*part.split("\n", 1)) for part in parts]
+    text = block.text.replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    if block.language == "cron":
+        lines = [line.split(None, 5)[5] for line in lines]
+    return [Command(line, None) for line in lines]
+
+
+@dataclass
+class Place:
+    """Where commands run. ``stands_for`` maps what README.md says to what is there."""
+
+    directory: Path
+    stands_for: Mapping[str, str]
+    environ: dict[str, str] = field(default_factory=dict)
+
+    def fit(self, text: str) -> str:
+        """Put the real addresses and directories in."""
+        for said, real in self.stands_for.items():
+            text = text.replace(said, real)
+        return text
+
+    def run(self, command: Command) -> Done:
+        """Run one command line to its end, or interrupt it where README.md says so."""
+        if command.runs_until_interrupted:
+            return self._run_and_interrupt(command)
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", self.fit(command.text)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=self.directory,
+            env=self.environ,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        return Done(done.returncode, done.stdout.decode())
+
+    def _run_and_interrupt(self, command: Command) -> Done:
+        """On a terminal, as such commands are used."""
+        child: pexpect.spawn[str] = pexpect.spawn(
+            "bash",
+            ["-c", f"exec {self.fit(command.text)}"],
+            cwd=str(self.directory),
+            env=self.environ,
+            encoding="utf-8",
+            timeout=DEADLINE_S,
+            dimensions=(40, 120),
+        )
+        try:
+            with pytest.raises(pexpect.TIMEOUT):  # a reader would watch it for a while
+                child.expect(pexpect.EOF, timeout=LET_RUN_S)
+            child.sendintr()
+            child.expect(pexpect.EOF)
+            output = child.before or ""
+        finally:
+            child.close(force=True)
+        assert child.exitstatus is not None, output
+        return Done(child.exitstatus, output)
+
+
+def user_environment(home: Path) -> dict[str, str]:
+    """The environment of a user who has this ``nsq`` on the PATH and nothing configured."""
+    scripts = str(Path(sys.executable).parent)
+    kept = {name: os.environ[name] for name in ("LANG", "JAVA_HOME") if name in os.environ}
+    return kept | {
+        "PATH": f"{scripts}:{os.environ['PATH']}",
+        "HOME": str(home),
+        "TERM": "xterm",
+        "PYTHONSAFEPATH": "1",
+    }

@@ -1,0 +1,286 @@
+"""Every command of README.md does what README.md says: each block runs, heading by heading.
+
+A command must end with status 0, one that is interrupted with 130, and where README.md shows what
+is printed, just that is printed. What cannot run here is listed in `NOT_RUN`, with the reason.
+"""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+from plugins.auth_server import AuthServer
+from plugins.certificates import Certificates
+from plugins.cli import RunNsq, all_commands
+from plugins.readme import Block, Command, Place, commands_of, parse, user_environment
+
+from nsqtools.server.embedded import EmbeddedNsqd
+from nsqtools.server.nsqlookupd import EmbeddedNsqlookupd
+
+CHECKOUT = Path(__file__).parents[1]
+README = (CHECKOUT / "README.md").read_text("utf-8")
+BLOCKS = parse(README)
+SHELL = ("sh", "console", "cron")
+
+NOT_RUN = {
+    "tests/run": "it is what runs this test",
+    "docker build": "there is no Docker engine; tests/docker runs its steps",
+}
+
+INTERRUPTED = {"nsq nsqd": 0}
+"""Commands that end with another status than 130 when they are interrupted: nsqd's own."""
+
+MESSAGES = 200
+TLS_AND_AUTH = "5. TLS and auth"
+WITH_ARCHIVES = ("6. Replay", "7. Spark")
+SPARK = "7. Spark"
+SPARK_VARIABLES = {"JAVA_HOME", "JAVA_TOOL_OPTIONS"}
+FIRST = "Two commands"
+
+Serve = Callable[[str], Place]
+
+
+def headings() -> list[str]:
+    return list(dict.fromkeys(block.heading for block in BLOCKS if block.heading != FIRST))
+
+
+@pytest.fixture
+def serve(
+    tmp_path: Path, certificates: Certificates, auth_server: AuthServer
+) -> Iterator[Callable[[str], Place]]:
+    """Make the place for the commands under a heading."""
+    with ExitStack() as running:
+
+        def make(heading: str) -> Place:
+            options = {}
+            if heading == TLS_AND_AUTH:
+                auth_server.allow("open sesame")
+                options = {
+                    "tls_cert": str(certificates.server.cert),
+                    "tls_key": str(certificates.server.key),
+                    "auth_http_address": (auth_server.address,),
+                }
+            lookupd = running.enter_context(EmbeddedNsqlookupd())
+            nsqd = running.enter_context(
+                EmbeddedNsqd(lookupd_tcp_address=(lookupd.tcp_address,), **options)
+            )
+            place = make_place(tmp_path, nsqd, lookupd)
+            fill(nsqd)
+            shutil.copy(certificates.ca, place.directory / "etc" / "ca.pem")
+            if heading == TLS_AND_AUTH:
+                configure(place)
+            if heading in WITH_ARCHIVES:
+                archive = next(block for block in BLOCKS if block.language == "cron")
+                assert place.run(commands_of(archive)[0]).status == 0
+            return place
+
+        yield make
+
+
+def make_place(directory: Path, nsqd: EmbeddedNsqd, lookupd: EmbeddedNsqlookupd) -> Place:
+    home = directory / "home"
+    for folder in (directory / "etc", directory / "archives"):
+        folder.mkdir()
+    (home / ".local/share/bash-completion/completions").mkdir(parents=True)
+    (directory / "etc" / "secret").write_text("open sesame\n")
+    (directory / "app.log").write_text("".join(f"line {n}\n" for n in range(100)))
+    place = Place(
+        directory,
+        {
+            "127.0.0.1:4150": nsqd.tcp_address,
+            "nsqd-1:4150": nsqd.tcp_address,
+            "lookup-1:4161": lookupd.http_address,
+            "/var/nsq": str(directory / "archives"),
+            "/etc/nsq": str(directory / "etc"),
+        },
+        user_environment(home),
+    )
+    place.environ["NSQ_NSQD_TCP_ADDRESS"] = nsqd.tcp_address
+    place.environ["NSQ_NSQD_HTTP_ADDRESS"] = nsqd.http_address
+    return place
+
+
+def configure(place: Place) -> None:
+    """Put the configuration file there that README.md shows."""
+    profiles = [block for block in BLOCKS if block.language == "toml"]
+    assert len(profiles) == 1
+    config = place.directory / "home" / ".config" / "nsqtools" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text(place.fit(profiles[0].text))
+
+
+def fill(nsqd: EmbeddedNsqd) -> None:
+    """Topics as a site has them, with messages in every channel that README.md speaks of."""
+    url = f"http://{nsqd.http_address}"
+    channels = set(re.findall(r"(?:-c|--channel) ([a-z]+)", README))
+    assert "archive" in channels
+    clicks = [json.dumps({"n": n, "page": "/checkout"}) for n in range(MESSAGES)]
+    for topic in ("clicks", "views", "events", "orders"):
+        httpx.post(f"{url}/topic/create?topic={topic}").raise_for_status()
+        for channel in channels:
+            httpx.post(f"{url}/channel/create?topic={topic}&channel={channel}").raise_for_status()
+    for topic in ("clicks", "views"):
+        httpx.post(f"{url}/mpub?topic={topic}", content="\n".join(clicks)).raise_for_status()
+
+
+def reason_not_to_run(command: Command) -> str | None:
+    return next((why for what, why in NOT_RUN.items() if command.text.startswith(what)), None)
+
+
+# -- the recipes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heading", [h for h in headings() if h != SPARK])
+def test_the_commands_under_a_heading_do_what_they_should(heading: str, serve: Serve) -> None:
+    run_all([block for block in BLOCKS if block.heading == heading], serve(heading))
+
+
+def test_the_recipe_for_spark(serve: Serve, spark_env: dict[str, str]) -> None:
+    place = serve(SPARK)
+    place.environ |= {name: spark_env[name] for name in spark_env.keys() & SPARK_VARIABLES}
+    run_all([block for block in BLOCKS if block.heading == SPARK], place)
+
+
+def run_all(blocks: list[Block], place: Place) -> None:
+    for block in blocks:
+        if block.language in SHELL:
+            for command in commands_of(block):
+                if reason_not_to_run(command) is None:
+                    check(command, block, place)
+        elif block.language == "python":
+            script = place.directory / "recipe.py"
+            script.write_text(place.fit(block.text))
+            check(Command(f"{shlex.quote(sys.executable)} recipe.py", None), block, place)
+        elif block.language == "ini":
+            check_unit(block, place)
+        else:
+            assert block.language == "toml", f"line {block.line}: what is {block.language!r}?"
+
+
+def check(command: Command, block: Block, place: Place) -> None:
+    done = place.run(as_installed(command))
+    expected = 0
+    if command.runs_until_interrupted:
+        expected = INTERRUPTED.get(" ".join(command.text.split()[:2]), 130)
+    what = f"README.md, line {block.line}: {command.text}\n{done.output}"
+    assert done.status == expected, what
+    assert "Traceback" not in done.output, what
+    if command.output is not None:
+        assert done.output == command.output, what
+
+
+def as_installed(command: Command) -> Command:
+    """The image's entry point is nsq, so a container's command line is one of nsq."""
+    text = re.sub(r"docker run (?:--?[a-z]+(?:[ =]host)? |-v \S+ )*nsqtools", "nsq", command.text)
+    return command._replace(text=text)
+
+
+def check_unit(block: Block, place: Place) -> None:
+    """Run what the unit runs, until TERM, and expect the status that it says is a success."""
+    unit = configparser.ConfigParser()
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read_string(block.text)
+    service = unit["Service"]
+    ended = place.run(Command(f"timeout --preserve-status 4 {service['ExecStart']}", None))
+    assert ended.status == int(service["SuccessExitStatus"]), ended.output
+    written = list((place.directory / "archives").glob("clicks.*.log.gz"))
+    assert len(written) == 1, ended.output
+
+
+# -- the two commands -----------------------------------------------------------------------------
+
+
+def test_the_first_command_works_for_somebody_who_has_nothing_but_python(tmp_path: Path) -> None:
+    block = next(block for block in BLOCKS if block.heading == FIRST)
+    files = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=CHECKOUT, capture_output=True, check=False
+    )
+    if files.returncode:
+        pytest.skip("this is no git checkout")
+    for name in files.stdout.decode().split("\0"):
+        if name and (CHECKOUT / name).exists():
+            (tmp_path / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(CHECKOUT / name, tmp_path / "clone" / name)
+    # a PATH with nothing on it but the system's programs and this Python
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "python3").symlink_to(Path(sys.base_prefix) / "bin" / "python3")
+    (tmp_path / "home").mkdir()
+    kept = {k: v for k, v in os.environ.items() if k.startswith(("PIP_", "SSL_", "http", "HTTP"))}
+    done = subprocess.run(
+        ["bash", "-c", block.text],
+        cwd=tmp_path / "clone",
+        env=kept | {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(tmp_path / "home")},
+        capture_output=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"Everything was there" in done.stdout
+
+
+def test_the_second_command_is_what_ci_runs() -> None:
+    _, second = [block for block in BLOCKS if block.heading == FIRST]
+    assert second.text.strip() in (CHECKOUT / ".ci/run").read_text("utf-8")
+
+
+def test_every_reason_not_to_run_something_is_needed() -> None:
+    commands = [c.text for block in BLOCKS if block.language in SHELL for c in commands_of(block)]
+    for what in NOT_RUN:
+        assert any(command.startswith(what) for command in commands), what
+
+
+# -- moving from the Go utilities -----------------------------------------------------------------
+
+
+def migration_tables() -> dict[str, dict[str, str]]:
+    """Of each Go utility, what README.md says about a flag."""
+    tables: dict[str, dict[str, str]] = {}
+    for table in re.findall(r"^\| \w+ \| `nsq .*\n(?:\|.*\n)+", README, re.MULTILINE):
+        rows = [line.strip("| ").split(" | ", 1) for line in table.splitlines()]
+        program = rows[0][0]
+        tables[f"{program} {rows[0][1].strip('`')}"] = {
+            flag: right for left, right in rows[2:] for flag in re.findall(r"`(-[a-z-]+|-n)`", left)
+        }
+    return tables
+
+
+def test_there_is_a_table_for_each_go_utility() -> None:
+    assert sorted(migration_tables()) == [
+        "nsq_stat nsq stat",
+        "nsq_tail nsq tail",
+        "nsq_to_file nsq to-file",
+        "to_nsq nsq pub",
+    ]
+
+
+@pytest.mark.parametrize("pair", migration_tables())
+def test_each_flag_of_a_go_utility_is_in_its_table(
+    pair: str, go_program: Callable[[str], Path]
+) -> None:
+    program = pair.partition(" ")[0]
+    shown = subprocess.run([go_program(program), "-h"], capture_output=True, check=False).stderr
+    flags = re.findall(r"^  (-[\w-]+)", shown.decode(), re.MULTILINE)
+    assert len(flags) >= 5
+    assert set(flags) == set(migration_tables()[pair])
+
+
+@pytest.mark.parametrize("pair", migration_tables())
+def test_each_option_named_in_a_table_exists(pair: str, run_nsq: RunNsq) -> None:
+    words = pair.split()[2:]
+    assert " ".join(words) in all_commands()
+    help_page = run_nsq([*words, "--help"], env={"COLUMNS": "100"}).out.decode()
+    for right in migration_tables()[pair].values():
+        for option in re.findall(r"`(--[a-z-]+)", right):
+            assert re.search(rf"{option}\b", help_page), option
