@@ -141,6 +141,7 @@ def test_counters_are_shared_by_their_file() -> None:
     first.stop_consuming()
     assert (second.target, second.may_publish, second.may_consume) == (6, True, False)
     first.close()
+    first.stop_publishing()  # a signal may come late
 
 
 @pytest.mark.parametrize(

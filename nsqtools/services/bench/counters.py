@@ -73,12 +73,18 @@ class Counters:
         return self.target == UNKNOWN
 
     def stop_publishing(self) -> None:
-        """Ask the publishers to end."""
-        self._cells[_STOP_PUBLISHING] = 1
+        """Ask the publishers to end. (From any thread, also when all is over.)"""
+        self._raise_flag(_STOP_PUBLISHING)
 
     def stop_consuming(self) -> None:
-        """Ask the consumers to end, whatever is missing."""
-        self._cells[_STOP_CONSUMING] = 1
+        """Ask the consumers to end, whatever is missing. (From any thread.)"""
+        self._raise_flag(_STOP_CONSUMING)
+
+    def _raise_flag(self, cell: int) -> None:
+        try:
+            self._cells[cell] = 1
+        except ValueError:
+            pass  # closed: there is nobody left to ask
 
     @property
     def may_publish(self) -> bool:
