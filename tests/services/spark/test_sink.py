@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from plugins.auth_server import AuthServer
+from plugins.certificates import Certificates
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.http_api import Nsqd
 from plugins.waiting import wait_until
@@ -272,17 +273,28 @@ def test_a_stream_without_nsqd_fails_and_names_the_address(
         query.awaitTermination(60)
 
 
-def test_the_secret_reaches_the_tasks(
+def test_secret_tls_and_compression_reach_the_tasks(
     spark: SparkSession,
     go_nsqd: Callable[..., GoNsqd],
     auth_server: AuthServer,
+    certificates: Certificates,
     save: Callable[..., None],
     tmp_path: Path,
 ) -> None:
     auth_server.allow("s3cret", topic="clicks")
-    nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")
+    nsqd = go_nsqd(
+        f"-auth-http-address={auth_server.address}",
+        "-tls-required=true",
+        *certificates.server.nsqd_flags,
+    )
     (tmp_path / "secret").write_text("s3cret\n")
 
-    save(rows(spark, [b"x"]), nsqd, topic="clicks", authSecretFile=str(tmp_path / "secret"))
+    secure = {
+        "authSecretFile": str(tmp_path / "secret"),
+        "tls": "true",
+        "tlsCaFile": str(certificates.ca),
+        "snappy": "true",
+    }
+    save(rows(spark, [b"x"]), nsqd, topic="clicks", **secure)
 
     assert nsqd.depth("clicks") == 1

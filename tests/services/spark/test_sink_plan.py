@@ -102,6 +102,7 @@ def test_a_topic_must_come_from_somewhere() -> None:
         ({"ledgerPath": "s3://bucket"}, "ledgerPath=s3://bucket is no path of a file system"),
         ({"deadLetterPath": ""}, "deadLetterPath= is no path"),
         ({"deadLetters": "x"}, "has no option 'deadletters'"),
+        ({"path": "clicks"}, "has no option 'path'"),
     ],
 )
 def test_options_that_cannot_work_are_refused(given: dict[str, str], complaint: str) -> None:
@@ -123,9 +124,16 @@ def test_paths_may_be_urls_of_files() -> None:
     assert settings(ledgerPath="ledger").plan.ledger == Path("ledger").absolute()
 
 
+def test_a_batch_is_no_larger_than_nsqd_is_said_to_take() -> None:
+    assert settings().plan.batch_bytes == 1 << 19
+    assert settings(publish_max_body_size="10000", batchRows="100").plan.batch_bytes == 9596
+
+
 def test_dead_letters_are_named_after_their_job() -> None:
     assert settings().plan.job != settings().plan.job
     assert settings(ledgerPath="/l").plan.job == settings(ledgerPath="/l").plan.job
+    assert settings(ledgerPath="/l").plan.job != settings(ledgerPath="/m").plan.job
+    assert settings(ledgerPath="/l").plan.job != settings(ledgerPath="/l", topic="b").plan.job
 
 
 def test_directories_are_made_before_anything_is_published(tmp_path: Path) -> None:

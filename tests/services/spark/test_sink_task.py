@@ -266,9 +266,10 @@ def test_a_rate_is_kept(embedded: EmbeddedServer) -> None:
 def test_a_batch_ends_before_it_is_too_large_for_nsqd() -> None:
     half = b"x" * (1 << 18)
 
-    assert fitting([half] * 5) == 2
-    assert fitting([b"x" * (1 << 20), half]) == 1
-    assert fitting([None, b"", b"x"]) == 3
+    assert fitting([half] * 5, 1 << 19) == 2
+    assert fitting([b"x" * (1 << 20), half], 1 << 19) == 1
+    assert fitting([None, b"", b"x"], 1 << 19) == 3
+    assert fitting([b"x", b"y"], 0) == 1
 
 
 # -- with a ledger ------------------------------------------------------------------------------

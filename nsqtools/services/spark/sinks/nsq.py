@@ -157,8 +157,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> NsqStreamWr
 def _settings(options: Mapping[str, str], schema: StructType) -> SinkSettings:
     columns = {field.name: field.dataType.simpleString() for field in schema.fields}
     given = {name: options[name] for name in options}
-    given.pop("checkpointlocation", None)  # Spark's own, as are those without a meaning here
-    given.pop("path", None)
+    given.pop("checkpointlocation", None)  # Spark's own
     return read_settings(given, columns, os.environ)
 
 

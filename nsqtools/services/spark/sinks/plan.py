@@ -16,6 +16,7 @@ outcomePath                 a file for the counts, as JSON
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import uuid
 from collections.abc import Mapping
@@ -62,6 +63,12 @@ class SinkPlan:
     dead_letters: Path | None = None
     ledger: Path | None = None
 
+    @property
+    def batch_bytes(self) -> int:
+        """The most bytes of bodies in an MPUB, beside the sizes of its messages."""
+        sizes = 4 * (self.batch_rows + 1)
+        return min(BATCH_BYTES, self.client_options.publish_max_body_size - sizes)
+
     def rotated(self, partition: int) -> tuple[str, ...]:
         """The nsqd of a task: the first is used, the others stand by."""
         first = partition % len(self.addresses)
@@ -96,6 +103,9 @@ def read_settings(
     check_columns(columns, has_topic=topic is not None)
     retry_s = options.duration_s("retryTimeout")
     ledger = _path(options, "ledgerPath")
+    job = "\n".join([options.text("ledgerJob") or "", topic or "", *sorted(columns)])
+    # the same each time where a ledger leads the job on, else that of no other job
+    named = hashlib.sha256(f"{ledger}\n{job}".encode()).hexdigest() if ledger else uuid.uuid4().hex
     plan = SinkPlan(
         connection.nsqd_tcp_addresses,
         connection.client_options(max_outstanding=MAX_OUTSTANDING),
@@ -105,14 +115,12 @@ def read_settings(
             options.flag("retryUnknown", default=True),
         ),
         None if topic is None else check_topic(topic),
-        # the same each time where a ledger leads the job on, else that of no other job
-        "ledger" if ledger else uuid.uuid4().hex[:12],
+        named[:12],
         _rate_of_a_task(options, environ),
         options.integer("batchRows") or BATCH_ROWS,
         _path(options, "deadLetterPath"),
         ledger,
     )
-    job = "\n".join([options.text("ledgerJob") or "", topic or "", *sorted(columns)])
     settings = SinkSettings(connection, plan, job, _path(options, "outcomePath"))
     options.end()
     return settings

@@ -35,7 +35,7 @@ from nsqtools.services.publish.rate import RateLimit
 from nsqtools.services.spark.dead_letters import DeadLetters
 from nsqtools.services.spark.ledger import Entry, LedgerPart
 from nsqtools.services.spark.sinks.columns import Chunk
-from nsqtools.services.spark.sinks.plan import BATCH_BYTES, SinkPlan
+from nsqtools.services.spark.sinks.plan import SinkPlan
 from nsqtools.services.spark.sinks.report import MAX_REASONS, Report
 
 MAX_DEFER_MS = 3_600_000  # nsqd's default for --max-req-timeout
@@ -67,6 +67,7 @@ class PublishTask:
         self._partition = partition
         self._attempt = attempt
         self._limit = plan.client_options.publish_max_msg_size
+        self._batch_bytes = plan.batch_bytes
         self._rate = RateLimit(plan.rate, time.monotonic()) if plan.rate else None
         self._report = Report()
         self._entry = Entry()  # of the prefix
@@ -152,7 +153,7 @@ class PublishTask:
     def _publish_chunk(self, chunk: Chunk, start: int) -> None:
         while start < len(chunk.bodies):
             stop = start + self._allowance()
-            stop = start + fitting(chunk.bodies[start:stop])
+            stop = start + fitting(chunk.bodies[start:stop], self._batch_bytes)
             self._publish_span(chunk, start, stop)
             if self._rate is not None:
                 self._rate.took(stop - start)
@@ -334,13 +335,13 @@ def is_fault_of_row(outcome: Outcome, error: NsqError | None) -> bool:
     return isinstance(error, PublishRejected) and error.cause.code in SPLITTABLE
 
 
-def fitting(bodies: Sequence[bytes | None]) -> int:
+def fitting(bodies: Sequence[bytes | None], most_bytes: int) -> int:
     """How many bodies from the first go into one batch: one at least."""
-    if sum(map(len, filter(None, bodies))) <= BATCH_BYTES:
+    if sum(map(len, filter(None, bodies))) <= most_bytes:
         return len(bodies)
     size = 0
     for count, body in enumerate(bodies):
         size += len(body or b"")
-        if count and size > BATCH_BYTES:
+        if count and size > most_bytes:
             return count
     return len(bodies)
