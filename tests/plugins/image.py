@@ -3,7 +3,8 @@
 A root is a directory that is laid over this machine's own, so steps see their real paths
 and write nowhere else: COPY copies from the checkout (or from another stage's root), RUN runs with
 `sh` and what ARG, ENV and WORKDIR have said. In place of the base image there are this machine's
-system and Python. It takes a Linux that lets us mount: `missing_rights` says whether it does.
+system and Python. It takes a Linux that lets us mount: `missing_rights` says whether it does. Where
+it does not, a *mapped* image runs the same steps with other paths, and without another user.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -27,6 +28,7 @@ BASE_ENVIRON = {
 }
 ALONE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private")
 CACHE_MOUNT = re.compile(r"--mount=type=cache,target=(\S+)\s+")
+MADE_PATH = re.compile(r"(?<![\w/.])/(?:opt/nsqtools|src|data)\b")
 TIMEOUT_S = 300.0
 
 
@@ -62,6 +64,7 @@ class Stage:
     """What a stage has come to: its root, and what a container made from it would start with."""
 
     root: Path
+    is_mapped: bool = False
     environ: dict[str, str] = field(default_factory=lambda: dict(BASE_ENVIRON))
     workdir: str = "/"
     user: str = "0:0"
@@ -74,8 +77,16 @@ class Stage:
 class Image:
     """The stages of a Dockerfile, built as far as they are asked for."""
 
-    def __init__(self, context: Path, scratch: Path, arguments: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        context: Path,
+        scratch: Path,
+        arguments: Mapping[str, str],
+        *,
+        is_mapped: bool = False,
+    ) -> None:
         self._context = context
+        self._is_mapped = is_mapped
         self._scratch = scratch
         self._arguments = arguments
         self._bases: dict[str, str] = {}
@@ -97,12 +108,11 @@ class Image:
         if name not in self._built:
             base = self._bases[name]
             root = self._scratch / name
-            stage = Stage(root)
+            stage = Stage(root, self._is_mapped)
             if base in self._bases:
                 below = self.stage(base)
                 link_tree(below.root, root)
-                stage = Stage(root, dict(below.environ), below.workdir, below.user)
-                stage.labels |= below.labels
+                stage = replace(below, root=root, environ=dict(below.environ))
             else:
                 root.mkdir()
             arguments: dict[str, str] = {}
@@ -201,9 +211,15 @@ def run(
     is_online: bool = True,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in a stage; one that fails is an error that shows what it said."""
+    if stage.is_mapped:
+        line, settings = map_paths(stage, command, environ or {})
+    else:
+        line = enter(stage, command, environ or {}, shared, user or stage.user, is_online)
+        settings = {}
     done = subprocess.run(
-        enter(stage, command, environ or {}, shared, user or stage.user, is_online),
-        env={},
+        line,
+        env=settings,
+        cwd=stage.root / stage.workdir.lstrip("/") if stage.is_mapped else None,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -238,6 +254,31 @@ def enter(
     alone = ALONE if is_online else (*ALONE, "--net")
     program = shutil.which(alone[0]) or alone[0]
     return [program, *alone[1:], sys.executable, ENTER, json.dumps(settings)]
+
+
+def map_paths(
+    stage: Stage, command: Sequence[str], environ: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """The command and its environment with what the Dockerfile makes below the stage's root.
+
+    What takes the rights of root (a user of one's own) is left out.
+    """
+    stubs = stage.root / "stubs"
+    stubs.mkdir(exist_ok=True)
+    base = f"{sys.base_prefix}/bin/{os.path.basename(os.path.realpath(sys.executable))}"
+    for name, does in {"useradd": "true", "chown": "true", "python": f'exec {base} "$@"'}.items():
+        (stubs / name).write_text(f"#!/bin/sh\n{does}\n")
+        (stubs / name).chmod(0o755)
+
+    def mapped(text: str) -> str:
+        return MADE_PATH.sub(lambda match: f"{stage.root}{match[0]}", text)
+
+    settings = {**index_settings(), **stage.environ, **environ, "HOME": str(stage.root)}
+    settings["PIP_CACHE_DIR"] = str(pip_cache())
+    settings["PATH"] = f"{mapped(stage.environ['PATH'])}".replace("/usr/local/bin", str(stubs), 1)
+    settings["LD_LIBRARY_PATH"] = f"{sys.base_prefix}/lib"
+    first, *rest = map(mapped, command)
+    return [shutil.which(first, path=settings["PATH"]) or first, *rest], settings
 
 
 def index_settings() -> dict[str, str]:
