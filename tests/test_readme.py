@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +26,7 @@ from plugins.certificates import Certificates
 from plugins.cli import RunNsq, all_commands
 from plugins.readme import Block, Command, Place, commands_of, parse, user_environment
 
+from nsqtools.records.envelope import Envelope, encode_many
 from nsqtools.server.embedded import EmbeddedNsqd
 from nsqtools.server.nsqlookupd import EmbeddedNsqlookupd
 
@@ -41,7 +43,7 @@ NOT_RUN = {
 INTERRUPTED = {"nsq nsqd": 0}
 """Commands that end with another status than 130 when they are interrupted: nsqd's own."""
 
-MESSAGES = 200
+MESSAGES, OLD = 200, 50
 TLS_AND_AUTH = "5. TLS and auth"
 WITH_ARCHIVES = ("6. Replay", "7. Spark")
 SPARK = "7. Spark"
@@ -83,6 +85,7 @@ def serve(
             if heading in WITH_ARCHIVES:
                 archive = next(block for block in BLOCKS if block.language == "cron")
                 assert place.run(commands_of(archive)[0]).status == 0
+                add_messages_of_a_closed_day(place)
             return place
 
         yield make
@@ -134,6 +137,14 @@ def fill(nsqd: EmbeddedNsqd) -> None:
         httpx.post(f"{url}/mpub?topic={topic}", content="\n".join(clicks)).raise_for_status()
 
 
+def add_messages_of_a_closed_day(place: Place) -> None:
+    """Spark compacts no day that is not over."""
+    time_ns = time.time_ns() - 2 * 86_400 * 10**9
+    old = [Envelope("clicks", "old:4150", b"%016x" % n, time_ns + n, 1, b"old") for n in range(OLD)]
+    path = place.directory / "archives" / "clicks.old.log"
+    path.write_bytes(encode_many("clicks", "old:4150", old))
+
+
 def reason_not_to_run(command: Command) -> str | None:
     return next((why for what, why in NOT_RUN.items() if command.text.startswith(what)), None)
 
@@ -150,6 +161,8 @@ def test_the_recipe_for_spark(serve: Serve, spark_env: dict[str, str]) -> None:
     place = serve(SPARK)
     place.environ |= {name: spark_env[name] for name in spark_env.keys() & SPARK_VARIABLES}
     run_all([block for block in BLOCKS if block.heading == SPARK], place)
+    depth = place.run(Command("nsq topic info clicks-again --json", None)).output
+    assert json.loads(depth)["nodes"][0]["message_count"] == OLD
 
 
 def run_all(blocks: list[Block], place: Place) -> None:
