@@ -1,0 +1,83 @@
+"""A program under fault tests: streams into Parquet that are started again and again.
+
+    python spark_stream.py run|finish DIRECTORY {"FORMAT": {"OPTION": "VALUE"}}
+
+``run`` goes on until it is killed, and starts a query anew when that fails; ``finish`` reads what
+is left and prints a document: for each format, how often each body is in the sink.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from plugins.spark import CONF
+
+from nsqtools.services.spark.session import spark_session
+from nsqtools.services.spark.settings import SparkSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+MOST_STARTS = 200
+
+
+def started(
+    spark: SparkSession, name: str, place: Path, options: dict[str, str], **trigger: bool | str
+) -> StreamingQuery:
+    frame = spark.readStream.format(name).options(**options).load().select("nsqd", "id", "body")
+    writer = frame.writeStream.option("checkpointLocation", str(place / "checkpoint"))
+    return writer.trigger(**trigger).format("parquet").start(str(place / "parquet"))
+
+
+def run(spark: SparkSession, directory: Path, streams: dict[str, dict[str, str]]) -> None:
+    queries: dict[str, StreamingQuery] = {}
+    starts = 0
+    while starts < MOST_STARTS:
+        for name, options in streams.items():
+            if name not in queries or not queries[name].isActive:
+                place = directory / name
+                queries[name] = started(spark, name, place, options, processingTime="0 seconds")
+                print("started", name, flush=True)
+                starts += 1
+        time.sleep(0.2)
+
+
+def finish(
+    spark: SparkSession, directory: Path, streams: dict[str, dict[str, str]]
+) -> dict[str, dict[str, int]]:
+    queries = [
+        started(spark, name, directory / name, options, availableNow=True)
+        for name, options in streams.items()
+    ]
+    for query in queries:
+        query.awaitTermination()
+    return {name: counts(spark, directory / name) for name in streams}
+
+
+def counts(spark: SparkSession, place: Path) -> dict[str, int]:
+    rows = spark.read.parquet(str(place / "parquet")).select("body").toArrow()
+    return dict(Counter(body.decode() for body in rows["body"].to_pylist()))
+
+
+def main() -> None:
+    mode, place, streams = sys.argv[1:]
+    directory = Path(place)
+    settings = SparkSettings("local[2,4]", "faults", "1g", CONF, directory / "spark.log")
+    with spark_session(settings) as spark:
+        if mode == "finish":
+            print(json.dumps(finish(spark, directory, json.loads(streams))))
+        else:
+            run(spark, directory, json.loads(streams))
+            sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

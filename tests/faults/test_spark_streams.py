@@ -1,0 +1,289 @@
+"""Streams into Parquet, whose processes are killed again and again: nothing lost, nothing doubled.
+
+One stream reads the topic, another one what ``nsq to-file`` archives of it, both in one session.
+Killed are the archiver, the driver, the JVM, the processes that plan the batches (of ``nsq`` that
+is the consumer, too), and the workers that read. The long form has 400,000 messages and runs with
+``-m slow``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from plugins.archives import unfinished
+from plugins.cli import SpawnNsq
+from plugins.daemons import GoNsqd
+from plugins.waiting import wait_until
+
+TOPIC = "clicks"
+CHANNELS = SPARK, ARCHIVE = "spark", "archive"
+DEADLINE_S = 180.0
+BATCH = 100
+PAUSE_S = 0.02
+
+PROGRAM = (sys.executable, str(Path(__file__).parent / "spark_stream.py"))
+PLANNER, WORKER = "python_streaming_source_runner", "pyspark.daemon"
+JVM, DRIVER = "java", "driver"
+
+
+class Driver:
+    """The program, with the processes that belong to it."""
+
+    def __init__(self, directory: Path, env: dict[str, str], streams: dict[str, dict[str, str]]):
+        self._directory = directory
+        self._env = env
+        self._names = list(streams)
+        self._arguments = (str(directory), json.dumps(streams))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [*PROGRAM, "run", *self._arguments]
+        self._process = subprocess.Popen(command, env=self._env, stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline().startswith(b"started"), self.log()
+
+    def finish(self) -> dict[str, dict[str, int]]:
+        """Read what is left; how often each body is in the sink of each stream."""
+        command = [*PROGRAM, "finish", *self._arguments]
+        done = subprocess.run(
+            command, env=self._env, capture_output=True, timeout=DEADLINE_S, check=False
+        )
+        assert done.returncode == 0, done.stderr.decode()[-2000:] + self.log()
+        found: dict[str, dict[str, int]] = json.loads(done.stdout)
+        return found
+
+    def log(self) -> str:
+        path = self._directory / "spark.log"
+        return path.read_text("utf-8", "replace")[-3000:] if path.exists() else ""
+
+    def batches(self) -> list[int]:
+        """How many batches each stream has written down."""
+        return [
+            len(list((self._directory / name / "checkpoint" / "offsets").glob("[0-9]*")))
+            for name in self._names
+        ]
+
+    def wait_for_progress(self) -> None:
+        """Wait until every stream has had a batch more."""
+        before = self.batches()
+        wait_until(
+            lambda: all(now > then for now, then in zip(self.batches(), before, strict=True)),
+            what="progress",
+            timeout_s=DEADLINE_S,
+        )
+
+    def kill(self, what: str) -> None:
+        """Kill one process that there is; when the others go with it, start anew."""
+        assert self._process is not None
+        if what == DRIVER:
+            self.end(first=self._process.pid)
+            self.start()
+            return
+        victims = wait_until(lambda: self._victims(what), what=f"a {what}", timeout_s=DEADLINE_S)
+        if what == JVM:
+            self.end(first=victims[-1])
+            self.start()
+        else:
+            kill(victims[-1])
+
+    def _victims(self, what: str) -> list[int]:
+        """The processes of a kind; of workers without the one that forks them: Spark waits for it
+        without end."""
+        assert self._process is not None
+        found = {
+            pid: parent
+            for pid, (parent, args) in descendants(self._process.pid).items()
+            if what in args
+        }
+        return [pid for pid, parent in found.items() if what != WORKER or parent in found]
+
+    def end(self, first: int | None = None) -> None:
+        """End all, one of them first; they must not outlive each other."""
+        if self._process is None:
+            return
+        family = [self._process.pid, *descendants(self._process.pid)]
+        for pid in [first] if first else family:
+            kill(pid)
+        if first is not None:
+            time.sleep(0.2)  # the others notice, and do what they do
+            kill(self._process.pid)
+        self._process.wait(DEADLINE_S)
+        wait_until(
+            lambda: not any(map(is_alive, family)), what="all to be gone", timeout_s=DEADLINE_S
+        )
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._process = None
+
+
+def descendants(pid: int) -> dict[int, tuple[int, str]]:
+    """The processes below one, each with its parent and its command line."""
+    lines = subprocess.run(
+        ["ps", "-eww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    table = [(int(pid), int(parent), args) for pid, parent, args in map(_three, lines)]
+    found: dict[int, tuple[int, str]] = {}
+    parents = {pid}
+    while parents:
+        children = {pid: (parent, args) for pid, parent, args in table if parent in parents}
+        found |= children
+        parents = set(children)
+    return found
+
+
+def _three(line: str) -> list[str]:
+    return line.split(None, 2)
+
+
+def kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2]
+    except OSError:
+        return False
+    return not state.startswith("Z")
+
+
+class Publishing:
+    """Publishes numbered bodies at a steady pace, on a thread, as far as it is told."""
+
+    def __init__(self, nsqd: GoNsqd, count: int):
+        self._nsqd = nsqd
+        self._count = count
+        self._upto = 0
+        self._may_go_on = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def go_on(self, upto: int) -> None:
+        self._upto = upto
+        self._may_go_on.set()
+
+    def join(self) -> None:
+        self.go_on(self._count)
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        for begin in range(0, self._count, BATCH):
+            while begin >= self._upto:
+                self._may_go_on.wait()
+                self._may_go_on.clear()
+            self._nsqd.publish(TOPIC, *[b"%07d" % n for n in range(begin, begin + BATCH)])
+            time.sleep(PAUSE_S)
+
+
+@pytest.fixture
+def new_driver(spark_env: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., Driver]]:
+    drivers: list[Driver] = []
+
+    def make(streams: dict[str, dict[str, str]]) -> Driver:
+        drivers.append(Driver(tmp_path, spark_env, streams))
+        return drivers[-1]
+
+    yield make
+    for driver in drivers:
+        driver.end()
+
+
+@pytest.fixture
+def nsqd(go_nsqd: Callable[..., GoNsqd]) -> GoNsqd:
+    nsqd = go_nsqd("-mem-queue-size=1000000", "-msg-timeout=2s")
+    for channel in CHANNELS:
+        nsqd.create_channel(TOPIC, channel)
+    return nsqd
+
+
+def drained(nsqd: GoNsqd, channel: str) -> None:
+    wait_until(
+        lambda: unfinished(nsqd, TOPIC, channel) == 0, what="an empty channel", timeout_s=DEADLINE_S
+    )
+
+
+def check(found: dict[str, int], messages: int) -> None:
+    published = {f"{number:07d}" for number in range(messages)}
+    lost = sorted(published - set(found))
+    doubled = sorted(body for body, times in found.items() if times > 1)
+    assert (len(lost), len(doubled)) == (0, 0), f"lost {lost[:5]}, doubled {doubled[:5]}"
+    assert set(found) == published
+
+
+def stream_with_kills(
+    nsqd: GoNsqd,
+    new_driver: Callable[..., Driver],
+    spawn_nsq: SpawnNsq,
+    directory: Path,
+    victims: list[str],
+    *,
+    messages: int,
+    archiver_kills: int,
+) -> None:
+    rng = random.Random(messages)
+    archive = directory / "archive"
+    archive.mkdir()
+    place = ["--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(archive), "--gzip"]
+    small = ["--max-in-flight", "200", "--rotate-text-size", "300KB"]
+    to_file = ["to-file", "-t", TOPIC, "-c", ARCHIVE, *place, *small]
+    limits = {"maxRowsPerTrigger": str(messages // 8), "minPartitions": "2"}
+    topic = {"topic": TOPIC, "channel": SPARK, "nsqdTcpAddress": nsqd.tcp_address}
+    # what is in flight of a consumer that was killed comes again after two seconds
+    spool = {"spoolDir": str(directory / "spool"), "idleTimeout": "3s"}
+    driver = new_driver(
+        {"nsq": {**topic, **spool, **limits}, "nsq-archive": {"path": str(archive), **limits}}
+    )
+    archiver = spawn_nsq(to_file)
+    driver.start()
+    publishing = Publishing(nsqd, messages)
+    for number, victim in enumerate(victims, 1):
+        publishing.go_on(number * messages // len(victims))
+        driver.wait_for_progress()
+        for _ in range(archiver_kills):
+            time.sleep(rng.uniform(0, 0.5))  # the random point
+            archiver.kill()
+            archiver.wait(DEADLINE_S)
+            archiver = spawn_nsq(to_file)
+        driver.kill(victim)
+    publishing.join()
+    drained(nsqd, ARCHIVE)
+    archiver.send_signal(signal.SIGTERM)
+    archiver.wait(DEADLINE_S)
+    driver.end()
+    found = driver.finish()
+
+    check(found["nsq-archive"], messages)
+    check(found["nsq"], messages)
+
+
+def test_streams_through_kills(
+    nsqd: GoNsqd, new_driver: Callable[..., Driver], spawn_nsq: SpawnNsq, tmp_path: Path
+) -> None:
+    victims = [WORKER, PLANNER, JVM, WORKER]
+    stream_with_kills(
+        nsqd, new_driver, spawn_nsq, tmp_path, victims, messages=20_000, archiver_kills=1
+    )
+
+
+@pytest.mark.slow
+def test_400_000_messages_through_kills(
+    nsqd: GoNsqd, new_driver: Callable[..., Driver], spawn_nsq: SpawnNsq, tmp_path: Path
+) -> None:
+    victims = [WORKER, PLANNER, JVM, WORKER, PLANNER, DRIVER] * 4
+    stream_with_kills(
+        nsqd, new_driver, spawn_nsq, tmp_path, victims, messages=400_000, archiver_kills=2
+    )
