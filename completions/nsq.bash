@@ -660,14 +660,14 @@ _nsq_describe() {
             options=(
                 '-o,--output=@dir' '--checkpoint=@dir' '-t,--topic=@topics' '-c,--channel=@channels'
                 '--once' '--for=' '--trigger=' '--max-rows-per-trigger=' '--spool-dir=@dir' '--raw'
-                '--skip-damaged' '--create' '*--nsqd-tcp-address=' '*--lookupd-http-address='
-                '*--nsqd-http-address=' '*--address-map=' '-P,--profile=@profiles'
-                '--max-in-flight=' '*-X,--consumer-opt=@options' '--tls,--no-tls'
-                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
-                '--deflate-level=' '--auth-secret-file=@file' '--master=' '--driver-memory='
-                '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json'
-                '--debug' '--help'
+                '--work-dir=@dir' '--skip-damaged' '--create' '*--nsqd-tcp-address='
+                '*--lookupd-http-address=' '*--nsqd-http-address=' '*--address-map='
+                '-P,--profile=@profiles' '--max-in-flight=' '*-X,--consumer-opt=@options'
+                '--tls,--no-tls' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file'
+                '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy'
+                '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '--master='
+                '--driver-memory=' '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose'
+                '--log-format=text|json' '--debug' '--help'
             )
             arguments=(
                 '@dir'
@@ -676,8 +676,8 @@ _nsq_describe() {
         'nsq spark compact')
             options=(
                 '-o,--output=@dir' '*-t,--topic=@topics' '--day=' '--until-day=' '--grace='
-                '--open-days' '--skip-damaged' '--delete-archives' '--dry-run' '-y,--yes'
-                '-d,--delimiter=' '--json' '--master=' '--driver-memory=' '*--conf='
+                '--open-days' '--work-dir=@dir' '--skip-damaged' '--delete-archives' '--dry-run'
+                '-y,--yes' '-d,--delimiter=' '--json' '--master=' '--driver-memory=' '*--conf='
                 '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug'
                 '--help'
             )

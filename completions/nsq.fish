@@ -1057,14 +1057,14 @@ function __nsq_describe --no-scope-shadowing
             set options \
                 '-o,--output=@dir' '--checkpoint=@dir' '-t,--topic=@topics' '-c,--channel=@channels' \
                 '--once' '--for=' '--trigger=' '--max-rows-per-trigger=' '--spool-dir=@dir' '--raw' \
-                '--skip-damaged' '--create' '*--nsqd-tcp-address=' '*--lookupd-http-address=' \
-                '*--nsqd-http-address=' '*--address-map=' '-P,--profile=@profiles' \
-                '--max-in-flight=' '*-X,--consumer-opt=@options' '--tls,--no-tls' \
-                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
-                '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate' \
-                '--deflate-level=' '--auth-secret-file=@file' '--master=' '--driver-memory=' \
-                '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' \
-                '--debug' '--help'
+                '--work-dir=@dir' '--skip-damaged' '--create' '*--nsqd-tcp-address=' \
+                '*--lookupd-http-address=' '*--nsqd-http-address=' '*--address-map=' \
+                '-P,--profile=@profiles' '--max-in-flight=' '*-X,--consumer-opt=@options' \
+                '--tls,--no-tls' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' \
+                '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' \
+                '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '--master=' \
+                '--driver-memory=' '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' \
+                '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Where the Parquet files go.' 'Where the stream notes how far it is.' \
                 'A live topic, not an archive.' 'Name of the channel.' 'Take what is there and end.' \
@@ -1072,7 +1072,8 @@ function __nsq_describe --no-scope-shadowing
                 'At most about so many messages in a batch.' \
                 'Where a topic\'s messages wait for their batch; default: in the checkpoint.' \
                 'Read files of bare bodies too (nsq_to_file).' \
-                'Go on where an archive is damaged, and tell what could not be read.' \
+                'Where nsq to-file has its files in progress, if not with the finished ones.' \
+                'Take what is readable of damaged archives, and tell what is not.' \
                 'Go on when the topic does not exist; subscribing creates it.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'nsqlookupd that knows the nsqd of a topic.' 'nsqd, over HTTP.' \
@@ -1096,8 +1097,8 @@ function __nsq_describe --no-scope-shadowing
         case 'nsq spark compact'
             set options \
                 '-o,--output=@dir' '*-t,--topic=@topics' '--day=' '--until-day=' '--grace=' \
-                '--open-days' '--skip-damaged' '--delete-archives' '--dry-run' '-y,--yes' \
-                '-d,--delimiter=' '--json' '--master=' '--driver-memory=' '*--conf=' \
+                '--open-days' '--work-dir=@dir' '--skip-damaged' '--delete-archives' '--dry-run' \
+                '-y,--yes' '-d,--delimiter=' '--json' '--master=' '--driver-memory=' '*--conf=' \
                 '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' \
                 '--help'
             set option_helps \
@@ -1106,6 +1107,7 @@ function __nsq_describe --no-scope-shadowing
                 'Only closed days up to this one.' \
                 'How long after midnight (UTC) a day stays open for late messages.' \
                 'Take days that are not closed too; a later run merges what is still to come.' \
+                'Where nsq to-file has its files in progress, if not with the finished ones.' \
                 'Take what is readable of damaged archives, and tell what is not.' \
                 'Afterwards delete the archives of which every message is in verified Parquet.' \
                 'Show what would change, do nothing.' 'Do not ask.' \
@@ -1131,7 +1133,7 @@ function __nsq_describe --no-scope-shadowing
                 'A topic in which nothing was published for longer has a gap.' \
                 'Write a page with charts, which needs no network.' 'Print JSON.' \
                 'What ends each body in raw files; \\0 for NUL.' \
-                'Leave out what cannot be read, and tell it.' \
+                'Take what is readable of damaged archives, and tell what is not.' \
                 'Where Spark runs: local[N,4], spark://HOST:7077, yarn, k8s://URL.' \
                 'Heap of the JVM beside this process; in local mode all of Spark is in it.' \
                 'Any setting of Spark: spark.executor.memory=4g.' \

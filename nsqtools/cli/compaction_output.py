@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -112,10 +113,13 @@ def tell_outcome(runtime: Runtime, compaction: Compaction) -> ExitStatus:
     results = compaction.results
     damages = [damage for result in results for damage in result.damages]
     status = tell_damage(runtime, damages) or status
-    for partition in compaction.partitions:
-        if partition.state.value == "open":
-            topic, day = _name(partition.slot)
-            runtime.tell(f"nsq: {topic} on {day} is left out: {partition.reason}")
+    open_days = Counter(
+        (partition.slot.day, partition.reason)
+        for partition in compaction.partitions
+        if partition.state.value == "open"
+    )
+    for (day, reason), topics in open_days.items():
+        runtime.tell(f"nsq: {day} ({topics} topics) is left out: {reason}")
     bare = sum(result.rows_read for result in results if result.partition.slot.day is None)
     if bare:
         runtime.tell(

@@ -15,6 +15,7 @@ from typer import Argument, Option
 
 from nsqtools.cli.administering import SAFETY, DryRun, Yes
 from nsqtools.cli.commands.archive_options import SELECTION, Delimiter
+from nsqtools.cli.commands.spark_options import SkipDamaged, WorkDir
 from nsqtools.cli.compaction_output import (
     delete_needless,
     show_plan,
@@ -97,14 +98,6 @@ OpenDays = Annotated[
         rich_help_panel=SELECTION,
     ),
 ]
-SkipDamaged = Annotated[
-    bool,
-    Option(
-        "--skip-damaged",
-        help="Take what is readable of damaged archives, and tell what is not.",
-        rich_help_panel=SAFETY,
-    ),
-]
 DeleteArchives = Annotated[
     bool,
     Option(
@@ -123,6 +116,7 @@ def compact(
     until_day: UntilDay = None,
     grace: Grace = "1h",  # type: ignore[assignment]
     open_days: OpenDays = False,
+    work_dir: WorkDir = None,
     skip_damaged: SkipDamaged = False,
     delete_archives: DeleteArchives = False,
     dry_run: DryRun = False,
@@ -158,7 +152,14 @@ def compact(
     selection = Selection(tuple(topic or ()), day, day or until_day, open_days)
 
     def planned() -> Compaction:
-        return prepare(archive_dir, target, selection, grace_s=grace, now_s=time.time())
+        return prepare(
+            archive_dir,
+            target,
+            selection,
+            grace_s=grace,
+            now_s=time.time(),
+            work_dir=work_dir,
+        )
 
     if dry_run:
         return show_plan(runtime, planned(), delete_archives=delete_archives, json=json)

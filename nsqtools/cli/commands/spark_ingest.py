@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from nsqtools.cli.commands.spark_options import SkipDamaged, WorkDir
 from nsqtools.cli.connection import ConsumerConnection
 from nsqtools.cli.exit_status import ExitStatus
 from nsqtools.cli.params import LIMITS, Channel, For
@@ -21,7 +22,7 @@ from nsqtools.cli.report_output import tell_damage
 from nsqtools.cli.runtime import Runtime, Session
 from nsqtools.cli.signals import stopping
 from nsqtools.cli.spark_session import SparkOptions, open_spark
-from nsqtools.cli.subscribing import SAFETY, Create, look_before
+from nsqtools.cli.subscribing import Create, look_before
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.durations import format_duration
@@ -81,14 +82,6 @@ Raw = Annotated[
     bool,
     Option("--raw", help="Read files of bare bodies too (nsq_to_file).", rich_help_panel=STREAM),
 ]
-SkipDamaged = Annotated[
-    bool,
-    Option(
-        "--skip-damaged",
-        help="Go on where an archive is damaged, and tell what could not be read.",
-        rich_help_panel=SAFETY,
-    ),
-]
 
 
 def ingest(
@@ -103,6 +96,7 @@ def ingest(
     max_rows_per_trigger: MaxRows = None,
     spool_dir: SpoolDir = None,
     raw: Raw = False,
+    work_dir: WorkDir = None,
     skip_damaged: SkipDamaged = False,
     create: Create = False,
     *,
@@ -125,6 +119,7 @@ def ingest(
     from nsqtools.services.spark.connection_options import hand_on_secret
     from nsqtools.services.spark.jobs.ingestion.places import take_places
     from nsqtools.services.spark.jobs.ingestion.stream import Follower, Sink, start_query
+    from nsqtools.services.spark.jobs.inputs import refuse_nested
 
     limits = {"maxRowsPerTrigger": str(max_rows_per_trigger)} if max_rows_per_trigger else {}
     damage_path = checkpoint.absolute() / "damage"
@@ -133,7 +128,15 @@ def ingest(
     if archive_dir is not None:
         if channel is not None or spool_dir is not None:
             raise ConfigurationError("--channel and --spool-dir are for topics, not for archives")
-        source = archive_source(archive_dir, limits, damage_path if skip_damaged else None, raw=raw)
+        for option, folder in (("--output", output), ("--checkpoint", checkpoint)):
+            refuse_nested(option, folder, archive_dir)
+        options = {
+            **limits,
+            **({"format": "raw"} if raw else {}),
+            **({"workDir": str(work_dir.absolute())} if work_dir else {}),
+            **({"onDamage": "report", "damagePath": str(damage_path)} if skip_damaged else {}),
+        }
+        source = archive_source(archive_dir, options)
     else:
         assert topic is not None
         channel = channel or CHANNEL
@@ -161,20 +164,14 @@ def ingest(
     return signals.status(otherwise=tell_outcome(runtime, follower.counts, found))
 
 
-def archive_source(
-    directory: Path, limits: Mapping[str, str], damage_path: Path | None, *, raw: bool
-) -> Source:
+def archive_source(directory: Path, options: Mapping[str, str]) -> Source:
     """The source for an archive. Raises `NotFoundError`."""
     from nsqtools.services.spark.jobs.ingestion.stream import Source
 
     directory = directory.absolute()
     if not directory.exists():
         raise NotFoundError(f"there is no {directory}")
-    options = {"path": str(directory), **limits}
-    if raw:
-        options["format"] = "raw"
-    if damage_path is not None:
-        options |= {"onDamage": "report", "damagePath": str(damage_path)}
+    options = {"path": str(directory), **options}
     return Source(f"the archive {directory}", "nsq-archive", options)
 
 

@@ -12,6 +12,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from nsqtools.cli.commands.archive_options import SELECTION, Delimiter, Since, Until, time_range
+from nsqtools.cli.commands.spark_options import SkipDamaged
 from nsqtools.cli.params import OUTPUT, Json
 from nsqtools.cli.report_output import check_page, show_report, tell_damage, write_page
 from nsqtools.cli.runtime import Session
@@ -67,9 +68,6 @@ Html = Annotated[
         help="Write a page with charts, which needs no network.",
         rich_help_panel=OUTPUT,
     ),
-]
-SkipDamaged = Annotated[
-    bool, Option("--skip-damaged", help="Leave out what cannot be read, and tell it.")
 ]
 
 

@@ -246,6 +246,20 @@ def test_an_archive_stays_for_every_reason_there_is(
     assert "is missing" in reason(good)
 
 
+def test_a_file_that_may_be_anything_is_not_deleted(tmp_path: Path) -> None:
+    (tmp_path / "README").write_bytes(b"one\n")
+    [content] = take_inventory(tmp_path / "README")
+    undated = Slot(None, None)
+    output = Output(tmp_path / "out")
+    done = manifest(undated, taken(content))
+    make(output.final(undated), "new", done)
+
+    plan = deletable([content], {undated: done}, output, Selection())
+
+    assert plan.contents == ()
+    assert "it may be anything" in plan.kept[str(content.path)]
+
+
 def test_an_archive_outside_of_the_selection_is_not_looked_at(
     tmp_path: Path, archived: list[Content]
 ) -> None:

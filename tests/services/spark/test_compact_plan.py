@@ -142,6 +142,20 @@ def test_a_copy_of_a_file_is_not_counted_twice(tmp_path: Path) -> None:
     assert content.key == f"writer {head.writer} 1"
 
 
+def test_files_in_progress_may_be_elsewhere(tmp_path: Path) -> None:
+    for name in ("out", "work"):
+        (tmp_path / name).mkdir()
+    write_archive(tmp_path / "out" / "a.gz", messages(0, 10))
+    write_archive(tmp_path / "work" / "b.gz", messages(10, 20), is_finished=False)
+    write_archive(tmp_path / "work" / "c.gz", messages(20, 30))
+
+    contents = take_inventory(tmp_path / "out", tmp_path / "work")
+    [partition] = planned(contents)
+
+    assert [(each.total, each.is_in_progress) for each in contents] == [(10, False), (10, True)]
+    assert partition.state is State.OPEN
+
+
 def test_an_archive_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         take_inventory(tmp_path / "nowhere")

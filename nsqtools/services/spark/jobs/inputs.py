@@ -64,6 +64,19 @@ def find_inputs(paths: Sequence[Path]) -> Inputs:
     return Inputs(tuple(archives), tuple(parquet))
 
 
+def refuse_nested(option: str, folder: Path, archives: Path) -> None:
+    """Refuse an output in an archive, or the other way round: it would be read as one.
+
+    Raises `ConfigurationError`.
+    """
+    folder, archives = folder.resolve(), archives.resolve()
+    if folder == archives or folder in archives.parents or archives in folder.parents:
+        raise ConfigurationError(
+            f"{option} {folder} and the archives in {archives} must not lie in each other",
+            hint="Give a directory beside it.",
+        )
+
+
 def is_parquet(path: Path) -> bool:
     """Tell by the first bytes. Raises ``OSError``."""
     if path.is_dir():

@@ -1,18 +1,19 @@
 """Which archives are not needed any more, and their end.
 
 An archive may go when every message in it is of a partition that was verified with this very file
-among its inputs, and whose Parquet files are still there. One that was read with damage stays.
+among its inputs, and whose Parquet files are still there. One that was read with damage stays, and
+so does what only may be an archive: a file of bare bodies that nsq to-file did not write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from nsqtools.errors import OutputError
 from nsqtools.services.archive.durable import sync_folder
 from nsqtools.services.archive.layout import index_of
-from nsqtools.services.spark.jobs.compaction.inventory import Content, Slot
+from nsqtools.services.spark.jobs.compaction.inventory import UNDATED, Content, Slot
 from nsqtools.services.spark.jobs.compaction.layout import Output
 from nsqtools.services.spark.jobs.compaction.manifest import Manifest, missing_files
 from nsqtools.services.spark.jobs.compaction.plan import Selection
@@ -64,12 +65,21 @@ def deletable(
             for slot in content.messages
             if slot not in assumed and (reason := _why_not(content, slot, manifests, broken))
         ]
-        reason = content.damage or ("" if content.messages else "it is empty")
-        if reason or reasons:
-            kept[str(content.path)] = reason or reasons[0]
+        reasons = [*_why_never(content), *reasons]
+        if reasons:
+            kept[str(content.path)] = reasons[0]
         else:
             chosen.append(content)
     return Deletable(tuple(chosen), kept)
+
+
+def _why_never(content: Content) -> Iterator[str]:
+    if content.damage:
+        yield content.damage
+    if not content.messages:
+        yield "it is empty"
+    if UNDATED in content.messages and not content.has_index:
+        yield "it has neither messages nor an index: it may be anything"
 
 
 def _why_not(

@@ -51,6 +51,7 @@ class Content:
     messages: Mapping[Slot, int]
     is_in_progress: bool = False
     is_gzip: bool = True
+    has_index: bool = True
     min_ts: int | None = None
     damage: str = ""
 
@@ -82,14 +83,20 @@ def slot_of(message: Envelope) -> Slot:
     return Slot(message.topic, day_of(message.timestamp_ns)) if message.topic else UNDATED
 
 
-def take_inventory(directory: Path) -> list[Content]:
+def take_inventory(directory: Path, work_dir: Path | None = None) -> list[Content]:
     """Look at all archives below a directory (or at one file).
 
-    Of copies of a file, told by their heads, one is taken. Raises `NotFoundError` when there is no
-    such directory, and `OutputError`.
+    In ``work_dir`` are files in progress besides. Of copies of a file, told by their heads, one is
+    taken. Raises `NotFoundError` when there is no such directory, and `OutputError`.
     """
     contents = []
-    archives = {key_of(archive): archive for archive in find_archives([directory.absolute()])}
+    found = find_archives([directory.absolute()])
+    if work_dir is not None:
+        elsewhere = find_archives([work_dir.absolute()])
+        found += [archive for archive in elsewhere if archive.is_in_progress]
+    archives: dict[str, ArchiveFile] = {}
+    for archive in found:
+        archives.setdefault(key_of(archive), archive)
     for archive in archives.values():
         try:
             contents.append(look_at(archive))
@@ -133,6 +140,7 @@ def look_at(archive: ArchiveFile) -> Content:
         dict(count.messages),
         archive.is_in_progress,
         gzipped,
+        archive.members is not None,
         min(times) if times else None,
         "; ".join(count.damage),
     )

@@ -24,6 +24,7 @@ from nsqtools.services.spark.jobs.compaction.plan import (
     changed,
     plan,
 )
+from nsqtools.services.spark.jobs.inputs import refuse_nested
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,6 +71,7 @@ class Compaction:
                 self.results.append(result)
         finally:
             summarise(self.output, self.manifests.values())
+            self.output.tidy()
 
     def deletable(self, *, assume_done: bool = False) -> Deletable:
         """Say which archives may be deleted, or could be if the work were done."""
@@ -80,10 +82,17 @@ class Compaction:
 
 
 def prepare(
-    directory: Path, output: Output, selection: Selection, *, grace_s: float, now_s: float
+    directory: Path,
+    output: Output,
+    selection: Selection,
+    *,
+    grace_s: float,
+    now_s: float,
+    work_dir: Path | None = None,
 ) -> Compaction:
     """Look at archives and output, and plan. Raises `NsqError`."""
-    contents = take_inventory(directory)
+    refuse_nested("--output", output.root, directory)
+    contents = take_inventory(directory, work_dir)
     manifests = read_manifests(output)
     found = {topic for content in contents for topic in content.topics}
     for topic in selection.topics:

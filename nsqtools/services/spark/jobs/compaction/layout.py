@@ -115,6 +115,14 @@ class Output:
         else:
             shutil.rmtree(left)
 
+    def tidy(self) -> None:
+        """Remove the directories for staging that are empty."""
+        for folder, _, _ in os.walk(self.root / STAGING, topdown=False):
+            try:
+                Path(folder).rmdir()
+            except OSError:  # what could not be finished waits there for `recover`
+                pass
+
     def take_place(self, slot: Slot) -> None:
         """Put a staged partition, which must be whole, in place of the one that is there."""
         staged, final = self.staged(slot), self.final(slot)
