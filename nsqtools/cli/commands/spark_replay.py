@@ -125,7 +125,8 @@ def replay(
         nsq spark replay /var/nsq --topic clicks=again --since -2h --ledger replay.ledger
     """
     from nsqtools.services.spark.connection_options import as_options, hand_on_secret
-    from nsqtools.services.spark.jobs.replay import Publishing, Replay, Request
+    from nsqtools.services.spark.jobs.replay import Publishing, Replay
+    from nsqtools.services.spark.jobs.replay_plan import Request
 
     request = Request(tuple(paths), topic_map(topic or ()), since, until, where or "", delimiter)
     options = as_options(connection) | {"retryUnknown": str(retry_unknown).lower()}

@@ -10,7 +10,8 @@ It holds only where the rows of a partition come in the same order each time: no
 writer. That is not taken on trust: a checksum of the rows done with stands in each line, and is
 compared before anything is skipped.
 
-One task at a time has a partition's file locked. A process that is killed loses the lock at once.
+One task at a time has a partition's file locked, and one replay at a time the directory. A process
+that is killed loses its locks at once.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +31,7 @@ from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.services.archive.durable import replace_file, write_all
 
 VERSION = 1
-JOB = "job.json"
+JOB, LOCK = "job.json", "lock"
 
 LOCK_WAIT_S = 10.0  # workers of a driver that was killed end a moment after it
 POLL_S = 0.05
@@ -74,6 +77,27 @@ def prepare(folder: Path, job: str) -> None:
             f"{folder} is the ledger of another job",
             hint="Give another directory; without it everything is published again.",
         )
+
+
+@contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """Have the directory to oneself. Raises `NsqError` when another run has it, `OutputError`."""
+    path = folder / LOCK
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as exc:
+        raise OutputError(f"cannot write {path} ({exc.strerror})") from exc
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise NsqError(
+                f"the ledger {folder} is in use by another run", hint="Wait until that has ended."
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def part_path(folder: Path, partition: int) -> Path:

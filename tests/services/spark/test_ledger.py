@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
-from nsqtools.services.spark.ledger import Entry, LedgerPart, part_path, prepare, read_entries
+from nsqtools.services.spark.ledger import (
+    Entry,
+    LedgerPart,
+    in_use,
+    part_path,
+    prepare,
+    read_entries,
+)
 
 
 def noted(folder: Path, *entries: Entry, partition: int = 0) -> Path:
@@ -88,6 +95,15 @@ def test_a_second_attempt_waits_for_one_that_is_ending(tmp_path: Path) -> None:
     with LedgerPart(tmp_path, 0, wait_s=10) as second:
         assert second.entry == Entry(done=5)
     timer.join()
+
+
+def test_one_run_at_a_time_has_a_ledger(tmp_path: Path) -> None:
+    with in_use(tmp_path / "ledger"):
+        second = in_use(tmp_path / "ledger")
+        with pytest.raises(NsqError, match=r"the ledger .*/ledger is in use by another run"):
+            second.__enter__()
+    with in_use(tmp_path / "ledger"):
+        pass
 
 
 def test_a_ledger_belongs_to_one_job(tmp_path: Path) -> None:

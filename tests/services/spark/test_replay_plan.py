@@ -10,13 +10,12 @@ import pytest
 
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.records.units import Moment
-from nsqtools.services.spark.jobs.replay import (
+from nsqtools.services.spark.jobs.replay import Publishing, Replay
+from nsqtools.services.spark.jobs.replay_plan import (
     MAX_PARTITION_BYTES,
     MIN_PARTITION_BYTES,
     PLAN,
     Plan,
-    Publishing,
-    Replay,
     Request,
     check_sizes,
     load_plan,

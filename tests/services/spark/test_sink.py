@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -282,11 +283,7 @@ def test_secret_tls_and_compression_reach_the_tasks(
     tmp_path: Path,
 ) -> None:
     auth_server.allow("s3cret", topic="clicks")
-    nsqd = go_nsqd(
-        f"-auth-http-address={auth_server.address}",
-        "-tls-required=true",
-        *certificates.server.nsqd_flags,
-    )
+    nsqd = go_nsqd(f"-auth-http-address={auth_server.address}", *certificates.server.nsqd_flags)
     (tmp_path / "secret").write_text("s3cret\n")
 
     secure = {
@@ -298,3 +295,4 @@ def test_secret_tls_and_compression_reach_the_tasks(
     save(rows(spark, [b"x"]), nsqd, topic="clicks", **secure)
 
     assert nsqd.depth("clicks") == 1
+    assert re.search(r"IDENTIFY: .*TLSv1:true .*Snappy:true", nsqd.log)

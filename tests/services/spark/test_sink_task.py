@@ -28,7 +28,7 @@ from nsqtools.services.spark.ledger import read_entries
 from nsqtools.services.spark.sinks.columns import Chunk
 from nsqtools.services.spark.sinks.plan import SinkPlan
 from nsqtools.services.spark.sinks.report import Report
-from nsqtools.services.spark.sinks.task import PublishTask, fitting
+from nsqtools.services.spark.sinks.task import PublishTask
 
 KINDS = [b"a\nb", b"\0", b"\xff\xfe\x80", b"x", bytes(range(256)) * 4096, "ü".encode(), b" "]
 FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=3, max_outstanding=8)
@@ -261,15 +261,6 @@ def test_a_rate_is_kept(embedded: EmbeddedServer) -> None:
     run(make_plan(embedded.tcp_address, rate=1000.0), chunk(numbered(0, 600)))
 
     assert 0.5 <= time.monotonic() - began < 3
-
-
-def test_a_batch_ends_before_it_is_too_large_for_nsqd() -> None:
-    half = b"x" * (1 << 18)
-
-    assert fitting([half] * 5, 1 << 19) == 2
-    assert fitting([b"x" * (1 << 20), half], 1 << 19) == 1
-    assert fitting([None, b"", b"x"], 1 << 19) == 3
-    assert fitting([b"x", b"y"], 0) == 1
 
 
 # -- with a ledger ------------------------------------------------------------------------------

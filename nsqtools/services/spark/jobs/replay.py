@@ -2,10 +2,8 @@
 
 Each task publishes a partition of the input, in its order; partitions are published side by side,
 so a topic's messages come in no order. With a ledger a replay that was cut short is run again and
-goes on where it stopped. For that its partitions must be the same again, on any cluster: which
-files are read, the moments that ``-2h`` meant and the size of partitions are written down by the
-first run (`Plan`), and hold for those after it. Files in progress still grow, so with a ledger they
-are left out.
+goes on where it stopped: `replay_plan` has what that takes. Files in progress still grow, so with a
+ledger they are left out.
 """
 
 from __future__ import annotations
@@ -13,22 +11,29 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING
 
-from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
-from nsqtools.protocol.names import check_topic
-from nsqtools.records.units import Moment
-from nsqtools.services.archive.durable import replace_file
+from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.services.archive.reader import TimeRange
 from nsqtools.services.spark.archives.content import Kind
 from nsqtools.services.spark.archives.damage import Damage, read_damage
-from nsqtools.services.spark.archives.listing import ListedFile, Listing
 from nsqtools.services.spark.failures import spark_errors
-from nsqtools.services.spark.jobs.inputs import Choice, Inputs, find_inputs, read_messages
-from nsqtools.services.spark.ledger import read_entries
+from nsqtools.services.spark.jobs.inputs import Choice, find_inputs, read_messages
+from nsqtools.services.spark.jobs.replay_plan import (
+    Plan,
+    Request,
+    check_sizes,
+    fix_partitions,
+    listed,
+    load_plan,
+    parquet_files,
+    partition_bytes,
+    save_plan,
+    size_of,
+)
+from nsqtools.services.spark.ledger import Entry, in_use, read_entries
 from nsqtools.services.spark.sinks.report import Report, total
 
 if TYPE_CHECKING:
@@ -36,71 +41,7 @@ if TYPE_CHECKING:
 
     from nsqtools.services.spark.settings import SparkSettings
 
-VERSION = 1
-PLAN = "replay.json"
-
 PUBLISHED = ("topic", "nsqd", "id", "ts_ns", "attempts", "body")
-
-MIN_PARTITION_BYTES, MAX_PARTITION_BYTES = 8 << 20, 64 << 20
-PARTITIONS_PER_SLOT = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What is to be replayed. ``topics`` as `nsqtools.services.replay.replay.Selection` has them;
-    ``where`` is SQL over the columns of a message."""
-
-    paths: tuple[Path, ...]
-    topics: Mapping[str, str] = field(default_factory=dict)
-    since: Moment | None = None
-    until: Moment | None = None
-    where: str = ""
-    delimiter: bytes | None = None
-
-    def __post_init__(self) -> None:
-        for topic in self.topics.values():
-            check_topic(topic)
-
-    @property
-    def since_ns(self) -> int | None:
-        return self.since.ns if self.since else None
-
-    @property
-    def until_ns(self) -> int | None:
-        return self.until.ns if self.until else None
-
-    def job(self) -> dict[str, Any]:
-        """What makes two replays the same."""
-        return {
-            "paths": [str(path.absolute()) for path in self.paths],
-            "topics": dict(sorted(self.topics.items())),
-            "since": self.since.text if self.since else "",
-            "until": self.until.text if self.until else "",
-            "where": self.where,
-            "delimiter": (self.delimiter or b"").hex(),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What the first run with a ledger found: files with their sizes, and how they are cut."""
-
-    job: dict[str, Any]
-    archives: dict[str, int]
-    parquet: dict[str, int]
-    since_ns: int | None
-    until_ns: int | None
-    partition_bytes: int
-    version: int = VERSION
-
-    def encode(self) -> bytes:
-        """The text of the file."""
-        return json.dumps(asdict(self), indent=1).encode() + b"\n"
-
-    @property
-    def inputs(self) -> Inputs:
-        """The files to read."""
-        return Inputs(tuple(map(Path, self.archives)), tuple(map(Path, self.parquet)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +127,17 @@ class Replay:
         return Outcome(report, is_complete=True, damages=self._damages())
 
     def run(self) -> Outcome:
-        """Publish everything. Raises `OutputError` for a ledger that cannot be written."""
-        if self._publishing.ledger is not None and self._plan is not None:
-            save_plan(self._publishing.ledger, self._plan)
+        """Publish everything. Raises `NsqError` for a ledger that is in use or read-only."""
+        ledger = self._publishing.ledger
+        if ledger is None:
+            return self._publish()
+        with in_use(ledger):
+            assert self._plan is not None
+            save_plan(ledger, self._plan)
+            outcome = self._publish()
+            return outcome if outcome.is_complete else with_ledger(outcome, read_entries(ledger))
+
+    def _publish(self) -> Outcome:
         error = None
         try:
             with spark_errors(self._settings):
@@ -196,18 +145,10 @@ class Replay:
                     self._rows.write.format("nsq").mode("append").options(**self._options()).save()
         except NsqError as exc:
             error = exc
-        report, is_complete = self._found()
         if self._is_cancelled:
             error = None
-        in_doubt = 0
-        if self._publishing.ledger is not None and not is_complete:
-            entries = read_entries(self._publishing.ledger)
-            report = total(
-                Report(e.topics, e.rejected, e.unknown, e.dead_lettered, repeated=e.repeated)
-                for e in entries
-            )
-            in_doubt = sum(entry.sent - entry.done for entry in entries)
-        return Outcome(report, is_complete, error, self._damages(), in_doubt)
+        report, is_complete = self._found()
+        return Outcome(report, is_complete, error, self._damages())
 
     def _damages(self) -> list[Damage]:
         return read_damage(self._damage_path) if self._damage_path else []
@@ -282,6 +223,16 @@ class Replay:
         return Report(**document), is_complete
 
 
+def with_ledger(outcome: Outcome, entries: Sequence[Entry]) -> Outcome:
+    """What the ledger knows of a replay whose tasks did not all come to tell."""
+    report = total(
+        Report(e.topics, e.rejected, e.unknown, e.dead_lettered, repeated=e.repeated)
+        for e in entries
+    )
+    in_doubt = sum(entry.sent - entry.done for entry in entries)
+    return replace(outcome, report=report, in_doubt=in_doubt)
+
+
 def target(topics: Mapping[str, str]) -> Column:
     """The topic that a message goes to."""
     from pyspark.sql import functions as F
@@ -291,87 +242,3 @@ def target(topics: Mapping[str, str]) -> Column:
         if old:
             column = F.when(F.col("topic") == old, F.lit(new)).otherwise(column)
     return column
-
-
-def listed(paths: Sequence[Path]) -> list[ListedFile]:
-    """The archive files at some paths, as the format ``nsq-archive`` finds and orders them."""
-    if not paths:
-        return []
-    listing = Listing(lambda: list(paths), None)
-    return list(listing.files(lambda damage: None).values())
-
-
-def parquet_files(spark: SparkSession, paths: Sequence[Path]) -> dict[str, int]:
-    """The files that Spark reads at some paths, with their sizes. Raises `OutputError`."""
-    urls = [url for path in paths for url in sorted(spark.read.parquet(str(path)).inputFiles())]
-    found = [unquote(urlsplit(url).path) for url in urls]
-    return {path: size_of(path) for path in found}
-
-
-def partition_bytes(size: int, slots: int) -> int:
-    """How much Parquet a task reads: enough tasks for the slots, and none of them tiny."""
-    wanted = size // (PARTITIONS_PER_SLOT * max(1, slots))
-    return max(MIN_PARTITION_BYTES, min(MAX_PARTITION_BYTES, wanted))
-
-
-def fix_partitions(spark: SparkSession, bytes: int) -> None:
-    """Have Spark cut Parquet the same whatever it runs on."""
-    for name, value in (
-        ("spark.sql.files.maxPartitionBytes", bytes),
-        ("spark.sql.files.minPartitionNum", 1),
-        ("spark.sql.files.openCostInBytes", 1 << 20),
-    ):
-        spark.conf.set(name, str(value))
-
-
-def load_plan(ledger: Path, job: Mapping[str, Any]) -> Plan | None:
-    """The plan of the first run; None when this is it. Raises `ConfigurationError`."""
-    path = ledger / PLAN
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as exc:
-        raise OutputError(f"cannot read {path} ({exc.strerror})") from exc
-    try:
-        plan = Plan(**json.loads(content))
-        if plan.version != VERSION:
-            raise ValueError
-        differing = [name for name in plan.job if plan.job[name] != job[name]]
-    except (ValueError, TypeError, KeyError):
-        raise ConfigurationError(
-            f"{path} is not the plan of a replay", hint="Give another directory."
-        ) from None
-    if differing:
-        raise ConfigurationError(
-            f"{ledger} is the ledger of another replay: {', '.join(differing)} differ",
-            hint="Give the same arguments again, or another directory.",
-        )
-    return plan
-
-
-def save_plan(ledger: Path, plan: Plan) -> None:
-    """Write it down for the next run. Raises `OutputError`."""
-    try:
-        ledger.mkdir(parents=True, exist_ok=True)
-        replace_file(ledger / PLAN, plan.encode())
-    except OSError as exc:
-        raise OutputError(f"cannot write the ledger {ledger} ({exc.strerror})") from exc
-
-
-def check_sizes(plan: Plan) -> None:
-    """Raise `ConfigurationError` when a file is not what it was, `OutputError` when it is gone."""
-    for path, size in (plan.archives | plan.parquet).items():
-        if size_of(path) != size:
-            raise ConfigurationError(
-                f"{path} has changed since the ledger was begun",
-                hint="Give another ledger; everything is published again then.",
-            )
-
-
-def size_of(path: str) -> int:
-    """The size of a file. Raises `OutputError`."""
-    try:
-        return Path(path).stat().st_size
-    except OSError as exc:
-        raise OutputError(f"cannot read {path} ({exc.strerror})") from exc

@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 
 from nsqtools.errors import (
     ConfigurationError,
@@ -28,35 +26,16 @@ from nsqtools.errors import (
     PublishRejected,
     RefusedError,
 )
-from nsqtools.protocol.names import is_valid_name
 from nsqtools.services.publish.batch import Batch, Outcome
 from nsqtools.services.publish.publisher import SPLITTABLE, Publisher
 from nsqtools.services.publish.rate import RateLimit
 from nsqtools.services.spark.dead_letters import DeadLetters
-from nsqtools.services.spark.ledger import Entry, LedgerPart
+from nsqtools.services.spark.ledger import LOCK_WAIT_S, Entry, LedgerPart
 from nsqtools.services.spark.sinks.columns import Chunk
 from nsqtools.services.spark.sinks.plan import SinkPlan
+from nsqtools.services.spark.sinks.prefix import Prefix, Span
 from nsqtools.services.spark.sinks.report import MAX_REASONS, Report
-
-MAX_DEFER_MS = 3_600_000  # nsqd's default for --max-req-timeout
-
-is_topic = lru_cache(maxsize=1024)(is_valid_name)
-
-
-@dataclass(slots=True, eq=False)
-class Span:
-    """Rows up to the number ``stop``, with the checksum there; ``pending`` publishes are under way.
-
-    The counts are what becomes of its rows.
-    """
-
-    stop: int
-    checksum: int
-    pending: int = 0
-    rejected: int = 0
-    unknown: int = 0
-    dead_lettered: int = 0
-    topics: dict[str, int] = field(default_factory=dict)
+from nsqtools.services.spark.sinks.rows import fitting, is_topic, refusal
 
 
 class PublishTask:
@@ -70,11 +49,10 @@ class PublishTask:
         self._batch_bytes = plan.batch_bytes
         self._rate = RateLimit(plan.rate, time.monotonic()) if plan.rate else None
         self._report = Report()
-        self._entry = Entry()  # of the prefix
+        self._prefix = Prefix(Entry())
         self._sent_before = 0
         self._row = 0  # the number of the next row
         self._checksum = 0
-        self._spans: deque[Span] = deque()
         self._fatal: NsqError | None = None
         self._ledger: LedgerPart | None = None
         self._dead_letters: DeadLetters | None = None
@@ -93,7 +71,7 @@ class PublishTask:
         with ExitStack() as stack:
             self._open(stack)
             stack.callback(self._publisher.close)  # before the ledger is unlocked
-            rest = self._entry.done
+            rest = self._prefix.entry.done
             for chunk in chunks:
                 skipped = min(rest, len(chunk.bodies))
                 if skipped:
@@ -115,10 +93,12 @@ class PublishTask:
     def _open(self, stack: ExitStack) -> None:
         plan = self._plan
         if plan.ledger is not None:
-            self._ledger = stack.enter_context(LedgerPart(plan.ledger, self._partition))
-            self._entry = self._ledger.entry
-            self._sent_before = self._entry.sent
-            self._report.before = self._entry.done
+            self._ledger = stack.enter_context(
+                LedgerPart(plan.ledger, self._partition, wait_s=LOCK_WAIT_S / 4**self._attempt)
+            )
+            self._prefix = Prefix(self._ledger.entry)
+            self._sent_before = self._ledger.entry.sent
+            self._report.before = self._ledger.entry.done
         if plan.dead_letters is not None:
             self._dead_letters = stack.enter_context(
                 DeadLetters(
@@ -126,7 +106,7 @@ class PublishTask:
                     plan.job,
                     self._partition,
                     attempt=self._attempt,
-                    done=None if self._ledger is None else self._entry.done,
+                    done=None if self._ledger is None else self._report.before,
                 )
             )
 
@@ -134,7 +114,7 @@ class PublishTask:
         """Pass over rows that are done with; return how many more there are."""
         self._add_to_checksum(chunk.bodies[:count])
         self._row += count
-        if rest == count and self._checksum != self._entry.checksum:
+        if rest == count and self._checksum != self._prefix.entry.checksum:
             raise self._changed_input()
         return rest - count
 
@@ -173,15 +153,14 @@ class PublishTask:
         self._row += stop - start
         if self._ledger is not None:
             self._add_to_checksum(chunk.bodies[start:stop])
-        span = Span(self._row, self._checksum)
-        self._spans.append(span)
+        span = self._prefix.begin(self._row, self._checksum)
         groups = list(self._groups(chunk, start, stop, span, first_row))
         span.pending = len(groups)
         self._publisher.poll()
         self._check()
         self._begin(stop - start)
         if not groups:
-            self._advance()
+            self._prefix.advance()
         for topic, defer_s, places, bodies in groups:
             self._publisher.publish(
                 topic,
@@ -216,7 +195,7 @@ class PublishTask:
             body = chunk.bodies[place]
             topic = self._plan.topic if chunk.topics is None else chunk.topics[place]
             defer_ms = chunk.defers_ms[place] if chunk.defers_ms is not None else None
-            reason = self._refusal(body, topic, defer_ms)
+            reason = refusal(body, topic, defer_ms, self._limit)
             if reason or topic is None or body is None:
                 span.rejected += 1
                 self._refuse(span, chunk, place, first_row, topic or "", reason)
@@ -226,22 +205,6 @@ class PublishTask:
             grouped.append(body)
         for (name, delay_ms), (places, grouped) in groups.items():
             yield name, None if delay_ms is None else delay_ms / 1000, places, grouped
-
-    def _refusal(self, body: bytes | None, topic: str | None, defer_ms: int | None) -> str:
-        """Why a row cannot be published; ``""`` when it can."""
-        if topic is None:
-            return "the topic is null"
-        if not is_topic(topic):
-            return f"{topic!r} is no name for a topic"
-        if body is None:
-            return "the body is null"
-        if not body:
-            return "the body is empty, which NSQ cannot carry"
-        if len(body) > self._limit:
-            return f"{len(body)} bytes are above the limit of {self._limit}"
-        if defer_ms is not None and not 0 <= defer_ms <= MAX_DEFER_MS:
-            return f"a delay of {defer_ms} ms is not within 0 and 1h"
-        return ""
 
     # -- outcomes -------------------------------------------------------------------------------
 
@@ -263,7 +226,7 @@ class PublishTask:
                 span.rejected += 1
             self._refuse(span, chunk, places[index], first_row, batch.topic, str(error))
         span.pending -= 1
-        self._advance()
+        self._prefix.advance()
 
     def _refuse(
         self, span: Span, chunk: Chunk, place: int, first_row: int, topic: str, reason: str
@@ -276,26 +239,14 @@ class PublishTask:
             self._has_dead_letters = True
             span.dead_lettered += 1
 
-    def _advance(self) -> None:
-        """Add the spans that are done with to the prefix."""
-        entry = self._entry
-        while self._spans and not self._spans[0].pending:
-            span = self._spans.popleft()
-            entry.done, entry.checksum = span.stop, span.checksum
-            entry.rejected += span.rejected
-            entry.unknown += span.unknown
-            entry.dead_lettered += span.dead_lettered
-            for topic, count in span.topics.items():
-                entry.topics[topic] = entry.topics.get(topic, 0) + count
-
     # -- the ledger -----------------------------------------------------------------------------
 
     def _begin(self, count: int) -> None:
         """Note that the last rows are going to be sent."""
         if self._ledger is not None:
-            first = self._row - count
-            self._entry.repeated += max(0, min(self._row, self._sent_before) - first)
-            self._entry.sent = max(self._entry.sent, self._row)
+            first, entry = self._row - count, self._ledger.entry
+            entry.repeated += max(0, min(self._row, self._sent_before) - first)
+            entry.sent = max(entry.sent, self._row)
             self._note()
 
     def _note(self) -> None:
@@ -318,7 +269,7 @@ class PublishTask:
         raise kind(f"partition {self._partition}: {error}", hint=error.hint) from error
 
     def _made_report(self, seconds: float) -> Report:
-        entry, report = self._entry, self._report
+        entry, report = self._prefix.entry, self._report
         report.topics = dict(entry.topics)
         report.rejected, report.unknown = entry.rejected, entry.unknown
         report.dead_lettered = entry.dead_lettered
@@ -333,15 +284,3 @@ def is_fault_of_row(outcome: Outcome, error: NsqError | None) -> bool:
     if outcome is Outcome.UNKNOWN:
         return True
     return isinstance(error, PublishRejected) and error.cause.code in SPLITTABLE
-
-
-def fitting(bodies: Sequence[bytes | None], most_bytes: int) -> int:
-    """How many bodies from the first go into one batch: one at least."""
-    if sum(map(len, filter(None, bodies))) <= most_bytes:
-        return len(bodies)
-    size = 0
-    for count, body in enumerate(bodies):
-        size += len(body or b"")
-        if count and size > most_bytes:
-            return count
-    return len(bodies)
