@@ -10,7 +10,7 @@
     │   └── TLSError                          TLS was asked for and could not be had
     ├── ProtocolError                         the peer does not speak NSQ as specified
     ├── ServerError                           nsqd answered with an E_* error frame
-    │   └── ServerRefused        "refused"    E_AUTH_*, E_UNAUTHORIZED
+    │   └── ServerRefused        "refused"    E_AUTH_*, E_UNAUTHORIZED, or TLS is required
     ├── HTTPError                             an HTTP API answered with an error status
     ├── PublishError                          a publish did not end as published
     │   ├── PublishRejected                   nsqd refused it; a retry would be refused again
@@ -119,7 +119,7 @@ class ServerError(NsqError):
 
 
 class ServerRefused(ServerError, RefusedError):
-    """nsqd refused the secret, or what the secret allows."""
+    """nsqd refused the secret, what the secret allows, or a connection without TLS."""
 
     category = "refused"
 

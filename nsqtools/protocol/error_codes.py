@@ -2,7 +2,8 @@
 
 Only the three answers to a late FIN, REQ or TOUCH leave the connection open; every other code,
 known or not, is fatal (protocol page, and nsqd/protocol_v2.go). A frame's data is the code, a
-blank and a text for people: the text may name ids and may change, so only the code is compared.
+blank and a text for people: the text may name ids and may change, so only the code is compared. The
+one exception is an nsqd that takes TLS only, which says so nowhere but in the text of E_INVALID.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ _HINTS = {
     "E_BAD_MESSAGE": "nsqd's --max-msg-size bounds a message, and an empty message is refused.",
 }
 
+_WANTS_TLS = "TLS required"
+_HINT_TLS = "This nsqd takes TLS only: give --tls."
+
 
 def decode_error(data: bytes, where: str = "") -> ServerError:
     """Turn the data of an error frame into the error to raise; ``where`` names the peer."""
     code, _, text = data.decode("utf-8", "backslashreplace").partition(" ")
-    kind = ServerRefused if code in REFUSING_CODES else ServerError
-    return kind(
-        code, text, fatal=code not in SURVIVABLE_CODES, where=where, hint=_HINTS.get(code, "")
-    )
+    wants_tls = code == "E_INVALID" and _WANTS_TLS in text
+    kind = ServerRefused if code in REFUSING_CODES or wants_tls else ServerError
+    hint = _HINT_TLS if wants_tls else _HINTS.get(code, "")
+    return kind(code, text, fatal=code not in SURVIVABLE_CODES, where=where, hint=hint)

@@ -85,7 +85,8 @@ def run_daemon(
         log.fatal(f"failed to instantiate {program} - {exc}")
         return 1
     except OSError as exc:
-        log.fatal(f"failed to start {program} - {exc}")
+        where = f"{exc.filename}: " if exc.filename else ""
+        log.fatal(f"failed to start {program} - {where}{exc.strerror}")
         return 1
     return 0
 

@@ -261,8 +261,9 @@ def test_c13_an_nsqd_that_requires_tls_is_named(
 ) -> None:
     nsqd = go_nsqd(*certificates.server.nsqd_flags, "-tls-required=true")
     producer = produce(nsqd.tcp_address)
-    with pytest.raises(PublishError, match=f"{nsqd.tcp_address}.*TLS"):
+    with pytest.raises(PublishError, match=f"{nsqd.tcp_address}.*TLS") as caught:
         producer.publish(TOPIC, b"x")
+    assert caught.value.category == "refused"
 
 
 @pytest.mark.parametrize("wrong", ["host", "expired", "ca", "system"])

@@ -33,6 +33,13 @@ def test_a_refusal_has_its_own_class_and_category(code: str) -> None:
     assert error.category == "refused"
 
 
+def test_an_nsqd_that_takes_tls_only_refuses_too() -> None:
+    error = decode_error(b"E_INVALID cannot SUB in current state (TLS required)")
+    assert error.category == "refused"
+    assert "--tls" in error.hint
+    assert type(decode_error(b"E_INVALID cannot SUB in current state")) is ServerError
+
+
 def test_an_error_names_its_peer_and_keeps_the_words_of_nsqd() -> None:
     error = decode_error(b'E_BAD_TOPIC SUB topic name "a b" is not valid', "127.0.0.1:4150")
     assert str(error) == '127.0.0.1:4150: E_BAD_TOPIC SUB topic name "a b" is not valid'
