@@ -60,6 +60,8 @@ def test_an_archive_that_grows_is_taken_once_by_each_run(
     writer.write(messages(0, 300), messages(300, 600))
 
     first = nsq_spark(*command, "--max-rows-per-trigger", 300)
+    broken = tmp_path / "out" / "topic=clicks" / "date=2026-09-21" / "part-9-of-no-batch.parquet"
+    broken.touch()
     idle = nsq_spark(*command)
     writer.write(messages(600, 700))
     writer.finish()
@@ -69,6 +71,7 @@ def test_an_archive_that_grows_is_taken_once_by_each_run(
     assert first.status == 0, first.err
     assert "600 rows ingested in 2 batches" in first.err
     assert "0 rows ingested in 0 batches" in idle.err
+    assert not broken.exists()
     assert "200 rows ingested in 2 batches" in last.err
     assert ingested(spark, tmp_path / "out") == expected(0, 800)
 

@@ -20,21 +20,27 @@ from nsqtools.cli.main import main
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from nsqtools.services.spark.settings import SparkSettings
+
 NsqSpark = Callable[..., Result]
 
 
 @pytest.fixture
 def nsq_spark(
     spark: SparkSession,
+    spark_settings: SparkSettings,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> NsqSpark:
     """Run ``nsq spark ARGS``: ``nsq_spark("compact", directory, "--output", output)``."""
 
+    from nsqtools.services.spark.failures import spark_errors
+
     @contextmanager
     def shared(*_: object) -> Iterator[SparkSession]:
-        yield spark
+        with spark_errors(spark_settings):
+            yield spark
 
     for module in (spark_compact, spark_ingest, spark_report):
         monkeypatch.setattr(module, "open_spark", shared)
@@ -44,6 +50,7 @@ def nsq_spark(
         capfd.readouterr()
         status = main(["spark", *map(str, arguments)])
         out, err = capfd.readouterr()
+        assert "This is a bug" not in err, err
         return Result(status, out.encode(), err)
 
     return run

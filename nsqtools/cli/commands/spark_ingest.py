@@ -117,7 +117,7 @@ def ingest(
     """
     from nsqtools.services.spark.archives.damage import read_damage
     from nsqtools.services.spark.connection_options import hand_on_secret
-    from nsqtools.services.spark.jobs.ingestion.places import take_places
+    from nsqtools.services.spark.jobs.ingestion.places import taken_places
     from nsqtools.services.spark.jobs.ingestion.stream import Follower, Sink, start_query
     from nsqtools.services.spark.jobs.inputs import refuse_nested
 
@@ -144,10 +144,10 @@ def ingest(
         spool = spool_dir or checkpoint / "spool"
         source = topic_source(topic, channel, spool, connection, limits)
         hand_on_secret(connection, os.environ)
-    take_places(source.name, output, checkpoint)
     sink = Sink(output, checkpoint, None if once else trigger)
     told = set(read_damage(damage_path))
     with (
+        taken_places(source.name, output, checkpoint),
         open_spark(runtime, spark.settings(f"nsq spark ingest: {source.name}")) as session,
         Progress(runtime) as progress,
     ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from nsqtools.services.spark.jobs.ingestion.places import (
     CHECKPOINT_MARK,
     OUTPUT_MARK,
     take_places,
+    taken_places,
 )
 
 SOURCE = "the topic clicks, channel spark"
@@ -37,12 +40,61 @@ def test_the_same_two_are_taken_again(places: tuple[Path, Path]) -> None:
     take_places(SOURCE, *places)
 
 
-def test_they_may_move_together(places: tuple[Path, Path], tmp_path: Path) -> None:
-    moved = tmp_path / "new-out", tmp_path / "new-checkpoint"
-    for before, after in zip(places, moved, strict=True):
-        before.rename(after)
+def test_an_output_does_not_move(places: tuple[Path, Path], tmp_path: Path) -> None:
+    """Spark's log of it has its path in every line."""
+    places[0].rename(tmp_path / "moved")
 
-    take_places(SOURCE, *moved)
+    assert f"but of {places[0]}" in refused(SOURCE, tmp_path / "moved", places[1])
+
+
+def test_an_output_that_was_replaced_is_refused(places: tuple[Path, Path]) -> None:
+    shutil.rmtree(places[0])
+
+    assert "is not any more what was written" in refused(SOURCE, *places)
+
+
+def test_one_ingestion_at_a_time(places: tuple[Path, Path]) -> None:
+    with (
+        taken_places(SOURCE, *places),
+        pytest.raises(OutputError, match="another nsq spark ingest uses"),
+        taken_places(SOURCE, *places),
+    ):
+        pass
+
+
+def log_entry(output: Path, name: str) -> str:
+    return json.dumps({"path": f"file://{output}/topic=a/date=2026-09-21/{name}"})
+
+
+def test_what_no_batch_committed_is_removed(places: tuple[Path, Path]) -> None:
+    output = places[0]
+    folder = output / "topic=a" / "date=2026-09-21"
+    folder.mkdir(parents=True)
+    names = [f"part-0000{number}-c000.zstd.parquet" for number in range(4)]
+    for name in names:
+        (folder / name).touch()
+        (folder / f".{name}.crc").touch()
+    log = output / "_spark_metadata"
+    (log / "1.compact").write_text("\n".join(["v1", *(log_entry(output, n) for n in names[:2])]))
+    (log / "2").write_text("\n".join(["v1", log_entry(output, names[2])]))
+
+    with taken_places(SOURCE, *places):
+        kept = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+    assert kept == names[:3]
+    assert len(list(folder.iterdir())) == 6
+
+
+def test_with_a_log_that_cannot_be_read_nothing_is_removed(places: tuple[Path, Path]) -> None:
+    folder = places[0] / "topic=a" / "date=2026-09-21"
+    folder.mkdir(parents=True)
+    (folder / "part-1.parquet").touch()
+    (places[0] / "_spark_metadata" / "0").write_text("v2\n{}")
+
+    with pytest.raises(OutputError, match="cannot read"), taken_places(SOURCE, *places):
+        pass
+
+    assert (folder / "part-1.parquet").exists()
 
 
 def test_another_source_is_refused(places: tuple[Path, Path]) -> None:

@@ -15,7 +15,7 @@ from nsqtools.services.archive.durable import sync_folder
 from nsqtools.services.archive.layout import index_of
 from nsqtools.services.spark.jobs.compaction.inventory import UNDATED, Content, Slot
 from nsqtools.services.spark.jobs.compaction.layout import Output
-from nsqtools.services.spark.jobs.compaction.manifest import Manifest, missing_files
+from nsqtools.services.spark.jobs.compaction.manifest import Input, Manifest, missing_files
 from nsqtools.services.spark.jobs.compaction.plan import Selection
 
 
@@ -55,6 +55,7 @@ def deletable(
         for slot, manifest in manifests.items()
         if slot not in assumed and (missing := missing_files(output, manifest))
     }
+    known = {slot: manifest.known for slot, manifest in manifests.items()}
     chosen: list[Content] = []
     kept = {}
     for content in contents:
@@ -63,7 +64,7 @@ def deletable(
         reasons = [
             reason
             for slot in content.messages
-            if slot not in assumed and (reason := _why_not(content, slot, manifests, broken))
+            if slot not in assumed and (reason := _why_not(content, slot, known, broken))
         ]
         reasons = [*_why_never(content), *reasons]
         if reasons:
@@ -85,12 +86,11 @@ def _why_never(content: Content) -> Iterator[str]:
 def _why_not(
     content: Content,
     slot: Slot,
-    manifests: Mapping[Slot, Manifest],
+    known: Mapping[Slot, Mapping[str, Input]],
     broken: Mapping[Slot, Sequence[str]],
 ) -> str:
     name = f"{slot.topic} on {slot.day}" if slot.day else "bare bodies"
-    manifest = manifests.get(slot)
-    taken = manifest.input_for(content) if manifest else None
+    taken = known.get(slot, {}).get(content.key)
     if taken is None or not taken.is_of(content):
         return f"not all of it is compacted: {name}"
     if taken.is_damaged:

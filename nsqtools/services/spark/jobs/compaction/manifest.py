@@ -82,9 +82,10 @@ class Manifest:
     def slot(self) -> Slot:
         return Slot(self.topic, date.fromisoformat(self.date) if self.date else None)
 
-    def input_for(self, content: Content) -> Input | None:
-        """Return what is known of a file."""
-        return next((each for each in self.inputs if each.key == content.key), None)
+    @property
+    def known(self) -> dict[str, Input]:
+        """The inputs by their keys."""
+        return {each.key: each for each in self.inputs}
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

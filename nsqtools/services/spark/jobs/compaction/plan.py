@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nsqtools.services.spark.jobs.compaction.days import NS, closes_at, end_ns
 from nsqtools.services.spark.jobs.compaction.inventory import Content, Slot
-from nsqtools.services.spark.jobs.compaction.manifest import Manifest
+from nsqtools.services.spark.jobs.compaction.manifest import Input, Manifest
 
 PLAIN_BY_COMPRESSED = 6
 """About how much larger a file is without gzip."""
@@ -82,17 +82,21 @@ def plan(
     now_s: float,
 ) -> list[Partition]:
     """Return the chosen partitions for which there are archives, days first, then topics."""
-    finished = [content for content in contents if not content.is_in_progress]
+    of_slot: dict[Slot, list[Content]] = {}
+    for content in contents:
+        for slot in filter(selection.has, content.messages):
+            finished = of_slot.setdefault(slot, [])
+            if not content.is_in_progress:
+                finished.append(content)
     unfinished = [content for content in contents if content.is_in_progress]
-    slots = {slot for content in contents for slot in content.messages if selection.has(slot)}
     partitions = []
-    for slot in sorted(slots, key=lambda each: (each.day or date.max, each.topic or "")):
+    for slot in sorted(of_slot, key=lambda each: (each.day or date.max, each.topic or "")):
         reason = ""
         if not selection.open_days:
             reason = why_open(slot, unfinished, grace_s=grace_s, now_s=now_s)
         manifest = manifests.get(slot)
-        of_slot = [content for content in finished if slot in content.messages]
-        new = tuple(content for content in of_slot if is_new(content, slot, manifest))
+        known = manifest.known if manifest else {}
+        new = tuple(content for content in of_slot[slot] if is_new(content, slot, known))
         if reason:
             state = State.OPEN
         elif not new:
@@ -126,20 +130,21 @@ def may_hold(content: Content, slot: Slot, closing: datetime) -> bool:
     return content.min_ts is None or content.min_ts < end_ns(slot.day)
 
 
-def is_new(content: Content, slot: Slot, manifest: Manifest | None) -> bool:
+def is_new(content: Content, slot: Slot, known: Mapping[str, Input]) -> bool:
     """Tell whether a file is not yet in a partition, as it is now.
 
     Bare bodies cannot be told from each other, so a file of them that has changed is not taken a
     second time (see `changed`).
     """
-    known = manifest.input_for(content) if manifest else None
-    return known is None or (not known.is_of(content) and slot.day is not None)
+    taken = known.get(content.key)
+    return taken is None or (not taken.is_of(content) and slot.day is not None)
 
 
 def changed(contents: Sequence[Content], manifest: Manifest | None) -> list[Path]:
     """Return the files of bare bodies that are not what they were when they were taken."""
-    known = [(content, manifest and manifest.input_for(content)) for content in contents]
-    return [content.path for content, taken in known if taken and not taken.is_of(content)]
+    known = manifest.known if manifest else {}
+    pairs = [(content, known.get(content.key)) for content in contents]
+    return [content.path for content, taken in pairs if taken and not taken.is_of(content)]
 
 
 def share(content: Content, slot: Slot) -> int:

@@ -8,16 +8,21 @@ would say so. So both are marked with one identity, and anything else is refused
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.services.spark.jobs.ingestion.leftovers import remove_leftovers
 
 OUTPUT_MARK = "_ingest.json"
 CHECKPOINT_MARK = "nsq-ingest.json"
+LOCK = "nsq-ingest.lock"
 BEGUN = "offsets"  # Spark makes it with the first batch
 
 
@@ -29,6 +34,27 @@ class Mark:
     source: str
     output: str
     checkpoint: str
+
+
+@contextmanager
+def taken_places(source: str, output: Path, checkpoint: Path) -> Iterator[None]:
+    """Have two directories for oneself, see `take_places`; what broken batches left is removed.
+
+    Raises `ConfigurationError`, and `OutputError`.
+    """
+    take_places(source, output, checkpoint)
+    try:
+        file = (checkpoint / LOCK).open("a")
+    except OSError as exc:
+        raise OutputError(f"cannot write {exc.filename} ({exc.strerror})") from exc
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OutputError(f"another nsq spark ingest uses {checkpoint}") from None
+        remove_leftovers(output)
+        yield
+        remove_leftovers(output)
 
 
 def take_places(source: str, output: Path, checkpoint: Path) -> None:
@@ -52,12 +78,17 @@ def take_places(source: str, output: Path, checkpoint: Path) -> None:
                 f"the checkpoint {checkpoint} is of {of_checkpoint.source}, not of {source}",
                 hint="Each source needs a checkpoint and an output of its own.",
             )
+        if of_checkpoint.output != str(output):
+            raise ConfigurationError(
+                f"the checkpoint {checkpoint} is not of {output}, but of {of_checkpoint.output}",
+                hint="Spark's log of an output has its path: leave it there, or begin both anew.",
+            )
         if of_output is None and not _is_used(output) and not (checkpoint / BEGUN).exists():
             _write(output / OUTPUT_MARK, of_checkpoint)
         elif of_output is None or of_output.id != of_checkpoint.id:
             raise ConfigurationError(
-                f"the checkpoint {checkpoint} is not of {output}, but of {of_checkpoint.output}",
-                hint="Give the output that belongs to it, or a new checkpoint and a new output.",
+                f"{output} is not any more what was written with the checkpoint {checkpoint}",
+                hint="Bring it back, or begin with a new checkpoint and a new output.",
             )
     except OSError as exc:
         raise OutputError(f"cannot use {exc.filename or output} ({exc.strerror})") from exc
