@@ -1,6 +1,7 @@
 """One Spark session for all tests of a run, and what the tests do where there is none.
 
     spark          a session in this process, two cores; shared, so leave it as you found it
+    run_spark      runs ``nsq spark ARGS`` in this process, with that session
     spark_env      the environment for ``nsq spark`` in a process of its own
     spark_settings the settings of `spark`, whose log an error would name
 
@@ -11,11 +12,13 @@ A test that uses one of the first is skipped where pyspark, pyarrow or Java is m
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from plugins.cli import Result
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from nsqtools.services.spark.settings import SparkSettings
 
 SPARK_FIXTURES = {"spark", "spark_env"}
+
+RunSpark = Callable[..., Result]
 
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 """JVM flags for runs of a minute: a second or two less to start."""
@@ -51,6 +56,36 @@ def spark(spark_settings: SparkSettings) -> Iterator[SparkSession]:
             patch.delenv(name, raising=False)
         with spark_session(spark_settings) as session:
             yield session
+
+
+@pytest.fixture
+def run_spark(
+    spark: SparkSession,
+    spark_settings: SparkSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> RunSpark:
+    """Run ``nsq spark ARGS`` with the session `spark`, to its end."""
+    from nsqtools.cli.main import main
+    from nsqtools.services.spark import session
+    from nsqtools.services.spark.failures import spark_errors
+
+    @contextmanager
+    def shared(settings: SparkSettings) -> Iterator[SparkSession]:
+        with spark_errors(spark_settings):
+            yield spark
+
+    monkeypatch.setattr(session, "spark_session", shared)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def run(*arguments: object) -> Result:
+        capfd.readouterr()
+        status = main(["spark", *map(str, arguments)])
+        out, err = capfd.readouterr()
+        return Result(status, out.encode(), err)
+
+    return run
 
 
 @pytest.fixture

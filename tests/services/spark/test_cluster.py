@@ -56,7 +56,7 @@ def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkClu
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(directory),
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM,
+        "JAVA_TOOL_OPTIONS": QUICK_JVM,  # of executors too
         "PYTHONPATH": str(Path(nsqtools.__file__).parents[1]),
     }
     with ExitStack() as stack:

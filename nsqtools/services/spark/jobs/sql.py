@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from nsqtools.services.spark.settings import SparkSettings
 
 ARCHIVE, PARQUET = "archive", "parquet"
+INFERENCE = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
 Plain = str | int | float | bool | None
 
@@ -95,8 +96,12 @@ def _read(spark: SparkSession, view: View) -> DataFrame:
     if view.kind == ARCHIVE:
         return spark.read.format("nsq-archive").load(list(view.paths))
     # A topic may be called 007: directories are text. Only the date is one.
-    spark.conf.set("spark.sql.sources.partitionColumnTypeInference.enabled", "false")
-    frame = spark.read.parquet(*view.paths)
+    before = spark.conf.get(INFERENCE)
+    spark.conf.set(INFERENCE, "false")
+    try:
+        frame = spark.read.parquet(*view.paths)
+    finally:
+        spark.conf.set(INFERENCE, before)
     is_text = dict(frame.dtypes).get("date") == "string"
     return frame.withColumn("date", frame["date"].cast("date")) if is_text else frame
 
