@@ -5,7 +5,8 @@
     session, java      a session that keeps the terminal clean, on the Java that can be found
     registration       makes the formats known to a session
     archives/          nsq-archive as plain objects: which files there are, offsets, ranges, reading
-    spool              a live topic as an archive that this process writes: what ``nsq`` reads from
+    spool              a live topic as an archive that this process writes: what ``nsq`` reads from;
+                       topic_settings has its options, spool_stream what a query asks of it
     ledger             how far the tasks of a job that publishes have come
     dead_letters       rows that were not published, with the reason
     sources/, sinks/   the classes Spark loads; they and `session` are all that knows PySpark, and

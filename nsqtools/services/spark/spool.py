@@ -43,6 +43,8 @@ log = logging.getLogger("nsqtools")
 
 ABOUT, LOCK, MARK = ".spool.json", ".spool.lock", ".in-checkpoint"
 LOCK_WAIT_S = 20.0  # of a process that is ending
+ENDING_WAIT_S = 5.0
+LOCK_POLL_S = 0.1
 FILE_SIZE = 32 << 20
 FILE_AGE_S = 30.0
 
@@ -87,13 +89,21 @@ class Fill:
 
 def choose_run(settings: SpoolSettings) -> str:
     """Return the run of a new query: one that a crash left before any offset named it, or new."""
-    for directory in runs(settings.folder):
-        if not (directory / MARK).exists() and _about(directory) == settings.about():
+    deadline_s = time.monotonic() + ENDING_WAIT_S
+    while True:
+        orphans = [
+            directory
+            for directory in runs(settings.folder)
+            if not (directory / MARK).exists() and _about(directory) == settings.about()
+        ]
+        for directory in orphans:
             descriptor = _lock(directory)
             if descriptor is not None:
                 os.close(descriptor)
                 return directory.name
-    return uuid.uuid4().hex
+        if not orphans or time.monotonic() > deadline_s:
+            return uuid.uuid4().hex
+        time.sleep(LOCK_POLL_S)  # of a process that is ending, or of a query that has just begun
 
 
 def runs(folder: Path) -> Iterator[Path]:
@@ -190,7 +200,7 @@ class Spool:
                     f"another process writes the spool {self.directory}",
                     hint="A checkpoint is for one query at a time. Is it running elsewhere?",
                 )
-            time.sleep(0.1)
+            time.sleep(LOCK_POLL_S)
         return descriptor
 
     # -- taking messages ------------------------------------------------------------------------

@@ -140,7 +140,7 @@ lines = st.one_of(
 
 @given(text=st.lists(lines, min_size=1, max_size=4).map(b"".join))
 def test_what_the_fast_way_takes_it_reads_like_the_exact_one(text: bytes) -> None:
-    fast = fast_columns(text)
+    fast = fast_columns(text, text.count(b"\n"))
     if fast is None:
         return
     exact, kept, problems = exact_columns(text.split(b"\n")[:-1])
@@ -154,7 +154,7 @@ def test_what_the_fast_way_takes_it_reads_like_the_exact_one(text: bytes) -> Non
 
 
 def test_the_fast_way_takes_what_is_as_it_is_written() -> None:
-    assert fast_columns(encode_many("t", "n:1", messages(0, 5))) is not None
+    assert fast_columns(encode_many("t", "n:1", messages(0, 5)), 5) is not None
 
 
 def test_keys_in_another_order_are_read(tmp_path: Path) -> None:
@@ -287,7 +287,9 @@ def test_bare_bodies_are_read_when_asked_for(tmp_path: Path) -> None:
     assert found[1]["pos"] == 4
     assert {row["topic"] for row in found} == {"clicks"}
     assert {row[name] for row in found for name in ("id", "nsqd", "ts_ns", "attempts")} == {None}
-    with pytest.raises(NsqError, match=r"a\.log is damaged: it holds no messages as nsq to-file"):
+    with pytest.raises(
+        NsqError, match=r"cannot read .*a\.log: it holds no messages as nsq to-file"
+    ):
         bodies(tmp_path)
 
 
@@ -334,8 +336,10 @@ def damaged(tmp_path: Path) -> Path:
 
 
 def test_damage_fails_with_the_file_the_byte_and_the_remedy(damaged: Path) -> None:
-    with pytest.raises(NsqError, match=r"a\.log\.gz is damaged: corrupt at byte \d+ .*nsq archive"):
+    with pytest.raises(NsqError, match=r"cannot read .*/a\.log\.gz: corrupt at byte \d+") as caught:
         bodies(damaged)
+
+    assert "`nsq archive repair`" in caught.value.hint
 
 
 def test_damage_can_be_passed_over_and_is_counted_once(damaged: Path, tmp_path: Path) -> None:

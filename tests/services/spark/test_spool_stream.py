@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -288,3 +289,19 @@ def test_the_mark_stays_with_the_spool(
 
     assert not marked_before
     assert (settings.folder / start["run"] / MARK).exists()
+
+
+def test_a_spool_that_is_just_being_given_up_is_waited_for(
+    nsqd: Nsqd, new_stream: NewStream
+) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, b"one")
+    ending = new_stream()
+    start = ending.initial()
+    following(ending, start)  # no offset names it, and its process has not quite ended
+    threading.Timer(0.5, ending.stop).start()
+
+    stream = new_stream()
+
+    assert stream.initial()["run"] == start["run"]
+    assert upto(stream, stream.initial(), 1)[0] == [b"one"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from nsqtools.errors import OutputError
-from nsqtools.services.spark.archives.damage import Damage, Damages
+from nsqtools.services.spark.archives.damage import MOVE_AWAY, Damage, Damages
 from nsqtools.services.spark.archives.listing import ListedFile, Listing
 from nsqtools.services.spark.archives.plan import (
     Part,
@@ -41,7 +41,7 @@ def plan_batch(settings: ReadSettings) -> list[Partition]:
 
 def teller(settings: ReadSettings) -> Tell:
     """Return what tells damage that is found in planning."""
-    damages = Damages(settings.damage_path)
+    damages = Damages(settings.damage_path, MOVE_AWAY)
     return lambda damage: damages.tell(f"{damage.file} {damage.pos}", [damage])
 
 

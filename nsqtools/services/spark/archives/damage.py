@@ -22,6 +22,9 @@ log = logging.getLogger("nsqtools")
 MOST_LINES = 1000  # of one report
 SUFFIX = ".jsonl"
 
+REPAIR = "Repair it with `nsq archive repair`"
+MOVE_AWAY = "Move it out of the archive"
+
 
 class Damage(NamedTuple):
     """One problem, and where: the file's path, and the byte where the member or line begins."""
@@ -32,10 +35,14 @@ class Damage(NamedTuple):
 
 
 class Damages:
-    """Where damage is told. With a ``folder`` it is written there, without one it is an error."""
+    """Where damage is told. With a ``folder`` it is written there, without one it is an error.
 
-    def __init__(self, folder: Path | None) -> None:
+    ``remedy`` is what can be done about it, for the error's hint.
+    """
+
+    def __init__(self, folder: Path | None, remedy: str = REPAIR) -> None:
         self._folder = folder
+        self._remedy = remedy
 
     def tell(self, identity: str, found: Sequence[Damage]) -> None:
         """Tell all that is wrong with a member or file, whose ``identity`` is the same each time.
@@ -47,8 +54,9 @@ class Damages:
         first = found[0]
         if self._folder is None:
             raise NsqError(
-                f"{first.file} is damaged: {first.problem}; repair it with `nsq archive repair`, "
-                "or have it passed over and reported: onDamage=report and damagePath"
+                f"cannot read {first.file}: {first.problem}",
+                hint=f"{self._remedy}, or have it passed over and reported: options "
+                "onDamage=report and damagePath.",
             )
         log.warning("%s: %s", first.file, first.problem)
         if len(found) > MOST_LINES:

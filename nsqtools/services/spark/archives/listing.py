@@ -22,6 +22,7 @@ from nsqtools.services.archive.layout import PART, index_of, is_hidden, owner_of
 from nsqtools.services.archive.reader import ArchiveFile
 from nsqtools.services.spark.archives.content import Content, Kind, look_into
 from nsqtools.services.spark.archives.damage import Damage
+from nsqtools.services.spark.archives.folders import Folder, Folders
 
 Key = Head | str
 """What a file is called in an offset: its head, or without one its path below the archive."""
@@ -130,6 +131,7 @@ class Listing:
     def __init__(self, roots: Callable[[], list[Path]], work_dir: Path | None) -> None:
         self._roots = roots
         self._work_dir = work_dir
+        self._folders = Folders()
         self._known: dict[Path, _Known] = {}
 
     def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
@@ -143,24 +145,39 @@ class Listing:
         for root in works:
             if not root.exists():
                 raise NotFoundError(f"there is no {root}")
+
+        def cannot_list(folder: Path, reason: str) -> None:
+            on_damage(Damage(str(folder), 0, f"cannot be listed ({reason})"))
+
+        def walk(root: Path) -> Iterator[Folder]:
+            return self._folders.walk(root, cannot_list)
+
         try:
-            in_progress = [each for root in works for each in _walk(root, _is_part, on_damage)]
-            finished = [each for root in roots for each in _walk(root, _is_finished, on_damage)]
+            in_progress = [
+                _Found(root, path, is_settled=False)
+                for root in works
+                for folder in walk(root)
+                for path in folder.in_progress
+            ]
+            finished = [
+                _Found(root, path, folder.is_settled)
+                for root in roots
+                for folder in walk(root)
+                for path in folder.finished
+            ]
             files = self._unite((*finished, *in_progress), on_damage)
         except OSError as exc:
             raise OutputError(f"cannot read {exc.filename} ({exc.strerror})") from exc
         return dict(sorted(files.items(), key=lambda item: item[1].name))
 
-    def _unite(
-        self, found: Iterable[tuple[Path, Path]], on_damage: OnDamage
-    ) -> dict[Key, ListedFile]:
+    def _unite(self, found: Iterable[_Found], on_damage: OnDamage) -> dict[Key, ListedFile]:
         files: dict[Key, ListedFile] = {}
         known, self._known = self._known, {}
-        for root, path in found:
-            if path in self._known:  # by way of another root
+        for each in found:
+            if each.path in self._known:  # by way of another root
                 continue
             try:
-                file = self._learn(known.get(path), root, path)
+                file = self._learn(known.get(each.path), each)
                 other = files.setdefault(file.key, file)
                 if other is file:
                     continue
@@ -174,14 +191,19 @@ class Listing:
                 files[file.key] = longer
         return files
 
-    def _learn(self, before: _Known | None, root: Path, path: Path) -> ListedFile:
-        stat = path.stat()
-        is_growing = is_hidden(path.name, PART)
-        stamp = (stat.st_ino, 0 if is_growing else stat.st_mtime_ns)
-        if before is None or before.stamp != stamp or not before.file.is_current():
-            name = path.name if path == root else str(path.relative_to(root))
-            name = str(owner_of(Path(name))) if is_growing else name
-            before = _Known(stamp, ListedFile(path, name, self._shown(path, name)))
+    def _learn(self, before: _Known | None, found: _Found) -> ListedFile:
+        path = found.path
+        if before is None or not (found.is_settled and before.is_settled):
+            stat = path.stat()
+            is_growing = is_hidden(path.name, PART)
+            stamp = (stat.st_ino, 0 if is_growing else stat.st_mtime_ns)
+            if before is None or before.stamp != stamp or not before.file.is_current():
+                name = path.name if path == found.root else str(path.relative_to(found.root))
+                name = str(owner_of(Path(name))) if is_growing else name
+                file = ListedFile(path, name, self._shown(path, name))
+            else:
+                file = before.file
+            before = _Known(stamp, file, found.is_settled)
         self._known[path] = before
         return before.file
 
@@ -194,9 +216,18 @@ class Listing:
         return str(owner_of(path))
 
 
+class _Found(NamedTuple):
+    """A path below a root, and whether its name is the same file's as when it was last found."""
+
+    root: Path
+    path: Path
+    is_settled: bool
+
+
 class _Known(NamedTuple):
     stamp: tuple[int, int]
     file: ListedFile
+    is_settled: bool
 
 
 def head_at(index: Path) -> Head | None:
@@ -216,30 +247,3 @@ def _longer(one: ListedFile, other: ListedFile) -> ListedFile | None:
     members = shorter.members()
     is_same = shorter.has_index and longer.members()[: len(members)] == members
     return longer if is_same else None
-
-
-def _is_part(name: str) -> bool:
-    return is_hidden(name, PART)
-
-
-def _is_finished(name: str) -> bool:
-    return not name.startswith(".")
-
-
-def _walk(
-    root: Path, is_wanted: Callable[[str], bool], on_damage: OnDamage
-) -> Iterator[tuple[Path, Path]]:
-    """Iterate over the wanted files at ``root``, each with it."""
-
-    def cannot_list(exc: OSError) -> None:
-        if not isinstance(exc, FileNotFoundError):
-            on_damage(Damage(str(exc.filename), 0, f"cannot be listed ({exc.strerror})"))
-
-    if not root.is_dir():
-        if is_wanted(root.name):
-            yield root, root
-        return
-    for folder, folders, names in os.walk(root, onerror=cannot_list):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(filter(is_wanted, names)):
-            yield root, Path(folder, name)

@@ -98,10 +98,11 @@ class _Reader:
                 yield from self._bodies(piece)
             return
         columns = None
-        if all(piece.messages in (UNKNOWN, piece.text.count(b"\n")) for piece in held):
-            columns = fast_columns(b"".join(piece.text for piece in held))
+        counts = [piece.text.count(b"\n") for piece in held]
+        if all(each.messages in (UNKNOWN, n) for each, n in zip(held, counts, strict=True)):
+            columns = fast_columns(b"".join(piece.text for piece in held), sum(counts))
         if columns is not None:
-            yield from self._rows(columns, self._positions(held))
+            yield from self._rows(columns, self._positions(held, counts))
         elif len(held) > 1:  # one of them is not as expected
             for piece in held:
                 yield from self._read([piece])
@@ -124,13 +125,12 @@ class _Reader:
         columns = body_columns(bodies, self._settings.topic)
         yield from self._rows(columns, _int64(self._places(piece, bodies)))
 
-    def _positions(self, held: list[Piece]) -> Any:
+    def _positions(self, held: list[Piece], counts: list[int]) -> Any:
         import pyarrow
 
         parts = []
-        for piece in held:
+        for piece, count in zip(held, counts, strict=True):
             if self._has_members:
-                count = piece.text.count(b"\n")
                 parts.append(pyarrow.repeat(pyarrow.scalar(piece.pos, pyarrow.int64()), count))
             else:
                 parts.append(_int64(self._places(piece, _split(piece.text, b"\n"))))
