@@ -154,7 +154,7 @@ class Producer:
         if not bodies:
             raise ConfigurationError("a publish needs a message")
         limit = self.options.publish_max_msg_size
-        lengths = [len(body) for body in bodies]
+        lengths = list(map(len, bodies))
         if min(lengths) == 0:
             raise ConfigurationError("nsqd refuses empty messages")
         if max(lengths) > limit:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqtools.records.envelope import Envelope
-from nsqtools.services.spark.sinks.columns import byte_strings, chunk_of, texts
+from nsqtools.services.spark.sinks.columns import byte_strings, chunk_of
 
 pyarrow = pytest.importorskip("pyarrow")
 
@@ -35,11 +35,6 @@ def test_layouts_that_are_rare() -> None:
     assert byte_strings(array) == [b"a", b"b", b"a", None]
     assert byte_strings(pyarrow.array([], type=pyarrow.binary())) == []
     assert byte_strings(pyarrow.array([None, None], type=pyarrow.binary())) == [None, None]
-
-
-@pytest.mark.parametrize("values", [["a"] * 5, ["a", "b", "a"], ["a", None], [None], []])
-def test_topics(values: list[str | None]) -> None:
-    assert texts(pyarrow.array(values, type=pyarrow.string())) == values
 
 
 def test_a_row_is_known_by_where_it_came_from() -> None:
