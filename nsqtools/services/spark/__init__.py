@@ -2,7 +2,9 @@
 
     options            reads the options of data sources; connection_options those for NSQ
     schema             the columns of a message, for Spark and for Arrow
-    session, java      a session that keeps the terminal clean, on the Java that can be found
+    session            a session that keeps the terminal clean, made of settings, launch, java, jvm,
+                       log and scratch; failures says what its errors mean
+    doctor             why it would not work here; doctor_nsqd compares nsqd
     registration       makes the formats known to a session
     archives/          nsq-archive as plain objects: which files there are, offsets, ranges, reading
     spool              a live topic as an archive that this process writes: what ``nsq`` reads from;

@@ -20,6 +20,7 @@ from plugins.archives import write_archive
 import nsqtools
 import nsqtools.spark
 from nsqtools.protocol.message import WireMessage
+from nsqtools.services.spark.java import find_java, java_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -91,11 +92,14 @@ def test_a_plain_pyspark_finds_them_by_itself(spark_env: dict[str, str], tmp_pat
     write_archive(tmp_path / "clicks.gz", [WireMessage(1, 1, b"%016x" % 1, b"body")])
     path = f"{directory_of_modules()}{os.pathsep}{spark_env['PYTHONPATH']}"
 
+    java = java_home(find_java(os.environ), os.environ, tmp_path / "java")
+
     done = subprocess.run(
         [sys.executable, "-c", PLAIN_PYSPARK, tmp_path],
         capture_output=True,
         text=True,
-        env=spark_env | {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable},
+        env=spark_env
+        | {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "JAVA_HOME": str(java)},
         timeout=180,
         check=False,
     )

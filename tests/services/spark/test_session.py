@@ -19,8 +19,8 @@ from plugins.cli import Result, RunNsq, SpawnNsq
 from plugins.waiting import wait_until
 
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.services.spark import session as session_module
-from nsqtools.services.spark.session import environment, require_pyspark, spark_session
+from nsqtools.services.spark.launch import environment, jvm_conf, jvm_environ
+from nsqtools.services.spark.session import require_pyspark, spark_session
 from nsqtools.services.spark.settings import SparkSettings
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def test_the_settings_of_a_user_win(tmp_path: Path) -> None:
         conf={"spark.ui.enabled": "true", "spark.driver.extraJavaOptions": "-Dx=y"}
     )
 
-    conf = session_module.jvm_conf(settings, tmp_path)
+    conf = jvm_conf(settings, tmp_path)
 
     assert conf["spark.ui.enabled"] == "true"
     assert conf["spark.driver.extraJavaOptions"] == f'-Djava.io.tmpdir="{tmp_path}" -Dx=y'
@@ -101,8 +101,8 @@ def test_a_python_for_the_executors_is_taken_from_the_environment_on_a_cluster_o
 
     monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--master yarn pyspark-shell")
-    local = session_module.jvm_environ(SparkSettings(), tmp_path, tmp_path)
-    cluster = session_module.jvm_environ(SparkSettings("spark://x:7077"), tmp_path, tmp_path)
+    local = jvm_environ(SparkSettings(), tmp_path, tmp_path)
+    cluster = jvm_environ(SparkSettings("spark://x:7077"), tmp_path, tmp_path)
 
     assert local["PYSPARK_PYTHON"] == sys.executable
     assert cluster["PYSPARK_PYTHON"] == "/opt/python"

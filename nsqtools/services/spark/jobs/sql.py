@@ -96,7 +96,7 @@ def _read(spark: SparkSession, view: View) -> DataFrame:
     if view.kind == ARCHIVE:
         return spark.read.format("nsq-archive").load(list(view.paths))
     # A topic may be called 007: directories are text. Only the date is one.
-    before = spark.conf.get(INFERENCE)
+    before = spark.conf.get(INFERENCE) or "true"
     spark.conf.set(INFERENCE, "false")
     try:
         frame = spark.read.parquet(*view.paths)
