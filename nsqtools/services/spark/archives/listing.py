@@ -72,7 +72,7 @@ class ListedFile:
         return self.head or self.name
 
     def members(self) -> list[Member]:
-        """Return the durable members, in order."""
+        """Return the durable members, in order. The list is the file's own, and grows."""
         if not self.has_index or (self.is_finished and self._index_read):
             return self._members
         with self._index.open("rb") as file:
@@ -91,7 +91,7 @@ class ListedFile:
         file.seek(begin)
         lines = file.read()
         found = decode_index(lines, self._members[-1].end if self._members else 0)
-        self._members = [*self._members, *found] if found else self._members
+        self._members += found
         self._index_read = begin + len(encode_members(found))
         return bool(found) or b"\n" not in lines
 

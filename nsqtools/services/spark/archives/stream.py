@@ -236,10 +236,10 @@ class ArchiveStream:
             return True
         position = offset.position(head)
         file = files[head]
-        ends = [member.end for member in file.readable()]
-        at = bisect_left(ends, position)
+        members = file.readable()
+        at = bisect_left(members, position, key=lambda member: member.end)
         size = file.path.stat().st_size
-        if position and (at == len(ends) or ends[at] != position or size < position):
+        if position and (at == len(members) or members[at].end != position or size < position):
             self._lose(f"{file.shown} has no member that ends at byte {position} (of {size})")
             return True
         return False

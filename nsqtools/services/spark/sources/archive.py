@@ -1,7 +1,21 @@
 """``format("nsq-archive")``, for Spark; what it decides is in `nsqtools.services.spark.archives`.
 
-Spark makes a reader on the driver, pickles it, and reads partitions with copies of it on executors:
-making one must cost nothing.
+    path, paths        what ``nsq to-file`` wrote: files, directories with all below, patterns
+    workDir            where files in progress are, if not there
+    topics             only these, separated by commas
+    since, until       RFC 3339, or -2h; members outside are not even read
+    format=raw         files of bare bodies, too, as nsq_to_file writes them; delimiter, topic
+    onDamage=report    pass over what cannot be read, and write it into damagePath
+    partitionBytes     about how much of a file a task reads (16MiB)
+    minPartitions      at least about so many tasks
+
+    startingOffsets    earliest, latest, or JSON as in a checkpoint; startingTimestamp
+    maxRowsPerTrigger, maxBytesPerTrigger, maxFilesPerTrigger
+    failOnDataLoss     false goes on without files that are gone
+    pollInterval       how often it looks for something new (100ms)
+
+The latter are for streams. Spark makes a reader on the driver, pickles it, and reads partitions
+with copies of it on executors: making one must cost nothing.
 """
 
 from __future__ import annotations

@@ -1,0 +1,95 @@
+"""Damaged archives through ``nsq-archive``: it reads what the archive's own reader reads, and tells
+what that one tells of."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plugins.archives import write_archive
+
+from nsqtools.protocol.message import WireMessage
+from nsqtools.services.archive.layout import index_of
+from nsqtools.services.archive.reader import find_archives, read_messages
+from nsqtools.services.spark.archives.batch import plan_batch
+from nsqtools.services.spark.archives.damage import read_damage
+from nsqtools.services.spark.archives.reading import read_partition
+from nsqtools.services.spark.archives.settings import OnDamage, ReadSettings
+
+MESSAGES = [WireMessage(1000 + n, 1, b"%016x" % n, b"body %d \xff" % n) for n in range(30)] + [
+    WireMessage(2000 + n, 1, b"%016x" % n, b"body %d" % n) for n in range(30)
+]
+
+changes = st.lists(
+    st.tuples(
+        st.sampled_from(["flip", "cut", "insert", "zero"]),
+        st.floats(0, 1, exclude_max=True),
+        st.binary(min_size=1, max_size=40),
+    ),
+    max_size=4,
+)
+
+
+def changed(data: bytes, what: list[tuple[str, float, bytes]]) -> bytes:
+    for kind, place, some in what:
+        at = int(place * len(data))
+        if kind == "flip":
+            data = data[:at] + bytes([data[at] ^ (some[0] or 1)]) + data[at + 1 :] if data else data
+        elif kind == "cut":
+            data = data[:at]
+        elif kind == "insert":
+            data = data[:at] + some + data[at:]
+        else:
+            data = data[:at] + bytes(len(some)) + data[at + len(some) :]
+    return data
+
+
+@given(
+    what=changes,
+    has_index=st.booleans(),
+    is_compressed=st.booleans(),
+    partition_bytes=st.integers(1, 5000),
+)
+@settings(max_examples=200)
+def test_both_readers_read_the_same(
+    what: list[tuple[str, float, bytes]],
+    has_index: bool,
+    is_compressed: bool,
+    partition_bytes: int,
+) -> None:
+    with TemporaryDirectory() as directory:
+        archive, reports = Path(directory, "archive"), Path(directory, "reports")
+        archive.mkdir()
+        path = write_archive(archive / "a.gz", MESSAGES[:20], MESSAGES[20:40], MESSAGES[40:])
+        data = path.read_bytes()
+        if not is_compressed:
+            data = gzip.decompress(data)
+        path.write_bytes(changed(data, what))
+        if not (has_index and is_compressed):
+            index_of(path).unlink()
+        problems: list[str] = []
+        (found,) = find_archives([path])
+        expected = list(read_messages(found, lambda path, problem: problems.append(problem)))
+        reading = ReadSettings(
+            (str(archive),),
+            on_damage=OnDamage.report,
+            damage_path=reports,
+            partition_bytes=partition_bytes,
+        )
+
+        rows = [
+            (row["topic"], row["nsqd"], row["id"], row["ts_ns"], row["attempts"], row["body"])
+            for partition in plan_batch(reading)
+            for batch in read_partition(partition, reading)
+            for row in batch.to_pylist()
+        ]
+
+        if all(message.topic for message in expected):
+            assert rows == [
+                (m.topic, m.nsqd, m.id.decode("latin-1"), m.timestamp_ns, m.attempts, m.body)
+                for m in expected
+            ]
+            assert bool(read_damage(reports)) >= bool(problems)
