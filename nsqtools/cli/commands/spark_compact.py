@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from nsqtools.cli.administering import SAFETY, DryRun, Yes
 from nsqtools.cli.commands.archive_options import SELECTION, Delimiter
-from nsqtools.cli.commands.spark_options import SkipDamaged, WorkDir
+from nsqtools.cli.commands.spark_options import SkipDamaged, WorkDir, naming_skip_damaged
 from nsqtools.cli.compaction_output import (
     delete_needless,
     show_plan,
@@ -185,6 +185,7 @@ def compact(
 def run(compaction: Compaction, reading: Reading, spark: SparkChoice, runtime: Runtime) -> int:
     """Do the work in Spark; return 128 and a signal's number if one ended it early."""
     with (
+        naming_skip_damaged(),
         open_spark(runtime, spark.settings("nsq spark compact")) as session,
         job_progress(runtime, session),
         stopping(compaction.stop) as signals,

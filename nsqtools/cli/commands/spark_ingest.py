@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from nsqtools.cli.commands.spark_options import SkipDamaged, WorkDir
+from nsqtools.cli.commands.spark_options import SkipDamaged, WorkDir, naming_skip_damaged
 from nsqtools.cli.connection import ConsumerConnection
 from nsqtools.cli.exit_status import ExitStatus
 from nsqtools.cli.params import LIMITS, Channel, For
@@ -148,6 +148,7 @@ def ingest(
     told = set(read_damage(damage_path))
     with (
         taken_places(source.name, output, checkpoint),
+        naming_skip_damaged(),
         open_spark(runtime, spark.settings(f"nsq spark ingest: {source.name}")) as session,
         Progress(runtime) as progress,
     ):

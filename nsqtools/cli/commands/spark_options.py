@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 from typer import Option
+
+from nsqtools.errors import NsqError
 
 ARCHIVES = "Archives"
 
@@ -26,3 +30,15 @@ SkipDamaged = Annotated[
         rich_help_panel=ARCHIVES,
     ),
 ]
+
+
+@contextmanager
+def naming_skip_damaged() -> Iterator[None]:
+    """Where the format tells of its options for damage, tell of ours."""
+    try:
+        yield
+    except NsqError as error:
+        if "onDamage" not in error.hint:
+            raise
+        error.hint = "Repair it with nsq archive repair, or leave it out with --skip-damaged."
+        raise

@@ -12,7 +12,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from nsqtools.cli.commands.archive_options import SELECTION, Delimiter, Since, Until, time_range
-from nsqtools.cli.commands.spark_options import SkipDamaged
+from nsqtools.cli.commands.spark_options import SkipDamaged, naming_skip_damaged
 from nsqtools.cli.params import OUTPUT, Json
 from nsqtools.cli.report_output import check_page, show_report, tell_damage, write_page
 from nsqtools.cli.runtime import Session
@@ -115,6 +115,7 @@ def report(
             Path(folder) if skip_damaged else None,
         )
         with (
+            naming_skip_damaged(),
             open_spark(runtime, spark.settings("nsq spark report")) as session,
             job_progress(runtime, session),
         ):
