@@ -81,7 +81,11 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
         jvm = JVM(command, environ, scratch, log)
         stack.callback(jvm.close, HURRIED_S)
         stack.enter_context(spark_errors(settings))
+        handler = signal.getsignal(signal.SIGINT)
         spark = connect(jvm)
+        if current_thread() is main_thread():
+            signal.signal(signal.SIGINT, cancelling(spark.sparkContext, handler))
+            stack.callback(signal.signal, signal.SIGINT, handler)
         hurried = False
         try:
             silence_accumulators(spark.sparkContext, log)
@@ -119,31 +123,40 @@ def connect(jvm: JVM) -> SparkSession:
     address = {"PYSPARK_GATEWAY_PORT": str(jvm.port), "PYSPARK_GATEWAY_SECRET": jvm.secret}
     with environment(address):
         gateway = launch_gateway()  # type: ignore[no-untyped-call]
-    handler = signal.getsignal(signal.SIGINT)
     try:
-        context = SparkContext(gateway=gateway)
+        return SparkSession(SparkContext(gateway=gateway))
     except BaseException:
         SparkContext._gateway = SparkContext._jvm = None  # else the next one would use them
         raise
-    if current_thread() is main_thread():
-        signal.signal(signal.SIGINT, cancelling(context, handler))
-    return SparkSession(context)
 
 
 def cancelling(context: SparkContext, handler: Handler) -> Handler:
-    """A handler for INT that also cancels the jobs that run; then the exception gets through.
+    """A handler for INT that also cancels the jobs that run, in place of pyspark's.
 
-    Takes the place of pyspark's, which asks the JVM on the connection that is in use. On the way
-    out pyspark asks something more of the JVM, which answers when it is done with the job.
+    Python's own raises, and where that happens in the middle of an answer of the JVM, py4j takes
+    that answer for the one to the next question. So there the first ^C only cancels, which ends the
+    call with an error; a second one raises.
     """
     if not callable(handler):
         return handler
+    has_asked = False
 
     def cancel(number: int, frame: FrameType | None) -> Any:
+        nonlocal has_asked
         Thread(target=cancel_jobs, args=(context,), name="spark-cancel", daemon=True).start()
-        return handler(number, frame)
+        has_asked = not has_asked and handler is signal.default_int_handler and in_py4j(frame)
+        return None if has_asked else handler(number, frame)
 
     return cancel
+
+
+def in_py4j(frame: FrameType | None) -> bool:
+    """Whether ``frame`` was called by py4j."""
+    while frame is not None:
+        if "/py4j/" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def cancel_jobs(context: SparkContext) -> None:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from plugins.waiting import wait_until
 
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.services.spark.launch import environment, jvm_conf, jvm_environ
-from nsqtools.services.spark.session import require_pyspark, spark_session
+from nsqtools.services.spark.session import cancelling, require_pyspark, spark_session
 from nsqtools.services.spark.settings import SparkSettings
 
 if TYPE_CHECKING:
@@ -60,6 +61,28 @@ def test_a_task_that_fails_is_tried_again(spark: SparkSession, tmp_path: Path) -
         return number
 
     assert spark.sparkContext.parallelize([7], 1).map(fail_once).collect() == [7]
+
+
+def test_an_interrupt_cancels_the_query_and_the_session_goes_on(spark: SparkSession) -> None:
+    handler = cancelling(spark.sparkContext, signal.default_int_handler)
+    before = signal.signal(signal.SIGINT, handler)
+    tracker = spark.sparkContext.statusTracker()
+
+    def interrupt() -> None:
+        wait_until(tracker.getActiveJobsIds, what="the query runs", timeout_s=60)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(interrupt)
+            with pytest.raises(Exception, match="cancelled as part of cancellation of all jobs"):
+                spark.sql(LONG).collect()
+            done.result()
+        assert spark.range(7).count() == 7  # the answers still belong to their questions
+        with pytest.raises(KeyboardInterrupt):
+            wait_until(lambda: os.kill(os.getpid(), signal.SIGINT), what="a word from Python's")
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_second_session_is_refused(spark: SparkSession) -> None:
