@@ -117,6 +117,19 @@ def test_a_manifest_says_what_was_read_and_written(
     assert set(made["files"]) == {path.name for path in partition_folder.glob("part-*")}
 
 
+def test_files_of_one_name_in_several_directories_are_all_read(
+    nsq_spark: NsqSpark, archive: Path, output: Path
+) -> None:
+    for number, host in enumerate(("a", "b")):
+        (archive / host).mkdir()
+        write_archive(archive / host / "clicks.gz", messages(10 * number, 10 * number + 10))
+
+    result = nsq_spark("compact", archive, "-o", output)
+
+    assert result.status == 0, result.err
+    assert len(rows_of(output)) == 20
+
+
 def test_late_messages_are_merged_even_when_the_archives_are_gone(
     nsq_spark: NsqSpark, archive: Path, output: Path
 ) -> None:

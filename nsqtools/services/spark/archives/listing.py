@@ -198,7 +198,7 @@ class Listing:
             is_growing = is_hidden(path.name, PART)
             stamp = (stat.st_ino, 0 if is_growing else stat.st_mtime_ns)
             if before is None or before.stamp != stamp or not before.file.is_current():
-                name = path.name if path == found.root else str(path.relative_to(found.root))
+                name = str(path) if path == found.root else str(path.relative_to(found.root))
                 name = str(owner_of(Path(name))) if is_growing else name
                 file = ListedFile(path, name, self._shown(path, name))
             else:
