@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 ROWS_ON_A_TERMINAL = 100
 ROWS_AT_A_TIME = 1000
 
-Words = Annotated[
-    list[str] | None,
+Query = Annotated[
+    str | None, Argument(metavar="SQL", help="The query, if it is in no file.", show_default=False)
+]
+Paths = Annotated[
+    list[Path] | None,
     Argument(
-        metavar="SQL [PATH]...",
-        help="The query, then what it is over: archives (there called archive) or Parquet "
-        "(parquet).",
+        metavar="PATH",
+        help="Archives, in the query called archive, or Parquet, there called parquet.",
     ),
 ]
 Archives = Annotated[
@@ -62,7 +64,8 @@ JsonLines = Annotated[bool, Option("--json", help="Print an object a row.", rich
 
 
 def sql(
-    words: Words = None,
+    query: Query = None,
+    paths: Paths = None,
     archive: Archives = None,
     parquet: Parquet = None,
     file: QueryFile = None,
@@ -83,16 +86,23 @@ def sql(
         nsq spark sql --archive old=/mnt/nsq -f report.sql /var/nsq > report.tsv
         nsq spark sql 'SELECT body FROM parquet WHERE date = "2026-11-21"' /data --json
     """
-    from nsqtools.services.spark.jobs.sql import Reading, named_views, query
+    from nsqtools.services.spark.jobs.sql import Reading, named_views, plan
 
-    text, paths = query_text(list(words or ()), file, runtime)
-    views = named_views(archive or (), parquet or (), paths)
+    bare = list(paths or ())
+    if file is not None and query is not None:
+        bare.insert(0, Path(query))
+    text = query if file is None else read_query(file, runtime)
+    if not text:
+        raise ConfigurationError(
+            "there is no query", hint="Give it as the first argument, or a file with --file."
+        )
+    views = named_views(archive or (), parquet or (), bare)
     if count is None:
         count = ROWS_ON_A_TERMINAL if runtime.stdout_is_tty else 0
     settings = spark.settings("nsq spark sql")
     with open_spark(runtime, settings) as session:
         with job_progress(runtime, session):
-            reading = Reading(query(session, settings, views, text))
+            reading = Reading(plan(session, settings, views, text))
             rows = reading.first(count + 1) if count else reading.all()
             if runtime.stdout_is_tty:  # which the progress line is on, too
                 rows = list(rows)
@@ -103,19 +113,12 @@ def sql(
     return ExitStatus.DONE
 
 
-def query_text(words: list[str], file: Path | None, runtime: Runtime) -> tuple[str, list[Path]]:
-    """The query and the paths. Raises `ConfigurationError`, and `NotFoundError` for no file."""
-    if file is None:
-        if not words:
-            raise ConfigurationError(
-                "there is no query", hint="Give it as the first argument, or a file with --file."
-            )
-        return words[0], [Path(word) for word in words[1:]]
-    paths = [Path(word) for word in words]
+def read_query(file: Path, runtime: Runtime) -> str:
+    """The text of a file. Raises `NotFoundError`, and `ConfigurationError` for what is no text."""
     if str(file) == "-":
-        return runtime.stdin.read(), paths
+        return runtime.stdin.read()
     try:
-        return file.read_text("utf-8"), paths
+        return file.read_text("utf-8")
     except FileNotFoundError as error:
         raise NotFoundError(f"there is no {file}") from error
     except UnicodeDecodeError as error:

@@ -74,7 +74,7 @@ def named_views(
     ]
 
 
-def query(
+def plan(
     spark: SparkSession, settings: SparkSettings, views: Sequence[View], text: str
 ) -> DataFrame:
     """Give the views their names and plan the query; what it returns is not yet computed.
