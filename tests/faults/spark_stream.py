@@ -1,9 +1,10 @@
 """A program under fault tests: streams into Parquet that are started again and again.
 
-    python spark_stream.py run|finish DIRECTORY {"FORMAT": {"OPTION": "VALUE"}}
+    python spark_stream.py DIRECTORY {"FORMAT": {"OPTION": "VALUE"}}
 
-``run`` goes on until it is killed, and starts a query anew when that fails; ``finish`` reads what
-is left and prints a document: for each format, how often each body is in the sink.
+It goes on until it is killed, and starts a query anew when that fails. When there is a file
+``DIRECTORY/finish`` it stops them, reads what is left, and prints a document: for each format, how
+often each body is in the sink.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 MOST_STARTS = 200
+FINISH = "finish"
 
 
 def started(
@@ -40,7 +42,7 @@ def started(
 def run(spark: SparkSession, directory: Path, streams: dict[str, dict[str, str]]) -> None:
     queries: dict[str, StreamingQuery] = {}
     starts = 0
-    while starts < MOST_STARTS:
+    while not (directory / FINISH).exists() and starts < MOST_STARTS:
         for name, options in streams.items():
             if name not in queries or not queries[name].isActive:
                 place = directory / name
@@ -48,6 +50,8 @@ def run(spark: SparkSession, directory: Path, streams: dict[str, dict[str, str]]
                 print("started", name, flush=True)
                 starts += 1
         time.sleep(0.2)
+    for query in queries.values():
+        query.stop()
 
 
 def finish(
@@ -68,15 +72,11 @@ def counts(spark: SparkSession, place: Path) -> dict[str, int]:
 
 
 def main() -> None:
-    mode, place, streams = sys.argv[1:]
-    directory = Path(place)
+    directory, streams = Path(sys.argv[1]), json.loads(sys.argv[2])
     settings = SparkSettings("local[2,4]", "faults", "1g", CONF, directory / "spark.log")
     with spark_session(settings) as spark:
-        if mode == "finish":
-            print(json.dumps(finish(spark, directory, json.loads(streams))))
-        else:
-            run(spark, directory, json.loads(streams))
-            sys.exit(1)
+        run(spark, directory, streams)
+        print(json.dumps(finish(spark, directory, streams)), flush=True)
 
 
 if __name__ == "__main__":
