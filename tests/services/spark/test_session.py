@@ -20,7 +20,7 @@ from plugins.cli import Result, RunNsq, SpawnNsq
 from plugins.waiting import wait_until
 
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.services.spark.launch import environment, jvm_conf, jvm_environ
+from nsqtools.services.spark.launch import environment, jvm_conf, jvm_environ, spark_home
 from nsqtools.services.spark.session import cancelling, require_pyspark, spark_session
 from nsqtools.services.spark.settings import SparkSettings
 
@@ -132,6 +132,29 @@ def test_a_python_for_the_executors_is_taken_from_the_environment_on_a_cluster_o
     assert "PYSPARK_SUBMIT_ARGS" not in local
     assert "SPARK_LOCAL_IP" in local
     assert "SPARK_LOCAL_IP" not in cluster or os.environ.get("SPARK_LOCAL_IP")
+
+
+def test_another_spark_is_taken_only_when_it_is_of_the_same_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyspark = pytest.importorskip("pyspark")
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "spark-core_2.12-3.5.1.jar").touch()
+    assert spark_home() == Path(pyspark.__file__).parent
+
+    (tmp_path / "jars" / f"spark-core_2.13-{pyspark.__version__}.jar").touch()
+    assert spark_home() == tmp_path
+
+
+def test_a_pyspark_without_spark_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyspark = pytest.importorskip("pyspark")
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    monkeypatch.setattr(pyspark, "__file__", str(tmp_path / "__init__.py"))
+
+    with pytest.raises(NsqError, match="comes without Spark") as caught:
+        spark_home()
+    assert "pyspark-client" in caught.value.hint
 
 
 def test_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
