@@ -46,9 +46,10 @@ def test_a_log_that_cannot_be_written_is_one_line() -> None:
 
 
 def test_what_py4j_says_is_diverted_and_what_others_say_is_not(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pyspark")
+    monkeypatch.setattr(logging.getLogger(), "filters", [])  # a session may be running
     log = Log(tmp_path / "spark.log")
     root, record = logging.getLogger(), logging.LogRecord
     with diverted(log):
