@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WORK = (State.NEW, State.MERGE)
+SMALL_BYTES = 8 << 20
+AT_A_TIME = 4
 
 
 @dataclass(slots=True)
@@ -60,18 +64,37 @@ class Compaction:
         self.stopped = True
 
     def run(self, spark: SparkSession, reading: Reading) -> None:
-        """Make all partitions. The output must be locked, and recovered. Raises `NsqError`."""
+        """Make all partitions. The output must be locked, and recovered. Raises `NsqError`.
+
+        Small ones are made several at a time, for most of their time Spark prepares and waits.
+        """
+        small = [partition for partition in self.work if partition.size < SMALL_BYTES]
+        large = [partition for partition in self.work if partition.size >= SMALL_BYTES]
         try:
-            for partition in self.work:
-                if self.stopped:
-                    return
-                before = self.manifests.get(partition.slot)
-                result = compact_partition(spark, partition, before, self.output, reading)
-                self.manifests[partition.slot] = result.manifest
-                self.results.append(result)
+            with ThreadPoolExecutor(AT_A_TIME, "compaction") as threads:
+                self._collect(threads.map(partial(self._make, spark, reading), small))
+            self._collect(map(partial(self._make, spark, reading), large))
+            places = {partition.slot: at for at, partition in enumerate(self.partitions)}
+            self.results.sort(key=lambda result: places[result.partition.slot])
         finally:
             summarise(self.output, self.manifests.values())
             self.output.tidy()
+
+    def _make(self, spark: SparkSession, reading: Reading, partition: Partition) -> Result | None:
+        if self.stopped:
+            return None
+        before = self.manifests.get(partition.slot)
+        try:
+            return compact_partition(spark, partition, before, self.output, reading)
+        except BaseException:
+            self.stopped = True
+            raise
+
+    def _collect(self, results: Iterable[Result | None]) -> None:
+        for result in results:
+            if result is not None:
+                self.manifests[result.partition.slot] = result.manifest
+                self.results.append(result)
 
     def deletable(self, *, assume_done: bool = False) -> Deletable:
         """Say which archives may be deleted, or could be if the work were done."""

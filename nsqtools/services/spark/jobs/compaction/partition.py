@@ -24,7 +24,13 @@ from nsqtools.errors import NsqError
 from nsqtools.services.spark.archives.damage import Damage, read_damage
 from nsqtools.services.spark.jobs.compaction.days import begin_ns, end_ns
 from nsqtools.services.spark.jobs.compaction.inventory import Content, Slot
-from nsqtools.services.spark.jobs.compaction.layout import Output, blaming, data_files
+from nsqtools.services.spark.jobs.compaction.layout import (
+    STAGING,
+    Output,
+    blaming,
+    data_files,
+    folder_of,
+)
 from nsqtools.services.spark.jobs.compaction.manifest import (
     Input,
     Manifest,
@@ -82,7 +88,7 @@ def compact_partition(
     """
     slot = partition.slot
     staged = output.staged(slot)
-    with damage_folder(output, reading) as damage_path:
+    with damage_folder(output, slot, reading) as damage_path:
         archived = read_archives(spark, partition, reading, damage_path)
         if slot.day is None:
             read, kept = _append(archived, partition, staged)
@@ -103,9 +109,9 @@ def compact_partition(
 
 
 @contextmanager
-def damage_folder(output: Output, reading: Reading) -> Iterator[Path | None]:
+def damage_folder(output: Output, slot: Slot, reading: Reading) -> Iterator[Path | None]:
     """Where tasks write down what they could not read, while they do."""
-    folder = output.root / "_staging" / "damage"
+    folder = output.root / STAGING / "damage" / folder_of(slot)
     shutil.rmtree(folder, ignore_errors=True)
     yield folder if reading.skip_damaged else None
     shutil.rmtree(folder, ignore_errors=True)
