@@ -729,7 +729,7 @@ _nsq_describe() {
                 '--log-format=text|json' '--debug' '--help'
             )
             arguments=(
-                '*'
+                '' '*@file'
             )
             ;;
         'nsq bench')

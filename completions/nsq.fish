@@ -1220,7 +1220,7 @@ function __nsq_describe --no-scope-shadowing
                 'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
-                '*'
+                '' '*@file'
         case 'nsq bench'
             set commands \
                 'pub' 'sub' 'e2e'
