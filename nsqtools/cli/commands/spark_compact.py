@@ -179,7 +179,8 @@ def compact(
         if delete_archives and not status:
             deleted = delete_needless(runtime, compaction.deletable(), yes=yes)
     show_results(runtime, compaction, deleted, json=json)
-    return status or tell_outcome(runtime, compaction)
+    outcome = tell_outcome(runtime, compaction)
+    return status or outcome
 
 
 def run(compaction: Compaction, reading: Reading, spark: SparkChoice, runtime: Runtime) -> int:
