@@ -32,7 +32,6 @@ pytest_plugins = [
     "plugins.servers",
     "plugins.shells",
     "plugins.spark",
-    "plugins.spark_commands",
 ]
 
 

@@ -13,7 +13,7 @@ from plugins.archives import Writer, write_archive
 from plugins.cli import RunNsq, TerminalNsq
 from plugins.clusters import ValidJson
 from plugins.daemons import GoNsqd
-from plugins.spark_commands import NsqSpark
+from plugins.spark import RunSpark
 
 from nsqtools.protocol.message import WireMessage
 from nsqtools.services.archive.index import Member, encode_members, read_index
@@ -69,7 +69,7 @@ def output(tmp_path: Path) -> Path:
 
 
 def test_each_message_is_there_once_by_topic_and_day(
-    nsq_spark: NsqSpark, archive: Path, output: Path
+    run_spark: RunSpark, archive: Path, output: Path
 ) -> None:
     first = Writer(archive)
     first.write(messages(0, 100), messages(100, 150))
@@ -78,7 +78,7 @@ def test_each_message_is_there_once_by_topic_and_day(
     first.finish()
     write_archive(archive / "views.gz", messages(0, 10), topic="views")
 
-    result = nsq_spark("compact", archive, "-o", output)
+    result = run_spark("compact", archive, "-o", output)
 
     assert result.status == 0, result.err
     midnight = 35_200  # the message that is of the next day
@@ -98,11 +98,11 @@ def test_each_message_is_there_once_by_topic_and_day(
 
 
 def test_a_manifest_says_what_was_read_and_written(
-    nsq_spark: NsqSpark, archive: Path, output: Path
+    run_spark: RunSpark, archive: Path, output: Path
 ) -> None:
     write_archive(archive / "a.gz", messages(0, 100), messages(50, 150))
 
-    nsq_spark("compact", archive, "-o", output)
+    run_spark("compact", archive, "-o", output)
 
     [made] = json.loads((output / "_compaction" / f"{DAY}.json").read_text())["partitions"]
     counts = (made["rows_read"], made["duplicates_removed"], made["rows_written"])
@@ -118,29 +118,29 @@ def test_a_manifest_says_what_was_read_and_written(
 
 
 def test_files_of_one_name_in_several_directories_are_all_read(
-    nsq_spark: NsqSpark, archive: Path, output: Path
+    run_spark: RunSpark, archive: Path, output: Path
 ) -> None:
     for number, host in enumerate(("a", "b")):
         (archive / host).mkdir()
         write_archive(archive / host / "clicks.gz", messages(10 * number, 10 * number + 10))
 
-    result = nsq_spark("compact", archive, "-o", output)
+    result = run_spark("compact", archive, "-o", output)
 
     assert result.status == 0, result.err
     assert len(rows_of(output)) == 20
 
 
 def test_late_messages_are_merged_even_when_the_archives_are_gone(
-    nsq_spark: NsqSpark, archive: Path, output: Path
+    run_spark: RunSpark, archive: Path, output: Path
 ) -> None:
     write_archive(archive / "a.gz", messages(0, 100))
-    nsq_spark("compact", archive, "-o", output)
-    idle = nsq_spark("compact", archive, "-o", output)
+    run_spark("compact", archive, "-o", output)
+    idle = run_spark("compact", archive, "-o", output)
     (archive / "a.gz").unlink()
     index_of(archive / "a.gz").unlink()
     write_archive(archive / "b.gz", messages(90, 120, attempts=2))
 
-    result = nsq_spark("compact", archive, "-o", output)
+    result = run_spark("compact", archive, "-o", output)
 
     assert (idle.status, idle.out) == (0, b"")
     assert "0 partitions" in idle.err
@@ -152,7 +152,7 @@ def test_late_messages_are_merged_even_when_the_archives_are_gone(
 
 
 def test_two_nsqd_with_one_node_id_lose_nothing(
-    nsq_spark: NsqSpark,
+    run_spark: RunSpark,
     go_nsqd: Callable[..., GoNsqd],
     run_nsq: RunNsq,
     archive: Path,
@@ -172,7 +172,7 @@ def test_two_nsqd_with_one_node_id_lose_nothing(
     target = ["--output-dir", str(archive), "--gzip"]
     run_nsq(["to-file", "-t", "clicks", "-c", "archive", *place, *limits, *target])
 
-    result = nsq_spark("compact", archive, "-o", output, "--open-days")
+    result = run_spark("compact", archive, "-o", output, "--open-days")
 
     assert result.status == 0, result.err
     rows = [
@@ -191,7 +191,7 @@ def test_two_nsqd_with_one_node_id_lose_nothing(
 
 
 def test_a_damaged_archive_changes_nothing_unless_it_is_told_to(
-    nsq_spark: NsqSpark, archive: Path, output: Path
+    run_spark: RunSpark, archive: Path, output: Path
 ) -> None:
     path = write_archive(archive / "a.gz", messages(0, 10), messages(10, 20), messages(20, 30))
     first, second, _ = read_index(index_of(path)) or []
@@ -199,10 +199,10 @@ def test_a_damaged_archive_changes_nothing_unless_it_is_told_to(
     data[second.offset + 30 : second.end - 10] = b"\0" * (second.length - 40)
     path.write_bytes(data)
 
-    refused = nsq_spark("compact", archive, "-o", output)
+    refused = run_spark("compact", archive, "-o", output)
     before = list(output.glob("topic=*"))
-    taken = nsq_spark("compact", archive, "-o", output, "--skip-damaged")
-    deletion = nsq_spark("compact", archive, "-o", output, "--delete-archives", "--yes")
+    taken = run_spark("compact", archive, "-o", output, "--skip-damaged")
+    deletion = run_spark("compact", archive, "-o", output, "--delete-archives", "--yes")
 
     assert refused.status == 1
     assert str(path) in refused.err
@@ -216,16 +216,16 @@ def test_a_damaged_archive_changes_nothing_unless_it_is_told_to(
 
 
 def test_archives_go_when_all_of_them_is_in_parquet_and_not_before(
-    nsq_spark: NsqSpark, valid_json: ValidJson, archive: Path, output: Path
+    run_spark: RunSpark, valid_json: ValidJson, archive: Path, output: Path
 ) -> None:
     done = write_archive(archive / "a.gz", messages(0, 100))
     both_days = write_archive(archive / "b.gz", messages(0, 10), messages(40_000, 40_010))
     command = ["compact", archive, "-o", output, "--delete-archives"]
 
-    unasked = nsq_spark(*command)
-    planned = nsq_spark(*command, "--until-day", DAY, "--dry-run", "--json")
+    unasked = run_spark(*command)
+    planned = run_spark(*command, "--until-day", DAY, "--dry-run", "--json")
     nothing_yet = (done.exists(), output.exists())
-    result = nsq_spark(*command, "--until-day", DAY, "--yes")
+    result = run_spark(*command, "--until-day", DAY, "--yes")
 
     assert unasked.status == 2
     assert "Give --yes" in unasked.err
@@ -237,21 +237,21 @@ def test_archives_go_when_all_of_them_is_in_parquet_and_not_before(
     assert not index_of(done).exists()
     assert both_days.exists()
     assert len(rows_of(output)) == 100
-    assert nsq_spark(*command, "--yes", "--json").status == 0
+    assert run_spark(*command, "--yes", "--json").status == 0
     assert not both_days.exists()
     assert len(rows_of(output, day="2026-09-22")) == 10
 
 
 def test_bare_bodies_are_all_kept_and_taken_once(
-    nsq_spark: NsqSpark, valid_json: ValidJson, archive: Path, output: Path
+    run_spark: RunSpark, valid_json: ValidJson, archive: Path, output: Path
 ) -> None:
     (archive / "a.log").write_bytes(b"same\nsame\n\xff\n")
-    first = nsq_spark("compact", archive, "-o", output)
-    again = nsq_spark("compact", archive, "-o", output)
+    first = run_spark("compact", archive, "-o", output)
+    again = run_spark("compact", archive, "-o", output)
     (archive / "b.log").write_bytes(b"same\n")
     (archive / "a.log").write_bytes(b"same\nsame\n\xff\nmore\n")
 
-    result = nsq_spark("compact", archive, "-o", output, "--json")
+    result = run_spark("compact", archive, "-o", output, "--json")
 
     null = "__HIVE_DEFAULT_PARTITION__"
     rows = rows_of(output, topic=null, day=null)
@@ -265,47 +265,47 @@ def test_bare_bodies_are_all_kept_and_taken_once(
 
 
 def test_what_is_not_read_back_as_it_was_written_takes_no_place(
-    nsq_spark: NsqSpark, archive: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+    run_spark: RunSpark, archive: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_archive(archive / "a.gz", messages(0, 100))
-    nsq_spark("compact", archive, "-o", output)
+    run_spark("compact", archive, "-o", output)
     write_archive(archive / "b.gz", messages(100, 120))
     with monkeypatch.context() as patch:
         patch.setattr(partition, "read_back", lambda *_: (Totals(120, 1, 1), 120))
 
-        refused = nsq_spark("compact", archive, "-o", output)
+        refused = run_spark("compact", archive, "-o", output)
 
     assert refused.status == 1
     assert "the partition stays as it was" in refused.err
     assert len(rows_of(output)) == 100
-    assert nsq_spark("compact", archive, "-o", output).status == 0
+    assert run_spark("compact", archive, "-o", output).status == 0
     assert len(rows_of(output)) == 120
 
 
 def test_an_archive_that_holds_less_than_its_index_says_is_an_error(
-    nsq_spark: NsqSpark, archive: Path, output: Path
+    run_spark: RunSpark, archive: Path, output: Path
 ) -> None:
     path = write_archive(archive / "a.gz", messages(0, 100))
     [member] = read_index(index_of(path)) or []
     more = Member(member.offset, member.length, 101, member.min_ts, member.max_ts)
     index_of(path).write_bytes(encode_members([more]))
 
-    result = nsq_spark("compact", archive, "-o", output)
+    result = run_spark("compact", archive, "-o", output)
 
     assert result.status == 1
     assert not list(output.glob("topic=*"))
 
 
 def test_a_partition_that_was_changed_by_others_is_not_merged(
-    nsq_spark: NsqSpark, archive: Path, output: Path
+    run_spark: RunSpark, archive: Path, output: Path
 ) -> None:
     write_archive(archive / "a.gz", messages(0, 100))
-    nsq_spark("compact", archive, "-o", output)
+    run_spark("compact", archive, "-o", output)
     [file] = (output / "topic=clicks" / f"date={DAY}").glob("part-*.parquet")
     file.unlink()
     write_archive(archive / "b.gz", messages(100, 110))
 
-    result = nsq_spark("compact", archive, "-o", output)
+    result = run_spark("compact", archive, "-o", output)
 
     assert result.status == 1
     assert "the partition held 100 rows, 0 were found" in result.err
@@ -363,10 +363,10 @@ def test_a_place_that_is_not_there_or_not_ours_is_refused(
 
 
 def test_deleting_asks_on_a_terminal(
-    nsq_spark: NsqSpark, nsq_on_a_terminal: TerminalNsq, archive: Path, output: Path
+    run_spark: RunSpark, nsq_on_a_terminal: TerminalNsq, archive: Path, output: Path
 ) -> None:
     path = write_archive(archive / "a.gz", messages(0, 100))
-    nsq_spark("compact", archive, "-o", output)
+    run_spark("compact", archive, "-o", output)
 
     command = ["spark", "compact", str(archive), "-o", str(output), "--delete-archives"]
     child = nsq_on_a_terminal(command)

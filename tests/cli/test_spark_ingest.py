@@ -11,7 +11,7 @@ import pytest
 from plugins.archives import Writer, unfinished, write_archive
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd
-from plugins.spark_commands import NsqSpark
+from plugins.spark import RunSpark
 from plugins.waiting import wait_until
 
 from nsqtools.protocol.message import WireMessage
@@ -51,7 +51,7 @@ def written(output: Path) -> int:
 
 
 def test_an_archive_that_grows_is_taken_once_by_each_run(
-    spark: SparkSession, nsq_spark: NsqSpark, tmp_path: Path
+    spark: SparkSession, run_spark: RunSpark, tmp_path: Path
 ) -> None:
     command = ["ingest", tmp_path / "archive", "-o", tmp_path / "out"]
     command += ["--checkpoint", tmp_path / "checkpoint", "--once"]
@@ -59,14 +59,14 @@ def test_an_archive_that_grows_is_taken_once_by_each_run(
     writer = Writer(tmp_path / "archive")
     writer.write(messages(0, 300), messages(300, 600))
 
-    first = nsq_spark(*command, "--max-rows-per-trigger", 300)
+    first = run_spark(*command, "--max-rows-per-trigger", 300)
     broken = tmp_path / "out" / "topic=clicks" / "date=2026-09-21" / "part-9-of-no-batch.parquet"
     broken.touch()
-    idle = nsq_spark(*command)
+    idle = run_spark(*command)
     writer.write(messages(600, 700))
     writer.finish()
     write_archive(tmp_path / "archive" / "no-head.gz", messages(700, 750), messages(750, 800))
-    last = nsq_spark(*command, "--max-rows-per-trigger", 10)
+    last = run_spark(*command, "--max-rows-per-trigger", 10)
 
     assert first.status == 0, first.err
     assert "600 rows ingested in 2 batches" in first.err
@@ -76,7 +76,7 @@ def test_an_archive_that_grows_is_taken_once_by_each_run(
     assert ingested(spark, tmp_path / "out") == expected(0, 800)
 
 
-def test_damage_fails_or_is_left_out_and_told(nsq_spark: NsqSpark, tmp_path: Path) -> None:
+def test_damage_fails_or_is_left_out_and_told(run_spark: RunSpark, tmp_path: Path) -> None:
     (tmp_path / "archive").mkdir()
     path = write_archive(tmp_path / "archive" / "a.gz", messages(0, 10), messages(10, 20))
     data = bytearray(path.read_bytes())
@@ -85,8 +85,8 @@ def test_damage_fails_or_is_left_out_and_told(nsq_spark: NsqSpark, tmp_path: Pat
     command = ["ingest", tmp_path / "archive", "-o", tmp_path / "out"]
     command += ["--checkpoint", tmp_path / "checkpoint", "--once"]
 
-    refused = nsq_spark(*command)
-    taken = nsq_spark(*command, "--skip-damaged")
+    refused = run_spark(*command)
+    taken = run_spark(*command, "--skip-damaged")
 
     assert refused.status == 1
     assert str(path) in refused.err
@@ -100,7 +100,7 @@ def test_a_topic_is_taken_until_it_is_interrupted_and_then_to_its_end(
     spark: SparkSession,
     nsqd: GoNsqd,
     spawn_nsq: SpawnNsq,
-    nsq_spark: NsqSpark,
+    run_spark: RunSpark,
     spark_env: dict[str, str],
     tmp_path: Path,
 ) -> None:
@@ -122,7 +122,7 @@ def test_a_topic_is_taken_until_it_is_interrupted_and_then_to_its_end(
     _, err = process.communicate(timeout=60)
     nsqd.publish("clicks", *(b"%d" % number for number in range(500, 700)))
 
-    last = nsq_spark(*command, "--once")
+    last = run_spark(*command, "--once")
 
     assert process.returncode == 130, err.decode()
     assert b"500 rows ingested" in err

@@ -11,8 +11,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +20,10 @@ from plugins.archives import Writer, write_archive
 from plugins.cli import Result
 from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
+from plugins.spark import RunSpark
 from plugins.waiting import wait_until
 
 from nsqtools import Consumer
-from nsqtools.cli.commands import spark_replay
-from nsqtools.cli.main import main
 from nsqtools.protocol.message import WireMessage
 from nsqtools.records.envelope import decode
 
@@ -75,28 +73,11 @@ def bodies_in(nsqd: Nsqd, topic: str, count: int) -> list[bytes]:
 
 
 @pytest.fixture
-def replay(
-    spark: SparkSession,
-    nsqd: GoNsqd,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> Replay:
+def replay(nsqd: GoNsqd, run_spark: RunSpark) -> Replay:
     """Run ``nsq spark replay`` against `nsqd`."""
 
-    @contextmanager
-    def shared(*_: object) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr(spark_replay, "open_spark", shared)
-    monkeypatch.setenv("HOME", str(tmp_path))
-
     def run(*arguments: object, address: str = "") -> Result:
-        capfd.readouterr()
-        place = ["--nsqd-tcp-address", address or nsqd.tcp_address]
-        status = main(["spark", "replay", *map(str, arguments), *place])
-        out, err = capfd.readouterr()
-        return Result(status, out.encode(), err)
+        return run_spark("replay", *arguments, "--nsqd-tcp-address", address or nsqd.tcp_address)
 
     return run
 

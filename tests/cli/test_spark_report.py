@@ -9,7 +9,7 @@ import pytest
 from plugins.archives import Writer, write_archive
 from plugins.cli import RunNsq
 from plugins.clusters import ValidJson
-from plugins.spark_commands import NsqSpark
+from plugins.spark import RunSpark
 
 from nsqtools.protocol.message import WireMessage
 
@@ -38,8 +38,8 @@ def archive(tmp_path: Path) -> Path:
     return directory
 
 
-def test_a_pipe_gets_a_line_for_each_topic_and_hour(nsq_spark: NsqSpark, archive: Path) -> None:
-    result = nsq_spark("report", archive)
+def test_a_pipe_gets_a_line_for_each_topic_and_hour(run_spark: RunSpark, archive: Path) -> None:
+    result = run_spark("report", archive)
 
     assert result.status == 0, result.err
     head, *lines = [line.split("\t") for line in result.out.decode().splitlines()]
@@ -57,12 +57,12 @@ def test_a_pipe_gets_a_line_for_each_topic_and_hour(nsq_spark: NsqSpark, archive
 
 
 def test_archives_and_the_parquet_made_of_them_report_the_same(
-    nsq_spark: NsqSpark, valid_json: ValidJson, archive: Path, tmp_path: Path
+    run_spark: RunSpark, valid_json: ValidJson, archive: Path, tmp_path: Path
 ) -> None:
-    nsq_spark("compact", archive, "-o", tmp_path / "parquet")
+    run_spark("compact", archive, "-o", tmp_path / "parquet")
 
-    of_archive = valid_json("spark-report", nsq_spark("report", archive, "--json").out)
-    of_parquet = valid_json("spark-report", nsq_spark("report", tmp_path / "parquet", "--json").out)
+    of_archive = valid_json("spark-report", run_spark("report", archive, "--json").out)
+    of_parquet = valid_json("spark-report", run_spark("report", tmp_path / "parquet", "--json").out)
 
     clicks = {each["topic"]: each for each in of_archive["topics"]}["clicks"]
     assert (clicks["messages"], clicks["duplicates"], clicks["redeliveries"]) == (130, 10, 10)
@@ -80,11 +80,11 @@ def test_archives_and_the_parquet_made_of_them_report_the_same(
     ]
 
 
-def test_topics_times_steps_and_gaps_are_chosen(nsq_spark: NsqSpark, archive: Path) -> None:
+def test_topics_times_steps_and_gaps_are_chosen(run_spark: RunSpark, archive: Path) -> None:
     since, until = "2026-09-21T14:23:20Z", "2026-09-21T14:43:20Z"
     chosen = ["-t", "clicks", "--since", since, "--until", until, "--by", "10m", "--gap", "30s"]
 
-    result = nsq_spark("report", archive, *chosen, "--json")
+    result = run_spark("report", archive, *chosen, "--json")
 
     document = json.loads(result.out)
     assert [(each["begin"], each["messages"]) for each in document["intervals"]] == [
@@ -96,11 +96,11 @@ def test_topics_times_steps_and_gaps_are_chosen(nsq_spark: NsqSpark, archive: Pa
 
 
 def test_a_page_holds_the_report_and_its_charts(
-    nsq_spark: NsqSpark, archive: Path, tmp_path: Path
+    run_spark: RunSpark, archive: Path, tmp_path: Path
 ) -> None:
     page = tmp_path / "report.html"
 
-    result = nsq_spark("report", archive, "--html", page)
+    result = run_spark("report", archive, "--html", page)
 
     assert result.status == 0, result.err
     text = page.read_text("utf-8")
@@ -110,12 +110,12 @@ def test_a_page_holds_the_report_and_its_charts(
     assert len(text) > 3_000_000, "the script of the charts is missing"
 
 
-def test_damage_fails_or_is_left_out_and_told(nsq_spark: NsqSpark, archive: Path) -> None:
+def test_damage_fails_or_is_left_out_and_told(run_spark: RunSpark, archive: Path) -> None:
     path = archive / "again.gz"
     path.write_bytes(path.read_bytes()[:-20])
 
-    refused = nsq_spark("report", archive)
-    taken = nsq_spark("report", archive, "--skip-damaged")
+    refused = run_spark("report", archive)
+    taken = run_spark("report", archive, "--skip-damaged")
 
     assert refused.status == 1
     assert str(path) in refused.err
@@ -125,11 +125,11 @@ def test_damage_fails_or_is_left_out_and_told(nsq_spark: NsqSpark, archive: Path
 
 
 def test_bare_bodies_have_a_line_without_topic_and_time(
-    nsq_spark: NsqSpark, tmp_path: Path
+    run_spark: RunSpark, tmp_path: Path
 ) -> None:
     (tmp_path / "a.log").write_bytes(b"one\nthree\nthree\n")
 
-    result = nsq_spark("report", tmp_path / "a.log")
+    result = run_spark("report", tmp_path / "a.log")
 
     assert result.out.decode().splitlines()[1].split("\t")[:8] == (
         ["-", "-", "3", "13", "5", "5", "5", "5"]

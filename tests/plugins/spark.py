@@ -83,6 +83,7 @@ def run_spark(
         capfd.readouterr()
         status = main(["spark", *map(str, arguments)])
         out, err = capfd.readouterr()
+        assert "This is a bug" not in err, err
         return Result(status, out.encode(), err)
 
     return run

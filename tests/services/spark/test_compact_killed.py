@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from plugins.archives import write_archive
 from plugins.cli import NSQ
-from plugins.spark_commands import NsqSpark
+from plugins.spark import RunSpark
 from plugins.waiting import wait_until
 
 from nsqtools.protocol.message import WireMessage
@@ -91,26 +91,26 @@ def first_in_place(output: Path) -> bool:
 
 
 def test_killed_while_it_writes_and_run_again(
-    nsq_spark: NsqSpark, spark_env: dict[str, str], tmp_path: Path
+    run_spark: RunSpark, spark_env: dict[str, str], tmp_path: Path
 ) -> None:
-    killed_at(writing, nsq_spark, spark_env, tmp_path)
+    killed_at(writing, run_spark, spark_env, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", [written, first_in_place])
 def test_killed_at_other_moments(
     moment: Callable[[Path], bool],
-    nsq_spark: NsqSpark,
+    run_spark: RunSpark,
     spark_env: dict[str, str],
     tmp_path: Path,
 ) -> None:
-    killed_at(moment, nsq_spark, spark_env, tmp_path)
+    killed_at(moment, run_spark, spark_env, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_killed_at_random(
-    seed: int, nsq_spark: NsqSpark, spark_env: dict[str, str], tmp_path: Path
+    seed: int, run_spark: RunSpark, spark_env: dict[str, str], tmp_path: Path
 ) -> None:
     delay_s = random.Random(seed).uniform(0.0, 6.0)
     begun: list[float] = []
@@ -120,11 +120,11 @@ def test_killed_at_random(
             begun.append(time.monotonic())
         return bool(begun) and time.monotonic() > begun[0] + delay_s
 
-    killed_at(later, nsq_spark, spark_env, tmp_path)
+    killed_at(later, run_spark, spark_env, tmp_path)
 
 
 def killed_at(
-    moment: Callable[[Path], bool], nsq_spark: NsqSpark, spark_env: dict[str, str], tmp_path: Path
+    moment: Callable[[Path], bool], run_spark: RunSpark, spark_env: dict[str, str], tmp_path: Path
 ) -> None:
     archive, output, undisturbed = (tmp_path / name for name in ("in", "out", "undisturbed"))
     archive.mkdir()
@@ -136,12 +136,12 @@ def killed_at(
     finally:
         run.kill()
 
-    again = nsq_spark("compact", archive, "-o", output)
-    nsq_spark("compact", archive, "-o", undisturbed)
+    again = run_spark("compact", archive, "-o", output)
+    run_spark("compact", archive, "-o", undisturbed)
 
     assert again.status == 0, again.err
     expected = content(undisturbed)
     assert len(expected) == 2 * 10_000
     assert content(output) == expected
     assert not list(output.glob("_staging/*/*"))
-    assert nsq_spark("compact", archive, "-o", output).out == b""
+    assert run_spark("compact", archive, "-o", output).out == b""
