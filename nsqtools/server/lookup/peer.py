@@ -79,7 +79,8 @@ class LookupPeer:
             writer.write(MAGIC_V1)
             self.info = await self._identify(reader, writer)
             self._commands = asyncio.Queue()
-            for command in self._registrations():
+            # all at once: what is created while they are sent is queued
+            for command in list(self._registrations()):
                 await self._ask(reader, writer, command)
             await self._follow(reader, writer)
         finally:
