@@ -724,9 +724,9 @@ _nsq_describe() {
             ;;
         'nsq spark sql')
             options=(
-                '*--archive=' '*--parquet=' '-f,--file=@file' '-n,--count=' '--json' '--master='
-                '--driver-memory=' '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '*--archive=' '*--parquet=' '-f,--file=@file' '-n,--count=' '--json'
+                '--skip-damaged' '--master=' '--driver-memory=' '*--conf=' '--spark-log=@file'
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
             )
             arguments=(
                 '' '*@file'

@@ -1206,13 +1206,14 @@ function __nsq_describe --no-scope-shadowing
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq spark sql'
             set options \
-                '*--archive=' '*--parquet=' '-f,--file=@file' '-n,--count=' '--json' '--master=' \
-                '--driver-memory=' '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '*--archive=' '*--parquet=' '-f,--file=@file' '-n,--count=' '--json' \
+                '--skip-damaged' '--master=' '--driver-memory=' '*--conf=' '--spark-log=@file' \
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Archives under a name of their own.' 'Parquet under a name of its own.' \
                 'Read the query from here; - is stdin.' 'Print at most N rows; 0 prints all.' \
                 'Print an object a row.' \
+                'Take what is readable of damaged archives, and tell what is not.' \
                 'Where Spark runs: local[N,4], spark://HOST:7077, yarn, k8s://URL.' \
                 'Heap of the JVM beside this process; in local mode all of Spark is in it.' \
                 'Any setting of Spark: spark.executor.memory=4g.' \

@@ -68,6 +68,24 @@ def test_json_has_the_forms_of_the_envelope(run_spark: RunSpark, archive: Path) 
     assert json.loads(lines[2])["body64"] == "//6A"
 
 
+def test_damage_fails_or_is_left_out_and_told(run_spark: RunSpark, archive: Path) -> None:
+    path = archive / "torn.gz"
+    path.write_bytes((archive / "clicks.gz").read_bytes()[:-20])
+    query = "SELECT count(*) AS n FROM archive"
+
+    refused = run_spark("sql", query, archive)
+    taken = run_spark("sql", query, archive, "--skip-damaged")
+
+    assert refused.status == 1
+    assert str(path) in refused.err
+    assert "--skip-damaged" in refused.err
+    assert taken.status == 6
+    head, count = taken.out.decode().split()
+    assert head == "n"
+    assert len(BODIES) <= int(count) < 2 * len(BODIES)  # what is readable before the tear, too
+    assert str(path) in taken.err
+
+
 def test_several_views_are_joined(
     run_spark: RunSpark, spark: SparkSession, archive: Path, tmp_path: Path
 ) -> None:

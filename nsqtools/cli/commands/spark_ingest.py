@@ -119,7 +119,7 @@ def ingest(
     from nsqtools.services.spark.connection_options import hand_on_secret
     from nsqtools.services.spark.jobs.ingestion.places import taken_places
     from nsqtools.services.spark.jobs.ingestion.stream import Follower, Sink, start_query
-    from nsqtools.services.spark.jobs.inputs import refuse_nested
+    from nsqtools.services.spark.jobs.inputs import damage_options, refuse_nested
 
     limits = {"maxRowsPerTrigger": str(max_rows_per_trigger)} if max_rows_per_trigger else {}
     damage_path = checkpoint.absolute() / "damage"
@@ -134,7 +134,7 @@ def ingest(
             **limits,
             **({"format": "raw"} if raw else {}),
             **({"workDir": str(work_dir.absolute())} if work_dir else {}),
-            **({"onDamage": "report", "damagePath": str(damage_path)} if skip_damaged else {}),
+            **damage_options(damage_path if skip_damaged else None),
         }
         source = archive_source(archive_dir, options)
     else:

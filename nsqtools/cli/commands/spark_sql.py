@@ -9,13 +9,15 @@ from collections.abc import Iterable
 from itertools import islice
 from json import dumps
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from nsqtools.cli.exit_status import ExitStatus
+from nsqtools.cli.commands.spark_options import SkipDamaged, naming_skip_damaged
 from nsqtools.cli.output import ByteWriter, write_listing
 from nsqtools.cli.params import LIMITS, OUTPUT
+from nsqtools.cli.report_output import tell_damage
 from nsqtools.cli.runtime import Runtime, Session
 from nsqtools.cli.spark_session import SparkOptions, job_progress, open_spark
 from nsqtools.errors import ConfigurationError, NotFoundError
@@ -71,6 +73,7 @@ def sql(
     file: QueryFile = None,
     count: Count = None,
     json: JsonLines = False,
+    skip_damaged: SkipDamaged = False,
     *,
     spark: SparkOptions,
     runtime: Session,
@@ -86,6 +89,7 @@ def sql(
         nsq spark sql --archive old=/mnt/nsq -f report.sql /var/nsq > report.tsv
         nsq spark sql 'SELECT body FROM parquet WHERE date = "2026-11-21"' /data --json
     """
+    from nsqtools.services.spark.archives.damage import read_damage
     from nsqtools.services.spark.jobs.sql import Reading, named_views, plan
 
     bare = list(paths or ())
@@ -100,17 +104,19 @@ def sql(
     if count is None:
         count = ROWS_ON_A_TERMINAL if runtime.stdout_is_tty else 0
     settings = spark.settings("nsq spark sql")
-    with open_spark(runtime, settings) as session:
-        with job_progress(runtime, session):
-            reading = Reading(plan(session, settings, views, text))
-            rows = reading.first(count + 1) if count else reading.all()
-            if runtime.stdout_is_tty:  # which the progress line is on, too
-                rows = list(rows)
-            else:
+    with TemporaryDirectory(prefix="nsq-damage-") as folder:
+        with naming_skip_damaged(), open_spark(runtime, settings) as session:
+            with job_progress(runtime, session):
+                damage_path = Path(folder) if skip_damaged else None
+                reading = Reading(plan(session, settings, views, text, damage_path))
+                rows = reading.first(count + 1) if count else reading.all()
+                if runtime.stdout_is_tty:  # which the progress line is on, too
+                    rows = list(rows)
+                else:
+                    write_rows(runtime, reading, rows, count, json=json)
+            if runtime.stdout_is_tty:
                 write_rows(runtime, reading, rows, count, json=json)
-        if runtime.stdout_is_tty:
-            write_rows(runtime, reading, rows, count, json=json)
-    return ExitStatus.DONE
+        return tell_damage(runtime, read_damage(Path(folder)))
 
 
 def read_query(file: Path, runtime: Runtime) -> str:

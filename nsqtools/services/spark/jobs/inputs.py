@@ -116,11 +116,17 @@ def _read_archives(spark: SparkSession, paths: Sequence[Path], choice: Choice) -
         "since": _moment(choice.within.since_ns),
         "until": _moment(choice.within.until_ns, up=999),
         "delimiter": escaped(choice.delimiter),
-        "onDamage": "report" if choice.damage_path else "",
-        "damagePath": str(choice.damage_path or ""),
+        **damage_options(choice.damage_path),
     }
     reader = reader.options(**{name: text for name, text in options.items() if text})
     return reader.load([str(path) for path in paths])
+
+
+def damage_options(damage_path: Path | None) -> dict[str, str]:
+    """What has damage written to a directory; without one it fails the job."""
+    if damage_path is None:
+        return {}
+    return {"onDamage": "report", "damagePath": str(damage_path)}
 
 
 def escaped(delimiter: bytes | None) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.services.spark.failures import spark_errors
-from nsqtools.services.spark.jobs.inputs import find_inputs
+from nsqtools.services.spark.jobs.inputs import damage_options, find_inputs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -75,15 +75,20 @@ def named_views(
 
 
 def plan(
-    spark: SparkSession, settings: SparkSettings, views: Sequence[View], text: str
+    spark: SparkSession,
+    settings: SparkSettings,
+    views: Sequence[View],
+    text: str,
+    damage_path: Path | None = None,
 ) -> DataFrame:
     """Give the views their names and plan the query; what it returns is not yet computed.
 
+    What is damaged fails the query, or with a ``damage_path`` is left out and written there.
     Raises `NotFoundError` for an unknown table, `ConfigurationError` for what is wrong SQL.
     """
     with spark_errors(settings):
         for view in views:
-            _read(spark, view).createOrReplaceTempView(view.name)
+            _read(spark, view, damage_path).createOrReplaceTempView(view.name)
     try:
         with spark_errors(settings):
             return spark.sql(text)
@@ -92,9 +97,10 @@ def plan(
         raise NotFoundError(str(error), hint=f"Known here: {known}.") from error
 
 
-def _read(spark: SparkSession, view: View) -> DataFrame:
+def _read(spark: SparkSession, view: View, damage_path: Path | None) -> DataFrame:
     if view.kind == ARCHIVE:
-        return spark.read.format("nsq-archive").load(list(view.paths))
+        reader = spark.read.format("nsq-archive").options(**damage_options(damage_path))
+        return reader.load(list(view.paths))
     # A topic may be called 007: directories are text. Only the date is one.
     before = spark.conf.get(INFERENCE) or "true"
     spark.conf.set(INFERENCE, "false")

@@ -38,7 +38,7 @@ from nsqtools.services.spark.jobs.compaction.manifest import (
     write_manifest,
 )
 from nsqtools.services.spark.jobs.compaction.plan import Partition
-from nsqtools.services.spark.jobs.inputs import escaped
+from nsqtools.services.spark.jobs.inputs import damage_options, escaped
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -125,8 +125,7 @@ def read_archives(
 
     slot = partition.slot
     reader = spark.read.format("nsq-archive").schema(f"topic string, {STORED_DDL}")
-    if damage_path is not None:
-        reader = reader.option("onDamage", "report").option("damagePath", str(damage_path))
+    reader = reader.options(**damage_options(damage_path))
     if slot.topic is None or slot.day is None:
         if reading.delimiter is not None:
             reader = reader.option("delimiter", escaped(reading.delimiter))
