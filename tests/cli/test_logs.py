@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator
 
 import pytest
 from plugins.cli import GivenCommand, RunNsq
@@ -16,14 +15,10 @@ from nsqtools.cli.logs import configure_logging, level
 from nsqtools.cli.runtime import Session
 
 
-@pytest.fixture(autouse=True)
-def logger() -> Iterator[logging.Logger]:
-    """The package's logger, put back as it was."""
-    logger = logging.getLogger("nsqtools")
-    before = logger.handlers, logger.level, logger.propagate
-    yield logging.getLogger("nsqtools.client")
-    logger.handlers, logger.propagate = before[0], before[2]
-    logger.setLevel(before[1])
+@pytest.fixture
+def logger(own_logging: None) -> logging.Logger:
+    """One that logs through the package's."""
+    return logging.getLogger("nsqtools.client")
 
 
 def test_a_text_line_has_time_level_and_message(logger: logging.Logger) -> None:

@@ -7,6 +7,7 @@ progress. What is still running when a test ends is killed.
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -52,7 +53,17 @@ TerminalNsq = Callable[..., "pexpect.spawn[str]"]
 
 
 @pytest.fixture
-def given_command(monkeypatch: pytest.MonkeyPatch) -> GivenCommand:
+def own_logging() -> Iterator[None]:
+    """Let a test configure the package's logger, as the command line does, and put it back."""
+    logger = logging.getLogger("nsqtools")
+    before = logger.handlers, logger.level, logger.propagate
+    yield
+    logger.handlers, logger.propagate = before[0], before[2]
+    logger.setLevel(before[1])
+
+
+@pytest.fixture
+def given_command(monkeypatch: pytest.MonkeyPatch, own_logging: None) -> GivenCommand:
     """Register a function as the command ``given``, for a run in this process."""
 
     def register(function: Callable[..., int | None], *, raw: bool = False) -> None:

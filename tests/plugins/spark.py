@@ -65,6 +65,7 @@ def run_spark(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     tmp_path: Path,
+    own_logging: None,
 ) -> RunSpark:
     """Run ``nsq spark ARGS`` with the session `spark`, to its end."""
     from nsqtools.cli.main import main
