@@ -24,7 +24,16 @@ import pytest
 from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, all_commands
-from plugins.readme import Block, Command, Place, commands_of, parse, user_environment
+from plugins.readme import (
+    Block,
+    Command,
+    Done,
+    Place,
+    commands_of,
+    parse,
+    user_environment,
+)
+from plugins.spark import RunSpark
 
 from nsqtools.records.envelope import Envelope, encode_many
 from nsqtools.server.embedded import EmbeddedNsqd
@@ -160,10 +169,26 @@ def test_the_commands_under_a_heading_do_what_they_should(heading: str, serve: S
     run_all([block for block in BLOCKS if block.heading == heading], serve(heading))
 
 
-def test_the_recipe_for_spark(serve: Serve, spark_env: dict[str, str]) -> None:
+def test_the_recipe_for_spark(
+    serve: Serve,
+    spark_env: dict[str, str],
+    run_spark: RunSpark,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the session that the tests share: a JVM for each command takes most of its time."""
     place = serve(SPARK)
     place.environ |= {name: spark_env[name] for name in spark_env.keys() & SPARK_VARIABLES}
+    monkeypatch.chdir(place.directory)
+    for name in ("NSQ_NSQD_TCP_ADDRESS", "NSQ_NSQD_HTTP_ADDRESS"):
+        monkeypatch.setenv(name, place.environ[name])
+
+    def run_here(words: list[str]) -> Done:
+        result = run_spark(*words)
+        return Done(result.status, result.out.decode() + result.err)
+
+    place.in_process["nsq spark"] = run_here
     run_all([block for block in BLOCKS if block.heading == SPARK], place)
+
     depth = place.run(Command("nsq topic info clicks-again --json", None)).output
     assert json.loads(depth)["nodes"][0]["message_count"] == OLD
 

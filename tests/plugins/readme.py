@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -87,11 +88,16 @@ def commands_of(block: Block) -> list[Command]:
 
 @dataclass
 class Place:
-    """Where commands run. ``stands_for`` maps what README.md says to what is there."""
+    """Where commands run. ``stands_for`` maps what README.md says to what is there.
+
+    ``in_process`` has the commands that a test runs itself, by their first words, each with a
+    function of the words behind them.
+    """
 
     directory: Path
     stands_for: Mapping[str, str]
     environ: dict[str, str] = field(default_factory=dict)
+    in_process: dict[str, Callable[[list[str]], Done]] = field(default_factory=dict)
 
     def fit(self, text: str) -> str:
         """Put the real addresses and directories in."""
@@ -103,6 +109,9 @@ class Place:
         """Run one command line to its end, or interrupt it where README.md says so."""
         if command.runs_until_interrupted:
             return self._run_and_interrupt(command)
+        for words, run in self.in_process.items():
+            if command.text.startswith(f"{words} "):
+                return run(shlex.split(self.fit(command.text.removeprefix(words))))
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-c", self.fit(command.text)],
             stdin=subprocess.DEVNULL,
