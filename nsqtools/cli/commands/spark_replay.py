@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
@@ -127,6 +127,7 @@ def replay(
     from nsqtools.services.spark.connection_options import as_options, hand_on_secret
     from nsqtools.services.spark.jobs.replay import Publishing, Replay
     from nsqtools.services.spark.jobs.replay_plan import Request
+    from nsqtools.services.spark.scratch import scratch_directory
 
     request = Request(tuple(paths), topic_map(topic or ()), since, until, where or "", delimiter)
     options = as_options(connection) | {"retryUnknown": str(retry_unknown).lower()}
@@ -142,7 +143,7 @@ def replay(
     hand_on_secret(connection, os.environ)
     settings = spark.settings("nsq spark replay")
     with ExitStack() as stack:
-        work = Path(stack.enter_context(TemporaryDirectory(prefix="nsq-spark-replay-")))
+        work = stack.enter_context(scratch_directory(Path(gettempdir())))
         job = Replay(settings, request, publishing, work=work, shares_work=settings.is_local)
         session = stack.enter_context(open_spark(runtime, settings))
         job.open(session)

@@ -1,4 +1,4 @@
-"""The directory of one session for everything temporary, which is removed with it.
+"""The directory of one session or command for everything temporary, which is removed with it.
 
 Spark removes its temporary files when it ends in good order. After ``kill -9`` they stay: so each
 session has a directory of its own, locked while it lives, and the next session removes those whose
