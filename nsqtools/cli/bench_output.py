@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.cli.output import ByteWriter, Cell, write_json, write_listing
+from nsqtools.cli.output import ByteWriter, Cell, rendered, write_json, write_listing
 from nsqtools.cli.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -67,30 +67,17 @@ def figures_ms(latencies: Latencies) -> dict[str, float]:
 
 def page(runtime: Runtime, report: Report) -> str:
     """The report for a person. (rich is imported only here.)"""
-    from io import StringIO
-
-    from rich.console import Console
-
-    text = StringIO()
-    console = Console(
-        file=text,
-        width=runtime.width,
-        force_terminal=runtime.colour,
-        color_system="standard" if runtime.colour else None,
-        highlight=False,
-        markup=False,
-    )
     plan = report.plan
-    console.print(f"{plan.mode.value}: {', '.join(plan.nsqd_tcp_addresses)}, topic {report.topic}")
-    console.print(f"{description(plan)}\n")
-    console.print(_figures(report))
+    things: list[Any] = [
+        f"{plan.mode.value}: {', '.join(plan.nsqd_tcp_addresses)}, topic {report.topic}",
+        f"{description(plan)}\n",
+        _figures(report),
+    ]
     if report.latencies is not None and report.latencies.count:
         of = "a message" if plan.mode.value == "e2e" else "a publish command"
-        console.print(f"\nlatency of {of} in ms")
-        console.print(_row({k: f"{v:,.2f}" for k, v in figures_ms(report.latencies).items()}))
-        console.print()
-        console.print(_bars(report.latencies))
-    return text.getvalue()
+        figures = _row({k: f"{v:,.2f}" for k, v in figures_ms(report.latencies).items()})
+        things += [f"\nlatency of {of} in ms", figures, "", _bars(report.latencies)]
+    return rendered(runtime, *things)
 
 
 def description(plan: Plan) -> str:

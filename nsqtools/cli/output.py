@@ -95,9 +95,6 @@ def cell_text(cell: Cell) -> str:
 
 def _table(runtime: Runtime, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     """The rows as a table of rich, which is imported only here: a terminal can wait 40 ms."""
-    from io import StringIO
-
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -108,12 +105,24 @@ def _table(runtime: Runtime, columns: Sequence[str], rows: Sequence[Sequence[Cel
     for row in rows:
         # not str: rich would read "[red]" in it as markup
         table.add_row(*(Text(cell_text(cell)) for cell in row))
+    return rendered(runtime, table)
+
+
+def rendered(runtime: Runtime, *things: Any) -> str:
+    """Text and what rich can draw, each on lines of its own, for a terminal."""
+    from io import StringIO
+
+    from rich.console import Console
+
     text = StringIO()
     console = Console(
         file=text,
         width=runtime.width,
         force_terminal=runtime.colour,
         color_system="standard" if runtime.colour else None,
+        highlight=False,
+        markup=False,
     )
-    console.print(table)
+    for thing in things:
+        console.print(thing)
     return text.getvalue()

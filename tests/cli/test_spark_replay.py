@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING
 import pytest
 from plugins.archives import Writer, write_archive
 from plugins.cli import Result
+from plugins.clients import bodies_in
 from plugins.daemons import GoNsqd
-from plugins.http_api import Nsqd
 from plugins.spark import RunSpark
 from plugins.waiting import wait_until
 
-from nsqtools import Consumer
 from nsqtools.protocol.message import WireMessage
 from nsqtools.records.envelope import decode
 
@@ -58,18 +57,6 @@ def write_parquet(spark: SparkSession, path: Path, *found: WireMessage, topic: s
     frame = frame.selectExpr("*", "timestamp_micros(ts_ns div 1000) AS timestamp")
     frame.coalesce(1).write.partitionBy("topic", "date").mode("append").parquet(str(path))
     return path
-
-
-def bodies_in(nsqd: Nsqd, topic: str, count: int) -> list[bytes]:
-    """Consume ``count`` messages, sorted."""
-    bodies: list[bytes] = []
-    with Consumer(topic, "check", nsqd_tcp_addresses=[nsqd.tcp_address]) as consumer:
-        for batch in consumer.batches(timeout_s=5):
-            bodies += [message.body for message in batch]
-            batch.finish()
-            if len(bodies) >= count:
-                break
-    return sorted(bodies)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plugins.archives import write_archive
+from plugins.damage import CHANGE, Change, damaged
 
 from nsqtools.protocol.message import WireMessage
 from nsqtools.services.archive.index import decode_index
@@ -25,35 +26,13 @@ from nsqtools.services.archive.scan import scan_members
 MESSAGES = [WireMessage(1000 + n, 1, b"%016x" % n, b"body %d \xff" % n) for n in range(60)]
 BODIES = {message.body for message in MESSAGES}
 
-changes = st.lists(
-    st.tuples(
-        st.sampled_from(["flip", "cut", "insert", "zero"]),
-        st.floats(0, 1, exclude_max=True),
-        st.binary(min_size=1, max_size=40),
-    ),
-    min_size=1,
-    max_size=4,
-)
-
-
-def damaged(data: bytes, what: list[tuple[str, float, bytes]]) -> bytes:
-    for kind, place, some in what:
-        at = int(place * len(data))
-        if kind == "flip":
-            data = data[:at] + bytes([data[at] ^ (some[0] or 1)]) + data[at + 1 :] if data else data
-        elif kind == "cut":
-            data = data[:at]
-        elif kind == "insert":
-            data = data[:at] + some + data[at:]
-        else:
-            data = data[:at] + bytes(len(some)) + data[at + len(some) :]
-    return data
+changes = st.lists(CHANGE, min_size=1, max_size=4)
 
 
 @given(what=changes, has_index=st.booleans(), is_compressed=st.booleans())
 @settings(max_examples=300, deadline=None)
 def test_a_damaged_archive_is_read_without_inventing_messages(
-    what: list[tuple[str, float, bytes]], has_index: bool, is_compressed: bool
+    what: list[Change], has_index: bool, is_compressed: bool
 ) -> None:
     with TemporaryDirectory() as directory:
         path = write_archive(

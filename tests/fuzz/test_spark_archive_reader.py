@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plugins.archives import write_archive
+from plugins.damage import CHANGE, Change, damaged
 
 from nsqtools.protocol.message import WireMessage
 from nsqtools.services.archive.layout import index_of
@@ -23,28 +24,7 @@ MESSAGES = [WireMessage(1000 + n, 1, b"%016x" % n, b"body %d \xff" % n) for n in
     WireMessage(2000 + n, 1, b"%016x" % n, b"body %d" % n) for n in range(30)
 ]
 
-changes = st.lists(
-    st.tuples(
-        st.sampled_from(["flip", "cut", "insert", "zero"]),
-        st.floats(0, 1, exclude_max=True),
-        st.binary(min_size=1, max_size=40),
-    ),
-    max_size=4,
-)
-
-
-def changed(data: bytes, what: list[tuple[str, float, bytes]]) -> bytes:
-    for kind, place, some in what:
-        at = int(place * len(data))
-        if kind == "flip":
-            data = data[:at] + bytes([data[at] ^ (some[0] or 1)]) + data[at + 1 :] if data else data
-        elif kind == "cut":
-            data = data[:at]
-        elif kind == "insert":
-            data = data[:at] + some + data[at:]
-        else:
-            data = data[:at] + bytes(len(some)) + data[at + len(some) :]
-    return data
+changes = st.lists(CHANGE, max_size=4)
 
 
 @given(
@@ -55,7 +35,7 @@ def changed(data: bytes, what: list[tuple[str, float, bytes]]) -> bytes:
 )
 @settings(max_examples=200)
 def test_both_readers_read_the_same(
-    what: list[tuple[str, float, bytes]],
+    what: list[Change],
     has_index: bool,
     is_compressed: bool,
     partition_bytes: int,
@@ -67,7 +47,7 @@ def test_both_readers_read_the_same(
         data = path.read_bytes()
         if not is_compressed:
             data = gzip.decompress(data)
-        path.write_bytes(changed(data, what))
+        path.write_bytes(damaged(data, what))
         if not (has_index and is_compressed):
             index_of(path).unlink()
         problems: list[str] = []

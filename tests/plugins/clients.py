@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
+from plugins.http_api import Nsqd
 
 from nsqtools.client import stopping
 from nsqtools.client.consumer import Consumer
@@ -43,6 +44,18 @@ Consume = Callable[..., Consumer]
 Produce = Callable[..., Producer]
 Handle = Callable[..., "Future[None]"]
 T = TypeVar("T")
+
+
+def bodies_in(nsqd: Nsqd, topic: str, count: int) -> list[bytes]:
+    """Consume ``count`` messages of a topic; their bodies, sorted."""
+    bodies: list[bytes] = []
+    with Consumer(topic, "check", nsqd_tcp_addresses=[nsqd.tcp_address]) as consumer:
+        for batch in consumer.batches(timeout_s=5):
+            bodies += [message.body for message in batch]
+            batch.finish()
+            if len(bodies) >= count:
+                break
+    return sorted(bodies)
 
 
 @pytest.fixture

@@ -44,14 +44,14 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes, mode: int = 0o640) -> None:
     """Make ``content`` what a file holds, durably: its readers see the old or the new, no mixture.
 
-    Raises ``OSError``.
+    ``mode`` is that of the new file, less the umask. Raises ``OSError``.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         try:
             write_all(descriptor, content)
             os.fsync(descriptor)

@@ -8,7 +8,6 @@ be written before that has worked.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from nsqtools.services.archive.compression import CompressorFactory
 from nsqtools.services.archive.durable import blaming, sync_folder, write_all
 from nsqtools.services.archive.index import Head, Member
 from nsqtools.services.archive.layout import index_of, part_of
+from nsqtools.services.file_lock import try_lock
 
 CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
 
@@ -68,16 +68,9 @@ class PartFile:
         return descriptor
 
     def _lock(self) -> None:
-        try:
-            fcntl.flock(self._data, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise self._taken() from None
-        if not os.fstat(self._data).st_nlink:
-            raise self._taken()
-
-    def _taken(self) -> FileExistsError:
-        """Somebody took the empty file for one left behind, in the moment before it was locked."""
-        return FileExistsError(f"{self.path} is being recovered by another process")
+        """Raise when somebody took the empty file for one left behind, just before it is locked."""
+        if not try_lock(self._data) or not os.fstat(self._data).st_nlink:
+            raise FileExistsError(f"{self.path} is being recovered by another process")
 
     def _begin_member(self) -> None:
         self._compressor = self._new_compressor()

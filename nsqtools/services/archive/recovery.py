@@ -9,7 +9,6 @@ Files that a living process writes are locked, and are left alone.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 from pathlib import Path
@@ -26,6 +25,7 @@ from nsqtools.services.archive.layout import (
     part_of,
 )
 from nsqtools.services.archive.scan import scan_members
+from nsqtools.services.file_lock import try_lock
 
 log = logging.getLogger("nsqtools")
 
@@ -52,17 +52,14 @@ def recover(directories: Directories) -> list[Path]:
 def _recover_unlocked(part: Path, directories: Directories) -> Path | None:
     descriptor = os.open(part, os.O_RDWR | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.fstat(descriptor).st_nlink:
-            return None  # another process was faster
+        if not try_lock(descriptor) or not os.fstat(descriptor).st_nlink:
+            return None  # it is being written, or another process was faster
         path = owner_of(part)
         if not cut_to_index(path, descriptor):
             part_of(path).unlink()
             index_of(path).unlink(missing_ok=True)
             return None
         return finish(path, directories)
-    except BlockingIOError:
-        return None
     finally:
         os.close(descriptor)
 

@@ -9,7 +9,6 @@ one. Numbers are never used twice; one may be left out.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import uuid
@@ -18,6 +17,7 @@ from pathlib import Path
 from nsqtools.errors import ConfigurationError
 from nsqtools.services.archive.durable import blaming, sync_folder
 from nsqtools.services.archive.index import Head
+from nsqtools.services.file_lock import try_lock
 
 # Of fixed width: it is replaced in place, within one sector, which no crash tears.
 _LINE = "{pid:<10} writer {writer} {number:020d}\n"
@@ -30,16 +30,14 @@ class TopicLock:
     def __init__(self, folder: Path, topic: str, channel: str) -> None:
         self._path = folder / f".{topic}@{channel}.lock"
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(self._descriptor):
             holder = self._text().split()[:1]
             os.close(self._descriptor)
             raise ConfigurationError(
                 f"process {''.join(holder) or 'unknown'} archives channel {channel} of topic "
                 f"{topic} in {folder} already",
                 hint="One archiver does for a channel; give another one its own --work-dir.",
-            ) from None
+            )
         match = _PATTERN.fullmatch(self._text())
         self._last = Head(match[1], int(match[2])) if match else Head(uuid.uuid4().hex, 0)
         try:

@@ -16,7 +16,6 @@ that is killed loses its locks at once.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -29,6 +28,7 @@ from typing import Self
 
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.services.archive.durable import replace_file, write_all
+from nsqtools.services.file_lock import try_lock
 
 VERSION = 1
 JOB, LOCK = "job.json", "lock"
@@ -89,12 +89,10 @@ def in_use(folder: Path) -> Iterator[None]:
     except OSError as exc:
         raise OutputError(f"cannot write {path} ({exc.strerror})") from exc
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(descriptor):
             raise NsqError(
                 f"the ledger {folder} is in use by another run", hint="Wait until that has ended."
-            ) from None
+            )
         yield
     finally:
         os.close(descriptor)
@@ -155,20 +153,17 @@ class LedgerPart:
         os.close(self._descriptor)
 
     def _lock(self, until: float) -> None:
-        while True:
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
+        try:
+            while not try_lock(self._descriptor):
                 if time.monotonic() >= until:
                     raise NsqError(
                         f"partition {self.partition} is being published by another task, "
                         f"which has {self.path} locked",
                         hint="Set spark.speculation=false, and run a job once at a time.",
-                    ) from None
+                    )
                 time.sleep(POLL_S)
-            except OSError as exc:
-                raise OutputError(f"cannot lock {self.path} ({exc.strerror})") from exc
+        except OSError as exc:
+            raise OutputError(f"cannot lock {self.path} ({exc.strerror})") from exc
 
     def _read(self) -> Entry:
         """The last whole line; a torn one behind it is cut off, or it would spoil the next."""

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nsqtools.errors import OutputError
+from nsqtools.services.file_lock import try_lock
 
 PREFIX = "nsq-spark-"
 LOCK = "lock"
@@ -58,10 +59,9 @@ def remove_abandoned(parent: Path) -> None:
         except OSError:  # not a session's directory, or it was removed just now
             continue
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            if try_lock(lock):
+                shutil.rmtree(directory, ignore_errors=True)
+        except OSError:  # where files cannot be locked nobody knows who lives
             continue
-        else:
-            shutil.rmtree(directory, ignore_errors=True)
         finally:
             os.close(lock)

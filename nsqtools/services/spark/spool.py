@@ -17,7 +17,6 @@ Too much unread in the spool pauses the archiver, RDY 0, until half of it is rea
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -34,9 +33,10 @@ from nsqtools.errors import NsqError, OutputError
 from nsqtools.records.naming import FileNaming
 from nsqtools.records.rotation import Rotation
 from nsqtools.services.archive.archiver import Archiver, Source
-from nsqtools.services.archive.durable import sync_folder
+from nsqtools.services.archive.durable import replace_file, sync_folder
 from nsqtools.services.archive.finishing import Directories
 from nsqtools.services.archive.settings import THROUGHPUT, ArchiveSettings, Flush
+from nsqtools.services.file_lock import try_lock
 from nsqtools.services.limits import Limits
 
 log = logging.getLogger("nsqtools")
@@ -139,12 +139,10 @@ def _about(directory: Path) -> object:
 
 def _lock(directory: Path) -> int | None:
     descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    if try_lock(descriptor):
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
 class Spool:
@@ -186,8 +184,8 @@ class Spool:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._lock = self._wait_for_lock()
             if _about(self.directory) != self._settings.about():
-                (self.directory / ABOUT).write_text(json.dumps(self._settings.about()), "utf-8")
-                sync_folder(self.directory)
+                about = json.dumps(self._settings.about()).encode()
+                replace_file(self.directory / ABOUT, about, 0o666)
                 sync_folder(self._settings.folder)
         except OSError as exc:
             raise OutputError(f"cannot use {exc.filename} ({exc.strerror})") from exc

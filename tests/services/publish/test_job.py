@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plugins.clients import bodies_in
 from plugins.daemons import GoNsqd
 from plugins.network import Proxy
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import wait_until
 
-from nsqtools import ClientOptions, Consumer
+from nsqtools import ClientOptions
 from nsqtools.client.spread import Mode
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.services.publish.batch import Counts
@@ -39,25 +40,13 @@ def run_job(path: str, addresses: Sequence[str], **options: Any) -> Counts:
     return PublishJob("events", addresses, paths=[path], **options).run()
 
 
-def bodies_in(nsqd: GoNsqd, count: int) -> list[bytes]:
-    """Consume ``count`` messages of the topic, sorted."""
-    bodies: list[bytes] = []
-    with Consumer("events", "check", nsqd_tcp_addresses=[nsqd.tcp_address]) as consumer:
-        for batch in consumer.batches(timeout_s=5):
-            bodies += [message.body for message in batch]
-            batch.finish()
-            if len(bodies) >= count:
-                break
-    return sorted(bodies)
-
-
 def test_every_record_arrives_whole(nsqd: GoNsqd, write_input: Callable[[bytes], str]) -> None:
     records = [b"plain", b"\x00nul", b"\xff\xfe not UTF-8", b"x" * 1_000_000, b"cr\r", b"last"]
 
     counts = run_job(write_input(b"\n".join(records)), [nsqd.tcp_address])
 
     assert counts == Counts(confirmed=6)
-    assert bodies_in(nsqd, 6) == sorted(records)
+    assert bodies_in(nsqd, "events", 6) == sorted(records)
 
 
 def test_empty_records_are_skipped_and_long_ones_rejected_before_they_are_sent(
@@ -71,7 +60,7 @@ def test_empty_records_are_skipped_and_long_ones_rejected_before_they_are_sent(
     assert counts == Counts(confirmed=2, rejected=1, skipped=1)
     assert warnings == ["record 3 is rejected: 2000000 bytes are above the limit of 1048576"]
     assert (tmp_path / "unsent").read_bytes() == b"x" * 2_000_000 + b"\n"
-    assert bodies_in(nsqd, 2) == [b"one", b"two"]
+    assert bodies_in(nsqd, "events", 2) == [b"one", b"two"]
 
 
 def test_a_record_that_only_nsqd_finds_too_long_does_not_take_its_neighbours_along(
@@ -84,7 +73,7 @@ def test_a_record_that_only_nsqd_finds_too_long_does_not_take_its_neighbours_alo
     counts = run_job(write_input(b"\n".join(records)), [nsqd.tcp_address])
 
     assert counts == Counts(confirmed=39, rejected=1)
-    assert bodies_in(nsqd, 39) == sorted(records[:17] + records[18:])
+    assert bodies_in(nsqd, "events", 39) == sorted(records[:17] + records[18:])
 
 
 def test_json_lines_are_read_and_what_is_none_is_rejected(
@@ -96,7 +85,7 @@ def test_json_lines_are_read_and_what_is_none_is_rejected(
     counts = run_job(path, [nsqd.tcp_address], is_jsonl=True, warn=warnings.append)
 
     assert counts == Counts(confirmed=2, rejected=2)
-    assert bodies_in(nsqd, 2) == [b"a\nb", b"\xff"]
+    assert bodies_in(nsqd, "events", 2) == [b"a\nb", b"\xff"]
     assert [warning.split(":")[0] for warning in warnings] == [
         "record 2 is rejected",
         "record 4 is rejected",

@@ -18,12 +18,12 @@ from typing import NamedTuple
 import pytest
 from plugins.archives import write_archive
 from plugins.cli import Result, RunNsq
+from plugins.clients import bodies_in
 from plugins.http_api import Nsqd
 from plugins.spark import QUICK_JVM
 from plugins.waiting import wait_until
 
 import nsqtools
-from nsqtools import Consumer
 from nsqtools.protocol.message import WireMessage
 
 TIMEOUT_S = 180.0
@@ -167,16 +167,4 @@ def test_an_archive_becomes_parquet_and_messages_again(
 
     replayed = on_cluster("replay", output, "--nsqd-tcp-address", nsqd.tcp_address)
     assert replayed.status == 0, replayed.err
-    assert sorted(bodies_in(nsqd, "clicks", len(expected))) == expected
-
-
-def bodies_in(nsqd: Nsqd, topic: str, count: int) -> list[bytes]:
-    """Consume ``count`` messages."""
-    bodies: list[bytes] = []
-    with Consumer(topic, "check", nsqd_tcp_addresses=[nsqd.tcp_address]) as consumer:
-        for batch in consumer.batches(timeout_s=5):
-            bodies += [message.body for message in batch]
-            batch.finish()
-            if len(bodies) >= count:
-                break
-    return bodies
+    assert bodies_in(nsqd, "clicks", len(expected)) == expected

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
+from plugins.clients import bodies_in
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.http_api import Nsqd
 from plugins.waiting import wait_until
 
-from nsqtools import Consumer
 from nsqtools.errors import NsqError
 from nsqtools.records.envelope import decode_body
 from nsqtools.services.spark.failures import spark_errors
@@ -27,18 +27,6 @@ if TYPE_CHECKING:
     from nsqtools.services.spark.settings import SparkSettings
 
 KINDS = [b"a\nb", b"\0", b"\xff\xfe\x80", b"x", bytes(range(256)) * 4096, "ü".encode(), b" "]
-
-
-def bodies_in(nsqd: Nsqd, topic: str, count: int) -> list[bytes]:
-    """Consume ``count`` messages, sorted."""
-    bodies: list[bytes] = []
-    with Consumer(topic, "check", nsqd_tcp_addresses=[nsqd.tcp_address]) as consumer:
-        for batch in consumer.batches(timeout_s=5):
-            bodies += [message.body for message in batch]
-            batch.finish()
-            if len(bodies) >= count:
-                break
-    return sorted(bodies)
 
 
 @pytest.fixture

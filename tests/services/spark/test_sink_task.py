@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plugins.clients import bodies_in
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
@@ -19,7 +20,7 @@ from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.servers import Serve
 from plugins.waiting import wait_until
 
-from nsqtools import ClientOptions, Consumer
+from nsqtools import ClientOptions
 from nsqtools.client.spread import Mode
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError, RefusedError
 from nsqtools.records.envelope import Envelope, decode
@@ -69,18 +70,6 @@ def make_plan(*addresses: str, topic: str | None = "clicks", **changes: Any) -> 
 
 def run(plan: SinkPlan, *chunks: Chunk, attempt: int = 0) -> Report:
     return PublishTask(plan, 0, attempt).run(iter(chunks))
-
-
-def bodies_in(nsqd: Nsqd, topic: str, count: int) -> list[bytes]:
-    """Consume ``count`` messages, sorted."""
-    bodies: list[bytes] = []
-    with Consumer(topic, "check", nsqd_tcp_addresses=[nsqd.tcp_address]) as consumer:
-        for batch in consumer.batches(timeout_s=5):
-            bodies += [message.body for message in batch]
-            batch.finish()
-            if len(bodies) >= count:
-                break
-    return sorted(bodies)
 
 
 def test_bodies_of_every_kind_arrive(any_nsqd: Callable[..., Nsqd]) -> None:

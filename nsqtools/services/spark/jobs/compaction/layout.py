@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from pathlib import Path
 
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.services.archive.durable import sync_folder
+from nsqtools.services.file_lock import try_lock
 from nsqtools.services.spark.jobs.compaction.inventory import Slot
 
 SUMMARIES = "_compaction"
@@ -91,10 +91,8 @@ class Output:
         with blaming(self.root):
             (self.root / SUMMARIES).mkdir(parents=True, exist_ok=True)
             with (self.root / SUMMARIES / LOCK).open("a") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise OutputError(f"another compaction writes to {self.root}") from None
+                if not try_lock(file.fileno()):
+                    raise OutputError(f"another compaction writes to {self.root}")
                 yield
 
     def recover(self) -> None:

@@ -7,7 +7,6 @@ day are gathered in ``_compaction/<date>.json``, which is made anew from them an
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nsqtools.errors import OutputError
+from nsqtools.services.archive.durable import replace_file
 from nsqtools.services.spark.jobs.compaction.inventory import Content, Slot
 from nsqtools.services.spark.jobs.compaction.layout import (
     MANIFEST,
@@ -143,14 +143,8 @@ def summarise(output: Output, manifests: Iterable[Manifest]) -> None:
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:
-    """Replace a file as a whole, durably."""
-    beside = path.with_name(f".{path.name}")
     with blaming(path):
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(_text(document))
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        replace_file(path, _text(document).encode(), 0o666)
 
 
 def _text(document: Mapping[str, Any]) -> str:

@@ -8,9 +8,7 @@ would say so. So both are marked with one identity, and anything else is refused
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.services.archive.durable import replace_file
+from nsqtools.services.file_lock import try_lock
 from nsqtools.services.spark.jobs.ingestion.leftovers import remove_leftovers
 
 OUTPUT_MARK = "_ingest.json"
@@ -48,10 +48,8 @@ def taken_places(source: str, output: Path, checkpoint: Path) -> Iterator[None]:
     except OSError as exc:
         raise OutputError(f"cannot write {exc.filename} ({exc.strerror})") from exc
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OutputError(f"another nsq spark ingest uses {checkpoint}") from None
+        if not try_lock(file.fileno()):
+            raise OutputError(f"another nsq spark ingest uses {checkpoint}")
         remove_leftovers(output)
         yield
         remove_leftovers(output)
@@ -128,9 +126,4 @@ def _read(path: Path) -> Mark | None:
 
 def _write(path: Path, mark: Mark) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(mark), indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    replace_file(path, (json.dumps(asdict(mark), indent=2) + "\n").encode(), 0o666)
