@@ -28,6 +28,7 @@ pytest_plugins = [
     "plugins.pairs",
     "plugins.real_logs",
     "plugins.screens",
+    "plugins.scripted_lookupd",
     "plugins.scripted_nsqd",
     "plugins.servers",
     "plugins.shells",

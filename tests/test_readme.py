@@ -47,9 +47,9 @@ SHELL = ("sh", "console", "cron")
 NOT_RUN = {
     "tests/run": "it is what runs this test",
     "docker build": "there is no Docker engine; tests/docker runs its steps",
-    "$SPARK_HOME/sbin": "tests/services/spark/test_cluster.py runs a master and two workers",
-    "nsq spark doctor --master": "tests/services/spark/test_cluster.py does",
-    "nsq spark compact /mnt": "tests/services/spark/test_cluster.py runs jobs there",
+    "$SPARK_HOME/sbin": "tests/spark/test_cluster.py runs a master and two workers",
+    "nsq spark doctor --master": "tests/spark/test_cluster.py does",
+    "nsq spark compact /mnt": "tests/spark/test_cluster.py runs jobs there",
 }
 
 INTERRUPTED = {"nsq nsqd": 0}

@@ -32,7 +32,11 @@ HEAVY = {
 LIBRARY = {
     "nsqtools.client.connection",
     "nsqtools.server",
-    "nsqtools.services",
+    "nsqtools.archive",
+    "nsqtools.cluster",
+    "nsqtools.http",
+    "nsqtools.publish",
+    "nsqtools.spark",
     "nsqtools.transport",
 }
 

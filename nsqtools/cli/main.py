@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
     except Exception as error:
         _settle_stdout()
-        from nsqtools.cli.failures import report
+        from nsqtools.cli.running.failures import report
 
         debug = "--debug" in arguments or bool(os.environ.get("NSQ_DEBUG"))
         return report(error, sys.stderr, debug=debug)
@@ -46,7 +46,7 @@ def at_the_door(arguments: Sequence[str]) -> str | None:
 
         return f"nsq {__version__}\n"
     if first == "--help":
-        from nsqtools.cli.help import rendered_for_stdout, root_page
+        from nsqtools.cli.parsing.help import rendered_for_stdout, root_page
 
         return rendered_for_stdout(root_page())
     return None
@@ -66,7 +66,7 @@ def _run(arguments: Sequence[str]) -> int:
 
     import gc
 
-    from nsqtools.cli.app import run
+    from nsqtools.cli.parsing.app import run
 
     # messages come and go by the hundred thousand a second and form no cycles
     gc.set_threshold(*GC_THRESHOLDS)

@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from nsqtools.client.handshake import client_tls_context
-from nsqtools.client.nsqlookupd_http import Lookup, NsqlookupdHTTPClient
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import DeadlineExceeded, NsqError
+from nsqtools.http.nsqlookupd_http import Lookup, NsqlookupdHTTPClient
 from nsqtools.protocol.addresses import LOOKUPD_HTTP_PORT, Address, http_url, parse_address
 
 if TYPE_CHECKING:

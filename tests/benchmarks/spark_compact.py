@@ -27,12 +27,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from plugins.archives import write_archive
 
 from nsqtools.protocol.message import WireMessage
-from nsqtools.services.spark.jobs.compaction.job import prepare
-from nsqtools.services.spark.jobs.compaction.layout import Output
-from nsqtools.services.spark.jobs.compaction.partition import Reading
-from nsqtools.services.spark.jobs.compaction.plan import Selection
-from nsqtools.services.spark.session import spark_session
-from nsqtools.services.spark.settings import SparkSettings
+from nsqtools.spark.jobs.compaction.job import prepare
+from nsqtools.spark.jobs.compaction.layout import Output
+from nsqtools.spark.jobs.compaction.partition import Reading
+from nsqtools.spark.jobs.compaction.plan import Selection
+from nsqtools.spark.session import spark_session
+from nsqtools.spark.settings import SparkSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -27,8 +27,8 @@ from plugins.daemons import GO_PROGRAMS, GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 
-from nsqtools.services.spark.session import spark_session
-from nsqtools.services.spark.settings import SparkSettings
+from nsqtools.spark.session import spark_session
+from nsqtools.spark.settings import SparkSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -33,8 +33,8 @@ from plugins.archives import Writer
 from plugins.daemons import GoNsqd
 
 from nsqtools.protocol.message import WireMessage
-from nsqtools.services.spark.session import spark_session
-from nsqtools.services.spark.settings import SparkSettings
+from nsqtools.spark.session import spark_session
+from nsqtools.spark.settings import SparkSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

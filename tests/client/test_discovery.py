@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from nsqtools.client.discovery import Discovery
-from nsqtools.client.nsqlookupd_http import decode_lookup
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, ProtocolError
+from nsqtools.http.nsqlookupd_http import decode_lookup
 from nsqtools.protocol.addresses import Address
 
 PRODUCER = {

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from plugins.archives import write_archive
 from plugins.damage import CHANGE, Change, damaged
 
+from nsqtools.archive.layout import index_of
+from nsqtools.archive.reader import find_archives, read_messages
 from nsqtools.protocol.message import WireMessage
-from nsqtools.services.archive.layout import index_of
-from nsqtools.services.archive.reader import find_archives, read_messages
-from nsqtools.services.spark.archives.batch import plan_batch
-from nsqtools.services.spark.archives.damage import read_damage
-from nsqtools.services.spark.archives.reading import read_partition
-from nsqtools.services.spark.archives.settings import OnDamage, ReadSettings
+from nsqtools.spark.archives.batch import plan_batch
+from nsqtools.spark.archives.damage import read_damage
+from nsqtools.spark.archives.reading import read_partition
+from nsqtools.spark.archives.settings import OnDamage, ReadSettings
 
 MESSAGES = [WireMessage(1000 + n, 1, b"%016x" % n, b"body %d \xff" % n) for n in range(30)] + [
     WireMessage(2000 + n, 1, b"%016x" % n, b"body %d" % n) for n in range(30)

@@ -39,7 +39,7 @@ from nsqtools.server.embedded import EmbeddedNsqd
 
 assert nsqtools.__file__.startswith(sys.prefix), nsqtools.__file__
 for module in pkgutil.walk_packages(nsqtools.__path__, "nsqtools."):
-    if not module.name.startswith(("nsqtools.services.spark", "nsqtools.__main__")):
+    if not module.name.startswith(("nsqtools.spark", "nsqtools.__main__")):
         importlib.import_module(module.name)
 with EmbeddedNsqd() as nsqd:
     with nsqtools.Producer(nsqd.tcp_address) as producer:
@@ -131,7 +131,7 @@ def test_both_have_every_file_of_the_package(built: Distributions) -> None:
 
 def place_in_checkout(name: str) -> str:
     """Where a file of the wheel is kept: what Spark wants at the top has a place of its own."""
-    return f"nsqtools/services/spark/top_level/{name}" if name.startswith("pyspark_") else name
+    return f"nsqtools/spark/top_level/{name}" if name.startswith("pyspark_") else name
 
 
 def test_the_metadata_says_what_the_project_says(built: Distributions) -> None:

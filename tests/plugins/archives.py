@@ -12,12 +12,12 @@ from typing import Any
 
 from plugins.http_api import Nsqd
 
+from nsqtools.archive.compression import gzip_members
+from nsqtools.archive.finishing import Directories, finish
+from nsqtools.archive.index import Head
+from nsqtools.archive.part_file import PartFile
 from nsqtools.protocol.message import WireMessage
 from nsqtools.records.envelope import encode_many
-from nsqtools.services.archive.compression import gzip_members
-from nsqtools.services.archive.finishing import Directories, finish
-from nsqtools.services.archive.index import Head
-from nsqtools.services.archive.part_file import PartFile
 
 
 def write_archive(

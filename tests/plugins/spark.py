@@ -23,7 +23,7 @@ from plugins.cli import Result
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from nsqtools.services.spark.settings import SparkSettings
+    from nsqtools.spark.settings import SparkSettings
 
 SPARK_FIXTURES = {"spark", "spark_env"}
 
@@ -40,7 +40,7 @@ CONF = {
 
 @pytest.fixture(scope="session")
 def spark_settings(tmp_path_factory: pytest.TempPathFactory) -> SparkSettings:
-    from nsqtools.services.spark.settings import SparkSettings
+    from nsqtools.spark.settings import SparkSettings
 
     log_file = tmp_path_factory.mktemp("spark-log") / "spark.log"
     return SparkSettings("local[2,4]", "tests", "1g", CONF, log_file)
@@ -49,7 +49,7 @@ def spark_settings(tmp_path_factory: pytest.TempPathFactory) -> SparkSettings:
 @pytest.fixture(scope="session")
 def spark(spark_settings: SparkSettings) -> Iterator[SparkSession]:
     """The session of this run."""
-    from nsqtools.services.spark.session import spark_session
+    from nsqtools.spark.session import spark_session
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("JAVA_TOOL_OPTIONS", "SPARK_CONF_DIR", "SPARK_LOCAL_DIRS", "SPARK_HOME"):
@@ -69,8 +69,8 @@ def run_spark(
 ) -> RunSpark:
     """Run ``nsq spark ARGS`` with the session `spark`, to its end."""
     from nsqtools.cli.main import main
-    from nsqtools.services.spark import session
-    from nsqtools.services.spark.failures import spark_errors
+    from nsqtools.spark import session
+    from nsqtools.spark.failures import spark_errors
 
     @contextmanager
     def shared(settings: SparkSettings) -> Iterator[SparkSession]:
@@ -100,8 +100,8 @@ def spark_env(nsq_env: dict[str, str], tmp_path: Path) -> dict[str, str]:
 def missing_spark() -> str:
     """One line that says why Spark cannot run here, or ``""``."""
     from nsqtools.errors import NsqError
-    from nsqtools.services.spark.java import find_java
-    from nsqtools.services.spark.session import require_pyspark
+    from nsqtools.spark.java import find_java
+    from nsqtools.spark.session import require_pyspark
 
     try:
         require_pyspark()

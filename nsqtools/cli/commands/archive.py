@@ -12,11 +12,11 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from nsqtools.cli.commands.archive_options import Delimiter, Since, Until, time_range
-from nsqtools.cli.exit_status import ExitStatus
-from nsqtools.cli.output import ByteWriter, write_listing
-from nsqtools.cli.params import Json
-from nsqtools.cli.runtime import Runtime, Session
+from nsqtools.cli.options.archive_options import Delimiter, Since, Until, time_range
+from nsqtools.cli.options.params import Json
+from nsqtools.cli.render.output import ByteWriter, write_listing
+from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import OutputError
 
 NS = 1_000_000_000
@@ -52,8 +52,8 @@ def verify(paths: Paths, *, runtime: Session) -> int:
     Examples:
         nsq archive verify /var/nsq
     """
-    from nsqtools.services.archive.reader import find_archives
-    from nsqtools.services.archive.repair import verify as verify_archive
+    from nsqtools.archive.reader import find_archives
+    from nsqtools.archive.repair import verify as verify_archive
 
     archives = find_archives(paths)
     verdicts = [verify_archive(archive) for archive in archives]
@@ -75,11 +75,11 @@ def repair(paths: Paths, delimiter: Delimiter = None, *, runtime: Session) -> in
     Examples:
         nsq archive repair /var/nsq
     """
-    from nsqtools.services.archive.finishing import Directories
-    from nsqtools.services.archive.reader import find_archives
-    from nsqtools.services.archive.recovery import recover
-    from nsqtools.services.archive.repair import repair as repair_archive
-    from nsqtools.services.archive.repair import verify as verify_archive
+    from nsqtools.archive.finishing import Directories
+    from nsqtools.archive.reader import find_archives
+    from nsqtools.archive.recovery import recover
+    from nsqtools.archive.repair import repair as repair_archive
+    from nsqtools.archive.repair import verify as verify_archive
 
     archives = find_archives(paths)
     for path in paths:
@@ -115,8 +115,8 @@ def cat(
         nsq archive cat /var/nsq/clicks.*.log.gz | jq .body
         nsq archive cat /var/nsq --since -2h --bodies
     """
+    from nsqtools.archive.reader import find_archives, read_messages
     from nsqtools.records.envelope import encode_many
-    from nsqtools.services.archive.reader import find_archives, read_messages
 
     ending = b"\n" if delimiter is None else delimiter
     within = time_range(since, until)
@@ -142,8 +142,8 @@ def info(paths: Paths, json: Json = False, *, runtime: Session) -> int:
         nsq archive info /var/nsq
         nsq archive info clicks.log.gz --json
     """
-    from nsqtools.services.archive.reader import find_archives
-    from nsqtools.services.archive.scan import scan_members
+    from nsqtools.archive.reader import find_archives
+    from nsqtools.archive.scan import scan_members
 
     rows = []
     for archive in find_archives(paths):

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.bench_options import (
+from nsqtools.cli.options.bench_options import (
     FOR_S,
     WINDOW,
     Batch,
@@ -21,17 +21,17 @@ from nsqtools.cli.bench_options import (
     WarmUp,
     Window,
 )
-from nsqtools.cli.exit_status import ExitStatus
-from nsqtools.cli.params import Json
-from nsqtools.cli.progress import Progress
-from nsqtools.cli.runtime import Runtime, Session
-from nsqtools.cli.signals import stopping
-from nsqtools.cli.subscribing import Create, look_before
+from nsqtools.cli.options.params import Json
+from nsqtools.cli.options.subscribing import Create, look_before
+from nsqtools.cli.render.progress import Progress
+from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.signals import stopping
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from nsqtools.services.bench.plan import Plan
+    from nsqtools.bench.plan import Plan
 
 BACKLOG_TO_DRAIN = 200_000
 
@@ -60,7 +60,7 @@ def pub(
         nsq bench pub --size 100-2KiB --batch 50 --connections 2 --for 30s --snappy
         nsq bench pub --rate 1000 --batch 1 --json
     """
-    from nsqtools.services.bench.plan import Mode
+    from nsqtools.bench.plan import Mode
 
     plan = load.plan(
         Mode.PUB,
@@ -94,7 +94,7 @@ def sub(
         nsq bench sub --count 1000000 --connections 2 --max-in-flight 500
         nsq bench sub --tls --tls-ca-file ca.pem --json
     """
-    from nsqtools.services.bench.plan import Mode
+    from nsqtools.bench.plan import Mode
 
     plan = load.plan(Mode.SUB, count=count, for_s=for_)
     return measure(runtime, load, plan, json=json, create=create)
@@ -128,7 +128,7 @@ def e2e(
         nsq bench e2e --rate 20000 --batch 20 --for 1m --connections 2
         nsq bench e2e --embedded --count 100000 --json
     """
-    from nsqtools.services.bench.plan import Mode
+    from nsqtools.bench.plan import Mode
 
     plan = load.plan(
         Mode.E2E,
@@ -144,9 +144,9 @@ def e2e(
 
 def measure(runtime: Runtime, load: Load, plan: Plan, *, json: bool, create: bool = False) -> int:
     """Run ``plan`` and print its report; the exit status is 1 when messages are missing."""
-    from nsqtools.cli.bench_output import how_far, write_report
-    from nsqtools.services.bench.bench import Bench
-    from nsqtools.services.bench.plan import Mode
+    from nsqtools.bench.bench import Bench
+    from nsqtools.bench.plan import Mode
+    from nsqtools.cli.render.bench_output import how_far, write_report
 
     with ExitStack() as stack:
         if load.embedded:

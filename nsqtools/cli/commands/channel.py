@@ -5,7 +5,10 @@ The services are imported when a command runs, for the help pages do not need th
 
 from __future__ import annotations
 
-from nsqtools.cli.administering import (
+from nsqtools.cli.options.cluster_connection import ClusterConnection
+from nsqtools.cli.options.params import Json
+from nsqtools.cli.render.listing import ListedTopics, list_channels, show_channel
+from nsqtools.cli.running.administering import (
     ChannelPatterns,
     DryRun,
     NewChannels,
@@ -15,10 +18,7 @@ from nsqtools.cli.administering import (
     Yes,
     change_channels,
 )
-from nsqtools.cli.cluster_connection import ClusterConnection
-from nsqtools.cli.listing import ListedTopics, list_channels, show_channel
-from nsqtools.cli.params import Json
-from nsqtools.cli.runtime import Session
+from nsqtools.cli.running.runtime import Session
 
 
 def list_(

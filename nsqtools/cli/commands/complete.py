@@ -14,9 +14,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from nsqtools.cli.cluster_connection import ClusterConnection, ClusterSettings
-from nsqtools.cli.output import ByteWriter
-from nsqtools.cli.runtime import Runtime, Session
+from nsqtools.cli.options.cluster_connection import ClusterConnection, ClusterSettings
+from nsqtools.cli.render.output import ByteWriter
+from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import NsqError
 
 TIMEOUT_S = 0.8  # for a daemon; what another one answered in time is still shown
@@ -68,8 +68,8 @@ def find_names(kind: Kind, topic: str, cluster: ClusterSettings, runtime: Runtim
         from nsqtools.settings import config_path, profile_names
 
         return profile_names(config_path(runtime.environ))
+    from nsqtools.cluster.names import channel_names, topic_names
     from nsqtools.protocol.names import is_valid_name
-    from nsqtools.services.names import channel_names, topic_names
 
     with cluster.open(min(TIMEOUT_S, cluster.timeout_s)) as opened:
         names = topic_names(opened) if kind is Kind.topics else channel_names(opened, topic)

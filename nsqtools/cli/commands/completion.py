@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from nsqtools.cli.help import HelpPage, rendered_for_stdout
+from nsqtools.cli.parsing.help import HelpPage, rendered_for_stdout
 
 TYPE_CHECKING = False  # importing typing would triple the time
 if TYPE_CHECKING:

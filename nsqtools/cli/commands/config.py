@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 from typer import Argument
 
-from nsqtools.cli.cluster_connection import ClusterConnection
-from nsqtools.cli.listing import tell_left_out
-from nsqtools.cli.output import write_json, write_listing
-from nsqtools.cli.params import Json
-from nsqtools.cli.runtime import Runtime, Session
+from nsqtools.cli.options.cluster_connection import ClusterConnection
+from nsqtools.cli.options.params import Json
+from nsqtools.cli.render.listing import tell_left_out
+from nsqtools.cli.render.output import write_json, write_listing
+from nsqtools.cli.running.runtime import Runtime, Session
 
 OptionName = Annotated[
     str, Argument(metavar="OPTION", help="Name as in nsqd's configuration file: log_level.")
@@ -27,7 +27,7 @@ def get(
         nsq config get max_rdy_count
         nsq config get nsqlookupd_tcp_addresses --json
     """
-    from nsqtools.services.nsqd_config import get_option
+    from nsqtools.cluster.nsqd_config import get_option
 
     with cluster.open() as opened:
         values, failures = get_option(opened, option)
@@ -51,7 +51,7 @@ def set_(
         nsq config set log_level debug
         nsq config set nsqlookupd_tcp_addresses lookup-1:4160,lookup-2:4160
     """
-    from nsqtools.services.nsqd_config import set_option
+    from nsqtools.cluster.nsqd_config import set_option
 
     with cluster.open() as opened:
         values, failures = set_option(opened, option, value)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 
 from typer import Context, Option
 
-from nsqtools.cli.addresses import (
+from nsqtools.cli.options.addresses import (
     KINDS,
     AddressMap,
     LookupdHttpAddresses,
@@ -22,13 +22,13 @@ from nsqtools.cli.addresses import (
     NsqdTcpAddresses,
     given_addresses,
 )
-from nsqtools.cli.client_flags import ClientFlags, flag_statements, opt_statements
-from nsqtools.cli.connection import MaxInFlight, client_opt, profile_keys
-from nsqtools.cli.inject import From
-from nsqtools.cli.output import Cell, write_json, write_listing
-from nsqtools.cli.params import OUTPUT, Json
-from nsqtools.cli.profile import Profile, origin_of, setting_in_force, setting_of
-from nsqtools.cli.runtime import Session
+from nsqtools.cli.options.client_flags import ClientFlags, flag_statements, opt_statements
+from nsqtools.cli.options.connection import MaxInFlight, client_opt, profile_keys
+from nsqtools.cli.options.params import OUTPUT, Json
+from nsqtools.cli.options.profile import Profile, origin_of, setting_in_force, setting_of
+from nsqtools.cli.parsing.inject import From
+from nsqtools.cli.render.output import Cell, write_json, write_listing
+from nsqtools.cli.running.runtime import Session
 from nsqtools.client.statements import OPTION_OF_FLAG, Statement, settle
 from nsqtools.settings import Origin, config_path, profile_names
 

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from typer import Option
 
-from nsqtools.cli.exit_status import ExitStatus
-from nsqtools.cli.runtime import Runtime, Session
-from nsqtools.cli.signals import stopping
+from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.signals import stopping
 
 WithSpark = Annotated[
     bool,
@@ -32,9 +32,9 @@ def demo(spark: WithSpark = True, *, runtime: Session) -> int:
         nsq demo
         nsq demo --no-spark
     """
-    from nsqtools.services.demo.spark import missing, run_pipeline
-    from nsqtools.services.demo.stage import DemoStopped, Stage
-    from nsqtools.services.demo.story import Story
+    from nsqtools.demo.spark import missing, run_pipeline
+    from nsqtools.demo.stage import DemoStopped, Stage
+    from nsqtools.demo.story import Story
 
     stage = Stage(runtime.environ)
     teller = Page(runtime)

@@ -10,16 +10,16 @@ from typing import Annotated
 
 from typer import Argument, Context, Option
 
-from nsqtools.cli.administering import SAFETY, DryRun, Yes
-from nsqtools.cli.client_flags import ClientFlags, flag_statements
-from nsqtools.cli.confirm import confirm
-from nsqtools.cli.exit_status import ExitStatus
-from nsqtools.cli.inject import From
-from nsqtools.cli.output import write_json
-from nsqtools.cli.params import Json
-from nsqtools.cli.profile import Profile
-from nsqtools.cli.runtime import Session
-from nsqtools.cli.signals import stopping
+from nsqtools.cli.options.client_flags import ClientFlags, flag_statements
+from nsqtools.cli.options.params import Json
+from nsqtools.cli.options.profile import Profile
+from nsqtools.cli.parsing.inject import From
+from nsqtools.cli.render.output import write_json
+from nsqtools.cli.running.administering import SAFETY, DryRun, Yes
+from nsqtools.cli.running.confirm import confirm
+from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.runtime import Session
+from nsqtools.cli.running.signals import stopping
 from nsqtools.client.statements import settle
 
 IN_FLIGHT = 500
@@ -76,8 +76,8 @@ def drain(
     """
     from nsqtools.client.handshake import client_tls_context
     from nsqtools.client.options import ClientOptions
-    from nsqtools.services.cluster import Cluster, Places, place_of
-    from nsqtools.services.drain import Drain, plan_lines
+    from nsqtools.cluster.directory import Cluster, Places, place_of
+    from nsqtools.cluster.drain import Drain, plan_lines
 
     defaults = ClientOptions(max_in_flight=IN_FLIGHT, output_buffer_timeout_s=0.025)
     options = defaults.with_options(settings)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from nsqtools.cli.administering import OneTopic
-from nsqtools.cli.cluster_connection import ClusterConnection
-from nsqtools.cli.exit_status import ExitStatus
-from nsqtools.cli.listing import tell_left_out
-from nsqtools.cli.output import write_json, write_listing
-from nsqtools.cli.params import Json
-from nsqtools.cli.runtime import Session
+from nsqtools.cli.options.cluster_connection import ClusterConnection
+from nsqtools.cli.options.params import Json
+from nsqtools.cli.render.listing import tell_left_out
+from nsqtools.cli.render.output import write_json, write_listing
+from nsqtools.cli.running.administering import OneTopic
+from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.runtime import Session
 
 NODES = ("node", "nsqd", "hostname", "version", "topics", "tombstoned", "lookupds", "state")
 INFO = ("node", "version", "hostname", "broadcast_address", "tcp_port", "http_port", "start_time")
@@ -28,7 +28,7 @@ def nodes(json: Json = False, *, cluster: ClusterConnection, runtime: Session) -
         nsq nodes --lookupd-http-address lookup-1:4161 --lookupd-http-address lookup-2:4161
         nsq nodes --json | jq -r '.[] | select(.error != "") | .address'
     """
-    from nsqtools.services.nodes import list_nodes
+    from nsqtools.cluster.nodes import list_nodes
 
     with cluster.open() as opened:
         found, failures = list_nodes(opened)
@@ -57,7 +57,7 @@ def lookup(
         nsq lookup clicks --lookupd-http-address lookup:4161
         nsq lookup clicks --json | jq -r '.nodes[].nsqd'
     """
-    from nsqtools.services.nodes import lookup_topic
+    from nsqtools.cluster.nodes import lookup_topic
 
     with cluster.open() as opened:
         where = lookup_topic(opened, topic)
@@ -83,7 +83,7 @@ def ping(json: Json = False, *, cluster: ClusterConnection, runtime: Session) ->
         nsq ping
         nsq ping --lookupd-http-address lookup:4161
     """
-    from nsqtools.services.nodes import ping as ping_all
+    from nsqtools.cluster.nodes import ping as ping_all
 
     with cluster.open() as opened:
         pongs = ping_all(opened)
@@ -112,7 +112,7 @@ def info(json: Json = False, *, cluster: ClusterConnection, runtime: Session) ->
         nsq info
         nsq info --nsqd-http-address nsqd-1:4151 --json
     """
-    from nsqtools.client.nsqd_http import NsqdHTTPClient
+    from nsqtools.http.nsqd_http import NsqdHTTPClient
 
     with cluster.open() as opened:
         answers, failures = opened.ask_nsqds(NsqdHTTPClient.info)

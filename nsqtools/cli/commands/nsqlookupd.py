@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nsqtools.cli.help import HelpPage
+    from nsqtools.cli.parsing.help import HelpPage
     from nsqtools.server.settings.go_flags import Flag
 
 DEPRECATED: dict[str, str] = {}
@@ -19,7 +19,7 @@ def nsqlookupd(arguments: list[str]) -> int:
     from nsqtools.server.settings.nsqlookupd_options import NsqlookupdOptions
 
     if arguments == ["--help"]:
-        from nsqtools.cli.help import rendered_for_stdout
+        from nsqtools.cli.parsing.help import rendered_for_stdout
 
         sys.stdout.write(rendered_for_stdout(page()))
         return 0
@@ -38,6 +38,6 @@ def flags() -> dict[str, Flag]:
 
 def page() -> HelpPage:
     """What ``nsq nsqlookupd --help`` shows."""
-    from nsqtools.cli.daemons import daemon_page
+    from nsqtools.cli.parsing.daemons import daemon_page
 
     return daemon_page("nsqlookupd", nsqlookupd.__doc__ or "", flags())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nsqtools.cli.params import Json
-from nsqtools.cli.runtime import Session
+from nsqtools.cli.options.params import Json
+from nsqtools.cli.running.runtime import Session
 
 
 def options(*, json: Json = False, runtime: Session) -> None:
@@ -18,6 +18,6 @@ def options(*, json: Json = False, runtime: Session) -> None:
         nsq tail -t clicks --consumer-opt max_attempts=10
         nsq pub -X list
     """
-    from nsqtools.cli.client_options import write_client_options
+    from nsqtools.cli.options.client_options import write_client_options
 
     write_client_options(runtime, json=json)

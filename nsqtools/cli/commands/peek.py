@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from nsqtools.cli.connection import ConsumerConnection
-from nsqtools.cli.output import ByteWriter
-from nsqtools.cli.params import LIMITS, ExitIdle, Json, Topic
-from nsqtools.cli.runtime import Session
+from nsqtools.cli.options.connection import ConsumerConnection
+from nsqtools.cli.options.params import LIMITS, ExitIdle, Json, Topic
+from nsqtools.cli.render.output import ByteWriter
+from nsqtools.cli.running.runtime import Session
 from nsqtools.records.envelope import encode_many
 from nsqtools.records.lines import encode_lines
 
@@ -49,10 +49,10 @@ def peek(
         nsq peek -t clicks -c archive
         nsq peek -t clicks -c archive -n 1 --json | jq .body
     """
+    from nsqtools.cluster.patterns import missing
+    from nsqtools.cluster.topics import check_subscription, inspect_topic
     from nsqtools.errors import NsqError
-    from nsqtools.services.patterns import missing
-    from nsqtools.services.peek import peek as peek_at
-    from nsqtools.services.topics import check_subscription, inspect_topic
+    from nsqtools.tail.peek import peek as peek_at
 
     report = inspect_topic(
         topic,

@@ -12,28 +12,28 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from nsqtools.cli import failures
-from nsqtools.cli.commands.delivery_options import (
+from nsqtools.cli.options.connection import ProducerConnection
+from nsqtools.cli.options.delivery_options import (
     DELIVERY,
     Rate,
     RetryTimeout,
     RetryUnknown,
     Spread,
 )
-from nsqtools.cli.connection import ProducerConnection
-from nsqtools.cli.exit_status import ExitStatus
-from nsqtools.cli.params import Topic
-from nsqtools.cli.progress import Progress
-from nsqtools.cli.runtime import Runtime, Session
-from nsqtools.cli.signals import stopping
+from nsqtools.cli.options.params import Topic
+from nsqtools.cli.render.progress import Progress
+from nsqtools.cli.running import failures
+from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.signals import stopping
 from nsqtools.client.spread import Mode
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.escapes import unescape
 from nsqtools.records.units import parse_span
 
 if TYPE_CHECKING:
-    from nsqtools.services.publish.batch import Counts
-    from nsqtools.services.publish.job import PublishJob
+    from nsqtools.publish.batch import Counts
+    from nsqtools.publish.job import PublishJob
 
 INPUT = "Input"
 
@@ -138,8 +138,8 @@ def pub(
         nsq tail -t clicks --json -n 1000 | nsq pub -t clicks-copy --format jsonl
         find . -print0 | nsq pub -t files -d '\\0' --rate 100
     """
-    from nsqtools.services.publish.job import PublishJob, UnsentFile
-    from nsqtools.services.publish.publisher import RETRY_TIMEOUT_S, PublishOptions
+    from nsqtools.publish.job import PublishJob, UnsentFile
+    from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishOptions
 
     check_topic(topic)
     ending = b"\n" if delimiter is None else delimiter

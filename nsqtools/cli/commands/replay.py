@@ -11,32 +11,32 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from nsqtools.cli import failures
-from nsqtools.cli.commands.archive_options import (
+from nsqtools.cli.options.archive_options import (
     SELECTION,
     Delimiter,
     Since,
     Until,
     time_range,
 )
-from nsqtools.cli.commands.delivery_options import (
+from nsqtools.cli.options.connection import ProducerConnection
+from nsqtools.cli.options.delivery_options import (
     DELIVERY,
     Rate,
     RetryTimeout,
     RetryUnknown,
     Spread,
 )
-from nsqtools.cli.commands.replay_options import DryRun, Topics, topic_map
-from nsqtools.cli.connection import ProducerConnection
-from nsqtools.cli.exit_status import ExitStatus
-from nsqtools.cli.progress import Progress
-from nsqtools.cli.runtime import Runtime, Session
-from nsqtools.cli.signals import stopping
+from nsqtools.cli.options.replay_options import DryRun, Topics, topic_map
+from nsqtools.cli.render.progress import Progress
+from nsqtools.cli.running import failures
+from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.signals import stopping
 from nsqtools.client.spread import Mode
 from nsqtools.records import filters
 
 if TYPE_CHECKING:
-    from nsqtools.services.replay.replay import Replay
+    from nsqtools.replay.replay import Replay
 
 
 def parse_speed(text: str) -> float:
@@ -133,11 +133,11 @@ def replay(
         nsq replay clicks.*.log.gz --since -2h --speed 10x
         nsq replay /var/nsq --checkpoint replay.json --rate 5000
     """
-    from nsqtools.services.archive.reader import find_archives
-    from nsqtools.services.publish.job import UnsentFile
-    from nsqtools.services.publish.publisher import RETRY_TIMEOUT_S, PublishOptions
-    from nsqtools.services.replay.checkpoint import Checkpoint
-    from nsqtools.services.replay.replay import Replay, Selection
+    from nsqtools.archive.reader import find_archives
+    from nsqtools.publish.job import UnsentFile
+    from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishOptions
+    from nsqtools.replay.checkpoint import Checkpoint
+    from nsqtools.replay.replay import Replay, Selection
 
     selection = Selection(
         time_range(since, until),

@@ -13,27 +13,27 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from nsqtools.cli.administering import SAFETY, DryRun, Yes
-from nsqtools.cli.commands.archive_options import SELECTION, Delimiter
-from nsqtools.cli.commands.spark_options import SkipDamaged, WorkDir, naming_skip_damaged
-from nsqtools.cli.compaction_output import (
+from nsqtools.cli.options.archive_options import SELECTION, Delimiter
+from nsqtools.cli.options.params import Json
+from nsqtools.cli.options.spark_options import SkipDamaged, WorkDir, naming_skip_damaged
+from nsqtools.cli.options.spark_session import SparkChoice, SparkOptions, job_progress, open_spark
+from nsqtools.cli.render.compaction_output import (
     delete_needless,
     show_plan,
     show_results,
     tell_outcome,
 )
-from nsqtools.cli.confirm import require_terminal
-from nsqtools.cli.params import Json
-from nsqtools.cli.runtime import Runtime, Session
-from nsqtools.cli.signals import stopping
-from nsqtools.cli.spark_session import SparkChoice, SparkOptions, job_progress, open_spark
+from nsqtools.cli.running.administering import SAFETY, DryRun, Yes
+from nsqtools.cli.running.confirm import require_terminal
+from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.signals import stopping
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.units import parse_span
 
 if TYPE_CHECKING:
-    from nsqtools.services.spark.jobs.compaction.inventory import Content
-    from nsqtools.services.spark.jobs.compaction.job import Compaction
-    from nsqtools.services.spark.jobs.compaction.partition import Reading
+    from nsqtools.spark.jobs.compaction.inventory import Content
+    from nsqtools.spark.jobs.compaction.job import Compaction
+    from nsqtools.spark.jobs.compaction.partition import Reading
 
 
 def parse_day(text: str) -> date:
@@ -140,10 +140,10 @@ def compact(
         nsq spark compact /var/nsq --output /data/nsq --day 2026-11-20 -t clicks
         nsq spark compact /var/nsq --output /data/nsq --delete-archives --yes
     """
-    from nsqtools.services.spark.jobs.compaction.job import prepare, refuse_open
-    from nsqtools.services.spark.jobs.compaction.layout import Output
-    from nsqtools.services.spark.jobs.compaction.partition import Reading
-    from nsqtools.services.spark.jobs.compaction.plan import Selection
+    from nsqtools.spark.jobs.compaction.job import prepare, refuse_open
+    from nsqtools.spark.jobs.compaction.layout import Output
+    from nsqtools.spark.jobs.compaction.partition import Reading
+    from nsqtools.spark.jobs.compaction.plan import Selection
 
     if day is not None and until_day is not None:
         raise ConfigurationError("--day and --until-day exclude each other")

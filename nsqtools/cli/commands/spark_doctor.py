@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from nsqtools.cli.cluster_connection import (
+from nsqtools.cli.options.cluster_connection import (
     DEFAULT_NSQD_HTTP_ADDRESS,
     ClusterConnection,
     ClusterSettings,
 )
-from nsqtools.cli.exit_status import ExitStatus
-from nsqtools.cli.failures import explain
-from nsqtools.cli.output import write_json, write_listing
-from nsqtools.cli.params import Json
-from nsqtools.cli.runtime import Runtime, Session
-from nsqtools.cli.spark_session import SparkChoice, SparkOptions, open_spark
+from nsqtools.cli.options.params import Json
+from nsqtools.cli.options.spark_session import SparkChoice, SparkOptions, open_spark
+from nsqtools.cli.render.output import write_json, write_listing
+from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.failures import explain
+from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import NsqError
 
 if TYPE_CHECKING:
-    from nsqtools.services.spark.doctor import Finding
+    from nsqtools.spark.doctor import Finding
 
 SharedDir = Annotated[
     Path | None,
@@ -56,7 +56,7 @@ def doctor(
         nsq spark doctor --shared-dir /mnt/nsq
         nsq spark doctor --master spark://master:7077 --lookupd-http-address lookup:4161
     """
-    from nsqtools.services.spark.doctor import FAILED
+    from nsqtools.spark.doctor import FAILED
 
     findings = [*examine(runtime, spark, shared_dir), *examine_nsqds(cluster)]
     if json:
@@ -72,7 +72,7 @@ def doctor(
 
 def examine(runtime: Runtime, spark: SparkChoice, shared_dir: Path | None) -> Iterator[Finding]:
     """This machine and, when a session can start, the executors."""
-    from nsqtools.services.spark.doctor import FAILED, OK, Finding, check_driver, check_executors
+    from nsqtools.spark.doctor import FAILED, OK, Finding, check_driver, check_executors
 
     here = list(check_driver())
     yield from here
@@ -91,8 +91,8 @@ def examine(runtime: Runtime, spark: SparkChoice, shared_dir: Path | None) -> It
 
 def examine_nsqds(cluster: ClusterSettings) -> Iterator[Finding]:
     """The nsqd that were named; where none was, the one of this machine if there is one."""
-    from nsqtools.services.spark.doctor import FAILED, Finding
-    from nsqtools.services.spark.doctor_nsqd import check_nsqds
+    from nsqtools.spark.doctor import FAILED, Finding
+    from nsqtools.spark.doctor_nsqd import check_nsqds
 
     try:
         with cluster.open() as opened:

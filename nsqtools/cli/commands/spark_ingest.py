@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from nsqtools.cli.commands.spark_options import SkipDamaged, WorkDir, naming_skip_damaged
-from nsqtools.cli.connection import ConsumerConnection
-from nsqtools.cli.exit_status import ExitStatus
-from nsqtools.cli.params import LIMITS, Channel, For
-from nsqtools.cli.progress import Progress
-from nsqtools.cli.report_output import tell_damage
-from nsqtools.cli.runtime import Runtime, Session
-from nsqtools.cli.signals import stopping
-from nsqtools.cli.spark_session import SparkOptions, open_spark
-from nsqtools.cli.subscribing import Create, look_before
+from nsqtools.cli.options.connection import ConsumerConnection
+from nsqtools.cli.options.params import LIMITS, Channel, For
+from nsqtools.cli.options.spark_options import SkipDamaged, WorkDir, naming_skip_damaged
+from nsqtools.cli.options.spark_session import SparkOptions, open_spark
+from nsqtools.cli.options.subscribing import Create, look_before
+from nsqtools.cli.render.progress import Progress
+from nsqtools.cli.render.report_output import tell_damage
+from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.signals import stopping
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.durations import format_duration
 from nsqtools.records.units import parse_span
 
 if TYPE_CHECKING:
-    from nsqtools.services.spark.archives.damage import Damage
-    from nsqtools.services.spark.jobs.ingestion.stream import Counts, Source
+    from nsqtools.spark.archives.damage import Damage
+    from nsqtools.spark.jobs.ingestion.stream import Counts, Source
 
 STREAM = "Stream"
 CHANNEL = "spark-ingest"
@@ -115,11 +115,11 @@ def ingest(
         nsq spark ingest -t clicks --output /data/clicks --checkpoint /data/clicks.checkpoint
         nsq spark ingest /var/nsq -o /data/nsq --checkpoint /data/nsq.checkpoint --once
     """
-    from nsqtools.services.spark.archives.damage import read_damage
-    from nsqtools.services.spark.connection_options import hand_on_secret
-    from nsqtools.services.spark.jobs.ingestion.places import taken_places
-    from nsqtools.services.spark.jobs.ingestion.stream import Follower, Sink, start_query
-    from nsqtools.services.spark.jobs.inputs import damage_options, refuse_nested
+    from nsqtools.spark.archives.damage import read_damage
+    from nsqtools.spark.connection_options import hand_on_secret
+    from nsqtools.spark.jobs.ingestion.places import taken_places
+    from nsqtools.spark.jobs.ingestion.stream import Follower, Sink, start_query
+    from nsqtools.spark.jobs.inputs import damage_options, refuse_nested
 
     limits = {"maxRowsPerTrigger": str(max_rows_per_trigger)} if max_rows_per_trigger else {}
     damage_path = checkpoint.absolute() / "damage"
@@ -167,7 +167,7 @@ def ingest(
 
 def archive_source(directory: Path, options: Mapping[str, str]) -> Source:
     """The source for an archive. Raises `NotFoundError`."""
-    from nsqtools.services.spark.jobs.ingestion.stream import Source
+    from nsqtools.spark.jobs.ingestion.stream import Source
 
     directory = directory.absolute()
     if not directory.exists():
@@ -184,8 +184,8 @@ def topic_source(
     limits: Mapping[str, str],
 ) -> Source:
     """The source for a live topic."""
-    from nsqtools.services.spark.connection_options import as_options
-    from nsqtools.services.spark.jobs.ingestion.stream import Source
+    from nsqtools.spark.connection_options import as_options
+    from nsqtools.spark.jobs.ingestion.stream import Source
 
     place = {"topic": topic, "channel": channel, "spoolDir": str(spool.absolute())}
     name = f"the topic {topic}, channel {channel}"

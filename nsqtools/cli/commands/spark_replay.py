@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from nsqtools.cli import failures
-from nsqtools.cli.commands.archive_options import SELECTION, Delimiter, parse_moment
-from nsqtools.cli.commands.delivery_options import DELIVERY, Rate, RetryTimeout, RetryUnknown
-from nsqtools.cli.commands.replay_options import DryRun, Topics, topic_map
-from nsqtools.cli.connection import ProducerConnection
-from nsqtools.cli.exit_status import ExitStatus
-from nsqtools.cli.output import write_json, write_listing
-from nsqtools.cli.params import Json
-from nsqtools.cli.runtime import Runtime, Session
-from nsqtools.cli.signals import stopping
-from nsqtools.cli.spark_session import SparkOptions, job_progress, open_spark
+from nsqtools.cli.options.archive_options import SELECTION, Delimiter, parse_moment
+from nsqtools.cli.options.connection import ProducerConnection
+from nsqtools.cli.options.delivery_options import DELIVERY, Rate, RetryTimeout, RetryUnknown
+from nsqtools.cli.options.params import Json
+from nsqtools.cli.options.replay_options import DryRun, Topics, topic_map
+from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
+from nsqtools.cli.render.output import write_json, write_listing
+from nsqtools.cli.running import failures
+from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.signals import stopping
 from nsqtools.protocol.durations import format_duration
 from nsqtools.records.units import Moment
 
 if TYPE_CHECKING:
-    from nsqtools.services.spark.jobs.replay import Outcome
+    from nsqtools.spark.jobs.replay import Outcome
 
 MOST_DAMAGES = 20
 
@@ -124,10 +124,10 @@ def replay(
         nsq spark replay /data/nsq --where "topic = 'clicks' AND attempts > 1" --dry-run
         nsq spark replay /var/nsq --topic clicks=again --since -2h --ledger replay.ledger
     """
-    from nsqtools.services.spark.connection_options import as_options, hand_on_secret
-    from nsqtools.services.spark.jobs.replay import Publishing, Replay
-    from nsqtools.services.spark.jobs.replay_plan import Request
-    from nsqtools.services.spark.scratch import scratch_directory
+    from nsqtools.spark.connection_options import as_options, hand_on_secret
+    from nsqtools.spark.jobs.replay import Publishing, Replay
+    from nsqtools.spark.jobs.replay_plan import Request
+    from nsqtools.spark.scratch import scratch_directory
 
     request = Request(tuple(paths), topic_map(topic or ()), since, until, where or "", delimiter)
     options = as_options(connection) | {"retryUnknown": str(retry_unknown).lower()}
@@ -166,7 +166,7 @@ def replay(
 
 def show_outcome(runtime: Runtime, outcome: Outcome, *, dry_run: bool, json: bool) -> ExitStatus:
     """Print the counts, and the reason when not everything was published; return the status."""
-    from nsqtools.services.spark.sinks.report import document, summary
+    from nsqtools.spark.sinks.report import document, summary
 
     report = outcome.report
     if json and not dry_run:

@@ -11,12 +11,12 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from nsqtools.cli.commands.archive_options import SELECTION, Delimiter, Since, Until, time_range
-from nsqtools.cli.commands.spark_options import SkipDamaged, naming_skip_damaged
-from nsqtools.cli.params import OUTPUT, Json
-from nsqtools.cli.report_output import check_page, show_report, tell_damage, write_page
-from nsqtools.cli.runtime import Session
-from nsqtools.cli.spark_session import SparkOptions, job_progress, open_spark
+from nsqtools.cli.options.archive_options import SELECTION, Delimiter, Since, Until, time_range
+from nsqtools.cli.options.params import OUTPUT, Json
+from nsqtools.cli.options.spark_options import SkipDamaged, naming_skip_damaged
+from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
+from nsqtools.cli.render.report_output import check_page, show_report, tell_damage, write_page
+from nsqtools.cli.running.runtime import Session
 from nsqtools.records.units import parse_span
 
 NS = 1_000_000_000
@@ -98,10 +98,10 @@ def report(
         nsq spark report /data/nsq -t clicks --by day --json
         nsq spark report /data/nsq --by 10m --gap 1m --html report.html
     """
-    from nsqtools.services.spark.archives.damage import read_damage
-    from nsqtools.services.spark.jobs.inputs import Choice, find_inputs
-    from nsqtools.services.spark.jobs.reporting.page import require_plotly
-    from nsqtools.services.spark.jobs.reporting.report import make_report
+    from nsqtools.spark.archives.damage import read_damage
+    from nsqtools.spark.jobs.inputs import Choice, find_inputs
+    from nsqtools.spark.jobs.reporting.page import require_plotly
+    from nsqtools.spark.jobs.reporting.report import make_report
 
     inputs = find_inputs(paths)
     if html is not None:

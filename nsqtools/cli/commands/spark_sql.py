@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from nsqtools.cli.commands.spark_options import SkipDamaged, naming_skip_damaged
-from nsqtools.cli.output import ByteWriter, write_listing
-from nsqtools.cli.params import LIMITS, OUTPUT
-from nsqtools.cli.report_output import tell_damage
-from nsqtools.cli.runtime import Runtime, Session
-from nsqtools.cli.spark_session import SparkOptions, job_progress, open_spark
+from nsqtools.cli.options.params import LIMITS, OUTPUT
+from nsqtools.cli.options.spark_options import SkipDamaged, naming_skip_damaged
+from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
+from nsqtools.cli.render.output import ByteWriter, write_listing
+from nsqtools.cli.render.report_output import tell_damage
+from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError, NotFoundError
 
 if TYPE_CHECKING:
-    from nsqtools.services.spark.jobs.sql import Reading
+    from nsqtools.spark.jobs.sql import Reading
 
 ROWS_ON_A_TERMINAL = 100
 ROWS_AT_A_TIME = 1000
@@ -89,8 +89,8 @@ def sql(
         nsq spark sql --archive old=/mnt/nsq -f report.sql /var/nsq > report.tsv
         nsq spark sql 'SELECT body FROM parquet WHERE date = "2026-11-21"' /data --json
     """
-    from nsqtools.services.spark.archives.damage import read_damage
-    from nsqtools.services.spark.jobs.sql import Reading, named_views, plan
+    from nsqtools.spark.archives.damage import read_damage
+    from nsqtools.spark.jobs.sql import Reading, named_views, plan
 
     bare = list(paths or ())
     if file is not None and query is not None:

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from nsqtools.cli.cluster_connection import ClusterConnection
-from nsqtools.cli.exit_status import ExitStatus
-from nsqtools.cli.params import LIMITS, OUTPUT, ChannelPatterns, Count, Json, TopicPatterns
-from nsqtools.cli.runtime import Runtime, Session
-from nsqtools.cli.signals import stopping
+from nsqtools.cli.options.cluster_connection import ClusterConnection
+from nsqtools.cli.options.params import LIMITS, OUTPUT, ChannelPatterns, Count, Json, TopicPatterns
+from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.signals import stopping
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.units import parse_span
 
 if TYPE_CHECKING:
-    from nsqtools.services.sampling import Sample
-    from nsqtools.services.stats_columns import Thresholds
+    from nsqtools.cluster.sampling import Sample
+    from nsqtools.cluster.stats_columns import Thresholds
 
 VIEW = "Rows"
 WATCH = "Thresholds"
@@ -40,7 +40,7 @@ class View(Enum):
 
 def parse_column(text: str) -> str:
     """Read the name of a column. (Imported late: the help page needs no services.)"""
-    from nsqtools.services import stats_columns
+    from nsqtools.cluster import stats_columns
 
     return stats_columns.check_column(text)
 
@@ -158,9 +158,9 @@ def stat(
         nsq stat --show clients -t 'web.*'
         nsq stat --max-depth 10000 --min-clients 1 --quiet
     """
-    from nsqtools.cli.stat_output import printer
-    from nsqtools.services.sampling import Sampler, Subject
-    from nsqtools.services.stats_columns import Thresholds, parse_filter
+    from nsqtools.cli.render.stat_output import printer
+    from nsqtools.cluster.sampling import Sampler, Subject
+    from nsqtools.cluster.stats_columns import Thresholds, parse_filter
 
     if (once or prometheus) and max_requeue_rate is not None:
         raise ConfigurationError(

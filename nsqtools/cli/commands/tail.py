@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from nsqtools.cli.connection import ConsumerConnection
-from nsqtools.cli.exit_status import ExitStatus
-from nsqtools.cli.output import ByteWriter
-from nsqtools.cli.params import OUTPUT, Channel, Count, ExitIdle, For, Json, Topics
-from nsqtools.cli.runtime import Runtime, Session
-from nsqtools.cli.signals import stopping
-from nsqtools.cli.subscribing import SAFETY, Create, look_before
+from nsqtools.cli.options.connection import ConsumerConnection
+from nsqtools.cli.options.params import OUTPUT, Channel, Count, ExitIdle, For, Json, Topics
+from nsqtools.cli.options.subscribing import SAFETY, Create, look_before
+from nsqtools.cli.render.output import ByteWriter
+from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.signals import stopping
 from nsqtools.records import filters
 from nsqtools.records.decode import BodyForm
 from nsqtools.records.escapes import unescape
@@ -26,7 +26,7 @@ from nsqtools.records.lines import encode_lines
 from nsqtools.records.template import compile_template
 
 if TYPE_CHECKING:
-    from nsqtools.services.tail import Encode
+    from nsqtools.tail.tail import Encode
 
 FILTERS = "Filters"
 
@@ -143,8 +143,8 @@ def tail(
         nsq tail -t clicks -n 10 --format '{timestamp:%H:%M:%S} {id} {body}\\n'
         nsq tail -t clicks --json --exit-idle 5s > clicks.jsonl
     """
-    from nsqtools.services.limits import Limits
-    from nsqtools.services.tail import Tail
+    from nsqtools.tail.limits import Limits
+    from nsqtools.tail.tail import Tail
 
     delimiter = b"\n" if delimiter is None else delimiter
     encode = encoder(runtime, json, format, decode, delimiter, print_topic)

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from nsqtools.cli.commands.to_file_settings import FILES, ArchiveOptions
-from nsqtools.cli.connection import ConsumerConnection
-from nsqtools.cli.exit_status import ExitStatus
-from nsqtools.cli.params import LIMITS, Count, ExitIdle, For
-from nsqtools.cli.progress import Progress
-from nsqtools.cli.runtime import Session
-from nsqtools.cli.signals import stopping
-from nsqtools.cli.subscribing import Create, look_before
+from nsqtools.cli.options.connection import ConsumerConnection
+from nsqtools.cli.options.params import LIMITS, Count, ExitIdle, For
+from nsqtools.cli.options.subscribing import Create, look_before
+from nsqtools.cli.options.to_file_settings import FILES, ArchiveOptions
+from nsqtools.cli.render.progress import Progress
+from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.runtime import Session
+from nsqtools.cli.running.signals import stopping
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.units import parse_span
 
 if TYPE_CHECKING:
-    from nsqtools.services.archive.archiver import Archiver
+    from nsqtools.archive.archiver import Archiver
 
 
 EMPTY_AFTER_S = 2.0  # a connected channel that sends nothing for so long has nothing to send
@@ -102,11 +102,11 @@ def to_file(
         nsq to-file --topic-pattern '^orders' --lookupd-http-address lookup:4161 --output-dir d
         nsq to-file -t clicks --output-dir d --until-empty --on-file 'aws s3 cp {path} s3://b/'
     """
-    from nsqtools.services.archive.archiver import Archiver, Source
-    from nsqtools.services.archive.discovery import TopicDiscovery
-    from nsqtools.services.archive.hook import FileHook
-    from nsqtools.services.archive.settings import THROUGHPUT
-    from nsqtools.services.limits import Limits
+    from nsqtools.archive.archiver import Archiver, Source
+    from nsqtools.archive.discovery import TopicDiscovery
+    from nsqtools.archive.hook import FileHook
+    from nsqtools.archive.settings import THROUGHPUT
+    from nsqtools.tail.limits import Limits
 
     topics = tuple(dict.fromkeys(topic or ()))
     if not topics and topic_pattern is None:
@@ -167,7 +167,7 @@ def tick(archiver: Archiver, progress: Progress, metrics_file: Path | None) -> N
         return
     import time
 
-    from nsqtools.services.archive.metrics import render_metrics, write_metrics
+    from nsqtools.archive.metrics import render_metrics, write_metrics
 
     write_metrics(metrics_file, render_metrics(archiver.states, time.time()))
 

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from typer import Argument
 
-from nsqtools.cli.administering import DryRun, OneTopic, Yes, carry_out
-from nsqtools.cli.cluster_connection import ClusterConnection
-from nsqtools.cli.params import Json
-from nsqtools.cli.runtime import Session
+from nsqtools.cli.options.cluster_connection import ClusterConnection
+from nsqtools.cli.options.params import Json
+from nsqtools.cli.running.administering import DryRun, OneTopic, Yes, carry_out
+from nsqtools.cli.running.runtime import Session
 
 Node = Annotated[
     str, Argument(metavar="NODE", help="HTTP address of the nsqd, as nsq nodes shows it.")
@@ -34,7 +34,7 @@ def tombstone(
     Examples:
         nsq tombstone clicks nsqd-3:4151 --lookupd-http-address lookup:4161
     """
-    from nsqtools.services.admin_plans import plan_tombstone
+    from nsqtools.cluster.admin_plans import plan_tombstone
 
     with cluster.open() as opened:
         plan = plan_tombstone(opened, topic, node)

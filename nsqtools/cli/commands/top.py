@@ -9,10 +9,10 @@ from typing import Annotated
 
 from typer import Option
 
-from nsqtools.cli.cluster_connection import ClusterConnection
-from nsqtools.cli.params import TopicPatterns
-from nsqtools.cli.runtime import Session
-from nsqtools.cli.signals import stopping
+from nsqtools.cli.options.cluster_connection import ClusterConnection
+from nsqtools.cli.options.params import TopicPatterns
+from nsqtools.cli.running.runtime import Session
+from nsqtools.cli.running.signals import stopping
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.units import parse_span
 
@@ -52,7 +52,7 @@ def top(
             "nsq top needs a terminal", hint="On a pipe, use nsq stat --interval 2s."
         )
     from nsqtools.cli.top.loop import Top
-    from nsqtools.services.sampling import Sampler, Subject
+    from nsqtools.cluster.sampling import Sampler, Subject
 
     with cluster.open() as opened:
         shown = Top(runtime, Sampler(opened, Subject(topic or ())), interval or INTERVAL_S)

@@ -9,7 +9,10 @@ from typing import Annotated
 
 from typer import Option
 
-from nsqtools.cli.administering import (
+from nsqtools.cli.options.cluster_connection import ClusterConnection
+from nsqtools.cli.options.params import Json
+from nsqtools.cli.render.listing import ListedTopics, list_topics, show_topic
+from nsqtools.cli.running.administering import (
     SAFETY,
     DryRun,
     NewTopics,
@@ -18,10 +21,7 @@ from nsqtools.cli.administering import (
     Yes,
     change_topics,
 )
-from nsqtools.cli.cluster_connection import ClusterConnection
-from nsqtools.cli.listing import ListedTopics, list_topics, show_topic
-from nsqtools.cli.params import Json
-from nsqtools.cli.runtime import Session
+from nsqtools.cli.running.runtime import Session
 
 Channels = Annotated[
     bool, Option("--channels", help="Empty the channels too.", rich_help_panel=SAFETY)

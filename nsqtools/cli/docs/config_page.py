@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
-from nsqtools.cli.client_options import describe_option
-from nsqtools.cli.connection import profile_keys
 from nsqtools.cli.docs import roff
 from nsqtools.cli.docs.tree import Option, Page
+from nsqtools.cli.options.client_options import describe_option
+from nsqtools.cli.options.connection import profile_keys
 from nsqtools.client.options import ClientOptions
 
 PROSE = """

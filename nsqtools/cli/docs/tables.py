@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
-from nsqtools.cli.client_options import COLUMNS, describe_option
 from nsqtools.cli.docs.tree import Option, Page
-from nsqtools.cli.exit_status import ExitStatus
+from nsqtools.cli.options.client_options import COLUMNS, describe_option
+from nsqtools.cli.running.exit_status import ExitStatus
 from nsqtools.client.options import ClientOptions
 
 SHARED_BY = 3

@@ -13,13 +13,13 @@ from typing import Any
 
 from typer import Context
 
-from nsqtools.cli.app import command_tree
-from nsqtools.cli.client_flags import PANEL as TLS
-from nsqtools.cli.describe import choices, describe, metavar, notes
 from nsqtools.cli.docs.values import Kind, Value, value_of
-from nsqtools.cli.help import HelpPage, group_page, root_page
-from nsqtools.cli.lazy import LazyGroup
-from nsqtools.cli.profile import CONNECTION
+from nsqtools.cli.options.client_flags import PANEL as TLS
+from nsqtools.cli.options.profile import CONNECTION
+from nsqtools.cli.parsing.app import command_tree
+from nsqtools.cli.parsing.describe import choices, describe, metavar, notes
+from nsqtools.cli.parsing.help import HelpPage, group_page, root_page
+from nsqtools.cli.parsing.lazy import LazyGroup
 from nsqtools.cli.registry import ROOT_OPTIONS, Command
 from nsqtools.server.settings.go_flags import Flag
 

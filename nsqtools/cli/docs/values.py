@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from nsqtools.cluster.stats_columns import COLUMNS
 from nsqtools.server.log import LEVELS
-from nsqtools.services.stats_columns import COLUMNS
 
 
 class Kind(Enum):

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nsqtools.services.sampling import Sample
-from nsqtools.services.stats import Row
+from nsqtools.cluster.sampling import Sample
+from nsqtools.cluster.stats import Row
 
 Cell = str | int | float | None
 

@@ -13,11 +13,11 @@ import signal
 import threading
 from types import FrameType
 
-from nsqtools.cli.runtime import Runtime
+from nsqtools.cli.running.runtime import Runtime
 from nsqtools.cli.top.keyboard import keys_at_once, parse_keys
 from nsqtools.cli.top.screen import CHROME, draw
 from nsqtools.cli.top.view import Level, View
-from nsqtools.services.sampling import Sample, Sampler
+from nsqtools.cluster.sampling import Sample, Sampler
 
 
 class Top:

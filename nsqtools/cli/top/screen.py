@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.output import cell_text
+from nsqtools.cli.render.output import cell_text
 from nsqtools.cli.top.columns import TREND, Cell, Column, Line
 from nsqtools.cli.top.view import View
 

@@ -21,7 +21,7 @@ from nsqtools.cli.top.columns import (
     sort_lines,
     topic_lines,
 )
-from nsqtools.services.sampling import Sample
+from nsqtools.cluster.sampling import Sample
 
 TREND_LENGTH = 60
 

@@ -21,9 +21,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from nsqtools.files.durable import replace_file
 from nsqtools.protocol.message import MIN_MESSAGE_SIZE
 from nsqtools.server.log import Log
-from nsqtools.server.queues.atomic_file import replace_file
 from nsqtools.server.queues.record_file import (
     LENGTH_SIZE,
     CorruptFile,
@@ -156,6 +156,7 @@ class DiskQueue:
             self._meta_path,
             f"{self.depth}\n{self._read_file},{self._read_position}\n"
             f"{self._write_file},{self._write_position}\n".encode(),
+            0o600,
         )
         self._operations = 0
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Protocol
 
 from nsqtools.errors import ConfigurationError
+from nsqtools.files.durable import replace_file
 from nsqtools.protocol.names import is_ephemeral, is_valid_name
 from nsqtools.server.log import Log
-from nsqtools.server.queues.atomic_file import replace_file
 from nsqtools.server.queues.backlog import Backlog
 from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.disk_queue import DiskQueue, queues_with_files
@@ -196,7 +196,7 @@ class Nsqd:
         self._persist_scheduled = False
         path = self._data_path / FILE_NAME
         self.log.info(f"NSQ: persisting topic/channel metadata to {path}")
-        replace_file(path, encode_metadata(list(self._metadata())))
+        replace_file(path, encode_metadata(list(self._metadata())), 0o600)
 
     def _metadata(self) -> Iterator[TopicMetadata]:
         for topic in self.topics.values():

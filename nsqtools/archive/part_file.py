@@ -1,0 +1,133 @@
+"""A file in progress: text in, durable members out, all or nothing.
+
+It is locked for as long as it is written: who finds a ``.part`` that is not locked may recover it.
+After a failed flush `roll_back` brings file and index back to the last durable member; nothing may
+be written before that has worked.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from nsqtools.archive.compression import CompressorFactory
+from nsqtools.archive.index import Head, Member
+from nsqtools.archive.layout import index_of, part_of
+from nsqtools.files.durable import blaming, sync_folder, write_all
+from nsqtools.files.locks import try_lock
+
+CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+
+
+class PartFile:
+    """The file that will be ``path``, whose directory must exist.
+
+    ``now_s`` is the time since 1970, kept as ``opened_at_s``. The ``head`` goes before the members
+    in the index. Raises `FileExistsError` when the name is taken, and ``OSError``.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        mode: int,
+        compressor: CompressorFactory,
+        now_s: float,
+        head: Head | None = None,
+    ) -> None:
+        self.path = path
+        self.opened_at_s = now_s
+        self.size = 0  # of what is durable, on disk
+        self.uncompressed_size = 0
+        first_line = head.encode() if head else b""
+        self._index_size = len(first_line)
+        self._new_compressor = compressor
+        self._data = os.open(part_of(path), CREATE, mode)
+        try:
+            self._lock()
+            self._index = self._begin_index(mode, first_line)
+        except OSError as exc:
+            if exc.filename == str(index_of(path)):
+                part_of(path).unlink()
+            os.close(self._data)
+            raise
+        sync_folder(path.parent)
+        self._begin_member()
+
+    def _begin_index(self, mode: int, first_line: bytes) -> int:
+        """Make the index; its first line becomes durable with that of the first member."""
+        path = index_of(self.path)
+        descriptor = os.open(path, CREATE, mode)
+        try:
+            with blaming(path):
+                write_all(descriptor, first_line)
+        except OSError:
+            path.unlink()
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _lock(self) -> None:
+        """Raise when somebody took the empty file for one left behind, just before it is locked."""
+        if not try_lock(self._data) or not os.fstat(self._data).st_nlink:
+            raise FileExistsError(f"{self.path} is being recovered by another process")
+
+    def _begin_member(self) -> None:
+        self._compressor = self._new_compressor()
+        self._chunks: list[bytes] = []
+        self._text_size = self._chunks_size = 0
+
+    def append(self, text: bytes) -> None:
+        """Add text to the member that is being made; nothing is written yet."""
+        self._text_size += len(text)
+        if chunk := self._compressor.compress(text):
+            self._chunks.append(chunk)
+            self._chunks_size += len(chunk)
+
+    def end_member(self, count: int, min_ts: int, max_ts: int) -> Member:
+        """Return the member that `flush` will write."""
+        self._chunks.append(self._compressor.flush())
+        return Member(self.size, sum(map(len, self._chunks)), count, min_ts, max_ts)
+
+    def flush(self, member: Member) -> None:
+        """Make a member durable. Raises ``OSError``; then `roll_back` comes next."""
+        if self.has_vanished:
+            raise OSError(errno.ENOENT, "it was removed while it was written", str(self.path))
+        with blaming(self.path):
+            write_all(self._data, b"".join(self._chunks))
+            os.fdatasync(self._data)
+            line = member.encode()
+            write_all(self._index, line)
+            os.fdatasync(self._index)
+        self.size = member.end
+        self.uncompressed_size += self._text_size
+        self._index_size += len(line)
+        self._begin_member()
+
+    @property
+    def expected_sizes(self) -> tuple[int, int]:
+        """The sizes on disk and uncompressed, as far as known, when the member is flushed."""
+        return self.size + self._chunks_size, self.uncompressed_size + self._text_size
+
+    def roll_back(self) -> None:
+        """Forget what is not durable. Raises ``OSError`` when that fails: try again later."""
+        self._begin_member()
+        with blaming(self.path):
+            os.ftruncate(self._index, self._index_size)
+            os.ftruncate(self._data, self.size)
+
+    @property
+    def has_vanished(self) -> bool:
+        """Tell whether it was removed: what it held is gone."""
+        return not os.fstat(self._data).st_nlink
+
+    def close(self) -> None:
+        """Close it, and give it free for recovery."""
+        os.close(self._index)
+        os.close(self._data)
+
+    def remove(self) -> None:
+        """Close and remove it: it holds nothing."""
+        part_of(self.path).unlink(missing_ok=True)
+        index_of(self.path).unlink(missing_ok=True)
+        self.close()

@@ -1,0 +1,84 @@
+"""Say what is wrong with archive files, and make them whole again.
+
+A repaired file holds every member that is good, and from a member that is cut off the lines that
+can still be read; it gets a new index. The damaged file stays beside it as ``.NAME.damaged``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from nsqtools.archive.compression import Plain, gzip_members
+from nsqtools.archive.index import Index
+from nsqtools.archive.layout import index_of
+from nsqtools.archive.reader import ArchiveFile, read_messages, read_text
+from nsqtools.archive.scan import is_gzip, scan_members
+from nsqtools.errors import OutputError
+from nsqtools.files.durable import copy_of, sync_folder
+
+DAMAGED = ".damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found in a file; without ``problems`` it is good."""
+
+    path: Path
+    messages: int
+    problems: tuple[str, ...]
+
+
+def verify(archive: ArchiveFile) -> Verdict:
+    """Read a whole file and compare it with its index. Raises `OutputError`."""
+    problems: list[str] = []
+
+    def note(path: Path, problem: str) -> None:
+        problems.append(problem)
+
+    messages = sum(1 for _ in read_messages(archive, note))
+    indexed = archive.messages
+    if not problems and not archive.is_in_progress and indexed is not None:
+        size = archive.path.stat().st_size
+        end = archive.members[-1].end if archive.members else 0
+        if end != size:
+            problems.append(f"its index ends at byte {end} of {size}")
+    return Verdict(archive.path, messages, tuple(problems))
+
+
+def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
+    """Make a finished file whole; return how many messages it has now. Raises `OutputError`."""
+    path = archive.path
+    beside = copy_of(path)
+    try:
+        with path.open("rb") as file:
+            gzipped = is_gzip(file)
+        count = 0
+        with beside.open("wb") as copy:
+            os.fchmod(copy.fileno(), path.stat().st_mode & 0o7777)
+            begin_member = gzip_members(None) if gzipped else Plain
+            for text in _whole_lines(archive, delimiter):
+                compressor = begin_member()
+                copy.write(compressor.compress(text) + compressor.flush())
+                count += text.count(delimiter)
+            copy.flush()
+            os.fsync(copy.fileno())
+        members = scan_members(beside).members
+        index_of(path).write_bytes(Index(archive.head, members).encode())
+        path.rename(path.with_name(f".{path.name}{DAMAGED}"))
+        beside.rename(path)
+        sync_folder(path.parent)
+    except OSError as exc:
+        raise OutputError(f"cannot repair {path} ({exc.strerror}: {exc.filename})") from exc
+    return count
+
+
+def _whole_lines(archive: ArchiveFile, delimiter: bytes) -> Iterator[bytes]:
+    """The text that can be read, cut at line ends; a last line without its end is left out."""
+    rest = b""
+    for text in read_text(archive, lambda path, problem: None):
+        whole, found, rest = (rest + text).rpartition(delimiter)
+        if found:
+            yield whole + found

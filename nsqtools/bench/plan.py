@@ -1,0 +1,143 @@
+"""What a measurement is to do, and the part of it that one worker process does. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from nsqtools.bench.bodies import HEAD_SIZE
+from nsqtools.client.options import ClientOptions
+from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.addresses import parse_address
+
+BACKLOG = 2500
+"""How many messages may be on their way in e2e. Without a bound a full-speed run would time a queue
+that grows, and an ephemeral channel discards what exceeds nsqd's memory queue (10,000)."""
+
+MAX_CONNECTIONS = 256
+
+
+class Mode(Enum):
+    """What is measured."""
+
+    PUB = "pub"
+    SUB = "sub"
+    E2E = "e2e"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One measurement. Sizes are bytes, times seconds; a None is no limit.
+
+    Each nsqd of ``nsqd_tcp_addresses`` gets at least one of the ``connections``, and as many
+    publishers as consumers where there are both. ``topic`` is one of the user's, or None for one of
+    our own that is gone afterwards. ``rate`` is messages a second, all connections together, 0 for
+    full speed. What happens in the first ``warm_up_s`` is not measured.
+
+    Raises `ConfigurationError` for what cannot be.
+    """
+
+    mode: Mode
+    nsqd_tcp_addresses: tuple[str, ...]
+    producer_options: ClientOptions
+    consumer_options: ClientOptions
+    nsqd_http_addresses: tuple[str, ...] = ()
+    topic: str | None = None
+    size: tuple[int, int] = (200, 200)
+    batch: int = 100
+    connections: int = 1
+    rate: float = 0.0
+    count: int | None = None
+    for_s: float | None = None
+    warm_up_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for address in self.nsqd_tcp_addresses:
+            parse_address(address)
+        low, high = self.size
+        least = HEAD_SIZE if self.mode is Mode.E2E else 1
+        if not least <= low <= high:
+            raise ConfigurationError(
+                f"messages of {low} to {high} bytes cannot be measured",
+                hint=f"The smallest size is {least}, and a range is written 100-2000.",
+            )
+        if high > self.producer_options.publish_max_msg_size:
+            raise ConfigurationError(
+                f"messages of {high} bytes are above nsqd's usual limit",
+                hint=f"Where nsqd takes them: --producer-opt publish_max_msg_size={high}.",
+            )
+        if self.batch * (4 + high) + 4 > self.producer_options.publish_max_body_size:
+            raise ConfigurationError(
+                f"{self.batch} messages of {high} bytes are above nsqd's usual limit for a batch",
+                hint="Take a smaller --batch.",
+            )
+        if not len(self.nsqd_tcp_addresses) <= self.connections <= MAX_CONNECTIONS:
+            raise ConfigurationError(
+                f"{self.connections} connections cannot be spread over "
+                f"{len(self.nsqd_tcp_addresses)} nsqd",
+                hint=f"At least one for each, and at most {MAX_CONNECTIONS}.",
+            )
+        if self.count is None and self.for_s is None:
+            raise ConfigurationError("a measurement needs a count of messages or a time")
+
+    def share(self, number: int, count: int | None) -> int | None:
+        """How many of ``count`` messages the connection ``number`` takes."""
+        if count is None:
+            return None
+        each, rest = divmod(count, self.connections)
+        return each + (number < rest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherJob:
+    """What one publishing process does: ``count`` messages after the warm-up, or ``for_s``.
+
+    A ``backlog`` bounds what all publishers together may be ahead of the consumers.
+    """
+
+    number: int
+    nsqd_tcp_address: str
+    topic: str
+    options: ClientOptions
+    size: tuple[int, int]
+    batch: int
+    rate: float = 0.0
+    count: int | None
+    for_s: float | None
+    warm_up_s: float
+    tag: int
+    is_stamped: bool = False
+    backlog: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerJob:
+    """What one consuming process does, until all together have the messages there are.
+
+    Messages with a stamp are told from others by the ``tag``; without one, all count.
+    """
+
+    number: int
+    nsqd_tcp_address: str
+    topic: str
+    channel: str
+    options: ClientOptions
+    for_s: float | None
+    warm_up_s: float
+    tag: int
+    is_stamped: bool
+    is_shared: bool
+
+
+Job = PublisherJob | ConsumerJob
+
+READY = "ready"
+
+
+class Failure(NamedTuple):
+    """A worker's error on its way to another process: `NsqError` are not made to be pickled."""
+
+    category: str
+    message: str
+    hint: str

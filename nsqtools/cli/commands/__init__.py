@@ -1,0 +1,1 @@
+"""One module a command, or a family of commands; imported when one is chosen."""

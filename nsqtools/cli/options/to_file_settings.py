@@ -1,0 +1,241 @@
+"""The options of ``nsq to-file`` about files: names, rotation, form, flushing."""
+
+from __future__ import annotations
+
+import os
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from nsqtools.cli.parsing.inject import From
+from nsqtools.records.escapes import unescape
+from nsqtools.records.naming import (
+    DEFAULT_DATETIME_FORMAT,
+    DEFAULT_FORMAT,
+    DEFAULT_PARTITION_FORMAT,
+)
+from nsqtools.records.units import parse_size, parse_span
+
+FILES = "Files"
+FORM = "Form"
+ROTATION = "Rotation"
+FLUSHING = "Flushing"
+
+
+class Form(Enum):
+    """What a message becomes."""
+
+    jsonl = "jsonl"
+    raw = "raw"
+
+
+class Whose(Enum):
+    """Whose time a partition is."""
+
+    arrival = "arrival"
+    message = "message"
+
+
+def parse_mode(text: str) -> int:
+    """Read the permissions of a file, in octal. Raises ``ValueError``."""
+    try:
+        mode = int(text, 8)
+    except ValueError:
+        mode = -1
+    if not 0 <= mode <= 0o777:
+        raise ValueError(f"{text!r} are no permissions; write 640")
+    return mode
+
+
+def _size(name: str, help: str, panel: str, default: str | None = None) -> Any:
+    return Option(
+        name,
+        parser=parse_size,
+        metavar="SIZE",
+        help=help,
+        show_default=default or False,
+        rich_help_panel=panel,
+    )
+
+
+def _span(name: str, help: str, panel: str) -> Any:
+    return Option(name, parser=parse_span, metavar="DURATION", help=help, rich_help_panel=panel)
+
+
+def _text(name: str, metavar: str, help: str) -> Any:
+    return Option(name, metavar=metavar, help=help, rich_help_panel=FILES)
+
+
+def _mode(name: str, help: str) -> Any:
+    return Option(name, parser=parse_mode, metavar="MODE", help=help, rich_help_panel=FILES)
+
+
+def archive_settings(
+    output_dir: Annotated[
+        Path,
+        Option(
+            "--output-dir", metavar="DIR", help="Where finished files go.", rich_help_panel=FILES
+        ),
+    ],
+    work_dir: Annotated[
+        Path | None,
+        Option(
+            "--work-dir",
+            metavar="DIR",
+            help="Where files in progress are, if not in --output-dir; any file system will do.",
+            rich_help_panel=FILES,
+        ),
+    ] = None,
+    filename_format: Annotated[
+        str,
+        _text(
+            "--filename-format",
+            "NAME",
+            "Name of a file: <TOPIC> <HOST> <PID> <DATETIME> <PARTITION> <REV>; / for folders.",
+        ),
+    ] = DEFAULT_FORMAT,
+    datetime_format: Annotated[
+        str, _text("--datetime-format", "STRFTIME", "<DATETIME>: the time of arrival.")
+    ] = DEFAULT_DATETIME_FORMAT,
+    partition_format: Annotated[
+        str, _text("--partition-format", "STRFTIME", "<PARTITION>: a time, see --partition-by.")
+    ] = DEFAULT_PARTITION_FORMAT,
+    partition_by: Annotated[
+        Whose,
+        Option(
+            "--partition-by",
+            help="<PARTITION> is the time of arrival, or of each message.",
+            rich_help_panel=FILES,
+        ),
+    ] = Whose.arrival,
+    utc: Annotated[
+        bool, Option("--utc", help="Times in names are UTC, not local.", rich_help_panel=FILES)
+    ] = False,
+    host_identifier: Annotated[
+        str, _text("--host-identifier", "NAME", "<HOST>, if not the short host name.")
+    ] = "",
+    file_mode: Annotated[int, _mode("--file-mode", "Permissions of files.")] = "640",  # type: ignore[assignment]
+    dir_mode: Annotated[int, _mode("--dir-mode", "Permissions of folders.")] = "750",  # type: ignore[assignment]
+    format: Annotated[
+        Form,
+        Option(
+            "--format",
+            help="jsonl: a line of JSON with id, time and body, for replay and Spark. "
+            "raw: bodies and --delimiter, as nsq_to_file writes.",
+            rich_help_panel=FORM,
+        ),
+    ] = Form.jsonl,
+    delimiter: Annotated[
+        bytes | None,
+        Option(
+            "--delimiter",
+            "-d",
+            parser=unescape,
+            metavar="TEXT",
+            show_default="\\n",
+            help="What ends each body in raw files; \\0 for NUL.",
+            rich_help_panel=FORM,
+        ),
+    ] = None,
+    gzip: Annotated[bool, Option("--gzip", help="Compress files.", rich_help_panel=FORM)] = False,
+    gzip_level: Annotated[
+        int | None,
+        Option(
+            "--gzip-level",
+            metavar="N",
+            min=1,
+            max=9,
+            help="Compress at this level; without it fast with python-isal, else 6.",
+            rich_help_panel=FORM,
+        ),
+    ] = None,
+    rotate_size: Annotated[
+        int | None, _size("--rotate-size", "Begin a new file at this size on disk.", ROTATION)
+    ] = None,
+    rotate_text_size: Annotated[
+        int | None,
+        _size("--rotate-text-size", "Begin a new file at this size before compression.", ROTATION),
+    ] = None,
+    rotate_interval: Annotated[
+        float | None,
+        _span("--rotate-interval", "Begin a new file so often, in step with the clock.", ROTATION),
+    ] = None,
+    rotate_age: Annotated[
+        float | None, _span("--rotate-age", "Begin a new file when one is so old.", ROTATION)
+    ] = None,
+    skip_empty_files: Annotated[
+        bool,
+        Option(
+            "--skip-empty-files/--no-skip-empty-files",
+            help="Whether times without messages have a file: they have none by default.",
+            show_default=False,
+            rich_help_panel=ROTATION,
+        ),
+    ] = True,
+    sync_interval: Annotated[
+        float,
+        _span("--sync-interval", "Flush and finish messages after so long.", FLUSHING),
+    ] = "1s",  # type: ignore[assignment]
+    sync_bytes: Annotated[
+        int, _size("--sync-bytes", "Flush when so much text is held.", FLUSHING, "8MiB")
+    ] = "8MiB",  # type: ignore[assignment]
+    sync_count: Annotated[
+        int,
+        Option(
+            "--sync-count",
+            metavar="N",
+            min=1,
+            help="Flush when so many messages are held.",
+            rich_help_panel=FLUSHING,
+        ),
+    ] = 10_000,
+) -> Any:
+    """The `ArchiveSettings` that the options make. Raises `ConfigurationError`."""
+    from datetime import UTC
+
+    from nsqtools.archive import settings
+    from nsqtools.archive.compression import Plain, gzip_members
+    from nsqtools.archive.finishing import Directories
+    from nsqtools.records.naming import FileNaming
+    from nsqtools.records.rotation import Rotation
+
+    is_gzip = gzip or gzip_level is not None
+    output = _absolute(output_dir)
+    naming = FileNaming(
+        filename_format,
+        datetime_format,
+        partition_format,
+        host=_host(host_identifier),
+        pid=os.getpid(),
+        extension=".gz" if is_gzip else "",
+    )
+    return settings.ArchiveSettings(
+        Directories(output, _absolute(work_dir) if work_dir else output, file_mode, dir_mode),
+        naming,
+        Rotation(rotate_size, rotate_text_size, rotate_interval, rotate_age),
+        settings.Flush(sync_interval, sync_bytes, sync_count),
+        settings.RecordFormat(format.value),
+        b"\n" if delimiter is None else delimiter,
+        gzip_members(gzip_level) if is_gzip else Plain,
+        settings.PartitionBy(partition_by.value),
+        UTC if utc else None,
+        skip_empty_files,
+    )
+
+
+ArchiveOptions = Annotated[Any, From(archive_settings)]
+
+
+def _absolute(path: Path) -> Path:
+    """One spelling for each directory: ``./w`` and ``w/`` are the same."""
+    return Path(os.path.abspath(path))
+
+
+def _host(identifier: str) -> str:
+    import socket
+
+    name = socket.gethostname()
+    short = name.partition(".")[0]
+    return (identifier or short).replace("<SHORT_HOST>", short).replace("<HOSTNAME>", name)

@@ -1,0 +1,1 @@
+"""From a command line to a call: typer, made lazy, with help pages of our own."""

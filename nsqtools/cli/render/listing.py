@@ -1,0 +1,160 @@
+"""Listings of topics and channels: all of them in a line each, or one of them node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument
+
+from nsqtools.cli.options.cluster_connection import ClusterSettings
+from nsqtools.cli.render.output import Cell, write_json, write_listing
+from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.runtime import Runtime
+
+if TYPE_CHECKING:
+    from nsqtools.cluster.directory import Failure
+
+ListedTopics = Annotated[
+    list[str] | None, Argument(metavar="TOPIC", help="Names, or patterns such as 'web.*'.")
+]
+
+TOPICS = ("topic", "nsqd", "channels", "depth", "messages", "paused")
+CHANNELS = ("topic", "channel", "nsqd", "depth", "in_flight", "deferred", "clients", "paused")
+TOPIC_NODES = ("node", "channel", "depth", "disk", "in_flight", "messages", "clients", "paused")
+CHANNEL_NODES = (
+    *("node", "depth", "disk", "in_flight", "deferred", "requeued", "timed_out", "messages"),
+    *("clients", "paused"),
+)
+
+
+def list_topics(
+    settings: ClusterSettings, runtime: Runtime, patterns: Sequence[str], *, json: bool
+) -> int:
+    """A line for each topic."""
+    from nsqtools.cluster.inventory import take_inventory
+    from nsqtools.cluster.patterns import select
+
+    with settings.open() as cluster:
+        inventory = take_inventory(cluster)
+    names = select("topic", patterns or ("*",), inventory.topics) if inventory.topics else []
+    rows: list[Sequence[Cell]] = []
+    for name in names:
+        found = [topic for _, topic in inventory.where(name)]
+        channels = {channel.channel_name for topic in found for channel in topic.channels}
+        depth = sum(topic.depth + sum(c.depth for c in topic.channels) for topic in found)
+        messages = sum(topic.message_count for topic in found)
+        paused = any(topic.paused for topic in found)
+        rows.append((name, len(found), len(channels), depth, messages, paused))
+    write_listing(runtime, TOPICS, rows, json=json)
+    return tell_left_out(inventory.failures, runtime)
+
+
+def list_channels(
+    settings: ClusterSettings, runtime: Runtime, patterns: Sequence[str], *, json: bool
+) -> int:
+    """A line for each channel of some topics."""
+    from nsqtools.cluster.inventory import registered_channels, take_inventory
+    from nsqtools.cluster.patterns import select
+
+    with settings.open() as cluster:
+        inventory = take_inventory(cluster)
+        names = select("topic", patterns or ("*",), inventory.topics) if inventory.topics else []
+        registered = registered_channels(cluster, inventory, names)
+    found = {
+        (name, channel.channel_name, address): channel
+        for name in names
+        for address, topic in inventory.where(name)
+        for channel in topic.channels
+    }
+    pairs = {(topic, channel) for topic, channel, _ in found}.union(*registered.values())
+    rows: list[Sequence[Cell]] = []
+    for topic, channel in sorted(pairs):
+        stats = [each for key, each in found.items() if key[:2] == (topic, channel)]
+        rows.append(
+            (
+                topic,
+                channel,
+                len(stats),
+                sum(each.depth for each in stats),
+                sum(each.in_flight_count for each in stats),
+                sum(each.deferred_count for each in stats),
+                sum(each.client_count for each in stats),
+                any(each.paused for each in stats),
+            )
+        )
+    write_listing(runtime, CHANNELS, rows, json=json)
+    return tell_left_out(inventory.failures, runtime)
+
+
+def show_topic(settings: ClusterSettings, runtime: Runtime, name: str, *, json: bool) -> int:
+    """One topic: a line for it and for each of its channels, on each nsqd."""
+    from nsqtools.cluster.inventory import take_inventory
+    from nsqtools.cluster.patterns import missing
+
+    with settings.open() as cluster:
+        inventory = take_inventory(cluster)
+    if name not in inventory.topics:
+        raise missing("topic", name, inventory.topics)
+    found = list(inventory.where(name))
+    if json:
+        nodes = [{"node": address, **topic.document()} for address, topic in found]
+        known = inventory.lookupds_that_know(name)
+        write_json(runtime, {"topic": name, "nodes": nodes, "lookupds": known}, indent=2)
+        return tell_left_out(inventory.failures, runtime)
+    rows: list[Sequence[Cell]] = []
+    for address, topic in found:
+        own = (topic.depth, topic.backend_depth, None, topic.message_count, None, topic.paused)
+        rows.append((address, None, *own))
+        for channel in topic.channels:
+            rows.append(
+                (
+                    *(address, channel.channel_name, channel.depth, channel.backend_depth),
+                    *(channel.in_flight_count, channel.message_count, channel.client_count),
+                    channel.paused,
+                )
+            )
+    write_listing(runtime, TOPIC_NODES, rows, json=False)
+    return tell_left_out(inventory.failures, runtime)
+
+
+def show_channel(
+    settings: ClusterSettings, runtime: Runtime, topic: str, name: str, *, json: bool
+) -> int:
+    """One channel: a line for each nsqd."""
+    from nsqtools.cluster.inventory import channel_of, take_inventory
+    from nsqtools.cluster.patterns import missing
+
+    with settings.open() as cluster:
+        inventory = take_inventory(cluster)
+    if topic not in inventory.topics:
+        raise missing("topic", topic, inventory.topics)
+    where = list(inventory.where(topic))
+    found = [(at, each) for at, stats in where if (each := channel_of(stats, name)) is not None]
+    if not found:
+        there = {each.channel_name for _, stats in where for each in stats.channels}
+        raise missing("channel", name, there)
+    if json:
+        document: dict[str, Any] = {"topic": topic, "channel": name}
+        document["nodes"] = [{"node": address, **each.document()} for address, each in found]
+        write_json(runtime, document, indent=2)
+    else:
+        rows: list[Sequence[Cell]] = [
+            (
+                *(address, each.depth, each.backend_depth, each.in_flight_count),
+                *(each.deferred_count, each.requeue_count, each.timeout_count),
+                *(each.message_count, each.client_count, each.paused),
+            )
+            for address, each in found
+        ]
+        write_listing(runtime, CHANNEL_NODES, rows, json=False)
+    return tell_left_out(inventory.failures, runtime)
+
+
+def tell_left_out(failures: Iterable[Failure], runtime: Runtime) -> ExitStatus:
+    """Name the daemons that did not answer; return the exit status."""
+    status = ExitStatus.DONE
+    for failure in failures:
+        runtime.stderr.write(f"nsq: left out: {failure.error}\n")
+        status = ExitStatus.PARTLY_DONE
+    return status

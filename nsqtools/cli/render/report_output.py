@@ -1,0 +1,102 @@
+"""What ``nsq spark report`` prints: a table, TSV, JSON or a page, and on stderr what stands out."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nsqtools.cli.render.output import Cell, write_json, write_listing
+from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.runtime import Runtime
+from nsqtools.errors import NotFoundError, OutputError
+from nsqtools.protocol.durations import format_duration
+
+if TYPE_CHECKING:
+    from nsqtools.spark.archives.damage import Damage
+    from nsqtools.spark.jobs.reporting.report import Report
+    from nsqtools.spark.jobs.reporting.statistics import Figures
+
+NS = 1_000_000_000
+MOST_GAPS = 20
+WIDE_ENOUGH = 130
+
+CELLS: dict[str, Callable[[Figures], Cell]] = {
+    "time": lambda each: short_moment(each.begin_ns),
+    "topic": lambda each: each.topic,
+    "messages": lambda each: each.messages,
+    "bytes": lambda each: each.bytes,
+    "p50": lambda each: each.size_p50,
+    "p95": lambda each: each.size_p95,
+    "p99": lambda each: each.size_p99,
+    "max": lambda each: each.size_max,
+    "att_p50": lambda each: each.attempts_p50,
+    "att_p95": lambda each: each.attempts_p95,
+    "att_max": lambda each: each.attempts_max,
+    "redelivered": lambda each: each.redeliveries,
+    "duplicates": lambda each: each.duplicates,
+    "nsqd": lambda each: ",".join(each.nsqd) or None,
+}
+NARROW = (
+    *("time", "topic", "messages", "bytes", "p50", "p95", "max", "att_max", "redelivered"),
+    "duplicates",
+)
+
+
+def short_moment(timestamp_ns: int | None) -> str | None:
+    """A time to the second, or to the minute when it is a whole one."""
+    from nsqtools.spark.jobs.reporting.report import moment
+
+    text = moment(timestamp_ns)
+    return text.removesuffix(":00Z") + "Z" if text and text.endswith(":00Z") else text
+
+
+def show_report(runtime: Runtime, report: Report, *, json: bool) -> None:
+    """Print the intervals; tell the sum, and the longest gaps."""
+    if json:
+        write_json(runtime, report.document(), indent=2)
+        return
+    is_narrow = runtime.stdout_is_tty and runtime.width < WIDE_ENOUGH
+    columns = NARROW if is_narrow else tuple(CELLS)
+    rows: list[Sequence[Cell]] = [
+        [CELLS[name](each) for name in columns] for each in report.intervals
+    ]
+    write_listing(runtime, columns, rows, json=False)
+    messages = sum(each.messages for each in report.topics)
+    runtime.tell(f"nsq: {messages} messages of {len(report.topics)} topics")
+    longest = sorted(report.gaps, key=lambda gap: -gap.length_ns)[:MOST_GAPS]
+    for gap in sorted(longest, key=lambda gap: (gap.begin_ns, gap.topic)):
+        length = format_duration(round(gap.length_ns / NS, 3 if gap.length_ns < NS else 0))
+        runtime.tell(f"nsq: gap in {gap.topic}: {length} from {short_moment(gap.begin_ns)}")
+    if (more := report.gap_count - len(longest)) > 0:
+        runtime.tell(f"nsq: and {more} shorter gaps; --json and --html list the longest 1000")
+
+
+def check_page(path: Path) -> None:
+    """Refuse a page that cannot be written, before the work. Raises `OutputError`."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise NotFoundError(f"there is no directory {folder} for {path.name}")
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise OutputError(f"cannot write {path}")
+
+
+def write_page(path: Path, report: Report) -> None:
+    """Write the page with charts. Raises `OutputError`."""
+    from nsqtools.spark.jobs.reporting.page import render_page
+    from nsqtools.spark.jobs.reporting.report import moment
+
+    page = render_page(report.document(), moment(int(time.time()) * NS) or "")
+    try:
+        path.write_text(page, "utf-8")
+    except OSError as exc:
+        raise OutputError(f"cannot write {path} ({exc.strerror})") from exc
+
+
+def tell_damage(runtime: Runtime, damages: Sequence[Damage]) -> ExitStatus:
+    """Name what could not be read; return the exit status."""
+    for damage in damages:
+        runtime.tell(f"nsq: {damage.file}: at byte {damage.pos}: {damage.problem}")
+    return ExitStatus.PARTLY_DONE if damages else ExitStatus.DONE

@@ -1,0 +1,1 @@
+"""What surrounds a command: streams, signals, logs, errors, exit status."""

@@ -1,0 +1,109 @@
+"""What a command knows of the world: streams, terminal, environment, clock.
+
+Built once per run by `Runtime.of_process` and handed down; tests build their own with buffers and
+a clock they move. A command that declares ``runtime: Session`` also gets the options that every
+command has: how much to log, and in what form.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Annotated, TextIO
+
+from typer import Context, Option
+
+from nsqtools.cli.parsing.inject import From
+from nsqtools.cli.render.terminal import terminal_width, wants_colour
+
+PANEL = "Messages about the run"
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Streams and clock of one run: data goes to ``stdout``, by way of `output`, and whatever is
+    said about the run to ``stderr``."""
+
+    stdout: TextIO
+    stderr: TextIO
+    environ: Mapping[str, str] = field(default_factory=dict)
+    monotonic: Callable[[], float] = time.monotonic
+    """Seconds, for durations."""
+    stdin: TextIO = field(default_factory=lambda: sys.stdin)
+    quiet: bool = False
+    """Only errors are told: no progress, no summaries."""
+
+    @classmethod
+    def of_process(cls) -> Runtime:
+        """The runtime of this process."""
+        return cls(sys.stdout, sys.stderr, os.environ)
+
+    @property
+    def stdout_is_tty(self) -> bool:
+        return self.stdout.isatty()
+
+    @property
+    def stderr_is_tty(self) -> bool:
+        return self.stderr.isatty()
+
+    @property
+    def colour(self) -> bool:
+        """Whether stdout may be coloured."""
+        return wants_colour(self.environ, is_tty=self.stdout_is_tty)
+
+    @property
+    def width(self) -> int:
+        """Columns of stdout; 100 where it is no terminal."""
+        return terminal_width(self.stdout)
+
+    def tell(self, line: str) -> None:
+        """Say something about the run on stderr, unless ``--quiet``."""
+        if not self.quiet:
+            self.stderr.write(f"{line}\n")
+            self.stderr.flush()
+
+
+class LogFormat(Enum):
+    """How a log line reads."""
+
+    text = "text"
+    json = "json"
+
+
+def session(
+    context: Context,
+    quiet: Annotated[
+        bool, Option("--quiet", "-q", help="Tell errors only.", rich_help_panel=PANEL)
+    ] = False,
+    verbose: Annotated[
+        int,
+        Option(
+            "--verbose", "-v", count=True, help="Log more; -vv logs all.", rich_help_panel=PANEL
+        ),
+    ] = 0,
+    log_format: Annotated[
+        LogFormat,
+        Option(metavar="text|json", help="Form of the log lines on stderr.", rich_help_panel=PANEL),
+    ] = LogFormat.text,
+    debug: Annotated[
+        bool,
+        Option("--debug", help="Log all, and show tracebacks of errors.", rich_help_panel=PANEL),
+    ] = False,
+) -> Runtime:
+    """The run's `Runtime`, with logging set up as the options say."""
+    from nsqtools.cli.running.logs import configure_logging, level
+
+    runtime: Runtime = replace(context.obj, quiet=quiet)
+    configure_logging(
+        level(quiet=quiet, verbose=2 if debug else verbose),
+        runtime.stderr,
+        json=log_format is LogFormat.json,
+    )
+    return runtime
+
+
+Session = Annotated[Runtime, From(session)]

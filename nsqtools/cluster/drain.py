@@ -1,0 +1,186 @@
+"""Move what is left on one nsqd to another, before the first is retired.
+
+Each message is published to its topic on the other nsqd, and finished here only when that is
+confirmed: nothing is lost; when the connection breaks in between, a message can be there twice. A
+new message has a new id and timestamp, and no attempts behind it.
+
+The trap is that NSQ publishes to topics and not to channels: on the other nsqd every channel of the
+topic gets the message, those that had done with it too. So a topic with several channels is left
+alone unless that is allowed; each of its messages is then published once, whichever of its channels
+still held it, for all channels share the ids.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from nsqtools.client.consumer import Consumer
+from nsqtools.client.message import Batch
+from nsqtools.client.options import ClientOptions
+from nsqtools.client.producer import Producer
+from nsqtools.cluster.inventory import messages_of
+from nsqtools.errors import ConfigurationError
+from nsqtools.http.nsqd_http import NsqdHTTPClient
+from nsqtools.protocol.addresses import Address
+from nsqtools.protocol.names import is_ephemeral
+from nsqtools.protocol.stats import TopicStats
+from nsqtools.protocol.stats_reading import read_stats
+
+DRAIN_CHANNEL = "nsq-drain"
+"""Takes what waits in a topic without channels; deleted afterwards."""
+
+IDLE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The messages of one topic; ``channels`` are those that hold some, none for the topic's own.
+
+    ``repeats`` tells that channels may get messages again that they had done with.
+    """
+
+    topic: str
+    channels: tuple[str, ...]
+    messages: int
+    repeats: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DrainPlan:
+    """What can be moved, and in a line each what cannot, and why."""
+
+    moves: tuple[Move, ...]
+    left: tuple[str, ...]
+
+
+def plan_moves(
+    source: Iterable[TopicStats], target: Iterable[TopicStats], *, allow_repeats: bool
+) -> DrainPlan:
+    """Decide what to move, from the statistics of both nsqd. Pure."""
+    there = {topic.topic_name: topic for topic in target}
+    moves, left = [], []
+    for topic in source:
+        name = topic.topic_name
+        if topic.paused and topic.depth:
+            left.append(f"topic {name} is paused, with {topic.depth} messages in it")
+        holding = []
+        for channel in topic.channels:
+            if not messages_of(channel) or is_ephemeral(channel.channel_name):
+                continue
+            if channel.paused:
+                kept = messages_of(channel)
+                left.append(f"channel {name}/{channel.channel_name} is paused, with {kept} in it")
+            else:
+                holding.append(channel)
+        waiting = topic.depth if not topic.channels and not topic.paused else 0
+        if not holding and not waiting:
+            continue
+        known = {channel.channel_name for channel in topic.channels}
+        if name in there:
+            known |= {channel.channel_name for channel in there[name].channels}
+        messages = waiting + sum(map(messages_of, holding))
+        if len(known) > 1 and not allow_repeats:
+            left.append(f"topic {name} has {len(known)} channels, with {messages} messages")
+        else:
+            names = tuple(channel.channel_name for channel in holding)
+            moves.append(Move(name, names, messages, len(known) > 1))
+    return DrainPlan(tuple(moves), tuple(left))
+
+
+class Drain:
+    """One move from nsqd to nsqd. `run` it on one thread; `stop` it from any.
+
+    Both are given by their HTTP clients; their TCP ports are asked for.
+    """
+
+    def __init__(
+        self, source: NsqdHTTPClient, target: NsqdHTTPClient, options: ClientOptions
+    ) -> None:
+        self._source = source
+        self._target = target
+        # none is given up: that would finish it
+        self._options = replace(options, max_attempts=0)
+        self._stopped = threading.Event()
+        self.moved = 0
+
+    def stop(self) -> None:
+        """Ask `run` to end after the batch at hand."""
+        self._stopped.set()
+
+    def plan(self, *, allow_repeats: bool) -> DrainPlan:
+        """Look at both nsqd and decide. Raises `ConfigurationError` when they are the same one."""
+        if tcp_address(self._source) == tcp_address(self._target):
+            raise ConfigurationError("an nsqd cannot be drained into itself")
+        source, target = (read_stats(each.stats()) for each in (self._source, self._target))
+        return plan_moves(source.topics or (), target.topics or (), allow_repeats=allow_repeats)
+
+    def run(self, plan: DrainPlan) -> int:
+        """Carry the plan out; return how many messages are left on the source.
+
+        What came meanwhile is moved too. What consumers hold and what is deferred is left. Raises
+        what publishing raises; every message that was not published is still on the source.
+        """
+        with Producer(tcp_address(self._target), self._options) as producer:
+            for move in plan.moves:
+                self._move(move, producer)
+        stats = read_stats(self._source.stats())
+        return sum(
+            topic.depth + sum(map(messages_of, topic.channels)) for topic in stats.topics or ()
+        )
+
+    def _move(self, move: Move, producer: Producer) -> None:
+        self._target.administer("create", move.topic)
+        for channel in move.channels:  # before the messages, or they would miss it
+            self._target.administer("create", move.topic, channel)
+        published: set[bytes] = set()
+        for channel in move.channels:
+            self._empty(move, channel, published, producer)
+        if not move.channels:
+            self._source.administer("create", move.topic, DRAIN_CHANNEL)
+            self._empty(move, DRAIN_CHANNEL, published, producer)
+            if not self._stopped.is_set():
+                self._source.administer("delete", move.topic, DRAIN_CHANNEL)
+
+    def _empty(self, move: Move, channel: str, published: set[bytes], producer: Producer) -> None:
+        address = tcp_address(self._source)
+        with Consumer(
+            move.topic, channel, nsqd_tcp_addresses=address, options=self._options
+        ) as consumer:
+            consumer.start(fail_fast=True)
+            while not self._stopped.is_set():
+                batch = consumer.next_batch(IDLE_S)
+                if batch is None:
+                    return
+                self._publish(move, batch, published, producer)
+
+    def _publish(self, move: Move, batch: Batch, published: set[bytes], producer: Producer) -> None:
+        new = [message for message in batch if message.id not in published]
+        try:
+            producer.publish_many(move.topic, [message.body for message in new])
+        except BaseException:
+            batch.requeue(0, backoff=False)
+            raise
+        if move.repeats:
+            published.update(message.id for message in new)
+        self.moved += len(new)
+        batch.finish()
+
+
+def tcp_address(nsqd: NsqdHTTPClient) -> str:
+    """Where the nsqd takes TCP connections: at the host of its HTTP address."""
+    from urllib.parse import urlsplit
+
+    host = urlsplit(nsqd.url).hostname or ""
+    return str(Address(host, int(nsqd.info()["tcp_port"])))
+
+
+def plan_lines(moves: Sequence[Move]) -> list[str]:
+    """The plan for people."""
+    return [
+        f"move about {move.messages} messages of topic {move.topic}"
+        + (f" from {', '.join(move.channels)}" if move.channels else "")
+        + (", which may reach channels again that had done with them" if move.repeats else "")
+        for move in moves
+    ]

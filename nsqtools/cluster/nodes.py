@@ -1,0 +1,149 @@
+"""The daemons of a cluster: which there are, whether they answer, and who has a topic."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from nsqtools.cluster.directory import Cluster, Failure
+from nsqtools.cluster.patterns import missing
+from nsqtools.errors import ConfigurationError
+from nsqtools.http.http_api import HTTPAPI
+from nsqtools.http.nsqd_http import NsqdHTTPClient
+from nsqtools.http.nsqlookupd_http import KnownNode
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One nsqd. ``error`` is "" when it answers; ``lookupds`` are those that know it.
+
+    ``topics`` counts those registered with them, None where none was asked; ``tombstoned`` are the
+    topics for which one of them hides it.
+    """
+
+    address: str
+    tcp_address: str
+    hostname: str
+    version: str
+    topics: int | None
+    tombstoned: tuple[str, ...]
+    lookupds: tuple[str, ...]
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """How a daemon answered to /ping: after so long, or not (``error``)."""
+
+    daemon: str
+    address: str
+    elapsed_s: float | None
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The nsqd that have a topic, each with the nsqlookupd that say so, and its channels."""
+
+    channels: tuple[str, ...]
+    nodes: tuple[tuple[str, str, tuple[str, ...]], ...]
+    failures: tuple[Failure, ...]
+
+
+def list_nodes(cluster: Cluster) -> tuple[list[NodeStatus], list[Failure]]:
+    """Every nsqd, those that do not answer too; and the nsqlookupd that do not.
+
+    Raises the first failure when there is nobody at all.
+    """
+    known, failures = cluster.known_nodes()
+    nsqds, impostors = cluster.nsqds_among(known)
+    failures += impostors
+    if failures and not nsqds:
+        raise failures[0].error
+    answers, failed = cluster.ask({nsqd.address: nsqd.client for nsqd in nsqds}, _info_and_health)
+    errors = {failure.address: str(failure.error) for failure in failed}
+    nodes = []
+    for nsqd in nsqds:
+        entries = {
+            lookupd: entry
+            for lookupd, each in known.items()
+            for entry in each
+            if str(entry.node.http) == nsqd.announced
+        }
+        answer = answers.get(nsqd.address, {})
+        nodes.append(_status(nsqd.address, answer, entries, errors.get(nsqd.address, "")))
+    return nodes, failures
+
+
+def _info_and_health(client: NsqdHTTPClient) -> dict[str, Any]:
+    info = client.info()
+    client.ping()
+    return info
+
+
+def _status(
+    address: str, info: dict[str, Any], entries: dict[str, KnownNode], error: str
+) -> NodeStatus:
+    entry = next(iter(entries.values()), None)
+    tcp = f"{info['broadcast_address']}:{info['tcp_port']}" if info else ""
+    return NodeStatus(
+        address,
+        str(entry.node.tcp) if entry else tcp,
+        entry.hostname if entry else str(info.get("hostname", "")),
+        str(info.get("version", "")) or (entry.version if entry else ""),
+        len({topic for each in entries.values() for topic in each.topics}) if entries else None,
+        tuple(sorted({topic for each in entries.values() for topic in each.tombstoned})),
+        tuple(entries),
+        error,
+    )
+
+
+def ping(cluster: Cluster) -> list[Pong]:
+    """Ask every nsqlookupd, and every nsqd that is given or that they know, for /ping."""
+    lookupds = _ping_all(cluster, "nsqlookupd", dict(cluster.lookupds))
+    nsqds, failures = cluster.nsqds()
+    pongs = _ping_all(cluster, "nsqd", {nsqd.address: nsqd.client for nsqd in nsqds})
+    lost = [
+        Pong("nsqd", failure.address, None, str(failure.error))
+        for failure in failures
+        if failure.address not in cluster.lookupds
+    ]
+    return [*lookupds, *pongs, *lost]
+
+
+def _ping_all(cluster: Cluster, daemon: str, clients: dict[str, Any]) -> list[Pong]:
+    def measure(client: HTTPAPI) -> float:
+        began_s = time.monotonic()
+        client.ping()
+        return time.monotonic() - began_s
+
+    answers, failures = cluster.ask(clients, measure)
+    errors = {failure.address: str(failure.error) for failure in failures}
+    return [
+        Pong(daemon, address, answers.get(address), errors.get(address, "")) for address in clients
+    ]
+
+
+def lookup_topic(cluster: Cluster, topic: str) -> Where:
+    """Ask every nsqlookupd who has a topic. Raises `NotFoundError` when none knows it."""
+    if not cluster.lookupds:
+        raise ConfigurationError(
+            "only nsqlookupd knows who has a topic", hint="Give one with --lookupd-http-address."
+        )
+    answers, failures = cluster.ask(cluster.lookupds, lambda client: client.lookup(topic))
+    if not answers:
+        raise failures[0].error
+    if not any(answer.is_known for answer in answers.values()):
+        listed, _ = cluster.ask(cluster.lookupds, lambda client: client.topics())
+        raise missing("topic", topic, {name for names in listed.values() for name in names})
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for lookupd, answer in answers.items():
+        for node in answer.nodes:
+            nodes.setdefault((str(node.tcp), str(node.http or "")), []).append(lookupd)
+    channels = {channel for answer in answers.values() for channel in answer.channels}
+    return Where(
+        tuple(sorted(channels)),
+        tuple((tcp, http, tuple(lookupds)) for (tcp, http), lookupds in sorted(nodes.items())),
+        tuple(failures),
+    )

@@ -1,0 +1,204 @@
+"""Queues in numbers: a row for every topic and channel, of one nsqd or of all together. Pure.
+
+Rates are differences of nsqd's counters over the time that really passed between two answers of
+that nsqd. With the counters of a channel (a message is queued, deferred, in flight or done):
+
+    ingress     what came:       messages
+    egress      what was sent:   messages + requeued + timed out - depth - deferred
+    finish      what is done:    messages - depth - deferred - in flight
+    requeue     what was given back or timed out
+
+nsq_stat takes messages - depth for egress, which is negative when messages return to the queue.
+Emptying a channel looks like finishing, for nsqd does not count it. Counters that went back, or an
+nsqd that started anew, give no rate rather than a wrong one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+
+from nsqtools.cluster.directory import NodeReport
+from nsqtools.protocol.stats import ChannelStats, LatencyStats, TopicStats
+
+Key = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Messages a second."""
+
+    ingress: float
+    egress: float
+    finish: float
+    requeue: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A channel, or with ``channel == ""`` the topic itself; ``node == ""`` is all nsqd together.
+
+    ``latency`` has (quantile, seconds) pairs. ``rates`` is None while they cannot be known.
+    """
+
+    node: str
+    topic: str
+    channel: str
+    depth: int
+    disk: int
+    in_flight: int = 0
+    deferred: int = 0
+    requeued: int = 0
+    timed_out: int = 0
+    messages: int
+    clients: int = 0
+    paused: bool
+    latency: tuple[tuple[float, float], ...] = ()
+    rates: Rates | None = None
+
+    @property
+    def key(self) -> Key:
+        return self.node, self.topic, self.channel
+
+    @property
+    def memory(self) -> int:
+        """Messages that wait in memory."""
+        return self.depth - self.disk
+
+
+def rows_of(reports: Iterable[NodeReport]) -> list[Row]:
+    """A row for every topic and channel of every nsqd."""
+    return [
+        row
+        for report in reports
+        for topic in report.stats.topics or ()
+        for row in _topic_rows(report.address, topic)
+    ]
+
+
+def _topic_rows(node: str, topic: TopicStats) -> Iterator[Row]:
+    yield Row(
+        node=node,
+        topic=topic.topic_name,
+        channel="",
+        depth=topic.depth,
+        disk=topic.backend_depth,
+        messages=topic.message_count,
+        paused=topic.paused,
+        latency=_seconds(topic.e2e_processing_latency),
+    )
+    for channel in topic.channels:
+        yield _channel_row(node, topic.topic_name, channel)
+
+
+def _channel_row(node: str, topic: str, channel: ChannelStats) -> Row:
+    return Row(
+        node=node,
+        topic=topic,
+        channel=channel.channel_name,
+        depth=channel.depth,
+        disk=channel.backend_depth,
+        in_flight=channel.in_flight_count,
+        deferred=channel.deferred_count,
+        requeued=channel.requeue_count,
+        timed_out=channel.timeout_count,
+        messages=channel.message_count,
+        clients=channel.client_count,
+        paused=channel.paused,
+        latency=_seconds(channel.e2e_processing_latency),
+    )
+
+
+def _seconds(latency: LatencyStats) -> tuple[tuple[float, float], ...]:
+    return tuple((quantile, ns / 1e9) for quantile, ns in latency.percentiles or ())
+
+
+SUMMED = (
+    "depth",
+    "disk",
+    "in_flight",
+    "deferred",
+    "requeued",
+    "timed_out",
+    "messages",
+    "clients",
+)
+
+
+def totals(rows: Iterable[Row]) -> list[Row]:
+    """One row for each topic and channel: what its rows on all nsqd come to.
+
+    A queue counts as paused when it is paused anywhere. Percentiles cannot be added up: the worst
+    of the nsqd stands for all. Rates are the sum of those that are known.
+    """
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.topic, row.channel), []).append(row)
+    return [_total(group) for _, group in sorted(groups.items())]
+
+
+def _total(rows: Sequence[Row]) -> Row:
+    sums = {name: sum(getattr(row, name) for row in rows) for name in SUMMED}
+    worst: dict[float, float] = {}
+    for quantile, seconds in (pair for row in rows for pair in row.latency):
+        worst[quantile] = max(seconds, worst.get(quantile, 0.0))
+    known = [row.rates for row in rows if row.rates is not None]
+    return replace(
+        rows[0],
+        node="",
+        **sums,
+        paused=any(row.paused for row in rows),
+        latency=tuple(sorted(worst.items(), reverse=True)),
+        rates=Rates(
+            **{
+                rate.name: sum(getattr(rates, rate.name) for rates in known)
+                for rate in fields(Rates)
+            }
+        )
+        if known
+        else None,
+    )
+
+
+class RateMeter:
+    """Turns one look after the other into rows with rates."""
+
+    def __init__(self) -> None:
+        self._before: dict[Key, tuple[float, int, Row]] = {}
+
+    def measure(self, reports: Sequence[NodeReport]) -> list[Row]:
+        """Return the rows of all nsqd; those that were there before have rates."""
+        moments = {report.address: (report.at_s, report.stats.start_time) for report in reports}
+        rows = []
+        for row in rows_of(reports):
+            at_s, start_time = moments[row.node]
+            before = self._before.get(row.key)
+            if before is not None and before[1] == start_time:
+                row = replace(row, rates=rates_between(before[2], row, at_s - before[0]))
+            self._before[row.key] = at_s, start_time, row
+            rows.append(row)
+        return rows
+
+
+def rates_between(before: Row, now: Row, elapsed_s: float) -> Rates | None:
+    """Return the rates of the time between two looks at one queue.
+
+    None when no time passed, or when a counter went back: the queue is a new one of the same name.
+    """
+    returned = now.requeued + now.timed_out - before.requeued - before.timed_out
+    if elapsed_s <= 0 or now.messages < before.messages or returned < 0:
+        return None
+    came = now.messages - before.messages
+    waiting = now.depth + now.deferred - before.depth - before.deferred
+    in_flight = now.in_flight - before.in_flight
+
+    def rate(count: int) -> float:
+        # nsqd reads its counters one after the other, while messages move
+        return max(0.0, count / elapsed_s)
+
+    return Rates(
+        ingress=rate(came),
+        egress=rate(came + returned - waiting),
+        finish=rate(came - waiting - in_flight),
+        requeue=rate(returned),
+    )

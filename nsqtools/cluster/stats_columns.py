@@ -1,0 +1,143 @@
+"""The columns of the statistics by name: to show, to sort by, to filter with, to watch. Pure."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from nsqtools.cluster.stats import Rates, Row
+from nsqtools.errors import ConfigurationError
+
+Value = str | int | float | bool | None
+
+Test = Callable[[Row], bool]
+
+
+def _rate(name: str) -> Callable[[Row], float | None]:
+    def read(row: Row) -> float | None:
+        rates: Rates | None = row.rates
+        if rates is None or (name == "finish" and not row.channel):
+            return None  # a topic hands its messages on, and finishes none
+        value: float = getattr(rates, name)
+        return value
+
+    return read
+
+
+def _slowest(row: Row) -> float | None:
+    """The highest percentile that nsqd keeps, in milliseconds."""
+    return max(row.latency)[1] * 1000 if row.latency else None
+
+
+COLUMNS: dict[str, Callable[[Row], Value]] = {
+    "topic": operator.attrgetter("topic"),
+    "channel": operator.attrgetter("channel"),
+    "node": operator.attrgetter("node"),
+    "depth": operator.attrgetter("depth"),
+    "memory": operator.attrgetter("memory"),
+    "disk": operator.attrgetter("disk"),
+    "in_flight": operator.attrgetter("in_flight"),
+    "deferred": operator.attrgetter("deferred"),
+    "ingress": _rate("ingress"),
+    "egress": _rate("egress"),
+    "finish": _rate("finish"),
+    "requeue": _rate("requeue"),
+    "requeued": operator.attrgetter("requeued"),
+    "timed_out": operator.attrgetter("timed_out"),
+    "messages": operator.attrgetter("messages"),
+    "clients": operator.attrgetter("clients"),
+    "paused": operator.attrgetter("paused"),
+    "e2e_ms": _slowest,
+}
+TEXTS = ("topic", "channel", "node")
+
+OPERATORS = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "!=": operator.ne,
+    "==": operator.eq,
+    "=": operator.eq,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_FILTER = re.compile(r"\s*(\w+)\s*(>=|<=|!=|==|=|>|<)\s*(\S+)\s*")
+
+
+def check_column(name: str) -> str:
+    """Return the name. Raises `ConfigurationError` when there is no such column."""
+    if name not in COLUMNS:
+        raise ConfigurationError(f"{name!r} is none of {', '.join(COLUMNS)}")
+    return name
+
+
+def parse_filter(text: str) -> Test:
+    """Read a condition on a column: ``depth>1000``, ``paused=yes``, ``channel!=archive``.
+
+    A value that is not known fulfils none. Raises `ConfigurationError`.
+    """
+    match = _FILTER.fullmatch(text)
+    if match is None:
+        raise ConfigurationError(
+            f"{text!r} is not a condition", hint="Write depth>1000 or paused=yes."
+        )
+    name, sign, right = match.groups()
+    read, compare, limit = COLUMNS[check_column(name)], OPERATORS[sign], _limit(name, right)
+
+    def holds(row: Row) -> bool:
+        value = read(row)
+        return value is not None and bool(compare(value, limit))
+
+    return holds
+
+
+def _limit(name: str, text: str) -> Any:
+    if name in TEXTS:
+        return text
+    if name == "paused":
+        if text not in ("yes", "no", "true", "false"):
+            raise ConfigurationError(f"paused is yes or no, not {text!r}")
+        return text in ("yes", "true")
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigurationError(f"{name} is a number, and {text!r} is none") from None
+
+
+def sort_rows(rows: Iterable[Row], column: str) -> list[Row]:
+    """Sort by a column: texts from A to Z, numbers from the greatest down, unknown ones last."""
+    ordered = sorted(rows, key=lambda row: (row.topic, row.channel, row.node))
+    if column in TEXTS:
+        return sorted(ordered, key=lambda row: str(COLUMNS[column](row)))
+
+    def size(row: Row) -> float:
+        value = COLUMNS[column](row)
+        return -float(value) if isinstance(value, int | float) else float("inf")
+
+    return sorted(ordered, key=size)
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What is still well; None is not watched. ``max_requeue_rate`` is messages a second."""
+
+    max_depth: int | None = None
+    max_requeue_rate: float | None = None
+    min_clients: int | None = None
+
+    def complaints(self, rows: Iterable[Row]) -> list[str]:
+        """One line for everything that is not. Clients and requeues are watched on channels."""
+        return [line for row in rows for line in self._complaints(row)]
+
+    def _complaints(self, row: Row) -> Iterable[str]:
+        queue = f"{row.topic}/{row.channel}" if row.channel else row.topic
+        where = f"{queue} on {row.node}" if row.node else queue
+        if self.max_depth is not None and row.depth > self.max_depth:
+            yield f"{where}: depth {row.depth} is above {self.max_depth}"
+        rate = row.rates.requeue if row.rates is not None else None
+        if self.max_requeue_rate is not None and rate is not None and rate > self.max_requeue_rate:
+            yield f"{where}: {rate:.1f} requeues a second are above {self.max_requeue_rate:g}"
+        if self.min_clients is not None and row.channel and row.clients < self.min_clients:
+            yield f"{where}: {row.clients} clients are fewer than {self.min_clients}"

@@ -1,0 +1,135 @@
+"""Statistics for machines: one JSON document a sample, CSV, and Prometheus' text format. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from nsqtools.cluster.directory import NodeReport
+from nsqtools.cluster.sampling import Sample
+from nsqtools.cluster.stats import Row
+from nsqtools.cluster.stats_columns import COLUMNS
+
+
+def time_text(time_ns: int) -> str:
+    """RFC 3339, UTC, in milliseconds."""
+    moment = datetime.fromtimestamp(time_ns / 1e9, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def document(sample: Sample, rows: Iterable[Row]) -> dict[str, Any]:
+    """The sample as JSON. ``rows`` are the ones to show, of each nsqd or of all together."""
+    return {
+        "time": time_text(sample.time_ns),
+        "queues": [_queue(row) for row in rows],
+        "nodes": [_node(report) for report in sample.reports],
+        "failed": [
+            {"node": failure.address, "error": str(failure.error)} for failure in sample.failures
+        ],
+    }
+
+
+def _queue(row: Row) -> dict[str, Any]:
+    queue: dict[str, Any] = {name: read(row) for name, read in COLUMNS.items() if name != "e2e_ms"}
+    queue["channel"] = row.channel or None
+    queue["node"] = row.node or None
+    queue["e2e_latency_s"] = {f"{quantile:g}": seconds for quantile, seconds in row.latency}
+    return queue
+
+
+def _node(report: NodeReport) -> dict[str, Any]:
+    stats = report.stats
+    node: dict[str, Any] = {
+        "node": report.address,
+        "version": stats.version,
+        "health": stats.health,
+        "start_time": stats.start_time,
+    }
+    if stats.memory is not None:
+        node["memory"] = stats.memory
+    return node
+
+
+def client_documents(reports: Iterable[NodeReport], rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Every consumer of the channels among ``rows``, with its channel and nsqd."""
+    shown = {(row.topic, row.channel) for row in rows}
+    return [
+        {
+            "topic": topic.topic_name,
+            "channel": channel.channel_name,
+            "node": report.address,
+            **{name: value for name, value in asdict(client).items() if name != "pub_counts"},
+        }
+        for report in reports
+        for topic in report.stats.topics or ()
+        for channel in topic.channels
+        if (topic.topic_name, channel.channel_name) in shown
+        for client in channel.clients or ()
+    ]
+
+
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Rows of CSV; what is not known is empty."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+# name, type, help, what, whether of topics too
+METRICS: tuple[tuple[str, str, str, Callable[[Row], float], bool], ...] = (
+    ("depth", "gauge", "Messages that wait.", lambda row: row.depth, True),
+    ("backend_depth", "gauge", "Messages that wait on disk.", lambda row: row.disk, True),
+    ("messages_total", "counter", "Messages that came.", lambda row: row.messages, True),
+    ("paused", "gauge", "1 when paused.", lambda row: int(row.paused), True),
+    ("in_flight", "gauge", "Messages at consumers.", lambda row: row.in_flight, False),
+    ("deferred", "gauge", "Messages for later.", lambda row: row.deferred, False),
+    ("requeues_total", "counter", "Messages given back.", lambda row: row.requeued, False),
+    ("timeouts_total", "counter", "Messages not answered.", lambda row: row.timed_out, False),
+    ("clients", "gauge", "Connected consumers.", lambda row: row.clients, False),
+)
+
+
+def prometheus_text(sample: Sample) -> str:
+    """Every counter of every nsqd, for Prometheus to make rates of; ``nsq_up`` names the dead."""
+    lines = ["# HELP nsq_up Whether the nsqd answered.", "# TYPE nsq_up gauge"]
+    lines += [f"nsq_up{_labels(node=report.address)} 1" for report in sample.reports]
+    lines += [f"nsq_up{_labels(node=failure.address)} 0" for failure in sample.failures]
+    for kind in ("topic", "channel"):
+        rows = [row for row in sample.rows if bool(row.channel) == (kind == "channel")]
+        for name, type_, help_, read, is_of_topics in METRICS:
+            if kind == "topic" and not is_of_topics:
+                continue
+            metric = f"nsq_{kind}_{name}"
+            lines += [f"# HELP {metric} {help_}", f"# TYPE {metric} {type_}"]
+            lines += [f"{metric}{_row_labels(row)} {read(row)}" for row in rows]
+    lines += _latency_lines(sample.rows)
+    return "\n".join(lines) + "\n"
+
+
+def _latency_lines(rows: Iterable[Row]) -> list[str]:
+    metric = "nsq_e2e_latency_seconds"
+    lines = [
+        f"{metric}{_row_labels(row, quantile=f'{quantile:g}')} {seconds:g}"
+        for row in rows
+        for quantile, seconds in row.latency
+    ]
+    head = [f"# HELP {metric} From publishing to finishing.", f"# TYPE {metric} gauge"]
+    return [*head, *lines] if lines else []
+
+
+def _row_labels(row: Row, **more: str) -> str:
+    channel = {"channel": row.channel} if row.channel else {}
+    return _labels(topic=row.topic, **channel, node=row.node, **more)
+
+
+def _labels(**labels: str) -> str:
+    inside = ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
+    return "{" + inside + "}"
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,1 @@
+"""Durable files: atomic replacement, locks and safe opening, for everything that writes files."""

@@ -1,0 +1,119 @@
+"""System calls that make things durable, and place files without overwriting any.
+
+A name is durable only when its directory was fsynced: an fsynced file can be nameless after a
+power failure.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+COPY = ".copy"
+
+NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of ``data``; a disk that fills up takes a part first."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+@contextmanager
+def blaming(path: Path) -> Iterator[None]:
+    """Put the path into an ``OSError`` that has none: those of descriptors do not know theirs."""
+    try:
+        yield
+    except OSError as exc:
+        exc.filename = exc.filename or str(path)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, content: bytes, mode: int = 0o640) -> None:
+    """Make ``content`` what a file holds, durably: its readers see the old or the new, no mixture.
+
+    ``mode`` is that of the new file, less the umask. Raises ``OSError``.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        try:
+            write_all(descriptor, content)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def make_folders(root: Path, folder: Path, mode: int) -> None:
+    """Make the directories from ``root`` down to ``folder``. ``root`` itself must be there.
+
+    Were it made anew when it is gone, files would land below the mount point of a lost disk.
+    """
+    missing = []
+    while folder != root and not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    for path in reversed(missing):
+        path.mkdir(mode, exist_ok=True)
+        sync_folder(path.parent)
+
+
+def place(source: Path, target: Path) -> None:
+    """Give the file ``source`` also, or instead, the name ``target``, which appears at once.
+
+    Across file systems it is copied and fsynced first. Raises `FileExistsError` when there is
+    another file; one that is the same file already is fine.
+    """
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        if not source.samefile(target):
+            raise
+    except OSError as exc:
+        if exc.errno == errno.EXDEV:
+            _copy(source, target)
+        elif exc.errno in NO_HARD_LINKS:
+            if target.exists():
+                raise FileExistsError(errno.EEXIST, "File exists", str(target)) from None
+            source.rename(target)
+        else:
+            exc.filename = str(target)  # not the source, which is where it should be
+            raise
+
+
+def copy_of(path: Path) -> Path:
+    """Return where ``path`` is put together when it comes from another file system."""
+    return path.with_name(f".{path.name}{COPY}")
+
+
+def _copy(source: Path, target: Path) -> None:
+    beside = copy_of(target)
+    beside.unlink(missing_ok=True)
+    with source.open("rb") as original, beside.open("wb") as copy:
+        os.fchmod(copy.fileno(), os.fstat(original.fileno()).st_mode & 0o7777)
+        shutil.copyfileobj(original, copy, 1 << 20)
+        copy.flush()
+        os.fsync(copy.fileno())
+    try:
+        place(beside, target)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""The HTTP APIs of nsqd and nsqlookupd, as a client sees them."""

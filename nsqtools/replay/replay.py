@@ -1,0 +1,269 @@
+"""Publish archived messages again: the service behind ``nsq replay``.
+
+Messages are merged by time, selected, and published in batches, each to the topic it came from or
+to the one it is sent to. With a checkpoint the batches go one by one: the next begins when the one
+before is confirmed and written down. Without, they follow each other without a pause.
+
+A batch with messages that nsqd may not have ends a replay with a checkpoint: it begins with that
+batch again the next time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from nsqtools.archive.layout import PART, is_hidden, owner_of
+from nsqtools.archive.reader import EVER, ArchiveFile, OnDamage, TimeRange
+from nsqtools.client.options import ClientOptions
+from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.protocol.names import check_topic
+from nsqtools.publish.batch import Batch, Counts, Outcome
+from nsqtools.publish.publisher import Publisher, PublishOptions
+from nsqtools.publish.rate import RateLimit
+from nsqtools.publish.source import BATCH_BYTES, BATCH_RECORDS
+from nsqtools.records.envelope import Envelope, encode_many
+from nsqtools.replay.checkpoint import Checkpoint
+from nsqtools.replay.merge import Archived, merge
+from nsqtools.replay.pace import Pace
+
+STOP_CHECK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which messages are replayed, and where to.
+
+    ``topics`` maps a topic to the one its messages go to; the key "" stands for all others, and for
+    bare bodies, which have none.
+    """
+
+    within: TimeRange = EVER
+    keep: Callable[[Envelope], bool] | None = None
+    dedupe: bool = False
+    topics: Mapping[str, str] = field(default_factory=dict)
+    delimiter: bytes = b"\n"
+
+    def __post_init__(self) -> None:
+        for topic in self.topics.values():
+            check_topic(topic)
+
+    def target(self, message: Envelope) -> str:
+        """Return the topic that a message goes to. Raises `ConfigurationError` when it has none."""
+        target = self.topics.get(message.topic) or self.topics.get("") or message.topic
+        if not target:
+            raise ConfigurationError(
+                "the files have bare bodies, which name no topic", hint="Give --topic."
+            )
+        return target
+
+
+class Replay:
+    """`run` on one thread; `stop` from any.
+
+    ``speed`` None is as fast as nsqd takes them, ``rate`` 0 without limit. With ``dry_run`` nothing
+    is published, and what would be counts as confirmed. ``on_unconfirmed`` gets each message that
+    did not end as confirmed, as a line of JSON; ``show`` is called after each batch.
+    """
+
+    def __init__(
+        self,
+        archives: Sequence[ArchiveFile],
+        addresses: Sequence[str],
+        selection: Selection,
+        *,
+        client_options: ClientOptions,
+        options: PublishOptions,
+        speed: float | None = None,
+        rate: float = 0,
+        dry_run: bool = False,
+        checkpoint: Checkpoint | None = None,
+        on_damage: OnDamage,
+        on_unconfirmed: Callable[[bytes, Outcome], None] | None = None,
+        show: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.read = 0
+        self.repeated = 0
+        self.planned: dict[str, int] = {}  # messages by target topic
+        self._archives = archives
+        self._selection = selection
+        self._client_options = client_options
+        self._pace = Pace(speed) if speed is not None else None
+        self._rate = RateLimit(rate, time.monotonic()) if rate else None
+        self._dry_run = dry_run
+        self._checkpoint = checkpoint
+        self._on_damage = on_damage
+        self._on_unconfirmed = on_unconfirmed
+        self._show = show
+        self._refused = Counts()  # before they were sent
+        self._seen: set[tuple[str, str, bytes]] = set()
+        self._stopped = threading.Event()
+        self._publisher = Publisher(addresses, client_options, options, self._stopped.is_set)
+
+    def stop(self) -> None:
+        """End behind the batch under way."""
+        self._stopped.set()
+
+    @property
+    def counts(self) -> Counts:
+        """The outcomes of all topics together."""
+        total = Counts()
+        for counts in (self._refused, self._publisher.counts):
+            for name in Counts.__slots__:
+                setattr(total, name, getattr(total, name) + getattr(counts, name))
+        if self._dry_run:
+            total.confirmed = sum(self.planned.values())
+        return total
+
+    @property
+    def last_error(self) -> NsqError | None:
+        """The latest reason why something was not published."""
+        return self._publisher.last_error
+
+    @property
+    def total(self) -> int | None:
+        """How many messages there are to read, if all files have an index."""
+        counts = [archive.messages for archive in self._archives]
+        return None if None in counts else sum(count or 0 for count in counts)
+
+    # -- running --------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Replay everything selected. Raises `OutputError` and `ConfigurationError`."""
+        try:
+            for batch in self._batches():
+                if not self._publish(batch):
+                    break
+        finally:
+            self._publisher.finish()
+
+    def _batches(self) -> Iterator[list[Archived]]:
+        """Messages to publish together: a full batch, or what is due before a pause."""
+        batch: list[Archived] = []
+        size = 0
+        for archived in self._selected():
+            if batch and self._is_early(archived.message):
+                yield batch
+                batch, size = [], 0
+            self._wait_until_due(archived.message)
+            if self._stopped.is_set():
+                break
+            batch.append(archived)
+            size += len(archived.message.body)
+            if len(batch) >= self._allowance() or size >= BATCH_BYTES:
+                yield batch
+                batch, size = [], 0
+        if batch and not self._stopped.is_set():
+            yield batch
+
+    def _selected(self) -> Iterator[Archived]:
+        """The messages that are to be published; `read` counts all that were looked at."""
+        selection, done = self._selection, self._checkpoint.done if self._checkpoint else {}
+        # numbers in a checkpoint are those of all messages of a file
+        within = EVER if self._checkpoint else selection.within
+        names = [_name(archive) for archive in self._archives]
+        for archived in merge(
+            self._archives, self._on_damage, delimiter=selection.delimiter, within=within
+        ):
+            self.read += 1
+            message = archived.message
+            is_new = not selection.dedupe or self._is_new(message)
+            if archived.number <= done.get(names[archived.file], 0):
+                continue
+            if not is_new or not selection.within.has(message.timestamp_ns):
+                continue
+            if selection.keep is None or selection.keep(message):
+                yield archived
+
+    def _is_new(self, message: Envelope) -> bool:
+        if not message.id:
+            return True
+        identity = (message.topic, message.nsqd, message.id)
+        before = len(self._seen)
+        self._seen.add(identity)
+        self.repeated += before == len(self._seen)
+        return before != len(self._seen)
+
+    # -- pace -----------------------------------------------------------------------------------
+
+    def _allowance(self) -> int:
+        if self._rate is None:
+            return BATCH_RECORDS
+        return max(1, min(BATCH_RECORDS, self._rate.allowance(time.monotonic())))
+
+    def _is_early(self, message: Envelope) -> bool:
+        now = time.monotonic()
+        return self._pace is not None and self._pace.due_at(message.timestamp_ns, now) > now
+
+    def _wait_until_due(self, message: Envelope) -> None:
+        if self._pace is not None:
+            due_at = self._pace.due_at(message.timestamp_ns, time.monotonic())
+            self._stopped.wait(max(0.0, due_at - time.monotonic()))
+
+    def _take_turn(self, count: int) -> None:
+        """Wait until the rate allows a batch."""
+        if self._rate is not None:
+            self._stopped.wait(self._rate.wait_s(time.monotonic()))
+            self._rate.took(count)
+
+    # -- publishing -----------------------------------------------------------------------------
+
+    def _publish(self, batch: list[Archived]) -> bool:
+        """Publish a batch; return whether to go on."""
+        self._take_turn(len(batch))
+        by_topic: dict[str, list[Envelope]] = {}
+        for archived in batch:
+            target = self._selection.target(archived.message)
+            if self._is_publishable(archived.message):
+                by_topic.setdefault(target, []).append(archived.message)
+        for topic, messages in by_topic.items():
+            self.planned[topic] = self.planned.get(topic, 0) + len(messages)
+            if not self._dry_run:
+                self._publish_to(topic, messages)
+        self._show()
+        if self._checkpoint is not None and not self._dry_run:
+            return self._confirm(batch, self._checkpoint)
+        return not self._publisher.has_given_up
+
+    def _publish_to(self, topic: str, messages: list[Envelope]) -> None:
+        def hand_out_unconfirmed(batch: Batch) -> None:
+            for index, outcome in sorted(batch.failures.items()):
+                self._hand_out(messages[index], outcome)
+
+        self._publisher.publish(topic, [message.body for message in messages], hand_out_unconfirmed)
+
+    def _confirm(self, batch: list[Archived], checkpoint: Checkpoint) -> bool:
+        self._publisher.settle()
+        counts = self.counts
+        if counts.unsent or counts.unknown:
+            return False
+        for archived in batch:
+            checkpoint.done[_name(self._archives[archived.file])] = archived.number
+        checkpoint.save()
+        return True
+
+    def _is_publishable(self, message: Envelope) -> bool:
+        if not message.body:
+            self._refused.skipped += 1
+            return False
+        if len(message.body) > self._client_options.publish_max_msg_size:
+            self._refused.add(Outcome.REJECTED)
+            self._hand_out(message, Outcome.REJECTED)
+            return False
+        return True
+
+    def _hand_out(self, message: Envelope, outcome: Outcome) -> None:
+        if self._on_unconfirmed is not None:
+            self._on_unconfirmed(_line(message), outcome)
+
+
+def _line(message: Envelope) -> bytes:
+    return encode_many(message.topic, message.nsqd, [message])
+
+
+def _name(archive: ArchiveFile) -> str:
+    """The same for a file in progress and when it is finished."""
+    path = archive.path.absolute()
+    return str(owner_of(path) if is_hidden(path.name, PART) else path)

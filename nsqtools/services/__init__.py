@@ -1,1 +1,0 @@
-"""What the commands do, without a terminal: usable from Python, tested without a process."""

@@ -1,5 +1,0 @@
-"""``USING nsq_archive`` in SQL without a call, as `pyspark_nsq` does it for ``nsq``."""
-
-from nsqtools.services.spark.sources.archive import SQLArchiveSource as DefaultSource
-
-__all__ = ["DefaultSource"]

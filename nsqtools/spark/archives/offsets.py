@@ -1,0 +1,166 @@
+"""How far a stream has read an archive: a small value, whatever the archive's size.
+
+    {"version": 1,
+     "writers": {"<32 hex>": {"read": "1-17,19-40", "under_way": {"41": 12345}}},
+     "files": {"old/clicks.log.gz": 4711}}
+
+Of each writer there are the numbers of the files that are finished and read to their end, and for
+those under way how many bytes are read: always whole members. Files without a number, of early
+archivers and of nsq_to_file, are there by name and size once they are read, which is when they are
+finished.
+
+``began`` is there in the first offset after a start that was not at the beginning. Spark does not
+write down where a stream started: should the first batch be planned again after a crash, this is
+where it begins.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nsqtools.archive.index import Head
+from nsqtools.errors import ConfigurationError
+
+VERSION = 1
+
+Span = tuple[int, int]
+
+
+def parse_spans(text: str) -> tuple[Span, ...]:
+    """Read ``1-17,19``. Raises ``ValueError``."""
+    spans: list[Span] = []
+    for part in text.split(",") if text else ():
+        low, _, high = part.partition("-")
+        span = (int(low), int(high or low))
+        if span[0] > span[1] or (spans and span[0] <= spans[-1][1]):
+            raise ValueError(f"{text!r} is not in order")
+        spans.append(span)
+    return tuple(spans)
+
+
+def format_spans(spans: Iterable[Span]) -> str:
+    """Return what `parse_spans` reads."""
+    return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in spans)
+
+
+def has_number(spans: tuple[Span, ...], number: int) -> bool:
+    """Tell whether a number is in some of the spans, which are in order."""
+    at = bisect_right(spans, number, key=lambda span: span[0]) - 1
+    return at >= 0 and number <= spans[at][1]
+
+
+def unite(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Return spans in order, those that touch joined."""
+    united: list[Span] = []
+    for low, high in sorted(spans):
+        if united and low <= united[-1][1] + 1:
+            united[-1] = (united[-1][0], max(high, united[-1][1]))
+        else:
+            united.append((low, high))
+    return tuple(united)
+
+
+def numbers_beyond(spans: tuple[Span, ...], before: tuple[Span, ...]) -> list[int]:
+    """Return the numbers in ``spans`` that are not in ``before``."""
+    numbers: list[int] = []
+    for low, high in spans:
+        begin = low
+        for other_low, other_high in before:
+            if other_high < begin or other_low > high:
+                continue
+            numbers += range(begin, other_low)
+            begin = other_high + 1
+        numbers += range(begin, high + 1)
+    return numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """Where a stream is. ``read`` has spans by writer, ``under_way`` bytes by file, ``files`` sizes
+    by name."""
+
+    read: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
+    under_way: Mapping[Head, int] = field(default_factory=dict)
+    files: Mapping[str, int] = field(default_factory=dict)
+    is_start: bool = False
+    """It is where the stream starts, and no batch ended there."""
+    began: Offset | None = None
+
+    def has_read(self, head: Head) -> bool:
+        """Tell whether a file is finished and read."""
+        return has_number(self.read.get(head.writer, ()), head.number)
+
+    def position(self, head: Head) -> int:
+        """Return how many bytes are read of a file that is not read to its end."""
+        return self.under_way.get(head, 0)
+
+    def with_read(self, heads: Iterable[Head]) -> Offset:
+        """Return the offset when these files, too, are read."""
+        spans: dict[str, list[Span]] = {}
+        heads = set(heads)
+        for head in heads:
+            spans.setdefault(head.writer, []).append((head.number, head.number))
+        read = {**self.read}
+        for writer, more in spans.items():
+            read[writer] = unite([*read.get(writer, ()), *more])
+        under_way = {head: pos for head, pos in self.under_way.items() if head not in heads}
+        return replace(self, read=read, under_way=under_way)
+
+    def heads_beyond(self, before: Offset) -> list[Head]:
+        """Return the files that are read here and were not in an offset before."""
+        return [
+            Head(writer, number)
+            for writer in sorted(self.read)
+            for number in numbers_beyond(self.read[writer], before.read.get(writer, ()))
+        ]
+
+    def encode(self) -> dict[str, Any]:
+        """Return what Spark writes down; equal offsets are equal texts."""
+        writers: dict[str, dict[str, Any]] = {}
+        for writer in sorted({*self.read, *(head.writer for head in self.under_way)}):
+            writers[writer] = {"read": format_spans(self.read.get(writer, ())), "under_way": {}}
+        for head in sorted(self.under_way):
+            writers[head.writer]["under_way"][str(head.number)] = self.under_way[head]
+        document: dict[str, Any] = {"version": VERSION, "writers": writers}
+        if self.files:
+            document["files"] = {name: self.files[name] for name in sorted(self.files)}
+        if self.is_start:
+            document["is_start"] = True
+        if self.began is not None:
+            document["began"] = self.began.encode()
+        return document
+
+
+def decode_offset(document: Any) -> Offset:
+    """Read what `Offset.encode` made. Raises `ConfigurationError`."""
+    try:
+        if document["version"] != VERSION:
+            raise ConfigurationError(
+                f"the offset is of version {document['version']}, this program knows {VERSION}",
+                hint="The checkpoint was written by another version of nsqtools.",
+            )
+        read: dict[str, tuple[Span, ...]] = {}
+        under_way: dict[Head, int] = {}
+        for writer, state in document["writers"].items():
+            if spans := parse_spans(state["read"]):
+                read[writer] = spans
+            for number, position in state["under_way"].items():
+                under_way[Head(writer, int(number))] = int(position)
+        return Offset(
+            read,
+            under_way,
+            {str(name): int(size) for name, size in document.get("files", {}).items()},
+            is_start=bool(document.get("is_start", False)),
+            began=decode_offset(document["began"]) if "began" in document else None,
+        )
+    except ConfigurationError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise ConfigurationError(
+            f"{json.dumps(document)[:200]} is no offset of an archive ({exc!r})",
+            hint="An offset looks as in the checkpoint's directory offsets.",
+        ) from None

@@ -1,0 +1,181 @@
+"""The text of a range of a file, in pieces of whole lines, each with where it is in the file.
+
+The position is that of the member; in a plain file that no index names there are no members, and
+each piece begins where its first line does. What is damaged is told and passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from nsqtools.archive.gunzip import GZIP_WINDOW, DamagedError, gunzip
+from nsqtools.archive.index import Head, Member
+from nsqtools.archive.layout import PART, index_of, is_hidden, owner_of
+from nsqtools.archive.reader import LONGEST_LINE, read_member
+from nsqtools.spark.archives.listing import UNKNOWN, Listing, head_at
+from nsqtools.spark.archives.plan import Range
+from nsqtools.spark.archives.settings import ReadSettings
+
+READ_SIZE = 1 << 20
+OPEN_TRIES = 5
+
+Tell = Callable[[int, str], None]
+"""Told a position and what is wrong there."""
+
+
+class Piece(NamedTuple):
+    """Whole lines; ``messages`` is how many the index says there are, or `UNKNOWN`."""
+
+    pos: int
+    text: bytes
+    messages: int = UNKNOWN
+
+
+def open_range(wanted: Range, settings: ReadSettings) -> BinaryIO:
+    """Open the file of a range, wherever it is by now. Raises ``OSError``."""
+    path: Path | None = Path(wanted.path)
+    for _ in range(OPEN_TRIES):
+        if path is not None and _is_it(path, wanted.key):
+            try:
+                return path.open("rb")
+            except FileNotFoundError:
+                pass  # it moved in this moment
+        path = _find(wanted, settings)
+    return Path(wanted.path).open("rb")
+
+
+def _is_it(path: Path, key: Head | str) -> bool:
+    if not isinstance(key, Head):
+        return True
+    try:
+        return head_at(index_of(owner_of(path) if is_hidden(path.name, PART) else path)) == key
+    except FileNotFoundError:
+        return False
+
+
+def _find(wanted: Range, settings: ReadSettings) -> Path | None:
+    path = Path(wanted.path)
+    if is_hidden(path.name, PART) and _is_it(owner_of(path), wanted.key):
+        return owner_of(path)
+    files = Listing(settings.roots, settings.work_dir).files(lambda damage: None)
+    return files[wanted.key].path if wanted.key in files else None
+
+
+def pieces(file: BinaryIO, wanted: Range, delimiter: bytes, tell: Tell) -> Iterator[Piece]:
+    """Iterate over the text of a range. Raises ``OSError``."""
+    if wanted.lines:
+        for member in wanted.members:
+            yield from _member(file, member, wanted.content.is_gzip, tell)
+    elif wanted.content.is_gzip:
+        yield from _gzip(file, wanted, delimiter, tell)
+    else:
+        yield from _plain(file, wanted, delimiter, tell)
+
+
+def _member(file: BinaryIO, member: Member, is_gzip: bool, tell: Tell) -> Iterator[Piece]:
+    if is_gzip and (inflate := _fast_inflate()) is not None:
+        file.seek(member.offset)
+        data = file.read(member.length)
+        try:
+            yield Piece(member.offset, inflate(data, GZIP_WINDOW), member.messages)
+            return
+        except Exception:  # its own errors: zlib says what is wrong
+            pass
+    problems: list[str] = []
+    for text in read_member(file, member, is_gzip, problems.append):
+        yield Piece(member.offset, text, UNKNOWN if problems else member.messages)
+    for problem in problems:
+        tell(member.offset, problem)
+
+
+def _fast_inflate() -> Callable[[bytes, int], bytes] | None:
+    """python-isal unpacks about three times as fast as zlib."""
+    try:
+        from isal.isal_zlib import decompress
+    except ImportError:
+        return None
+    found: Callable[[bytes, int], bytes] = decompress
+    return found
+
+
+class _Until:
+    """A file that ends where it ended when it was planned to be read."""
+
+    def __init__(self, file: BinaryIO, end: int) -> None:
+        self._file = file
+        self._end = end
+
+    def seek(self, offset: int) -> int:
+        return self._file.seek(offset)
+
+    def read(self, size: int) -> bytes:
+        return self._file.read(max(0, min(size, self._end - self._file.tell())))
+
+
+def _gzip(file: BinaryIO, wanted: Range, delimiter: bytes, tell: Tell) -> Iterator[Piece]:
+    member_pos = rest_pos = wanted.begin
+    rest = b""
+    try:
+        for text, member_end in gunzip(_Until(file, wanted.end), wanted.begin):
+            if rest and (cut := _behind(text, delimiter, rest)):
+                yield Piece(rest_pos, rest + text[:cut])
+                rest, text = b"", text[cut:]
+            if not rest:
+                rest_pos = member_pos
+            end = text.rfind(delimiter) + len(delimiter) if delimiter in text else 0
+            if end:
+                yield Piece(rest_pos, text[:end])
+            rest += text[end:]
+            if len(rest) > LONGEST_LINE:
+                tell(rest_pos, f"a line is longer than {LONGEST_LINE} bytes")
+                return
+            member_pos = member_end if member_end is not None else member_pos
+    except DamagedError as exc:
+        tell(exc.offset, str(exc))
+        return
+    if rest:
+        yield Piece(rest_pos, rest)
+
+
+def _behind(text: bytes, delimiter: bytes, rest: bytes) -> int:
+    """Where in ``text`` the line ends that began as ``rest``; 0 when it does not."""
+    overlap = rest[-(len(delimiter) - 1) :] if len(delimiter) > 1 else b""
+    found = (overlap + text).find(delimiter)
+    return found + len(delimiter) - len(overlap) if found >= 0 else 0
+
+
+def _plain(file: BinaryIO, wanted: Range, delimiter: bytes, tell: Tell) -> Iterator[Piece]:
+    """Lines that begin in the range; the last one is read to its end."""
+    pos = wanted.begin
+    file.seek(max(0, pos - len(delimiter)))
+    held = file.read(READ_SIZE)
+    if pos:  # who has the range before reads the line that this one begins in
+        pos -= len(delimiter)
+        while delimiter not in held:
+            more = file.read(READ_SIZE)
+            if not more or pos >= wanted.end:
+                return
+            pos += len(held) - len(delimiter) + 1
+            held = held[len(held) - len(delimiter) + 1 :] + more
+        begin = held.index(delimiter) + len(delimiter)
+        pos, held = pos + begin, held[begin:]
+    while pos < wanted.end:
+        last = wanted.end - pos - len(delimiter)  # a delimiter from here on ends the range
+        if len(held) >= wanted.end - pos and (at := held.find(delimiter, max(0, last))) >= 0:
+            yield Piece(pos, held[: at + len(delimiter)])
+            return
+        end = held.rfind(delimiter) + len(delimiter) if delimiter in held else 0
+        if end:
+            yield Piece(pos, held[:end])
+            pos, held = pos + end, held[end:]
+        if len(held) > LONGEST_LINE:
+            tell(pos, f"a line is longer than {LONGEST_LINE} bytes")
+            return
+        more = file.read(READ_SIZE)
+        if not more:
+            break
+        held += more
+    if held and pos < wanted.end:
+        yield Piece(pos, held)

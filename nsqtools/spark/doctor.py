@@ -1,0 +1,197 @@
+"""Find out why Spark would not work here, before a job does.
+
+Each check is a `Finding`. What is looked at: this Python and its packages, Java, whether a session
+starts, whether the executors run the same Python with the same nsqtools, whether a directory is
+shared by driver and executors (a tiny job writes there), and whether any two nsqd give their
+messages the same identity.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsqtools import __version__
+from nsqtools.errors import NsqError
+from nsqtools.spark.java import find_java
+from nsqtools.spark.session import OLDEST_PYSPARK, require_pyspark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OK, WARNING, FAILED = "ok", "warning", "failed"
+
+TASKS_PER_SLOT = 4
+TASK_S = 0.2  # so that one executor does not do the tasks of all
+EXECUTORS_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found. ``hint`` is what to do about it."""
+
+    check: str
+    state: str
+    found: str
+    hint: str = ""
+
+
+def check_driver() -> Iterator[Finding]:
+    """This process: what a session needs before it can start."""
+    yield Finding("python", OK, f"{platform.python_version()} ({sys.executable})")
+    yield Finding("nsqtools", OK, __version__)
+    try:
+        require_pyspark()
+    except NsqError as error:
+        yield Finding("pyspark", FAILED, str(error), error.hint)
+    else:
+        oldest = ".".join(map(str, OLDEST_PYSPARK))
+        yield Finding("pyspark", OK, f"{metadata.version('pyspark')} ({oldest} or newer is needed)")
+        yield Finding("pyarrow", OK, metadata.version("pyarrow"))
+    try:
+        java = find_java(os.environ)
+    except NsqError as error:
+        yield Finding("java", FAILED, str(error), error.hint)
+    else:
+        through = "" if java.has_vector_module else ", through a shim"
+        yield Finding("java", OK, f"{java.version} of {java.origin} ({java.program}{through})")
+
+
+def check_executors(spark: SparkSession, shared: Path | None) -> Iterator[Finding]:
+    """Run tasks on all executors and compare what they find with what is here."""
+    token = uuid.uuid4().hex
+    note = shared / f".nsq-doctor-{token}" if shared else None
+    if note is not None:
+        try:
+            note.write_text(token)
+        except OSError as error:
+            found = f"the driver cannot write in {shared} ({error.strerror})"
+            yield Finding("shared directory", FAILED, found, "Name another, or see to its owner.")
+            note = None
+    try:
+        answers = ask_executors(spark, note, token)
+        yield from compare_pythons(answers)
+        if note is not None:
+            yield from compare_notes(answers, note)
+    finally:
+        if note is not None:
+            for path in note.parent.glob(f"{note.name}*"):
+                path.unlink(missing_ok=True)
+
+
+def ask_executors(spark: SparkSession, note: Path | None, token: str) -> list[dict[str, Any]]:
+    """What tasks on every executor say about themselves: one answer an executor and host."""
+    path = str(note) if note else ""
+    seconds = TASK_S
+
+    def probe(number: int) -> dict[str, Any]:
+        # Not a function of this module: that would need the package on the executor to be run.
+        import importlib
+        import os
+        import platform
+        import socket
+        import sys
+        import time
+
+        answer: dict[str, Any] = {
+            "host": socket.gethostname(),
+            "executor": os.environ.get("SPARK_EXECUTOR_DIRS", ""),
+            "python": platform.python_version(),
+            "executable": sys.executable,
+        }
+        for name in ("nsqtools", "pyarrow"):
+            try:
+                answer[name] = importlib.import_module(name).__version__
+            except Exception as error:
+                answer[name] = None
+                answer["error"] = f"{type(error).__name__}: {error}"
+        if path:
+            try:
+                with open(path) as file:
+                    answer["reads"] = file.read() == token
+                answer["wrote"] = f"{path}-{number}"
+                with open(answer["wrote"], "w") as file:
+                    file.write(token)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                answer["shared_error"] = str(error)
+        time.sleep(seconds)
+        return answer
+
+    context = spark.sparkContext
+    wait_for_executors(context)
+    tasks = TASKS_PER_SLOT * context.defaultParallelism
+    answers = context.parallelize(range(tasks), tasks).map(probe).collect()
+    return list({(each["host"], each["executor"]): each for each in answers}.values())
+
+
+def wait_for_executors(context: Any) -> None:
+    """Wait a little for executors to register; they do not all come at the same moment."""
+    status: Any = context._jsc.sc()
+    if context.master.startswith("local"):
+        return
+    deadline_s = time.monotonic() + EXECUTORS_TIMEOUT_S
+    before = -1
+    while time.monotonic() < deadline_s:
+        now = status.getExecutorMemoryStatus().size()
+        if now > 1 and now == before:
+            return
+        before = now
+        time.sleep(1.0)
+
+
+def compare_pythons(answers: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Whether executors run what the driver runs."""
+    hosts = ", ".join(sorted({each["host"] for each in answers}))
+    yield Finding("executors", OK, f"{len(answers)} on {hosts}")
+    ours = platform.python_version_tuple()[:2]
+    for each in answers:
+        if tuple(each["python"].split(".")[:2]) != ours:
+            yield Finding(
+                "executors' python",
+                FAILED,
+                f"{each['python']} on {each['host']} ({each['executable']})",
+                f"Executors need Python {'.'.join(ours)}: set PYSPARK_PYTHON to its path there.",
+            )
+        elif each["nsqtools"] != __version__ or each["pyarrow"] is None:
+            found = each.get("error") or f"nsqtools {each['nsqtools']}"
+            yield Finding(
+                "executors' packages",
+                FAILED,
+                f"{found} on {each['host']} ({each['executable']})",
+                f"Install nsqtools[spark] {__version__} there, or set PYSPARK_PYTHON to where "
+                "it is.",
+            )
+        else:
+            continue
+        return
+    yield Finding("executors' packages", OK, f"nsqtools {__version__} and pyarrow on all")
+
+
+def compare_notes(answers: list[dict[str, Any]], note: Path) -> Iterator[Finding]:
+    """Whether driver and executors see each other's files."""
+    for each in answers:
+        error = each.get("shared_error")
+        if error is None and not each["reads"]:
+            error = "reads something else than the driver wrote"
+        if error is None and not Path(each["wrote"]).exists():
+            error = "wrote a file that the driver does not see"
+        if error is not None:
+            yield Finding(
+                "shared directory",
+                FAILED,
+                f"executor on {each['host']}: {error}",
+                "Archives, spools and checkpoints need a directory that the driver and all "
+                "executors have under one path, such as an NFS mount.",
+            )
+            return
+    yield Finding("shared directory", OK, f"{note.parent}, by the driver and all executors")

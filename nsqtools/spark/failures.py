@@ -1,0 +1,144 @@
+"""Turn what Spark raises into one error of ours that says the real reason.
+
+Spark wraps: what went wrong in a Python worker arrives as a Java exception, in a Java exception,
+with two stack traces as its text. What a user needs is in there: the last line of the Python
+traceback, and the hint below it when the error is one of ours (`NsqError` notes its hint, and
+Python prints notes). The rest is in Spark's log, which the error names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from nsqtools import errors
+from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.spark.log import last_lines
+
+if TYPE_CHECKING:
+    from nsqtools.spark.settings import SparkSettings
+
+OURS = re.compile(r"^(?:\w+\.)*nsqtools\.errors\.(\w+): (.*)$(?:\nhint: (.*)$)?", re.MULTILINE)
+TRACEBACK = "Traceback (most recent call last):"
+PYTHON_ERROR = re.compile(r"^((?:\w+\.)*[A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.M)
+JAVA_RAISED = re.compile(r"^: (?:[\w$]+\.)*[\w$]+: (.*)$", re.MULTILINE)
+JAVA_CAUSE = re.compile(r"^Caused by: (?:[\w$]+\.)*([\w$]+: .*)$", re.MULTILINE)
+NO_REASON = ("ClassNotFoundException", "Py4J")
+CONDITION = re.compile(r"^\[([A-Z0-9_.]+)\] ")
+NOISE = re.compile(
+    r"^(?:SparkException|IOException): |\s*SQLSTATE: \w+|; line \d+ pos \d+|\. Consider setting .*"
+)
+OUT_OF_MEMORY = "java.lang.OutOfMemoryError"
+SHUT_DOWN = re.compile("SparkContext was shut down|on a stopped SparkContext")
+KILLED = re.compile(r"Application has been killed\. Reason: (.*)")
+SAVE_MODE = "UNSUPPORTED_DATA_SOURCE_SAVE_MODE"
+NOT_FOUND = ("PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND")
+
+
+@contextmanager
+def spark_errors(settings: SparkSettings) -> Iterator[None]:
+    """Inside, whatever Spark raises becomes an `NsqError` that names its log."""
+    try:
+        yield
+    except NsqError:
+        raise
+    except Exception as error:
+        if is_sparks(error):
+            raise explain(error, settings) from error
+        raise
+
+
+def is_sparks(error: BaseException) -> bool:
+    """Whether ``error`` is from pyspark, py4j or the connection to the JVM."""
+    module = type(error).__module__
+    return module.startswith(("pyspark.", "py4j.")) or (
+        isinstance(error, ConnectionError) and _passed_py4j(error)
+    )
+
+
+def _passed_py4j(error: BaseException) -> bool:
+    trace = error.__traceback__
+    while trace is not None:
+        if "py4j" in trace.tb_frame.f_code.co_filename:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def explain(error: BaseException, settings: SparkSettings) -> NsqError:
+    """The error of ours that says what one of Spark's means."""
+    from py4j.protocol import Py4JError, Py4JJavaError
+    from pyspark.errors import AnalysisException
+
+    log = f"Spark's log is {settings.log_path}."
+    text = str(error)
+    if found := list(OURS.finditer(text)):
+        return _from_worker(found[-1], log)
+    if isinstance(error, AnalysisException):
+        return _from_analysis(text, log)
+    is_gone = isinstance(error, ConnectionError) or (
+        isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError)
+    )
+    if is_gone or SHUT_DOWN.search(text):
+        return _ended(settings, log)
+    if OUT_OF_MEMORY in text:
+        return _out_of_memory(settings, log)
+    return NsqError(f"Spark failed: {real_reason(text)}", hint=log)
+
+
+def _ended(settings: SparkSettings, log: str) -> NsqError:
+    """Spark is no more, and only its log knows why."""
+    said = "\n".join(last_lines(settings.log_path))
+    if OUT_OF_MEMORY in said:
+        return _out_of_memory(settings, log)
+    killed = KILLED.search(said)
+    reason = f" ({killed[1].rstrip('.!')})" if killed else ""
+    return NsqError(f"Spark's JVM has ended while it was needed{reason}", hint=log)
+
+
+def _out_of_memory(settings: SparkSettings, log: str) -> NsqError:
+    if settings.is_local:
+        more = f"Give it more than {settings.driver_memory} with --driver-memory."
+    else:
+        more = "Give it more with --driver-memory, or --conf spark.executor.memory=SIZE."
+    return NsqError("Spark ran out of memory", hint=f"{more} {log}")
+
+
+def _from_worker(found: re.Match[str], log: str) -> NsqError:
+    name, message, hint = found.groups()
+    error = NsqError(message, hint=hint or log)
+    error.category = getattr(errors, name, NsqError).category
+    return error
+
+
+def _from_analysis(text: str, log: str) -> NsqError:
+    """SQL that Spark does not understand, or data that is not there."""
+    if TRACEBACK in text:  # a data source that failed while it was planned
+        return NsqError(f"Spark failed: {real_reason(text)}", hint=log)
+    condition = CONDITION.match(text)
+    message = first_line(text)
+    if condition is not None and condition[1] in NOT_FOUND:
+        return errors.NotFoundError(message)
+    if condition is not None and condition[1] == SAVE_MODE:
+        return ConfigurationError(message, hint='Write with .mode("append").')
+    return ConfigurationError(message)
+
+
+def real_reason(text: str) -> str:
+    """The last line of a Python traceback, else Java's last cause, else the first line."""
+    if TRACEBACK in text and (raised := PYTHON_ERROR.findall(text.rpartition(TRACEBACK)[2])):
+        return str(raised[-1])
+    causes = [cause for cause in JAVA_CAUSE.findall(text) if not cause.startswith(NO_REASON)]
+    if causes:
+        return first_line(causes[-1])
+    if said := JAVA_RAISED.search(text):
+        return first_line(said[1])
+    return first_line(text)
+
+
+def first_line(text: str) -> str:
+    """The first line, without the bracketed condition and the codes around it."""
+    line = next((line for line in text.splitlines() if line.strip()), "no reason was given")
+    return NOISE.sub("", CONDITION.sub("", line)).rstrip(" .;")

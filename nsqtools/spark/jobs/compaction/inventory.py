@@ -1,0 +1,177 @@
+"""What archives hold: how many messages of which topic and day are in which file.
+
+It is read off the indexes, so that a directory of terabytes is known in seconds. Only members that
+contain a midnight are unpacked, and files without an index, or with more behind it, are read whole.
+What is counted here is held against what Spark reads later: two readings that know nothing of each
+other.
+
+A file that nsq to-file wrote has one topic; its first and last member are looked at to see that it
+is so. In a file in progress what is durable counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from nsqtools.archive.index import Member
+from nsqtools.archive.layout import owner_of
+from nsqtools.archive.reader import ArchiveFile, find_archives, read_messages
+from nsqtools.archive.scan import is_gzip, scan_members
+from nsqtools.errors import OutputError
+from nsqtools.records.envelope import Envelope
+from nsqtools.spark.jobs.compaction.days import day_of
+
+
+class Slot(NamedTuple):
+    """A topic on a day; both None for bare bodies."""
+
+    topic: str | None
+    day: date | None
+
+
+UNDATED = Slot(None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A file and the messages in it. ``damage`` is what was found on the way, empty for nothing."""
+
+    path: Path
+    key: str
+    """Its head, which stays when it moves; without one its path."""
+    size: int
+    mtime_ns: int
+    members: int
+    messages: Mapping[Slot, int]
+    is_in_progress: bool = False
+    is_gzip: bool = True
+    has_index: bool = True
+    min_ts: int | None = None
+    damage: str = ""
+
+    @property
+    def topics(self) -> set[str | None]:
+        return {slot.topic for slot in self.messages}
+
+    @property
+    def total(self) -> int:
+        """How many messages it has."""
+        return sum(self.messages.values())
+
+
+@dataclass(slots=True)
+class _Count:
+    messages: Counter[Slot] = field(default_factory=Counter)
+    damage: list[str] = field(default_factory=list)
+
+    def on_damage(self, _path: Path, problem: str) -> None:
+        self.damage.append(problem)
+
+    def add(self, messages: Iterator[Envelope]) -> None:
+        for message in messages:
+            self.messages[slot_of(message)] += 1
+
+
+def slot_of(message: Envelope) -> Slot:
+    """Return where a message belongs."""
+    return Slot(message.topic, day_of(message.timestamp_ns)) if message.topic else UNDATED
+
+
+def take_inventory(directory: Path, work_dir: Path | None = None) -> list[Content]:
+    """Look at all archives below a directory (or at one file).
+
+    In ``work_dir`` are files in progress besides. Of copies of a file, told by their heads, one is
+    taken. Raises `NotFoundError` when there is no such directory, and `OutputError`.
+    """
+    contents = []
+    found = find_archives([directory.absolute()])
+    if work_dir is not None:
+        elsewhere = find_archives([work_dir.absolute()])
+        found += [archive for archive in elsewhere if archive.is_in_progress]
+    archives: dict[str, ArchiveFile] = {}
+    for archive in found:
+        archives.setdefault(key_of(archive), archive)
+    for archive in archives.values():
+        try:
+            contents.append(look_at(archive))
+        except FileNotFoundError:
+            if not archive.is_in_progress:
+                raise OutputError(f"{archive.path} was removed while it was read") from None
+            # finished since: its messages are those of a later run, and its day is not closed
+            contents.append(Content(owner_of(archive.path), "", 0, 0, 0, {}, is_in_progress=True))
+        except OSError as exc:
+            raise OutputError(f"cannot read {archive.path} ({exc.strerror})") from exc
+    return contents
+
+
+def key_of(archive: ArchiveFile) -> str:
+    """Return what tells a file from all others, as text."""
+    return archive.head.encode().decode().strip() if archive.head else str(archive.path)
+
+
+def look_at(archive: ArchiveFile) -> Content:
+    """Count the messages of one file. Raises ``OSError``."""
+    status = archive.path.stat()
+    with archive.path.open("rb") as file:
+        gzipped = is_gzip(file)
+    members = archive.members or []
+    if archive.is_in_progress or (members and members[-1].end == status.st_size):
+        count = _by_members(archive.path, members)
+    else:
+        scan = scan_members(archive.path)
+        members = scan.members
+        if scan.damage or len(scan.topics) > 1:
+            count = _by_reading(ArchiveFile(archive.path, None))
+        else:
+            count = _by_members(archive.path, members)
+    times = [member.min_ts for member in members if member.max_ts]
+    return Content(
+        archive.path,
+        key_of(archive),
+        status.st_size,
+        status.st_mtime_ns,
+        len(members),
+        dict(count.messages),
+        archive.is_in_progress,
+        gzipped,
+        archive.members is not None,
+        min(times) if times else None,
+        "; ".join(count.damage),
+    )
+
+
+def _by_members(path: Path, members: Sequence[Member]) -> _Count:
+    """Trust what is known of members that are within one day."""
+    count = _Count()
+    ends = [next(_messages(path, member, count), None) for member in {*members[:1], *members[-1:]}]
+    topics = {message.topic for message in ends if message is not None}
+    if len(topics) > 1:
+        return _by_reading(ArchiveFile(path, list(members)))
+    topic = topics.pop() if topics else ""
+    for member in members:
+        first, last = day_of(member.min_ts), day_of(member.max_ts)
+        if not topic:
+            count.messages[UNDATED] += member.messages
+        elif first == last and member.max_ts:
+            count.messages[Slot(topic, first)] += member.messages
+        else:
+            count.add(_messages(path, member, count))
+    return count
+
+
+def _by_reading(archive: ArchiveFile) -> _Count:
+    count = _Count()
+    count.add(read_messages(archive, count.on_damage))
+    return count
+
+
+def _messages(path: Path, member: Member, count: _Count) -> Iterator[Envelope]:
+    """The messages of one member; the reader would go on behind it."""
+    alone = ArchiveFile(path, [member])
+    return islice(read_messages(alone, count.on_damage), member.messages)

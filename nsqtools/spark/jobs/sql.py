@@ -1,0 +1,194 @@
+"""``nsq spark sql``: a query over archives and Parquet, each under a name.
+
+Rows come back as Spark has them; `Reading` turns values into what can be printed: text for a table,
+and for JSON the forms that the envelope of a message has, ``"body64"`` in place of ``"body"`` where
+bytes are not UTF-8.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.errors import ConfigurationError, NotFoundError
+from nsqtools.spark.failures import spark_errors
+from nsqtools.spark.jobs.inputs import damage_options, find_inputs
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+    from nsqtools.spark.settings import SparkSettings
+
+ARCHIVE, PARQUET = "archive", "parquet"
+INFERENCE = "spark.sql.sources.partitionColumnTypeInference.enabled"
+
+Plain = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A name for queries, and the files that are behind it."""
+
+    name: str
+    kind: str
+    paths: tuple[str, ...]
+
+
+def named_views(
+    archives: Iterable[str], parquet: Iterable[str], paths: Iterable[Path]
+) -> list[View]:
+    """The views of ``NAME=PATH`` texts, and of bare paths, which are named after their kind.
+
+    A name that is given several times has all its paths. Raises `ConfigurationError`, and
+    `NotFoundError` for a path that is not there.
+    """
+    behind: dict[tuple[str, str], list[Path]] = {}
+    for kind, texts in ((ARCHIVE, archives), (PARQUET, parquet)):
+        for text in texts:
+            name, _, path = text.partition("=")
+            if not path or not re.fullmatch(r"[A-Za-z_]\w*", name):
+                raise ConfigurationError(
+                    f"--{kind} {text!r} does not say what it is called",
+                    hint=f"Write --{kind} NAME=PATH; SQL then knows it by that name.",
+                )
+            behind.setdefault((name, kind), []).append(Path(path))
+    found = find_inputs(list(paths))
+    for kind, bare in ((ARCHIVE, found.archives), (PARQUET, found.parquet)):
+        for each in bare:
+            behind.setdefault((kind, kind), []).append(each)
+    names = [name.lower() for name, _ in behind]
+    for name, kind in behind:
+        if names.count(name.lower()) > 1:
+            raise ConfigurationError(f"{name} is the name of archives and of Parquet")
+        find_inputs(behind[name, kind])
+    return [
+        View(name, kind, tuple(str(path.absolute()) for path in each))
+        for (name, kind), each in behind.items()
+    ]
+
+
+def plan(
+    spark: SparkSession,
+    settings: SparkSettings,
+    views: Sequence[View],
+    text: str,
+    damage_path: Path | None = None,
+) -> DataFrame:
+    """Give the views their names and plan the query; what it returns is not yet computed.
+
+    What is damaged fails the query, or with a ``damage_path`` is left out and written there.
+    Raises `NotFoundError` for an unknown table, `ConfigurationError` for what is wrong SQL.
+    """
+    with spark_errors(settings):
+        for view in views:
+            _read(spark, view, damage_path).createOrReplaceTempView(view.name)
+    try:
+        with spark_errors(settings):
+            return spark.sql(text)
+    except NotFoundError as error:
+        known = ", ".join(view.name for view in views) or "none, for no path was given"
+        raise NotFoundError(str(error), hint=f"Known here: {known}.") from error
+
+
+def _read(spark: SparkSession, view: View, damage_path: Path | None) -> DataFrame:
+    if view.kind == ARCHIVE:
+        reader = spark.read.format("nsq-archive").options(**damage_options(damage_path))
+        return reader.load(list(view.paths))
+    # A topic may be called 007: directories are text. Only the date is one.
+    before = spark.conf.get(INFERENCE) or "true"
+    spark.conf.set(INFERENCE, "false")
+    try:
+        frame = spark.read.parquet(*view.paths)
+    finally:
+        spark.conf.set(INFERENCE, before)
+    is_text = dict(frame.dtypes).get("date") == "string"
+    return frame.withColumn("date", frame["date"].cast("date")) if is_text else frame
+
+
+class Reading:
+    """Turns the rows of one query into what can be printed."""
+
+    def __init__(self, frame: DataFrame) -> None:
+        from pyspark.sql.types import TimestampType
+
+        self.columns: list[str] = frame.columns
+        self._frame = frame
+        # pyspark has both kinds of timestamps without a zone; one is in that of this process
+        self._is_moment = [isinstance(each.dataType, TimestampType) for each in frame.schema]
+
+    def first(self, count: int) -> list[Row]:
+        """At most so many rows, computed at once."""
+        return self._frame.limit(count).collect()
+
+    def all(self) -> Iterator[Row]:
+        """All rows, computed as they are asked for; in memory is a part of them."""
+        return self._frame.toLocalIterator(prefetchPartitions=True)
+
+    def cells(self, row: Row) -> list[Plain]:
+        """A row of a table."""
+        return [cell(value) for value in self._values(row)]
+
+    def document(self, row: Row) -> dict[str, Any]:
+        """A row as an object of JSON."""
+        return fields(zip(self.columns, self._values(row), strict=True))
+
+    def _values(self, row: Row) -> Iterator[Any]:
+        for value, is_moment in zip(row, self._is_moment, strict=True):
+            yield value.astimezone(UTC) if is_moment and value is not None else value
+
+
+def cell(value: Any) -> Plain:
+    """A value for a table: bytes as text, what is not UTF-8 escaped; structures as JSON."""
+    if value is None or type(value) is int:
+        return value
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode(errors="backslashreplace")
+    readable = plain(value)
+    return readable if isinstance(readable, str) else json.dumps(readable, ensure_ascii=False)
+
+
+def plain(value: Any) -> Any:
+    """A value for JSON. Numbers that JSON lacks, or cannot hold exactly, are text."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if value - value == 0 else str(value)  # neither NaN nor infinite
+    if isinstance(value, Decimal):
+        return float(value) if Decimal(repr(float(value))) == value else str(value)
+    if isinstance(value, datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, bytes | bytearray):
+        name, text = field("base", bytes(value))
+        return text if name == "base" else {name: text}
+    if hasattr(value, "asDict"):  # a struct
+        return fields(value.asDict().items())
+    if isinstance(value, dict):
+        return {str(plain(key)): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return str(value)
+
+
+def fields(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Named values as an object of JSON."""
+    return dict(
+        field(name, bytes(value)) if isinstance(value, bytes | bytearray) else (name, plain(value))
+        for name, value in pairs
+    )
+
+
+def field(name: str, data: bytes) -> tuple[str, str]:
+    """Bytes under a name: as text, or under another name as base64."""
+    try:
+        return name, data.decode()
+    except UnicodeDecodeError:
+        return f"{name}64", b64encode(data).decode()

@@ -1,0 +1,192 @@
+"""A Spark session for the length of a ``with``: started quietly, ended in order.
+
+    with spark_session(SparkSettings()) as spark:
+        spark.read.format("nsq-archive").load("/var/nsq").count()
+
+What has to be right for Spark to work at all comes together here: which Java (see `java`), that
+workers run this very Python and not the first ``python3`` of PATH (`launch`), that the terminal
+stays clean (`jvm`, `log`) and that nothing is left behind (`scratch`).
+
+The session and its JVM end with the ``with``, however it is left: so a later session has a JVM, and
+a heap, of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import gettempdir
+from threading import Thread, current_thread, main_thread
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.spark.failures import spark_errors
+from nsqtools.spark.java import find_java, java_home
+from nsqtools.spark.jvm import JVM
+from nsqtools.spark.launch import (
+    OURS,
+    environment,
+    jvm_conf,
+    jvm_environ,
+    reach_master,
+    submit_command,
+)
+from nsqtools.spark.log import Log, diverted, silence_accumulators
+from nsqtools.spark.registration import register
+from nsqtools.spark.scratch import scratch_directory
+from nsqtools.spark.settings import SparkSettings
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession as SparkSession  # the floor above annotates with it
+
+Handler = Callable[[int, FrameType | None], Any] | int | None  # as `signal.signal` has it
+
+OLDEST_PYSPARK = (4, 2, 1)  # the first with read limits and availableNow for Python data sources
+STOP_TIMEOUT_S = 20.0
+HURRIED_S = 1.5
+
+
+@contextmanager
+def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
+    """Start Spark, with the formats of nsqtools registered, and end it at the end.
+
+    Raises `NsqError`: the extra or Java is missing, the JVM does not start, Spark refuses its
+    settings. Raises `ConfigurationError` where this process has a session already.
+    """
+    require_pyspark()
+    from pyspark import SparkContext
+
+    if SparkContext._active_spark_context is not None:
+        raise ConfigurationError(
+            "this process has a Spark session already",
+            hint="Use that one: nsqtools.spark.register(spark) makes the formats known to it.",
+        )
+    reach_master(settings.master)
+    java = find_java(os.environ)
+    log = Log(settings.log_path)
+    with ExitStack() as stack:
+        stack.callback(log.close)
+        stack.enter_context(diverted(log))
+        local_dirs = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+        parent = settings.local_dir or Path(local_dirs or gettempdir())
+        scratch = stack.enter_context(scratch_directory(parent))
+        environ = jvm_environ(settings, scratch, java_home(java, os.environ, scratch))
+        stack.enter_context(environment({name: environ.get(name) for name in OURS}))
+        command = submit_command(Path(environ["SPARK_HOME"]), jvm_conf(settings, scratch))
+        jvm = JVM(command, environ, scratch, log)
+        stack.callback(jvm.close, HURRIED_S)
+        stack.enter_context(spark_errors(settings))
+        handler = signal.getsignal(signal.SIGINT)
+        spark = connect(jvm)
+        if current_thread() is main_thread():
+            signal.signal(signal.SIGINT, cancelling(spark.sparkContext, handler))
+            stack.callback(signal.signal, signal.SIGINT, handler)
+        hurried = False
+        try:
+            silence_accumulators(spark.sparkContext, log)
+            register(spark)
+            yield spark
+        except BaseException as error:
+            hurried = not isinstance(error, Exception)  # a signal
+            raise
+        finally:
+            disconnect(spark, jvm, hurried=hurried)
+
+
+def require_pyspark() -> None:
+    """Raise `NsqError` where the extra ``spark`` is missing, or is too old."""
+    install = "Install them with: pip install 'nsqtools[spark]'"
+    try:
+        import pyarrow  # noqa: F401
+        import pyspark
+    except ImportError as error:
+        raise NsqError(f"Spark needs the package {error.name}", hint=install) from error
+    parts = pyspark.__version__.split(".")[:3]
+    if tuple(int(part) for part in parts if part.isdigit()) < OLDEST_PYSPARK:
+        oldest = ".".join(map(str, OLDEST_PYSPARK))
+        raise NsqError(
+            f"pyspark {pyspark.__version__} is too old: {oldest} or newer is needed", hint=install
+        )
+
+
+def connect(jvm: JVM) -> SparkSession:
+    """Connect pyspark to a JVM that runs, as in a program that ``spark-submit`` started."""
+    from pyspark import SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession as SparkSession  # the floor above annotates with it
+
+    address = {"PYSPARK_GATEWAY_PORT": str(jvm.port), "PYSPARK_GATEWAY_SECRET": jvm.secret}
+    with environment(address):
+        gateway = launch_gateway()  # type: ignore[no-untyped-call]
+    try:
+        return SparkSession(SparkContext(gateway=gateway))
+    except BaseException:
+        SparkContext._gateway = SparkContext._jvm = None  # else the next one would use them
+        raise
+
+
+def cancelling(context: SparkContext, handler: Handler) -> Handler:
+    """A handler for INT that also cancels the jobs that run, in place of pyspark's.
+
+    Python's own raises, and where that happens in the middle of an answer of the JVM, py4j takes
+    that answer for the one to the next question. So there the first ^C only cancels, which ends the
+    call with an error; a second one raises.
+    """
+    if not callable(handler):
+        return handler
+    has_asked = False
+
+    def cancel(number: int, frame: FrameType | None) -> Any:
+        nonlocal has_asked
+        Thread(target=cancel_jobs, args=(context,), name="spark-cancel", daemon=True).start()
+        has_asked = not has_asked and handler is signal.default_int_handler and in_py4j(frame)
+        return None if has_asked else handler(number, frame)
+
+    return cancel
+
+
+def in_py4j(frame: FrameType | None) -> bool:
+    """Whether ``frame`` was called by py4j."""
+    while frame is not None:
+        if "/py4j/" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def cancel_jobs(context: SparkContext) -> None:
+    """Cancel every job that runs; not on the thread that waits for one."""
+    try:
+        context.cancelAllJobs()
+    except Exception:  # the JVM is gone, and its jobs with it
+        pass
+
+
+def disconnect(spark: SparkSession, jvm: JVM, *, hurried: bool) -> None:
+    """Stop the session, end the JVM, and forget both; what does not end in time is killed.
+
+    The stop is asked for on a thread of its own, because py4j gives each thread a connection: that
+    of ours may be in the middle of an answer, when a signal has interrupted it.
+    """
+    from pyspark import SparkContext
+
+    stopper = Thread(target=_stop, args=(spark,), name="spark-stop", daemon=True)
+    stopper.start()
+    stopper.join(HURRIED_S if hurried else STOP_TIMEOUT_S)
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+    jvm.close(HURRIED_S if hurried else STOP_TIMEOUT_S)
+    stopper.join(HURRIED_S)  # its connection has ended
+
+
+def _stop(spark: SparkSession) -> None:
+    gateway: Any = spark.sparkContext._gateway
+    try:
+        spark.stop()
+        gateway.shutdown()
+    except Exception:  # the JVM is gone, which is what is wanted
+        pass

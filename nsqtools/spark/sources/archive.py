@@ -1,0 +1,172 @@
+"""``format("nsq-archive")``, for Spark; what it decides is in `nsqtools.spark.archives`.
+
+    path, paths        what ``nsq to-file`` wrote: files, directories with all below, patterns
+    workDir            where files in progress are, if not there
+    topics             only these, separated by commas
+    since, until       RFC 3339, or -2h; members outside are not even read
+    format=raw         files of bare bodies, too, as nsq_to_file writes them; delimiter, topic
+    onDamage=report    pass over what cannot be read, and write it into damagePath
+    partitionBytes     about how much of a file a task reads (16MiB)
+    minPartitions      at least about so many tasks
+
+    startingOffsets    earliest, latest, or JSON as in a checkpoint; startingTimestamp
+    maxRowsPerTrigger, maxBytesPerTrigger, maxFilesPerTrigger
+    failOnDataLoss     false goes on without files that are gone
+    pollInterval       how often it looks for something new (100ms)
+
+The latter are for streams. Spark makes a reader on the driver, pickles it, and reads partitions
+with copies of it on executors: making one must cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from nsqtools.errors import ConfigurationError
+from nsqtools.spark.archives.offsets import decode_offset
+from nsqtools.spark.archives.plan import Partition
+from nsqtools.spark.archives.settings import (
+    ReadSettings,
+    StreamSettings,
+    read_settings,
+    stream_settings,
+)
+from nsqtools.spark.options import Options
+from nsqtools.spark.schema import ARCHIVED_DDL
+from nsqtools.spark.sources.limits import Poll, default_limit, limits_under
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from nsqtools.spark.archives.stream import ArchiveStream
+
+FORMAT = "nsq-archive"
+
+
+class ArchiveSource(DataSource):
+    """What ``nsq to-file`` writes, as a batch or a stream."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return ARCHIVED_DDL
+
+    def reader(self, schema: StructType) -> ArchiveReader:
+        options = Options(FORMAT, self.options)
+        settings = read_settings(options)
+        options.end()
+        return ArchiveReader(settings, columns(schema, ARCHIVED_DDL))
+
+    def streamReader(self, schema: StructType) -> ArchiveStreamReader:
+        options = Options(FORMAT, self.options)
+        settings, stream = read_settings(options), stream_settings(options)
+        options.end()
+        return ArchiveStreamReader(settings, stream, columns(schema, ARCHIVED_DDL))
+
+
+class SQLArchiveSource(ArchiveSource):
+    """The same under a name that SQL takes: ``CREATE TEMPORARY VIEW v USING nsq_archive``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "nsq_archive"
+
+
+@dataclass
+class ArchivePartition(InputPartition):
+    """What one task reads. Spark gives ``None`` to the only task when there is nothing."""
+
+    value: Partition | None
+
+
+class ArchiveReader(DataSourceReader):
+    """Reads all there is."""
+
+    def __init__(self, settings: ReadSettings, names: list[str]) -> None:
+        self._settings = settings
+        self._names = names
+
+    def partitions(self) -> list[ArchivePartition]:
+        from nsqtools.spark.archives.batch import plan_batch
+
+        return [ArchivePartition(partition) for partition in plan_batch(self._settings)]
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        return read(partition.value, self._settings, self._names)
+
+
+class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads what comes. One of it lives as long as the query does, and decides; its copies read."""
+
+    def __init__(self, settings: ReadSettings, stream: StreamSettings, names: list[str]) -> None:
+        self._settings = settings
+        self._options = stream
+        self._names = names
+
+    @cached_property
+    def _stream(self) -> ArchiveStream:
+        from nsqtools.spark.archives.stream import ArchiveStream
+
+        return ArchiveStream(self._settings, self._options)
+
+    @cached_property
+    def _poll(self) -> Poll:
+        return Poll(self._options.poll_s)
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._stream.initial().encode()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return default_limit(self._options.limits)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        limits = limits_under(limit, self._options.limits)
+        with self._poll as poll:
+            end = self._stream.latest(decode_offset(start), limits).encode()
+            poll.found_something(end != start)
+        return end
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._stream.freeze()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[ArchivePartition]:
+        planned = self._stream.plan(decode_offset(start), decode_offset(end))
+        return [ArchivePartition(partition) for partition in planned]
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        return read(partition.value, self._settings, self._names)
+
+
+def read(
+    partition: Partition | None, settings: ReadSettings, names: list[str]
+) -> Iterator[pyarrow.RecordBatch]:
+    """Iterate over what a task reads."""
+    if partition is not None:
+        from nsqtools.spark.archives.reading import read_partition
+
+        yield from read_partition(partition, settings, names)
+
+
+def columns(schema: StructType, all_columns: str) -> list[str]:
+    """Return the columns that are wanted: all, or those of a schema that the user gave."""
+    known = dict(column.split() for column in all_columns.split(", "))
+    for field in schema.fields:
+        if known.get(field.name) != field.dataType.simpleString():
+            raise ConfigurationError(
+                f"there is no column {field.simpleString()}", hint=f"There are: {all_columns}."
+            )
+    return [field.name for field in schema.fields]

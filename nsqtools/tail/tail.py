@@ -1,0 +1,131 @@
+"""Tail: every message of some topics to one writer, and finished only once it is written.
+
+One consumer a topic; all of them put their batches in one queue, and one thread writes: lines of
+different topics cannot tear each other. A batch is encoded and written whole, then finished in one
+go. Messages that a filter leaves out are finished unwritten; messages beyond a count, and whatever
+could not be written, are requeued at once and without backoff.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from nsqtools.client.consumer import Consumer, DeliveryQueue, Stopped
+from nsqtools.client.consumer_io import GivenUp
+from nsqtools.client.message import Batch, Message
+from nsqtools.client.options import ClientOptions
+from nsqtools.tail.limits import End, Limits, LimitWatch
+
+Encode = Callable[[str, str, Iterable[Message]], bytes]
+"""From topic, nsqd and messages to the bytes to write."""
+
+
+class Tail:
+    """One tail of one or more topics. `run` it on one thread; `stop` it from any."""
+
+    def __init__(
+        self,
+        topics: Sequence[str],
+        channel: str,
+        *,
+        nsqd_tcp_addresses: Sequence[str],
+        lookupd_http_addresses: Sequence[str] = (),
+        options: ClientOptions,
+        address_map: Mapping[str, str] | None = None,
+        write: Callable[[bytes], None],
+        encode: Encode,
+        keep: Callable[[Message], bool] | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._limits = limits or Limits()
+        if self._limits.count is not None:
+            # what is in flight beyond the count would only have its attempts raised
+            wanted = min(options.max_in_flight, self._limits.count)
+            options = replace(options, max_in_flight=max(1, wanted))
+        self._write = write
+        self._encode = encode
+        self._keep = keep
+        self._deliveries: DeliveryQueue = queue.SimpleQueue()
+        self._consumers = {
+            topic: Consumer(
+                topic,
+                channel,
+                nsqd_tcp_addresses=nsqd_tcp_addresses,
+                lookupd_http_addresses=lookupd_http_addresses,
+                options=options,
+                address_map=address_map,
+                deliveries=self._deliveries,
+            )
+            for topic in topics
+        }
+        self._watch = LimitWatch(self._limits, 0.0)
+
+    @property
+    def count(self) -> int:
+        """Messages written."""
+        return self._watch.count
+
+    @property
+    def falls_short(self) -> bool:
+        """Tell whether a count was asked for and not reached."""
+        return self._watch.falls_short
+
+    def run(self) -> End:
+        """Tail until a limit is reached or `stop` is called; return what ended it.
+
+        Raises the connection error when no nsqd can be reached at the start, and what ``write``
+        raises; the messages not written are requeued then.
+        """
+        self._watch = LimitWatch(self._limits, time.monotonic())
+        try:
+            for consumer in self._consumers.values():
+                consumer.start(fail_fast=True)
+            return self._pump()
+        finally:
+            for consumer in self._consumers.values():
+                consumer.begin_stop()
+            for consumer in self._consumers.values():
+                consumer.stop()
+
+    def stop(self) -> None:
+        """Ask `run` to end: what is being written is finished, the rest requeued."""
+        for consumer in self._consumers.values():
+            consumer.begin_stop()
+
+    def _pump(self) -> End:
+        running = len(self._consumers)
+        while running:
+            now = time.monotonic()
+            if (end := self._watch.end(now)) is not None:
+                return end
+            try:
+                delivery = self._deliveries.get(timeout=self._watch.wait_s(now))
+            except queue.Empty:
+                continue
+            if isinstance(delivery, Stopped):
+                running -= 1
+            elif isinstance(delivery, GivenUp):
+                self._consumers[delivery.batch.topic].give_up(delivery)
+            else:
+                self._watch.saw_message(time.monotonic())
+                self._pass_on(delivery)
+        return End.STOPPED
+
+    def _pass_on(self, batch: Batch) -> None:
+        try:
+            kept = batch if self._keep is None else [m for m in batch if self._keep(m)]
+            room = self._watch.room_for(len(kept))
+            if room < len(kept):
+                beyond = kept[room]
+                kept = kept[:room]
+                for message in batch[batch.index(beyond) :]:
+                    message.requeue(0, backoff=False)
+            if kept:
+                self._write(self._encode(batch.topic, batch.nsqd, kept))
+        except BaseException:
+            batch.requeue(0, backoff=False)
+            raise
+        batch.finish()

@@ -1,0 +1,262 @@
+"""Files of an archive on disk: members and their index, crashes at every step, finishing."""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+from pathlib import Path
+
+import pytest
+from plugins.archives import finished_files, parts, text_of
+
+from nsqtools.archive.compression import Plain, gzip_members
+from nsqtools.archive.finishing import Directories, finish
+from nsqtools.archive.gunzip import DamagedError, gunzip
+from nsqtools.archive.index import Head, Member, decode_index, load_index, read_index
+from nsqtools.archive.layout import index_of, part_of
+from nsqtools.archive.part_file import PartFile
+from nsqtools.archive.reader import find_archives
+from nsqtools.archive.recovery import recover
+from nsqtools.archive.repair import repair
+from nsqtools.archive.scan import scan_members
+from nsqtools.files.durable import place
+
+NAME = "clicks.log.gz"
+
+
+@pytest.fixture
+def directories(tmp_path: Path) -> Directories:
+    made = Directories(tmp_path / "out", tmp_path / "work")
+    made.make()
+    return made
+
+
+def flush(file: PartFile, text: bytes, count: int = 1, ts: int = 7) -> Member:
+    file.append(text)
+    member = file.end_member(count, ts, ts)
+    file.flush(member)
+    return member
+
+
+def begun(directories: Directories, name: str = NAME) -> PartFile:
+    return PartFile(directories.work / name, 0o640, gzip_members(6), now_s=0.0)
+
+
+def crashed(directories: Directories) -> tuple[Path, list[Member]]:
+    """A file with two durable members whose writer is gone."""
+    file = begun(directories)
+    members = [flush(file, b"one\n"), flush(file, b"two\nthree\n", count=2)]
+    file.close()
+    return file.path, members
+
+
+def test_a_member_is_readable_by_itself_and_stands_in_the_index(directories: Directories) -> None:
+    path, members = crashed(directories)
+
+    data = part_of(path).read_bytes()
+    assert gzip.decompress(data[members[1].offset : members[1].end]) == b"two\nthree\n"
+    assert read_index(index_of(path)) == members
+
+
+def test_after_a_failed_flush_a_file_goes_on_behind_its_last_member(
+    directories: Directories,
+) -> None:
+    file = PartFile(directories.work / "clicks.log", 0o640, Plain, now_s=0.0)
+    flush(file, b"one\n")
+    with part_of(file.path).open("ab") as data, index_of(file.path).open("ab") as index:
+        data.write(b"half of")
+        index.write(b"4 9 ")
+
+    file.roll_back()
+    flush(file, b"two\n")
+    file.close()
+
+    assert part_of(file.path).read_bytes() == b"one\ntwo\n"
+    assert [member.offset for member in read_index(index_of(file.path)) or []] == [0, 4]
+
+
+def test_what_is_not_in_the_index_is_cut_off(directories: Directories) -> None:
+    path, _ = crashed(directories)
+    with part_of(path).open("ab") as file:
+        file.write(gzip.compress(b"whole, but not indexed\n") + b"and a torn one")
+
+    (final,) = recover(directories)
+
+    assert final == directories.output / NAME
+    assert text_of(final) == b"one\ntwo\nthree\n"
+
+
+@pytest.mark.parametrize("torn", [b"9", b"99 12 1 7", b"rubbish\n", b"5000 10 1 7 7\n"])
+def test_a_torn_line_of_the_index_does_not_count(directories: Directories, torn: bytes) -> None:
+    path, members = crashed(directories)
+    with index_of(path).open("ab") as index:
+        index.write(torn)
+
+    (final,) = recover(directories)
+
+    assert read_index(index_of(final)) == members
+
+
+def test_a_lost_index_is_made_anew_and_nothing_is_dropped(directories: Directories) -> None:
+    path, members = crashed(directories)
+    index_of(path).unlink()
+
+    (final,) = recover(directories)
+
+    found = read_index(index_of(final)) or []
+    assert [member[:3] for member in found] == [member[:3] for member in members]
+    assert text_of(final) == b"one\ntwo\nthree\n"
+
+
+def test_a_file_without_any_member_is_removed(directories: Directories) -> None:
+    begun(directories).close()
+
+    assert recover(directories) == []
+    assert list(directories.work.iterdir()) == []
+
+
+def test_a_file_that_is_being_written_is_left_alone(directories: Directories) -> None:
+    file = begun(directories)
+    flush(file, b"one\n")
+
+    assert recover(directories) == []
+
+    file.close()
+    assert len(recover(directories)) == 1
+
+
+def test_a_file_that_another_process_is_recovering_is_not_taken_for_ours(
+    directories: Directories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(descriptor: int, operation: int) -> None:
+        raise BlockingIOError
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+    with pytest.raises(FileExistsError):
+        begun(directories)
+
+
+@pytest.mark.parametrize("step", ["index", "index and file", "all but the index's removal"])
+def test_a_crash_amid_finishing_is_made_good(directories: Directories, step: str) -> None:
+    path, members = crashed(directories)
+    final = directories.final(path)
+    place(index_of(path), index_of(final))
+    if step != "index":
+        place(part_of(path), final)
+    if step.startswith("all"):
+        part_of(path).unlink()
+
+    recover(directories)
+
+    assert text_of(final) == b"one\ntwo\nthree\n"
+    assert finished_files(directories.output) == [final]
+    assert read_index(index_of(final)) == members
+    assert list(directories.work.iterdir()) == []
+
+
+def test_a_finished_file_never_replaces_another(directories: Directories) -> None:
+    path, _ = crashed(directories)
+    (directories.output / NAME).write_bytes(b"somebody else's")
+
+    final = finish(path, directories)
+
+    assert final.name == "clicks-000001.log.gz"
+    assert (directories.output / NAME).read_bytes() == b"somebody else's"
+    assert read_index(index_of(final))
+    assert parts(directories.work) == []
+
+
+def test_gunzip_says_where_each_member_ends_and_which_one_is_cut_off() -> None:
+    from io import BytesIO
+
+    first, second = gzip.compress(b"one"), gzip.compress(b"two")
+    file = BytesIO(first + b"\0\0" + second[:-3])
+
+    pieces = gunzip(file)
+    assert next(pieces) == (b"one", len(first))
+    assert next(pieces) == (b"two", None)
+    with pytest.raises(DamagedError) as caught:
+        next(pieces)
+
+    assert caught.value.offset == len(first) + 2
+
+
+def test_a_scan_finds_counts_and_times(tmp_path: Path) -> None:
+    line = b'{"topic": "t", "nsqd": "n", "id": "%016d", "ts": %d, "attempts": 1, "body": ""}\n'
+    path = tmp_path / "x"
+    path.write_bytes(gzip.compress(line % (1, 50) + line % (2, 40)) + gzip.compress(line % (3, 60)))
+
+    scan = scan_members(path)
+
+    assert [member[2:] for member in scan.members] == [(2, 40, 50), (1, 60, 60)]
+    assert scan.damage == ""
+
+
+def test_index_lines_must_follow_each_other_without_a_gap() -> None:
+    members = decode_index(b"0 5 1 0 0\n5 5 1 0 0\n11 5 1 0 0\n")
+
+    assert [member.end for member in members] == [5, 10]
+
+
+HEAD = Head("0123456789abcdef" * 2, 17)
+
+
+def test_a_head_stands_before_the_members_and_stays_through_failure_and_recovery(
+    directories: Directories,
+) -> None:
+    file = PartFile(directories.work / NAME, 0o640, gzip_members(6), 0.0, HEAD)
+    members = [flush(file, b"one\n")]
+    with index_of(file.path).open("ab") as index:
+        index.write(b"half of a line")
+    file.roll_back()
+    members.append(flush(file, b"two\n"))
+    file.close()
+    with index_of(file.path).open("ab") as index:
+        index.write(b"and of another")
+
+    (final,) = recover(directories)
+
+    assert load_index(index_of(final)) == (HEAD, members)
+    assert read_index(index_of(final)) == members
+
+
+def test_a_repaired_file_keeps_its_head(directories: Directories) -> None:
+    file = PartFile(directories.work / NAME, 0o640, gzip_members(6), 0.0, HEAD)
+    flush(file, b"one\n")
+    file.close()
+    final = finish(file.path, directories)
+    with final.open("ab") as data:
+        data.write(b"\x1f\x8brubbish")
+    (archive,) = find_archives([final])
+
+    assert repair(archive) == 1
+
+    index = load_index(index_of(final))
+    assert index is not None
+    assert (index.head, len(index.members)) == (HEAD, 1)
+
+
+@pytest.mark.parametrize("torn", [b"wri", b"writer 0123", HEAD.encode()[:-1]])
+def test_a_file_whose_head_is_torn_has_no_members_and_is_removed(
+    directories: Directories, torn: bytes
+) -> None:
+    begun(directories).close()
+    index_of(directories.work / NAME).write_bytes(torn)
+
+    assert recover(directories) == []
+    assert list(directories.work.iterdir()) == []
+
+
+def test_an_index_that_cannot_be_begun_leaves_nothing_behind(
+    directories: Directories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.write", full)
+
+    with pytest.raises(OSError, match="No space left"):
+        PartFile(directories.work / NAME, 0o640, gzip_members(6), 0.0, HEAD)
+
+    assert list(directories.work.iterdir()) == []

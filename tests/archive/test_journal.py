@@ -1,0 +1,142 @@
+"""The journal: which messages are known to be written, in a run and after it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nsqtools.archive.index import Member
+from nsqtools.archive.journal import KEPT_FOR_S, Journal
+
+NSQD = "127.0.0.1:4150"
+NOW = 1_800_000_000.0
+
+_runs = itertools.count()
+
+
+def ids(*numbers: int) -> list[bytes]:
+    return [b"%016x" % number for number in numbers]
+
+
+@pytest.fixture
+def journal_of(tmp_path: Path) -> Callable[..., Journal]:
+    """Open the journal, as a new run does; ``durable`` are the offsets that the index has."""
+
+    def open_journal(durable: set[int] | None = None, size: int = 4, now_s: float = 0.0) -> Journal:
+        return Journal(
+            tmp_path,
+            "t",
+            "c",
+            run=f"{next(_runs):04d}",
+            size=size,
+            is_durable=lambda name, offset, length: durable is None or offset in durable,
+            now_s=now_s,
+        )
+
+    return open_journal
+
+
+def write(journal: Journal, offset: int, *numbers: int, confirm: bool = True) -> None:
+    journal.add(NSQD, ids(*numbers))
+    journal.record("a name.log", Member(offset, 10, len(numbers), 0, 0), {NSQD: ids(*numbers)})
+    if confirm:
+        journal.confirm()
+
+
+def known(journal: Journal, *numbers: int) -> list[bool]:
+    return [journal.knows(NSQD, message_id) for message_id in ids(*numbers)]
+
+
+def test_what_was_written_is_known_and_only_from_its_nsqd(
+    journal_of: Callable[..., Journal],
+) -> None:
+    journal = journal_of()
+    write(journal, 0, 1)
+
+    assert known(journal, 1, 2) == [True, False]
+    assert not journal.knows("other:4150", ids(1)[0])
+
+
+def test_the_next_run_knows_it_too(journal_of: Callable[..., Journal]) -> None:
+    write(journal_of(), 0, 1)
+
+    assert known(journal_of(), 1) == [True]
+
+
+def test_a_member_that_the_crash_kept_from_the_index_is_not_known(
+    journal_of: Callable[..., Journal],
+) -> None:
+    first = journal_of()
+    write(first, 0, 1)
+    write(first, 10, 2, confirm=False)
+
+    assert known(journal_of(durable={0}), 1, 2) == [True, False]
+
+
+def test_what_was_once_found_durable_stays_known_when_its_file_is_gone(
+    journal_of: Callable[..., Journal],
+) -> None:
+    write(journal_of(), 0, 1)
+    assert known(journal_of(durable={0}), 1) == [True]
+
+    assert known(journal_of(durable=set()), 1) == [True]
+
+
+def test_what_was_not_written_after_all_is_not_known_then_nor_later(
+    journal_of: Callable[..., Journal],
+) -> None:
+    first = journal_of()
+    write(first, 0, 1, confirm=False)
+    first.discard(NSQD, ids(1))
+    assert known(first, 1) == [False]
+    write(first, 0, 2)
+
+    assert known(journal_of(), 1, 2) == [False, True]
+
+
+def test_the_two_youngest_generations_stay(journal_of: Callable[..., Journal]) -> None:
+    journal = journal_of(size=2)
+    for number in range(5):
+        write(journal, number, number)
+
+    assert known(journal, 0, 1, 2, 3, 4) == [False, False, True, True, True]
+    assert known(journal_of(), 1, 2, 4) == [False, True, True]
+
+
+def test_what_is_kept_outlives_any_number_of_others(journal_of: Callable[..., Journal]) -> None:
+    journal = journal_of(size=2)
+    write(journal, 0, 1)
+    journal.keep()
+    for number in range(2, 20):
+        write(journal, number, number)
+
+    assert known(journal, 1) == [True]
+    assert known(journal_of(), 1) == [True]
+
+
+def test_after_several_crashes_the_first_is_not_forgotten(
+    journal_of: Callable[..., Journal],
+) -> None:
+    for number in range(5):
+        write(journal_of(), 0, number)
+
+    assert known(journal_of(), 0, 4) == [True, True]
+
+
+def test_files_are_removed_after_a_week(journal_of: Callable[..., Journal], tmp_path: Path) -> None:
+    write(journal_of(), 0, 1)
+    later = max(path.stat().st_mtime for path in tmp_path.iterdir()) + KEPT_FOR_S + 1
+
+    assert known(journal_of(now_s=later), 1) == [False]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_damaged_lines_are_passed_over(journal_of: Callable[..., Journal], tmp_path: Path) -> None:
+    write(journal_of(), 0, 1)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(b"\0" * 50 + b"\n" + path.read_bytes() + b"10 10 half")
+
+    assert known(journal_of(), 1) == [True]

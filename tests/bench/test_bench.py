@@ -1,0 +1,193 @@
+"""The parts of a measurement: latencies, bodies, shared counters, plans, and what a report says."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.bench.bodies import (
+    HEAD_SIZE,
+    Bodies,
+    first_word,
+    has_stamp,
+    read_stamps,
+)
+from nsqtools.bench.counters import UNKNOWN, Counters
+from nsqtools.bench.latency import Latencies
+from nsqtools.bench.plan import Mode, Plan
+from nsqtools.bench.report import Report
+from nsqtools.client.options import ClientOptions
+from nsqtools.errors import ConfigurationError
+
+PLAN = Plan(
+    mode=Mode.PUB,
+    nsqd_tcp_addresses=("127.0.0.1:4150",),
+    producer_options=ClientOptions(),
+    consumer_options=ClientOptions(),
+    count=10,
+)
+REPORT = Report(
+    plan=PLAN,
+    topic="t",
+    seconds=2.0,
+    messages=10,
+    bytes=2000,
+    latencies=None,
+    published=10,
+    consumed=10,
+    redelivered=0,
+    is_intact=True,
+    client_cpu=0.5,
+    machine_cpu=0.5,
+    interrupted=False,
+)
+
+
+@given(st.lists(st.floats(0.001, 100_000), min_size=1))
+def test_percentiles_are_exact_to_a_percent(values: list[float]) -> None:
+    latencies = Latencies()
+    for value in values:
+        latencies.add(value)
+
+    ordered = sorted(values)
+    for name, quantile in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+        exact = ordered[int(quantile * (len(values) - 1))]
+        assert latencies.percentiles_ms()[name] == pytest.approx(exact, rel=0.0101)
+    assert (latencies.min_ms, latencies.max_ms) == (ordered[0], ordered[-1])
+    assert latencies.mean_ms == pytest.approx(sum(values) / len(values))
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e9), st.integers(1, 50))), st.integers(0, 10))
+def test_merged_latencies_are_those_of_all(values: list[tuple[float, int]], cut: int) -> None:
+    whole, parts = Latencies(), [Latencies(), Latencies()]
+    for number, (value, count) in enumerate(values):
+        whole.add(value, count)
+        parts[number < cut].add(value, count)
+
+    merged: Latencies = pickle.loads(pickle.dumps(parts[0]))
+    merged.merge(pickle.loads(pickle.dumps(parts[1])))
+
+    assert merged.classes() == whole.classes()
+    assert merged.percentiles_ms() == whole.percentiles_ms()
+    assert merged.count == whole.count == sum(each.values for each in whole.classes())
+
+
+def test_classes_have_round_bounds_and_no_gaps() -> None:
+    latencies = Latencies()
+    for value in (0.3, 0.5, 4.9, 1e9):
+        latencies.add(value)
+
+    classes = latencies.classes()
+
+    assert classes[0] == (0.2, 0.5, 2)  # a bound belongs to the class below it
+    assert all(a.high_ms == b.low_ms for a, b in pairwise(classes))
+    assert classes[-1].high_ms is None
+    assert Latencies().classes() == []
+
+
+@pytest.mark.parametrize("size", [(1, 1), (10, 300), (1 << 20, 1 << 20)])
+def test_bodies_have_the_size_and_come_again_the_same(size: tuple[int, int]) -> None:
+    bodies, again = Bodies(size, seed=1), Bodies(size, seed=1)
+
+    made = [body for _ in range(3) for body in bodies.batch(7)]
+
+    assert made == [body for _ in range(3) for body in again.batch(7)]
+    assert all(size[0] <= len(body) <= size[1] for body in made)
+    assert len(bodies.batch(3)) == 3
+    assert len(bodies.batch(9)) == 9
+
+
+def test_bodies_compress_as_logs_do() -> None:
+    import zlib
+
+    data = b"".join(Bodies((200, 200), seed=1).batch(100))
+
+    assert 0.2 < len(zlib.compress(data, 6)) / len(data) < 0.6
+
+
+def test_stamps_are_read_as_they_were_put() -> None:
+    bodies = Bodies((HEAD_SIZE, 100), seed=3)
+    word = first_word(0xBEEF, 7)
+
+    stamped = [*bodies.stamped(3, 11, word), *bodies.stamped(2, 12, word + 3)]
+
+    assert read_stamps(stamped) == ([11, 11, 11, 12, 12], [word + n for n in range(5)])
+    assert all(has_stamp(body, 0xBEEF) for body in stamped)
+    assert not any(has_stamp(body, 0xBEE0) for body in [*stamped, b"", b"short"])
+    assert read_stamps([]) == ([], [])
+
+
+def test_words_of_different_publishers_never_meet() -> None:
+    assert first_word(1, 0) + 0xFFFFFFFF < first_word(1, 1)
+
+
+def test_counters_are_shared_by_their_file() -> None:
+    first = Counters(2)
+    second = Counters(2, first.fileno)
+
+    second.publishes(1, 5)
+    second.consumes(0, 3)
+    first.publishes(0, 1)
+
+    assert (first.published, first.consumed) == (second.published, second.consumed) == (6, 3)
+    assert second.target == UNKNOWN
+    first.target = 6
+    first.stop_consuming()
+    assert (second.target, second.may_publish, second.may_consume) == (6, True, False)
+    first.close()
+    first.stop_publishing()  # a signal may come late
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"size": (0, 10)},
+        {"size": (10, 5)},
+        {"mode": Mode.E2E, "size": (HEAD_SIZE - 1, 100)},
+        {"size": (1, 2 << 20)},
+        {"size": (1 << 20, 1 << 20), "batch": 6},
+        {"connections": 0},
+        {"connections": 1000},
+        {"count": None},
+        {"nsqd_tcp_addresses": ("host:nonsense",)},
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError):
+        replace(PLAN, **change)  # type: ignore[arg-type]
+
+
+def test_shares_of_a_count_are_even_and_add_up() -> None:
+    for _ in range(20):
+        connections, count = random.randint(1, 9), random.randint(0, 100)
+        plan = replace(PLAN, connections=connections)
+        shares = [plan.share(number, count) or 0 for number in range(connections)]
+        assert sum(shares) == count
+        assert max(shares) - min(shares) <= 1
+
+
+def test_a_report_says_what_was_the_limit() -> None:
+    assert REPORT.limits == []
+    assert REPORT.messages_per_s == 5
+    [client] = replace(REPORT, client_cpu=0.97).limits
+    assert client == (
+        "the client was the limit: its busiest process used 97% of a processor; add --connections"
+    )
+    [machine] = replace(REPORT, machine_cpu=0.99).limits
+    assert "this machine was the limit" in machine
+    slow = replace(REPORT, plan=replace(PLAN, rate=100.0))
+    assert slow.limits == ["the rate of 100 messages/s was not reached"]
+    assert replace(slow, interrupted=True).limits == []
+
+
+def test_a_report_counts_what_is_missing_or_doubled() -> None:
+    assert (REPORT.missing, REPORT.repeated) == (0, 0)
+    assert replace(REPORT, consumed=7).missing == 3
+    assert replace(REPORT, consumed=12).repeated == 2
+    assert replace(REPORT, seconds=0.0).messages_per_s == 0

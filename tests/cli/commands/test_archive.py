@@ -1,0 +1,140 @@
+"""``nsq archive``: verify, repair, cat and info, on good files and on damaged ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from plugins.archives import lines_of, text_of, write_archive
+from plugins.cli import RunNsq
+
+from nsqtools.archive.layout import index_of
+from nsqtools.protocol.message import WireMessage
+from nsqtools.records.envelope import encode_many
+
+SECOND = 1_000_000_000
+BEGIN = 1_790_000_000 * SECOND  # 2026-09-21
+
+
+def messages(first: int, last: int) -> list[WireMessage]:
+    return [
+        WireMessage(BEGIN + number * SECOND, 1, b"%016x" % number, b"body %d" % number)
+        for number in range(first, last)
+    ]
+
+
+def lines(first: int, last: int) -> bytes:
+    return encode_many("clicks", "nsqd:4150", messages(first, last))
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """A finished file of 20 messages in two members, one a second."""
+    return write_archive(tmp_path / "clicks.log.gz", messages(0, 10), messages(10, 20))
+
+
+@pytest.fixture
+def torn(archive: Path) -> Path:
+    """The same, cut off inside its second member."""
+    archive.write_bytes(archive.read_bytes()[:-30])
+    return archive
+
+
+def test_a_good_archive_is_verified(archive: Path, run_nsq: RunNsq) -> None:
+    result = run_nsq(["archive", "verify", str(archive.parent)])
+
+    assert (result.status, result.out) == (0, b"")
+    assert "1 files, 20 messages, 0 files damaged" in result.err
+
+
+def test_damage_is_found_and_named(torn: Path, run_nsq: RunNsq) -> None:
+    result = run_nsq(["archive", "verify", str(torn)])
+
+    assert result.status == 1
+    assert result.out.decode().startswith(f"{torn}: 30 bytes are missing")
+
+
+def test_a_file_that_somebody_appended_to_differs_from_its_index(
+    archive: Path, run_nsq: RunNsq
+) -> None:
+    archive.write_bytes(archive.read_bytes() + gzip.compress(lines(20, 21)))
+
+    assert b"its index ends" in run_nsq(["archive", "verify", str(archive)]).out
+
+
+def test_cat_prints_what_can_be_read_of_a_torn_file(torn: Path, run_nsq: RunNsq) -> None:
+    result = run_nsq(["archive", "cat", str(torn), "--bodies"])
+
+    assert result.status == 6
+    printed = result.out.splitlines()
+    assert printed[:10] == [b"body %d" % number for number in range(10)]
+    assert "bytes are missing" in result.err
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_a_member_that_is_corrupt_costs_only_itself_where_there_is_an_index(
+    archive: Path, run_nsq: RunNsq, has_index: bool
+) -> None:
+    data = bytearray(archive.read_bytes())
+    data[40:60] = bytes(20)
+    archive.write_bytes(data)
+    if not has_index:
+        index_of(archive).unlink()
+
+    result = run_nsq(["archive", "cat", str(archive), "--bodies"])
+
+    assert result.status == 6
+    assert len(result.out.splitlines()) == (10 if has_index else 0)
+
+
+def test_repair_keeps_what_can_be_read_and_the_original(torn: Path, run_nsq: RunNsq) -> None:
+    before = torn.read_bytes()
+
+    result = run_nsq(["archive", "repair", str(torn.parent)])
+
+    assert result.status == 0
+    assert b"repaired" in result.out
+    assert len(lines_of(torn.parent)) >= 10
+    assert run_nsq(["archive", "verify", str(torn.parent)]).status == 0
+    assert (torn.parent / ".clicks.log.gz.damaged").read_bytes() == before
+
+
+def test_repair_finishes_what_a_crash_left(tmp_path: Path, run_nsq: RunNsq) -> None:
+    write_archive(tmp_path / "clicks.log.gz", messages(0, 10), is_finished=False)
+
+    run_nsq(["archive", "repair", str(tmp_path)])
+
+    assert text_of(tmp_path / "clicks.log.gz") == lines(0, 10)
+
+
+def test_cat_of_a_time_range(archive: Path, run_nsq: RunNsq) -> None:
+    span = ["--since", "2026-09-21T14:13:25Z", "--until", "2026-09-21T14:13:32Z"]
+
+    result = run_nsq(["archive", "cat", str(archive), "--bodies", *span])
+
+    assert result.out.split(b"\n")[:-1] == [b"body %d" % number for number in range(5, 12)]
+
+
+def test_cat_prints_messages_as_they_were_stored(archive: Path, run_nsq: RunNsq) -> None:
+    assert run_nsq(["archive", "cat", str(archive)]).out == lines(0, 20)
+
+
+def test_cat_of_bare_bodies_prints_them(tmp_path: Path, run_nsq: RunNsq) -> None:
+    (tmp_path / "a.log").write_bytes(b'{"no": "envelope"}\nsecond\n')
+
+    assert run_nsq(["archive", "cat", str(tmp_path)]).out == b'{"no": "envelope"}\nsecond\n'
+
+
+def test_info_tells_messages_topics_and_times(archive: Path, run_nsq: RunNsq) -> None:
+    (row,) = json.loads(run_nsq(["archive", "info", str(archive), "--json"]).out)
+
+    assert row["messages"] == "20"
+    assert row["topics"] == "clicks"
+    assert (row["first"], row["last"]) == ("2026-09-21T14:13:20Z", "2026-09-21T14:13:39Z")
+    assert (row["format"], row["state"]) == ("jsonl gzip", "good")
+
+
+def test_a_path_that_is_not_there_is_not_found(tmp_path: Path, run_nsq: RunNsq) -> None:
+    assert run_nsq(["archive", "cat", str(tmp_path / "nope")]).status == 3

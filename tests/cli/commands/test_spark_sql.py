@@ -1,0 +1,226 @@
+"""``nsq spark sql``: views over archives and Parquet, and every form of output."""
+
+from __future__ import annotations
+
+import json
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from plugins.archives import write_archive
+from plugins.cli import TerminalNsq
+from plugins.spark import RunSpark
+
+from nsqtools.errors import ConfigurationError, NotFoundError
+from nsqtools.protocol.message import WireMessage
+from nsqtools.records.envelope import decode
+from nsqtools.spark.jobs.sql import View, cell, named_views, plain
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BEGIN = 1_790_000_000_123_456_789  # 2026-09-21T14:13:20Z
+BODIES = [b"plain", b"a\tb\nc\0", b"\xff\xfe\x80", "ü".encode()]
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    directory = tmp_path / "archive"
+    directory.mkdir()
+    found = [WireMessage(BEGIN + n, 1 + n, b"%016x" % n, body) for n, body in enumerate(BODIES)]
+    write_archive(directory / "clicks.gz", found)
+    return directory
+
+
+def write_parquet(spark: SparkSession, path: Path, *topics: str) -> Path:
+    frame = spark.createDataFrame(
+        [(topic, "2026-09-21", n) for n, topic in enumerate(topics)],
+        "topic string, date string, n int",
+    )
+    frame.write.partitionBy("topic", "date").parquet(str(path))
+    return path
+
+
+def test_a_pipe_gets_tab_separated_text_with_a_head(run_spark: RunSpark, archive: Path) -> None:
+    query = "SELECT id, timestamp, body, attempts FROM archive ORDER BY ts_ns"
+
+    result = run_spark("sql", query, archive)
+
+    assert (result.status, result.err) == (0, "")
+    assert result.out.decode().splitlines() == [
+        "id\ttimestamp\tbody\tattempts",
+        "0000000000000000\t2026-09-21T14:13:20.123456Z\tplain\t1",
+        "0000000000000001\t2026-09-21T14:13:20.123456Z\ta\\tb\\nc\\x00\t2",
+        "0000000000000002\t2026-09-21T14:13:20.123456Z\t\\xff\\xfe\\x80\t3",
+        "0000000000000003\t2026-09-21T14:13:20.123456Z\tü\t4",
+    ]
+
+
+def test_json_has_the_forms_of_the_envelope(run_spark: RunSpark, archive: Path) -> None:
+    query = "SELECT topic, nsqd, id, ts_ns AS ts, attempts, body FROM archive ORDER BY ts_ns"
+
+    result = run_spark("sql", query, archive, "--json")
+
+    lines = result.out.splitlines(keepends=True)
+    assert [decode(line).body for line in lines] == BODIES  # what other commands read
+    assert json.loads(lines[2])["body64"] == "//6A"
+
+
+def test_damage_fails_or_is_left_out_and_told(run_spark: RunSpark, archive: Path) -> None:
+    path = archive / "torn.gz"
+    path.write_bytes((archive / "clicks.gz").read_bytes()[:-20])
+    query = "SELECT count(*) AS n FROM archive"
+
+    refused = run_spark("sql", query, archive)
+    taken = run_spark("sql", query, archive, "--skip-damaged")
+
+    assert refused.status == 1
+    assert str(path) in refused.err
+    assert "--skip-damaged" in refused.err
+    assert taken.status == 6
+    head, count = taken.out.decode().split()
+    assert head == "n"
+    assert len(BODIES) <= int(count) < 2 * len(BODIES)  # what is readable before the tear, too
+    assert str(path) in taken.err
+
+
+def test_several_views_are_joined(
+    run_spark: RunSpark, spark: SparkSession, archive: Path, tmp_path: Path
+) -> None:
+    parquet = write_parquet(spark, tmp_path / "parquet", "clicks", "007")
+    query = "SELECT count(*) AS n FROM old JOIN days USING (topic) WHERE date = DATE'2026-09-21'"
+
+    result = run_spark("sql", query, "--archive", f"old={archive}", "--parquet", f"days={parquet}")
+
+    assert result == (0, b"n\n4\n", "")
+
+
+def test_bare_paths_are_known_by_their_kind_and_topics_stay_text(
+    run_spark: RunSpark, spark: SparkSession, archive: Path, tmp_path: Path
+) -> None:
+    parquet = write_parquet(spark, tmp_path / "parquet", "007", "8")
+    query = (
+        "SELECT topic, date + INTERVAL 1 DAY AS next, (SELECT count(*) FROM archive) FROM parquet"
+    )
+
+    result = run_spark("sql", query, archive, parquet)
+
+    lines = sorted(result.out.decode().splitlines())
+    assert lines[:2] == ["007\t2026-09-22\t4", "8\t2026-09-22\t4"]
+
+
+def test_a_limit_says_that_there_is_more(run_spark: RunSpark) -> None:
+    result = run_spark("sql", "SELECT id FROM range(5) ORDER BY id", "-n", 2)
+
+    assert result.out == b"id\n0\n1\n"
+    assert result.err == "nsq: these are the first 2 rows; --count 0 prints all\n"
+
+
+def test_many_rows_come_in_order_with_one_head(run_spark: RunSpark) -> None:
+    result = run_spark("sql", "SELECT id FROM range(0, 2500, 1, 3)")
+
+    assert result.out.decode().split() == ["id", *map(str, range(2500))]
+
+
+def test_no_rows_are_a_head_and_no_line_of_json(run_spark: RunSpark) -> None:
+    query = "SELECT id FROM range(5) WHERE id > 9"
+
+    assert run_spark("sql", query).out == b"id\n"
+    assert run_spark("sql", query, "--json").out == b""
+
+
+def test_a_query_comes_from_a_file(run_spark: RunSpark, archive: Path, tmp_path: Path) -> None:
+    file = tmp_path / "query.sql"
+    file.write_text("-- how many\nSELECT count(*) AS n\nFROM archive;\n")
+
+    assert run_spark("sql", "-f", file, archive) == (0, b"n\n4\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (["SELEC 1"], 2, "Syntax error at or near 'SELEC'"),
+        (["SELECT nix FROM archive", "ARCHIVE"], 2, "`nix` cannot be resolved"),
+        (["SELECT * FROM nix", "ARCHIVE"], 3, "`nix` cannot be found"),
+        (["SELECT 1", "/nowhere"], 3, "there is no /nowhere"),
+        (["SELECT 1", "--archive", "ARCHIVE"], 2, "does not say what it is called"),
+        (["SELECT 1", "--archive", "a b=ARCHIVE"], 2, "does not say what it is called"),
+        ([], 2, "there is no query"),
+        (["-f", "/nowhere.sql"], 3, "there is no /nowhere.sql"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    run_spark: RunSpark, archive: Path, arguments: list[str], status: int, text: str
+) -> None:
+    result = run_spark("sql", *(each.replace("ARCHIVE", str(archive)) for each in arguments))
+
+    assert (result.status, result.out) == (status, b"")
+    assert text in result.err.splitlines()[0]
+    assert len(result.err.splitlines()) <= 2
+
+
+def test_an_unknown_table_is_answered_with_the_known_ones(
+    run_spark: RunSpark, archive: Path
+) -> None:
+    result = run_spark("sql", "SELECT * FROM clicks", "--archive", f"old={archive}")
+
+    assert result.err.splitlines()[1] == "hint: Known here: old."
+
+
+def test_a_terminal_gets_a_table_and_is_told_what_takes_so_long(
+    nsq_on_a_terminal: TerminalNsq, spark_env: dict[str, str], tmp_path: Path
+) -> None:
+    log = str(tmp_path / "spark.log")
+    query = "SELECT id AS number, 'x' AS name FROM range(300) ORDER BY id"
+
+    shown = nsq_on_a_terminal(["spark", "sql", query, "--spark-log", log], spark_env)
+
+    shown.expect_exact("starting Spark (local[*,4])", timeout=60)
+    shown.expect("number.*name", timeout=180)
+    rest = shown.read()
+    assert "these are the first 100 rows; --count 0 prints all" in rest
+    assert " 99  x" in rest
+    assert "100  x" not in rest
+
+
+def test_a_name_that_is_given_twice_has_both_paths(archive: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    texts = [f"a={archive}", f"a={other}"]
+
+    assert named_views(texts, [], []) == [View("a", "archive", (str(archive), str(other)))]
+
+
+def test_one_name_for_two_kinds_is_refused(archive: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is the name of archives and of Parquet"):
+        named_views([f"a={archive}"], [f"A={archive}"], [])
+
+
+def test_a_named_path_that_is_not_there_is_refused() -> None:
+    with pytest.raises(NotFoundError, match="there is no /nowhere"):
+        named_views(["a=/nowhere"], [], [])
+
+
+@pytest.mark.parametrize(
+    ("value", "for_json", "for_a_table"),
+    [
+        (None, None, None),
+        (True, True, "true"),
+        (7, 7, 7),
+        (1.5, 1.5, "1.5"),
+        (float("nan"), "nan", "nan"),
+        (float("-inf"), "-inf", "-inf"),
+        (Decimal("1.50"), 1.5, "1.5"),
+        (Decimal("0.1234567890123456789"), "0.1234567890123456789", "0.1234567890123456789"),
+        (date(2026, 9, 21), "2026-09-21", "2026-09-21"),
+        (datetime(2026, 9, 21, 14, 13), "2026-09-21T14:13:00", "2026-09-21T14:13:00"),
+        ([1, None], [1, None], "[1, null]"),
+        ({"k": b"\xff"}, {"k": {"base64": "/w=="}}, '{"k": {"base64": "/w=="}}'),
+        (bytearray(b"\xff"), {"base64": "/w=="}, "\\xff"),
+    ],
+)
+def test_values_as_json_and_in_a_table(value: Any, for_json: Any, for_a_table: Any) -> None:
+    assert plain(value) == for_json
+    assert cell(value) == for_a_table

@@ -1,0 +1,266 @@
+"""The connection options: which of several origins holds, and what cannot work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from plugins.cli import GivenCommand
+
+from nsqtools.cli.options.connection import (
+    ConsumerConnection,
+    ProducerConnection,
+    profile_keys,
+)
+from nsqtools.cli.parsing import app
+from nsqtools.cli.running.runtime import Runtime
+from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.errors import ConfigurationError
+
+Connect = Callable[..., ConnectionSettings]
+
+CONFIG = """
+lookupd-http-address = ["file:4161"]
+max-in-flight = 7
+
+[profiles.lab]
+nsqd-tcp-address = "lab:4150"
+consumer-opt = { max_attempts = 4, msg_timeout = "5m" }
+tls = true
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """The user's configuration file, with a profile ``lab``."""
+    path = tmp_path / ".config/nsqtools/config.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture
+def connect(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given_command: GivenCommand
+) -> Connect:
+    """Parse a command line of a command that consumes; return what the command was given."""
+    got: list[ConnectionSettings] = []
+
+    def consume(*, connection: ConsumerConnection) -> None:
+        got.append(connection)
+
+    def run(line: str = "", **environ: str) -> ConnectionSettings:
+        given_command(consume)
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        runtime = replace(Runtime.of_process(), environ={"HOME": str(tmp_path), **environ})
+        app.run(["given", *line.split()], runtime)
+        return got.pop()
+
+    return run
+
+
+def test_without_any_address_it_is_the_nsqd_of_this_machine(connect: Connect) -> None:
+    assert connect() == ConnectionSettings(nsqd_tcp_addresses=("127.0.0.1:4150",))
+
+
+def test_an_address_of_any_kind_replaces_the_default(connect: Connect) -> None:
+    assert connect("--lookupd-http-address l:4161").nsqd_tcp_addresses == ()
+    assert connect("--nsqd-http-address d:4151").nsqd_tcp_addresses == ()
+
+
+def test_addresses_can_be_repeated_and_the_environment_splits_at_spaces(connect: Connect) -> None:
+    flags = connect("--nsqd-tcp-address a:1 --nsqd-tcp-address b:2 --lookupd-http-address l:3")
+    environ = connect(NSQ_NSQD_TCP_ADDRESS="a:1 b:2")
+
+    assert flags.nsqd_tcp_addresses == environ.nsqd_tcp_addresses == ("a:1", "b:2")
+    assert flags.lookupd_http_addresses == ("l:3",)
+
+
+def test_addresses_of_a_weaker_origin_are_ignored_whatever_their_kind(
+    connect: Connect, config: Path
+) -> None:
+    assert connect().lookupd_http_addresses == ("file:4161",)
+    assert connect("-P lab") == ConnectionSettings(
+        nsqd_tcp_addresses=("lab:4150",),
+        options={
+            "tls_v1": "true",
+            "max_attempts": "4",
+            "msg_timeout": "5m",
+            "max_in_flight": "7",
+        },
+    )
+
+    from_environment = connect("-P lab", NSQ_LOOKUPD_HTTP_ADDRESS="env:4161")
+    assert from_environment.lookupd_http_addresses == ("env:4161",)
+    assert from_environment.nsqd_tcp_addresses == ()
+
+    from_flag = connect("-P lab --nsqd-http-address flag:4151")
+    assert from_flag.nsqd_http_addresses == ("flag:4151",)
+    assert from_flag.lookupd_http_addresses == from_flag.nsqd_tcp_addresses == ()
+
+
+def test_the_profile_can_come_from_the_environment(connect: Connect, config: Path) -> None:
+    assert connect(NSQ_PROFILE="lab").nsqd_tcp_addresses == ("lab:4150",)
+
+
+def test_a_flag_overrides_one_option_of_the_profile_and_leaves_the_others(
+    connect: Connect, config: Path
+) -> None:
+    connection = connect("-P lab --no-tls --consumer-opt max-attempts=9 --max-in-flight 3")
+
+    assert connection.options == {
+        "tls_v1": "false",
+        "max_attempts": "9",
+        "msg_timeout": "5m",
+        "max_in_flight": "3",
+    }
+
+
+@pytest.mark.parametrize("option", ["max_attempts,9", "max_attempts=9", "max-attempts=9"])
+def test_an_option_is_written_with_comma_or_equals(connect: Connect, option: str) -> None:
+    assert connect(f"--consumer-opt {option}").options == {"max_attempts": "9"}
+
+
+def test_an_option_without_a_value_is_switched_on(connect: Connect) -> None:
+    assert connect("--consumer-opt snappy").client_options().snappy is True
+
+
+def test_of_an_option_given_twice_the_last_holds(connect: Connect) -> None:
+    connection = connect("--consumer-opt max_attempts=1 --consumer-opt max_attempts=2")
+
+    assert connection.options == {"max_attempts": "2"}
+
+
+def test_flags_become_options_under_go_nsqs_names(connect: Connect) -> None:
+    connection = connect(
+        "--tls --tls-ca-file ca.pem --tls-cert c.pem --tls-key k.pem --tls-insecure"
+        " --tls-min-version tls1.3 --snappy --max-in-flight 9"
+    )
+
+    assert connection.options == {
+        "tls_v1": "true",
+        "tls_root_ca_file": "ca.pem",
+        "tls_cert": "c.pem",
+        "tls_key": "k.pem",
+        "tls_insecure_skip_verify": "true",
+        "tls_min_version": "tls1.3",
+        "snappy": "true",
+        "max_in_flight": "9",
+    }
+    assert connection.client_options().tls_min_version == "tls1.3"
+
+
+def test_a_deflate_level_switches_deflate_on(connect: Connect) -> None:
+    assert connect("--deflate-level 3").options == {"deflate_level": "3", "deflate": "true"}
+    assert connect("--deflate-level 3 --no-deflate").options["deflate"] == "false"
+
+
+def test_a_commands_defaults_give_way_to_what_the_user_said(connect: Connect) -> None:
+    connection = connect("--consumer-opt output_buffer_timeout=1s")
+
+    options = connection.client_options(output_buffer_timeout_s=0.025, max_in_flight=5)
+
+    assert (options.output_buffer_timeout_s, options.max_in_flight) == (1.0, 5)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("--snappy --consumer-opt snappy=false", "--snappy and --consumer-opt snappy contradict"),
+        ("--consumer-opt max_in_flight=1 --max-in-flight 2", "contradict each other"),
+        ("--consumer-opt colour=red", "unknown client option 'colour'"),
+        ("--consumer-opt max_attempts=x", "max_attempts"),
+        ("--tls-ca-file ca.pem", "--tls-ca-file is given, but TLS is not switched on"),
+        ("--tls-ca-file ca.pem --lookupd-http-address l:1", "TLS is not switched on"),
+        ("--address-map a:1", "--address-map 'a:1' is not OLD=NEW"),
+        ("--auth-secret-file /nonexistent", "/nonexistent .No such file or directory"),
+        ("--max-in-flight 0", "0 is less than 1"),
+        ("--deflate-level x", "'x' is not an integer"),
+        ("-P lab", "config.toml .No such file"),
+    ],
+)
+def test_what_cannot_work_is_refused(connect: Connect, line: str, complaint: str) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        connect(line)
+
+
+def test_saying_the_same_twice_is_no_contradiction(connect: Connect) -> None:
+    connection = connect(
+        "--max-in-flight 2 --consumer-opt max_in_flight=02 --no-tls --tls-insecure"
+    )
+
+    assert connection.client_options().max_in_flight == 2
+
+
+def test_tls_settings_alone_are_fine_for_https(connect: Connect) -> None:
+    connection = connect("--tls-ca-file ca.pem --lookupd-http-address https://l:4161")
+
+    assert connection.options == {"tls_root_ca_file": "ca.pem"}
+
+
+def test_the_secret_comes_from_a_file_or_the_environment(connect: Connect, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret\n")
+
+    assert connect(NSQ_AUTH_SECRET="env").options == {"auth_secret": "env"}
+    assert connect(f"--auth-secret-file {secret}").options == {"auth_secret": "s3cret"}
+
+
+def test_the_secret_of_a_flag_is_stronger_than_the_environments(
+    connect: Connect, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("flag")
+
+    assert connect(f"--auth-secret-file {secret}", NSQ_AUTH_SECRET="env").options == {
+        "auth_secret": "flag"
+    }
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xff"])
+def test_an_unusable_secret_file_is_named_and_its_content_is_not(
+    connect: Connect, tmp_path: Path, content: bytes
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(content)
+
+    with pytest.raises(ConfigurationError, match=str(secret)):
+        connect(f"--auth-secret-file {secret}")
+
+
+def test_the_address_map_has_pairs(connect: Connect) -> None:
+    connection = connect("--address-map n1:4150=127.0.0.1:1 --address-map n2:4150=127.0.0.1:2")
+
+    assert connection.address_map == {"n1:4150": "127.0.0.1:1", "n2:4150": "127.0.0.1:2"}
+
+
+def test_a_wrong_value_in_the_file_says_where_it_stands(connect: Connect, config: Path) -> None:
+    config.write_text("[profiles.lab]\nsnappy = 'perhaps'\n")
+
+    with pytest.raises(
+        ConfigurationError, match=r"profiles.lab.snappy in .*config.toml: 'perhaps'"
+    ):
+        connect("-P lab")
+
+
+def test_a_producer_has_nsqd_addresses_and_producer_options(given_command: GivenCommand) -> None:
+    got: list[ConnectionSettings] = []
+
+    def publish(*, connection: ProducerConnection) -> None:
+        got.append(connection)
+
+    given_command(publish)
+    app.run(["given", "--nsqd-tcp-address", "a:1", "--producer-opt", "max_outstanding=8"])
+
+    assert got == [ConnectionSettings(("a:1",), options={"max_outstanding": "8"})]
+
+
+def test_what_a_profile_may_set_is_what_the_commands_take() -> None:
+    keys = profile_keys()
+
+    assert keys["lookupd_http_address"] is True
+    assert keys["tls"] is False
+    assert "profile" not in keys

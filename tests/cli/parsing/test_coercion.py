@@ -1,0 +1,127 @@
+"""Values of options: converted by plain functions, with errors that name the option."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from plugins.cli import GivenCommand
+from typer import Argument, Option
+
+from nsqtools.cli.parsing import app
+from nsqtools.errors import ConfigurationError
+
+
+class Mode(Enum):
+    all = "all"
+    round_robin = "round-robin"
+
+
+def halve(text: str) -> float:
+    return float(text) / 2
+
+
+GOT: list[dict[str, Any]] = []
+
+
+def given(
+    files: Annotated[list[Path] | None, Argument()] = None,
+    count: Annotated[int, Option(min=1, max=9)] = 5,
+    rate: float = 0.5,
+    mode: Mode = Mode.all,
+    flag: bool = False,
+    maybe: bool | None = None,
+    numbers: Annotated[list[int] | None, Option("--number")] = None,
+    half: Annotated[float | None, Option(parser=halve)] = None,
+    verbose: Annotated[int, Option("-v", count=True)] = 0,
+) -> None:
+    GOT.append(dict(locals()))
+
+
+def parse(given_command: GivenCommand, line: str) -> dict[str, Any]:
+    given_command(given)
+    app.run(["given", *line.split()])
+    return GOT.pop()
+
+
+def test_defaults_stay_as_they_are(given_command: GivenCommand) -> None:
+    assert parse(given_command, "") == {
+        "files": None,
+        "count": 5,
+        "rate": 0.5,
+        "mode": Mode.all,
+        "flag": False,
+        "maybe": None,
+        "numbers": None,
+        "half": None,
+        "verbose": 0,
+    }
+
+
+def test_text_becomes_the_declared_type(given_command: GivenCommand) -> None:
+    line = "a b --count 9 --rate 2 --mode round-robin --flag --no-maybe --number 1 --number 2"
+
+    assert parse(given_command, f"{line} --half 5 -vv") == {
+        "files": [Path("a"), Path("b")],
+        "count": 9,
+        "rate": 2.0,
+        "mode": Mode.round_robin,
+        "flag": True,
+        "maybe": False,
+        "numbers": [1, 2],
+        "half": 2.5,
+        "verbose": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("--count 0", "invalid value for '--count': 0 is less than 1"),
+        ("--count 10", "10 is more than 9"),
+        ("--count x", "'x' is not an integer"),
+        ("--count 1.5", "'1.5' is not an integer"),
+        ("--rate x", "'x' is not a number"),
+        ("--mode any", "'any' is none of all, round-robin"),
+        ("--number 1 --number x", "'--number': 'x' is not an integer"),
+        ("--half x", "could not convert"),
+    ],
+)
+def test_a_wrong_value_names_the_option(
+    given_command: GivenCommand, line: str, complaint: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        parse(given_command, line)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", True), ("YES", True), ("off", False), ("false", False)]
+)
+def test_a_switch_can_be_set_by_the_environment(
+    given_command: GivenCommand, monkeypatch: pytest.MonkeyPatch, text: str, value: bool
+) -> None:
+    got: list[bool] = []
+
+    def switch(on: Annotated[bool, Option(envvar="NSQ_TEST_ON")] = False) -> None:
+        got.append(on)
+
+    given_command(switch)
+    monkeypatch.setenv("NSQ_TEST_ON", text)
+    app.run(["given"])
+
+    assert got == [value]
+
+
+def test_a_switch_that_is_neither_is_refused(
+    given_command: GivenCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def switch(on: Annotated[bool, Option(envvar="NSQ_TEST_ON")] = False) -> None:
+        raise AssertionError(on)
+
+    given_command(switch)
+    monkeypatch.setenv("NSQ_TEST_ON", "perhaps")
+
+    with pytest.raises(ConfigurationError, match="'perhaps' is not a boolean"):
+        app.run(["given"])

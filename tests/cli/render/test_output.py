@@ -1,0 +1,95 @@
+"""Output: whole writes, what happens when they fail, and the three forms of a listing."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from plugins.cli import RunNsq, TerminalNsq
+
+from nsqtools.cli.render.output import ByteWriter, ReaderGone
+from nsqtools.errors import OutputError
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reader, writer = os.pipe()
+    yield reader, writer
+    for fileno in (reader, writer):
+        try:
+            os.close(fileno)
+        except OSError:
+            pass  # closed by the test
+
+
+def read_all(fileno: int, size: int) -> bytes:
+    data = b""
+    while len(data) < size and (part := os.read(fileno, 65536)):
+        data += part
+    return data
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_more_than_the_pipe_holds_is_written_whole(pipe: tuple[int, int], blocking: bool) -> None:
+    reader, writer = pipe
+    os.set_blocking(writer, blocking)
+    data = os.urandom(1 << 20)
+    got: list[bytes] = []
+    thread = threading.Thread(target=lambda: got.append(read_all(reader, len(data))))
+    thread.start()
+
+    ByteWriter(writer).write(data)
+
+    thread.join(30)
+    assert got == [data]
+
+
+def test_a_reader_that_went_away_is_told_apart(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    os.close(reader)
+
+    with pytest.raises(ReaderGone):
+        ByteWriter(writer).write(b"x")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_an_output_error() -> None:
+    with (
+        open("/dev/full", "wb") as full,
+        pytest.raises(OutputError, match=r"cannot write to stdout .No space left") as caught,
+    ):
+        ByteWriter(full.fileno()).write(b"x")
+
+    assert not isinstance(caught.value, ReaderGone)
+
+
+def test_on_a_pipe_a_listing_is_tab_separated_with_a_head(run_nsq: RunNsq) -> None:
+    lines = run_nsq(["options"]).out.decode().splitlines()
+
+    assert lines[0] == "option\tdefault\tbounds\thelp"
+    assert {line.count("\t") for line in lines} == {3}
+    assert "max_in_flight\t200\t0 or more\tmessages in flight at a time, all nsqd together" in lines
+
+
+def test_json_is_one_document(run_nsq: RunNsq) -> None:
+    listing = json.loads(run_nsq(["options", "--json"]).out)
+
+    assert {
+        "option": "tls_v1",
+        "default": "false",
+        "bounds": "",
+        "help": "use TLS, and nothing else",
+    } in listing
+
+
+def test_on_a_terminal_a_listing_is_a_table_of_its_width(nsq_on_a_terminal: TerminalNsq) -> None:
+    lines = nsq_on_a_terminal(["options"], env={"NO_COLOR": "1"}, columns=120).read().splitlines()
+
+    assert lines[0].split() == ["option", "default", "bounds", "help"]
+    assert "\t" not in "".join(lines)
+    assert max(map(len, lines)) <= 120
+    assert len({line.find("5s") for line in lines if line.startswith("dial_timeout")}) == 1

@@ -1,0 +1,102 @@
+"""INT and TERM: the first drains, the second leaves at once, handlers are put back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from nsqtools.cli.running.signals import SIGNALS, stopping
+
+# Says "ready", then drains until stdin ends. The lock is what a consumer's stop() takes, too.
+PROGRAM = """
+import sys, threading
+from nsqtools.cli.running.signals import stopping
+
+stopped, lock = threading.Event(), threading.Lock()
+
+def stop():
+    with lock:
+        stopped.set()
+
+with stopping(stop) as signals:
+    with lock:
+        print("ready", flush=True)
+        while not signals.received:
+            lock.locked()
+    stopped.wait(30)
+    print("draining", flush=True)
+    sys.stdin.read()
+print("drained", flush=True)
+raise SystemExit(signals.status(otherwise=9))
+"""
+
+
+@pytest.fixture
+def program() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_first_signal_drains(
+    program: subprocess.Popen[str], number: signal.Signals, status: int
+) -> None:
+    with program:
+        assert program.stdout is not None
+        assert program.stdin is not None
+        assert program.stdout.readline() == "ready\n"
+
+        program.send_signal(number)
+        assert program.stdout.readline() == "draining\n"
+        program.stdin.close()
+
+        assert program.stdout.read() == "drained\n"
+        assert program.wait(30) == status
+
+
+def test_the_second_signal_leaves_at_once(program: subprocess.Popen[str]) -> None:
+    with program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+
+        program.send_signal(signal.SIGINT)
+        assert program.stdout.readline() == "draining\n"
+        program.send_signal(signal.SIGTERM)
+
+        assert program.wait(30) == 143
+        assert program.stdout.read() == ""
+
+
+def test_without_a_signal_the_command_chooses_the_status_and_handlers_are_put_back() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+
+    with stopping(lambda: None) as signals:
+        assert signal.getsignal(signal.SIGTERM) == signals.handle
+
+    assert signals.status(otherwise=7) == 7
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_stop_runs_on_another_thread() -> None:
+    threads: list[threading.Thread] = []
+    called = threading.Event()
+
+    def stop() -> None:
+        threads.append(threading.current_thread())
+        called.set()
+
+    with stopping(stop) as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert called.wait(30)
+
+    assert threads[0] is not threading.main_thread()
+    assert signals.status() == 143

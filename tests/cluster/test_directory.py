@@ -1,0 +1,196 @@
+"""The cluster as one thing: who is asked, at which address, and what a dead one costs."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from plugins.clusters import RunningCluster
+from plugins.http_api import Nsqd
+from plugins.waiting import wait_until
+
+from nsqtools.client.consumer import Consumer
+from nsqtools.cluster.directory import Cluster, Places
+from nsqtools.cluster.sampling import Sampler, Subject
+from nsqtools.cluster.stats import totals
+from nsqtools.errors import ConfigurationError, ConnectionFailed, NotFoundError, ProtocolError
+
+
+@pytest.fixture
+def dead_address() -> str:
+    """Nobody listens there."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return "{}:{}".format(*listener.getsockname())
+
+
+def test_lookupd_leads_to_every_nsqd_and_rows_are_added_up(cluster: RunningCluster) -> None:
+    for nsqd in cluster.nsqds:
+        nsqd.create_channel("clicks", "arch")
+        nsqd.publish("clicks", b"a", b"b")
+    places = Places(lookupd_http_addresses=[lookupd.http_address for lookupd in cluster.lookupds])
+
+    with Cluster(places) as asked:
+        sample = wait_until(lambda: Sampler(asked, Subject()).look(), what="a sample")
+
+    assert sample.failures == ()
+    assert {row.node for row in sample.rows} == {nsqd.http_address for nsqd in cluster.nsqds}
+    queue = {(row.topic, row.channel): row for row in sample.totals}
+    assert queue["clicks", "arch"].messages == 4
+
+
+def test_dead_ones_are_named_and_the_rest_is_seen(cluster: RunningCluster) -> None:
+    first, second = cluster.nsqds
+    first.create_topic("clicks")
+    second.kill()
+    cluster.lookupds[0].kill()
+    places = Places(lookupd_http_addresses=[lookupd.http_address for lookupd in cluster.lookupds])
+
+    def survey() -> set[str]:
+        with Cluster(places) as asked:
+            found = asked.survey()
+        assert [node.address for node in found.nodes] == [first.http_address]
+        return {failure.address for failure in found.failures}
+
+    dead = {cluster.lookupds[0].http_address, second.http_address}
+    # the living nsqlookupd forgets the dead nsqd when its connection ends
+    assert survey() in (dead, dead - {second.http_address})
+
+
+def test_a_given_nsqd_is_asked_as_given_and_counts_once(cluster: RunningCluster) -> None:
+    first = cluster.nsqds[0]
+    port = first.http_address.rpartition(":")[2]
+    first.publish("clicks", b"a")
+    given = f"localhost:{port}"  # it announces itself as 127.0.0.1
+    places = Places([given], [lookupd.http_address for lookupd in cluster.lookupds])
+
+    with Cluster(places) as asked:
+        survey = asked.survey()
+
+    addresses = [node.address for node in survey.nodes]
+    assert sorted(addresses) == sorted([given, cluster.nsqds[1].http_address])
+
+
+def test_an_announced_address_is_mapped(cluster: RunningCluster, dead_address: str) -> None:
+    first, second = (nsqd.http_address for nsqd in cluster.nsqds)
+    places = Places(
+        lookupd_http_addresses=[cluster.lookupds[0].http_address],
+        address_map={first: dead_address},
+    )
+
+    with Cluster(places) as asked:
+        survey = asked.survey()
+
+    assert [node.address for node in survey.nodes] == [second]
+    assert [failure.address for failure in survey.failures] == [dead_address]
+
+
+def test_where_nobody_answers_the_first_reason_is_the_error(dead_address: str) -> None:
+    with (
+        Cluster(Places([dead_address])) as asked,
+        pytest.raises(ConnectionFailed, match=dead_address),
+    ):
+        asked.survey()
+
+
+def test_a_silent_nsqd_costs_its_time_out_and_not_more(
+    any_nsqd: Callable[..., Nsqd], deaf_address: str
+) -> None:
+    nsqd = any_nsqd()
+    began_s = time.monotonic()
+
+    with Cluster(Places([deaf_address, nsqd.http_address]), timeout_s=0.3) as asked:
+        survey = asked.survey()
+
+    assert time.monotonic() - began_s < 3
+    assert [node.address for node in survey.nodes] == [nsqd.http_address]
+    assert "no answer in time" in str(survey.failures[0].error)
+
+
+def test_a_web_server_that_is_no_nsqd_is_said_to_be_none(
+    cluster: RunningCluster,
+) -> None:
+    class Shop(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Shop) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        shop = "{}:{}".format(*server.server_address)
+        try:
+            for address in (shop, cluster.lookupds[0].http_address):
+                with (
+                    Cluster(Places([address])) as asked,
+                    pytest.raises(ProtocolError, match="does not answer like nsqd"),
+                ):
+                    asked.survey()
+        finally:
+            server.shutdown()
+
+
+def test_the_port_beside_a_tcp_address_is_believed_only_when_it_names_it(
+    any_nsqd: Callable[..., Nsqd],
+) -> None:
+    nsqd = any_nsqd()
+    host, _, http_port = nsqd.http_address.rpartition(":")
+    beside = f"{host}:{int(http_port) - 1}"
+    if beside == nsqd.tcp_address:
+        pytest.skip("the ports happen to stand side by side")
+
+    with (
+        Cluster(Places(nsqd_tcp_addresses=[beside])) as asked,
+        pytest.raises(ConfigurationError, match=f"is not the HTTP port of {beside}"),
+    ):
+        asked.survey()
+
+
+def test_a_name_that_does_not_exist_is_refused_and_a_pattern_may_find_nothing(
+    any_nsqd: Callable[..., Nsqd],
+) -> None:
+    nsqd = any_nsqd()
+    nsqd.create_channel("clicks", "arch")
+    with Cluster(Places([nsqd.http_address])) as asked:
+        assert Sampler(asked, Subject(["web.*"])).look().rows == []
+        with pytest.raises(NotFoundError, match="topic click does not exist"):
+            Sampler(asked, Subject(["click"])).look()
+        with pytest.raises(NotFoundError, match="channel arhc does not exist"):
+            Sampler(asked, Subject(["clicks"], ["arhc"])).look()
+
+
+def test_rates_are_those_of_a_known_publisher_within_5_percent(
+    any_nsqd: Callable[..., Nsqd],
+) -> None:
+    nsqd = any_nsqd()
+    nsqd.create_channel("clicks", "arch")
+    finished = 0
+    pause = threading.Event()
+    with (
+        Cluster(Places([nsqd.http_address])) as asked,
+        Consumer("clicks", "arch", nsqd_tcp_addresses=[nsqd.tcp_address]) as consumer,
+    ):
+        wait_until(lambda: nsqd.channel_stats("clicks", "arch")["client_count"], what="a client")
+        sampler = Sampler(asked, Subject(["clicks"]))
+        began_s = time.monotonic()
+        sampler.look()
+        for _ in range(20):
+            nsqd.publish("clicks", *[b"x"] * 50)
+            pause.wait(0.05)
+        for batch in consumer.batches():
+            finished += batch.finish()
+            if finished == 1000:
+                break
+        wait_until(lambda: not nsqd.channel_stats("clicks", "arch")["in_flight_count"], what="FIN")
+        elapsed_s = time.monotonic() - began_s
+        rows = totals(sampler.look().rows)
+
+    expected = pytest.approx(1000 / elapsed_s, rel=0.05)
+    topic, channel = rows
+    assert topic.rates is not None
+    assert channel.rates is not None
+    assert topic.rates.ingress == expected
+    assert (channel.rates.ingress, channel.rates.egress, channel.rates.finish) == (expected,) * 3

@@ -1,0 +1,174 @@
+"""Rows and rates: what is summed, what is divided by which time, and when there is no rate."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nsqtools.cluster.directory import NodeReport
+from nsqtools.cluster.patterns import select
+from nsqtools.cluster.stats import RateMeter, Row, rates_between, rows_of, totals
+from nsqtools.cluster.stats_columns import Thresholds, parse_filter, sort_rows
+from nsqtools.errors import ConfigurationError, NotFoundError, ProtocolError
+from nsqtools.protocol.stats_reading import read_stats
+
+ROW = Row(
+    node="a:1",
+    topic="clicks",
+    channel="arch",
+    depth=10,
+    disk=4,
+    in_flight=5,
+    messages=100,
+    clients=1,
+    paused=False,
+)
+
+
+def report(
+    node: str, at_s: float, *, start: int = 1, messages: int = 0, depth: int = 0
+) -> NodeReport:
+    channel: dict[str, Any] = {
+        "channel_name": "arch",
+        "depth": depth,
+        "message_count": messages,
+        "client_count": 1,
+    }
+    topic = {"topic_name": "clicks", "message_count": messages, "channels": [channel]}
+    return NodeReport(node, at_s, read_stats({"start_time": start, "topics": [topic]}))
+
+
+def test_a_rate_is_over_the_time_that_passed_and_counts_what_was_finished() -> None:
+    now = replace(ROW, messages=300, depth=60, in_flight=15, deferred=20, requeued=30, timed_out=10)
+
+    rates = rates_between(ROW, now, 2.0)
+
+    assert rates is not None
+    assert rates.ingress == 100
+    assert rates.requeue == 20
+    # 200 came and 40 came back; 70 more wait: 170 were sent, in 2 s
+    assert rates.egress == 85
+    # of the 200, 70 more wait and 10 more are in flight
+    assert rates.finish == 60
+
+
+def test_messages_that_return_to_the_queue_do_not_make_a_rate_negative() -> None:
+    back = replace(ROW, depth=15, in_flight=0, timed_out=5)
+
+    rates = rates_between(ROW, back, 1.0)
+
+    assert rates is not None
+    assert (rates.egress, rates.finish, rates.requeue) == (0, 0, 5)
+
+
+@pytest.mark.parametrize("now", [replace(ROW, messages=99), replace(ROW, requeued=-1)])
+def test_a_counter_that_went_back_gives_no_rate(now: Row) -> None:
+    assert rates_between(ROW, now, 1.0) is None
+
+
+def test_a_restart_is_noticed_even_when_the_counters_are_higher() -> None:
+    meter = RateMeter()
+    meter.measure([report("a:1", 10.0, messages=100)])
+
+    restarted = meter.measure([report("a:1", 12.0, start=2, messages=500)])
+    later = meter.measure([report("a:1", 14.0, start=2, messages=600)])
+
+    assert [row.rates for row in restarted] == [None, None]
+    assert [row.rates.ingress for row in later if row.rates] == [50, 50]
+
+
+def test_an_nsqd_that_missed_a_look_is_measured_over_its_own_time() -> None:
+    meter = RateMeter()
+    meter.measure([report("a:1", 0.0), report("b:1", 0.0)])
+    meter.measure([report("a:1", 1.0, messages=10)])
+
+    rows = meter.measure([report("a:1", 2.0, messages=20), report("b:1", 2.0, messages=20)])
+
+    assert {row.node: row.rates.ingress for row in rows if row.rates} == {"a:1": 10, "b:1": 10}
+
+
+def test_totals_sum_counts_and_known_rates_and_take_the_worst_latency() -> None:
+    rates = rates_between(ROW, replace(ROW, messages=150), 1.0)
+    rows = [
+        replace(ROW, rates=rates, latency=((0.99, 2.0), (0.5, 0.1))),
+        replace(ROW, node="b:1", paused=True, latency=((0.99, 1.0), (0.5, 0.3))),
+    ]
+
+    [total] = totals(rows)
+
+    assert (total.node, total.depth, total.memory, total.clients) == ("", 20, 12, 2)
+    assert total.paused
+    assert total.latency == ((0.99, 2.0), (0.5, 0.3))
+    assert total.rates == rates
+
+
+def test_an_answer_with_gaps_is_read_and_one_of_another_kind_is_refused() -> None:
+    stats = read_stats({"topics": [{"topic_name": "clicks", "depth": "many", "channels": None}]})
+
+    [row] = rows_of([NodeReport("a:1", 0.0, stats)])
+    assert (row.topic, row.depth, row.latency) == ("clicks", 0, ())
+    assert rows_of([NodeReport("a:1", 0.0, read_stats({"topics": None}))]) == []
+    with pytest.raises(ProtocolError):
+        read_stats(["clicks"])
+
+
+def test_the_value_of_the_embedded_server_is_read_back() -> None:
+    stats = report("a:1", 0.0, messages=7).stats
+
+    assert read_stats(json.loads(stats.encode())) == stats
+
+
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [
+        ("depth>9", True),
+        ("depth>=10.5", False),
+        ("topic=clicks", True),
+        ("channel!=arch", False),
+        ("paused=no", True),
+        ("ingress<1", False),  # not known
+    ],
+)
+def test_a_filter_compares_a_column(condition: str, holds: bool) -> None:
+    assert parse_filter(condition)(ROW) is holds
+
+
+@pytest.mark.parametrize("condition", ["depth", "dept>1", "depth>x", "paused=1", ">1"])
+def test_a_filter_that_means_nothing_is_refused(condition: str) -> None:
+    with pytest.raises(ConfigurationError):
+        parse_filter(condition)
+
+
+def test_numbers_are_sorted_from_the_top_and_the_unknown_is_last() -> None:
+    measured = replace(ROW, topic="b", rates=rates_between(ROW, ROW, 1.0))
+    deep = replace(ROW, topic="c", depth=11)
+
+    assert [row.topic for row in sort_rows([ROW, measured, deep], "depth")] == ["c", "b", "clicks"]
+    assert sort_rows([ROW, measured, deep], "ingress")[0].topic == "b"
+    assert [row.topic for row in sort_rows([deep, ROW, measured], "topic")] == ["b", "c", "clicks"]
+
+
+def test_thresholds_name_the_queue_the_value_and_the_limit() -> None:
+    busy = replace(ROW, rates=rates_between(ROW, replace(ROW, requeued=30), 2.0))
+
+    assert Thresholds(max_depth=9, max_requeue_rate=14.9, min_clients=2).complaints([busy]) == [
+        "clicks/arch on a:1: depth 10 is above 9",
+        "clicks/arch on a:1: 15.0 requeues a second are above 14.9",
+        "clicks/arch on a:1: 1 clients are fewer than 2",
+    ]
+    assert Thresholds(10, 15.0, 1).complaints([busy]) == []
+    assert Thresholds(min_clients=1).complaints([replace(ROW, channel="", clients=0)]) == []
+
+
+def test_patterns_choose_names_and_a_missing_one_is_named_with_its_neighbours() -> None:
+    names = {"clicks", "web.a", "web.b"}
+
+    assert select("topic", ["web.*", "clicks"], names) == ["clicks", "web.a", "web.b"]
+    with pytest.raises(NotFoundError, match="topic click does not exist") as caught:
+        select("topic", ["click"], names)
+    assert caught.value.hint == "Did you mean clicks?"
+    with pytest.raises(NotFoundError, match=r"no topic matches app\.\*"):
+        select("topic", ["app.*"], names)

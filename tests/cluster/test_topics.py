@@ -1,0 +1,98 @@
+"""Looking a topic up before subscribing: what a SUB would create, and what it would destroy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.waiting import wait_until
+
+from nsqtools.cluster.topics import TopicReport, check_subscription, inspect_topic
+from nsqtools.errors import ConfigurationError, NotFoundError
+
+
+def test_a_topic_that_is_there_is_found_beside_its_tcp_port_only_if_the_ports_belong_together(
+    nsqd: GoNsqd,
+) -> None:
+    nsqd.create_topic("clicks")
+
+    report = inspect_topic("clicks", nsqd_http_addresses=[nsqd.http_address])
+
+    assert report.exists
+    assert report.asked == [f"http://{nsqd.http_address}"]
+    assert not report.failed
+
+
+def test_an_http_port_of_another_nsqd_is_not_believed(nsqd: GoNsqd) -> None:
+    http_port = int(nsqd.http_address.rpartition(":")[2])
+    beside = f"127.0.0.1:{http_port - 1}"  # whose HTTP port this would be
+
+    report = inspect_topic("clicks", nsqd_tcp_addresses=[beside])
+
+    if beside == nsqd.tcp_address:
+        pytest.skip("the ports happen to stand side by side")
+    assert not report.asked
+    assert "is not the HTTP port of" in report.failed[0]
+
+
+def test_the_backlog_is_what_waits_in_a_topic_without_channels(nsqd: GoNsqd) -> None:
+    nsqd.publish("clicks", b"a", b"b")
+    nsqd.create_topic("views")
+    nsqd.create_channel("views", "archive")
+    nsqd.publish("views", b"a")
+    ask = {"nsqd_http_addresses": [nsqd.http_address]}
+
+    clicks, views = inspect_topic("clicks", **ask), inspect_topic("views", **ask)
+
+    assert (clicks.backlog, clicks.channels) == (2, set())
+    assert (views.backlog, views.channels) == (0, {"archive"})
+
+
+def test_lookupd_leads_to_the_nsqd_and_a_dead_one_is_noted(
+    go_nsqd: Callable[..., GoNsqd],
+    nsqlookupd: Callable[..., GoNsqlookupd],
+    unreachable_address: str,
+) -> None:
+    lookupd = nsqlookupd()
+    nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
+    nsqd.publish("clicks", b"a", b"b", b"c")
+
+    def look() -> TopicReport:
+        addresses = [lookupd.http_address, unreachable_address]
+        return inspect_topic("clicks", lookupd_http_addresses=addresses)
+
+    wait_until(lambda: look().exists, what="nsqd has registered the topic")
+    report = look()
+
+    assert report.backlog == 3
+    assert len(report.failed) == 1
+    assert unreachable_address in report.failed[0]
+
+
+def test_nobody_to_ask_is_a_warning_and_no_obstacle() -> None:
+    report = TopicReport("clicks", failed=["connection refused"])
+
+    warning = check_subscription(report, "c")
+
+    assert "cannot check whether topic clicks exists (connection refused)" in warning
+
+
+def test_w33_a_misspelt_topic_is_refused_with_a_suggestion() -> None:
+    report = TopicReport("click", asked=["http://n"], known_topics={"clicks", "views"})
+
+    with pytest.raises(NotFoundError, match="topic click does not exist") as caught:
+        check_subscription(report, "c")
+    assert caught.value.hint.startswith("Did you mean clicks?")
+    assert check_subscription(report, "c", create=True) == ""
+
+
+def test_w1_a_backlog_is_not_given_to_an_ephemeral_channel() -> None:
+    report = TopicReport("clicks", exists=True, backlog=1000, asked=["http://n"])
+
+    with pytest.raises(ConfigurationError, match="no channel and 1000 messages waiting"):
+        check_subscription(report, "tail1#ephemeral")
+    assert check_subscription(report, "tail1#ephemeral", force=True) == ""
+    assert check_subscription(report, "archive") == ""
+    report.channels.add("archive")
+    assert check_subscription(report, "tail1#ephemeral") == ""

@@ -1,0 +1,151 @@
+"""The HTTP APIs' client: every failure is one of our errors and names the address."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from plugins.certificates import Certificates
+from plugins.daemons import GoNsqd
+
+from nsqtools.errors import (
+    ConnectionFailed,
+    DeadlineExceeded,
+    HTTPError,
+    NsqError,
+    ProtocolError,
+    TLSError,
+)
+from nsqtools.http.http_api import HTTPAPI
+from nsqtools.http.nsqlookupd_http import NsqlookupdHTTPClient
+from nsqtools.protocol.addresses import Address
+
+ScriptedLookupdFactory = Callable[[], Any]
+
+
+@pytest.fixture
+def says() -> Iterator[Callable[[bytes], str]]:
+    """``says(b"...")``: the URL of a server that sends these bytes to whoever connects."""
+    listeners: list[socket.socket] = []
+    threads: list[threading.Thread] = []
+
+    def serve(answer: bytes) -> str:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listeners.append(listener)
+
+        def answer_once() -> None:
+            accepted, _ = listener.accept()
+            with accepted:
+                accepted.recv(10_000)
+                accepted.sendall(answer)
+
+        threads.append(threading.Thread(target=answer_once))
+        threads[-1].start()
+        return "http://{}:{}".format(*listener.getsockname())
+
+    yield serve
+    for thread in threads:
+        thread.join(5)
+    for listener in listeners:
+        listener.close()
+
+
+def get(url: str, **settings: Any) -> Any:
+    with HTTPAPI(url, **settings) as api:
+        return api.get("/x")
+
+
+def test_a_port_where_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = "http://{}:{}".format(*listener.getsockname())
+    with pytest.raises(ConnectionFailed, match=f"cannot connect to {url} .connection refused"):
+        get(url)
+
+
+def test_a_server_that_never_answers(deaf_address: str) -> None:
+    url = f"http://{deaf_address}"
+    with pytest.raises(DeadlineExceeded, match=f"{url}: no answer in time"):
+        get(url, timeout_s=0.1)
+
+
+def test_a_host_that_does_not_exist() -> None:
+    with pytest.raises(ConnectionFailed, match=r"no-such-host\.invalid"):
+        get("http://no-such-host.invalid:4161")
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (b"", ProtocolError),
+        (b"\x00\x00\x00\x0eE_BAD_PROTOCOL", ProtocolError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", ProtocolError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{", NsqError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n\xff\xfe", ProtocolError),
+        (b"HTTP/1.1 500 Oh\r\nContent-Length: 0\r\n\r\n", HTTPError),
+        (b"HTTP/1.1 302 Away\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", HTTPError),
+    ],
+)
+def test_a_server_that_is_no_nsq(
+    says: Callable[[bytes], str], answer: bytes, kind: type[NsqError]
+) -> None:
+    url = says(answer)
+    with pytest.raises(kind, match=url):
+        get(url)
+
+
+@pytest.mark.parametrize(
+    ("status", "category"),
+    [(401, "refused"), (403, "refused"), (404, "not_found"), (500, "failed")],
+)
+def test_an_error_status_has_its_category_and_nsqs_own_word(
+    scripted_lookupd: ScriptedLookupdFactory, status: int, category: str
+) -> None:
+    lookupd = scripted_lookupd()
+    lookupd.status, lookupd.answer = status, {"message": "SOME_WORD"}
+    with pytest.raises(HTTPError, match=f"{lookupd.address}: SOME_WORD .HTTP {status}") as caught:
+        get(f"http://{lookupd.address}")
+    assert (caught.value.category, caught.value.code) == (category, "SOME_WORD")
+
+
+def test_both_forms_of_json_are_read(scripted_lookupd: ScriptedLookupdFactory) -> None:
+    lookupd = scripted_lookupd()
+    lookupd.answer = {"topics": ["a"]}
+    assert get(f"http://{lookupd.address}") == {"topics": ["a"]}
+    lookupd.answer = {"status_code": 200, "status_txt": "OK", "data": {"topics": ["a"]}}
+    assert get(f"http://{lookupd.address}") == {"topics": ["a"]}
+
+
+def test_an_unknown_topic_is_an_answer(scripted_lookupd: ScriptedLookupdFactory) -> None:
+    lookupd = scripted_lookupd()
+    lookupd.status, lookupd.answer = 404, {"message": "TOPIC_NOT_FOUND"}
+    with closing(NsqlookupdHTTPClient(f"http://{lookupd.address}")) as api:
+        assert not api.lookup("t").is_known
+        lookupd.answer = {"message": "PAGE_NOT_FOUND"}
+        with pytest.raises(HTTPError):
+            api.lookup("t")
+
+
+def test_a_lookup_names_the_nsqd(scripted_lookupd: ScriptedLookupdFactory) -> None:
+    lookupd = scripted_lookupd()
+    lookupd.list_nsqd("10.0.0.1:4150", "[fe80::1]:4150")
+    with closing(NsqlookupdHTTPClient(f"http://{lookupd.address}")) as api:
+        found = api.lookup("t")
+    assert found.nsqd == {Address("10.0.0.1", 4150), Address("fe80::1", 4150)}
+
+
+def test_a_certificate_that_is_not_trusted_is_named(
+    go_nsqd: Callable[..., GoNsqd], certificates: Certificates
+) -> None:
+    nsqd = go_nsqd(*certificates.server.nsqd_flags)
+    url = f"https://{nsqd.https_address}"
+    with pytest.raises(TLSError, match=url) as caught:
+        get(url)
+    assert "--tls-ca-file" in caught.value.hint
+    trusting = ssl.create_default_context(cafile=certificates.ca)
+    with HTTPAPI(url, tls=trusting) as api:
+        assert api.get("/info")["tcp_port"] == int(nsqd.tcp_address.rpartition(":")[2])

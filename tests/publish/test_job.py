@@ -1,0 +1,297 @@
+"""Publishing to real nsqd: every record has its outcome, and what is confirmed is there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugins.clients import bodies_in
+from plugins.daemons import GoNsqd
+from plugins.network import Proxy
+from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.waiting import wait_until
+
+from nsqtools import ClientOptions
+from nsqtools.client.spread import Mode
+from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.publish.batch import Counts
+from nsqtools.publish.job import PublishJob, UnsentFile
+from nsqtools.publish.publisher import PublishOptions
+
+FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=3)
+
+
+@pytest.fixture
+def write_input(tmp_path: Path) -> Callable[[bytes], str]:
+    def write(text: bytes) -> str:
+        path = tmp_path / "input"
+        path.write_bytes(text)
+        return str(path)
+
+    return write
+
+
+def run_job(path: str, addresses: Sequence[str], **options: Any) -> Counts:
+    options.setdefault("client_options", FAST)
+    options.setdefault("options", PublishOptions(retry_timeout_s=5))
+    return PublishJob("events", addresses, paths=[path], **options).run()
+
+
+def test_every_record_arrives_whole(nsqd: GoNsqd, write_input: Callable[[bytes], str]) -> None:
+    records = [b"plain", b"\x00nul", b"\xff\xfe not UTF-8", b"x" * 1_000_000, b"cr\r", b"last"]
+
+    counts = run_job(write_input(b"\n".join(records)), [nsqd.tcp_address])
+
+    assert counts == Counts(confirmed=6)
+    assert bodies_in(nsqd, "events", 6) == sorted(records)
+
+
+def test_empty_records_are_skipped_and_long_ones_rejected_before_they_are_sent(
+    nsqd: GoNsqd, write_input: Callable[[bytes], str], tmp_path: Path
+) -> None:
+    path = write_input(b"one\n\n" + b"x" * 2_000_000 + b"\ntwo\n")
+    warnings: list[str] = []
+    with UnsentFile(str(tmp_path / "unsent"), b"\n") as unsent:
+        counts = run_job(path, [nsqd.tcp_address], unsent=unsent, warn=warnings.append)
+
+    assert counts == Counts(confirmed=2, rejected=1, skipped=1)
+    assert warnings == ["record 3 is rejected: 2000000 bytes are above the limit of 1048576"]
+    assert (tmp_path / "unsent").read_bytes() == b"x" * 2_000_000 + b"\n"
+    assert bodies_in(nsqd, "events", 2) == [b"one", b"two"]
+
+
+def test_a_record_that_only_nsqd_finds_too_long_does_not_take_its_neighbours_along(
+    go_nsqd: Callable[..., GoNsqd], write_input: Callable[[bytes], str]
+) -> None:
+    nsqd = go_nsqd("-max-msg-size=100")
+    records = [b"%d" % n for n in range(40)]
+    records[17] = b"x" * 101
+
+    counts = run_job(write_input(b"\n".join(records)), [nsqd.tcp_address])
+
+    assert counts == Counts(confirmed=39, rejected=1)
+    assert bodies_in(nsqd, "events", 39) == sorted(records[:17] + records[18:])
+
+
+def test_json_lines_are_read_and_what_is_none_is_rejected(
+    nsqd: GoNsqd, write_input: Callable[[bytes], str]
+) -> None:
+    path = write_input(b'{"body": "a\\nb"}\nnot json\n{"body64": "/w=="}\n{"body": ""}\n')
+    warnings: list[str] = []
+
+    counts = run_job(path, [nsqd.tcp_address], is_jsonl=True, warn=warnings.append)
+
+    assert counts == Counts(confirmed=2, rejected=2)
+    assert bodies_in(nsqd, "events", 2) == [b"a\nb", b"\xff"]
+    assert [warning.split(":")[0] for warning in warnings] == [
+        "record 2 is rejected",
+        "record 4 is rejected",
+    ]
+
+
+def test_deferred_messages_come_later(nsqd: GoNsqd, write_input: Callable[[bytes], str]) -> None:
+    nsqd.create_channel("events", "check")
+
+    counts = run_job(
+        write_input(b"a\nb\n"), [nsqd.tcp_address], options=PublishOptions(defer_s=3600)
+    )
+
+    assert counts == Counts(confirmed=2)
+    wait_until(
+        lambda: nsqd.channel_stats("events", "check")["deferred_count"] == 2,
+        what="both messages are deferred",
+    )
+
+
+def test_mode_all_brings_every_record_to_every_nsqd(
+    go_nsqd: Callable[..., GoNsqd], write_input: Callable[[bytes], str]
+) -> None:
+    both = go_nsqd(), go_nsqd()
+    path = write_input(b"\n".join(b"%d" % n for n in range(2500)))
+
+    counts = run_job(path, [nsqd.tcp_address for nsqd in both])
+
+    assert counts == Counts(confirmed=2500)
+    assert [nsqd.depth("events") for nsqd in both] == [2500, 2500]
+
+
+def test_mode_all_does_not_count_what_one_nsqd_lacks_as_confirmed(
+    go_nsqd: Callable[..., GoNsqd], write_input: Callable[[bytes], str], unreachable_address: str
+) -> None:
+    nsqd = go_nsqd()
+
+    counts = run_job(
+        write_input(b"a\nb\n"),
+        [nsqd.tcp_address, unreachable_address],
+        options=PublishOptions(retry_timeout_s=0.3),
+    )
+
+    assert counts == Counts(unsent=2)
+    assert nsqd.depth("events") == 2
+
+
+def test_mode_round_robin_shares_the_records_out(
+    go_nsqd: Callable[..., GoNsqd], write_input: Callable[[bytes], str]
+) -> None:
+    both = go_nsqd(), go_nsqd()
+    path = write_input(b"\n".join(b"%d" % n for n in range(4000)))
+
+    counts = run_job(
+        path, [nsqd.tcp_address for nsqd in both], options=PublishOptions(Mode.ROUND_ROBIN)
+    )
+
+    assert counts == Counts(confirmed=4000)
+    assert [nsqd.depth("events") for nsqd in both] == [2000, 2000]
+
+
+@pytest.mark.parametrize("mode", [Mode.ROUND_ROBIN, Mode.FAILOVER])
+def test_a_dead_nsqd_is_replaced_by_one_that_works(
+    mode: Mode, nsqd: GoNsqd, write_input: Callable[[bytes], str], unreachable_address: str
+) -> None:
+    path = write_input(b"\n".join(b"%d" % n for n in range(3000)))
+
+    counts = run_job(path, [unreachable_address, nsqd.tcp_address], options=PublishOptions(mode))
+
+    assert counts == Counts(confirmed=3000)
+    assert nsqd.depth("events") == 3000
+
+
+def test_w22_publishing_goes_on_after_nsqd_was_restarted(
+    nsqd: GoNsqd, write_input: Callable[[bytes], str]
+) -> None:
+    lines = [b"%06d" % n for n in range(20_000)]
+    job = PublishJob(
+        "events",
+        [nsqd.tcp_address],
+        paths=[write_input(b"\n".join(lines))],
+        rate=10_000,
+        client_options=FAST,
+        options=PublishOptions(retry_timeout_s=30),
+    )
+    worker = threading.Thread(target=job.run)
+    worker.start()
+    wait_until(lambda: job.counts.confirmed > 2000, what="publishing is under way")
+    nsqd.stop()
+    nsqd.start()
+    worker.join(30)
+
+    counts = job.counts
+    assert counts.confirmed + counts.unknown == 20_000
+    assert nsqd.depth("events") >= counts.confirmed
+
+
+@pytest.mark.parametrize(
+    ("retry_unknown", "expected"), [(False, Counts(unknown=1)), (True, Counts(confirmed=1))]
+)
+def test_what_was_sent_and_not_answered_is_unknown_unless_it_may_be_doubled(
+    retry_unknown: bool,
+    expected: Counts,
+    scripted_nsqd: ScriptedNsqd,
+    write_input: Callable[[bytes], str],
+) -> None:
+    job = PublishJob(
+        "events",
+        [scripted_nsqd.address],
+        paths=[write_input(b"lonely")],
+        client_options=FAST,
+        options=PublishOptions(retry_timeout_s=5, retry_unknown=retry_unknown),
+    )
+    worker = threading.Thread(target=job.run)
+    worker.start()
+    for answers in (False, True) if retry_unknown else (False,):
+        connection = scripted_nsqd.accept()
+        connection.expect("IDENTIFY")
+        connection.reply_identify()
+        connection.expect("PUB events")
+        if answers:
+            connection.ok()
+        else:
+            connection.close()
+    worker.join(10)
+
+    assert job.counts == expected
+
+
+def test_when_nsqd_stays_away_the_rest_of_the_input_goes_to_the_unsent_file(
+    write_input: Callable[[bytes], str], unreachable_address: str, tmp_path: Path
+) -> None:
+    text = b"\n".join(b"%d" % n for n in range(5000)) + b"\n"
+    with UnsentFile(str(tmp_path / "unsent"), b"\n") as unsent:
+        counts = run_job(
+            write_input(text),
+            [unreachable_address],
+            options=PublishOptions(retry_timeout_s=0.2),
+            unsent=unsent,
+        )
+
+    assert counts == Counts(unsent=5000)
+    assert (tmp_path / "unsent").read_bytes() == text
+
+
+def test_a_cut_connection_loses_no_count(
+    proxy_to: Callable[[str], Proxy], nsqd: GoNsqd, write_input: Callable[[bytes], str]
+) -> None:
+    proxy = proxy_to(nsqd.tcp_address)
+    lines = [b"%05d" % n + b"x" * 100 for n in range(30_000)]
+    job = PublishJob(
+        "events",
+        [proxy.address],
+        paths=[write_input(b"\n".join(lines))],
+        rate=30_000,
+        client_options=FAST,
+        options=PublishOptions(retry_timeout_s=10, retry_unknown=True),
+    )
+    worker = threading.Thread(target=job.run)
+    worker.start()
+    for goal in (3_000, 9_000, 15_000):
+        wait_until(lambda goal=goal: job.counts.confirmed > goal, what="publishing is under way")
+        proxy.cut(reset=goal == 9_000)
+    worker.join(30)
+
+    assert job.counts == Counts(confirmed=30_000)
+    assert nsqd.depth("events") >= 30_000
+
+
+def test_stopping_settles_what_is_under_way_and_leaves_the_rest(
+    nsqd: GoNsqd, write_input: Callable[[bytes], str]
+) -> None:
+    job = PublishJob(
+        "events",
+        [nsqd.tcp_address],
+        paths=[write_input(b"\n".join(b"%d" % n for n in range(100_000)))],
+        rate=5_000,
+        client_options=FAST,
+        options=PublishOptions(),
+    )
+    worker = threading.Thread(target=job.run)
+    worker.start()
+    wait_until(lambda: job.counts.confirmed > 100, what="publishing is under way")
+    job.stop()
+    worker.join(10)
+
+    assert not worker.is_alive()
+    assert job.counts.confirmed == nsqd.depth("events")
+    assert job.counts.unknown == 0
+
+
+def test_an_unusable_unsent_file_shows_before_anything_is_published() -> None:
+    with pytest.raises(OutputError, match="cannot write /no/such/directory/unsent"):
+        UnsentFile("/no/such/directory/unsent", b"\n")
+
+
+def test_w28_a_topic_that_is_two_words_is_refused(
+    nsqd: GoNsqd, write_input: Callable[[bytes], str]
+) -> None:
+    job = PublishJob(
+        "bad topic",
+        [nsqd.tcp_address],
+        paths=[write_input(b"x")],
+        client_options=FAST,
+        options=PublishOptions(),
+    )
+    with pytest.raises(ConfigurationError, match="invalid topic name"):
+        job.run()
+    assert nsqd.stats()["topics"] == []

@@ -1,0 +1,120 @@
+"""Reading records: prompt where they trickle, in full batches where they pour."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nsqtools.errors import OutputError
+from nsqtools.publish.source import BATCH_BYTES, BATCH_RECORDS, Source
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, str]]:
+    """The writing end of a pipe, and a path for its reading end."""
+    reader, writer = os.pipe()
+    yield writer, f"/dev/fd/{reader}"
+    os.close(reader)
+
+
+def batches_of(path: Path | str, delimiter: bytes = b"\n") -> list[list[bytes]]:
+    return list(Source([str(path)], delimiter, lambda: False).batches())
+
+
+def test_a_file_becomes_full_batches_and_loses_nothing(tmp_path: Path) -> None:
+    lines = [b"line %d" % n for n in range(3 * BATCH_RECORDS + 7)]
+    path = tmp_path / "log"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+
+    batches = batches_of(path)
+
+    assert [record for batch in batches for record in batch] == lines
+    assert [len(batch) for batch in batches] == [BATCH_RECORDS] * 3 + [7]
+
+
+@pytest.mark.parametrize(
+    ("text", "records"),
+    [
+        (b"abc\nlast", [b"abc", b"last"]),
+        (b"abc\nx", [b"abc", b"x"]),
+        (b"one,two", [b"one,two"]),
+        (b"a\n\nb\n", [b"a", b"", b"b"]),
+        (b"a\r\nb\r\n", [b"a\r", b"b\r"]),
+        (b"", []),
+    ],
+)
+def test_w5_the_last_record_without_its_delimiter_is_whole(
+    tmp_path: Path, text: bytes, records: list[bytes]
+) -> None:
+    path = tmp_path / "input"
+    path.write_bytes(text)
+
+    assert [record for batch in batches_of(path) for record in batch] == records
+
+
+def test_files_are_read_one_after_the_other_and_do_not_run_together(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"one\ntwo")
+    (tmp_path / "b").write_bytes(b"three\n")
+    source = Source([str(tmp_path / "a"), str(tmp_path / "b")], b"\n", lambda: False)
+
+    assert [r for batch in source.batches() for r in batch] == [b"one", b"two", b"three"]
+
+
+def test_large_records_make_small_batches(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    path.write_bytes((b"x" * 100_000 + b"\n") * 20)
+
+    batches = batches_of(path)
+
+    assert sum(map(len, batches)) == 20
+    assert max(sum(map(len, batch)) for batch in batches) < BATCH_BYTES + (1 << 18)
+
+
+def test_a_lone_record_is_not_kept_waiting_for_company(pipe: tuple[int, str]) -> None:
+    writer, path = pipe
+    batches = Source([path], b"\n", lambda: False).batches()
+    os.write(writer, b"lone\n")
+    began = time.monotonic()
+
+    assert next(batches) == [b"lone"]
+    assert time.monotonic() - began < 0.5
+    os.close(writer)
+    assert list(batches) == []
+
+
+def test_a_record_in_pieces_waits_for_its_end(pipe: tuple[int, str]) -> None:
+    writer, path = pipe
+    batches = Source([path], b"\n", lambda: False).batches()
+
+    def write_slowly() -> None:
+        for piece in (b"fi", b"rst\nsec", b"ond\n"):
+            os.write(writer, piece)
+            time.sleep(0.02)
+        os.close(writer)
+
+    thread = threading.Thread(target=write_slowly)
+    thread.start()
+    records = [record for batch in batches for record in batch]
+    thread.join()
+
+    assert records == [b"first", b"second"]
+
+
+def test_stopping_ends_a_wait_for_input(pipe: tuple[int, str]) -> None:
+    writer, path = pipe
+    stopped = threading.Event()
+    source = Source([path], b"\n", stopped.is_set)
+    threading.Timer(0.05, stopped.set).start()
+
+    assert list(source.batches()) == []
+    os.close(writer)
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(OutputError, match=r"cannot read /no/such/file \(No such file"):
+        batches_of("/no/such/file")

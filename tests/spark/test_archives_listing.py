@@ -1,0 +1,134 @@
+"""Which files there are: looked at again and again, while they come, move and go."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from plugins.archives import Writer, write_archive
+
+from nsqtools.archive.layout import index_of, part_of
+from nsqtools.protocol.message import WireMessage
+from nsqtools.spark.archives import folders
+from nsqtools.spark.archives.damage import Damage
+from nsqtools.spark.archives.listing import Listing
+
+MESSAGE = WireMessage(10**18, 1, b"%016x" % 1, b"x")
+
+
+def listing_of(*roots: Path, work_dir: Path | None = None) -> Listing:
+    return Listing(lambda: list(roots), work_dir)
+
+
+def paths(listing: Listing, told: list[Damage] | None = None) -> list[str]:
+    found = listing.files((told if told is not None else []).append)
+    return [file.path.name for file in found.values()]
+
+
+def long_ago(directory: Path) -> None:
+    """Nothing has changed in it for a minute."""
+    then = time.time() - 60
+    os.utime(directory, (then, then))
+
+
+def test_a_directory_that_did_not_change_is_not_read_again_and_one_that_did_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scanned: list[Path] = []
+    scandir = os.scandir
+    monkeypatch.setattr(folders.os, "scandir", lambda path: scanned.append(path) or scandir(path))
+    write_archive(tmp_path / "a.log.gz", [MESSAGE])
+    long_ago(tmp_path)
+    listing = listing_of(tmp_path)
+
+    assert paths(listing) == ["a.log.gz"]
+    assert paths(listing) == ["a.log.gz"]
+    assert len(scanned) == 1
+
+    write_archive(tmp_path / "b.log.gz", [MESSAGE])
+    assert paths(listing) == ["a.log.gz", "b.log.gz"]
+    (tmp_path / "a.log.gz").unlink()
+    assert paths(listing) == ["b.log.gz"]
+
+
+def test_a_directory_that_changed_just_now_is_read_again(tmp_path: Path) -> None:
+    listing = listing_of(tmp_path)
+    assert paths(listing) == []
+    changed_ns = tmp_path.stat().st_mtime_ns
+
+    (tmp_path / "a.log").touch()
+    os.utime(tmp_path, ns=(changed_ns, changed_ns))  # within the clock's grain
+
+    assert paths(listing) == ["a.log"]
+
+
+def test_a_file_keeps_its_key_from_in_progress_to_finished(tmp_path: Path) -> None:
+    work, output = tmp_path / "work", tmp_path / "out"
+    work.mkdir()
+    output.mkdir()
+    writer = Writer(work, output=output)
+    listing = listing_of(output, work_dir=work)
+    path = writer.write([MESSAGE])
+    before = listing.files([].append)
+    writer.finish()
+    after = listing.files([].append)
+
+    assert before.keys() == after.keys() == {(writer.writer, 1)}
+    (was,), (now,) = before.values(), after.values()
+    assert (was.path, now.path) == (part_of(path), output / path.name)
+    assert was.shown == now.shown == str(now.path)
+
+
+def test_while_a_file_is_being_finished_it_is_there_once(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    path = writer.write([MESSAGE])
+    os.link(part_of(path), path)
+
+    (file,) = listing_of(tmp_path).files([].append).values()
+
+    assert file.path == path
+
+
+def test_a_name_in_progress_that_another_file_took_over_is_noticed(tmp_path: Path) -> None:
+    listing = listing_of(tmp_path)
+    first = Writer(tmp_path)
+    path = first.write([MESSAGE], name="a.log.gz")
+    inode = part_of(path).stat().st_ino
+    assert list(listing.files([].append)) == [(first.writer, 1)]
+
+    elsewhere = tmp_path.parent / "elsewhere"
+    elsewhere.mkdir()
+    second = Writer(elsewhere)
+    other = second.write([MESSAGE, MESSAGE], name="a.log.gz")
+    part_of(path).write_bytes(part_of(other).read_bytes())  # the same inode, as it may happen
+    index_of(path).write_bytes(index_of(other).read_bytes())
+    assert part_of(path).stat().st_ino == inode
+
+    files = listing.files([].append)
+
+    assert list(files) == [(second.writer, 1)]
+    (file,) = files.values()
+    assert [member.messages for member in file.members()] == [2]
+
+
+def test_a_directory_that_cannot_be_listed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "good").mkdir()
+    (tmp_path / "good" / "a.log").touch()
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    scandir = os.scandir
+
+    def refuse(path: Path) -> object:
+        if path == locked:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(folders.os, "scandir", refuse)
+    told: list[Damage] = []
+
+    assert paths(listing_of(tmp_path), told) == ["a.log"]
+    assert set(told) == {Damage(str(locked), 0, "cannot be listed (Permission denied)")}

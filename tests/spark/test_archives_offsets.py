@@ -1,0 +1,90 @@
+"""Offsets of archives: small, ordered, and the same as text whenever they are the same."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.archive.index import Head
+from nsqtools.errors import ConfigurationError
+from nsqtools.spark.archives.offsets import (
+    Offset,
+    decode_offset,
+    format_spans,
+    has_number,
+    numbers_beyond,
+    parse_spans,
+    unite,
+)
+
+WRITER, OTHER = "a" * 32, "b" * 32
+
+numbers = st.sets(st.integers(1, 60))
+heads = st.builds(Head, st.sampled_from([WRITER, OTHER]), st.integers(1, 60))
+
+
+def spans_of(some: set[int]) -> tuple[tuple[int, int], ...]:
+    return unite((number, number) for number in some)
+
+
+@given(some=numbers)
+def test_spans_hold_exactly_their_numbers(some: set[int]) -> None:
+    spans = spans_of(some)
+
+    assert {number for number in range(62) if has_number(spans, number)} == some
+    assert parse_spans(format_spans(spans)) == spans
+
+
+@given(some=numbers, before=numbers)
+def test_what_lies_beyond_is_the_difference(some: set[int], before: set[int]) -> None:
+    assert numbers_beyond(spans_of(some), spans_of(before)) == sorted(some - before)
+
+
+@given(read=st.sets(heads), under_way=st.dictionaries(heads, st.integers(1)), started=st.booleans())
+def test_an_offset_is_read_back_as_it_was(
+    read: set[Head], under_way: dict[Head, int], started: bool
+) -> None:
+    offset = Offset({}, under_way, {"old.log": 7}, is_start=started).with_read(read)
+
+    decoded = decode_offset(json.loads(json.dumps(offset.encode())))
+
+    assert decoded == offset
+    assert json.dumps(decoded.encode()) == json.dumps(offset.encode())
+    assert all(decoded.has_read(head) for head in read)
+    assert set(decoded.under_way) == set(under_way) - read
+
+
+def test_ten_thousand_files_of_a_writer_take_a_line() -> None:
+    offset = Offset().with_read([Head(WRITER, number) for number in range(1, 10_001)])
+
+    assert offset.encode() == {
+        "version": 1,
+        "writers": {WRITER: {"read": "1-10000", "under_way": {}}},
+    }
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        [],
+        None,
+        {"version": 1},
+        {"version": 1, "writers": {WRITER: {}}},
+        {"version": 1, "writers": {WRITER: {"read": "9-1", "under_way": {}}}},
+        {"version": 1, "writers": {WRITER: {"read": "1-5,4", "under_way": {}}}},
+        {"version": 1, "writers": {WRITER: {"read": "", "under_way": {"x": 1}}}},
+    ],
+)
+def test_what_is_no_offset_is_refused(document: Any) -> None:
+    with pytest.raises(ConfigurationError, match="is no offset of an archive"):
+        decode_offset(document)
+
+
+def test_an_offset_of_a_later_version_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="version 2, this program knows 1"):
+        decode_offset({"version": 2, "writers": {}})

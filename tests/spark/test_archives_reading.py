@@ -1,0 +1,421 @@
+"""Archives into columns: every body, every kind of file, and every damage, without Spark."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plugins.archives import Writer, write_archive
+
+from nsqtools.archive.finishing import Directories, finish
+from nsqtools.archive.layout import index_of
+from nsqtools.archive.reader import TimeRange
+from nsqtools.errors import NsqError
+from nsqtools.protocol.message import WireMessage
+from nsqtools.records.envelope import encode_many
+from nsqtools.spark.archives.batch import plan_batch
+from nsqtools.spark.archives.damage import Damage, read_damage
+from nsqtools.spark.archives.lines import exact_columns, fast_columns
+from nsqtools.spark.archives.reading import read_partition
+from nsqtools.spark.archives.settings import FileFormat, OnDamage, ReadSettings
+
+BASE_NS = 1_700_000_000_000_000_123
+
+BODIES = [
+    b"plain",
+    b"",
+    b"\xff\x00\x80",
+    "\u2028 caf\u00e9 \n\r\t\0 \U0001f600".encode(),
+    b'{"a": "\\ud83d\\ude00", "b": "\\u0000"}',
+    b'"}\n{"topic": "x"',
+    b"\\" * 1000,
+    b"x\n" * (1 << 20),
+    bytes(range(256)) * 5000,
+]
+
+
+def messages(begin: int, end: int) -> list[WireMessage]:
+    return [
+        WireMessage(BASE_NS + n * 1000, n % 7 + 1, b"%016x" % n, b"body %d" % n)
+        for n in range(begin, end)
+    ]
+
+
+def rows(settings: ReadSettings) -> list[dict[str, Any]]:
+    return [
+        row
+        for partition in plan_batch(settings)
+        for batch in read_partition(partition, settings)
+        for row in batch.to_pylist()
+    ]
+
+
+def bodies(path: Path, **settings: Any) -> list[bytes]:
+    return [row["body"] for row in rows(ReadSettings((str(path),), **settings))]
+
+
+def as_plain(path: Path) -> None:
+    path.write_bytes(gzip.decompress(path.read_bytes()))
+    index_of(path).unlink()
+
+
+def as_one_member(path: Path) -> None:
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())))
+    index_of(path).unlink()
+
+
+def as_it_is(path: Path) -> None:
+    pass
+
+
+@pytest.mark.parametrize("form", [as_it_is, as_plain, as_one_member])
+def test_bodies_of_every_kind_come_back_byte_for_byte(
+    tmp_path: Path, form: Callable[[Path], None]
+) -> None:
+    some = [WireMessage(BASE_NS, 1, b"%016x" % n, body) for n, body in enumerate(BODIES)]
+    form(write_archive(tmp_path / "a.log.gz", some[:4], some[4:]))
+
+    assert bodies(tmp_path, partition_bytes=100_000) == BODIES
+
+
+def test_the_columns_say_all_that_nsqd_said(tmp_path: Path) -> None:
+    path = write_archive(tmp_path / "a.log.gz", messages(0, 2), messages(2, 3))
+
+    found = rows(ReadSettings((str(tmp_path),)))
+
+    assert found[2].pop("timestamp").timestamp() == pytest.approx(BASE_NS / 1e9, abs=1e-4)
+    assert found[2].pop("pos") > 0
+    assert found[2] == {
+        "topic": "clicks",
+        "nsqd": "nsqd:4150",
+        "id": "0000000000000002",
+        "ts_ns": BASE_NS + 2000,
+        "attempts": 3,
+        "body": b"body 2",
+        "file": str(path),
+    }
+
+
+# -- the fast way and the exact one ---------------------------------------------------------------
+
+LINE = encode_many("t", "n:1", messages(1, 2))
+
+lines = st.one_of(
+    st.just(LINE),
+    st.builds(
+        lambda old, new: LINE.replace(old, new),
+        st.sampled_from([b'"t"', b"0001", b"17", b"body", b'"attempts"', b": ", b"1", b"}", b"{"]),
+        st.sampled_from(
+            [
+                *(
+                    b"",
+                    b"null",
+                    b"-1",
+                    b"1.0",
+                    b"65536",
+                    b'"',
+                    b"body64",
+                    b'"x": 1, ',
+                    b"[]",
+                    b"{}",
+                ),
+                *(b"\\ud800", b"\xff", b"\xed\xa0\x80", b"\0", b"  ", b"\xc3\xa9", b"9" * 20),
+            ]
+        ),
+    ),
+    st.builds(
+        lambda body: LINE.replace(b'"body": "body 1"', b'"body64": "%s"' % body),
+        st.sampled_from([b"AAAA", b"AAA", b"A A=", b"", b"\xc3\xa9", b'", "body": "x']),
+    ),
+    st.binary(max_size=20).map(lambda text: text.replace(b"\n", b"") + b"\n"),
+)
+
+
+@given(text=st.lists(lines, min_size=1, max_size=4).map(b"".join))
+def test_what_the_fast_way_takes_it_reads_like_the_exact_one(text: bytes) -> None:
+    fast = fast_columns(text, text.count(b"\n"))
+    if fast is None:
+        return
+    exact, kept, problems = exact_columns(text.split(b"\n")[:-1])
+
+    assert problems == []
+    assert len(kept) == text.count(b"\n")
+    assert {name: fast[name].to_pylist() for name in fast} == {
+        name: exact[name].to_pylist() for name in exact
+    }
+    assert {name: fast[name].type for name in fast} == {name: exact[name].type for name in exact}
+
+
+def test_the_fast_way_takes_what_is_as_it_is_written() -> None:
+    assert fast_columns(encode_many("t", "n:1", messages(0, 5)), 5) is not None
+
+
+def test_keys_in_another_order_are_read(tmp_path: Path) -> None:
+    fields = {
+        "body": "x",
+        "attempts": 1,
+        "ts": 5,
+        "id": "i" * 16,
+        "nsqd": "n",
+        "topic": "t",
+        "z": 1,
+    }
+    (tmp_path / "a.jsonl").write_text(json.dumps(fields) + "\n")
+
+    assert bodies(tmp_path) == [b"x"]
+
+
+# -- which files, which part of them --------------------------------------------------------------
+
+
+def test_a_plain_file_is_cut_at_line_ends_wherever_the_ranges_end(tmp_path: Path) -> None:
+    path = write_archive(tmp_path / "a.log.gz", messages(0, 50))
+    as_plain(path)
+    text = path.read_bytes()
+
+    for size in range(1, 400, 7):
+        settings = ReadSettings((str(path),), partition_bytes=size)
+        found = rows(settings)
+        assert [row["body"] for row in found] == [m.body for m in messages(0, 50)]
+        for row in found:
+            assert text[row["pos"] :].startswith(b'{"topic"')
+            assert row["id"].encode() in text[row["pos"] :].split(b"\n")[0]
+
+
+def test_a_large_file_is_many_partitions_and_small_files_are_one(tmp_path: Path) -> None:
+    write_archive(tmp_path / "a.log.gz", *[messages(n, n + 10) for n in range(0, 1000, 10)])
+    size = (tmp_path / "a.log.gz").stat().st_size
+    for number in range(10):
+        write_archive(tmp_path / f"b{number}.log.gz", messages(number, number + 1))
+
+    def plan(**settings: Any) -> list[int]:
+        planned = plan_batch(ReadSettings((str(tmp_path),), **settings))
+        assert planned == plan_batch(ReadSettings((str(tmp_path),), **settings))
+        return [sum(r.end - r.begin for r in each.ranges) for each in planned]
+
+    assert len(plan()) == 1
+    assert len(plan(min_partitions=4)) in (4, 5)
+    assert max(plan(partition_bytes=size // 10)) <= size // 10
+
+
+def test_times_prune_members_and_rows_exactly(tmp_path: Path) -> None:
+    write_archive(tmp_path / "a.log.gz", messages(0, 10), messages(10, 20), messages(20, 30))
+    within = TimeRange(BASE_NS + 15_000, BASE_NS + 18_000)
+    settings = ReadSettings((str(tmp_path),), within=within)
+
+    (partition,) = plan_batch(settings)
+
+    assert sum(member.messages for r in partition.ranges for member in r.members) == 10
+    assert bodies(tmp_path, within=within) == [b"body 15", b"body 16", b"body 17"]
+
+
+def test_topics_prune_files_of_to_file_and_rows_of_others(tmp_path: Path) -> None:
+    for topic in ("a", "b"):
+        Writer(tmp_path, topic=topic).write(messages(0, 2))
+    mixed = encode_many("b", "n", messages(5, 6)) + encode_many("a", "n", messages(6, 7))
+    (tmp_path / "mixed.jsonl").write_bytes(mixed)
+    settings = ReadSettings((str(tmp_path),), topics=frozenset({"a"}))
+
+    paths = {r.shown for partition in plan_batch(settings) for r in partition.ranges}
+
+    assert paths == {str(tmp_path / name) for name in ("a-000001.log.gz", "mixed.jsonl")}
+    assert [row["body"] for row in rows(settings)] == [b"body 0", b"body 1", b"body 6"]
+
+
+def test_a_file_that_is_finished_after_it_was_planned_is_found_again(tmp_path: Path) -> None:
+    work, output = tmp_path / "work", tmp_path / "out"
+    work.mkdir()
+    output.mkdir()
+    (output / "clicks-000001.log.gz").write_bytes(b"")
+    writer = Writer(work, output=output)
+    writer.write(messages(0, 5))
+    settings = ReadSettings((str(output),), work_dir=work)
+    (partition,) = plan_batch(settings)
+    final = writer.finish()
+
+    found = [
+        body
+        for batch in read_partition(partition, settings, ["body"])
+        for body in batch["body"].to_pylist()
+    ]
+
+    assert final.name == "clicks-000001-000001.log.gz"
+    assert found == [message.body for message in messages(0, 5)]
+
+
+def test_a_copy_of_a_file_is_not_read_twice_and_another_of_that_name_is_told(
+    tmp_path: Path,
+) -> None:
+    writer = Writer(tmp_path)
+    writer.write(messages(0, 5))
+    path = writer.finish()
+    copy = tmp_path / "copy" / path.name
+    copy.parent.mkdir()
+    copy.write_bytes(path.read_bytes())
+    index_of(copy).write_bytes(index_of(path).read_bytes())
+    assert len(bodies(tmp_path)) == 5
+
+    other = Writer(tmp_path / "copy", writer=writer.writer)
+    copy.unlink()
+    index_of(copy).unlink()
+    other.write(messages(5, 7))
+    other.finish()
+
+    with pytest.raises(NsqError, match="goes by the same name, and differs"):
+        bodies(tmp_path)
+
+
+# -- bare bodies and files of others --------------------------------------------------------------
+
+
+def test_bare_bodies_are_read_when_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_bytes(b"one;two;;th\xff\nree")
+    with gzip.open(tmp_path / "b.log.gz", "wb") as file:
+        file.write(b"four;five;")
+    raw = {"format": FileFormat.raw, "delimiter": b";"}
+
+    found = rows(ReadSettings((str(tmp_path),), topic="clicks", **raw))
+
+    assert [row["body"] for row in found] == [b"one", b"two", b"", b"th\xff\nree", b"four", b"five"]
+    assert found[1]["pos"] == 4
+    assert {row["topic"] for row in found} == {"clicks"}
+    assert {row[name] for row in found for name in ("id", "nsqd", "ts_ns", "attempts")} == {None}
+    with pytest.raises(
+        NsqError, match=r"cannot read .*a\.log: it holds no messages as nsq to-file"
+    ):
+        bodies(tmp_path)
+
+
+def test_bare_bodies_of_to_file_are_known_by_their_index(tmp_path: Path) -> None:
+    from nsqtools.archive.compression import gzip_members
+    from nsqtools.archive.part_file import PartFile
+
+    file = PartFile(tmp_path / "a.log.gz", 0o640, gzip_members(6), 0.0)
+    file.append(b"one\ntwo\n")
+    file.flush(file.end_member(2, 5, 6))
+    file.close()
+    finish(file.path, Directories(tmp_path, tmp_path))
+
+    assert bodies(tmp_path) == [b"one", b"two"]
+    with pytest.raises(NsqError, match="of no topic that is known"):
+        bodies(tmp_path, topics=frozenset({"clicks"}))
+    assert bodies(tmp_path, topics=frozenset({"clicks"}), topic="clicks") == [b"one", b"two"]
+
+
+def test_empty_files_and_hidden_ones_are_nothing(tmp_path: Path) -> None:
+    (tmp_path / "_SUCCESS").write_bytes(b"")
+    (tmp_path / "empty.gz").write_bytes(gzip.compress(b""))
+    (tmp_path / ".a.log.damaged").write_bytes(b"rubbish")
+
+    assert bodies(tmp_path) == []
+
+
+# -- damage ---------------------------------------------------------------------------------------
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """Three members, the second of which is changed on disk."""
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    path = write_archive(archive / "a.log.gz", messages(0, 10), messages(10, 20), messages(20, 30))
+    second = int(index_of(path).read_bytes().split(b"\n")[1].split()[0])
+    path.write_bytes(flipped(path.read_bytes(), second + 60))
+    return path
+
+
+def test_damage_fails_with_the_file_the_byte_and_the_remedy(damaged: Path) -> None:
+    with pytest.raises(NsqError, match=r"cannot read .*/a\.log\.gz: corrupt at byte \d+") as caught:
+        bodies(damaged)
+
+    assert "`nsq archive repair`" in caught.value.hint
+
+
+def test_damage_can_be_passed_over_and_is_counted_once(damaged: Path, tmp_path: Path) -> None:
+    reports = tmp_path / "reports"
+    reporting = {"on_damage": OnDamage.report, "damage_path": reports}
+    good = [message.body for message in (*messages(0, 10), *messages(20, 30))]
+
+    assert bodies(damaged, **reporting) == good
+    assert bodies(damaged, **reporting, min_partitions=3) == good
+
+    (damage,) = read_damage(reports)
+    assert (damage.file, damage.pos) == (
+        str(damaged),
+        int(index_of(damaged).read_bytes().split()[5]),
+    )
+    assert damage.problem.startswith("corrupt at byte")
+
+
+def test_a_line_that_is_no_message_costs_only_itself(tmp_path: Path) -> None:
+    archive, reports = tmp_path / "archive", tmp_path / "reports"
+    archive.mkdir()
+    good = encode_many("clicks", "n", messages(0, 2))
+    path = archive / "a.jsonl"
+    path.write_bytes(good + b'{"topic": "clicks"}\n' + good + b"torn")
+
+    found = bodies(archive, on_damage=OnDamage.report, damage_path=reports)
+
+    assert found == [b"body 0", b"body 1", b"body 0", b"body 1"]
+    assert [(each.pos, each.problem.split(": ", 1)[1]) for each in read_damage(reports)] == [
+        (len(good), '"nsqd" is missing'),
+        (2 * len(good) + 20, "not JSON: Expecting value at character 0"),
+    ]
+
+
+def test_an_index_that_counts_otherwise_is_damage(tmp_path: Path) -> None:
+    path = write_archive(tmp_path / "a.log.gz", messages(0, 10))
+    index = index_of(path).read_bytes().split()
+    index_of(path).write_bytes(b" ".join([*index[:2], b"11", *index[3:]]) + b"\n")
+
+    with pytest.raises(NsqError, match="it has 10 lines, and 11 in its index"):
+        bodies(tmp_path)
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_of_a_file_that_is_cut_off_what_is_there_is_read(tmp_path: Path, has_index: bool) -> None:
+    archive, reports = tmp_path / "archive", tmp_path / "reports"
+    archive.mkdir()
+    path = write_archive(archive / "a.log.gz", messages(0, 10), messages(10, 5000))
+    if not has_index:
+        index_of(path).unlink()
+    path.write_bytes(path.read_bytes()[:-1000])
+
+    found = bodies(archive, on_damage=OnDamage.report, damage_path=reports)
+
+    assert 10 < len(found) < 5000
+    assert found == [message.body for message in messages(0, len(found))]
+    assert len(read_damage(reports)) > 0
+
+
+def test_a_thousand_reports_of_a_member_are_enough(tmp_path: Path) -> None:
+    archive, reports = tmp_path / "archive", tmp_path / "reports"
+    archive.mkdir()
+    good = encode_many("clicks", "n", messages(0, 1))
+    (archive / "a.jsonl.gz").write_bytes(gzip.compress(good + b"x\n" * 1500))
+
+    bodies(archive, on_damage=OnDamage.report, damage_path=reports)
+
+    told = read_damage(reports)
+    assert len(told) == 1001
+    assert Damage(str(archive / "a.jsonl.gz"), 0, "and 500 lines more") in told
+
+
+def test_base64_of_nothing_and_of_much(tmp_path: Path) -> None:
+    some = [b"\xff" * size for size in (1, 2, 3, 1 << 20)]
+    line = '{"topic": "t", "nsqd": "n", "id": "%016d", "ts": 1, "attempts": 1, "body64": "%s"}\n'
+    text = "".join(line % (n, base64.b64encode(body).decode()) for n, body in enumerate(some))
+    (tmp_path / "a.jsonl").write_text(text)
+
+    assert bodies(tmp_path) == some

@@ -1,0 +1,391 @@
+"""A stream over an archive that is being written, without Spark: everything once, in any order of
+events."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plugins.archives import Writer, write_archive
+
+from nsqtools.archive.layout import index_of, part_of
+from nsqtools.archive.reader import TimeRange
+from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
+from nsqtools.protocol.message import WireMessage
+from nsqtools.spark.archives.batch import plan_batch
+from nsqtools.spark.archives.damage import read_damage
+from nsqtools.spark.archives.offsets import Offset, decode_offset
+from nsqtools.spark.archives.plan import Partition
+from nsqtools.spark.archives.reading import read_partition
+from nsqtools.spark.archives.settings import (
+    FileFormat,
+    Limits,
+    OnDamage,
+    ReadSettings,
+    StreamSettings,
+)
+from nsqtools.spark.archives.stream import ArchiveStream
+
+BASE_NS = 1_700_000_000_000_000_000
+ALL = Limits()
+
+
+def messages(begin: int, end: int) -> list[WireMessage]:
+    return [WireMessage(BASE_NS + n, 1, b"%016x" % n, b"%d" % n) for n in range(begin, end)]
+
+
+def stream_of(
+    directory: Path, *, read: dict[str, Any] | None = None, **stream: Any
+) -> ArchiveStream:
+    reading = ReadSettings((str(directory),), **(read or {}))
+    return ArchiveStream(reading, StreamSettings(**stream), sleep=lambda seconds: None)
+
+
+def bodies(partitions: list[Partition], settings: ReadSettings | None = None) -> list[int]:
+    settings = settings or ReadSettings(("/",))
+    return [
+        int(body)
+        for partition in partitions
+        for batch in read_partition(partition, settings, ["body"])
+        for body in batch["body"].to_pylist()
+    ]
+
+
+def through_json(offset: Offset) -> Offset:
+    return decode_offset(json.loads(json.dumps(offset.encode())))
+
+
+def drain(stream: ArchiveStream, start: Offset, limits: Limits = ALL) -> tuple[list[int], Offset]:
+    found: list[int] = []
+    while (end := through_json(stream.latest(start, limits))) != start:
+        found += bodies(stream.plan(start, end))
+        start = end
+    return found, start
+
+
+# -- any order of events --------------------------------------------------------------------------
+
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), st.integers(0, 2), st.integers(1, 5)),
+        st.tuples(st.just("finish"), st.integers(0, 2), st.just(0)),
+        st.tuples(st.just("batch"), st.integers(1, 12), st.just(0)),
+        st.tuples(st.just("batch planned twice"), st.integers(1, 12), st.just(0)),
+        st.tuples(st.just("new reader"), st.just(0), st.just(0)),
+        st.tuples(st.just("available now"), st.integers(1, 12), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@given(what=events)
+@settings(max_examples=60)
+def test_every_message_is_read_once_whatever_happens_in_between(
+    what: list[tuple[str, int, int]],
+) -> None:
+    with TemporaryDirectory() as directory:
+        work, output = Path(directory, "work"), Path(directory, "out")
+        work.mkdir()
+        output.mkdir()
+        writers = [Writer(work, output=output, topic=f"t{n}") for n in range(3)]
+        open_writers: set[int] = set()
+        written: list[int] = []
+        found: list[int] = []
+
+        def reader() -> ArchiveStream:
+            return stream_of(output, read={"work_dir": work})
+
+        stream, offset = reader(), Offset(is_start=True)
+        for event, number, count in what:
+            if event == "write":
+                some = messages(len(written), len(written) + count)
+                writers[number].write(some)
+                open_writers.add(number)
+                written += [int(message.body) for message in some]
+            elif event == "finish" and number in open_writers:
+                writers[number].finish()
+                open_writers.remove(number)
+            elif event.startswith("batch"):
+                end = through_json(stream.latest(offset, Limits(rows=number)))
+                read = bodies(stream.plan(offset, end))
+                if event == "batch planned twice":
+                    for each in sorted(open_writers):
+                        writers[each].finish()
+                    open_writers.clear()
+                    stream = reader()
+                    assert sorted(bodies(stream.plan(offset, end))) == sorted(read)
+                assert len(read) <= max(number, 5)
+                found += read
+                offset = end
+            elif event == "new reader":
+                stream = reader()
+            elif event == "available now":
+                bounded = reader()
+                bounded.freeze()
+                already = len(written)
+                writers[0].write(messages(already, already + 1))
+                open_writers.add(0)
+                written.append(already)
+                more, offset = drain(bounded, offset, Limits(rows=number))
+                found += more
+                assert sorted(found) == written[:-1]
+        more, offset = drain(stream, offset)
+
+        assert sorted(found + more) == written
+        assert bodies(plan_batch(ReadSettings((str(output),), work_dir=work))) is not None
+
+
+# -- where a stream starts ------------------------------------------------------------------------
+
+
+def test_latest_starts_behind_what_is_there_even_when_the_first_batch_is_planned_again(
+    tmp_path: Path,
+) -> None:
+    writer = Writer(tmp_path)
+    writer.write(messages(0, 10))
+    first = stream_of(tmp_path, starting_offsets="latest")
+    start = through_json(first.initial())
+    writer.write(messages(10, 15))
+    end = through_json(first.latest(start, ALL))
+    writer.write(messages(15, 20))
+
+    again = stream_of(tmp_path, starting_offsets="latest")
+    later_start = through_json(again.initial())
+
+    assert bodies(first.plan(start, end)) == list(range(10, 15))
+    assert bodies(again.plan(later_start, end)) == list(range(10, 15))
+    assert drain(again, end)[0] == list(range(15, 20))
+
+
+def test_a_time_to_start_at_leaves_out_whole_members(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.write(messages(0, 10), messages(10, 20))
+    writer.finish()
+    writer.write(messages(20, 30), messages(30, 40))
+    stream = stream_of(tmp_path, starting_timestamp_ns=BASE_NS + 25)
+
+    assert drain(stream, stream.initial())[0] == list(range(20, 40))
+
+
+def test_an_offset_from_a_checkpoint_can_be_given(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.write(messages(0, 10))
+    first = stream_of(tmp_path)
+    end = first.latest(first.initial(), ALL)
+    writer.write(messages(10, 20))
+    stream = stream_of(tmp_path, starting_offsets=json.dumps(end.encode()))
+
+    assert drain(stream, stream.initial())[0] == list(range(10, 20))
+
+
+@pytest.mark.parametrize("given", ["soon", '{"version": 7, "writers": {}}'])
+def test_a_start_that_is_none_is_refused(tmp_path: Path, given: str) -> None:
+    with pytest.raises(ConfigurationError):
+        stream_of(tmp_path, starting_offsets=given).initial()
+
+
+def test_an_archive_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"there is no .*/none"):
+        stream_of(tmp_path / "none").latest(Offset(), ALL)
+
+
+# -- limits ---------------------------------------------------------------------------------------
+
+
+def test_limits_are_exact_to_the_member_and_the_oldest_come_first(tmp_path: Path) -> None:
+    one, other = Writer(tmp_path, topic="a"), Writer(tmp_path, topic="b")
+    one.write(messages(0, 5), messages(10, 15))
+    other.write(messages(5, 10), messages(15, 20))
+    stream = stream_of(tmp_path)
+    start, ends = Offset(is_start=True), []
+    while (end := stream.latest(start, Limits(rows=12))) != start:
+        ends.append(bodies(stream.plan(start, end)))
+        start = end
+
+    assert ends == [list(range(10)), list(range(10, 20))]
+
+
+def test_a_member_above_the_limit_is_read_alone(tmp_path: Path) -> None:
+    Writer(tmp_path).write(messages(0, 50), messages(50, 60))
+    stream = stream_of(tmp_path)
+
+    end = stream.latest(Offset(), Limits(rows=3))
+
+    assert bodies(stream.plan(Offset(), end)) == list(range(50))
+
+
+def test_bytes_and_files_are_limits_too(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    for begin in range(0, 40, 10):
+        writer.write(messages(begin, begin + 5), messages(begin + 5, begin + 10))
+        writer.finish()
+    stream = stream_of(tmp_path)
+    two_files = stream.latest(Offset(), Limits(files=2))
+    size = min(path.stat().st_size for path in tmp_path.glob("*.gz"))
+    some_bytes = stream.latest(Offset(), Limits(bytes=size * 3 // 4))
+
+    assert bodies(stream.plan(Offset(), two_files)) == list(range(20))
+    assert bodies(stream.plan(Offset(), some_bytes)) == list(range(5))
+
+
+def test_a_file_that_is_finished_and_wholly_read_leaves_the_offset(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.write(messages(0, 5))
+    stream = stream_of(tmp_path)
+    _, offset = drain(stream, stream.initial())
+    assert offset.under_way
+    writer.finish()
+
+    found, offset = drain(stream, offset)
+
+    assert found == []
+    assert offset.encode()["writers"] == {writer.writer: {"read": "1", "under_way": {}}}
+
+
+# -- files without a number -----------------------------------------------------------------------
+
+
+def test_files_of_others_are_read_once_when_they_are_finished(tmp_path: Path) -> None:
+    write_archive(tmp_path / "old.log.gz", messages(0, 10), messages(10, 20))
+    in_progress = write_archive(tmp_path / "now.log.gz", messages(20, 30), is_finished=False)
+    stream = stream_of(tmp_path)
+    found, offset = drain(stream, stream.initial(), Limits(rows=1))
+    part_of(in_progress).rename(in_progress)
+    more, offset = drain(stream, offset)
+
+    assert (found, more) == (list(range(20)), list(range(20, 30)))
+    assert list(offset.files) == ["now.log.gz", "old.log.gz"]
+
+
+def test_a_file_that_grows_after_it_was_read_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "bodies.log"
+    path.write_bytes(b"1\n2\n")
+    reports = tmp_path.parent / "reports"
+    read = {"format": FileFormat.raw, "on_damage": OnDamage.report, "damage_path": reports}
+    stream = stream_of(tmp_path, read=read)
+    found, offset = drain(stream, stream.initial())
+    with path.open("ab") as file:
+        file.write(b"3\n")
+
+    more, _ = drain(stream, offset)
+
+    assert (found, more) == ([1, 2], [])
+    (damage,) = read_damage(reports)
+    assert damage[:2] == (str(path), 4)
+    assert "it has 6 bytes now, and had 4 when it was read" in damage.problem
+
+
+# -- what is gone ---------------------------------------------------------------------------------
+
+
+def gone(path: Path) -> None:
+    for each in (part_of(path), index_of(path)):
+        each.unlink()
+
+
+def shorter(path: Path) -> None:
+    os.truncate(part_of(path), 10)
+
+
+def another_index(path: Path) -> None:
+    text = index_of(path).read_bytes().splitlines(keepends=True)
+    index_of(path).write_bytes(text[0] + b"0 7 1 0 0\n7 5000 1 0 0\n")
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (gone, r"clicks-000001\.log\.gz is gone: messages of .* are lost"),
+        (shorter, r"clicks-000001\.log\.gz has no member that ends at byte \d+ \(of 10\)"),
+        (another_index, r"clicks-000001\.log\.gz has no member that ends at byte"),
+    ],
+)
+def test_data_that_is_gone_fails_the_stream_by_name(
+    tmp_path: Path, damage: Callable[[Path], None], complaint: str
+) -> None:
+    writer = Writer(tmp_path)
+    path = writer.write(messages(0, 5), messages(5, 10))
+    stream = stream_of(tmp_path)
+    _, offset = drain(stream, stream.initial())
+    damage(path)
+
+    with pytest.raises(NsqError, match=complaint):
+        stream.latest(offset, ALL)
+
+
+def test_a_stream_may_go_on_without_what_is_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = Writer(tmp_path)
+    path = writer.write(messages(0, 5))
+    stream = stream_of(tmp_path, fail_on_data_loss=False)
+    start = stream.latest(stream.initial(), ALL)
+    writer.write(messages(5, 10))
+    end = stream.latest(start, ALL)
+    gone(path)
+    Writer(tmp_path, topic="other").write(messages(10, 15))
+
+    assert bodies(stream.plan(start, end)) == []
+    found, offset = drain(stream, end)
+    assert found == list(range(10, 15))
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert drain(stream, offset)[0] == []
+
+
+def test_a_file_on_its_way_is_not_gone(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    path = writer.write(messages(0, 5))
+    away = tmp_path.parent / "away"
+    away.mkdir()
+    stream = stream_of(tmp_path)
+    _, offset = drain(stream, stream.initial())
+    for each in (part_of(path), index_of(path)):
+        shutil.move(each, away)
+
+    def bring_back(seconds: float) -> None:
+        for each in list(away.iterdir()):
+            shutil.move(each, tmp_path)
+
+    stream._sleep = bring_back
+
+    assert stream.latest(offset, ALL) == offset
+
+
+# -- choosing -------------------------------------------------------------------------------------
+
+
+def test_topics_and_times_are_left_out_and_offsets_pass_over_them(tmp_path: Path) -> None:
+    Writer(tmp_path, topic="a").write(messages(0, 10), messages(10, 20))
+    Writer(tmp_path, topic="b").write(messages(100, 110))
+    read = {"topics": frozenset({"a"}), "within": TimeRange(BASE_NS + 5, BASE_NS + 12)}
+    stream = stream_of(tmp_path, read=read)
+    end = stream.latest(Offset(), ALL)
+    chosen = replace(ReadSettings((str(tmp_path),)), **read)
+
+    assert bodies(stream.plan(Offset(), end), chosen) == list(range(5, 12))
+    assert stream.latest(end, ALL) == end
+
+
+def test_an_index_that_was_taken_back_and_written_anew_is_followed(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    path = writer.write(messages(0, 5))
+    stream = stream_of(tmp_path)
+    _, offset = drain(stream, stream.initial())
+    whole = index_of(path).read_bytes()
+    position = part_of(path).stat().st_size
+    with index_of(path).open("ab") as index:
+        index.write(b"%d 9 1 0 0\n" % position)  # its flush fails, and it is taken back
+    stream.latest(offset, ALL)
+    index_of(path).write_bytes(whole)
+    writer.write(messages(5, 10))
+
+    assert drain(stream, offset)[0] == list(range(5, 10))

@@ -1,0 +1,160 @@
+"""Output and checkpoint belong together, and nothing else is written to."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.spark.jobs.ingestion.places import (
+    BEGUN,
+    CHECKPOINT_MARK,
+    OUTPUT_MARK,
+    take_places,
+    taken_places,
+)
+
+SOURCE = "the topic clicks, channel spark"
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> tuple[Path, Path]:
+    """An output and a checkpoint of a query that has begun."""
+    output, checkpoint = tmp_path / "out", tmp_path / "checkpoint"
+    take_places(SOURCE, output, checkpoint)
+    (checkpoint / BEGUN).mkdir()
+    (output / "_spark_metadata").mkdir()
+    return output, checkpoint
+
+
+def refused(source: str, output: Path, checkpoint: Path) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        take_places(source, output, checkpoint)
+    return str(caught.value)
+
+
+def test_the_same_two_are_taken_again(places: tuple[Path, Path]) -> None:
+    take_places(SOURCE, *places)
+
+
+def test_an_output_does_not_move(places: tuple[Path, Path], tmp_path: Path) -> None:
+    """Spark's log of it has its path in every line."""
+    places[0].rename(tmp_path / "moved")
+
+    assert f"but of {places[0]}" in refused(SOURCE, tmp_path / "moved", places[1])
+
+
+def test_an_output_that_was_replaced_is_refused(places: tuple[Path, Path]) -> None:
+    shutil.rmtree(places[0])
+
+    assert "is not any more what was written" in refused(SOURCE, *places)
+
+
+def test_one_ingestion_at_a_time(places: tuple[Path, Path]) -> None:
+    with (
+        taken_places(SOURCE, *places),
+        pytest.raises(OutputError, match="another nsq spark ingest uses"),
+        taken_places(SOURCE, *places),
+    ):
+        pass
+
+
+def log_entry(output: Path, name: str) -> str:
+    return json.dumps({"path": f"file://{output}/topic=a/date=2026-09-21/{name}"})
+
+
+def test_what_no_batch_committed_is_removed(places: tuple[Path, Path]) -> None:
+    output = places[0]
+    folder = output / "topic=a" / "date=2026-09-21"
+    folder.mkdir(parents=True)
+    names = [f"part-0000{number}-c000.zstd.parquet" for number in range(4)]
+    for name in names:
+        (folder / name).touch()
+        (folder / f".{name}.crc").touch()
+    log = output / "_spark_metadata"
+    (log / "1.compact").write_text("\n".join(["v1", *(log_entry(output, n) for n in names[:2])]))
+    (log / "2").write_text("\n".join(["v1", log_entry(output, names[2])]))
+
+    with taken_places(SOURCE, *places):
+        kept = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+    assert kept == names[:3]
+    assert len(list(folder.iterdir())) == 6
+
+
+def test_with_a_log_that_cannot_be_read_nothing_is_removed(places: tuple[Path, Path]) -> None:
+    folder = places[0] / "topic=a" / "date=2026-09-21"
+    folder.mkdir(parents=True)
+    (folder / "part-1.parquet").touch()
+    (places[0] / "_spark_metadata" / "0").write_text("v2\n{}")
+
+    with pytest.raises(OutputError, match="cannot read"), taken_places(SOURCE, *places):
+        pass
+
+    assert (folder / "part-1.parquet").exists()
+
+
+def test_another_source_is_refused(places: tuple[Path, Path]) -> None:
+    message = refused("the archive /var/nsq", *places)
+
+    assert f"is of {SOURCE}, not of the archive /var/nsq" in message
+
+
+def test_a_new_checkpoint_beside_an_old_output_is_refused(
+    places: tuple[Path, Path], tmp_path: Path
+) -> None:
+    message = refused(SOURCE, places[0], tmp_path / "new")
+
+    assert f"was written with the checkpoint {places[1]}" in message
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_old_checkpoint_beside_a_new_output_is_refused(
+    places: tuple[Path, Path], tmp_path: Path
+) -> None:
+    assert f"but of {places[0]}" in refused(SOURCE, tmp_path / "new", places[1])
+
+
+def test_two_pairs_are_not_mixed(places: tuple[Path, Path], tmp_path: Path) -> None:
+    take_places(SOURCE, tmp_path / "out2", tmp_path / "checkpoint2")
+    (tmp_path / "checkpoint2" / BEGUN).mkdir()
+
+    assert "is not of" in refused(SOURCE, places[0], tmp_path / "checkpoint2")
+
+
+def test_what_others_wrote_is_left_alone(tmp_path: Path) -> None:
+    for name in ("out", "checkpoint"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+
+    of_output = refused(SOURCE, tmp_path / "out", tmp_path / "new")
+    of_checkpoint = refused(SOURCE, tmp_path / "new", tmp_path / "checkpoint")
+
+    assert "holds files that nsq spark ingest did not write" in of_output
+    assert "holds something else than a checkpoint" in of_checkpoint
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("names", [("a", "a"), ("a", "a/b"), ("a/b", "a")])
+def test_one_does_not_lie_in_the_other(tmp_path: Path, names: tuple[str, str]) -> None:
+    assert "must not lie in each other" in refused(SOURCE, *(tmp_path / name for name in names))
+
+
+def test_a_kill_between_the_two_marks_does_no_harm(tmp_path: Path) -> None:
+    output, checkpoint = tmp_path / "out", tmp_path / "checkpoint"
+    take_places(SOURCE, output, checkpoint)
+    (output / OUTPUT_MARK).unlink()
+
+    take_places(SOURCE, output, checkpoint)
+
+    assert (output / OUTPUT_MARK).read_text() == (checkpoint / CHECKPOINT_MARK).read_text()
+
+
+def test_a_mark_that_cannot_be_read_is_an_error(places: tuple[Path, Path]) -> None:
+    (places[1] / CHECKPOINT_MARK).write_text("{")
+
+    with pytest.raises(OutputError, match="cannot read"):
+        take_places(SOURCE, *places)

@@ -1,0 +1,107 @@
+"""The formats are known: by `register`, and without a call through the modules beside the package.
+
+The second is tried on copies of those modules on the path of a process of its own, as the wheel
+places them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from plugins.archives import write_archive
+
+import nsqtools
+import nsqtools.spark
+from nsqtools.protocol.message import WireMessage
+from nsqtools.spark.java import find_java, java_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TOP_LEVEL = {
+    "pyspark_nsq": "nsq",
+    "pyspark_nsq_archive": "nsq-archive",
+    "pyspark_nsq_archive_sql": "nsq_archive",
+}
+
+
+def test_registering_twice_does_no_harm_and_sql_knows_the_archive(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    write_archive(tmp_path / "clicks.gz", [WireMessage(1, 1, b"%016x" % 1, b"body")])
+    nsqtools.spark.register(spark)
+    nsqtools.spark.register(spark)
+
+    spark.sql(f"CREATE TEMPORARY VIEW v USING nsq_archive OPTIONS (path '{tmp_path}')")
+
+    try:
+        [row] = spark.sql("SELECT topic, cast(body AS string) AS body FROM v").collect()
+        assert (row.topic, row.body) == ("clicks", "body")
+    finally:
+        spark.catalog.dropTempView("v")
+    assert "ts_ns" in spark.readStream.format("nsq").load().columns
+
+
+def directory_of_modules() -> Path:
+    """Where the modules are: beside the installed package, or in a checkout below it."""
+    beside = Path(nsqtools.__file__).parents[1]
+    below = Path(nsqtools.__file__).parent / "spark" / "top_level"
+    return below if below.exists() else beside
+
+
+@pytest.mark.parametrize("name", TOP_LEVEL)
+def test_the_modules_name_what_pyspark_looks_for(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.sql.datasource import DataSource
+
+    monkeypatch.syspath_prepend(directory_of_modules())
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    module = importlib.import_module(name)
+
+    assert issubclass(module.DefaultSource, DataSource)
+    assert module.DefaultSource.name() == TOP_LEVEL[name]
+
+
+def test_an_installed_package_has_them_at_the_top() -> None:
+    files = {str(path) for path in metadata.files("nsqtools") or ()}
+    if not any(path.startswith("nsqtools/") for path in files):
+        pytest.skip("nsqtools is linked, not installed")
+
+    assert {f"{name}.py" for name in TOP_LEVEL} <= files
+
+
+PLAIN_PYSPARK = """
+import sys
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+print(spark.read.format("nsq-archive").load(sys.argv[1]).count())
+spark.sql(f"CREATE TEMPORARY VIEW v USING nsq_archive OPTIONS (path '{sys.argv[1]}')")
+print(spark.table("v").count(), len(spark.readStream.format("nsq").load().columns))
+"""
+
+
+def test_a_plain_pyspark_finds_them_by_itself(spark_env: dict[str, str], tmp_path: Path) -> None:
+    write_archive(tmp_path / "clicks.gz", [WireMessage(1, 1, b"%016x" % 1, b"body")])
+    path = f"{directory_of_modules()}{os.pathsep}{spark_env['PYTHONPATH']}"
+
+    java = java_home(find_java(os.environ), os.environ, tmp_path / "java")
+
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN_PYSPARK, tmp_path],
+        capture_output=True,
+        text=True,
+        env=spark_env
+        | {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "JAVA_HOME": str(java)},
+        timeout=180,
+        check=False,
+    )
+
+    assert done.stdout.split() == ["1", "1", "7"], done.stderr

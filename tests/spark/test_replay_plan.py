@@ -1,0 +1,130 @@
+"""What a replay with a ledger keeps of its first run, and what it refuses in the next."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
+from nsqtools.records.units import Moment
+from nsqtools.spark.jobs.replay import Publishing, Replay
+from nsqtools.spark.jobs.replay_plan import (
+    MAX_PARTITION_BYTES,
+    MIN_PARTITION_BYTES,
+    PLAN,
+    Plan,
+    Request,
+    check_sizes,
+    load_plan,
+    partition_bytes,
+    save_plan,
+)
+from nsqtools.spark.settings import SparkSettings
+
+REQUEST = Request((Path("/var/nsq"),), {"clicks": "again"}, Moment("-2h", 7), None, "attempts = 1")
+PLANNED = Plan(REQUEST.job(), {"/var/nsq/a.gz": 5}, {"/data/b.parquet": 6}, 7, None, 8 << 20)
+
+
+def test_the_next_run_reads_what_the_first_wrote_down(tmp_path: Path) -> None:
+    save_plan(tmp_path / "ledger", PLANNED)
+
+    plan = load_plan(tmp_path / "ledger", REQUEST.job())
+
+    assert plan == PLANNED
+    assert plan.inputs.archives == (Path("/var/nsq/a.gz"),)
+    assert plan.inputs.parquet == (Path("/data/b.parquet"),)
+
+
+def test_the_first_run_has_no_plan(tmp_path: Path) -> None:
+    assert load_plan(tmp_path, REQUEST.job()) is None
+
+
+def test_the_same_words_are_the_same_replay_an_hour_later(tmp_path: Path) -> None:
+    save_plan(tmp_path, PLANNED)
+
+    plan = load_plan(tmp_path, replace(REQUEST, since=Moment("-2h", 99)).job())
+
+    assert plan is not None
+    assert plan.since_ns == 7
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        (replace(REQUEST, paths=(Path("/elsewhere"),)), "paths"),
+        (replace(REQUEST, topics={}), "topics"),
+        (replace(REQUEST, since=Moment("-3h", 7)), "since"),
+        (replace(REQUEST, until=Moment("now", 7)), "until"),
+        (replace(REQUEST, where="", delimiter=b"\0"), "where, delimiter"),
+    ],
+)
+def test_another_replay_is_refused_and_the_difference_named(
+    other: Request, named: str, tmp_path: Path
+) -> None:
+    save_plan(tmp_path, PLANNED)
+
+    with pytest.raises(ConfigurationError, match=f"the ledger of another replay: {named} differ"):
+        load_plan(tmp_path, other.job())
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"version": 2}'])
+def test_what_is_no_plan_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / PLAN).write_text(content)
+
+    with pytest.raises(ConfigurationError, match=r"replay.json is not the plan of a replay"):
+        load_plan(tmp_path, REQUEST.job())
+
+
+def test_a_plan_of_another_version_is_refused(tmp_path: Path) -> None:
+    save_plan(tmp_path, replace(PLANNED, version=99))
+
+    with pytest.raises(ConfigurationError, match="is not the plan of a replay"):
+        load_plan(tmp_path, REQUEST.job())
+
+
+def test_files_must_be_what_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "a.gz"
+    path.write_bytes(b"12345")
+    plan = replace(PLANNED, archives={str(path): 5}, parquet={})
+
+    check_sizes(plan)
+    with pytest.raises(ConfigurationError, match="has changed since the ledger was begun"):
+        check_sizes(replace(plan, archives={str(path): 4}))
+    with pytest.raises(OutputError, match=r"cannot read .*gone"):
+        check_sizes(replace(plan, archives={str(tmp_path / "gone"): 4}))
+
+
+def test_parquet_is_cut_for_the_slots_within_reason() -> None:
+    assert partition_bytes(0, 2) == MIN_PARTITION_BYTES
+    assert partition_bytes(160 << 20, 2) == 20 << 20
+    assert partition_bytes(1 << 40, 2) == MAX_PARTITION_BYTES
+
+
+def make_replay(path: Path, work: Path, **topics: str) -> Replay:
+    return Replay(
+        SparkSettings(), Request((path,), topics), Publishing({}), work=work, shares_work=True
+    )
+
+
+def test_what_cannot_be_read_shows_before_there_is_a_session(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="there is no /no/such"):
+        make_replay(Path("/no/such"), tmp_path)
+
+
+def test_bare_bodies_need_a_topic_and_that_shows_before_there_is_a_session(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_bytes(b"one\ntwo\n")
+
+    with pytest.raises(ConfigurationError, match="bare bodies, which name no topic"):
+        make_replay(tmp_path / "a.log", tmp_path)
+    make_replay(tmp_path / "a.log", tmp_path, **{"": "again"})
+
+
+def test_the_plan_is_readable(tmp_path: Path) -> None:
+    save_plan(tmp_path, PLANNED)
+
+    document = json.loads((tmp_path / PLAN).read_bytes())
+    assert document["archives"] == {"/var/nsq/a.gz": 5}
+    assert document["job"]["where"] == "attempts = 1"

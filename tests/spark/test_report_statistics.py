@@ -1,0 +1,162 @@
+"""Figures and gaps against the plain way to count them, on random messages."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nsqtools.archive.reader import TimeRange
+from nsqtools.errors import ConfigurationError, NotFoundError
+from nsqtools.spark.jobs.inputs import Choice, find_inputs, read_messages
+from nsqtools.spark.jobs.reporting import gaps as gaps_module
+from nsqtools.spark.jobs.reporting import statistics
+from nsqtools.spark.jobs.reporting.gaps import Gap, collect_gaps
+from nsqtools.spark.jobs.reporting.page import render_page
+from nsqtools.spark.jobs.reporting.report import moment
+from nsqtools.spark.jobs.reporting.statistics import collect_figures
+from nsqtools.spark.schema import MESSAGE_DDL
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SECOND = 1_000_000_000
+BEGIN = 1_790_000_000 * SECOND  # 2026-09-21T14:13:20Z
+STEP = 600 * SECOND
+
+Row = tuple[Any, ...]
+
+
+def random_rows(count: int) -> list[Row]:
+    """Three topics and two nsqd whose ids are alike, some messages twice, and bare bodies."""
+    draw = random.Random(7)
+    rows: list[Row] = []
+    for number in range(count):
+        at = BEGIN + draw.randrange(5 * 3600) * SECOND + draw.randrange(SECOND)
+        topic, nsqd = draw.choice(("a", "b", "2026")), ("x:1", "y:1")[number % 2]
+        body = b"x" * draw.choice((0, 1, 10, 100, 5000))
+        row = (topic, nsqd, f"{number // 2:016x}", None, at, 1, body)
+        rows.append(row)
+        if draw.random() < 0.1:
+            rows.append((*row[:5], 2, body))
+    return rows + [(None, None, None, None, None, None, b"bare"[:n]) for n in (1, 4, 4)]
+
+
+def frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
+    return spark.createDataFrame(rows, MESSAGE_DDL).repartition(3)
+
+
+def test_figures_are_what_counting_gives(spark: SparkSession) -> None:
+    rows = random_rows(2000)
+    groups: dict[tuple[str | None, int | None], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row[0], None if row[4] is None else row[4] // STEP * STEP].append(row)
+
+    intervals, topics = collect_figures(frame(spark, rows), STEP)
+
+    assert {(each.topic, each.begin_ns) for each in intervals} == set(groups)
+    for each in intervals:
+        found = groups[each.topic, each.begin_ns]
+        sizes = sorted(len(row[6]) for row in found)
+        identities = {row[:3] for row in found if row[2] is not None}
+        times = [row[4] for row in found if row[4] is not None]
+        assert each.messages == len(found)
+        assert each.bytes == sum(sizes)
+        assert each.size_max == sizes[-1]
+        assert sizes[(len(sizes) - 1) // 2] <= each.size_p50 <= sizes[len(sizes) // 2]
+        assert each.size_p50 <= each.size_p95 <= each.size_p99 <= each.size_max
+        assert each.redeliveries == sum(row[5] == 2 for row in found)
+        assert each.duplicates == (len(found) - len(identities) if each.topic else 0)
+        assert each.nsqd == tuple(sorted({row[1] for row in found if row[1]}))
+        assert (each.first_ns, each.last_ns) == (
+            (min(times), max(times)) if times else (None, None)
+        )
+    assert {each.topic: each.messages for each in topics} == {
+        topic: sum(row[0] == topic for row in rows) for topic in ("a", "b", "2026", None)
+    }
+
+
+def test_a_report_of_too_many_rows_is_refused(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statistics, "MOST_ROWS", 10)
+
+    with pytest.raises(ConfigurationError, match="more than 10 rows"):
+        collect_figures(frame(spark, random_rows(100)), 60 * SECOND)
+
+
+@pytest.mark.parametrize("longer_than_s", [1, 40, 600, 100_000])
+def test_gaps_are_the_pauses_that_are_longer(spark: SparkSession, longer_than_s: int) -> None:
+    rows = random_rows(1500)
+    times: dict[str, list[int]] = defaultdict(list)
+    for row in rows:
+        if row[0] is not None:
+            times[row[0]].append(row[4])
+    expected = []
+    for topic, some in times.items():
+        some.sort()
+        pairs = pairwise(some)
+        expected += [Gap(topic, a, b - a) for a, b in pairs if b - a > longer_than_s * SECOND]
+    expected.sort(key=lambda gap: -gap.length_ns)
+
+    found, count = collect_gaps(frame(spark, rows), longer_than_s * SECOND)
+
+    assert count == len(expected)
+    assert sorted(found, key=lambda gap: -gap.length_ns) == expected[: gaps_module.MOST_GAPS]
+    assert found == sorted(found, key=lambda gap: (gap.begin_ns, gap.topic))
+
+
+def test_parquet_is_told_by_its_content_and_its_topics_are_text(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = [("2026", "x:1", f"{n:016x}", None, BEGIN + n * SECOND, 1, b"b") for n in range(10)]
+    (tmp_path / "data").mkdir()
+    written = frame(spark, rows).selectExpr("*", "date '2026-09-21' AS date")
+    written.write.partitionBy("topic", "date").mode("overwrite").parquet(str(tmp_path / "data"))
+    inputs = find_inputs([tmp_path / "data"])
+    within = TimeRange(BEGIN + 2 * SECOND, BEGIN + 5 * SECOND)
+
+    found = read_messages(spark, inputs, Choice(("2026",), within)).collect()
+    a_day = find_inputs([tmp_path / "data" / "topic=2026" / "date=2026-09-21"])
+
+    assert (inputs.archives, inputs.parquet) == ((), (tmp_path / "data",))
+    assert sorted((row.topic, row.ts_ns) for row in found) == [
+        ("2026", BEGIN + number * SECOND) for number in (2, 3, 4)
+    ]
+    assert {row.topic for row in read_messages(spark, a_day, Choice()).collect()} == {"2026"}
+
+
+def test_parquet_of_something_else_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    spark.range(3).write.parquet(str(tmp_path / "data"))
+
+    with pytest.raises(ConfigurationError, match="without the columns ts_ns, body"):
+        read_messages(spark, find_inputs([tmp_path / "data"]), Choice())
+
+
+def test_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="there is no"):
+        find_inputs([tmp_path / "nowhere"])
+
+
+def test_a_time_is_cut_to_what_it_needs() -> None:
+    assert moment(BEGIN) == "2026-09-21T14:13:20Z"
+    assert moment(BEGIN + 1_500_000) == "2026-09-21T14:13:20.001500Z"
+    assert moment(None) is None
+
+
+def test_a_page_is_whole_and_nothing_in_it_is_markup_or_from_elsewhere() -> None:
+    document = {"topics": [], "sources": ["</script><b>"], "intervals": []}
+
+    page = render_page(document, "2026-09-22T00:00:00Z")
+
+    own = page.partition("@PLOTLY@")[0]
+    assert "@REPORT@" not in page
+    assert "</script><b>" not in own
+    assert "\\u003c/script>\\u003cb>" in page
+    assert "<link" not in page.partition("<script>")[0]
+    assert "src=" not in page.partition("<script>")[0]
+    assert page.rstrip().endswith("</html>")

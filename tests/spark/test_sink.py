@@ -1,0 +1,286 @@
+"""``df.write.format("nsq")`` in a real session: rows become messages, and errors one clear line."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from plugins.auth_server import AuthServer
+from plugins.certificates import Certificates
+from plugins.clients import bodies_in
+from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.http_api import Nsqd
+from plugins.waiting import wait_until
+
+from nsqtools.errors import NsqError
+from nsqtools.records.envelope import decode_body
+from nsqtools.spark.failures import spark_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from nsqtools.spark.settings import SparkSettings
+
+KINDS = [b"a\nb", b"\0", b"\xff\xfe\x80", b"x", bytes(range(256)) * 4096, "ü".encode(), b" "]
+
+
+@pytest.fixture
+def save(spark_settings: SparkSettings) -> Callable[..., None]:
+    """Write to NSQ, with errors as a command shows them."""
+
+    def write(frame: DataFrame, *nsqd: Nsqd, mode: str = "append", **options: object) -> None:
+        addresses = ",".join(each.tcp_address for each in nsqd)
+        if addresses:
+            options["nsqdTcpAddress"] = addresses
+        with spark_errors(spark_settings):
+            frame.write.format("nsq").mode(mode).options(**options).save()  # type: ignore[arg-type]
+
+    return write
+
+
+def rows(spark: SparkSession, bodies: Sequence[bytes | None], partitions: int = 2) -> DataFrame:
+    numbered = [(body,) for body in bodies]
+    return spark.createDataFrame(numbered, "body binary").repartition(partitions)
+
+
+def test_bodies_of_every_kind_arrive(
+    spark: SparkSession, any_nsqd: Callable[..., Nsqd], save: Callable[..., None]
+) -> None:
+    nsqd = any_nsqd()
+
+    save(rows(spark, KINDS), nsqd, topic="clicks")
+
+    assert bodies_in(nsqd, "clicks", len(KINDS)) == sorted(KINDS)
+
+
+def test_partitions_begin_with_different_nsqd_and_the_counts_add_up(
+    spark: SparkSession,
+    go_nsqd: Callable[..., GoNsqd],
+    save: Callable[..., None],
+    tmp_path: Path,
+) -> None:
+    both = go_nsqd(), go_nsqd()
+    frame = spark.range(0, 20_000, 1, 4).selectExpr(
+        "cast(id as string) as body", "if(id % 2 = 0, 'even', 'odd') as topic"
+    )
+
+    save(frame, *both, outcomePath=str(tmp_path / "outcome.json"))
+
+    document = json.loads((tmp_path / "outcome.json").read_bytes())
+    assert document["topics"] == {"even": 10_000, "odd": 10_000}
+    assert (document["confirmed"], document["is_complete"]) == (20_000, True)
+    assert [nsqd.depth("even") for nsqd in both] == [5000, 5000]
+
+
+def test_the_option_topic_goes_before_the_column(
+    spark: SparkSession, nsqd: GoNsqd, save: Callable[..., None]
+) -> None:
+    frame = spark.createDataFrame([("x", "views")], "body string, topic string")
+
+    save(frame, nsqd, topic="clicks")
+
+    assert [topic["topic_name"] for topic in nsqd.stats()["topics"]] == ["clicks"]
+
+
+def test_nsqd_are_found_through_nsqlookupd(
+    spark: SparkSession,
+    go_nsqd: Callable[..., GoNsqd],
+    nsqlookupd: Callable[..., GoNsqlookupd],
+    save: Callable[..., None],
+) -> None:
+    lookupd = nsqlookupd()
+    both = [
+        go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=nowhere.invalid")
+        for _ in range(2)
+    ]
+    wait_until(lambda: len(lookupd.json("/nodes")["producers"]) == 2, what="both are registered")
+    ports = [nsqd.tcp_address.rpartition(":")[2] for nsqd in both]
+    mapped = ",".join(f"nowhere.invalid:{port}=127.0.0.1:{port}" for port in ports)
+
+    save(
+        spark.range(0, 100, 1, 2).selectExpr("cast(id as string) as body"),
+        topic="clicks",
+        lookupdHttpAddress=lookupd.http_address,
+        addressMap=mapped,
+    )
+
+    assert [nsqd.depth("clicks") for nsqd in both] == [50, 50]
+
+
+def test_an_nsqlookupd_that_knows_nobody_is_named(
+    spark: SparkSession, nsqlookupd: Callable[..., GoNsqlookupd], save: Callable[..., None]
+) -> None:
+    lookupd = nsqlookupd()
+
+    with pytest.raises(NsqError, match=f"no nsqd is known to {lookupd.http_address}") as caught:
+        save(rows(spark, [b"x"]), topic="clicks", lookupdHttpAddress=lookupd.http_address)
+    assert caught.value.category == "not_found"
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "complaint"),
+    [
+        ("overwrite", {"topic": "clicks"}, "messages in NSQ cannot be overwritten"),
+        ("append", {}, "neither a column nor an option 'topic'"),
+        ("append", {"topic": "clicks", "max_outstandin": "1"}, "no option 'maxoutstandin'"),
+        ("append", {"topic": "clicks", "auth_secret": "s"}, "a secret does not belong"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_published(
+    mode: str,
+    options: dict[str, str],
+    complaint: str,
+    spark: SparkSession,
+    nsqd: GoNsqd,
+    save: Callable[..., None],
+) -> None:
+    with pytest.raises(NsqError, match=complaint) as caught:
+        save(rows(spark, [b"x"]), nsqd, mode=mode, **options)
+    assert caught.value.category == "usage"
+    assert caught.value.hint
+    assert nsqd.stats()["topics"] == []
+
+
+def test_the_default_mode_is_refused_and_the_way_out_is_named(
+    spark: SparkSession, nsqd: GoNsqd, save: Callable[..., None]
+) -> None:
+    with pytest.raises(NsqError) as caught:
+        save(rows(spark, [b"x"]), nsqd, mode="errorifexists", topic="clicks")
+    assert 'mode("append")' in f"{caught.value} {caught.value.hint}"
+
+
+def test_a_refused_row_fails_the_job_once_with_its_reason(
+    spark: SparkSession, nsqd: GoNsqd, save: Callable[..., None]
+) -> None:
+    with pytest.raises(NsqError, match=r"1 rows were refused .*: row .*the body is empty"):
+        save(rows(spark, [b"one", b"", b"two"]), nsqd, topic="clicks")
+
+    # the tasks were not tried again
+    assert bodies_in(nsqd, "clicks", 2) == [b"one", b"two"]
+    assert nsqd.topic_stats("clicks")["message_count"] == 2
+
+
+def test_a_refused_row_is_put_aside_when_there_is_a_place_for_it(
+    spark: SparkSession, nsqd: GoNsqd, save: Callable[..., None], tmp_path: Path
+) -> None:
+    frame = rows(spark, [b"one", b"y" * 2_000_000, None])
+
+    save(frame, nsqd, topic="clicks", deadLetterPath=str(tmp_path / "dead"))
+
+    text = b"".join(path.read_bytes() for path in (tmp_path / "dead").glob("dead-*.jsonl"))
+    reasons = sorted(json.loads(line)["reason"] for line in text.splitlines())
+    assert reasons == ["2000000 bytes are above the limit of 1048576", "the body is null"]
+    assert sorted(map(decode_body, text.splitlines())) == [b"", b"y" * 2_000_000]
+    assert bodies_in(nsqd, "clicks", 1) == [b"one"]
+
+
+def test_without_nsqd_the_job_fails_in_time_and_names_the_address(
+    spark: SparkSession, unreachable_address: str, save: Callable[..., None]
+) -> None:
+    began = time.monotonic()
+    options = {
+        "nsqdTcpAddress": unreachable_address,
+        "retryTimeout": "500ms",
+        "dial_timeout": "500ms",
+    }
+
+    with pytest.raises(NsqError, match=unreachable_address) as caught:
+        save(rows(spark, [b"x"]), topic="clicks", **options)
+    assert caught.value.category == "connect"
+    assert time.monotonic() - began < 20
+
+
+def test_a_job_that_is_run_again_publishes_nothing_twice_with_a_ledger(
+    spark: SparkSession, nsqd: GoNsqd, save: Callable[..., None], tmp_path: Path
+) -> None:
+    frame = spark.range(0, 30_000, 1, 2).selectExpr("cast(id as string) as body")
+    options = {"ledgerPath": str(tmp_path / "ledger"), "topic": "clicks"}
+    save(frame, nsqd, **options)
+
+    save(frame, nsqd, **options, outcomePath=str(tmp_path / "outcome.json"))
+
+    document = json.loads((tmp_path / "outcome.json").read_bytes())
+    assert (document["confirmed"], document["before"]) == (30_000, 30_000)
+    assert nsqd.depth("clicks") == 30_000
+
+
+def test_a_ledger_of_another_job_is_refused(
+    spark: SparkSession, nsqd: GoNsqd, save: Callable[..., None], tmp_path: Path
+) -> None:
+    save(rows(spark, [b"x"]), nsqd, topic="clicks", ledgerPath=str(tmp_path))
+
+    with pytest.raises(NsqError, match="is the ledger of another job"):
+        save(rows(spark, [b"x"]), nsqd, topic="views", ledgerPath=str(tmp_path))
+
+
+def test_a_stream_is_published_batch_after_batch(
+    spark: SparkSession, nsqd: GoNsqd, tmp_path: Path
+) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    for number in range(3):
+        (source / f"{number}.txt").write_text("".join(f"{number} {n}\n" for n in range(100)))
+    stream = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(source))
+    query = (
+        stream.selectExpr("value as body")
+        .writeStream.format("nsq")
+        .option("topic", "clicks")
+        .option("nsqdTcpAddress", nsqd.tcp_address)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(60)
+
+    assert query.exception() is None
+    expected = sorted(b"%d %d" % (file, n) for file in range(3) for n in range(100))
+    assert bodies_in(nsqd, "clicks", 300) == expected
+
+
+def test_a_stream_without_nsqd_fails_and_names_the_address(
+    spark: SparkSession, unreachable_address: str, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("x\n")
+    query = (
+        spark.readStream.format("text")
+        .load(str(tmp_path / "in"))
+        .selectExpr("value as body")
+        .writeStream.format("nsq")
+        .options(topic="clicks", nsqdTcpAddress=unreachable_address, retryTimeout="0s")
+        .option("dial_timeout", "500ms")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    with pytest.raises(Exception, match=unreachable_address):
+        query.awaitTermination(60)
+
+
+def test_secret_tls_and_compression_reach_the_tasks(
+    spark: SparkSession,
+    go_nsqd: Callable[..., GoNsqd],
+    auth_server: AuthServer,
+    certificates: Certificates,
+    save: Callable[..., None],
+    tmp_path: Path,
+) -> None:
+    auth_server.allow("s3cret", topic="clicks")
+    nsqd = go_nsqd(f"-auth-http-address={auth_server.address}", *certificates.server.nsqd_flags)
+    (tmp_path / "secret").write_text("s3cret\n")
+
+    secure = {
+        "authSecretFile": str(tmp_path / "secret"),
+        "tls": "true",
+        "tlsCaFile": str(certificates.ca),
+        "snappy": "true",
+    }
+    save(rows(spark, [b"x"]), nsqd, topic="clicks", **secure)
+
+    assert nsqd.depth("clicks") == 1
+    assert re.search(r"IDENTIFY: .*TLSv1:true .*Snappy:true", nsqd.log)

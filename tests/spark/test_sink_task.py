@@ -1,0 +1,379 @@
+"""The publishing of one partition, without Spark: outcomes, dead letters, ledger, and its ends."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugins.clients import bodies_in
+from plugins.daemons import GoNsqd
+from plugins.embedded import EmbeddedServer
+from plugins.http_api import Nsqd
+from plugins.network import Proxy
+from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.servers import Serve
+from plugins.waiting import wait_until
+
+from nsqtools import ClientOptions
+from nsqtools.client.spread import Mode
+from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError, RefusedError
+from nsqtools.publish.publisher import PublishOptions
+from nsqtools.records.envelope import Envelope, decode
+from nsqtools.spark.ledger import read_entries
+from nsqtools.spark.sinks.columns import Chunk
+from nsqtools.spark.sinks.plan import SinkPlan
+from nsqtools.spark.sinks.report import Report
+from nsqtools.spark.sinks.task import PublishTask
+
+KINDS = [b"a\nb", b"\0", b"\xff\xfe\x80", b"x", bytes(range(256)) * 4096, "ü".encode(), b" "]
+FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=3, max_outstanding=8)
+WINDOW = (8 + 2) * 100
+
+
+@pytest.fixture
+def embedded(data_path: Callable[[], Path], serve: Serve) -> EmbeddedServer:
+    return serve(EmbeddedServer(data_path()))
+
+
+def chunk(
+    bodies: Sequence[bytes | None],
+    topics: Sequence[str | None] | None = None,
+    defers_ms: Sequence[int | None] | None = None,
+) -> Chunk:
+    def message(index: int, topic: str) -> Envelope:
+        return Envelope(topic, "n:1", b"%016d" % index, 1, 1, bodies[index] or b"")
+
+    return Chunk(
+        list(bodies),
+        None if topics is None else list(topics),
+        None if defers_ms is None else list(defers_ms),
+        message,
+    )
+
+
+def numbered(first: int, last: int) -> list[bytes | None]:
+    return [b"%06d" % number for number in range(first, last)]
+
+
+def make_plan(*addresses: str, topic: str | None = "clicks", **changes: Any) -> SinkPlan:
+    changes.setdefault("client_options", FAST)
+    changes.setdefault("options", PublishOptions(Mode.FAILOVER, 5, retry_unknown=True))
+    changes.setdefault("batch_rows", 100)
+    return SinkPlan(addresses, topic=topic, job="job", **changes)
+
+
+def run(plan: SinkPlan, *chunks: Chunk, attempt: int = 0) -> Report:
+    return PublishTask(plan, 0, attempt).run(iter(chunks))
+
+
+def test_bodies_of_every_kind_arrive(any_nsqd: Callable[..., Nsqd]) -> None:
+    nsqd = any_nsqd()
+
+    report = run(make_plan(nsqd.tcp_address), chunk(KINDS))
+
+    assert report.topics == {"clicks": len(KINDS)}
+    assert bodies_in(nsqd, "clicks", len(KINDS)) == sorted(KINDS)
+
+
+def test_rows_go_to_the_topics_of_their_column(embedded: EmbeddedServer) -> None:
+    bodies = numbered(0, 3000)
+    topics = ["even" if number % 2 == 0 else "odd" for number in range(3000)]
+
+    report = run(make_plan(embedded.tcp_address, topic=None), chunk(bodies, topics))
+
+    assert report.topics == {"even": 1500, "odd": 1500}
+    assert bodies_in(embedded, "even", 1500) == bodies[::2]
+
+
+def test_rows_with_a_delay_are_deferred_and_the_others_are_not(embedded: EmbeddedServer) -> None:
+    embedded.create_channel("clicks", "check")
+
+    run(make_plan(embedded.tcp_address), chunk(numbered(0, 4), None, [0, None, 3_600_000, 60_000]))
+
+    stats = embedded.channel_stats("clicks", "check")
+    assert (stats["deferred_count"], stats["depth"]) == (2, 2)
+
+
+BAD_ROWS = [
+    (None, "clicks", None, "the body is null"),
+    (b"", "clicks", None, "the body is empty"),
+    (b"x" * 1_048_577, "clicks", None, "1048577 bytes are above the limit of 1048576"),
+    (b"x", None, None, "the topic is null"),
+    (b"x", "a b", None, "'a b' is no name for a topic"),
+    (b"x", "clicks", 3_600_001, "a delay of 3600001 ms"),
+    (b"x", "clicks", -1, "a delay of -1 ms"),
+]
+
+
+@pytest.mark.parametrize(("body", "topic", "defer_ms", "reason"), BAD_ROWS)
+def test_a_row_that_cannot_be_published_is_put_aside_with_its_reason(
+    body: bytes | None,
+    topic: str | None,
+    defer_ms: int | None,
+    reason: str,
+    embedded: EmbeddedServer,
+    tmp_path: Path,
+) -> None:
+    rows = chunk([b"one", body, b"two"], ["clicks", topic, "clicks"], [None, defer_ms, None])
+    plan = make_plan(embedded.tcp_address, topic=None, dead_letters=tmp_path)
+
+    report = run(plan, rows)
+
+    assert (report.confirmed, report.rejected, report.dead_lettered, report.left) == (2, 1, 1, 0)
+    [line] = (tmp_path / "dead-job-00000.jsonl").read_bytes().splitlines()
+    assert reason in json.loads(line)["reason"]
+    assert json.loads(line)["row"] == 1
+    assert decode(line).body == body or not body
+    assert bodies_in(embedded, "clicks", 2) == [b"one", b"two"]
+
+
+def test_without_a_place_for_it_a_bad_row_is_left_over_and_the_others_are_published(
+    embedded: EmbeddedServer,
+) -> None:
+    report = run(make_plan(embedded.tcp_address), chunk([*numbered(0, 150), b"", b"last"]))
+
+    assert (report.confirmed, report.rejected, report.left) == (151, 1, 1)
+    assert report.reasons == ["row 150 of partition 0: the body is empty, which NSQ cannot carry"]
+
+
+def test_a_row_that_only_nsqd_refuses_is_found_among_its_batch(
+    go_nsqd: Callable[..., GoNsqd], tmp_path: Path
+) -> None:
+    nsqd = go_nsqd("-max-msg-size=1000")
+    bodies = [*numbered(0, 250), b"x" * 1001, *numbered(250, 300)]
+
+    report = run(make_plan(nsqd.tcp_address, dead_letters=tmp_path), chunk(bodies))
+
+    assert (report.confirmed, report.rejected, report.dead_lettered) == (300, 1, 1)
+    [line] = (tmp_path / "dead-job-00000.jsonl").read_bytes().splitlines()
+    assert decode(line).body == b"x" * 1001
+    assert "E_BAD_MESSAGE" in json.loads(line)["reason"]
+    assert bodies_in(nsqd, "clicks", 300) == numbered(0, 300)
+
+
+def test_what_is_no_fault_of_a_row_ends_the_task_instead_of_putting_rows_aside(
+    scripted_nsqd: ScriptedNsqd, in_background: Callable[..., Future[Report]], tmp_path: Path
+) -> None:
+    plan = make_plan(scripted_nsqd.address, dead_letters=tmp_path)
+    done = in_background(run, plan, chunk(numbered(0, 10)))
+    connection = scripted_nsqd.accept()
+    connection.expect("IDENTIFY")
+    connection.reply_identify()
+    connection.expect("MPUB clicks")
+    connection.error("E_MPUB_FAILED the disk is full")
+
+    with pytest.raises(NsqError, match=r"partition 0: .*E_MPUB_FAILED the disk is full"):
+        done.result(10)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_nsqd_that_is_gone_is_replaced(
+    embedded: EmbeddedServer, unreachable_address: str
+) -> None:
+    report = run(make_plan(unreachable_address, embedded.tcp_address), chunk(numbered(0, 1000)))
+
+    assert (report.confirmed, report.repeated) == (1000, 0)
+    assert report.retried > 0
+    assert embedded.depth("clicks") == 1000
+
+
+def test_when_no_nsqd_comes_back_in_time_the_task_fails_and_names_it(
+    unreachable_address: str,
+) -> None:
+    plan = make_plan(unreachable_address, options=PublishOptions(Mode.FAILOVER, 0.3))
+    began = time.monotonic()
+
+    with pytest.raises(ConnectionFailed, match=f"partition 0: .*{unreachable_address}"):
+        run(plan, chunk(numbered(0, 10_000)))
+    assert time.monotonic() - began < 5
+
+
+def test_a_secret_that_is_refused_is_no_matter_of_time(
+    go_nsqd: Callable[..., GoNsqd], auth_server: Any
+) -> None:
+    nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")
+    began = time.monotonic()
+
+    with pytest.raises(RefusedError, match=nsqd.tcp_address):
+        run(make_plan(nsqd.tcp_address), chunk(numbered(0, 10)))
+    assert time.monotonic() - began < 4
+
+
+def test_a_cut_connection_loses_nothing_and_the_doubt_is_counted(
+    proxy_to: Callable[[str], Proxy],
+    embedded: EmbeddedServer,
+    in_background: Callable[..., Future[Report]],
+) -> None:
+    embedded.create_topic("clicks")
+    proxy = proxy_to(embedded.tcp_address)
+    plan = make_plan(proxy.address, rate=10_000.0)
+    done = in_background(run, plan, *(chunk(numbered(n, n + 1000)) for n in range(0, 10_000, 1000)))
+    for goal in (1000, 4000):
+        wait_until(lambda goal=goal: embedded.depth("clicks") > goal, what="publishing goes on")
+        proxy.cut(reset=True)
+
+    report = done.result(30)
+
+    found = bodies_in(embedded, "clicks", embedded.depth("clicks"))
+    assert sorted(set(found)) == numbered(0, 10_000)
+    assert report.confirmed == 10_000
+    assert len(found) - 10_000 <= report.repeated <= 2 * WINDOW
+
+
+def test_what_may_not_be_doubled_is_put_aside_as_unknown(
+    scripted_nsqd: ScriptedNsqd, in_background: Callable[..., Future[Report]], tmp_path: Path
+) -> None:
+    options = PublishOptions(Mode.FAILOVER, 5, retry_unknown=False)
+    plan = make_plan(scripted_nsqd.address, options=options, dead_letters=tmp_path)
+    done = in_background(run, plan, chunk(numbered(0, 10)))
+    connection = scripted_nsqd.accept()
+    connection.expect("IDENTIFY")
+    connection.reply_identify()
+    connection.expect("MPUB clicks")
+    connection.close()
+
+    report = done.result(10)
+
+    assert (report.confirmed, report.unknown, report.dead_lettered) == (0, 10, 10)
+    assert len((tmp_path / "dead-job-00000.jsonl").read_bytes().splitlines()) == 10
+
+
+def test_a_rate_is_kept(embedded: EmbeddedServer) -> None:
+    began = time.monotonic()
+
+    run(make_plan(embedded.tcp_address, rate=1000.0), chunk(numbered(0, 600)))
+
+    assert 0.5 <= time.monotonic() - began < 3
+
+
+# -- with a ledger ------------------------------------------------------------------------------
+
+
+class Cut(Exception):
+    """The end of a task in the middle."""
+
+
+def cut_after(*chunks: Chunk) -> Iterator[Chunk]:
+    yield from chunks
+    raise Cut
+
+
+def chunks_of(bodies: Sequence[bytes | None], size: int) -> list[Chunk]:
+    return [chunk(bodies[at : at + size]) for at in range(0, len(bodies), size)]
+
+
+@pytest.mark.parametrize("size", [1, 77, 1000])
+def test_a_task_that_is_run_again_goes_on_where_it_stopped(
+    size: int, embedded: EmbeddedServer, tmp_path: Path
+) -> None:
+    plan = make_plan(embedded.tcp_address, ledger=tmp_path)
+    rows = numbered(0, 2000)
+    with pytest.raises(Cut):
+        PublishTask(plan, 0).run(cut_after(*chunks_of(rows[:1234], 200)))
+    [entry] = read_entries(tmp_path)
+
+    report = run(plan, *chunks_of(rows, size), attempt=1)
+
+    assert entry.sent == 1234
+    assert entry.done > 1234 - WINDOW
+    assert report.before == entry.done
+    assert report.confirmed == 2000
+    assert report.repeated == entry.sent - entry.done
+    found = bodies_in(embedded, "clicks", embedded.depth("clicks"))
+    assert sorted(set(found)) == rows
+    assert len(found) - 2000 <= report.repeated
+
+
+def test_a_task_that_was_done_with_publishes_nothing(
+    embedded: EmbeddedServer, tmp_path: Path
+) -> None:
+    plan = make_plan(embedded.tcp_address, ledger=tmp_path)
+    first = run(plan, chunk(numbered(0, 1000)))
+
+    again = run(plan, chunk(numbered(0, 1000)))
+
+    assert (first.before, again.before) == (0, 1000)
+    assert first.confirmed == again.confirmed == 1000
+    assert embedded.depth("clicks") == 1000
+
+
+def test_the_rows_of_a_dead_task_are_not_taken_for_done(
+    embedded: EmbeddedServer, tmp_path: Path
+) -> None:
+    embedded.kill()
+    options = PublishOptions(Mode.FAILOVER, 0.2)
+    plan = make_plan(embedded.tcp_address, ledger=tmp_path, options=options)
+    with pytest.raises(ConnectionFailed):
+        run(plan, chunk(numbered(0, 1000)))
+    embedded.start()
+
+    report = run(plan, chunk(numbered(0, 1000)))
+
+    assert (report.before, report.confirmed) == (0, 1000)
+    assert bodies_in(embedded, "clicks", 1000) == numbered(0, 1000)
+
+
+def test_refused_rows_are_remembered_with_their_dead_letters(
+    embedded: EmbeddedServer, tmp_path: Path
+) -> None:
+    plan = make_plan(
+        embedded.tcp_address, ledger=tmp_path / "ledger", dead_letters=tmp_path / "dead"
+    )
+    plan.ledger.mkdir()  # type: ignore[union-attr]
+    rows = [*numbered(0, 5), b"", *numbered(5, 2990), b"", b"last"]
+    with pytest.raises(Cut):
+        PublishTask(plan, 0).run(cut_after(*chunks_of(rows[:2000], 100)))
+    assert read_entries(tmp_path / "ledger")[0].done >= 2000 - WINDOW
+
+    report = run(plan, chunk(rows), attempt=1)
+
+    assert (report.confirmed, report.rejected, report.dead_lettered) == (2991, 2, 2)
+    lines = (tmp_path / "dead" / "dead-job-00000.jsonl").read_bytes().splitlines()
+    assert [json.loads(line)["row"] for line in lines] == [5, 2991]
+
+
+@pytest.mark.parametrize("change", ["other rows", "fewer rows", "another order"])
+def test_a_ledger_of_other_rows_is_refused(
+    change: str, embedded: EmbeddedServer, tmp_path: Path
+) -> None:
+    plan = make_plan(embedded.tcp_address, ledger=tmp_path)
+    rows = numbered(0, 500)
+    run(plan, chunk(rows))
+    changed = {
+        "other rows": numbered(1, 501),
+        "fewer rows": rows[:-1],
+        "another order": rows[::-1],
+    }[change]
+
+    with pytest.raises(ConfigurationError, match="partition 0 is not what it was"):
+        run(plan, chunk(changed))
+    assert embedded.depth("clicks") == 500
+
+
+def test_two_attempts_at_once_do_not_publish_the_same(
+    embedded: EmbeddedServer, tmp_path: Path
+) -> None:
+    plan = make_plan(embedded.tcp_address, ledger=tmp_path, rate=2000.0)
+    results: list[object] = []
+
+    def attempt(number: int) -> None:
+        try:
+            results.append(run(plan, chunk(numbered(0, 1000)), attempt=number))
+        except NsqError as exc:
+            results.append(exc)
+
+    threads = [threading.Thread(target=attempt, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    # the second waits for the lock, and finds everything done
+    assert sorted(report.before for report in results if isinstance(report, Report)) == [0, 1000]
+    assert embedded.depth("clicks") == 1000

@@ -1,0 +1,307 @@
+"""A live topic through its spool, without Spark: what is spooled, read, removed, and taken over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugins.http_api import Nsqd
+from plugins.waiting import wait_until
+
+from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError, OutputError
+from nsqtools.spark.archives.reading import read_partition
+from nsqtools.spark.archives.settings import Limits, ReadSettings, StreamSettings
+from nsqtools.spark.spool import MARK, SpoolSettings, left_over
+from nsqtools.spark.spool_stream import TopicStream
+from nsqtools.spark.topic_settings import topic_settings
+
+TOPIC, CHANNEL = "clicks", "spark"
+WAIT_S = 20.0
+UNLIMITED = Limits()
+
+NewStream = Callable[..., TopicStream]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> SpoolSettings:
+    return SpoolSettings(tmp_path / "spool", (TOPIC,), CHANNEL, flush_s=0.01, idle_s=0.5)
+
+
+@pytest.fixture
+def new_stream(nsqd: Nsqd, settings: SpoolSettings) -> Iterator[NewStream]:
+    streams: list[TopicStream] = []
+
+    def make(spool: SpoolSettings = settings, **stream: Any) -> TopicStream:
+        made = TopicStream(
+            spool,
+            ConnectionSettings((nsqd.tcp_address,), options={"msg_timeout": "2s"}),
+            ReadSettings((str(settings.folder),)),
+            StreamSettings(**stream),
+        )
+        streams.append(made)
+        return made
+
+    yield make
+    for stream in streams:
+        stream.stop()
+
+
+def bodies(stream: TopicStream, start: dict[str, Any], end: dict[str, Any]) -> list[bytes]:
+    settings = ReadSettings(("/",))
+    return [
+        body
+        for partition in stream.plan(start, end)
+        for batch in read_partition(partition, settings, ["body"])
+        for body in batch["body"].to_pylist()
+    ]
+
+
+def following(
+    stream: TopicStream, start: dict[str, Any], limits: Limits = UNLIMITED
+) -> dict[str, Any]:
+    """The next offset with something new."""
+    return wait_until(
+        lambda: end if (end := stream.latest(start, limits)) != start else None,
+        what="messages",
+        timeout_s=WAIT_S,
+    )
+
+
+def upto(
+    stream: TopicStream, start: dict[str, Any], count: int
+) -> tuple[list[bytes], dict[str, Any]]:
+    """Batches until there are so many messages; returns them, and the last offset."""
+    found: list[bytes] = []
+    while len(found) < count:
+        end = following(stream, start)
+        found += bodies(stream, start, end)
+        start = end
+    return found, start
+
+
+def numbered(begin: int, end: int) -> list[bytes]:
+    return [b"%06d" % number for number in range(begin, end)]
+
+
+def test_messages_arrive_once_across_runs_and_what_is_read_is_removed(
+    nsqd: Nsqd, new_stream: NewStream, settings: SpoolSettings
+) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, *numbered(0, 500))
+    first = new_stream()
+    found, offset = upto(first, first.initial(), 500)
+    first.stop()
+    nsqd.publish(TOPIC, *numbered(500, 900))
+
+    second = new_stream()
+    second.initial()  # Spark asks for it even when there is a checkpoint
+    more, offset = upto(second, offset, 400)
+    second.stop()
+    third = new_stream()
+    end = following(third, offset)  # the finished files
+    nothing = bodies(third, offset, end)
+    third.commit(end)
+
+    assert sorted(found) == numbered(0, 500)
+    assert sorted(more) == numbered(500, 900)
+    assert nothing == []
+    (directory,) = settings.folder.iterdir()
+    assert [path.name for path in directory.iterdir() if "jsonl" in path.name] == []
+
+
+def test_a_batch_planned_again_is_the_same_batch(nsqd: Nsqd, new_stream: NewStream) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, *numbered(0, 500))
+    first = new_stream()
+    start = first.initial()
+    end = following(first, start, Limits(rows=1))
+    before = bodies(first, start, end)
+    first.stop()
+
+    again = new_stream()
+    other_start = again.initial()
+
+    assert before
+    assert bodies(again, other_start, end) == before
+
+
+def test_a_spool_that_no_offset_names_is_taken_over(nsqd: Nsqd, new_stream: NewStream) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, *numbered(0, 50))
+    crashed = new_stream()
+    following(crashed, crashed.initial())  # Spark ends before it writes the offset down
+    crashed.stop()
+
+    stream = new_stream()
+    found, _ = upto(stream, stream.initial(), 50)
+
+    assert sorted(found) == numbered(0, 50)
+
+
+def test_a_spool_that_an_offset_names_is_left_to_its_query(
+    nsqd: Nsqd, new_stream: NewStream, settings: SpoolSettings
+) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, *numbered(0, 50))
+    ended = new_stream()
+    start = ended.initial()
+    bodies(ended, start, following(ended, start))
+    ended.stop()
+
+    other = new_stream()
+
+    assert other.initial()["run"] != start["run"]
+    assert left_over(settings.folder) == [settings.folder / start["run"]]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_spool_that_is_gone_is_said(
+    nsqd: Nsqd, new_stream: NewStream, settings: SpoolSettings, fails: bool
+) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, *numbered(0, 50))
+    first = new_stream()
+    start = first.initial()
+    _, offset = upto(first, start, 50)
+    first.stop()
+    for path in (settings.folder / start["run"]).iterdir():
+        path.unlink()
+    (settings.folder / start["run"]).rmdir()
+
+    stream = new_stream(fail_on_data_loss=fails)
+    if fails:
+        with pytest.raises(NsqError, match=f"the spool .*{start['run']} is gone"):
+            stream.latest(offset, Limits())
+    else:
+        nsqd.publish(TOPIC, b"new")
+        end = stream.latest(offset, Limits())
+        found = bodies(stream, offset, end)
+        assert found + upto(stream, end, 1 - len(found))[0] == [b"new"]
+
+
+def test_a_full_spool_takes_no_more_until_half_of_it_is_read(
+    nsqd: Nsqd, new_stream: NewStream, settings: SpoolSettings
+) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    stream = new_stream(replace(settings, max_rows=100))
+    start = stream.initial()
+    stream.latest(start, Limits())
+    nsqd.publish(TOPIC, *numbered(0, 200))
+
+    def ready() -> list[int]:
+        return [c["ready_count"] for c in nsqd.channel_stats(TOPIC, CHANNEL)["clients"]]
+
+    wait_until(lambda: ready() == [0], what="RDY 0", timeout_s=WAIT_S)
+    nsqd.publish(TOPIC, *numbered(200, 300))
+    found, start = upto(stream, start, 200)
+    wait_until(lambda: ready() != [0], what="RDY again", timeout_s=WAIT_S)
+    more, _ = upto(stream, start, 100)
+
+    assert sorted(found + more) == numbered(0, 300)
+
+
+def test_available_now_ends_when_what_was_there_is_read(
+    nsqd: Nsqd, new_stream: NewStream, settings: SpoolSettings
+) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, *numbered(0, 3000))
+    stream = new_stream(replace(settings, max_rows=1000))
+    stream.freeze()
+    start, found = stream.initial(), []
+    while (end := stream.latest(start, Limits(rows=400))) != start:
+        found += bodies(stream, start, end)
+        start = end
+
+    assert sorted(found) == numbered(0, 3000)
+    assert nsqd.depth(TOPIC, CHANNEL) == 0
+
+
+def test_two_queries_cannot_have_one_spool(
+    new_stream: NewStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsqtools.spark.spool.LOCK_WAIT_S", 0.2)
+    first, second = new_stream(), new_stream()
+    start = first.initial()
+    first.latest(start, Limits())
+
+    with pytest.raises(OutputError, match="another process writes the spool"):
+        second.latest(start, Limits())
+
+
+def test_an_nsqd_that_is_not_there_ends_the_query(settings: SpoolSettings) -> None:
+    stream = TopicStream(
+        settings,
+        ConnectionSettings(("127.0.0.1:1",)),
+        ReadSettings(("/",)),
+        StreamSettings(),
+    )
+
+    with pytest.raises(ConnectionFailed, match=r"cannot connect to 127\.0\.0\.1:1"):
+        stream.latest(stream.initial(), Limits())
+    stream.stop()
+
+
+def test_an_offset_of_another_source_is_refused(new_stream: NewStream) -> None:
+    with pytest.raises(ConfigurationError, match="is no offset of format 'nsq'"):
+        new_stream().latest({"version": 1, "writers": {}}, Limits())
+
+
+GIVEN = {"topic": TOPIC, "channel": CHANNEL, "spooldir": "/shared/spool"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"spooldir": ""}, "needs the option 'spoolDir'"),
+        ({"channel": "c#ephemeral"}, "is deleted, with its messages"),
+        ({"topic": "a b"}, "a b"),
+        ({"maxspoolbytes": "0"}, "maxSpoolBytes=0 is below 1"),
+        ({"spoolrows": "1"}, "has no option 'spoolrows'"),
+    ],
+)
+def test_options_that_cannot_be_meant(changed: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        topic_settings({**GIVEN, **changed}, {})
+
+
+def test_no_secret_travels_to_executors() -> None:
+    settings = topic_settings(GIVEN, {"NSQ_AUTH_SECRET": "sesame"})
+
+    assert settings.connection is not None
+    assert settings.connection.options["auth_secret"] == "sesame"
+    assert settings.for_executors().connection is None
+
+
+def test_the_mark_stays_with_the_spool(
+    nsqd: Nsqd, new_stream: NewStream, settings: SpoolSettings
+) -> None:
+    stream = new_stream()
+    start = stream.initial()
+    stream.latest(start, Limits())
+    marked_before = (settings.folder / start["run"] / MARK).exists()
+    nsqd.publish(TOPIC, b"one")
+    stream.plan(start, following(stream, start))
+
+    assert not marked_before
+    assert (settings.folder / start["run"] / MARK).exists()
+
+
+def test_a_spool_that_is_just_being_given_up_is_waited_for(
+    nsqd: Nsqd, new_stream: NewStream
+) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, b"one")
+    ending = new_stream()
+    start = ending.initial()
+    following(ending, start)  # no offset names it, and its process has not quite ended
+    threading.Timer(0.5, ending.stop).start()
+
+    stream = new_stream()
+
+    assert stream.initial()["run"] == start["run"]
+    assert upto(stream, stream.initial(), 1)[0] == [b"one"]

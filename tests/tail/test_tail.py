@@ -1,0 +1,194 @@
+"""Tail against a real nsqd: what is written is finished, what is not written comes again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from plugins.daemons import GoNsqd
+from plugins.waiting import wait_until
+
+from nsqtools import ClientOptions, ConnectionFailed
+from nsqtools.errors import OutputError
+from nsqtools.records.filters import grep
+from nsqtools.records.lines import encode_lines
+from nsqtools.tail.limits import End, Limits
+from nsqtools.tail.tail import Tail
+
+MakeTail = Callable[..., Tail]
+
+
+@pytest.fixture
+def written() -> list[bytes]:
+    return []
+
+
+@pytest.fixture
+def make_tail(nsqd: GoNsqd, written: list[bytes]) -> MakeTail:
+    def make(topics: Sequence[str] = ("clicks",), **arguments: Any) -> Tail:
+        settings = {
+            "nsqd_tcp_addresses": [nsqd.tcp_address],
+            "options": ClientOptions(output_buffer_timeout_s=0.025),
+            "write": written.append,
+            "encode": encode_lines,
+        }
+        return Tail(topics, "c", **{**settings, **arguments})
+
+    return make
+
+
+def publish_lines(nsqd: GoNsqd, topic: str, count: int) -> list[bytes]:
+    lines = [b"%s %05d" % (topic.encode(), n) for n in range(count)]
+    nsqd.create_channel(topic, "c")
+    nsqd.publish(topic, *lines)
+    return lines
+
+
+def is_drained(nsqd: GoNsqd, topic: str = "clicks") -> bool:
+    stats = nsqd.channel_stats(topic, "c")
+    return not (stats["depth"] or stats["in_flight_count"] or stats["deferred_count"])
+
+
+def test_everything_is_written_and_finished(
+    nsqd: GoNsqd, make_tail: MakeTail, written: list[bytes]
+) -> None:
+    lines = publish_lines(nsqd, "clicks", 5000)
+
+    assert make_tail(limits=Limits(idle_s=0.3)).run() is End.IDLE
+    assert sorted(b"".join(written).splitlines()) == lines
+    assert is_drained(nsqd)
+
+
+def test_w11_lines_of_several_topics_are_never_torn(
+    nsqd: GoNsqd, make_tail: MakeTail, written: list[bytes]
+) -> None:
+    topics = ("clicks", "views", "sales")
+    expected = [line for topic in topics for line in publish_lines(nsqd, topic, 5000)]
+
+    make_tail(topics, limits=Limits(idle_s=0.3)).run()
+
+    assert sorted(b"".join(written).splitlines()) == sorted(expected)
+
+
+def test_w16_a_count_is_in_total_exact_and_every_written_message_is_finished(
+    nsqd: GoNsqd, make_tail: MakeTail, written: list[bytes]
+) -> None:
+    publish_lines(nsqd, "clicks", 500)
+    publish_lines(nsqd, "views", 500)
+
+    tail = make_tail(("clicks", "views"), limits=Limits(count=123))
+
+    assert tail.run() is End.COUNT
+    assert tail.count == len(b"".join(written).splitlines()) == 123
+
+    def waiting() -> int:
+        return nsqd.depth("clicks", "c") + nsqd.depth("views", "c")
+
+    wait_until(lambda: waiting() == 877, what="the rest waits in the channels")
+    finished = [nsqd.channel_stats(topic, "c")["in_flight_count"] for topic in ("clicks", "views")]
+    assert finished == [0, 0]
+
+
+def test_a_count_that_is_not_reached_falls_short(nsqd: GoNsqd, make_tail: MakeTail) -> None:
+    publish_lines(nsqd, "clicks", 4)
+    tail = make_tail(limits=Limits(count=10, for_s=0.3))
+
+    assert tail.run() is End.TIME
+    assert tail.falls_short
+    assert tail.count == 4
+
+
+def test_filtered_messages_are_finished_unseen_and_do_not_count(
+    nsqd: GoNsqd, make_tail: MakeTail, written: list[bytes]
+) -> None:
+    publish_lines(nsqd, "clicks", 1000)
+    tail = make_tail(keep=grep("7$"), limits=Limits(count=50))
+
+    assert tail.run() is End.COUNT
+    lines = b"".join(written).splitlines()
+    assert len(lines) == 50
+    assert all(line.endswith(b"7") for line in lines)
+
+
+def test_what_cannot_be_written_is_requeued(nsqd: GoNsqd, make_tail: MakeTail) -> None:
+    publish_lines(nsqd, "clicks", 300)
+
+    def refuse(data: bytes) -> None:
+        raise OutputError("the disk is full")
+
+    with pytest.raises(OutputError, match="the disk is full"):
+        make_tail(write=refuse).run()
+    wait_until(
+        lambda: nsqd.depth("clicks", "c") == 300, what="every message waits again", timeout_s=3
+    )
+
+
+def test_stopping_finishes_what_is_being_written_and_requeues_the_rest(
+    nsqd: GoNsqd, make_tail: MakeTail, written: list[bytes]
+) -> None:
+    publish_lines(nsqd, "clicks", 5000)
+    is_writing, may_go_on = threading.Event(), threading.Event()
+
+    def write(data: bytes) -> None:
+        is_writing.set()
+        may_go_on.wait(10)
+        written.append(data)
+
+    tail = make_tail(write=write)
+    thread = threading.Thread(target=tail.run)
+    thread.start()
+    assert is_writing.wait(10)
+    tail.stop()
+    may_go_on.set()
+    thread.join(10)
+
+    assert not thread.is_alive()
+    count = len(b"".join(written).splitlines())
+    assert 0 < count < 5000
+    wait_until(
+        lambda: nsqd.depth("clicks", "c") == 5000 - count, what="the rest waits", timeout_s=3
+    )
+
+
+def test_nobody_at_the_address_is_an_error_at_once(
+    make_tail: MakeTail, unreachable_address: str
+) -> None:
+    with pytest.raises(ConnectionFailed, match=unreachable_address):
+        make_tail(
+            nsqd_tcp_addresses=[unreachable_address], options=ClientOptions(dial_timeout_s=1)
+        ).run()
+
+
+def test_one_nsqd_of_two_is_enough(
+    nsqd: GoNsqd, make_tail: MakeTail, written: list[bytes], unreachable_address: str
+) -> None:
+    lines = publish_lines(nsqd, "clicks", 10)
+    addresses = [unreachable_address, nsqd.tcp_address]
+
+    make_tail(
+        nsqd_tcp_addresses=addresses,
+        options=ClientOptions(dial_timeout_s=1),
+        limits=Limits(count=10),
+    ).run()
+
+    assert sorted(b"".join(written).splitlines()) == lines
+
+
+def test_tailing_goes_on_after_nsqd_was_restarted(
+    nsqd: GoNsqd, make_tail: MakeTail, written: list[bytes]
+) -> None:
+    publish_lines(nsqd, "clicks", 10)
+    options = ClientOptions(reconnect_base_s=0.1)
+    tail = make_tail(options=options, limits=Limits(count=20))
+    thread = threading.Thread(target=tail.run)
+    thread.start()
+    wait_until(lambda: len(b"".join(written).splitlines()) == 10, what="the first messages came")
+    nsqd.stop()
+    nsqd.start()
+    nsqd.publish("clicks", *(b"again %d" % n for n in range(10)))
+    thread.join(15)
+
+    assert not thread.is_alive()
+    assert tail.count == 20
