@@ -58,7 +58,7 @@ def test_a_member_is_readable_by_itself_and_stands_in_the_index(directories: Dir
     assert read_index(index_of(path)) == members
 
 
-def test_after_a_failed_flush_a_file_goes_on_behind_its_last_member(
+def test_after_a_failed_flush_a_file_goes_on_after_its_last_member(
     directories: Directories,
 ) -> None:
     file = PartFile(directories.work / "clicks.log", 0o640, Plain, now_s=0.0)
@@ -97,7 +97,7 @@ def test_a_torn_line_of_the_index_does_not_count(directories: Directories, torn:
     assert read_index(index_of(final)) == members
 
 
-def test_a_lost_index_is_made_anew_and_nothing_is_dropped(directories: Directories) -> None:
+def test_a_lost_index_is_rebuilt_and_nothing_is_dropped(directories: Directories) -> None:
     path, members = crashed(directories)
     index_of(path).unlink()
 

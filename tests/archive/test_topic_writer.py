@@ -111,7 +111,7 @@ def test_nothing_is_finished_before_the_flush(new_writer: NewWriter, source: Sou
     assert (writer.held_count, source.finished) == (0, ids(1, 2))
 
 
-def test_the_fin_comes_behind_both_fsyncs(
+def test_the_fin_comes_after_both_fsyncs(
     new_writer: NewWriter, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[int] = []

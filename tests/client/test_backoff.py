@@ -30,7 +30,7 @@ def backoff_at(level: int, mode: BackoffMode, **settings: float) -> Backoff:
         (3600, 3600, [3600]),
     ],
 )
-def test_b5_the_delay_doubles_up_to_the_cap(
+def test_the_delay_doubles_up_to_the_cap(
     multiplier_s: float, maximum_s: float, delays: list[float]
 ) -> None:
     backoff = Backoff(multiplier_s, maximum_s)
@@ -39,7 +39,7 @@ def test_b5_the_delay_doubles_up_to_the_cap(
         backoff.expire()
 
 
-def test_b5_a_maximum_of_zero_disables_backoff() -> None:
+def test_a_maximum_of_zero_disables_backoff() -> None:
     backoff = Backoff(1, 0)
     assert backoff.failure() is None
     assert backoff.mode is BackoffMode.NORMAL
@@ -72,7 +72,7 @@ def test_every_event_in_every_mode(
     assert backoff.mode is next_mode
 
 
-def test_b3_a_neutral_result_tests_again_at_the_same_level() -> None:
+def test_a_neutral_result_tests_again_at_the_same_level() -> None:
     backoff = Backoff()
     backoff.failure()
     backoff.expire()
@@ -81,14 +81,14 @@ def test_b3_a_neutral_result_tests_again_at_the_same_level() -> None:
     assert backoff.success() == Resume()
 
 
-def test_b4_results_at_once_are_one_step() -> None:
+def test_results_at_once_are_one_step() -> None:
     backoff = Backoff()
     actions = [backoff.failure() if i % 2 else backoff.success() for i in range(50)]
     assert [action for action in actions if action] == [Wait(2)]
     assert backoff.level == 1
 
 
-def test_b8_level_three_needs_three_successes() -> None:
+def test_level_three_needs_three_successes() -> None:
     backoff = backoff_at(3, BackoffMode.TEST)
     assert backoff.success() == Wait(4)
     backoff.expire()
@@ -107,7 +107,7 @@ def test_at_the_cap_further_failures_do_not_lengthen_the_way_back() -> None:
         assert backoff.level == top
 
 
-def test_b6_jitter_stays_between_zero_and_the_delay() -> None:
+def test_jitter_stays_between_zero_and_the_delay() -> None:
     rng = random.Random(1)
     for level in range(101):
         backoff = Backoff(1, 120, full_jitter=True, rng=rng)
@@ -120,7 +120,7 @@ def test_b6_jitter_stays_between_zero_and_the_delay() -> None:
             assert 0 <= wait.delay_s <= ceiling_s <= 120
 
 
-def test_b6_jitter_of_nothing_is_nothing() -> None:
+def test_jitter_of_zero_is_zero() -> None:
     assert Backoff(0, 120, full_jitter=True).failure() == Wait(0)
 
 

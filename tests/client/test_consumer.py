@@ -1,4 +1,4 @@
-"""Consumer as its users see it, beside the hazards."""
+"""Consumer as its users see it."""
 
 from __future__ import annotations
 

@@ -86,14 +86,14 @@ def discovery(**options: Any) -> Discovery:
     )
 
 
-def test_d12_every_delay_is_drawn_anew() -> None:
+def test_every_delay_is_drawn_afresh() -> None:
     polls = discovery()
     delays = [polls.next_delay_s() for _ in range(100)]
     assert all(60 <= delay <= 78 for delay in delays)
     assert statistics.pstdev(delays) > 1
 
 
-def test_d12_no_jitter_is_no_jitter() -> None:
+def test_jitter_of_zero_keeps_the_delay() -> None:
     polls = discovery(lookupd_poll_jitter=0.0, lookupd_poll_interval_s=5.0)
     assert [polls.next_delay_s() for _ in range(3)] == [5, 5, 5]
 

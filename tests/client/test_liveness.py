@@ -14,7 +14,7 @@ from nsqtools.client.options import ClientOptions
     ("heartbeat_interval_s", "read_timeout_s", "limit_s"),
     [(1, 60, 3), (10, 60, 21), (30, 60, 60), (30, 300, 61), (60, 60, 61), (1, 1, 2)],
 )
-def test_h4_silence_beyond_two_heartbeats_is_death(
+def test_silence_beyond_two_heartbeats_is_death(
     heartbeat_interval_s: float, read_timeout_s: float, limit_s: float
 ) -> None:
     options = ClientOptions(
@@ -25,7 +25,7 @@ def test_h4_silence_beyond_two_heartbeats_is_death(
     assert str(dead) == f"nsqd was silent for {limit_s} s"
 
 
-def test_h6_without_heartbeats_silence_means_nothing() -> None:
+def test_without_heartbeats_silence_means_nothing() -> None:
     options = ClientOptions(heartbeat_interval_s=-1)
     assert find_dead("nsqd", 100_000, 0, options) is None
 

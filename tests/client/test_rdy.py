@@ -1,4 +1,4 @@
-"""RDY decisions, on a clock that the test turns (R3 to R15)."""
+"""RDY decisions, on a clock that the test turns."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def test_a_silent_connection_gets_its_share_at_the_tick() -> None:
     assert sent(rdy) == [("a", 100)]
 
 
-def test_r3_messages_allowed_once_are_allowed_to_one_connection() -> None:
+def test_messages_allowed_once_are_allowed_to_one_connection() -> None:
     rdy = control(1, "a", "b", "c")
     assert sent(rdy) == [("a", 1)]
 
 
-def test_r5_rdy_moves_only_when_the_message_in_flight_is_answered() -> None:
+def test_rdy_moves_only_when_the_message_in_flight_is_answered() -> None:
     rdy = control(1, "a", "b")
     rdy.received("a", 1, 1.0)
     sent(rdy)
@@ -49,7 +49,7 @@ def test_r5_rdy_moves_only_when_the_message_in_flight_is_answered() -> None:
     assert sent(rdy) == [("b", 1)]
 
 
-def test_r6_a_connection_that_gave_its_rdy_back_does_not_take_it_again() -> None:
+def test_a_connection_that_gave_its_rdy_back_does_not_take_it_again() -> None:
     rdy = control(1, "a", "b")
     rdy.received("a", 1, 1.0)
     rdy.redistribute(40.0)
@@ -59,7 +59,7 @@ def test_r6_a_connection_that_gave_its_rdy_back_does_not_take_it_again() -> None
     assert sent(rdy) == [("b", 1)]
 
 
-def test_r7_others_are_lowered_before_a_new_one_gets_anything() -> None:
+def test_others_are_lowered_before_a_new_one_gets_anything() -> None:
     rdy = control(10, "a")
     rdy.received("a", 1, 1.0)
     rdy.answered("a", 1, 1.0)
@@ -70,7 +70,7 @@ def test_r7_others_are_lowered_before_a_new_one_gets_anything() -> None:
     assert sent(rdy) == [("a", 10)]
 
 
-def test_r8_max_in_flight_can_be_changed_and_0_pauses() -> None:
+def test_max_in_flight_can_be_changed_and_0_pauses() -> None:
     rdy = control(10, "a", "b")
     rdy.redistribute(5.0)
     sent(rdy)
@@ -82,7 +82,7 @@ def test_r8_max_in_flight_can_be_changed_and_0_pauses() -> None:
     assert sorted(sent(rdy)) == [("a", 5), ("b", 5)]
 
 
-def test_r9_two_busy_connections_and_one_message_allowed_are_both_served() -> None:
+def test_two_busy_connections_and_one_message_allowed_are_both_served() -> None:
     rdy = control(1, "a", "b")
     served: dict[str, float] = {}
     now = 0.0
@@ -100,14 +100,14 @@ def test_r9_two_busy_connections_and_one_message_allowed_are_both_served() -> No
     assert set(served) == {"a", "b"}
 
 
-def test_r10_every_tick_all_that_is_allowed_is_given_out() -> None:
+def test_every_tick_all_that_is_allowed_is_given_out() -> None:
     rdy = control(3, *"abcde")
     for tick in range(1, 40):
         rdy.redistribute(tick * 5.0)
         assert sum(rdy[name].rdy for name in "abcde") == 3
 
 
-def test_r11_with_many_idle_connections_each_has_its_turn() -> None:
+def test_with_many_idle_connections_each_has_its_turn() -> None:
     """The price of little in flight: the worst wait grows with the number of connections."""
     names = [f"n{i}" for i in range(20)]
     rdy = control(1, *names)
@@ -118,7 +118,7 @@ def test_r11_with_many_idle_connections_each_has_its_turn() -> None:
     assert seen == set(names)
 
 
-def test_r13_no_connection_gets_more_than_nsqd_allows() -> None:
+def test_no_connection_gets_more_than_nsqd_allows() -> None:
     rdy = control(100, "a", "b", cap=3)
     rdy.redistribute(5.0)
     assert [rdy[name].rdy for name in "ab"] == [3, 3]
@@ -137,13 +137,13 @@ def test_r13_no_connection_gets_more_than_nsqd_allows() -> None:
         (0, 1, True),  # RDY was taken away: nothing more comes before an answer
     ],
 )
-def test_r14_a_connection_starves_at_85_percent(rdy: int, in_flight: int, starved: bool) -> None:
+def test_a_connection_starves_at_85_percent(rdy: int, in_flight: int, starved: bool) -> None:
     states = control(1000, "a")
     states["a"].rdy, states["a"].in_flight = rdy, in_flight
     assert states.is_starved is starved
 
 
-def test_r14_a_closing_connection_does_not_starve() -> None:
+def test_a_closing_connection_does_not_starve() -> None:
     states = control(1, "a")
     states.received("a", 1, 1.0)
     states.close("a", 2.0)
@@ -163,7 +163,7 @@ def test_r14_a_closing_connection_does_not_starve() -> None:
         ("dev", False),
     ],
 )
-def test_r15_versions_are_compared_as_numbers(version: str, is_window: bool) -> None:
+def test_versions_are_compared_as_numbers(version: str, is_window: bool) -> None:
     assert has_windowed_rdy(version) is is_window
 
 
@@ -202,7 +202,7 @@ def test_a_wait_takes_all_rdy_and_a_test_gives_one() -> None:
     assert tester in "ab"
 
 
-def test_b1_a_test_without_connections_says_so_and_the_next_one_is_tested() -> None:
+def test_a_test_without_connections_says_so_and_the_next_one_is_tested() -> None:
     rdy = control(10, "a")
     rdy.hold(1.0)
     rdy.remove("a", 2.0)
@@ -214,7 +214,7 @@ def test_b1_a_test_without_connections_says_so_and_the_next_one_is_tested() -> N
     assert sent(rdy) == [("b", 1)]
 
 
-def test_b1_when_the_tested_connection_is_lost_the_next_one_is_tested() -> None:
+def test_when_the_tested_connection_is_lost_the_next_one_is_tested() -> None:
     rdy = control(10, "a")
     rdy.hold(1.0)
     rdy.test(2.0)
@@ -224,7 +224,7 @@ def test_b1_when_the_tested_connection_is_lost_the_next_one_is_tested() -> None:
     assert sent(rdy) == [("b", 1)]
 
 
-def test_b2_a_closing_connection_is_never_tested() -> None:
+def test_a_closing_connection_is_never_tested() -> None:
     rdy = control(10, "a", "b")
     rdy.hold(1.0)
     rdy.close("a", 2.0)
@@ -248,7 +248,7 @@ def test_an_idle_test_moves_to_another_connection() -> None:
     assert sent(rdy) == [(tester, 0), (other, 1)]
 
 
-def test_b9_max_in_flight_may_change_in_backoff() -> None:
+def test_max_in_flight_may_change_in_backoff() -> None:
     rdy = control(10, "a")
     rdy.hold(1.0)
     rdy.set_max_in_flight(0, 2.0)
@@ -262,7 +262,7 @@ def test_b9_max_in_flight_may_change_in_backoff() -> None:
     assert sent(rdy) == [("a", 0)]
 
 
-def test_d16_what_is_not_added_is_never_given_rdy() -> None:
+def test_what_is_not_added_is_never_given_rdy() -> None:
     rdy = control(10)
     rdy.redistribute(5.0)
     rdy.set_max_in_flight(20, 6.0)

@@ -61,7 +61,7 @@ def test_a_failed_direct_address_is_due_after_its_delay() -> None:
     assert known.failed(DIRECT, 200) == 16
 
 
-def test_delays_begin_anew_only_when_a_connection_has_proven_itself() -> None:
+def test_delays_restart_only_when_a_connection_has_proven_itself() -> None:
     known = peers(DIRECT)
     known.take_due(0)
     known.failed(DIRECT, 0)
@@ -72,7 +72,7 @@ def test_delays_begin_anew_only_when_a_connection_has_proven_itself() -> None:
     assert known.failed(DIRECT, 30) == 8
 
 
-def test_d7_a_lost_nsqd_waits_for_the_next_lookup_that_lists_it() -> None:
+def test_a_lost_nsqd_waits_for_the_next_lookup_that_lists_it() -> None:
     known = peers()
     known.listed([FOUND], 0)
     assert known.take_due(0) == [FOUND]
@@ -84,7 +84,7 @@ def test_d7_a_lost_nsqd_waits_for_the_next_lookup_that_lists_it() -> None:
     assert known.take_due(1001) == [FOUND]
 
 
-def test_d14_a_listed_nsqd_that_refuses_is_tried_at_1_2_4_seconds() -> None:
+def test_a_listed_nsqd_that_refuses_is_tried_at_1_2_4_seconds() -> None:
     known = peers()
     tries = []
     now = 0.0
@@ -106,7 +106,7 @@ def test_a_connected_nsqd_that_is_no_longer_listed_stays_connected() -> None:
     assert known.take_due(20) == []
 
 
-def test_d15_a_direct_address_is_tried_again_whatever_lookups_say() -> None:
+def test_a_direct_address_is_tried_again_whatever_lookups_say() -> None:
     known = peers(DIRECT)
     known.take_due(0)
     known.failed(DIRECT, 0)

@@ -15,7 +15,7 @@ class Connection:
     is_drained: bool = False
 
 
-def test_s1_the_socket_outlives_every_answer_and_is_closed_after_nsqds_end() -> None:
+def test_the_socket_outlives_every_answer_and_is_closed_after_nsqds_end() -> None:
     stopping = Stopping(100.0, drain_timeout_s=30, drain=True)
     connection = Connection()
     assert stopping.next_step(connection, 100) == "wait"
@@ -27,7 +27,7 @@ def test_s1_the_socket_outlives_every_answer_and_is_closed_after_nsqds_end() -> 
     assert stopping.next_step(connection, 103) == "close"
 
 
-def test_s1_a_message_may_come_a_moment_after_close_wait() -> None:
+def test_a_message_may_come_a_moment_after_close_wait() -> None:
     stopping = Stopping(100.0, drain_timeout_s=30, drain=False)
     connection = Connection(saw_close_wait=True, is_drained=True)
     assert stopping.next_step(connection, 100.1) == "wait"

@@ -78,7 +78,7 @@ def test_nobody_to_ask_is_a_warning_and_no_obstacle() -> None:
     assert "cannot check whether topic clicks exists (connection refused)" in warning
 
 
-def test_w33_a_misspelt_topic_is_refused_with_a_suggestion() -> None:
+def test_a_misspelt_topic_is_refused_with_a_suggestion() -> None:
     report = TopicReport("click", asked=["http://n"], known_topics={"clicks", "views"})
 
     with pytest.raises(NotFoundError, match="topic click does not exist") as caught:
@@ -87,7 +87,7 @@ def test_w33_a_misspelt_topic_is_refused_with_a_suggestion() -> None:
     assert check_subscription(report, "c", create=True) == ""
 
 
-def test_w1_a_backlog_is_not_given_to_an_ephemeral_channel() -> None:
+def test_a_backlog_is_not_given_to_an_ephemeral_channel() -> None:
     report = TopicReport("clicks", exists=True, backlog=1000, asked=["http://n"])
 
     with pytest.raises(ConfigurationError, match="no channel and 1000 messages waiting"):

@@ -71,7 +71,7 @@ def test_messages_go_through_the_layers(
     assert stats["tls_cipher_suite"].startswith("Unknown 48") == with_tls
 
 
-def test_a_failed_handshake_is_told_in_plain_text(
+def test_a_failed_handshake_is_reported_in_plain_text(
     any_nsqd: AnyNsqd, certificates: Certificates
 ) -> None:
     nsqd = any_nsqd(*certificates.server.nsqd_flags)
@@ -237,7 +237,7 @@ def test_no_authorizations_are_no_authorization(any_nsqd: AnyNsqd, auth_server: 
         assert client.read_error() == b"E_UNAUTHORIZED AUTH no authorizations found"
 
 
-def test_an_expired_answer_is_asked_for_anew(any_nsqd: AnyNsqd, auth_server: AuthServer) -> None:
+def test_an_expired_answer_is_asked_for_again(any_nsqd: AnyNsqd, auth_server: AuthServer) -> None:
     auth_server.allow("secret", ttl_s=1)
     nsqd = any_nsqd(f"-auth-http-address={auth_server.address}")
     with RawClient(nsqd.tcp_address) as client:

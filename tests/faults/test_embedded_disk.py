@@ -22,7 +22,7 @@ def obstruct(nsqd: EmbeddedServer, name: str) -> Path:
     return obstacle
 
 
-def test_a_publisher_is_told_and_the_health_is_shown(nsqd: EmbeddedServer) -> None:
+def test_a_publisher_gets_the_error_and_the_health_shows_it(nsqd: EmbeddedServer) -> None:
     nsqd.create_topic("t")
     obstacle = obstruct(nsqd, "t")
     reason = f"open {obstacle}: is a directory"

@@ -88,7 +88,7 @@ def test_what_was_there_before_is_announced_when_nsqd_starts(
     wait_until(lambda: lookupd.producers("empty") == [nsqd.tcp_address], what="the empty topic")
 
 
-def test_everything_is_announced_anew_to_a_nsqlookupd_that_was_restarted(
+def test_everything_is_announced_again_to_a_nsqlookupd_that_was_restarted(
     any_nsqd: Callable[..., Nsqd], any_nsqlookupd: Callable[..., Nsqlookupd]
 ) -> None:
     nsqd, lookupd = joined(any_nsqd, any_nsqlookupd)

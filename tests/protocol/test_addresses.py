@@ -1,4 +1,4 @@
-"""Addresses as users write them, and the URL that asks an nsqlookupd (D4)."""
+"""Addresses as users write them, and the URL that asks an nsqlookupd."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_what_is_no_address_is_refused_with_a_remedy(text: str) -> None:
     assert caught.value.hint
 
 
-def test_an_unbracketed_ipv6_address_is_told_about_brackets() -> None:
+def test_an_unbracketed_ipv6_address_is_refused_with_a_hint_about_brackets() -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse_address("fe80::1")
     assert "[fe80::1]" in caught.value.hint
 
 
-def test_a_url_is_told_that_tcp_has_no_scheme() -> None:
+def test_a_url_is_refused_because_tcp_has_no_scheme() -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse_address("http://localhost:4150")
     assert "without a scheme" in caught.value.hint
@@ -91,7 +91,7 @@ def test_any_text_is_an_address_or_a_configuration_error(text: str) -> None:
         ("10.0.0.1:4161/prefix", "http://10.0.0.1:4161/prefix?topic=t"),
     ],
 )
-def test_d4_every_form_of_a_lookupd_address_asks_for_one_topic(text: str, url: str) -> None:
+def test_every_form_of_a_lookupd_address_asks_for_one_topic(text: str, url: str) -> None:
     assert lookup_url(text, "t") == url
 
 

@@ -1,4 +1,4 @@
-"""Stream compression, with bytes that the Go nsqd was seen to send (C17, C3)."""
+"""Stream compression, with bytes that the Go nsqd was seen to send."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ both = pytest.mark.parametrize("make", [SnappyCodec, DeflateCodec])
 
 
 @pytest.mark.parametrize(("make", "wire"), [(SnappyCodec, SNAPPY_OK), (DeflateCodec, DEFLATE_OK)])
-def test_c17_what_nsqd_sends_first_decodes_however_it_is_cut(
+def test_what_nsqd_sends_first_decodes_however_it_is_cut(
     make: Callable[[], Codec], wire: bytes
 ) -> None:
     assert make().decompress(wire) == OK_FRAME
@@ -30,7 +30,7 @@ def test_c17_what_nsqd_sends_first_decodes_however_it_is_cut(
 
 
 @both
-def test_c3_no_plaintext_yet_is_nothing_and_no_error(make: Callable[[], Codec]) -> None:
+def test_no_plaintext_yet_is_nothing_and_no_error(make: Callable[[], Codec]) -> None:
     codec = make()
     assert codec.decompress(b"") == b""
     assert codec.decompress(make().compress(b"x")[:1]) == b""
@@ -52,7 +52,7 @@ def test_large_writes_survive(make: Callable[[], Codec], size: int) -> None:
     assert make().decompress(make().compress(data)) == data
 
 
-def test_c17_snappy_writes_its_identifier_once_and_checksums_nsqd_accepts() -> None:
+def test_snappy_writes_its_identifier_once_and_checksums_nsqd_accepts() -> None:
     codec = SnappyCodec()
     assert codec.compress(OK_FRAME) == SNAPPY_OK
     assert SNAPPY_IDENTIFIER not in codec.compress(b"more")

@@ -40,7 +40,7 @@ def test_what_is_no_duration_says_how_to_write_one(text: str) -> None:
         parse_duration(text)
 
 
-def test_a_number_alone_is_told_about_units() -> None:
+def test_a_number_alone_is_refused_with_the_units() -> None:
     with pytest.raises(ValueError, match="has no unit"):
         parse_duration("30")
 

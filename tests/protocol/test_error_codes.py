@@ -10,7 +10,7 @@ from nsqtools.protocol.error_codes import decode_error
 
 @pytest.mark.parametrize("code", ["E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"])
 @pytest.mark.parametrize("text", ["", " FIN 0123456789abcdef failed ID not in flight", " x y"])
-def test_p1_late_answers_leave_the_connection_open_whatever_the_text(code: str, text: str) -> None:
+def test_late_answers_leave_the_connection_open_whatever_their_text(code: str, text: str) -> None:
     error = decode_error((code + text).encode())
     assert not error.fatal
     assert error.code == code

@@ -91,7 +91,7 @@ def test_one_frame_at_a_time_gives_them_in_order(frames: list[tuple[int, bytes]]
     assert len(buffer) == 0
 
 
-def test_p5_attempts_are_unsigned() -> None:
+def test_attempts_are_unsigned() -> None:
     for attempts in (40_000, 65_535):
         data = WireMessage(1, attempts, b"0123456789abcdef", b"").encode()
         [message], _ = take_all([encode_frame(MESSAGE, data)])

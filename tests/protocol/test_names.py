@@ -25,7 +25,7 @@ def test_a_name_that_nsqd_accepts_comes_back_unchanged(name: str) -> None:
         *("a#ephemeral#ephemeral", "a#ephemeral\n", "ä", "٣", "a/b", "a\x00", "a\r"),
     ],
 )
-def test_p8_a_name_that_nsqd_refuses_is_an_error_that_shows_it(name: str) -> None:
+def test_a_name_that_nsqd_refuses_is_an_error_that_shows_it(name: str) -> None:
     with pytest.raises(ConfigurationError, match="invalid topic name") as caught:
         check_topic(name)
     assert repr(name) in str(caught.value)
@@ -42,6 +42,6 @@ def test_a_valid_name_never_ends_or_splits_a_command_line(name: str) -> None:
         assert len(line.split(b" ")) == 3
 
 
-def test_ephemeral_names_are_told_by_their_ending() -> None:
+def test_ephemeral_names_are_recognized_by_their_ending() -> None:
     assert is_ephemeral("t#ephemeral")
     assert not is_ephemeral("ephemeral")

@@ -71,7 +71,7 @@ def test_only_plain_finishes_are(line: bytes) -> None:
     assert read_finishes(line, 0) == ([], 0)
 
 
-def test_a_message_is_read_behind_its_size() -> None:
+def test_a_message_is_read_after_its_size() -> None:
     data = b"PUB t\n" + sized(b"body") + b"rest"
     assert read_message(data, 6, 0, "PUB", 100) == (b"body", 14)
 

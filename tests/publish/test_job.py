@@ -159,7 +159,7 @@ def test_a_dead_nsqd_is_replaced_by_one_that_works(
     assert nsqd.depth("events") == 3000
 
 
-def test_w22_publishing_goes_on_after_nsqd_was_restarted(
+def test_publishing_goes_on_after_nsqd_was_restarted(
     nsqd: GoNsqd, write_input: Callable[[bytes], str]
 ) -> None:
     lines = [b"%06d" % n for n in range(20_000)]
@@ -282,7 +282,7 @@ def test_an_unusable_unsent_file_shows_before_anything_is_published() -> None:
         UnsentFile("/no/such/directory/unsent", b"\n")
 
 
-def test_w28_a_topic_that_is_two_words_is_refused(
+def test_a_topic_that_is_two_words_is_refused(
     nsqd: GoNsqd, write_input: Callable[[bytes], str]
 ) -> None:
     job = PublishJob(

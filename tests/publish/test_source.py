@@ -48,7 +48,7 @@ def test_a_file_becomes_full_batches_and_loses_nothing(tmp_path: Path) -> None:
         (b"", []),
     ],
 )
-def test_w5_the_last_record_without_its_delimiter_is_whole(
+def test_the_last_record_without_its_delimiter_is_whole(
     tmp_path: Path, text: bytes, records: list[bytes]
 ) -> None:
     path = tmp_path / "input"

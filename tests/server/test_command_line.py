@@ -196,7 +196,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_version_is_told_in_nsqds_form() -> None:
+def test_the_version_is_printed_in_nsqds_form() -> None:
     done = run("-version")
 
     assert re.fullmatch(r"nsqd v\d+\.\d+\.\d+ \(built w/python[\d.]+\)\n", done.stdout)

@@ -79,7 +79,7 @@ def test_options_that_nsqd_refuses_are_refused_before_a_start() -> None:
         EmbeddedNsqd(node_id=-1)
 
 
-def test_a_port_in_use_is_told_with_the_address() -> None:
+def test_a_port_in_use_is_reported_with_the_address() -> None:
     with (
         EmbeddedNsqd() as nsqd,
         pytest.raises(ConfigurationError, match=f"{nsqd.tcp_address}: bind: address already in"),

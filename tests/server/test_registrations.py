@@ -159,7 +159,7 @@ def test_a_tombstone_survives_registering_again_and_not_taking_back(
     assert registrations.producers("clicks", 0) == [peer]
 
 
-def test_an_unknown_topic_is_told_from_one_without_producers(registrations: Registrations) -> None:
+def test_an_unknown_topic_differs_from_one_without_producers(registrations: Registrations) -> None:
     registrations.create_topic("clicks")
 
     assert registrations.producers("clicks", 0) == []

@@ -147,7 +147,7 @@ def test_every_message_is_read_once_whatever_happens_in_between(
 # -- where a stream starts ------------------------------------------------------------------------
 
 
-def test_latest_starts_behind_what_is_there_even_when_the_first_batch_is_planned_again(
+def test_latest_starts_after_what_is_there_even_when_the_first_batch_is_planned_again(
     tmp_path: Path,
 ) -> None:
     writer = Writer(tmp_path)
@@ -375,7 +375,7 @@ def test_topics_and_times_are_left_out_and_offsets_pass_over_them(tmp_path: Path
     assert stream.latest(end, ALL) == end
 
 
-def test_an_index_that_was_taken_back_and_written_anew_is_followed(tmp_path: Path) -> None:
+def test_an_index_that_was_truncated_and_rewritten_is_followed(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     path = writer.write(messages(0, 5))
     stream = stream_of(tmp_path)

@@ -101,7 +101,7 @@ def test_a_file_without_index_is_read(tmp_path: Path, name: str) -> None:
     assert content.messages == {CLICKS: 20, Slot("clicks", NEXT): 10, Slot("views", DAY): 5}
 
 
-def test_what_stands_behind_the_index_counts_too(tmp_path: Path) -> None:
+def test_what_stands_after_the_index_counts_too(tmp_path: Path) -> None:
     path = write_archive(tmp_path / "a.gz", messages(0, 10))
     with path.open("ab") as file:
         file.write(gzip.compress(encode_many("clicks", "a:4150", messages(10, 15))))

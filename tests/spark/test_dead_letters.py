@@ -70,7 +70,7 @@ def test_a_failed_attempt_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_with_a_ledger_what_is_done_with_is_kept_and_the_rest_comes_anew(tmp_path: Path) -> None:
+def test_with_a_ledger_what_is_done_with_is_kept_and_the_rest_is_sent_again(tmp_path: Path) -> None:
     fail(DeadLetters(tmp_path, "job", 3, done=0), 1, 5, 9)
 
     path = write(tmp_path, 8, done=6)

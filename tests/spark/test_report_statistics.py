@@ -110,7 +110,7 @@ def test_gaps_are_the_pauses_that_are_longer(spark: SparkSession, longer_than_s:
     assert found == sorted(found, key=lambda gap: (gap.begin_ns, gap.topic))
 
 
-def test_parquet_is_told_by_its_content_and_its_topics_are_text(
+def test_parquet_is_recognized_by_its_content_and_its_topics_are_text(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     rows = [("2026", "x:1", f"{n:016x}", None, BEGIN + n * SECOND, 1, b"b") for n in range(10)]

@@ -61,7 +61,7 @@ def test_everything_is_written_and_finished(
     assert is_drained(nsqd)
 
 
-def test_w11_lines_of_several_topics_are_never_torn(
+def test_lines_of_several_topics_are_never_torn(
     nsqd: GoNsqd, make_tail: MakeTail, written: list[bytes]
 ) -> None:
     topics = ("clicks", "views", "sales")
@@ -72,7 +72,7 @@ def test_w11_lines_of_several_topics_are_never_torn(
     assert sorted(b"".join(written).splitlines()) == sorted(expected)
 
 
-def test_w16_a_count_is_in_total_exact_and_every_written_message_is_finished(
+def test_a_count_is_in_total_exact_and_every_written_message_is_finished(
     nsqd: GoNsqd, make_tail: MakeTail, written: list[bytes]
 ) -> None:
     publish_lines(nsqd, "clicks", 500)

@@ -67,7 +67,7 @@ def read_all(stream: Stream, size: int, buffer_size: int) -> bytes:
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 @pytest.mark.parametrize("buffer_size", [100, 20_000, 1 << 18])
-def test_c11_bytes_that_are_decrypted_already_do_not_wait_for_the_selector(
+def test_bytes_that_are_decrypted_already_do_not_wait_for_the_selector(
     certificates: Certificates, tls_server: Serve, version: ssl.TLSVersion, buffer_size: int
 ) -> None:
     stream, server = tls_server(version)
@@ -81,7 +81,7 @@ def test_c11_bytes_that_are_decrypted_already_do_not_wait_for_the_selector(
         assert read_all(stream, 14, buffer_size) == b"still readable"
 
 
-def test_c14_the_lowest_version_is_kept(certificates: Certificates, tls_server: Serve) -> None:
+def test_the_lowest_version_is_kept(certificates: Certificates, tls_server: Serve) -> None:
     stream, _ = tls_server(ssl.TLSVersion.TLSv1_2)
     options = TLSOptions(ca_file=str(certificates.ca), min_version="tls1.3")
     with pytest.raises(TLSError, match=f"{stream.address}: TLS failed"):
@@ -97,7 +97,7 @@ def test_c14_the_lowest_version_is_kept(certificates: Certificates, tls_server: 
         ("ssl3.0", ssl.TLSVersion.TLSv1),
     ],
 )
-def test_c14_every_name_of_a_version_is_a_version(name: str, version: ssl.TLSVersion) -> None:
+def test_every_name_of_a_version_is_a_version(name: str, version: ssl.TLSVersion) -> None:
     assert make_context(TLSOptions(min_version=name)).minimum_version == version
 
 

@@ -135,7 +135,9 @@ def test_pausing_asks_nobody(run_nsq: RunNsq, nsqd: Nsqd) -> None:
         assert nsqd.channel_stats("clicks", "arch")["paused"] is paused
 
 
-def test_what_is_partly_done_is_told_node_by_node(run_nsq: RunNsq, cluster: RunningCluster) -> None:
+def test_what_is_partly_done_is_reported_node_by_node(
+    run_nsq: RunNsq, cluster: RunningCluster
+) -> None:
     first, second = cluster.nsqds
     second.create_topic("clicks")
     first.kill()

@@ -52,9 +52,7 @@ def test_a_channel_is_moved_to_the_last_message(
     assert bodies(target, "clicks", "arch", 1000) == sorted(BODIES)
 
 
-def test_a_topic_without_channels_keeps_none_behind(
-    run_nsq: RunNsq, nsqds: tuple[Nsqd, Nsqd]
-) -> None:
+def test_a_topic_without_channels_gets_none(run_nsq: RunNsq, nsqds: tuple[Nsqd, Nsqd]) -> None:
     source, target = nsqds
     source.publish("clicks", *BODIES[:10])
 

@@ -279,7 +279,7 @@ def test_messages_that_cannot_be_published_show_in_the_status(
     assert (message.id, message.nsqd, message.body) == (large.id, "nsqd:4150", large.body)
 
 
-def test_damage_is_passed_over_told_and_shows_in_the_status(
+def test_damage_is_skipped_reported_and_shows_in_the_status(
     nsqd: GoNsqd, replay: Replay, tmp_path: Path
 ) -> None:
     path = write_archive(tmp_path / "a.gz", messages(0, 10), messages(10, 20))

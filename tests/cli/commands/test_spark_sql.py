@@ -169,7 +169,7 @@ def test_an_unknown_table_is_answered_with_the_known_ones(
     assert result.err.splitlines()[1] == "hint: Known here: old."
 
 
-def test_a_terminal_gets_a_table_and_is_told_what_takes_so_long(
+def test_a_terminal_gets_a_table_and_the_reason_for_the_wait(
     nsq_on_a_terminal: TerminalNsq, spark_env: dict[str, str], tmp_path: Path
 ) -> None:
     log = str(tmp_path / "spark.log")

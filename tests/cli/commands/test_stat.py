@@ -155,7 +155,7 @@ def test_filters_and_sorting_choose_rows(run_nsq: RunNsq, nsqd: Nsqd) -> None:
     assert topics("-t", "v*") == ["views"]
 
 
-def test_a_threshold_that_is_passed_is_told_and_fails(run_nsq: RunNsq, nsqd: Nsqd) -> None:
+def test_a_threshold_that_is_passed_is_reported_and_fails(run_nsq: RunNsq, nsqd: Nsqd) -> None:
     result = run_nsq(at(nsqd, "--once", "--quiet", "--max-depth", "2", "--min-clients", "1"))
     well = run_nsq(at(nsqd, "--max-depth", "3", "--max-requeue-rate", "0"))
 

@@ -177,7 +177,7 @@ def test_a_reader_that_went_away_is_141_without_a_word(spawn_nsq: SpawnNsq, clic
     wait_until(lambda: clicks.depth("clicks", "c") >= 99, what="what was not written waits again")
 
 
-def test_w33_a_misspelt_topic_is_not_created(run_nsq: RunNsq, clicks: GoNsqd) -> None:
+def test_a_misspelt_topic_is_not_created(run_nsq: RunNsq, clicks: GoNsqd) -> None:
     result = run_nsq(["tail", "-t", "click", *place(clicks)[5:]])
 
     assert result.status == 3
@@ -188,7 +188,7 @@ def test_w33_a_misspelt_topic_is_not_created(run_nsq: RunNsq, clicks: GoNsqd) ->
     assert [topic["topic_name"] for topic in clicks.stats()["topics"]] == ["clicks"]
 
 
-def test_w1_a_backlog_without_a_channel_is_not_touched(run_nsq: RunNsq, nsqd: GoNsqd) -> None:
+def test_a_backlog_without_a_channel_is_not_touched(run_nsq: RunNsq, nsqd: GoNsqd) -> None:
     nsqd.publish("clicks", *(b"%d" % n for n in range(1000)))
     command = ["tail", "-t", "clicks", *place(nsqd)[5:], "-n", "3"]
 

@@ -136,7 +136,7 @@ def test_each_finished_file_goes_to_the_hook(
     assert [path.name for path in target.iterdir()] == [path.name for path in finished_files(out)]
 
 
-def test_a_hook_that_fails_is_told_and_shows_in_the_status(
+def test_a_hook_that_fails_is_reported_and_shows_in_the_status(
     nsqd: GoNsqd, out: Path, run_nsq: RunNsq
 ) -> None:
     publish(nsqd, b"one")

@@ -48,7 +48,7 @@ def test_more_than_the_pipe_holds_is_written_whole(pipe: tuple[int, int], blocki
     assert got == [data]
 
 
-def test_a_reader_that_went_away_is_told_apart(pipe: tuple[int, int]) -> None:
+def test_a_reader_that_went_away_is_distinguished(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     os.close(reader)
 

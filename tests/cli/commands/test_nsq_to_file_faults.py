@@ -1,4 +1,4 @@
-"""The faults of nsq_to_file, numbered as in our notes on it: each one is shown to be mended here.
+"""The faults of nsq_to_file: each one is shown not to be in ``nsq to-file``.
 
 The tests run the real command against the real nsqd.
 """
@@ -87,7 +87,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", place], check=True)
 
 
-def test_w2_messages_are_never_discarded_after_some_attempts(
+def test_messages_are_never_discarded_after_some_attempts(
     nsqd: GoNsqd, out: Path, run_nsq: RunNsq
 ) -> None:
     publish(nsqd, b"one")
@@ -108,7 +108,7 @@ def deliver_and_requeue(nsqd: GoNsqd, times: int) -> None:
             message.requeue(0, backoff=False)
 
 
-def test_w3_hup_with_a_work_directory_finishes_the_file_and_goes_on(
+def test_hup_with_a_work_directory_finishes_the_file_and_goes_on(
     nsqd: GoNsqd, out: Path, tmp_path: Path, spawn_nsq: SpawnNsq
 ) -> None:
     publish(nsqd, b"before")
@@ -125,7 +125,7 @@ def test_w3_hup_with_a_work_directory_finishes_the_file_and_goes_on(
     assert [text_of(path) for path in finished_files(out)] == [b"before\n", b"after\n"]
 
 
-def test_w4_files_that_a_crash_left_in_the_work_directory_are_published(
+def test_files_that_a_crash_left_in_the_work_directory_are_published(
     nsqd: GoNsqd, out: Path, tmp_path: Path, spawn_nsq: SpawnNsq, run_nsq: RunNsq
 ) -> None:
     args = to_file(nsqd, out, *RAW, "--work-dir", str(tmp_path / "work"))
@@ -142,7 +142,7 @@ def test_w4_files_that_a_crash_left_in_the_work_directory_are_published(
     assert parts(tmp_path / "work") == []
 
 
-def test_w6_a_disk_that_was_full_leaves_no_line_glued_to_another(
+def test_a_disk_that_was_full_leaves_no_line_glued_to_another(
     go_nsqd: Callable[..., GoNsqd], small_disk: Path, spawn_nsq: SpawnNsq
 ) -> None:
     nsqd = go_nsqd("-msg-timeout=2s")
@@ -161,7 +161,7 @@ def test_w6_a_disk_that_was_full_leaves_no_line_glued_to_another(
     assert sorted(lines_of(small_disk)) == bodies
 
 
-def test_w9_directories_are_fsynced_when_names_are_made(
+def test_directories_are_fsynced_when_names_are_made(
     nsqd: GoNsqd, out: Path, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     publish(nsqd, b"one")
@@ -183,7 +183,7 @@ def test_w9_directories_are_fsynced_when_names_are_made(
     assert trace.read_text().splitlines().count(str(out)) >= 2  # begun, and finished
 
 
-def test_w10_the_work_directory_may_be_on_another_file_system(
+def test_the_work_directory_may_be_on_another_file_system(
     nsqd: GoNsqd, out: Path, small_disk: Path, run_nsq: RunNsq
 ) -> None:
     publish(nsqd, b"one", b"two")
@@ -195,7 +195,7 @@ def test_w10_the_work_directory_may_be_on_another_file_system(
     assert parts(small_disk) == []
 
 
-def test_w10_a_file_that_cannot_be_published_now_is_published_later(
+def test_a_file_that_cannot_be_published_now_is_published_later(
     nsqd: GoNsqd, small_disk: Path, tmp_path: Path, spawn_nsq: SpawnNsq
 ) -> None:
     publish(nsqd, b"one")
@@ -213,7 +213,7 @@ def test_w10_a_file_that_cannot_be_published_now_is_published_later(
     assert lines_of(small_disk) == [b"one"]
 
 
-def test_w11_a_second_process_is_refused(
+def test_a_second_process_is_refused(
     nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq, run_nsq: RunNsq
 ) -> None:
     publish(nsqd, b"one")
@@ -227,7 +227,7 @@ def test_w11_a_second_process_is_refused(
     stop(process)
 
 
-def test_w12_messages_held_for_longer_than_their_timeout_are_touched(
+def test_messages_held_for_longer_than_their_timeout_are_touched(
     nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq
 ) -> None:
     publish(nsqd, b"one", b"two", b"three")
@@ -241,7 +241,7 @@ def test_w12_messages_held_for_longer_than_their_timeout_are_touched(
     assert nsqd.channel_stats(TOPIC, CHANNEL)["timeout_count"] == 0
 
 
-def test_w13_after_a_crash_zcat_reads_every_file(
+def test_after_a_crash_zcat_reads_every_file(
     nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq, run_nsq: RunNsq
 ) -> None:
     publish(nsqd, *[b"%d" % number for number in range(500)])
@@ -265,7 +265,7 @@ def text_of_half_a_member() -> bytes:
     return gzip.compress(b"never finished\n" * 100)[:40]
 
 
-def test_w14_bodies_with_newlines_can_be_told_apart(
+def test_bodies_with_newlines_stay_distinguishable(
     nsqd: GoNsqd, out: Path, run_nsq: RunNsq
 ) -> None:
     publish(nsqd, b"a\nb", b"c")
@@ -277,7 +277,7 @@ def test_w14_bodies_with_newlines_can_be_told_apart(
     assert {message["nsqd"] for message in messages} == {nsqd.tcp_address}
 
 
-def test_w14_raw_files_say_that_they_cannot(nsqd: GoNsqd, out: Path, run_nsq: RunNsq) -> None:
+def test_raw_files_say_that_they_cannot(nsqd: GoNsqd, out: Path, run_nsq: RunNsq) -> None:
     publish(nsqd, b"a\nb", b"c")
 
     result = run_nsq(to_file(nsqd, out, *RAW, "-n", "2"))
@@ -285,7 +285,7 @@ def test_w14_raw_files_say_that_they_cannot(nsqd: GoNsqd, out: Path, run_nsq: Ru
     assert "bodies contain the delimiter" in result.err
 
 
-def test_w17_an_nsqd_that_is_down_is_an_error_and_not_an_idle_process(
+def test_an_nsqd_that_is_down_is_an_error_and_not_an_idle_process(
     out: Path, run_nsq: RunNsq, nsqd: GoNsqd
 ) -> None:
     nsqd.kill()
@@ -296,7 +296,7 @@ def test_w17_an_nsqd_that_is_down_is_an_error_and_not_an_idle_process(
     assert f"cannot connect to {nsqd.tcp_address}" in result.err
 
 
-def test_w17_a_format_that_names_no_file_is_refused_at_once(
+def test_a_format_that_names_no_file_is_refused_at_once(
     out: Path, run_nsq: RunNsq, nsqd: GoNsqd
 ) -> None:
     result = run_nsq(to_file(nsqd, out, "--filename-format", "../<TOPIC>"))
@@ -305,7 +305,7 @@ def test_w17_a_format_that_names_no_file_is_refused_at_once(
     assert "does not stay inside its directory" in result.err
 
 
-def test_w17_a_format_without_rev_gets_one_where_it_is_needed(
+def test_a_format_without_rev_gets_one_where_it_is_needed(
     nsqd: GoNsqd, out: Path, run_nsq: RunNsq
 ) -> None:
     for body in (b"one", b"two"):
@@ -334,7 +334,7 @@ def topics_known(lookupd: GoNsqlookupd) -> list[str]:
     return topics
 
 
-def test_w18_and_w19_topics_are_found_at_once_though_a_lookupd_is_down(
+def test_topics_are_found_at_once_though_a_lookupd_is_down(
     cluster: tuple[GoNsqlookupd, GoNsqd], out: Path, run_nsq: RunNsq
 ) -> None:
     lookupd, nsqd = cluster
@@ -350,7 +350,7 @@ def test_w18_and_w19_topics_are_found_at_once_though_a_lookupd_is_down(
     assert sorted(m["body"] for m in messages_of(out)) == [b"orders.new", b"orders.old"]
 
 
-def test_w20_the_trouble_of_one_topic_is_not_that_of_another(
+def test_the_trouble_of_one_topic_is_not_that_of_another(
     go_nsqd: Callable[..., GoNsqd], out: Path, spawn_nsq: SpawnNsq
 ) -> None:
     nsqd = go_nsqd("-msg-timeout=2s")
@@ -374,7 +374,7 @@ def test_w20_the_trouble_of_one_topic_is_not_that_of_another(
     assert len(messages_of(out)) == 2
 
 
-def test_w21_an_nsqd_that_comes_back_is_consumed_again_soon(
+def test_an_nsqd_that_comes_back_is_consumed_again_soon(
     nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq
 ) -> None:
     publish(nsqd, b"before")
@@ -392,7 +392,7 @@ def test_w21_an_nsqd_that_comes_back_is_consumed_again_soon(
     assert sorted(message["body"] for message in messages_of(out)) == [b"after", b"before"]
 
 
-def test_w23_term_with_a_frozen_nsqd_neither_spins_nor_waits_for_ever(
+def test_term_with_a_frozen_nsqd_neither_spins_nor_waits_forever(
     nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq
 ) -> None:
     publish(nsqd, b"one")
@@ -409,7 +409,7 @@ def test_w23_term_with_a_frozen_nsqd_neither_spins_nor_waits_for_ever(
     assert len(messages_of(out)) == 1
 
 
-def test_w23_a_second_signal_leaves_at_once(nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq) -> None:
+def test_a_second_signal_leaves_at_once(nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq) -> None:
     publish(nsqd, b"one")
     process = spawn_nsq(to_file(nsqd, out, "--on-file", "sleep 60"))
     wait_until_drained(nsqd)
@@ -421,7 +421,7 @@ def test_w23_a_second_signal_leaves_at_once(nsqd: GoNsqd, out: Path, spawn_nsq: 
     assert process.wait(5) == 143
 
 
-def test_w24_and_w25_names_that_are_taken_cost_no_descriptors_and_end_nowhere(
+def test_names_that_are_taken_cost_no_descriptors_and_end_nowhere(
     nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq
 ) -> None:
     (out / "d-000000").mkdir(parents=True)
@@ -448,7 +448,7 @@ def test_w24_and_w25_names_that_are_taken_cost_no_descriptors_and_end_nowhere(
         (["--gzip-level", "0"], "less than 1"),
     ],
 )
-def test_w26_what_cannot_work_is_refused(
+def test_what_cannot_work_is_refused(
     nsqd: GoNsqd, out: Path, run_nsq: RunNsq, flags: list[str], reason: str
 ) -> None:
     result = run_nsq(to_file(nsqd, out, *flags))
@@ -457,7 +457,7 @@ def test_w26_what_cannot_work_is_refused(
     assert reason in result.err
 
 
-def test_w26_a_sync_interval_of_nothing_flushes_at_once(
+def test_a_sync_interval_of_nothing_flushes_at_once(
     nsqd: GoNsqd, out: Path, run_nsq: RunNsq
 ) -> None:
     publish(nsqd, b"one")
@@ -465,7 +465,7 @@ def test_w26_a_sync_interval_of_nothing_flushes_at_once(
     assert run_nsq(to_file(nsqd, out, "--sync-interval", "0s", "-n", "1")).status == 0
 
 
-def test_w27_directories_may_be_spelled_in_any_way(
+def test_directories_may_be_spelled_in_any_way(
     nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq
 ) -> None:
     publish(nsqd, b"one")
@@ -478,7 +478,7 @@ def test_w27_directories_may_be_spelled_in_any_way(
     assert finished_files(work) == []
 
 
-def test_w28_an_invalid_topic_is_refused(nsqd: GoNsqd, out: Path, run_nsq: RunNsq) -> None:
+def test_an_invalid_topic_is_refused(nsqd: GoNsqd, out: Path, run_nsq: RunNsq) -> None:
     args = to_file(nsqd, out)
     args[2] = "bad topic"
 
@@ -488,7 +488,7 @@ def test_w28_an_invalid_topic_is_refused(nsqd: GoNsqd, out: Path, run_nsq: RunNs
     assert "invalid topic name" in result.err
 
 
-def test_w30_the_directory_is_asked_for_and_modes_are_private(
+def test_the_directory_is_asked_for_and_modes_are_private(
     nsqd: GoNsqd, out: Path, run_nsq: RunNsq
 ) -> None:
     assert "--output-dir" in run_nsq(["to-file", "-t", TOPIC]).err
@@ -501,7 +501,7 @@ def test_w30_the_directory_is_asked_for_and_modes_are_private(
     assert stat.S_IMODE(out.stat().st_mode) == 0o700
 
 
-def test_w33_a_misspelt_topic_is_not_created(nsqd: GoNsqd, out: Path, run_nsq: RunNsq) -> None:
+def test_a_misspelt_topic_is_not_created(nsqd: GoNsqd, out: Path, run_nsq: RunNsq) -> None:
     nsqd.create_topic(TOPIC)
     args = to_file(nsqd, out)
     args[2] = "clikcs"
@@ -513,9 +513,7 @@ def test_w33_a_misspelt_topic_is_not_created(nsqd: GoNsqd, out: Path, run_nsq: R
     assert [topic["topic_name"] for topic in nsqd.stats()["topics"]] == [TOPIC]
 
 
-def test_w33_a_deleted_topic_is_not_brought_back(
-    nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq
-) -> None:
+def test_a_deleted_topic_is_not_brought_back(nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq) -> None:
     publish(nsqd, b"one")
     process = spawn_nsq(to_file(nsqd, out))
     wait_until_drained(nsqd)
@@ -529,7 +527,7 @@ def test_w33_a_deleted_topic_is_not_brought_back(
     assert len(messages_of(out)) == 1
 
 
-def test_w35_the_exit_status_and_the_summary_say_what_happened(
+def test_the_exit_status_and_the_summary_say_what_happened(
     nsqd: GoNsqd, out: Path, run_nsq: RunNsq
 ) -> None:
     publish(nsqd, b"one", b"two")

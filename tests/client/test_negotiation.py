@@ -1,10 +1,7 @@
 """TLS, compression and AUTH, and the order in which a connection gets them.
 
-C4  an ended compressed stream           test_hazards_liveness.py (H8)
-C6  pynsq with deflate hangs on its own: nothing of ours to test
-C7  latency in every mode                test_matrix.py
-C12 nsqd gives five seconds for the handshake, which starts at once: no state to test
-C17 codecs                               test_codecs.py
+Latency in every mode is in test_matrix.py, the codecs alone in tests/protocol/test_codecs.py. nsqd
+gives five seconds for the handshake, which starts at once: there is no state to test.
 """
 
 from __future__ import annotations
@@ -95,7 +92,7 @@ def compressed_ok(compression: str) -> bytes:
 
 
 @pytest.mark.parametrize("compression", ["snappy", "deflate"])
-def test_c1_compressed_bytes_behind_the_reply_are_not_lost(
+def test_compressed_bytes_after_the_reply_are_not_lost(
     scripted_nsqd: ScriptedNsqd, in_background: InBackground, compression: str
 ) -> None:
     glued = compressed_ok(compression)
@@ -103,14 +100,14 @@ def test_c1_compressed_bytes_behind_the_reply_are_not_lost(
         opening = in_background(open_to, scripted_nsqd.address, **{compression: True})
         conn = scripted_nsqd.accept()
         identify = conn.expect("IDENTIFY")
-        assert identify.read == 0  # C2: magic and IDENTIFY in one write, and nothing behind them
+        assert identify.read == 0  # magic and IDENTIFY in one write, and nothing after them
         assert conn.not_yet_expected == []
         conn.reply_identify(glued=glued[:cut], **{compression: True})
         conn.send(glued[cut:])
         opening.result(5).close()
 
 
-def test_c2_nothing_is_sent_behind_identify(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
+def test_nothing_is_sent_after_identify(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
     consume(scripted_nsqd.address)
     conn = scripted_nsqd.accept()
     identify = conn.expect("IDENTIFY")
@@ -122,7 +119,7 @@ def test_c2_nothing_is_sent_behind_identify(scripted_nsqd: ScriptedNsqd, consume
 
 
 @pytest.mark.parametrize("mode", MODES, ids=names)
-def test_c3_one_byte_at_a_time(
+def test_one_byte_at_a_time(
     tls_nsqd: GoNsqd,
     certificates: Certificates,
     proxy_to: Callable[[str], Proxy],
@@ -145,7 +142,7 @@ def test_c3_one_byte_at_a_time(
 
 @pytest.mark.usefixtures("small_buffers")
 @pytest.mark.parametrize("mode", MODES, ids=names)
-def test_c5_c10_large_publishes_in_little_pieces(
+def test_large_publishes_in_little_pieces(
     tls_nsqd: GoNsqd,
     certificates: Certificates,
     produce: Produce,
@@ -173,7 +170,7 @@ def test_c5_c10_large_publishes_in_little_pieces(
     assert consumer.stats.late == 0
 
 
-def test_c8_the_level_of_deflate_is_what_nsqd_granted(
+def test_the_level_of_deflate_is_what_nsqd_granted(
     go_nsqd: Callable[..., GoNsqd], certificates: Certificates
 ) -> None:
     nsqd = go_nsqd("-max-deflate-level=2")
@@ -181,7 +178,7 @@ def test_c8_the_level_of_deflate_is_what_nsqd_granted(
         assert connection.reply.deflate_level == 2
 
 
-def test_c9_sockets_are_read_and_written_by_one_thread(
+def test_sockets_are_read_and_written_by_one_thread(
     tls_nsqd: GoNsqd,
     certificates: Certificates,
     consume: Consume,
@@ -213,7 +210,7 @@ def test_c9_sockets_are_read_and_written_by_one_thread(
 
 
 @pytest.mark.parametrize("compression", COMPRESSION, ids=names)
-def test_c11_a_burst_over_tls_is_read_to_its_end(
+def test_a_burst_over_tls_is_read_to_its_end(
     tls_nsqd: GoNsqd,
     certificates: Certificates,
     consume: Consume,
@@ -235,7 +232,7 @@ def test_c11_a_burst_over_tls_is_read_to_its_end(
 # -- TLS that must not be -----------------------------------------------------------------------
 
 
-def test_c13_a_missing_client_certificate_is_named(
+def test_a_missing_client_certificate_is_named(
     go_nsqd: Callable[..., GoNsqd], certificates: Certificates
 ) -> None:
     nsqd = go_nsqd(
@@ -256,7 +253,7 @@ def test_c13_a_missing_client_certificate_is_named(
     ).close()
 
 
-def test_c13_an_nsqd_that_requires_tls_is_named(
+def test_an_nsqd_that_requires_tls_is_named(
     go_nsqd: Callable[..., GoNsqd], certificates: Certificates, produce: Produce
 ) -> None:
     nsqd = go_nsqd(*certificates.server.nsqd_flags, "-tls-required=true")
@@ -267,7 +264,7 @@ def test_c13_an_nsqd_that_requires_tls_is_named(
 
 
 @pytest.mark.parametrize("wrong", ["host", "expired", "ca", "system"])
-def test_c15_a_certificate_that_is_not_right_is_refused_and_named(
+def test_a_certificate_that_is_not_right_is_refused_and_named(
     go_nsqd: Callable[..., GoNsqd], certificates: Certificates, wrong: str
 ) -> None:
     servers = {"host": certificates.wrong_host_server, "expired": certificates.expired_server}
@@ -281,7 +278,7 @@ def test_c15_a_certificate_that_is_not_right_is_refused_and_named(
     open_to(nsqd.tcp_address, tls_v1=True, tls_insecure_skip_verify=True).close()
 
 
-def test_c15_tls_that_is_not_offered_is_refused_and_the_secret_stays(
+def test_tls_that_is_not_offered_is_refused_and_the_secret_stays(
     scripted_nsqd: ScriptedNsqd, in_background: InBackground
 ) -> None:
     opening = in_background(open_to, scripted_nsqd.address, tls_v1=True, auth_secret="hush")
@@ -295,7 +292,7 @@ def test_c15_tls_that_is_not_offered_is_refused_and_the_secret_stays(
     assert all(b"hush" not in command.body for command in conn.commands)
 
 
-def test_clear_text_behind_the_tls_agreement_is_refused(
+def test_clear_text_after_the_tls_agreement_is_refused(
     scripted_nsqd: ScriptedNsqd, in_background: InBackground
 ) -> None:
     opening = in_background(open_to, scripted_nsqd.address, tls_v1=True)
@@ -331,7 +328,7 @@ def test_compression_that_is_not_offered_is_said_and_done_without(
 # -- AUTH ---------------------------------------------------------------------------------------
 
 
-def test_c16_auth_comes_when_it_is_required_and_before_sub(
+def test_auth_comes_when_it_is_required_and_before_sub(
     scripted_nsqd: ScriptedNsqd, consume: Consume
 ) -> None:
     consume(scripted_nsqd.address, auth_secret="hush")
@@ -343,7 +340,7 @@ def test_c16_auth_comes_when_it_is_required_and_before_sub(
     conn.expect(f"SUB {TOPIC} {CHANNEL}")
 
 
-def test_c16_a_secret_is_not_sent_to_an_nsqd_that_wants_none(
+def test_a_secret_is_not_sent_to_an_nsqd_that_does_not_ask_for_one(
     nsqd: GoNsqd, scripted_nsqd: ScriptedNsqd, consume: Consume
 ) -> None:
     consumer = consume(nsqd.tcp_address, auth_secret="hush")
@@ -356,7 +353,7 @@ def test_c16_a_secret_is_not_sent_to_an_nsqd_that_wants_none(
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_c16_a_real_nsqd_with_auth(
+def test_a_real_nsqd_with_auth(
     go_nsqd: Callable[..., GoNsqd],
     auth_server: AuthServer,
     certificates: Certificates,

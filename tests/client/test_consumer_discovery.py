@@ -1,11 +1,8 @@
 """Finding nsqd, and finding them again.
 
-D4 forms of addresses                       test_addresses.py
-D7 lookups decide, D14 refusals, D15 direct test_reconnect.py; D7 and D15 here as well
-D8 nothing after a stop                     test_hazards_stop.py
-D10 one nsqd under two names is connected twice: as in all clients, documented
-D11 both JSON forms                         here; D12 jitter: test_discovery.py
-D16 RDY to subscribed connections only      test_rdy.py
+The forms of an address are in tests/protocol/test_addresses.py, when to retry one is in
+test_reconnect.py, jitter in test_discovery.py. One nsqd under two names is connected twice, as in
+all clients.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ LookupdFactory = Callable[..., GoNsqlookupd]
 ScriptedLookupdFactory = Callable[[], Any]
 
 
-def test_d1_a_topic_that_is_not_there_yet_is_no_error(
+def test_a_topic_that_is_not_there_yet_is_not_an_error(
     nsqlookupd: LookupdFactory,
     go_nsqd: GoNsqdFactory,
     consume: Consume,
@@ -47,7 +44,7 @@ def test_d1_a_topic_that_is_not_there_yet_is_no_error(
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
-def test_d2_messages_flow_on_when_lookupd_is_gone(
+def test_messages_flow_on_when_lookupd_is_gone(
     nsqlookupd: LookupdFactory, go_nsqd: GoNsqdFactory, consume: Consume
 ) -> None:
     lookupd = nsqlookupd()
@@ -64,7 +61,7 @@ def test_d2_messages_flow_on_when_lookupd_is_gone(
     assert consumer.connections == [nsqd.tcp_address]
 
 
-def test_d3_all_lookupd_are_asked_and_a_dead_one_hides_nothing(
+def test_all_lookupd_are_asked_and_a_dead_one_hides_nothing(
     scripted_lookupd: ScriptedLookupdFactory, go_nsqd: GoNsqdFactory, consume: Consume
 ) -> None:
     nsqds = [go_nsqd(), go_nsqd()]
@@ -80,7 +77,7 @@ def test_d3_all_lookupd_are_asked_and_a_dead_one_hides_nothing(
     assert all(len(lookupd.requests) == 1 for lookupd in lookupds)
 
 
-def test_d5_two_hundred_polls_leak_nothing(
+def test_two_hundred_polls_leak_nothing(
     scripted_lookupd: ScriptedLookupdFactory, consume: Consume
 ) -> None:
     def descriptors() -> int:
@@ -94,7 +91,7 @@ def test_d5_two_hundred_polls_leak_nothing(
     assert descriptors() <= before + 2  # whatever is under way
 
 
-def test_d6_an_ipv6_broadcast_address(
+def test_an_ipv6_broadcast_address(
     nsqlookupd: LookupdFactory, go_nsqd: GoNsqdFactory, consume: Consume
 ) -> None:
     lookupd = nsqlookupd()
@@ -109,7 +106,7 @@ def test_d6_an_ipv6_broadcast_address(
     assert nsqd.tcp_address.startswith("[::1]:")
 
 
-def test_d7_a_deleted_topic_is_not_made_again_by_reconnecting(
+def test_a_deleted_topic_is_not_recreated_by_reconnecting(
     scripted_lookupd: ScriptedLookupdFactory, scripted_nsqd: ScriptedNsqd, consume: Consume
 ) -> None:
     lookupd = scripted_lookupd()
@@ -131,7 +128,7 @@ def test_d7_a_deleted_topic_is_not_made_again_by_reconnecting(
     scripted_nsqd.accept()
 
 
-def test_d9_a_name_is_resolved_at_every_connect(
+def test_a_name_is_resolved_at_every_connect(
     consume: Consume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolve = socket.getaddrinfo
@@ -153,7 +150,7 @@ def test_d9_a_name_is_resolved_at_every_connect(
 
 
 @pytest.mark.parametrize("is_wrapped", [True, False])
-def test_d11_the_json_of_today_and_of_nsq_0_3(
+def test_the_json_of_nsq_1_and_of_nsq_0_3(
     scripted_lookupd: ScriptedLookupdFactory, nsqd: GoNsqd, consume: Consume, is_wrapped: bool
 ) -> None:
     lookupd = scripted_lookupd()
@@ -178,7 +175,7 @@ def test_a_secret_goes_to_lookupd_only_when_asked_for(
     assert told.requests[0][1]["Authorization"] == "Bearer hush"
 
 
-def test_d13_a_lookupd_that_hangs_delays_no_other(
+def test_a_lookupd_that_hangs_delays_no_other(
     deaf_address: str,
     scripted_lookupd: ScriptedLookupdFactory,
     nsqd: GoNsqd,
@@ -193,7 +190,7 @@ def test_d13_a_lookupd_that_hangs_delays_no_other(
     assert consumer.stop(timeout_s=2)
 
 
-def test_d15_a_direct_nsqd_that_no_lookupd_lists_is_connected_again(
+def test_a_direct_nsqd_that_no_lookupd_lists_is_connected_again(
     scripted_lookupd: ScriptedLookupdFactory, nsqd: GoNsqd, consume: Consume
 ) -> None:
     consumer = consume(nsqd.tcp_address, lookupd=scripted_lookupd().address)

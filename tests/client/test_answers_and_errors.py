@@ -1,7 +1,4 @@
-"""Answers, errors and wrong peers.
-
-P2 delays: here against nsqd; P5 attempts: test_frames.py; P6 counted: P1; P8 names: test_names.py
-"""
+"""Answers, errors and wrong peers."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ def batch_of(consumer: Consumer) -> Batch:
     return batch
 
 
-def test_p1_an_answer_that_is_too_late_is_counted_and_harmless(
+def test_an_answer_that_is_too_late_is_counted_and_harmless(
     scripted_nsqd: ScriptedNsqd, consume: Consume
 ) -> None:
     consumer = consume(scripted_nsqd.address)
@@ -56,9 +53,7 @@ def test_p1_an_answer_that_is_too_late_is_counted_and_harmless(
     conn.expect("NOP")
 
 
-def test_p1_nothing_behind_a_fatal_error_counts(
-    scripted_nsqd: ScriptedNsqd, consume: Consume
-) -> None:
+def test_nothing_after_a_fatal_error_counts(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
     errors: list[NsqError] = []
     consume(scripted_nsqd.address, more={"on_error": errors.append})
     conn = connected(scripted_nsqd)
@@ -83,7 +78,7 @@ def test_an_error_callback_that_fails_does_no_harm(
     connected(scripted_nsqd)
 
 
-def test_p2_a_delay_above_the_limit_of_nsqd_is_cut_to_it(nsqd: GoNsqd, consume: Consume) -> None:
+def test_a_delay_above_the_limit_of_nsqd_is_cut_to_it(nsqd: GoNsqd, consume: Consume) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, b"x")
     consumer = consume(nsqd.tcp_address)
@@ -97,7 +92,7 @@ def test_p2_a_delay_above_the_limit_of_nsqd_is_cut_to_it(nsqd: GoNsqd, consume: 
 
 
 @pytest.mark.parametrize("delay_s", [-1, float("nan"), -0.001])
-def test_p2_a_delay_that_makes_no_sense_is_refused_and_the_message_stays(
+def test_a_delay_that_makes_no_sense_is_refused_and_the_message_stays(
     scripted_nsqd: ScriptedNsqd, consume: Consume, delay_s: float
 ) -> None:
     consumer = consume(scripted_nsqd.address)
@@ -112,7 +107,7 @@ def test_p2_a_delay_that_makes_no_sense_is_refused_and_the_message_stays(
     ("attempts", "delay_s", "delay_ms"),
     [(1, 0, 0), (1, None, 90_000), (4, None, 360_000), (5, None, 450_000), (1, 0.0015, 2)],
 )
-def test_p3_zero_is_a_delay_and_seconds_become_milliseconds(
+def test_zero_is_a_delay_and_seconds_become_milliseconds(
     scripted_nsqd: ScriptedNsqd,
     consume: Consume,
     attempts: int,
@@ -127,7 +122,7 @@ def test_p3_zero_is_a_delay_and_seconds_become_milliseconds(
     conn.expect(f"REQ {message_id} {delay_ms}")
 
 
-def test_p3_the_default_delay_has_a_limit(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
+def test_the_default_delay_has_a_limit(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
     consumer = consume(scripted_nsqd.address, max_attempts=0)
     conn = connected(scripted_nsqd)
     message_id = conn.message(b"x", attempts=60_000)
@@ -136,7 +131,7 @@ def test_p3_the_default_delay_has_a_limit(scripted_nsqd: ScriptedNsqd, consume: 
     conn.expect(f"REQ {message_id} 900000")
 
 
-def test_p4_a_message_is_handled_so_often_then_given_up_and_finished(
+def test_a_message_is_handled_up_to_the_limit_then_given_up_and_finished(
     nsqd: GoNsqd, consume: Consume, handle: Handle
 ) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)
@@ -161,7 +156,7 @@ def test_p4_a_message_is_handled_so_often_then_given_up_and_finished(
     assert consumer.stats.given_up == 1
 
 
-def test_p7_the_http_port_is_named_at_once(nsqd: GoNsqd) -> None:
+def test_the_http_port_is_named_at_once(nsqd: GoNsqd) -> None:
     began = time.monotonic()
     with pytest.raises(ProtocolError, match=nsqd.http_address) as caught:
         open_connection(parse_address(nsqd.http_address), ClientOptions(), None)
@@ -169,7 +164,7 @@ def test_p7_the_http_port_is_named_at_once(nsqd: GoNsqd) -> None:
     assert time.monotonic() - began < 1
 
 
-def test_p7_nsqlookupds_tcp_port_is_named_at_once(
+def test_nsqlookupds_tcp_port_is_named_at_once(
     nsqlookupd: Callable[..., GoNsqlookupd],
 ) -> None:
     address = nsqlookupd().tcp_address
@@ -178,7 +173,7 @@ def test_p7_nsqlookupds_tcp_port_is_named_at_once(
     assert "nsqlookupd" in caught.value.hint
 
 
-def test_p9_a_message_is_answered_once_whoever_asks(
+def test_a_message_is_answered_once_whoever_asks(
     scripted_nsqd: ScriptedNsqd, consume: Consume, in_background: InBackground
 ) -> None:
     consumer = consume(scripted_nsqd.address)
@@ -200,7 +195,7 @@ def test_p9_a_message_is_answered_once_whoever_asks(
     assert conn.not_yet_expected == []
 
 
-def test_p9_answers_after_the_end_are_no_error_and_not_sent(
+def test_answers_after_the_end_are_no_error_and_not_sent(
     scripted_nsqd: ScriptedNsqd, consume: Consume
 ) -> None:
     consumer = consume(scripted_nsqd.address, drain_timeout_s=0.1)
@@ -214,7 +209,7 @@ def test_p9_answers_after_the_end_are_no_error_and_not_sent(
     conn.expect_closed()
 
 
-def test_p10_an_answer_never_goes_to_the_next_connection(
+def test_an_answer_never_goes_to_the_next_connection(
     scripted_nsqd: ScriptedNsqd, consume: Consume
 ) -> None:
     consumer = consume(scripted_nsqd.address)
@@ -231,7 +226,7 @@ def test_p10_an_answer_never_goes_to_the_next_connection(
     again.expect(f"FIN {message_id}")
 
 
-def test_a_message_delivered_anew_replaces_its_unanswered_delivery(
+def test_a_redelivered_message_replaces_its_unanswered_delivery(
     scripted_nsqd: ScriptedNsqd, consume: Consume
 ) -> None:
     consumer = consume(scripted_nsqd.address)
@@ -268,7 +263,7 @@ def test_a_batch_is_finished_but_for_what_was_answered(
     assert conn.not_yet_expected == []
 
 
-def test_touch_starts_the_timeout_anew(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
+def test_touch_restarts_the_timeout(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
     consumer = consume(scripted_nsqd.address)
     conn = connected(scripted_nsqd)
     message_id = conn.message(b"x")
@@ -321,7 +316,7 @@ def test_an_old_nsqd_that_answers_ok_is_consumed_with_the_old_limits(
     conn.skip_to("RDY 2500")
 
 
-def test_a_refused_subscription_is_told_with_the_words_of_nsqd(
+def test_a_refused_subscription_is_reported_with_the_words_of_nsqd(
     scripted_nsqd: ScriptedNsqd, consume: Consume
 ) -> None:
     errors: list[NsqError] = []

@@ -1,13 +1,7 @@
 """RDY and messages in flight, as nsqd sees them.
 
-R4  never above max_in_flight, whoever comes and goes   test_rdy_machine.py
-R6  no connection starves outside redistribution        test_rdy_machine.py
-R9  not pinned to one busy nsqd                         test_rdy.py
-R10 no slot wasted at a tick                            test_rdy.py
-R11 latency with many nsqd and little in flight         test_rdy.py, as a documented price
-R12 the share of an idle nsqd is not lent to others: as in all reference clients, documented
-R14 is_starved, R15 versions                            test_rdy.py
-the others are here
+Decisions on a clock that the test turns are in test_rdy.py, and under random events in
+test_rdy_machine.py. The share of an idle nsqd is not lent to others, as in all reference clients.
 """
 
 from __future__ import annotations
@@ -52,7 +46,7 @@ def nsqds() -> object:
         yield [stack.enter_context(ScriptedNsqd()) for _ in range(3)]
 
 
-def test_r1_rdy_is_a_window_on_unanswered_messages(nsqd: GoNsqd, consume: Consume) -> None:
+def test_rdy_is_a_window_on_unanswered_messages(nsqd: GoNsqd, consume: Consume) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, *[b"x"] * 20)
     consumer = consume(nsqd.tcp_address, max_in_flight=5)
@@ -73,7 +67,7 @@ def test_r1_rdy_is_a_window_on_unanswered_messages(nsqd: GoNsqd, consume: Consum
     assert in_flight() == 7
 
 
-def test_r2_rdy_zero_precedes_req(
+def test_rdy_zero_precedes_req(
     scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
 ) -> None:
     consumer = consume(scripted_nsqd.address, max_in_flight=1)
@@ -87,7 +81,7 @@ def test_r2_rdy_zero_precedes_req(
     assert written["RDY 0"] == written[f"REQ {message_id} 90000"]
 
 
-def test_r3_one_message_allowed_is_one_rdy_on_three_nsqd(
+def test_one_message_allowed_is_one_rdy_on_three_nsqd(
     nsqds: list[ScriptedNsqd], consume: Consume
 ) -> None:
     consumer = consume(
@@ -100,7 +94,7 @@ def test_r3_one_message_allowed_is_one_rdy_on_three_nsqd(
     assert lines == ["RDY 1"]
 
 
-def test_r5_messages_in_flight_count_when_rdy_moves(
+def test_messages_in_flight_count_when_rdy_moves(
     nsqds: list[ScriptedNsqd], consume: Consume
 ) -> None:
     first, second = nsqds[:2]
@@ -122,7 +116,7 @@ def test_r5_messages_in_flight_count_when_rdy_moves(
     other.expect("RDY 1")
 
 
-def test_r7_a_new_connection_waits_until_the_others_were_lowered(
+def test_a_new_connection_waits_until_the_others_were_lowered(
     nsqds: list[ScriptedNsqd], consume: Consume
 ) -> None:
     first, second = nsqds[:2]
@@ -142,7 +136,7 @@ def test_r7_a_new_connection_waits_until_the_others_were_lowered(
     assert consumer.connections == [first.address]
 
 
-def test_r8_max_in_flight_is_sent_at_once_and_zero_pauses(
+def test_max_in_flight_is_sent_at_once_and_zero_pauses(
     scripted_nsqd: ScriptedNsqd, consume: Consume
 ) -> None:
     consumer = consume(scripted_nsqd.address, max_in_flight=10)
@@ -154,7 +148,7 @@ def test_r8_max_in_flight_is_sent_at_once_and_zero_pauses(
     conn.expect("RDY 10")
 
 
-def test_r8_a_pause_holds_through_backoff(
+def test_a_pause_holds_through_backoff(
     scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
 ) -> None:
     consumer = consume(scripted_nsqd.address, max_in_flight=10, backoff_multiplier_s=0.02)
@@ -174,14 +168,14 @@ def test_r8_a_pause_holds_through_backoff(
     conn.skip_to("RDY 1")
 
 
-def test_r13_a_scripted_limit_of_rdy_is_kept(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
+def test_a_scripted_limit_of_rdy_is_kept(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
     consume(scripted_nsqd.address, max_in_flight=100)
     conn = connected(scripted_nsqd, max_rdy_count=3)
     conn.expect("RDY 1")
     conn.expect("RDY 3")
 
 
-def test_r13_the_limit_of_a_real_nsqd_is_kept(
+def test_the_limit_of_a_real_nsqd_is_kept(
     go_nsqd: Callable[..., GoNsqd], consume: Consume, handle: Handle
 ) -> None:
     nsqd = go_nsqd("-max-rdy-count=3")

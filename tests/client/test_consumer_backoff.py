@@ -1,10 +1,4 @@
-"""Backoff as nsqd sees it.
-
-B2 a closing connection is never tested   test_rdy.py
-B5 delays, B6 jitter, B8 slow way back    test_backoff.py
-B9 max_in_flight in backoff               test_rdy.py, and R8 in test_hazards_rdy.py
-the others are here
-"""
+"""Backoff as nsqd sees it; the state machine alone is in test_backoff.py and test_rdy.py."""
 
 from __future__ import annotations
 
@@ -62,7 +56,7 @@ def test_the_order_of_go_nsqs_own_scenario(
     conn.expect(f"FIN {fourth}")
 
 
-def test_b1_a_connection_made_in_backoff_is_tested(
+def test_a_connection_made_in_backoff_is_tested(
     scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
 ) -> None:
     consumer = consume(scripted_nsqd.address, max_in_flight=5, **QUICK)
@@ -77,7 +71,7 @@ def test_b1_a_connection_made_in_backoff_is_tested(
     assert again.not_yet_expected == []
 
 
-def test_b3_a_requeue_without_backoff_is_tested_again(
+def test_a_requeue_without_backoff_is_tested_again(
     scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
 ) -> None:
     consumer = consume(scripted_nsqd.address, max_in_flight=5, **QUICK)
@@ -95,9 +89,7 @@ def test_b3_a_requeue_without_backoff_is_tested_again(
     conn.expect("RDY 5")
 
 
-def test_b4_fifty_results_at_once_are_one_step(
-    scripted_nsqd: ScriptedNsqd, consume: Consume
-) -> None:
+def test_fifty_results_at_once_are_one_step(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
     consumer = consume(scripted_nsqd.address, max_in_flight=50, **SLOW)
     conn = connected(scripted_nsqd)
     conn.skip_to("RDY 50")
@@ -116,7 +108,7 @@ def test_b4_fifty_results_at_once_are_one_step(
     assert consumer._io.backoff.level == 1
 
 
-def test_b7_giving_up_is_no_result(
+def test_giving_up_is_neither_success_nor_failure(
     scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
 ) -> None:
     given_up: queue.SimpleQueue[bytes] = queue.SimpleQueue()

@@ -1,7 +1,4 @@
-"""Stopping: nothing lost, nothing stuck, nobody asked twice.
-
-D8 no connection after a stop is here, too
-"""
+"""Stopping a consumer: no message lost, no thread stuck, nsqd asked once."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ def left(nsqd: GoNsqd) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("run", range(RUNS))
-def test_s1_no_finish_is_lost_by_the_close(nsqd: GoNsqd, consume: Consume, run: int) -> None:
+def test_no_finish_is_lost_by_the_close(nsqd: GoNsqd, consume: Consume, run: int) -> None:
     fill(nsqd, 1000)
     consumer = consume(nsqd.tcp_address, max_in_flight=250)
     finished = 0
@@ -49,7 +46,7 @@ def test_s1_no_finish_is_lost_by_the_close(nsqd: GoNsqd, consume: Consume, run: 
     assert (depth, in_flight) == (1000 - finished, 0)
 
 
-def test_s2_messages_that_no_handler_saw_are_there_for_the_next_consumer(
+def test_messages_that_no_handler_saw_are_there_for_the_next_consumer(
     nsqd: GoNsqd, consume: Consume
 ) -> None:
     fill(nsqd, 400)
@@ -84,7 +81,7 @@ def test_a_handler_that_never_answers_is_waited_for_and_its_message_requeued(
     assert left(nsqd) == (1, 0)
 
 
-def test_s3_stop_inside_a_handler_returns_and_the_run_ends(
+def test_stop_inside_a_handler_returns_and_the_run_ends(
     nsqd: GoNsqd, consume: Consume, handle: Handle
 ) -> None:
     fill(nsqd, 100)
@@ -100,7 +97,7 @@ def test_s3_stop_inside_a_handler_returns_and_the_run_ends(
     assert left(nsqd) == (99, 0)
 
 
-def test_s3_stop_inside_a_loop_ends_the_loop(nsqd: GoNsqd, consume: Consume) -> None:
+def test_stop_inside_a_loop_ends_the_loop(nsqd: GoNsqd, consume: Consume) -> None:
     fill(nsqd, 100)
     consumer = consume(nsqd.tcp_address, max_in_flight=50)
     seen = 0
@@ -113,7 +110,7 @@ def test_s3_stop_inside_a_loop_ends_the_loop(nsqd: GoNsqd, consume: Consume) -> 
     assert left(nsqd) == (99, 0)
 
 
-def test_s3_stop_from_two_threads(
+def test_stop_from_two_threads(
     nsqd: GoNsqd, consume: Consume, handle: Handle, in_background: InBackground
 ) -> None:
     fill(nsqd, 100)
@@ -124,7 +121,7 @@ def test_s3_stop_from_two_threads(
     running.result(5)
 
 
-def test_s3_stop_before_the_start(consume: Consume) -> None:
+def test_stop_before_the_start(consume: Consume) -> None:
     consumer = consume("127.0.0.1:1", started=False)
     assert consumer.stop()
     consumer.start()
@@ -133,13 +130,13 @@ def test_s3_stop_before_the_start(consume: Consume) -> None:
     assert not consumer._is_started
 
 
-def test_s3_stop_while_connecting(unreachable_address: str, consume: Consume) -> None:
+def test_stop_while_connecting(unreachable_address: str, consume: Consume) -> None:
     consumer = consume(unreachable_address)
     assert consumer.stop(timeout_s=1)
     assert list(consumer) == []
 
 
-def test_s3_stop_during_the_handshake_closes_the_connection(
+def test_stop_during_the_handshake_closes_the_connection(
     scripted_nsqd: ScriptedNsqd, consume: Consume
 ) -> None:
     consumer = consume(scripted_nsqd.address)
@@ -152,7 +149,7 @@ def test_s3_stop_during_the_handshake_closes_the_connection(
     conn.expect_closed()
 
 
-def test_s3_stop_in_backoff(scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle) -> None:
+def test_stop_in_backoff(scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle) -> None:
     consumer = consume(scripted_nsqd.address, backoff_multiplier_s=60)
     running = handle(consumer, lambda message: False)
     conn = scripted_nsqd.accept()
@@ -169,9 +166,7 @@ def test_s3_stop_in_backoff(scripted_nsqd: ScriptedNsqd, consume: Consume, handl
     assert consumer.stop(timeout_s=5)
 
 
-def test_s4_cls_goes_out_once_and_rdy_no_more(
-    scripted_nsqd: ScriptedNsqd, consume: Consume
-) -> None:
+def test_cls_goes_out_once_and_rdy_no_more(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
     consumer = consume(scripted_nsqd.address)
     conn = scripted_nsqd.accept()
     conn.subscribe(TOPIC, CHANNEL)
@@ -191,7 +186,7 @@ def test_s4_cls_goes_out_once_and_rdy_no_more(
     conn.expect_closed()
 
 
-def test_s4_a_message_behind_close_wait_is_requeued_too(
+def test_a_message_after_close_wait_is_requeued_too(
     scripted_nsqd: ScriptedNsqd, consume: Consume
 ) -> None:
     consumer = consume(scripted_nsqd.address)
@@ -207,9 +202,7 @@ def test_s4_a_message_behind_close_wait_is_requeued_too(
     conn.expect_closed()
 
 
-def test_d8_nothing_is_connected_after_a_stop(
-    scripted_nsqd: ScriptedNsqd, consume: Consume
-) -> None:
+def test_nothing_is_connected_after_a_stop(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
     consumer = consume(scripted_nsqd.address, reconnect_base_s=0.2)
     conn = scripted_nsqd.accept()
     conn.subscribe(TOPIC, CHANNEL)

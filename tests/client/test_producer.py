@@ -1,6 +1,6 @@
 """Publishing: every message has one outcome, and it is the right one.
 
-W9 a producer has one nsqd: it never picks a closed connection
+A producer has one nsqd, so there is no test that it avoids a closed connection.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_many_messages_are_split_at_the_limit_of_nsqd(
     ],
     ids=lambda value: repr(value)[:20],
 )
-def test_w7_what_nsqd_would_refuse_never_reaches_it(
+def test_what_nsqd_would_refuse_never_reaches_it(
     nsqd: GoNsqd, produce: Produce, topic: str, bodies: list[bytes], defer_s: float | None
 ) -> None:
     producer = produce(nsqd.tcp_address)
@@ -96,7 +96,7 @@ def test_w7_what_nsqd_would_refuse_never_reaches_it(
     assert nsqd.log.count("TCP: new client") == 1
 
 
-def test_w7_one_bad_publish_among_a_hundred_harms_no_other(
+def test_one_bad_publish_among_a_hundred_harms_no_other(
     nsqd: GoNsqd, produce: Produce, in_background: InBackground
 ) -> None:
     producer = produce(nsqd.tcp_address)
@@ -107,7 +107,7 @@ def test_w7_one_bad_publish_among_a_hundred_harms_no_other(
     assert nsqd.depth(TOPIC) == 99
 
 
-def test_a_rejected_publish_and_what_came_behind_it_are_told_apart(
+def test_a_rejected_publish_and_what_came_after_it_have_different_outcomes(
     scripted_nsqd: ScriptedNsqd, produce: Produce
 ) -> None:
     producer = produce(scripted_nsqd.address)
@@ -130,7 +130,7 @@ def test_a_rejected_publish_and_what_came_behind_it_are_told_apart(
     assert outcome(again) == "published"
 
 
-def test_a_real_rejection_stores_nothing_behind_it(
+def test_a_real_rejection_stores_nothing_after_it(
     go_nsqd: Callable[..., GoNsqd], produce: Produce
 ) -> None:
     nsqd = go_nsqd("-max-msg-size=100")
@@ -179,7 +179,7 @@ def test_what_no_byte_was_sent_of_is_not_unknown(
     assert [outcome(publication) for publication in sent] == ["PublishUnknown", "PublishNotSent"]
 
 
-def test_w1_every_publisher_returns_when_the_connection_breaks(
+def test_every_publisher_returns_when_the_connection_breaks(
     scripted_nsqd: ScriptedNsqd, produce: Produce, in_background: InBackground
 ) -> None:
     producer = produce(scripted_nsqd.address)
@@ -192,7 +192,7 @@ def test_w1_every_publisher_returns_when_the_connection_breaks(
     assert kinds <= {PublishUnknown, PublishNotSent}
 
 
-def test_w2_the_next_publish_after_a_restart_works(nsqd: GoNsqd, produce: Produce) -> None:
+def test_the_next_publish_after_a_restart_works(nsqd: GoNsqd, produce: Produce) -> None:
     producer = produce(nsqd.tcp_address)
     producer.publish(TOPIC, b"x")
     nsqd.stop()
@@ -202,7 +202,7 @@ def test_w2_the_next_publish_after_a_restart_works(nsqd: GoNsqd, produce: Produc
     assert nsqd.depth(TOPIC) == 2
 
 
-def test_w2_it_is_tried_again_in_time_after_failures(nsqd: GoNsqd, produce: Produce) -> None:
+def test_it_is_tried_again_in_time_after_failures(nsqd: GoNsqd, produce: Produce) -> None:
     producer = produce(nsqd.tcp_address)
     producer.publish(TOPIC, b"x")
     nsqd.stop()
@@ -218,7 +218,7 @@ def test_w2_it_is_tried_again_in_time_after_failures(nsqd: GoNsqd, produce: Prod
     wait_until(works, what="a publish")
 
 
-def test_w3_an_address_that_does_not_answer_costs_one_dial_timeout(
+def test_an_address_that_does_not_answer_costs_one_dial_timeout(
     unreachable_address: str, produce: Produce
 ) -> None:
     producer = produce(unreachable_address, dial_timeout_s=0.3)
@@ -229,7 +229,7 @@ def test_w3_an_address_that_does_not_answer_costs_one_dial_timeout(
     assert time.monotonic() - began < 2 * 0.3
 
 
-def test_w4_a_publish_never_waits_for_ever_on_a_connect(
+def test_a_publish_never_waits_forever_on_a_connect(
     unreachable_address: str, produce: Produce
 ) -> None:
     producer = produce(unreachable_address, dial_timeout_s=60, publish_timeout_s=0.2)
@@ -239,7 +239,7 @@ def test_w4_a_publish_never_waits_for_ever_on_a_connect(
     assert not producer.stop(0.1) or time.monotonic() - began < 1
 
 
-def test_w4_heartbeats_do_not_stand_in_for_an_answer(
+def test_heartbeats_do_not_stand_in_for_an_answer(
     scripted_nsqd: ScriptedNsqd, produce: Produce
 ) -> None:
     producer = produce(scripted_nsqd.address, publish_timeout_s=0.5)
@@ -258,7 +258,7 @@ def test_w4_heartbeats_do_not_stand_in_for_an_answer(
         publication.wait(5)
 
 
-def test_w5_every_publication_settles_once(
+def test_every_publication_settles_once(
     nsqd: GoNsqd, proxy_to: Callable[[str], Proxy], produce: Produce
 ) -> None:
     proxy = proxy_to(nsqd.tcp_address)
@@ -279,7 +279,7 @@ def test_w5_every_publication_settles_once(
     assert published <= nsqd.depth(TOPIC) <= published + unknown
 
 
-def test_w5_a_callback_that_fails_does_no_harm(nsqd: GoNsqd, produce: Produce) -> None:
+def test_a_callback_that_fails_does_no_harm(nsqd: GoNsqd, produce: Produce) -> None:
     producer = produce(nsqd.tcp_address)
 
     def fail(publication: Publication) -> None:
@@ -289,7 +289,7 @@ def test_w5_a_callback_that_fails_does_no_harm(nsqd: GoNsqd, produce: Produce) -
     producer.publish(TOPIC, b"x")
 
 
-def test_w6_a_flood_stays_in_its_window(nsqd: GoNsqd, produce: Produce) -> None:
+def test_a_flood_stays_in_its_window(nsqd: GoNsqd, produce: Produce) -> None:
     producer = produce(nsqd.tcp_address)
     most = 0
     publications = []
@@ -304,7 +304,7 @@ def test_w6_a_flood_stays_in_its_window(nsqd: GoNsqd, produce: Produce) -> None:
     assert nsqd.log.count("TCP: new client") == 1
 
 
-def test_w8_an_answer_to_nothing_ends_the_connection(
+def test_an_answer_to_nothing_ends_the_connection(
     scripted_nsqd: ScriptedNsqd, produce: Produce
 ) -> None:
     producer = produce(scripted_nsqd.address)

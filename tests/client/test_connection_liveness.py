@@ -1,7 +1,4 @@
-"""Connections that die, or must not.
-
-H4 silence: also test_liveness.py; H7 the clock: here, by reading the source
-"""
+"""Connections that die, or must not. The clock of silence alone is in test_liveness.py."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ def clients_seen(nsqd: GoNsqd) -> int:
     return nsqd.log.count("TCP: new client")
 
 
-def test_h1_a_slow_handler_and_redeliveries_do_not_stop_heartbeats(
+def test_a_slow_handler_and_redeliveries_do_not_stop_heartbeats(
     go_nsqd: Callable[..., GoNsqd], consume: Consume, handle: Handle
 ) -> None:
     nsqd = go_nsqd("-msg-timeout=1s")
@@ -55,7 +52,7 @@ def test_h1_a_slow_handler_and_redeliveries_do_not_stop_heartbeats(
     )
 
 
-def test_h2_a_handler_on_its_own_thread_outlasts_heartbeats(nsqd: GoNsqd, consume: Consume) -> None:
+def test_a_handler_on_its_own_thread_outlasts_heartbeats(nsqd: GoNsqd, consume: Consume) -> None:
     """nsqd closes after two unanswered ones; three seconds are three."""
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, b"x")
@@ -67,7 +64,7 @@ def test_h2_a_handler_on_its_own_thread_outlasts_heartbeats(nsqd: GoNsqd, consum
     assert message.finish()
 
 
-def test_h3_a_connection_lost_with_messages_in_flight_is_made_again(
+def test_a_connection_lost_with_messages_in_flight_is_recreated(
     scripted_nsqd: ScriptedNsqd, consume: Consume
 ) -> None:
     consumer = consume(scripted_nsqd.address, drain_timeout_s=0.2)
@@ -87,7 +84,7 @@ def test_h3_a_connection_lost_with_messages_in_flight_is_made_again(
     assert consumer.stop(timeout_s=5)
 
 
-def test_h4_a_silent_peer_is_given_up(
+def test_a_silent_peer_is_given_up(
     nsqd: GoNsqd, proxy_to: Callable[[str], Proxy], consume: Consume
 ) -> None:
     errors: list[NsqError] = []
@@ -103,7 +100,7 @@ def test_h4_a_silent_peer_is_given_up(
     wait_until(lambda: consumer.connections, what="a new connection")
 
 
-def test_h5_an_idle_producer_is_not_timed_out_by_its_last_write(
+def test_an_idle_producer_is_not_timed_out_by_its_last_write(
     nsqd: GoNsqd, produce: Produce
 ) -> None:
     producer = produce(nsqd.tcp_address, write_timeout_s=0.1)
@@ -114,7 +111,7 @@ def test_h5_an_idle_producer_is_not_timed_out_by_its_last_write(
     assert clients_seen(nsqd) == 1
 
 
-def test_h6_a_producer_without_heartbeats_may_idle(nsqd: GoNsqd, produce: Produce) -> None:
+def test_a_producer_without_heartbeats_may_idle(nsqd: GoNsqd, produce: Produce) -> None:
     producer = produce(nsqd.tcp_address, heartbeat_interval_s=-1, read_timeout_s=0.1)
     producer.publish(TOPIC, b"x")
     with pytest.raises(AssertionError):
@@ -124,7 +121,7 @@ def test_h6_a_producer_without_heartbeats_may_idle(nsqd: GoNsqd, produce: Produc
 
 
 @pytest.mark.parametrize("floor", ["client", "transport"])
-def test_h7_no_wall_clock_decides_anything(floor: str) -> None:
+def test_no_wall_clock_decides_anything(floor: str) -> None:
     for path in (Path(nsqtools.__file__).parent / floor).glob("*.py"):
         assert "time.time(" not in path.read_text("utf-8"), path
         assert "datetime" not in path.read_text("utf-8"), path
@@ -137,7 +134,7 @@ def cpu_share(seconds: float) -> float:
     return (time.process_time() - used) / (time.monotonic() - began)
 
 
-def test_h8_nothing_to_do_takes_no_cpu(
+def test_nothing_to_do_takes_no_cpu(
     scripted_nsqd: ScriptedNsqd, nsqd: GoNsqd, consume: Consume, produce: Produce
 ) -> None:
     address = scripted_nsqd.address
@@ -153,10 +150,10 @@ def test_h8_nothing_to_do_takes_no_cpu(
 
 
 @pytest.mark.parametrize("compression", ["snappy", "deflate"])
-def test_h8_an_ended_compressed_stream_takes_no_cpu(
+def test_an_ended_compressed_stream_takes_no_cpu(
     nsqd: GoNsqd, proxy_to: Callable[[str], Proxy], consume: Consume, compression: str
 ) -> None:
-    """C4: the end of the stream is not taken for a decoder that wants more."""
+    """The end of the stream is not taken for a decoder that wants more."""
     proxy = proxy_to(nsqd.tcp_address)
     errors: list[NsqError] = []
     consumer = consume(
@@ -173,7 +170,7 @@ def test_h8_an_ended_compressed_stream_takes_no_cpu(
     assert "closed the connection" in str(errors[0])
 
 
-def test_h8_descriptors_do_not_leak(nsqd: GoNsqd, consume: Consume, produce: Produce) -> None:
+def test_descriptors_do_not_leak(nsqd: GoNsqd, consume: Consume, produce: Produce) -> None:
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
