@@ -1,4 +1,4 @@
-"""Archive topics: the service behind ``nsq to-file``.
+"""Archive topics: what ``nsq to-file`` runs.
 
 Each topic has a `TopicArchiver`. This one starts them (those given, and those that a pattern finds,
 now and later), watches limits, and stops them. A topic that was deleted is let go rather than
@@ -18,16 +18,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from nsqtools.archive.archive_settings import ArchiveSettings
 from nsqtools.archive.discovery import TopicDiscovery
-from nsqtools.archive.index import read_index
+from nsqtools.archive.finishing import recover
 from nsqtools.archive.journal import Journal
-from nsqtools.archive.layout import index_of
-from nsqtools.archive.metrics import TopicState
-from nsqtools.archive.recovery import recover
-from nsqtools.archive.settings import ArchiveSettings
+from nsqtools.archive.layout import index_of, read_index
+from nsqtools.archive.notify import TopicState
 from nsqtools.archive.topic_archiver import Quota, TopicArchiver
 from nsqtools.archive.topic_lock import TopicLock
-from nsqtools.archive.topic_writer import TopicWriter, Totals
+from nsqtools.archive.topic_writer import ArchiveTotals, TopicWriter
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import inspect_topic
@@ -40,7 +39,7 @@ TICK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ArchiveSource:
     """Where messages come from."""
 
     channel: str
@@ -54,14 +53,15 @@ class Source:
 class Archiver:
     """`run` on one thread; `stop`, `rotate`, `pause` and `resume` from any.
 
-    ``limits.idle_s`` means that every topic is connected and had nothing for so long.
+    ``limits.idle_s`` means that every topic is connected and received
+    nothing for that time.
     ``on_finished`` is called with each file that is complete, ``on_tick`` twice a second.
     """
 
     def __init__(
         self,
         topics: Sequence[str],
-        source: Source,
+        source: ArchiveSource,
         settings: ArchiveSettings,
         *,
         discovery: TopicDiscovery | None = None,
@@ -85,7 +85,7 @@ class Archiver:
         self._quota = Quota(self._limits.count)
         self._archivers: dict[str, TopicArchiver] = {}
         self._locks: dict[str, TopicLock] = {}
-        self._ended: dict[str, Totals] = {}
+        self._ended: dict[str, ArchiveTotals] = {}
         self._unwritten: list[NsqError] = []
         self._changed = threading.Event()
         self._is_stopping = False
@@ -120,21 +120,21 @@ class Archiver:
         states = {topic: TopicState(totals) for topic, totals in list(self._ended.items())}
         for archiver in self._running():
             writer = archiver.writer
-            totals = writer.totals.plus(self._ended.get(archiver.topic, Totals()))
+            totals = writer.totals.plus(self._ended.get(archiver.topic, ArchiveTotals()))
             is_failing = archiver.last_error is not None
             states[archiver.topic] = TopicState(totals, writer.held_count, is_failing)
         return states
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> ArchiveTotals:
         """The counts of all topics together."""
         return functools.reduce(
-            Totals.plus, [state.totals for state in self.states.values()], Totals()
+            ArchiveTotals.plus, [state.totals for state in self.states.values()], ArchiveTotals()
         )
 
     @property
     def falls_short(self) -> bool:
-        """Tell whether a count was asked for and not reached."""
+        """Whether a count was asked for and not reached."""
         return self._limits.count is not None and self.totals.messages < self._limits.count
 
     def _running(self) -> list[TopicArchiver]:
@@ -318,7 +318,7 @@ class Archiver:
         archiver = self._archivers.pop(topic, None)
         if archiver is not None:
             archiver.writer.close()
-            before = self._ended.get(topic, Totals())
+            before = self._ended.get(topic, ArchiveTotals())
             self._ended[topic] = before.plus(archiver.writer.totals)
         if (lock := self._locks.pop(topic, None)) is not None:
             lock.release()

@@ -12,11 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nsqtools.archive.archive_settings import ArchiveSettings, PartitionBy
 from nsqtools.archive.finishing import finish
-from nsqtools.archive.index import Head, Member
-from nsqtools.archive.layout import index_of, part_of
+from nsqtools.archive.layout import Head, Member, index_of, part_of
 from nsqtools.archive.part_file import PartFile
-from nsqtools.archive.settings import ArchiveSettings, PartitionBy
 from nsqtools.client.message import Batch, Message
 from nsqtools.files.durable import make_folders
 from nsqtools.records.naming import with_rev
@@ -106,7 +105,7 @@ class FileSet:
         return [file for file in self._files.values() if file.batches]
 
     def adopt(self, batch: Batch, message: Message) -> bool:
-        """If a message is held, have this second delivery answered with it; tell whether it is."""
+        """If a message is held, answer this second delivery with it; return whether it is held."""
         for file in self.holding():
             for held in file.batches:
                 if held.nsqd == batch.nsqd and any(other.id == message.id for other in held):
@@ -187,7 +186,7 @@ class FileSet:
         return is_one_too_many or now_s - file.last_used_s > PARTITION_IDLE_S
 
     def is_full(self, file: OpenFile) -> bool:
-        """Tell whether a file takes no more once it is flushed."""
+        """Return whether a file takes no more once it is flushed."""
         return self._settings.rotation.is_full(*file.part.expected_sizes)
 
     def finish_full(self) -> None:

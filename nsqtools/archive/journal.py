@@ -23,7 +23,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from nsqtools.archive.index import Member
+from nsqtools.archive.layout import Member
 from nsqtools.files.durable import blaming, write_all
 
 KEPT_GENERATIONS = 16
@@ -37,7 +37,7 @@ _LINE = re.compile(
 PROVED = "proved\n"
 
 IsDurable = Callable[[str, int, int], bool]
-"""Tell by name, offset and length whether a member is in the index of its file."""
+"""Return, by name, offset and length, whether a member is in the index of its file."""
 
 
 class Journal:
@@ -69,7 +69,7 @@ class Journal:
         self._youngest = self._new_generation()
 
     def knows(self, nsqd: str, message_id: bytes) -> bool:
-        """Tell whether a message is written, or is in the member that is being made."""
+        """Return whether a message is written, or is in the member that is being made."""
         return message_id in self._loaded.get(nsqd, ()) or any(
             message_id in generation.ids[nsqd] for generation in self._generations()
         )

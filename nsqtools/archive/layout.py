@@ -1,4 +1,4 @@
-"""The names of an archive's files, beside each other in one directory:
+"""What lies in an archive directory: the names of its files, and the index of each.
 
     clicks.host-000000.2026-11-21_08.log.gz            a finished file
     .clicks.host-000000.2026-11-21_08.log.gz.index     its index, or that of the file in progress
@@ -8,13 +8,24 @@
     .clicks@archive@18f3a-000000.journal               see `journal`
 
 Everything unfinished is hidden by its dot, from globs and from Spark's and Hadoop's own readers.
+
+An index has one line a member, ``offset length count min_ts max_ts``, below its head. Offset and
+length are bytes of the file as it is on disk, the count is of messages, the timestamps are the
+lowest and highest time of publishing, in nanoseconds since 1970 (0 where that is unknown). A member
+is durable when its line ends in a newline: the data was fsynced before. Members follow each other
+without a gap, and `read_index` stops at the first line for which that does not hold.
+
+The *head* is the first line, ``writer <32 hex digits> <number>``: it identifies the file for as
+long as it exists, under any name and in any place. Files of early archivers have none.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 PART = ".part"
 INDEX = ".index"
@@ -32,7 +43,7 @@ def index_of(path: Path) -> Path:
 
 
 def is_hidden(name: str, suffix: str) -> bool:
-    """Tell whether a base name is one of ours with this suffix."""
+    """Return whether a base name is one of ours with this suffix."""
     return name.startswith(".") and name.endswith(suffix) and len(name) > len(suffix) + 1
 
 
@@ -57,3 +68,95 @@ def finished_below(directory: Path) -> Iterator[Path]:
         for name in sorted(names):
             if not name.startswith("."):
                 yield Path(folder, name)
+
+
+_LINE = re.compile(rb"(\d+) (\d+) (\d+) (-?\d+) (-?\d+)")
+_HEAD = re.compile(rb"writer ([0-9a-f]{32}) (\d+)\n")
+
+
+class Head(NamedTuple):
+    """The writer of a file, and the file's sequence number. See `topic_lock`."""
+
+    writer: str
+    number: int
+
+    def encode(self) -> bytes:
+        """Return the line."""
+        return b"writer %s %d\n" % (self.writer.encode(), self.number)
+
+
+class Member(NamedTuple):
+    """A range of a file that can be read by itself."""
+
+    offset: int
+    length: int
+    messages: int
+    min_ts: int
+    max_ts: int
+
+    @property
+    def end(self) -> int:
+        """The offset after its last byte."""
+        return self.offset + self.length
+
+    def encode(self) -> bytes:
+        """Return the member's line."""
+        return b"%d %d %d %d %d\n" % self
+
+
+class Index(NamedTuple):
+    """All that an index says."""
+
+    head: Head | None
+    members: list[Member]
+
+    def encode(self) -> bytes:
+        """Return all lines."""
+        return (self.head.encode() if self.head else b"") + encode_members(self.members)
+
+
+def split_head(data: bytes) -> tuple[Head | None, bytes]:
+    """Return the head, None without one, and the lines of members."""
+    match = _HEAD.match(data)
+    if match is None:
+        return None, data
+    return Head(match[1].decode(), int(match[2])), data[match.end() :]
+
+
+def decode_index(data: bytes, end: int = 0) -> list[Member]:
+    """Read lines whose first member begins at offset ``end``, up to the first that is not whole.
+
+    A head before them is skipped.
+    """
+    members = []
+    *lines, _torn = split_head(data)[1].split(b"\n")
+    for line in lines:
+        match = _LINE.fullmatch(line)
+        if match is None:
+            break
+        member = Member(*map(int, match.groups()))
+        if member.offset != end:
+            break
+        members.append(member)
+        end = member.end
+    return members
+
+
+def encode_members(members: Iterable[Member]) -> bytes:
+    """Return their lines."""
+    return b"".join(map(Member.encode, members))
+
+
+def load_index(path: Path) -> Index | None:
+    """Read an index file; None when there is none. Raises ``OSError``."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    return Index(split_head(data)[0], decode_index(data))
+
+
+def read_index(path: Path) -> list[Member] | None:
+    """Return the members of an index file; None when there is none. Raises ``OSError``."""
+    index = load_index(path)
+    return None if index is None else index.members

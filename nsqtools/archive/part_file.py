@@ -1,23 +1,67 @@
 """A file in progress: text in, durable members out, all or nothing.
 
-It is locked for as long as it is written: who finds a ``.part`` that is not locked may recover it.
-After a failed flush `roll_back` brings file and index back to the last durable member; nothing may
-be written before that has worked.
+It is locked for as long as it is written: whoever finds a ``.part`` that is not locked may recover
+it. After a failed flush `roll_back` brings file and index back to the last durable member; nothing
+may be written before that has worked.
+
+Text is compressed as it arrives, so the work is spread and little is left to do at the flush. Each
+flush ends the gzip member: it can then be read by itself, and costs only a few bytes. python-isal
+compresses five times as fast as zlib, to files a tenth larger. It is used when it can be imported
+and no level was asked for; the levels are zlib's.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Protocol
 
-from nsqtools.archive.compression import CompressorFactory
-from nsqtools.archive.index import Head, Member
-from nsqtools.archive.layout import index_of, part_of
+from nsqtools.archive.layout import Head, Member, index_of, part_of
 from nsqtools.files.durable import blaming, sync_folder, write_all
 from nsqtools.files.locks import try_lock
 
 CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+DEFAULT_LEVEL = 6
+ISAL_LEVEL = 2
+GZIP_WINDOW = 31  # 15 bits of window, and 16 for the gzip header
+
+CompressorFactory = Callable[[], "Compressor"]
+
+
+class Compressor(Protocol):
+    """Of one member: fed, then flushed once. `zlib.compressobj` is one."""
+
+    def compress(self, data: bytes, /) -> bytes: ...
+    def flush(self) -> bytes: ...
+
+
+class Plain:
+    """Leaves text as it is."""
+
+    def compress(self, data: bytes, /) -> bytes:
+        return data
+
+    def flush(self) -> bytes:
+        return b""
+
+
+def gzip_members(level: int | None) -> CompressorFactory:
+    """Return what begins a gzip member; ``level`` is 1 to 9, None for a good one."""
+    if level is None and (isal := _isal()) is not None:
+        return lambda: isal.compressobj(ISAL_LEVEL, isal.DEFLATED, GZIP_WINDOW)
+    wanted = DEFAULT_LEVEL if level is None else level
+    return lambda: zlib.compressobj(wanted, zlib.DEFLATED, GZIP_WINDOW)
+
+
+def _isal() -> Any:
+    try:
+        from isal import isal_zlib
+    except ImportError:
+        return None
+    return isal_zlib
 
 
 class PartFile:
@@ -118,11 +162,11 @@ class PartFile:
 
     @property
     def has_vanished(self) -> bool:
-        """Tell whether it was removed: what it held is gone."""
+        """Whether it was removed: what it held is gone."""
         return not os.fstat(self._data).st_nlink
 
     def close(self) -> None:
-        """Close it, and give it free for recovery."""
+        """Close it, which releases its lock: recovery may take it."""
         os.close(self._index)
         os.close(self._data)
 

@@ -1,10 +1,10 @@
 """Read archives back: any format, any compression, files in progress, damaged ones too.
 
-What is damaged is told to ``on_damage`` and passed over, never raised: with an index reading goes
+Damage is reported to ``on_damage`` and skipped, never raised: with an index reading goes
 on at the next member, without one it ends there, and what was readable before the tear is read. Of
 a file in progress only what its index names is read; the rest is not durable yet.
 
-Files are told apart by what is in them: gzip by its first bytes, messages (jsonl) by their first
+Files are recognized by what is in them: gzip by its first bytes, messages (jsonl) by their first
 line. Bare bodies have no topic, nsqd, id and time; those fields are empty then.
 """
 
@@ -18,17 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from nsqtools.archive.gunzip import GZIP_WINDOW, DamagedError, gunzip
-from nsqtools.archive.index import Head, Member, load_index
 from nsqtools.archive.layout import (
     PART,
+    Head,
+    Member,
     finished_below,
     hidden_below,
     index_of,
     is_hidden,
+    load_index,
     owner_of,
 )
-from nsqtools.archive.scan import is_gzip
+from nsqtools.archive.members import GZIP_WINDOW, DamagedError, gunzip, is_gzip
 from nsqtools.errors import NotFoundError, NsqError, OutputError
 from nsqtools.records.envelope import Envelope, decode
 from nsqtools.records.framing import Splitter
@@ -67,13 +68,13 @@ class TimeRange:
     until_ns: int | None = None
 
     def has(self, timestamp_ns: int) -> bool:
-        """Tell whether a time is in it."""
+        """Return whether a time is in it."""
         return (self.since_ns is None or timestamp_ns >= self.since_ns) and (
             self.until_ns is None or timestamp_ns < self.until_ns
         )
 
     def may_have(self, member: Member) -> bool:
-        """Tell whether some message of a member may be in it."""
+        """Return whether some message of a member may be in it."""
         if not member.max_ts:  # unknown
             return True
         return (self.since_ns is None or member.max_ts >= self.since_ns) and (
@@ -140,11 +141,11 @@ def read_text(
 def read_member(
     file: BinaryIO, member: Member, gzipped: bool, on_problem: Callable[[str], None]
 ) -> Iterator[bytes]:
-    """Iterate over the text of a member. Raises ``OSError``; what is damaged is told."""
+    """Iterate over the text of a member. Raises ``OSError``; damage is reported."""
     file.seek(member.offset)
     data = file.read(member.length)
     if len(data) < member.length:
-        on_problem(f"{member.length - len(data)} bytes are missing behind its end")
+        on_problem(f"{member.length - len(data)} bytes are missing at its end")
     if not gzipped:
         yield data
         return
@@ -218,14 +219,14 @@ def read_messages(
             try:
                 message = decode(line)
             except ValueError as exc:
-                on_damage(archive.path, f"line {number} is no message: {exc}")
+                on_damage(archive.path, f"line {number} is not a message: {exc}")
                 continue
             if within.has(message.timestamp_ns):
                 yield message
 
 
 def is_message(line: bytes) -> bool:
-    """Tell whether a file holds messages, by its first line.
+    """Return whether a file holds messages, by its first line.
 
     Its beginning is enough, for the rest may be damaged; else it is all of it.
     """

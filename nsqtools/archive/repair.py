@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsqtools.archive.compression import Plain, gzip_members
-from nsqtools.archive.index import Index
-from nsqtools.archive.layout import index_of
+from nsqtools.archive.layout import Index, index_of
+from nsqtools.archive.members import is_gzip, scan_members
+from nsqtools.archive.part_file import Plain, gzip_members
 from nsqtools.archive.reader import ArchiveFile, read_messages, read_text
-from nsqtools.archive.scan import is_gzip, scan_members
 from nsqtools.errors import OutputError
 from nsqtools.files.durable import copy_of, sync_folder
 

@@ -5,8 +5,12 @@ when nsqd waits: everything delivered is taken and at least half of what may be 
 So a busy topic is flushed at the pace of the disk while nsqd sends on, a quiet one by the clock.
 
 A topic has a thread and a consumer of its own: its trouble (a full disk under its directory, a slow
-fsync) is not that of others. When writing fails the messages go back to nsqd, whose backoff - no
-messages, then a single one, and again - finds out when writing works again.
+fsync) does not touch the others. When writing fails the messages go back to nsqd, whose backoff -
+no messages, then a single one, and again - finds out when writing works again.
+
+NSQ limits what is in flight by count, not by bytes: 2500 messages of 200 bytes are nothing, 2500 of
+a megabyte are more than many machines have. A topic begins with few, and is allowed as many as fit
+into memory at the size of the last ones.
 """
 
 from __future__ import annotations
@@ -18,8 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nsqtools.archive.in_flight import InFlight
-from nsqtools.archive.settings import Flush
+from nsqtools.archive.archive_settings import Flush
 from nsqtools.archive.topic_writer import TopicWriter, WriteFailed
 from nsqtools.client.consumer import Consumer, Stopped
 from nsqtools.client.message import Batch
@@ -31,6 +34,8 @@ log = logging.getLogger("nsqtools")
 TICK_S = 1.0  # how often it is asked whether a file's time is over
 RETRY_BASE_S = 1.0
 RETRY_MAX_S = 30.0
+FIRST_COUNT = 64  # in flight, before a message was seen
+MEMORY_BYTES = 32 << 20
 
 # put among the deliveries
 ROTATE = object()
@@ -61,6 +66,26 @@ class Quota:
                 self._left += count
 
 
+class InFlightLimit:
+    """``count`` messages may be in flight now, and never more than ``most``."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.count = min(most, FIRST_COUNT)
+
+    def saw(self, count: int, size: int) -> bool:
+        """``count`` messages took ``size`` bytes of text; return whether `count` has changed.
+
+        It changes when it is wrong by half: a small difference does not resend RDY.
+        """
+        fitting = min(self._most, max(1, MEMORY_BYTES * count // max(1, size)))
+        is_near = self.count <= fitting * 2 and fitting <= self.count * 2
+        if fitting == self.count or (is_near and fitting != self._most):
+            return False
+        self.count = fitting
+        return True
+
+
 class TopicArchiver:
     """Archives until the consumer has stopped. Made, `start`ed, later `stop`ped and `join`ed.
 
@@ -87,7 +112,7 @@ class TopicArchiver:
         self.last_error: NsqError | None = None  # of writing; None since it works again
         self.last_message_s = time.monotonic()
         self._deliveries: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._in_flight = InFlight(most_in_flight)
+        self._in_flight = InFlightLimit(most_in_flight)
         self.consumer = make_consumer(topic, self._in_flight.count, self._deliveries)
         self._flush = flush
         self._quota = quota

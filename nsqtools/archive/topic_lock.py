@@ -14,7 +14,7 @@ import re
 import uuid
 from pathlib import Path
 
-from nsqtools.archive.index import Head
+from nsqtools.archive.layout import Head
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import blaming, sync_folder
 from nsqtools.files.locks import try_lock

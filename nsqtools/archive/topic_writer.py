@@ -1,4 +1,4 @@
-"""One topic's messages into its files. No thread and no clock of its own: told what came and when.
+"""One topic's messages into its files. No thread and no clock of its own.
 
 `take` puts messages into the members being made, `flush` makes these durable and FINishes the
 messages. Between the two they are *held*: unanswered, to be touched when that takes long. When
@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from nsqtools.archive.archive_settings import NS, ArchiveSettings, PartitionBy, RecordFormat
 from nsqtools.archive.file_set import FileSet, NextHead, OpenFile
 from nsqtools.archive.journal import Journal
-from nsqtools.archive.settings import NS, ArchiveSettings, PartitionBy, RecordFormat
 from nsqtools.client.message import Answers, Batch, Message
 from nsqtools.errors import OutputError
 from nsqtools.records.envelope import encode_many
@@ -30,7 +30,7 @@ class WriteFailed(OutputError):
 
 
 @dataclass(slots=True)
-class Totals:
+class ArchiveTotals:
     """Counts of a topic since the start. ``bytes`` are of finished flushes, as on disk."""
 
     messages: int = 0
@@ -39,12 +39,12 @@ class Totals:
     already_written: int = 0
     failures: int = 0
     ambiguous: int = 0
-    """Bodies with the delimiter inside, in raw files: their ends cannot be told any more."""
+    """Bodies with the delimiter inside, in raw files: where they end is lost."""
 
-    def plus(self, other: Totals) -> Totals:
+    def plus(self, other: ArchiveTotals) -> ArchiveTotals:
         """Return the sums."""
         mine, others = astuple(self), astuple(other)
-        return Totals(*map(operator.add, mine, others))
+        return ArchiveTotals(*map(operator.add, mine, others))
 
 
 class TopicWriter:
@@ -61,7 +61,7 @@ class TopicWriter:
         on_finished: Callable[[Path], None],
         next_head: NextHead = lambda: None,
     ) -> None:
-        self.totals = Totals()
+        self.totals = ArchiveTotals()
         self.held_count = 0
         self.held_bytes = 0
         self._settings = settings
@@ -110,8 +110,8 @@ class TopicWriter:
         if delimiter and (more := text.count(delimiter) - len(batch)):
             if not self.totals.ambiguous:
                 log.warning(
-                    "topic %s: bodies contain the delimiter; their ends cannot be told in raw "
-                    "files, as they can with --format jsonl",
+                    "topic %s: bodies contain the delimiter; where they end is lost in raw "
+                    "files; --format jsonl keeps it",
                     batch.topic,
                 )
             self.totals.ambiguous += more
@@ -201,7 +201,7 @@ class TopicWriter:
             raise self._failed(exc) from exc
 
     def touch(self) -> None:
-        """Start the timeouts of everything held anew."""
+        """Restart the timeouts of everything held."""
         for batch in self.held():
             for message in batch:
                 message.touch()

@@ -66,7 +66,7 @@ def replace_file(path: Path, content: bytes, mode: int = 0o640) -> None:
 def make_folders(root: Path, folder: Path, mode: int) -> None:
     """Make the directories from ``root`` down to ``folder``. ``root`` itself must be there.
 
-    Were it made anew when it is gone, files would land below the mount point of a lost disk.
+    If it were made again when it is gone, files would land below the mount point of a lost disk.
     """
     missing = []
     while folder != root and not folder.exists():

@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from nsqtools.archive.archiver import Archiver, Source
+from nsqtools.archive.archive_settings import THROUGHPUT, ArchiveSettings, Flush
+from nsqtools.archive.archiver import Archiver, ArchiveSource
 from nsqtools.archive.finishing import Directories
-from nsqtools.archive.settings import THROUGHPUT, ArchiveSettings, Flush
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import replace_file, sync_folder
@@ -246,7 +246,7 @@ class Spool:
             on_tick()
 
         connection, settings = self._connection, self._settings
-        source = Source(
+        source = ArchiveSource(
             settings.channel,
             connection.nsqd_tcp_addresses,
             connection.lookupd_http_addresses,

@@ -17,8 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nsqtools.archive.index import Head
-from nsqtools.archive.layout import INDEX, hidden_below, index_of, owner_of, part_of
+from nsqtools.archive.layout import INDEX, Head, hidden_below, index_of, owner_of, part_of
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.spark.archives.listing import Listing

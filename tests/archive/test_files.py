@@ -9,16 +9,20 @@ from pathlib import Path
 import pytest
 from plugins.archives import finished_files, parts, text_of
 
-from nsqtools.archive.compression import Plain, gzip_members
-from nsqtools.archive.finishing import Directories, finish
-from nsqtools.archive.gunzip import DamagedError, gunzip
-from nsqtools.archive.index import Head, Member, decode_index, load_index, read_index
-from nsqtools.archive.layout import index_of, part_of
-from nsqtools.archive.part_file import PartFile
+from nsqtools.archive.finishing import Directories, finish, recover
+from nsqtools.archive.layout import (
+    Head,
+    Member,
+    decode_index,
+    index_of,
+    load_index,
+    part_of,
+    read_index,
+)
+from nsqtools.archive.members import DamagedError, gunzip, scan_members
+from nsqtools.archive.part_file import PartFile, Plain, gzip_members
 from nsqtools.archive.reader import find_archives
-from nsqtools.archive.recovery import recover
 from nsqtools.archive.repair import repair
-from nsqtools.archive.scan import scan_members
 from nsqtools.files.durable import place
 
 NAME = "clicks.log.gz"

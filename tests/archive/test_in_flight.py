@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from nsqtools.archive.in_flight import FIRST_COUNT, MEMORY_BYTES, InFlight
+from nsqtools.archive.topic_archiver import FIRST_COUNT, MEMORY_BYTES, InFlightLimit
 
 
 def test_a_topic_begins_with_few_and_is_soon_allowed_all() -> None:
-    in_flight = InFlight(2500)
+    in_flight = InFlightLimit(2500)
     assert in_flight.count == FIRST_COUNT
 
     assert in_flight.saw(50, 50 * 200)
@@ -15,7 +15,7 @@ def test_a_topic_begins_with_few_and_is_soon_allowed_all() -> None:
 
 
 def test_large_messages_are_as_many_as_fit_into_memory() -> None:
-    in_flight = InFlight(2500)
+    in_flight = InFlightLimit(2500)
 
     assert in_flight.saw(10, 10 << 22)
 
@@ -23,14 +23,14 @@ def test_large_messages_are_as_many_as_fit_into_memory() -> None:
 
 
 def test_one_is_always_allowed() -> None:
-    in_flight = InFlight(2500)
+    in_flight = InFlightLimit(2500)
     in_flight.saw(1, 10 * MEMORY_BYTES)
 
     assert in_flight.count == 1
 
 
 def test_small_differences_change_nothing() -> None:
-    in_flight = InFlight(2500)
+    in_flight = InFlightLimit(2500)
     in_flight.saw(100, 100 << 16)
     before = in_flight.count
 
@@ -39,7 +39,7 @@ def test_small_differences_change_nothing() -> None:
 
 
 def test_a_limit_that_was_given_is_kept() -> None:
-    in_flight = InFlight(10)
+    in_flight = InFlightLimit(10)
 
     assert not in_flight.saw(5, 5)
     assert in_flight.count == 10

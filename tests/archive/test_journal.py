@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nsqtools.archive.index import Member
 from nsqtools.archive.journal import KEPT_FOR_S, Journal
+from nsqtools.archive.layout import Member
 
 NSQD = "127.0.0.1:4150"
 NOW = 1_800_000_000.0

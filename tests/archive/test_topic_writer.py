@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from plugins.archives import finished_files, lines_of, messages_of, parts
 
+from nsqtools.archive.archive_settings import ArchiveSettings, PartitionBy, RecordFormat
 from nsqtools.archive.finishing import Directories
 from nsqtools.archive.journal import Journal
-from nsqtools.archive.settings import ArchiveSettings, PartitionBy, RecordFormat
 from nsqtools.archive.topic_writer import TopicWriter, WriteFailed
 from nsqtools.client.message import Batch, Message
 from nsqtools.records.naming import FileNaming

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from plugins.archives import write_archive
 from plugins.damage import CHANGE, Change, damaged
 
-from nsqtools.archive.index import decode_index
-from nsqtools.archive.layout import index_of
+from nsqtools.archive.layout import decode_index, index_of
+from nsqtools.archive.members import scan_members
 from nsqtools.archive.reader import find_archives, read_messages
-from nsqtools.archive.scan import scan_members
 from nsqtools.protocol.message import WireMessage
 
 MESSAGES = [WireMessage(1000 + n, 1, b"%016x" % n, b"body %d \xff" % n) for n in range(60)]

@@ -12,10 +12,9 @@ from typing import Any
 
 from plugins.http_api import Nsqd
 
-from nsqtools.archive.compression import gzip_members
 from nsqtools.archive.finishing import Directories, finish
-from nsqtools.archive.index import Head
-from nsqtools.archive.part_file import PartFile
+from nsqtools.archive.layout import Head
+from nsqtools.archive.part_file import PartFile, gzip_members
 from nsqtools.protocol.message import WireMessage
 from nsqtools.records.envelope import encode_many
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.archive.index import Head
+from nsqtools.archive.layout import Head
 from nsqtools.errors import ConfigurationError
 from nsqtools.spark.archives.offsets import (
     Offset,

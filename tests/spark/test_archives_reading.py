@@ -294,8 +294,7 @@ def test_bare_bodies_are_read_when_asked_for(tmp_path: Path) -> None:
 
 
 def test_bare_bodies_of_to_file_are_known_by_their_index(tmp_path: Path) -> None:
-    from nsqtools.archive.compression import gzip_members
-    from nsqtools.archive.part_file import PartFile
+    from nsqtools.archive.part_file import PartFile, gzip_members
 
     file = PartFile(tmp_path / "a.log.gz", 0o640, gzip_members(6), 0.0)
     file.append(b"one\ntwo\n")

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from plugins.archives import write_archive
 
-from nsqtools.archive.index import Head
-from nsqtools.archive.layout import index_of, part_of
+from nsqtools.archive.layout import Head, index_of, part_of
 from nsqtools.errors import NotFoundError
 from nsqtools.protocol.message import WireMessage
 from nsqtools.records.envelope import encode_many

@@ -75,9 +75,8 @@ def repair(paths: Paths, delimiter: Delimiter = None, *, runtime: Session) -> in
     Examples:
         nsq archive repair /var/nsq
     """
-    from nsqtools.archive.finishing import Directories
+    from nsqtools.archive.finishing import Directories, recover
     from nsqtools.archive.reader import find_archives
-    from nsqtools.archive.recovery import recover
     from nsqtools.archive.repair import repair as repair_archive
     from nsqtools.archive.repair import verify as verify_archive
 
@@ -142,8 +141,8 @@ def info(paths: Paths, json: Json = False, *, runtime: Session) -> int:
         nsq archive info /var/nsq
         nsq archive info clicks.log.gz --json
     """
+    from nsqtools.archive.members import scan_members
     from nsqtools.archive.reader import find_archives
-    from nsqtools.archive.scan import scan_members
 
     rows = []
     for archive in find_archives(paths):

@@ -102,10 +102,10 @@ def to_file(
         nsq to-file --topic-pattern '^orders' --lookupd-http-address lookup:4161 --output-dir d
         nsq to-file -t clicks --output-dir d --until-empty --on-file 'aws s3 cp {path} s3://b/'
     """
-    from nsqtools.archive.archiver import Archiver, Source
+    from nsqtools.archive.archive_settings import THROUGHPUT
+    from nsqtools.archive.archiver import Archiver, ArchiveSource
     from nsqtools.archive.discovery import TopicDiscovery
-    from nsqtools.archive.hook import FileHook
-    from nsqtools.archive.settings import THROUGHPUT
+    from nsqtools.archive.notify import FileHook
     from nsqtools.tail.limits import Limits
 
     topics = tuple(dict.fromkeys(topic or ()))
@@ -128,7 +128,7 @@ def to_file(
     with Progress(runtime) as progress:
         archiver = Archiver(
             topics,
-            Source(
+            ArchiveSource(
                 channel,
                 connection.nsqd_tcp_addresses,
                 connection.lookupd_http_addresses,
@@ -167,7 +167,7 @@ def tick(archiver: Archiver, progress: Progress, metrics_file: Path | None) -> N
         return
     import time
 
-    from nsqtools.archive.metrics import render_metrics, write_metrics
+    from nsqtools.archive.notify import render_metrics, write_metrics
 
     write_metrics(metrics_file, render_metrics(archiver.states, time.time()))
 

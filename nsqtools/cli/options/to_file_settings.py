@@ -195,9 +195,9 @@ def archive_settings(
     """The `ArchiveSettings` that the options make. Raises `ConfigurationError`."""
     from datetime import UTC
 
-    from nsqtools.archive import settings
-    from nsqtools.archive.compression import Plain, gzip_members
+    from nsqtools.archive import archive_settings as settings
     from nsqtools.archive.finishing import Directories
+    from nsqtools.archive.part_file import Plain, gzip_members
     from nsqtools.records.naming import FileNaming
     from nsqtools.records.rotation import Rotation
 

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from nsqtools.archive.index import Head, Member
+from nsqtools.archive.layout import Head, Member
 from nsqtools.spark.archives.listing import UNKNOWN, Key
 from nsqtools.spark.archives.offsets import Offset
 from nsqtools.spark.archives.settings import Limits

@@ -7,9 +7,8 @@ import zlib
 from enum import Enum
 from typing import NamedTuple
 
-from nsqtools.archive.gunzip import GZIP_WINDOW
+from nsqtools.archive.members import GZIP_WINDOW, MAGIC
 from nsqtools.archive.reader import ArchiveFile, is_message, read_lines
-from nsqtools.archive.scan import MAGIC
 from nsqtools.records.envelope import decode
 
 LOOK_SIZE = 1 << 12

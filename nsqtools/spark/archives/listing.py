@@ -16,8 +16,17 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from nsqtools.archive.index import Head, Member, decode_index, encode_members, split_head
-from nsqtools.archive.layout import PART, index_of, is_hidden, owner_of
+from nsqtools.archive.layout import (
+    PART,
+    Head,
+    Member,
+    decode_index,
+    encode_members,
+    index_of,
+    is_hidden,
+    owner_of,
+    split_head,
+)
 from nsqtools.archive.reader import ArchiveFile
 from nsqtools.errors import NotFoundError, OutputError
 from nsqtools.spark.archives.content import Content, Kind, look_into

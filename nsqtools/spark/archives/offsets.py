@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nsqtools.archive.index import Head
+from nsqtools.archive.layout import Head
 from nsqtools.errors import ConfigurationError
 
 VERSION = 1

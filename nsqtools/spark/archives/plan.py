@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from nsqtools.archive.index import Head, Member, decode_index, encode_members
+from nsqtools.archive.layout import Head, Member, decode_index, encode_members
 from nsqtools.spark.archives.content import Content, Kind
 from nsqtools.spark.archives.listing import UNKNOWN, Key, ListedFile
 from nsqtools.spark.archives.settings import FileFormat, ReadSettings

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from nsqtools.archive.index import Head, Member
+from nsqtools.archive.layout import Head, Member
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.spark.archives.admission import Unread, advance
 from nsqtools.spark.archives.batch import is_read, settled, teller

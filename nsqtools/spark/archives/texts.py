@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from nsqtools.archive.gunzip import GZIP_WINDOW, DamagedError, gunzip
-from nsqtools.archive.index import Head, Member
-from nsqtools.archive.layout import PART, index_of, is_hidden, owner_of
+from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, owner_of
+from nsqtools.archive.members import GZIP_WINDOW, DamagedError, gunzip
 from nsqtools.archive.reader import LONGEST_LINE, read_member
 from nsqtools.spark.archives.listing import UNKNOWN, Listing, head_at
 from nsqtools.spark.archives.plan import Range

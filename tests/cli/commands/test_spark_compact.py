@@ -15,8 +15,7 @@ from plugins.clusters import ValidJson
 from plugins.daemons import GoNsqd
 from plugins.spark import RunSpark
 
-from nsqtools.archive.index import Member, encode_members, read_index
-from nsqtools.archive.layout import index_of
+from nsqtools.archive.layout import Member, encode_members, index_of, read_index
 from nsqtools.protocol.message import WireMessage
 from nsqtools.spark.jobs.compaction import partition
 from nsqtools.spark.jobs.compaction.manifest import Totals

@@ -19,10 +19,9 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from nsqtools.archive.index import Member
-from nsqtools.archive.layout import owner_of
+from nsqtools.archive.layout import Member, owner_of
+from nsqtools.archive.members import is_gzip, scan_members
 from nsqtools.archive.reader import ArchiveFile, find_archives, read_messages
-from nsqtools.archive.scan import is_gzip, scan_members
 from nsqtools.errors import OutputError
 from nsqtools.records.envelope import Envelope
 from nsqtools.spark.jobs.compaction.days import day_of

@@ -1,4 +1,4 @@
-"""What an archiver is told: where, how, and when to flush. Values only."""
+"""The settings of an archiver: where, how, and when to flush. Values only."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import enum
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 
-from nsqtools.archive.compression import CompressorFactory, Plain
 from nsqtools.archive.finishing import Directories
+from nsqtools.archive.part_file import CompressorFactory, Plain
 from nsqtools.records.naming import FileNaming
 from nsqtools.records.rotation import Rotation
 

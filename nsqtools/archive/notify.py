@@ -1,17 +1,22 @@
-"""``--on-file``: a command for each finished file, one after the other, beside the archiving.
+"""What others learn of an archiver: a command for each finished file, and a Prometheus text file.
 
-The command is split as a shell would, ``{path}`` in its words becomes the file's path, and no shell
-sees the result: a topic's name cannot become a command.
+The command of ``--on-file`` is split as a shell would, ``{path}`` in its words becomes the file's
+path, and no shell sees the result: a topic's name cannot become a command. The commands run one
+after the other, beside the archiving.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import shlex
 import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from nsqtools.archive.topic_writer import ArchiveTotals
 from nsqtools.errors import ConfigurationError
 
 log = logging.getLogger("nsqtools")
@@ -65,3 +70,48 @@ class FileHook:
     def _failed(self, path: Path, reason: str) -> None:
         self.failures += 1
         log.error("the command for %s failed (%s)", path, reason)
+
+
+log = logging.getLogger("nsqtools")
+
+PREFIX = "nsq_to_file_"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """The state of one topic."""
+
+    totals: ArchiveTotals
+    held: int = 0
+    is_failing: bool = False
+
+
+def render_metrics(topics: Mapping[str, TopicState], now_s: float) -> str:
+    """Return the text, each metric with its type."""
+    lines = []
+    for name, kind, of in (
+        ("messages_total", "counter", lambda state: state.totals.messages),
+        ("bytes_total", "counter", lambda state: state.totals.bytes),
+        ("files_total", "counter", lambda state: state.totals.files),
+        ("already_written_total", "counter", lambda state: state.totals.already_written),
+        ("write_failures_total", "counter", lambda state: state.totals.failures),
+        ("ambiguous_bodies_total", "counter", lambda state: state.totals.ambiguous),
+        ("held_messages", "gauge", lambda state: state.held),
+        ("failing", "gauge", lambda state: int(state.is_failing)),
+    ):
+        lines.append(f"# TYPE {PREFIX}{name} {kind}")
+        lines += [
+            f'{PREFIX}{name}{{topic="{topic}"}} {of(state)}' for topic, state in topics.items()
+        ]
+    lines += [f"# TYPE {PREFIX}last_seen_seconds gauge", f"{PREFIX}last_seen_seconds {now_s:.3f}"]
+    return "\n".join(lines) + "\n"
+
+
+def write_metrics(path: Path, text: str) -> None:
+    """Replace the file at once: its readers never see a part. A failure is logged."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        beside.write_text(text, "utf-8")
+        beside.replace(path)
+    except OSError as exc:  # archiving is more important
+        log.warning("cannot write %s (%s)", path, exc.strerror)
