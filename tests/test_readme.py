@@ -36,8 +36,7 @@ from plugins.readme import (
 from plugins.spark import RunSpark
 
 from nsqtools.records.envelope import Envelope, encode_many
-from nsqtools.server.embedded import EmbeddedNsqd
-from nsqtools.server.nsqlookupd import EmbeddedNsqlookupd
+from nsqtools.server.embedded import EmbeddedNsqd, EmbeddedNsqlookupd
 
 CHECKOUT = Path(__file__).parents[1]
 README = (CHECKOUT / "README.md").read_text("utf-8")

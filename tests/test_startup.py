@@ -82,6 +82,14 @@ def test_a_commands_help_loads_nothing_heavy(name: str) -> None:
     assert modules_after_nsq(*name.split(), "--help") & (HEAVY | LIBRARY) == set()
 
 
+@pytest.mark.parametrize("daemon", ["nsqd", "nsqlookupd"])
+@pytest.mark.parametrize("flag", ["--help", "-help", "--version"])
+def test_a_daemon_that_only_prints_loads_no_server(daemon: str, flag: str) -> None:
+    serving = {f"nsqtools.server.{name}" for name in ("http", "tcp", "queues", "embedded")}
+
+    assert modules_after_nsq(daemon, flag) & (HEAVY | serving) == set()
+
+
 def test_a_command_that_prints_loads_nothing_heavy() -> None:
     assert modules_after_nsq("options", "--json") & HEAVY == set()
 

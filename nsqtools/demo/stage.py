@@ -21,8 +21,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from nsqtools.errors import NsqError
-from nsqtools.server.embedded import EmbeddedNsqd
-from nsqtools.server.nsqlookupd import EmbeddedNsqlookupd
+from nsqtools.server.embedded import EmbeddedNsqd, EmbeddedNsqlookupd
 
 TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0

@@ -1,20 +1,33 @@
 """nsqd and nsqlookupd in Python: real servers for a machine that has no NSQ, and for tests.
 
 `EmbeddedNsqd` and `EmbeddedNsqlookupd` run one in a thread of this process; ``nsq nsqd`` and
-``nsq nsqlookupd`` run the same daemons in front. Everything of one daemon happens in one asyncio
-loop, so nothing in here takes a lock.
+``nsq nsqlookupd`` run the same daemons in the foreground. Everything of one daemon happens in one
+asyncio loop, so no lock is taken here.
 
-    daemon nsqlookupd   the two daemons: bind, load, serve, stop; in a thread or in front
+    *_daemon            the two daemons: bind, load, serve, stop
+    foreground embedded run them in the foreground, or in a thread
     tcp/                connections, their layers and deadlines, the commands of the protocols
-    queues/             nsqd, topics, channels: where messages go; memory first, then files
+    queues/             the queues of nsqd, topics, channels: memory first, then files
     http/               routing and errors as Go's, and the endpoints
     settings/           options, flags in Go's syntax, TOML files
-    stats/ lookup/      /stats and statsd; registering with nsqlookupd, and what it knows
+    stats/ lookup/      /stats and statsd; registering with nsqlookupd, and its registrations
+
+The two classes are imported when they are asked for: ``nsq nsqd --help`` must not load a server.
 """
 
 from __future__ import annotations
 
-from nsqtools.server.embedded import EmbeddedNsqd
-from nsqtools.server.nsqlookupd import EmbeddedNsqlookupd
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nsqtools.server.embedded import EmbeddedNsqd, EmbeddedNsqlookupd
 
 __all__ = ["EmbeddedNsqd", "EmbeddedNsqlookupd"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from nsqtools.server import embedded
+
+        return getattr(embedded, name)
+    raise AttributeError(name)

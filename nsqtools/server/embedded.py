@@ -1,16 +1,81 @@
-"""nsqd in a thread of this process, for tests and demonstrations."""
+"""The daemons in threads of this process, each with its own event loop: for tests and demos."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, Generic, TextIO, TypeVar
 
-from nsqtools.server.daemon import NsqdDaemon
-from nsqtools.server.daemon_thread import DaemonThread
-from nsqtools.server.log import Log
+from nsqtools.server.daemon_log import DaemonLog
+from nsqtools.server.foreground import RunnableDaemon
+from nsqtools.server.nsqd_daemon import NsqdDaemon
+from nsqtools.server.nsqlookupd_daemon import NsqlookupdDaemon
 from nsqtools.server.settings.nsqd_options import NsqdOptions
+from nsqtools.server.settings.nsqlookupd_options import NsqlookupdOptions
+
+D = TypeVar("D", bound=RunnableDaemon)
+
+
+class DaemonThread(Generic[D]):
+    """Runs what ``make`` returns, from `start` to `end`; may be started again after that."""
+
+    def __init__(self, name: str, make: Callable[[], D]) -> None:
+        self._name = name
+        self._make = make
+        self._daemon: D | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def daemon(self) -> D:
+        """The daemon. Raises ``RuntimeError`` while none is running."""
+        if self._daemon is None:
+            raise RuntimeError(f"this {self._name} is not running")
+        return self._daemon
+
+    def start(self) -> None:
+        """Return when the daemon serves. Raises what its making or starting raised."""
+        started = threading.Event()
+        failure: list[BaseException] = []
+        self._thread = threading.Thread(
+            target=self._run, args=(started, failure), name=self._name, daemon=True
+        )
+        self._thread.start()
+        started.wait()
+        if failure:
+            self._thread.join()
+            raise failure[0]
+
+    def _run(self, started: threading.Event, failure: list[BaseException]) -> None:
+        with asyncio.Runner() as runner:
+            self._loop = runner.get_loop()
+            try:
+                daemon = self._make()
+                runner.run(daemon.start())
+            except BaseException as exc:
+                failure.append(exc)
+                return
+            else:
+                self._daemon = daemon
+            finally:
+                started.set()
+            self._loop.run_forever()
+
+    def end(self, how: Callable[[D], Coroutine[Any, Any, None]]) -> None:
+        """Await ``how`` in the daemon's loop, and end the thread. Does nothing when none runs."""
+        if self._daemon is None or self._loop is None or self._thread is None:
+            return
+        daemon, loop = self._daemon, self._loop
+        try:
+            asyncio.run_coroutine_threadsafe(how(daemon), loop).result()
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
+            self._daemon = None
 
 
 class EmbeddedNsqd:
@@ -34,7 +99,7 @@ class EmbeddedNsqd:
         self._options = NsqdOptions(**{**defaults, **options})
         self._keeps_data = "data_path" in options
         self._directory: TemporaryDirectory[str] | None = None
-        lines = Log(log, self._options.log_prefix, self._options.log_level)
+        lines = DaemonLog(log, self._options.log_prefix, self._options.log_level)
         self._thread = DaemonThread("nsqd", lambda: NsqdDaemon(self._options, lines))
 
     @property
@@ -93,3 +158,57 @@ class EmbeddedNsqd:
     def _forget(self) -> None:
         if self._directory is not None:
             self._directory.cleanup()
+
+
+class EmbeddedNsqlookupd:
+    """A whole nsqlookupd on free ports of 127.0.0.1, ready when the ``with`` block starts.
+
+    ``options`` are nsqlookupd's flags with underscores, durations in seconds (`NsqlookupdOptions`).
+    ``log`` takes the log lines; the default drops them. Raises `ConfigurationError` for options
+    that nsqlookupd would refuse.
+
+        with EmbeddedNsqlookupd() as lookupd, EmbeddedNsqd(
+            lookupd_tcp_address=(lookupd.tcp_address,)
+        ) as nsqd:
+            ...
+    """
+
+    def __init__(self, *, log: TextIO | None = None, **options: Any) -> None:
+        defaults = {
+            "tcp_address": "127.0.0.1:0",
+            "http_address": "127.0.0.1:0",
+            "broadcast_address": "127.0.0.1",
+        }
+        given = NsqlookupdOptions(**{**defaults, **options})
+        lines = DaemonLog(log, given.log_prefix, given.log_level)
+        self._thread = DaemonThread("nsqlookupd", lambda: NsqlookupdDaemon(given, lines))
+
+    @property
+    def tcp_address(self) -> str:
+        """Where nsqd registers, as ``host:port``."""
+        return self._thread.daemon.tcp_address
+
+    @property
+    def http_address(self) -> str:
+        """Where consumers ask, as ``host:port``."""
+        return self._thread.daemon.http_address
+
+    def __enter__(self) -> EmbeddedNsqlookupd:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Serve; call `stop` at the end. Raises `ConfigurationError`, ``OSError``."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop as on SIGTERM."""
+        self._thread.end(lambda daemon: daemon.stop())

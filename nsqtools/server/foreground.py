@@ -1,20 +1,19 @@
-"""Run a daemon in front until SIGTERM or SIGINT, as ``nsqd`` and ``nsqlookupd`` do.
+"""Run a daemon in the foreground until SIGTERM or SIGINT, as ``nsqd`` and ``nsqlookupd`` do.
 
 Exit status: 0 after a signal (everything is on disk then), 1 when it could not start, 2 for a
 command line that Go's flag package would refuse.
+
+Trap: start-up is a feature. The arguments are read before anything that serves is imported.
 """
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.server.log import Log
-from nsqtools.server.settings.config_file import read_config
+from nsqtools.server.daemon_log import DaemonLog, version_line
 from nsqtools.server.settings.go_flags import (
     FlagError,
     HelpAsked,
@@ -22,11 +21,10 @@ from nsqtools.server.settings.go_flags import (
     parse_flags,
     usage,
 )
-from nsqtools.server.version import version_line
 
 
-class Daemon(Protocol):
-    """What runs in front."""
+class RunnableDaemon(Protocol):
+    """A daemon that can be run."""
 
     def start(self) -> Coroutine[Any, Any, None]: ...
     def stop(self) -> Coroutine[Any, Any, None]: ...
@@ -47,13 +45,14 @@ O = TypeVar("O", bound=LogOptions)  # noqa: E741 - the options of a daemon
 def run_daemon(
     program: str,
     options_class: type[O],
-    make_daemon: Callable[[O, Log], Daemon],
+    load: Callable[[], Callable[[O, DaemonLog], RunnableDaemon]],
     arguments: Sequence[str],
     *,
     deprecated: Mapping[str, str],
 ) -> int:
     """Read the command line, run the daemon, return the exit status.
 
+    ``load`` imports the class of the daemon, and is called only when there is one to run.
     ``deprecated`` are flags that are accepted and do nothing, with their help.
     """
     flags = flags_of(options_class, deprecated)
@@ -68,19 +67,19 @@ def run_daemon(
     if line.asks_version:
         sys.stdout.write(version_line(program) + "\n")
         return 0
-    log = Log(sys.stderr, f"[{program}] ")
+    log = DaemonLog(sys.stderr, f"[{program}] ")
 
-    def make() -> Daemon:
-        daemon = make_daemon(options, log)  # its first line tells the version
+    def make() -> RunnableDaemon:
+        daemon = load()(options, log)  # its first line is the version
         for name in line.without_effect:
             log.warn(f"the flag -{name} is deprecated and has no effect")
         return daemon
 
     try:
-        config = read_config(line.config, options_class) if line.config else {}
+        config = _read_config(line.config, options_class) if line.config else {}
         options = options_class(**{**config, **line.options})
-        log = Log(sys.stderr, options.log_prefix, options.log_level)
-        asyncio.run(_serve(make))
+        log = DaemonLog(sys.stderr, options.log_prefix, options.log_level)
+        _run(make)
     except ConfigurationError as exc:
         log.fatal(f"failed to instantiate {program} - {exc}")
         return 1
@@ -91,7 +90,22 @@ def run_daemon(
     return 0
 
 
-async def _serve(make_daemon: Callable[[], Daemon]) -> None:
+def _read_config(path: str, options_class: type[O]) -> dict[str, Any]:
+    from nsqtools.server.settings.config_file import read_config
+
+    return read_config(path, options_class)
+
+
+def _run(make_daemon: Callable[[], RunnableDaemon]) -> None:
+    import asyncio
+
+    asyncio.run(_serve(make_daemon))
+
+
+async def _serve(make_daemon: Callable[[], RunnableDaemon]) -> None:
+    import asyncio
+    import signal
+
     asked_to_stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.server.log import Log
+from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.disk_queue import DiskQueue
 
 RECORD = b"r" * 26  # the smallest that is allowed
@@ -27,7 +27,7 @@ def queue(path: Path, *, max_bytes: int = 10 * ON_DISK, sync_every: int = 2500) 
         max_bytes_per_file=max_bytes,
         max_msg_size=100,
         sync_every=sync_every,
-        log=Log(None, ""),
+        log=DaemonLog(None, ""),
     )
 
 

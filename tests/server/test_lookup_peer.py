@@ -10,7 +10,7 @@ import httpx
 
 from nsqtools.protocol.lookup_v1 import PeerInfo, encode_register
 from nsqtools.server import EmbeddedNsqlookupd
-from nsqtools.server.log import Log
+from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.lookup.peer import LookupPeer
 
 INFO = PeerInfo(broadcast_address="nsqd.example", http_port=4151, tcp_port=4150, version="1.3.0")
@@ -36,7 +36,7 @@ async def announce_while_more_come(lookupd: EmbeddedNsqlookupd) -> None:
             asyncio.get_running_loop().call_soon(create)
             yield encode_register(topic)
 
-    peer = LookupPeer(lookupd.tcp_address, INFO, registrations, Log(log, ""))
+    peer = LookupPeer(lookupd.tcp_address, INFO, registrations, DaemonLog(log, ""))
     peer.start()
     async with asyncio.timeout(TIMEOUT_S):
         while "'new'" not in await asyncio.to_thread(known_topics, lookupd):

@@ -9,14 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.protocol.message import decode_message
-from nsqtools.server.log import Log
-from nsqtools.server.queues.backlog import BackendError, Backlog
-from nsqtools.server.queues.deferred import Deferred
+from nsqtools.server.daemon_log import DaemonLog
+from nsqtools.server.queues.backlog import BackendError, Backlog, DiskHealth
 from nsqtools.server.queues.disk_queue import DiskQueue
-from nsqtools.server.queues.health import Health
-from nsqtools.server.queues.in_flight import InFlight
-from nsqtools.server.queues.message_ids import MessageIds
+from nsqtools.server.queues.held_messages import DeferredMessages, InFlightMessages
 from nsqtools.server.queues.queued_message import (
+    MessageIds,
     again,
     delivered_to_record,
     from_record,
@@ -104,14 +102,14 @@ def held_ids(*names: str) -> list[bytes]:
     return [name.encode().rjust(16, b"0") for name in names]
 
 
-def holding(in_flight: InFlight, names: str, now_s: float, timeout_s: float) -> list[bytes]:
+def holding(in_flight: InFlightMessages, names: str, now_s: float, timeout_s: float) -> list[bytes]:
     ids = held_ids(*names)
     in_flight.hold(new_messages([b"x"] * len(ids), ids, NOW_NS), now_s, timeout_s)
     return ids
 
 
 def test_messages_expire_in_the_order_of_their_delivery() -> None:
-    in_flight = InFlight()
+    in_flight = InFlightMessages()
     holding(in_flight, "ab", 10, 5)
     holding(in_flight, "c", 12, 5)
 
@@ -123,7 +121,7 @@ def test_messages_expire_in_the_order_of_their_delivery() -> None:
 
 
 def test_a_touch_moves_the_deadline_but_not_beyond_the_limit() -> None:
-    in_flight = InFlight()
+    in_flight = InFlightMessages()
     a, b, c = holding(in_flight, "abc", 0, 5)
 
     assert in_flight.touch(a, 4, 5, 100)  # to 9
@@ -138,7 +136,7 @@ def test_a_touch_moves_the_deadline_but_not_beyond_the_limit() -> None:
 
 
 def test_a_limited_deadline_is_forgotten_with_its_message() -> None:
-    in_flight = InFlight()
+    in_flight = InFlightMessages()
     a, b = holding(in_flight, "ab", 0, 5)
     in_flight.touch(a, 1, 5, 2)
 
@@ -152,7 +150,7 @@ def test_a_limited_deadline_is_forgotten_with_its_message() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("hft"), st.integers(0, 9), st.integers(0, 3))))
 def test_nothing_held_is_ever_lost_or_late(steps: list[tuple[str, int, int]]) -> None:
-    in_flight = InFlight()
+    in_flight = InFlightMessages()
     expected: dict[bytes, tuple[float, float]] = {}  # deadline, delivery
     now_s = 0.0
     for action, which, passes_s in steps:
@@ -177,7 +175,7 @@ def test_nothing_held_is_ever_lost_or_late(steps: list[tuple[str, int, int]]) ->
 
 
 def test_deferred_messages_come_when_they_are_due_in_order() -> None:
-    deferred = Deferred()
+    deferred = DeferredMessages()
     for body, due_s in ((b"late", 9), (b"1", 3), (b"2", 3)):
         deferred.add(body, due_s)
 
@@ -199,12 +197,12 @@ def disk_queue(path: Path) -> DiskQueue:
         max_bytes_per_file=1000,
         max_msg_size=100,
         sync_every=2500,
-        log=Log(None, ""),
+        log=DaemonLog(None, ""),
     )
 
 
 def test_order_is_kept_through_memory_and_disk(tmp_path: Path) -> None:
-    backlog = Backlog(3, disk_queue(tmp_path), Health())
+    backlog = Backlog(3, disk_queue(tmp_path), DiskHealth())
     numbers = [b"%d" % number for number in range(20)]
     for message in messages(*numbers):
         backlog.put([message])
@@ -220,14 +218,14 @@ def test_order_is_kept_through_memory_and_disk(tmp_path: Path) -> None:
 
 
 def test_no_memory_means_straight_to_disk(tmp_path: Path) -> None:
-    backlog = Backlog(0, disk_queue(tmp_path), Health())
+    backlog = Backlog(0, disk_queue(tmp_path), DiskHealth())
     backlog.put(messages(b"x"))
 
     assert (backlog.disk_depth, backlog.is_over) == (1, False)
 
 
 def test_without_a_disk_the_newest_are_dropped() -> None:
-    backlog = Backlog(2, None, Health())
+    backlog = Backlog(2, None, DiskHealth())
     backlog.put(messages(b"1", b"2", b"3"))
     backlog.overflow(3)
 
@@ -235,7 +233,7 @@ def test_without_a_disk_the_newest_are_dropped() -> None:
 
 
 def test_a_get_is_bounded_by_bytes_but_not_to_nothing(tmp_path: Path) -> None:
-    backlog = Backlog(9, None, Health())
+    backlog = Backlog(9, None, DiskHealth())
     backlog.put(messages(b"x" * 50, b"y" * 50, b"z"))
 
     assert bodies(backlog.get(9, 100)) == [b"x" * 50]
@@ -247,7 +245,7 @@ def test_a_get_is_bounded_by_bytes_but_not_to_nothing(tmp_path: Path) -> None:
 def test_when_the_disk_fails_only_what_may_be_is_dropped(
     tmp_path: Path, droppable: int, left: bytes
 ) -> None:
-    backlog = Backlog(1, disk_queue(tmp_path), Health())
+    backlog = Backlog(1, disk_queue(tmp_path), DiskHealth())
     (tmp_path / "t.diskqueue.000000.dat").mkdir()
     backlog.put(messages(b"1", b"2", b"3"))
     with pytest.raises(BackendError):
@@ -257,7 +255,7 @@ def test_when_the_disk_fails_only_what_may_be_is_dropped(
 
 
 def test_a_full_disk_makes_it_unhealthy_until_a_write_succeeds(tmp_path: Path) -> None:
-    health = Health()
+    health = DiskHealth()
     backlog = Backlog(0, disk_queue(tmp_path), health)
     obstacle = tmp_path / "t.diskqueue.000000.dat"
     obstacle.mkdir()

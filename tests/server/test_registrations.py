@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqtools.protocol.lookup_v1 import PeerInfo
-from nsqtools.server.lookup.registrations import Node, Peer, Registration, Registrations
+from nsqtools.server.lookup.registrations import Node, RegisteredNsqd, Registration, Registrations
 
 TIMEOUT_NS = 300
 LIFETIME_NS = 45
@@ -15,11 +15,11 @@ TOPIC = Registration("topic", "clicks", "")
 CHANNEL = Registration("channel", "clicks", "archive")
 
 
-def make_peer(name: str = "one", last_update_ns: int = 0) -> Peer:
+def make_peer(name: str = "one", last_update_ns: int = 0) -> RegisteredNsqd:
     info = PeerInfo(
         broadcast_address=name, hostname=name, http_port=4151, tcp_port=4150, version="1.3.0"
     )
-    return Peer(f"{name}:50000", info, last_update_ns)
+    return RegisteredNsqd(f"{name}:50000", info, last_update_ns)
 
 
 @pytest.fixture
@@ -28,13 +28,13 @@ def registrations() -> Registrations:
 
 
 @pytest.fixture
-def peer(registrations: Registrations) -> Peer:
+def peer(registrations: Registrations) -> RegisteredNsqd:
     peer = make_peer()
     registrations.identify(peer)
     return peer
 
 
-def test_a_channel_brings_its_topic(registrations: Registrations, peer: Peer) -> None:
+def test_a_channel_brings_its_topic(registrations: Registrations, peer: RegisteredNsqd) -> None:
     assert registrations.register(peer, "clicks", "archive") == [CHANNEL, TOPIC]
 
     assert registrations.topics() == ["clicks"]
@@ -42,14 +42,18 @@ def test_a_channel_brings_its_topic(registrations: Registrations, peer: Peer) ->
     assert registrations.producers("clicks", 0) == [peer]
 
 
-def test_registering_twice_changes_nothing(registrations: Registrations, peer: Peer) -> None:
+def test_registering_twice_changes_nothing(
+    registrations: Registrations, peer: RegisteredNsqd
+) -> None:
     registrations.register(peer, "clicks", "archive")
 
     assert registrations.register(peer, "clicks", "archive") == []
     assert registrations.producers("clicks", 0) == [peer]
 
 
-def test_only_what_a_peer_had_is_taken_back(registrations: Registrations, peer: Peer) -> None:
+def test_only_what_a_peer_had_is_taken_back(
+    registrations: Registrations, peer: RegisteredNsqd
+) -> None:
     registrations.register(peer, "clicks", "archive")
     other = make_peer("two")
 
@@ -59,7 +63,7 @@ def test_only_what_a_peer_had_is_taken_back(registrations: Registrations, peer: 
     assert registrations.producers("clicks", 0) == [peer]
 
 
-def test_a_channel_is_left_alone(registrations: Registrations, peer: Peer) -> None:
+def test_a_channel_is_left_alone(registrations: Registrations, peer: RegisteredNsqd) -> None:
     registrations.register(peer, "clicks", "archive")
 
     assert registrations.unregister(peer, "clicks", "archive") == [CHANNEL]
@@ -67,7 +71,9 @@ def test_a_channel_is_left_alone(registrations: Registrations, peer: Peer) -> No
     assert registrations.channels("clicks") == ["archive"]
 
 
-def test_a_topic_is_left_with_its_channels(registrations: Registrations, peer: Peer) -> None:
+def test_a_topic_is_left_with_its_channels(
+    registrations: Registrations, peer: RegisteredNsqd
+) -> None:
     registrations.register(peer, "clicks", "archive")
 
     assert registrations.unregister(peer, "clicks", "") == [CHANNEL, TOPIC]
@@ -78,7 +84,7 @@ def test_a_topic_is_left_with_its_channels(registrations: Registrations, peer: P
 @pytest.mark.parametrize("topic", ["clicks", "clicks#ephemeral"])
 @pytest.mark.parametrize("channel", ["archive", "archive#ephemeral"])
 def test_names_outlive_a_connection(
-    registrations: Registrations, peer: Peer, topic: str, channel: str
+    registrations: Registrations, peer: RegisteredNsqd, topic: str, channel: str
 ) -> None:
     registrations.register(peer, topic, channel)
 
@@ -92,7 +98,7 @@ def test_names_outlive_a_connection(
 
 
 def test_an_ephemeral_channel_goes_with_the_last_that_takes_it_back(
-    registrations: Registrations, peer: Peer
+    registrations: Registrations, peer: RegisteredNsqd
 ) -> None:
     other = make_peer("two")
     for each in (peer, other):
@@ -105,7 +111,7 @@ def test_an_ephemeral_channel_goes_with_the_last_that_takes_it_back(
 
 
 def test_an_ephemeral_topic_goes_with_the_last_that_takes_it_back(
-    registrations: Registrations, peer: Peer
+    registrations: Registrations, peer: RegisteredNsqd
 ) -> None:
     other = make_peer("two")
     for each in (peer, other):
@@ -117,7 +123,9 @@ def test_an_ephemeral_topic_goes_with_the_last_that_takes_it_back(
     assert registrations.topics() == []
 
 
-def test_a_silent_peer_is_hidden_until_it_pings(registrations: Registrations, peer: Peer) -> None:
+def test_a_silent_peer_is_hidden_until_it_pings(
+    registrations: Registrations, peer: RegisteredNsqd
+) -> None:
     registrations.register(peer, "clicks", "")
     assert registrations.producers("clicks", TIMEOUT_NS) == [peer]
 
@@ -130,7 +138,7 @@ def test_a_silent_peer_is_hidden_until_it_pings(registrations: Registrations, pe
 
 
 def test_a_tombstone_hides_one_topic_of_one_peer_for_its_lifetime(
-    registrations: Registrations, peer: Peer
+    registrations: Registrations, peer: RegisteredNsqd
 ) -> None:
     other = make_peer("two")
     for each in (peer, other):
@@ -147,7 +155,7 @@ def test_a_tombstone_hides_one_topic_of_one_peer_for_its_lifetime(
 
 
 def test_a_tombstone_survives_registering_again_and_not_taking_back(
-    registrations: Registrations, peer: Peer
+    registrations: Registrations, peer: RegisteredNsqd
 ) -> None:
     registrations.register(peer, "clicks", "")
     registrations.tombstone("clicks", "one:4151", now_ns=0)
@@ -173,7 +181,7 @@ def test_a_star_finds_nothing_where_nothing_is(registrations: Registrations) -> 
         registrations.producers("*", 0)
 
 
-def test_a_star_stands_for_all_topics(registrations: Registrations, peer: Peer) -> None:
+def test_a_star_stands_for_all_topics(registrations: Registrations, peer: RegisteredNsqd) -> None:
     registrations.register(peer, "clicks", "archive")
     registrations.register(peer, "errors", "alert")
 
@@ -186,7 +194,7 @@ def test_a_star_stands_for_all_topics(registrations: Registrations, peer: Peer) 
 
 
 def test_deleting_a_topic_takes_its_channels_and_leaves_the_peer(
-    registrations: Registrations, peer: Peer
+    registrations: Registrations, peer: RegisteredNsqd
 ) -> None:
     registrations.register(peer, "clicks", "archive")
     registrations.create_channel("errors", "alert")
@@ -210,7 +218,9 @@ def test_only_a_known_channel_can_be_deleted(registrations: Registrations) -> No
             registrations.delete_channel(topic, "archive")
 
 
-def test_everything_is_shown_with_its_producers(registrations: Registrations, peer: Peer) -> None:
+def test_everything_is_shown_with_its_producers(
+    registrations: Registrations, peer: RegisteredNsqd
+) -> None:
     registrations.register(peer, "clicks", "archive")
     registrations.tombstone("clicks", "one:4151", now_ns=7)
 

@@ -1,4 +1,4 @@
-"""``nsq nsqd``: the embedded nsqd in front, with the command line of the real one."""
+"""``nsq nsqd``: the embedded nsqd in the foreground, with the command line of the real one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nsqtools.cli.parsing.help import HelpPage
+    from nsqtools.server.nsqd_daemon import NsqdDaemon
     from nsqtools.server.settings.go_flags import Flag
 
 DEPRECATED = {"worker-id": "[deprecated] use --node-id"}
@@ -14,7 +15,6 @@ DEPRECATED = {"worker-id": "[deprecated] use --node-id"}
 
 def nsqd(arguments: list[str]) -> int:
     """Run an nsqd in Python, with the flags, files and protocol of the real one."""
-    from nsqtools.server.daemon import NsqdDaemon
     from nsqtools.server.foreground import run_daemon
     from nsqtools.server.settings.nsqd_options import NsqdOptions
 
@@ -23,7 +23,13 @@ def nsqd(arguments: list[str]) -> int:
 
         sys.stdout.write(rendered_for_stdout(page()))
         return 0
-    return run_daemon("nsqd", NsqdOptions, NsqdDaemon, arguments, deprecated=DEPRECATED)
+    return run_daemon("nsqd", NsqdOptions, _load, arguments, deprecated=DEPRECATED)
+
+
+def _load() -> type[NsqdDaemon]:
+    from nsqtools.server.nsqd_daemon import NsqdDaemon
+
+    return NsqdDaemon
 
 
 def flags() -> dict[str, Flag]:

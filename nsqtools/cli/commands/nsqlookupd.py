@@ -1,4 +1,4 @@
-"""``nsq nsqlookupd``: the embedded nsqlookupd in front, with the command line of the real one."""
+"""``nsq nsqlookupd``: the embedded nsqlookupd with the command line of the real one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nsqtools.cli.parsing.help import HelpPage
+    from nsqtools.server.nsqlookupd_daemon import NsqlookupdDaemon
     from nsqtools.server.settings.go_flags import Flag
 
 DEPRECATED: dict[str, str] = {}
@@ -15,7 +16,6 @@ DEPRECATED: dict[str, str] = {}
 def nsqlookupd(arguments: list[str]) -> int:
     """Run an nsqlookupd in Python, with the flags and protocol of the real one."""
     from nsqtools.server.foreground import run_daemon
-    from nsqtools.server.nsqlookupd import NsqlookupdDaemon
     from nsqtools.server.settings.nsqlookupd_options import NsqlookupdOptions
 
     if arguments == ["--help"]:
@@ -23,9 +23,13 @@ def nsqlookupd(arguments: list[str]) -> int:
 
         sys.stdout.write(rendered_for_stdout(page()))
         return 0
-    return run_daemon(
-        "nsqlookupd", NsqlookupdOptions, NsqlookupdDaemon, arguments, deprecated=DEPRECATED
-    )
+    return run_daemon("nsqlookupd", NsqlookupdOptions, _load, arguments, deprecated=DEPRECATED)
+
+
+def _load() -> type[NsqlookupdDaemon]:
+    from nsqtools.server.nsqlookupd_daemon import NsqlookupdDaemon
+
+    return NsqlookupdDaemon
 
 
 def flags() -> dict[str, Flag]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from nsqtools.cluster.stats_columns import COLUMNS
-from nsqtools.server.log import LEVELS
+from nsqtools.server.daemon_log import LEVELS
 
 
 class Kind(Enum):

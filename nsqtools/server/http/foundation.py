@@ -21,8 +21,8 @@ from starlette.types import Receive, Scope, Send
 
 from nsqtools.protocol.go_text import format_duration, go_json
 from nsqtools.protocol.names import is_valid_name
+from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.http.routes import Found, OtherMethods, Redirect, Routes
-from nsqtools.server.log import Log
 
 Handler = Callable[["Call"], Awaitable[Response]]
 
@@ -137,13 +137,13 @@ def plain_reply(text: str, status: int = 200) -> Response:
 class HTTPApi:
     """The ASGI application.
 
-    With a ``tls_required_port`` every plain request is refused and told this HTTPS port.
+    With a ``tls_required_port`` every plain request is refused with this HTTPS port.
     """
 
     def __init__(
         self,
         handlers: Mapping[tuple[str, str], Handler],
-        log: Log,
+        log: DaemonLog,
         *,
         tls_required_port: int | None = None,
     ) -> None:

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.requests import BodiesReader, Incomplete, RequestError
+from nsqtools.server.daemon_log import NSQ_VERSION
 from nsqtools.server.http.foundation import (
     Call,
     Handler,
@@ -28,10 +29,9 @@ from nsqtools.server.http.foundation import (
 )
 from nsqtools.server.queues.backlog import BackendError
 from nsqtools.server.queues.channel import Channel
-from nsqtools.server.queues.nsqd import Nsqd
+from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.queues.topic import Topic
-from nsqtools.server.settings.kinds import seconds_to_ns
-from nsqtools.server.version import NSQ_VERSION
+from nsqtools.server.settings.flag_kinds import seconds_to_ns
 
 _FALSE = ("false", "0")  # of a boolean parameter; anything else is true
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
@@ -48,7 +48,7 @@ class Ports:
 class NsqdHTTP:
     """The handlers; each method is one endpoint."""
 
-    def __init__(self, nsqd: Nsqd, ports: Ports) -> None:
+    def __init__(self, nsqd: NsqdQueues, ports: Ports) -> None:
         self._nsqd = nsqd
         self._options = nsqd.options
         self._ports = ports

@@ -6,6 +6,7 @@ import time
 
 from starlette.responses import Response
 
+from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog
 from nsqtools.server.http.foundation import (
     Call,
     Handler,
@@ -17,9 +18,7 @@ from nsqtools.server.http.foundation import (
     topic_and_channel_arguments,
     topic_argument,
 )
-from nsqtools.server.log import Log
-from nsqtools.server.lookup.registrations import Peer, Registrations
-from nsqtools.server.version import NSQ_VERSION
+from nsqtools.server.lookup.registrations import RegisteredNsqd, Registrations
 
 _NEVER_NS = -6795364578871345152  # Go's zero time, as its UnixNano prints it
 
@@ -27,7 +26,7 @@ _NEVER_NS = -6795364578871345152  # Go's zero time, as its UnixNano prints it
 class NsqlookupdHTTP:
     """The handlers; each method is one endpoint."""
 
-    def __init__(self, registrations: Registrations, log: Log) -> None:
+    def __init__(self, registrations: Registrations, log: DaemonLog) -> None:
         self._registrations = registrations
         self._log = log
 
@@ -139,7 +138,7 @@ class NsqlookupdHTTP:
         return empty_reply()
 
 
-def _described(peer: Peer) -> dict[str, object]:
+def _described(peer: RegisteredNsqd) -> dict[str, object]:
     info = peer.info
     return {
         "remote_address": peer.remote_address,

@@ -9,6 +9,7 @@ from dataclasses import fields
 
 from starlette.responses import Response
 
+from nsqtools.server.daemon_log import version_line
 from nsqtools.server.http.foundation import (
     Call,
     Handler,
@@ -18,12 +19,11 @@ from nsqtools.server.http.foundation import (
     raw_json_reply,
     text_reply,
 )
-from nsqtools.server.queues.nsqd import Nsqd
-from nsqtools.server.settings.kinds import LOG_LEVEL
+from nsqtools.server.queues.nsqd_queues import NsqdQueues
+from nsqtools.server.settings.flag_kinds import LOG_LEVEL
 from nsqtools.server.stats.gather import gather_stats
-from nsqtools.server.stats.page import render_stats
+from nsqtools.server.stats.text_page import render_stats
 from nsqtools.server.tcp.protocol_v2 import ProtocolV2
-from nsqtools.server.version import version_line
 
 _FALSE = ("false", "0")  # of a boolean parameter; anything else is true
 
@@ -37,7 +37,7 @@ class StatsHTTP:
 
     def __init__(
         self,
-        nsqd: Nsqd,
+        nsqd: NsqdQueues,
         clients: Collection[ProtocolV2],
         resolved: dict[str, object],
         set_lookupds: Callable[[list[str]], None],

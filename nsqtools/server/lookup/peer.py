@@ -1,7 +1,7 @@
 """The connection of an nsqd to one nsqlookupd: registered, kept alive, made again when it breaks.
 
 Every peer has its own task and queue, so one that hangs delays nobody. A connection that ends is
-noticed at once; after it is made again everything is registered anew.
+noticed at once; after it is made again everything is registered again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nsqtools.protocol.lookup_v1 import (
     decode_peer_info,
     encode_identify,
 )
-from nsqtools.server.log import Log
+from nsqtools.server.daemon_log import DaemonLog
 
 _TIMEOUT_S = 1.0  # to connect, and for each answer
 _PING_INTERVAL_S = 15.0
@@ -29,7 +29,7 @@ _MAX_ANSWER_SIZE = 1 << 20
 class LookupPeer:
     """One nsqlookupd. ``registrations`` returns the commands that describe what there is now.
 
-    ``info`` is what it said of itself, None while there is no connection.
+    ``info`` is its answer to IDENTIFY, None while there is no connection.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class LookupPeer:
         address: str,
         own_info: PeerInfo,
         registrations: Callable[[], Iterable[bytes]],
-        log: Log,
+        log: DaemonLog,
     ) -> None:
         self.address = address
         self.info: PeerInfo | None = None
@@ -58,7 +58,7 @@ class LookupPeer:
             await asyncio.wait([self._task])
 
     def send(self, command: bytes) -> None:
-        """Have a command sent; one that finds no connection is made up for by registering anew."""
+        """Send a command; registering again makes up for one that finds no connection."""
         if self.info is not None:
             self._commands.put_nowait(command)
 

@@ -2,8 +2,8 @@
 
 A registration is a topic or a channel with its producers. Its name stays when the last producer
 goes, so that consumers find a topic whose nsqd is being restarted; only UNREGISTER takes ephemeral
-names away, and an administrator any. Nothing is written to disk: every nsqd registers anew with a
-nsqlookupd that was restarted.
+names away, and an administrator any. Nothing is written to disk: every nsqd registers again with
+a nsqlookupd that was restarted.
 
 A producer that has not pinged for a while is inactive: it is hidden until it pings again. A
 tombstone hides a producer of one topic from lookups for some time, so that consumers leave it
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False, slots=True)
-class Peer:
+class RegisteredNsqd:
     """An nsqd that has identified itself, from the address of its connection."""
 
     remote_address: str
@@ -50,12 +50,12 @@ _CLIENT = Registration("client", "", "")
 class Node:
     """A peer with its topics, and which of them are tombstoned, in the same order."""
 
-    peer: Peer
+    peer: RegisteredNsqd
     topics: list[str]
     tombstones: list[bool]
 
 
-Producers = dict[Peer, int | None]  # with the time of the tombstone in ns, None without
+Producers = dict[RegisteredNsqd, int | None]  # with the time of the tombstone in ns, None without
 
 
 class Registrations:
@@ -70,12 +70,12 @@ class Registrations:
 
     # what an nsqd says: each call returns the entries that changed for it
 
-    def identify(self, peer: Peer) -> list[Registration]:
+    def identify(self, peer: RegisteredNsqd) -> list[Registration]:
         """A peer is there."""
         self._clients[peer] = None
         return [_CLIENT]
 
-    def register(self, peer: Peer, topic: str, channel: str) -> list[Registration]:
+    def register(self, peer: RegisteredNsqd, topic: str, channel: str) -> list[Registration]:
         """A peer has a topic, and a channel of it unless that is ``""``."""
         changed = []
         if channel:
@@ -86,8 +86,8 @@ class Registrations:
             changed.append(Registration("topic", topic, ""))
         return changed
 
-    def unregister(self, peer: Peer, topic: str, channel: str) -> list[Registration]:
-        """A peer has a channel no more, or without one the topic with all its channels."""
+    def unregister(self, peer: RegisteredNsqd, topic: str, channel: str) -> list[Registration]:
+        """A peer dropped a channel, or without one the topic with all its channels."""
         channels = self._channels.get(topic, {})
         changed = [
             Registration("channel", topic, name)
@@ -102,7 +102,7 @@ class Registrations:
         _drop_if_ephemeral(self._topics, topic)
         return changed
 
-    def disconnect(self, peer: Peer) -> list[Registration]:
+    def disconnect(self, peer: RegisteredNsqd) -> list[Registration]:
         """A peer is gone; all names stay."""
         return [entry for entry, producers in self.entries() if _remove(producers, peer)]
 
@@ -116,7 +116,7 @@ class Registrations:
         """Return the names of a topic's channels; none when it is unknown."""
         return [name for channels in _matching(self._channels, topic) for name in channels]
 
-    def producers(self, topic: str, now_ns: int) -> list[Peer]:
+    def producers(self, topic: str, now_ns: int) -> list[RegisteredNsqd]:
         """Return the active producers of a topic that are not tombstoned.
 
         Raises ``KeyError`` when the topic is unknown.
@@ -153,7 +153,7 @@ class Registrations:
             for channel, producers in channels.items():
                 yield Registration("channel", topic, channel), producers
 
-    def _is_active(self, peer: Peer, now_ns: int) -> bool:
+    def _is_active(self, peer: RegisteredNsqd, now_ns: int) -> bool:
         return now_ns - peer.last_update_ns <= self._inactive_producer_timeout_ns
 
     def _is_hidden(self, tombstoned_ns: int | None, now_ns: int) -> bool:
@@ -198,15 +198,15 @@ def _matching(entries: Mapping[str, T], topic: str) -> list[T]:
     return [entries[topic]] if topic in entries else []
 
 
-def _add(producers: Producers, peer: Peer) -> bool:
-    """Add a producer; one that is there keeps its tombstone. Tell whether it is new."""
+def _add(producers: Producers, peer: RegisteredNsqd) -> bool:
+    """Add a producer; one that is there keeps its tombstone. Return whether it is new."""
     is_new = peer not in producers
     producers.setdefault(peer, None)
     return is_new
 
 
-def _remove(producers: Producers, peer: Peer) -> bool:
-    """Remove a producer and tell whether it was there."""
+def _remove(producers: Producers, peer: RegisteredNsqd) -> bool:
+    """Remove a producer and return whether it was there."""
     is_there = peer in producers
     producers.pop(peer, None)
     return is_there

@@ -5,17 +5,17 @@ when the queue overflowed (the Go nsqd reads both at random). An ephemeral queue
 does not fit is dropped, newest first.
 
 The memory may hold more than its limit between `put` and `overflow`: the owner offers the messages
-to waiting consumers in between, so that
-nothing goes to disk, or is dropped, that could be delivered.
+to waiting consumers in between, so that nothing goes to disk, or is dropped, that could be
+delivered.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from nsqtools.server.queues.disk_queue import DiskQueue
-from nsqtools.server.queues.health import Health
 from nsqtools.server.queues.queued_message import from_record, to_record
 
 
@@ -26,7 +26,7 @@ class BackendError(Exception):
 class Backlog:
     """The messages of one topic or channel; ``disk`` is None when it is ephemeral."""
 
-    def __init__(self, mem_queue_size: int, disk: DiskQueue | None, health: Health) -> None:
+    def __init__(self, mem_queue_size: int, disk: DiskQueue | None, health: DiskHealth) -> None:
         self.disk = disk
         self.mem_queue_size = mem_queue_size
         self._health = health
@@ -65,7 +65,7 @@ class Backlog:
         """Move to disk what is over the limit, or drop it without a disk.
 
         Raises `BackendError` when the disk fails. Then the newest ``droppable`` messages are
-        dropped (their publisher is told so), and the rest stays in memory whatever the limit.
+        dropped (their publisher gets an error), and the rest stays in memory whatever the limit.
         """
         surplus = [self._memory.pop() for _ in range(len(self._memory) - self.mem_queue_size)]
         surplus.reverse()
@@ -89,7 +89,7 @@ class Backlog:
         """Remove and return the oldest messages: at least one, unless files fail."""
         memory = self._memory
         if not memory and self.disk is not None and self.disk.has_unread:
-            # no more than is handed on now: what has left the disk does not survive a kill
+            # only what is delivered now: what has left the disk does not survive a kill
             return [from_record(record) for record in self.disk.get(count, max_bytes)]
         if count >= len(memory):
             messages = list(memory)
@@ -121,3 +121,15 @@ class Backlog:
             self.disk.put([*map(to_record, self._memory), *delivered])
             self.disk.close()
         self._memory.clear()
+
+
+@dataclass(slots=True)
+class DiskHealth:
+    """``error`` is the text of the last disk write if it failed, or ``""``."""
+
+    error: str = ""
+
+    @property
+    def text(self) -> str:
+        """``OK`` or ``NOK - reason``."""
+        return f"NOK - {self.error}" if self.error else "OK"

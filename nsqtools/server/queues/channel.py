@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from nsqtools.protocol.names import is_ephemeral
-from nsqtools.server.log import Log
+from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.backlog import BackendError, Backlog
-from nsqtools.server.queues.deferred import Deferred
-from nsqtools.server.queues.in_flight import InFlight
-from nsqtools.server.queues.latency import Latency
+from nsqtools.server.queues.held_messages import DeferredMessages, InFlightMessages
+from nsqtools.server.queues.latency import LatencyWindow
 from nsqtools.server.queues.queued_message import again, delivered_to_record, to_record
 
 _TURN_COUNT = 256  # messages for one consumer before the next one has its turn
@@ -30,10 +29,10 @@ class ConsumerLimit(Exception):
     """``--max-channel-consumers`` are there already."""
 
 
-class Consumer(Protocol):
+class ChannelConsumer(Protocol):
     """What a channel knows of the client at the other end of a connection."""
 
-    in_flight: InFlight
+    in_flight: InFlightMessages
 
     @property
     def room(self) -> int:
@@ -58,17 +57,17 @@ class Channel:
         name: str,
         backlog: Backlog,
         loop: AbstractEventLoop,
-        log: Log,
+        log: DaemonLog,
         *,
-        latency: Latency | None,
+        latency: LatencyWindow | None,
         max_consumers: int,
     ) -> None:
         self.topic_name = topic_name
         self.name = name
         self.is_ephemeral = is_ephemeral(name)
         self.backlog = backlog
-        self.deferred = Deferred()
-        self.consumers: deque[Consumer] = deque()
+        self.deferred = DeferredMessages()
+        self.consumers: deque[ChannelConsumer] = deque()
         self.latency = latency
         self.is_paused = False
         self.message_count = self.requeue_count = self.timeout_count = 0
@@ -76,7 +75,9 @@ class Channel:
         self._loop = loop
         self._log = log
         self._max_consumers = max_consumers
-        self._in_flight: list[InFlight] = []  # of the consumers, and of those that went away
+        self._in_flight: list[
+            InFlightMessages
+        ] = []  # of the consumers, and of those that went away
         self._turn_scheduled = False
         self._is_closed = False
         self._timer: TimerHandle | None = None
@@ -88,7 +89,7 @@ class Channel:
 
     # consumers
 
-    def add_consumer(self, consumer: Consumer) -> None:
+    def add_consumer(self, consumer: ChannelConsumer) -> None:
         """Let a client consume. Raises `ConsumerLimit`."""
         if 0 < self._max_consumers <= len(self.consumers):
             raise ConsumerLimit(
@@ -98,7 +99,7 @@ class Channel:
         self.consumers.append(consumer)
         self._in_flight.append(consumer.in_flight)
 
-    def remove_consumer(self, consumer: Consumer) -> None:
+    def remove_consumer(self, consumer: ChannelConsumer) -> None:
         """Forget a client that went away; what it held times out in its own time."""
         if self._is_closed:
             return
@@ -112,7 +113,7 @@ class Channel:
         self._in_flight = [held for held in self._in_flight if held or id(held) in present]
 
     def why_not_in_flight(self, message_id: bytes) -> str:
-        """Tell why a consumer that does not hold the message cannot answer it."""
+        """Return why a consumer that does not hold the message cannot answer it."""
         if any(message_id in held for held in self._in_flight):
             return "client does not own message"
         return "ID not in flight"

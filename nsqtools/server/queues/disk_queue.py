@@ -23,7 +23,7 @@ from pathlib import Path
 
 from nsqtools.files.durable import replace_file
 from nsqtools.protocol.message import MIN_MESSAGE_SIZE
-from nsqtools.server.log import Log
+from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.record_file import (
     LENGTH_SIZE,
     CorruptFile,
@@ -55,7 +55,7 @@ class DiskQueue:
         max_bytes_per_file: int,
         max_msg_size: int,
         sync_every: int,
-        log: Log,
+        log: DaemonLog,
         may_have_files: bool = True,
     ) -> None:
         self.name = name
@@ -133,7 +133,7 @@ class DiskQueue:
         self._operations = 0
 
     def delete(self) -> None:
-        """Close and leave no file behind. Raises ``OSError``."""
+        """Close and remove all files. Raises ``OSError``."""
         self._log.info(f"DISKQUEUE({self.name}): deleting")
         self._skip_to_new_file()
         self._meta_path.unlink(missing_ok=True)
@@ -168,7 +168,7 @@ class DiskQueue:
             self._log.error(f"DISKQUEUE({self.name}) failed to sync - {exc}")
 
     def describe(self, error: OSError) -> str:
-        """Return the error of a write as Go would tell it."""
+        """Return the error of a write in Go's words."""
         if error.strerror is None:
             return str(error)
         operation = "open" if error.filename else "write"
@@ -287,7 +287,7 @@ class DiskQueue:
 
     @property
     def has_unread(self) -> bool:
-        """Whether `get` has anything to try: after a crash the depth alone does not tell."""
+        """Whether `get` has anything to try: after a crash the depth alone does not say."""
         if self._read_file == self._write_file:
             return self._read_position < self._write_position
         return self._read_file < self._write_file

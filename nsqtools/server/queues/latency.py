@@ -16,7 +16,7 @@ from nsqtools.protocol.stats import LatencyStats
 _RELATIVE_ACCURACY = 0.01
 
 
-class Latency:
+class LatencyWindow:
     """The samples of one channel."""
 
     def __init__(self, percentiles: Sequence[float], window_s: float) -> None:
@@ -51,7 +51,7 @@ def _sketch() -> DDSketch:
     return DDSketch(_RELATIVE_ACCURACY)
 
 
-def latency_stats(latencies: Sequence[Latency]) -> LatencyStats:
+def latency_stats(latencies: Sequence[LatencyWindow]) -> LatencyStats:
     """Summarise a channel, or all channels of a topic."""
     if not latencies:
         return LatencyStats()

@@ -78,7 +78,7 @@ class RecordReader:
         return record[LENGTH_SIZE:]
 
     def is_at_end(self) -> bool:
-        """Tell whether nothing follows in a file that is no longer written."""
+        """Return whether nothing follows in a file that is no longer written."""
         return not self._peek(1, None)
 
     def _peek(self, size: int, end: int | None) -> bytes:

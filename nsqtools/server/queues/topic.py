@@ -13,11 +13,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from nsqtools.protocol.names import is_ephemeral
-from nsqtools.server.log import Log
+from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.backlog import BackendError, Backlog
 from nsqtools.server.queues.channel import Channel
-from nsqtools.server.queues.message_ids import MessageIds
-from nsqtools.server.queues.queued_message import new_messages
+from nsqtools.server.queues.queued_message import MessageIds, new_messages
 
 _STEP_COUNT = 1000  # messages of a backlog to copy before other work of the loop gets its turn
 _STEP_BYTES = 1 << 22
@@ -32,7 +31,7 @@ class Topic:
         backlog: Backlog,
         ids: MessageIds,
         loop: AbstractEventLoop,
-        log: Log,
+        log: DaemonLog,
         make_channel: Callable[[str, str], Channel],
     ) -> None:
         self.name = name

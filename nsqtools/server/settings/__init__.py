@@ -1,1 +1,1 @@
-"""What the daemons can be told, on a command line in Go's syntax or in a TOML file."""
+"""The options of the daemons, from a command line in Go's syntax or a TOML file."""

@@ -1,7 +1,7 @@
 """The TOML file of ``--config``: the options under the names of their flags, with underscores.
 
 Values are read as nsqd reads them: a duration is Go's text or a number of milliseconds, a list may
-be one text with commas, a number may be a text. Unknown keys are passed over. One fault is not
+be one text with commas, a number may be a text. Unknown keys are ignored. One fault is not
 copied: a bool given as a number means what it says, where nsqd takes 0 for true.
 """
 
@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.server.settings.kinds import BOOL, DURATION, INT, PERCENTILES, STRING, STRINGS, Kind
+from nsqtools.server.settings.flag_kinds import (
+    BOOL,
+    DURATION,
+    INT,
+    PERCENTILES,
+    STRING,
+    STRINGS,
+    FlagKind,
+)
 
 
 def read_config(path: str, options_class: type) -> dict[str, Any]:
@@ -36,7 +44,7 @@ def read_config(path: str, options_class: type) -> dict[str, Any]:
     return options
 
 
-def coerce(kind: Kind, value: Any) -> Any:
+def coerce(kind: FlagKind, value: Any) -> Any:
     """Turn a TOML value into an option's. Raises ``ValueError`` or ``TypeError``."""
     if kind is DURATION and type(value) is int:
         return value / 1000

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any
 
-from nsqtools.server.settings.kinds import BOOL, STRING, Kind
+from nsqtools.server.settings.flag_kinds import BOOL, STRING, FlagKind
 
 
 class FlagError(Exception):
@@ -26,7 +26,7 @@ class Flag:
     """A flag: the option it sets (``""`` for none), its kind, help and default."""
 
     option: str
-    kind: Kind
+    kind: FlagKind
     help: str
     default: Any
 

@@ -1,4 +1,4 @@
-"""What an nsqd can be told: one field a flag, named as nsqd names it.
+"""The options of nsqd: one field a flag, named as nsqd names it.
 
 Durations are seconds here, whatever the flag's text was. The metadata of a field says how its flag
 and its key in a TOML file are written (`setting`), so that the command line, the file, /config and
@@ -14,12 +14,12 @@ from typing import Any
 from zlib import crc32
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.server.settings import kinds
+from nsqtools.server.settings import flag_kinds as kinds
 
 NOT_REQUIRED, REQUIRED_EXCEPT_HTTP, REQUIRED = 0, 1, 2  # tls_required
 
 
-def setting(default: Any, kind: kinds.Kind, help: str, *, key: str = "") -> Any:
+def setting(default: Any, kind: kinds.FlagKind, help: str, *, key: str = "") -> Any:
     """Declare an option: how it is read, its help, and its key in the file if it is irregular."""
     metadata = {"kind": kind, "help": help, "key": key}
     if callable(default):

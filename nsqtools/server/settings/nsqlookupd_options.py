@@ -1,4 +1,4 @@
-"""What a nsqlookupd can be told: one field a flag, as `options` has it for nsqd."""
+"""The options of nsqlookupd: one field a flag, as in `nsqd_options`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.server.settings import kinds
+from nsqtools.server.settings import flag_kinds as kinds
 from nsqtools.server.settings.nsqd_options import setting
 
 

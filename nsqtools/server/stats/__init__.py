@@ -1,1 +1,1 @@
-"""What an nsqd tells of itself: /stats as values and as text, and the push to statsd."""
+"""The stats of an nsqd: /stats as values and as text, and the push to statsd."""

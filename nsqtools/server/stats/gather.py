@@ -8,18 +8,18 @@ from collections import defaultdict
 from collections.abc import Collection
 
 from nsqtools.protocol.stats import ChannelStats, ClientStats, NsqdStats, TopicStats
+from nsqtools.server.daemon_log import NSQ_VERSION
 from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.latency import latency_stats
-from nsqtools.server.queues.nsqd import Nsqd
+from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.queues.topic import Topic
 from nsqtools.server.tcp.protocol_v2 import ProtocolV2
-from nsqtools.server.version import NSQ_VERSION
 
 Consumers = dict[Channel, list[ClientStats]]
 
 
 def gather_stats(
-    nsqd: Nsqd,
+    nsqd: NsqdQueues,
     clients: Collection[ProtocolV2],
     *,
     topic: str = "",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from nsqtools.protocol.addresses import parse_address
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.protocol.stats import ChannelStats, LatencyStats, NsqdStats, TopicStats
-from nsqtools.server.log import Log
+from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.settings.nsqd_options import NsqdOptions
 
 _MEMORY_COUNTER = "gc_total_runs"  # pushed as gc_runs, and the only counter of /stats' memory
@@ -102,7 +102,7 @@ class StatsdPusher:
     """Pushes what ``gather`` returns for as long as `run` runs."""
 
     def __init__(
-        self, options: NsqdOptions, prefix: str, gather: Callable[[], NsqdStats], log: Log
+        self, options: NsqdOptions, prefix: str, gather: Callable[[], NsqdStats], log: DaemonLog
     ) -> None:
         self._options = options
         self._prefix = prefix

@@ -1,6 +1,6 @@
-"""AUTH: asking the auth servers what a secret allows, and remembering it for its time.
+"""AUTH: ask the auth servers what a secret allows, and remember the answer for its time to live.
 
-The secret goes out under both names: ``secret`` is what nsqd 1.3 sends, ``auth_secret`` what its
+The secret is sent under both names: ``secret`` is what nsqd 1.3 sends, ``auth_secret`` what its
 documentation promises.
 """
 
@@ -12,13 +12,19 @@ import re
 import ssl
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
 import httpx
 
-from nsqtools.server.log import Log
+from nsqtools.protocol.frames import RESPONSE, encode_frame
+from nsqtools.protocol.go_text import go_json, quote
+from nsqtools.protocol.requests import Request, RequestError, read_body
+from nsqtools.server.daemon_log import DaemonLog
+from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.settings.nsqd_options import NsqdOptions
+from nsqtools.server.tcp.client_connection import ClientConnection, Pause
 
 _PERMISSIONS = {"subscribe", "publish"}
 
@@ -28,7 +34,7 @@ class AuthFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Authorization:
+class AuthGrant:
     """One entry of an answer: regular expressions that match anywhere in a name."""
 
     topic: re.Pattern[str]
@@ -36,7 +42,7 @@ class Authorization:
     permissions: frozenset[str]
 
     def allows(self, topic: str, channel: str) -> bool:
-        """Tell whether it allows to consume the channel, or, without one, to publish."""
+        """Return whether it allows to consume the channel, or, without one, to publish."""
         return (
             ("subscribe" if channel else "publish") in self.permissions
             and self.topic.search(topic) is not None
@@ -50,22 +56,22 @@ class AuthState:
 
     identity: str
     identity_url: str
-    authorizations: tuple[Authorization, ...]
+    authorizations: tuple[AuthGrant, ...]
     expires_s: float  # time.monotonic()
 
     @property
     def has_expired(self) -> bool:
-        """Whether it has to be asked for anew before it is relied on."""
+        """Whether it must be asked for again before use."""
         return time.monotonic() > self.expires_s
 
     def allows(self, topic: str, channel: str) -> bool:
-        """Tell whether any authorization allows it."""
+        """Return whether any authorization allows it."""
         return any(entry.allows(topic, channel) for entry in self.authorizations)
 
 
 @dataclass(frozen=True, slots=True)
 class AuthRequest:
-    """What an auth server is told of a client."""
+    """What an auth server learns of a client."""
 
     secret: str
     remote_ip: str
@@ -90,7 +96,7 @@ class AuthRequest:
 class AuthServers:
     """The servers of ``--auth-http-address``, tried in turn from a random one on."""
 
-    def __init__(self, options: NsqdOptions, log: Log) -> None:
+    def __init__(self, options: NsqdOptions, log: DaemonLog) -> None:
         self._addresses = options.auth_http_address
         self._timeout = httpx.Timeout(
             options.http_client_request_timeout, connect=options.http_client_connect_timeout
@@ -151,11 +157,11 @@ def decode_answer(body: bytes) -> AuthState:
         raise AuthFailed(f"invalid answer ({exc})") from exc
 
 
-def _authorization(entry: dict[str, Any]) -> Authorization:
+def _authorization(entry: dict[str, Any]) -> AuthGrant:
     permissions = frozenset(entry.get("permissions") or ())
     if not permissions <= _PERMISSIONS:
         _refuse(f"unknown permission in {sorted(permissions)}")
-    return Authorization(
+    return AuthGrant(
         re.compile(_text(entry, "topic")),
         tuple(re.compile(pattern) for pattern in entry.get("channels") or ()),
         permissions,
@@ -171,3 +177,73 @@ def _text(entry: dict[str, Any], key: str) -> str:
 
 def _refuse(reason: str) -> NoReturn:
     raise AuthFailed(reason)
+
+
+class ClientAuthorization:
+    """``servers`` is None when this nsqd does not ask for secrets; then everything is allowed."""
+
+    def __init__(
+        self, connection: ClientConnection, nsqd: NsqdQueues, servers: AuthServers | None
+    ) -> None:
+        self.state: AuthState | None = None
+        self._connection = connection
+        self._log = nsqd.log
+        self._max_body_size = nsqd.options.max_body_size
+        self._servers = servers
+        self._request: AuthRequest | None = None
+
+    def authenticate(self, request: Request) -> int:
+        """Run AUTH. Raises `RequestError` or `Pause`."""
+        if len(request.words) != 1:
+            raise RequestError("E_INVALID", "AUTH invalid number of parameters")
+        _, data, position, start = request
+        secret, position = read_body(data, position, start, "AUTH", self._max_body_size)
+        if self.state is not None and self.state.authorizations:
+            raise RequestError("E_INVALID", "AUTH already set")
+        if self._servers is None:
+            raise RequestError("E_AUTH_DISABLED", "AUTH disabled")
+        tls = self._connection.tls
+        self._request = AuthRequest(
+            secret.decode("utf-8", "surrogateescape"),
+            self._connection.remote_ip,
+            is_tls=tls is not None,
+            common_name=tls.common_name if tls is not None else "",
+        )
+        raise Pause(position, partial(self._introduce, self._request, self._servers))
+
+    async def _introduce(self, request: AuthRequest, servers: AuthServers) -> None:
+        state = await self._ask(request, servers)
+        if not state.authorizations:
+            raise RequestError("E_UNAUTHORIZED", "AUTH no authorizations found")
+        reply = {
+            "identity": state.identity,
+            "identity_url": state.identity_url,
+            "permission_count": len(state.authorizations),
+        }
+        self._connection.send(encode_frame(RESPONSE, go_json(reply)))
+
+    async def _ask(self, request: AuthRequest, servers: AuthServers) -> AuthState:
+        try:
+            self.state = await servers.ask(request)
+        except AuthFailed as exc:
+            # why is for the log only: an untrusted client must not learn of the auth server
+            client = self._connection.remote_address
+            self._log.warn(f"PROTOCOL(V2): [{client}] AUTH failed {exc}")
+            raise RequestError("E_AUTH_FAILED", "AUTH failed") from exc
+        return self.state
+
+    def check(self, command: str, topic: str, channel: str, start: int) -> None:
+        """Refuse what is not allowed; an empty channel means publishing.
+
+        Raises `RequestError`, or `Pause` when the answer has expired: then the command
+        that began at ``start`` is run again.
+        """
+        if self._servers is None:
+            return
+        if self.state is None or self._request is None or not self.state.authorizations:
+            raise RequestError("E_AUTH_FIRST", f"AUTH required before {command}")
+        if self.state.has_expired:
+            raise Pause(start, partial(self._ask, self._request, self._servers))
+        if not self.state.allows(topic, channel):
+            names = quote(topic.encode()) + b" " + quote(channel.encode())
+            raise RequestError("E_UNAUTHORIZED", f"AUTH failed for {command} on ".encode() + names)

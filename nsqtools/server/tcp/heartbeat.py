@@ -1,7 +1,7 @@
-"""The clocks of one connection to nsqd: heartbeats out, and how long silence is borne.
+"""The clocks of one connection to nsqd: heartbeats out, and deadlines for silent clients.
 
 Every interval a heartbeat goes out, whatever else is sent. A client that has not completed a
-command for two intervals is given up, and so is one that has not taken its output for one.
+command for two intervals is dropped, and so is one that has not taken its output for one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Heartbeat:
         self._stuck: TimerHandle | None = None
 
     def start(self, interval_s: float) -> None:
-        """Begin, or begin anew with another interval."""
+        """Start, or restart with another interval."""
         self.stop()
         self.interval_s = interval_s
         if interval_s:

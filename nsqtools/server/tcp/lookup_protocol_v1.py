@@ -13,9 +13,9 @@ from nsqtools.protocol.go_text import format_duration
 from nsqtools.protocol.lookup_requests import read_identify, read_words, topic_and_channel
 from nsqtools.protocol.lookup_v1 import PeerInfo, encode_response
 from nsqtools.protocol.requests import RequestError
-from nsqtools.server.log import Log
-from nsqtools.server.lookup.registrations import Peer, Registration, Registrations
-from nsqtools.server.tcp.connection import Connection
+from nsqtools.server.daemon_log import DaemonLog
+from nsqtools.server.lookup.registrations import RegisteredNsqd, Registration, Registrations
+from nsqtools.server.tcp.client_connection import ClientConnection
 
 _OK = encode_response(b"OK")
 
@@ -23,19 +23,23 @@ Handler = Callable[[list[bytes], bytes, int, int], int]
 
 
 class LookupProtocolV1:
-    """The conversation with one nsqd; see `connection.Speaker`.
+    """The conversation with one nsqd; see `client_connection.ConnectionProtocol`.
 
     ``own_info`` is what nsqlookupd says of itself.
     """
 
     def __init__(
-        self, connection: Connection, registrations: Registrations, own_info: PeerInfo, log: Log
+        self,
+        connection: ClientConnection,
+        registrations: Registrations,
+        own_info: PeerInfo,
+        log: DaemonLog,
     ) -> None:
         self._connection = connection
         self._registrations = registrations
         self._own_info = own_info
         self._log = log
-        self._peer: Peer | None = None
+        self._peer: RegisteredNsqd | None = None
         self._handlers: dict[bytes, Handler] = {
             b"PING": self._ping,
             b"IDENTIFY": self._identify,
@@ -43,7 +47,7 @@ class LookupProtocolV1:
             b"UNREGISTER": self._unregister,
         }
 
-    # connection.Speaker
+    # client_connection.ConnectionProtocol
 
     def execute(self, data: bytes, position: int) -> int:
         """Run the command at the position."""
@@ -58,10 +62,10 @@ class LookupProtocolV1:
         return encode_response(error.data)
 
     def commands_done(self) -> None:
-        """Nothing hangs on it: nsqlookupd knows no deadlines."""
+        """Nothing to do: nsqlookupd has no deadlines."""
 
     def output_stuck(self) -> None:
-        """The connection reads no more until the nsqd takes its answers; that is enough."""
+        """Nothing to do: the connection stops reading until the nsqd takes its answers."""
 
     def output_flows(self) -> None:
         """Go on."""
@@ -93,7 +97,7 @@ class LookupProtocolV1:
             f"CLIENT({address}): IDENTIFY Address:{info.broadcast_address} TCP:{info.tcp_port} "
             f"HTTP:{info.http_port} Version:{info.version}"
         )
-        self._peer = Peer(address, info, time.time_ns())
+        self._peer = RegisteredNsqd(address, info, time.time_ns())
         self._log_changes("REGISTER", self._registrations.identify(self._peer))
         self._connection.send(encode_response(self._own_info.encode()))
         return position
@@ -112,7 +116,7 @@ class LookupProtocolV1:
         self._connection.send(_OK)
         return position
 
-    def _identified(self) -> Peer:
+    def _identified(self) -> RegisteredNsqd:
         if self._peer is None:
             raise RequestError("E_INVALID", "client must IDENTIFY")
         return self._peer

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from nsqtools.protocol.identify import IdentifyReply
 from nsqtools.protocol.identify_request import IdentifyLimits, ReceivedIdentify, check_identify
 from nsqtools.protocol.requests import RequestError
+from nsqtools.server.daemon_log import NSQ_VERSION
 from nsqtools.server.settings.nsqd_options import NsqdOptions
-from nsqtools.server.version import NSQ_VERSION
 
 _DEFAULT_HEARTBEAT_S = 30.0
 _DEFAULT_OUTPUT_BUFFER_SIZE = 16384

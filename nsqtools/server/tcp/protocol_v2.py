@@ -29,15 +29,14 @@ from nsqtools.protocol.requests import (
     topic_name,
 )
 from nsqtools.server.queues.channel import ConsumerLimit
-from nsqtools.server.queues.nsqd import Nsqd
-from nsqtools.server.tcp.auth import AuthServers
-from nsqtools.server.tcp.authorization import Authorization
-from nsqtools.server.tcp.connection import Connection
+from nsqtools.server.queues.nsqd_queues import NsqdQueues
+from nsqtools.server.tcp.auth import AuthServers, ClientAuthorization
+from nsqtools.server.tcp.channel_subscription import ChannelSubscription
+from nsqtools.server.tcp.client_connection import ClientConnection
 from nsqtools.server.tcp.heartbeat import Heartbeat
 from nsqtools.server.tcp.negotiation import default_terms, identify_reply, negotiate
-from nsqtools.server.tcp.publishing import Publishing, topic_to_use
-from nsqtools.server.tcp.subscription import Subscription
-from nsqtools.server.tcp.tls import HANDSHAKE_TIMEOUT_S, TLSLayer
+from nsqtools.server.tcp.publish_commands import PublishCommands, topic_to_use
+from nsqtools.server.tcp.tls_layer import HANDSHAKE_TIMEOUT_S, TLSLayer
 
 STATE_INIT: Final = 0
 STATE_SUBSCRIBED: Final = 3
@@ -51,29 +50,29 @@ Handler = Callable[[Request], int]
 
 
 @dataclass(slots=True)
-class Door:
+class ClientContext:
     """What all TCP clients of a daemon share."""
 
-    nsqd: Nsqd
+    nsqd: NsqdQueues
     tls_context: SSLContext | None = None
     auth_servers: AuthServers | None = None
     clients: set[ProtocolV2] = field(default_factory=set)
 
 
 class ProtocolV2:
-    """The conversation with one client; see `connection.Speaker`."""
+    """The conversation with one client; see `client_connection.ConnectionProtocol`."""
 
-    def __init__(self, connection: Connection, door: Door) -> None:
+    def __init__(self, connection: ClientConnection, context: ClientContext) -> None:
         self.connection = connection
         self.state = STATE_INIT
-        self.terms = default_terms(door.nsqd.options, connection.remote_ip)
-        self.subscription: Subscription | None = None
-        self.authorization = Authorization(connection, door.nsqd, door.auth_servers)
-        self.publishing = Publishing(connection, door.nsqd, self.authorization)
+        self.terms = default_terms(context.nsqd.options, connection.remote_ip)
+        self.subscription: ChannelSubscription | None = None
+        self.authorization = ClientAuthorization(connection, context.nsqd, context.auth_servers)
+        self.publishing = PublishCommands(connection, context.nsqd, self.authorization)
         self.connected_s = time.time()
-        self._door = door
-        self._nsqd = door.nsqd
-        self._options = door.nsqd.options
+        self._context = context
+        self._nsqd = context.nsqd
+        self._options = context.nsqd.options
         self._heartbeat = Heartbeat(
             self._nsqd.loop, self._send_heartbeat, connection.give_up, connection.abort
         )
@@ -92,9 +91,9 @@ class ProtocolV2:
             b"DPUB": self.publishing.deferred_publish,
             b"MPUB": self.publishing.multi_publish,
         }
-        door.clients.add(self)
+        context.clients.add(self)
 
-    # connection.Speaker
+    # client_connection.ConnectionProtocol
 
     def execute(self, data: bytes, position: int) -> int:
         """Run the command at the position, or a run of FINs."""
@@ -120,7 +119,7 @@ class ProtocolV2:
         return encode_frame(ERROR, error.data)
 
     def commands_done(self) -> None:
-        """Start the time of silence anew."""
+        """Restart the deadline of a silent client."""
         self._heartbeat.command_done()
 
     def output_stuck(self) -> None:
@@ -136,7 +135,7 @@ class ProtocolV2:
     def closed(self) -> None:
         """Leave the channel; what was in flight times out."""
         self._heartbeat.stop()
-        self._door.clients.discard(self)
+        self._context.clients.discard(self)
         if self.subscription is not None:
             self.subscription.leave()
 
@@ -158,15 +157,15 @@ class ProtocolV2:
         _, data, position, start = request
         body, position = read_body(data, position, start, "IDENTIFY", self._options.max_body_size)
         identify = decode_identify(body)
-        has_tls = self._door.tls_context is not None
+        has_tls = self._context.tls_context is not None
         self.terms = negotiate(self.terms, identify, self._options, has_tls=has_tls)
         self._heartbeat.start(self.terms.heartbeat_s)
         if not identify.feature_negotiation:
             self.connection.send(_OK_FRAME)
             return position
         self._respond(identify_reply(self.terms, self._options).encode())
-        if self.terms.tls_v1 and self._door.tls_context is not None:
-            layer = TLSLayer(self._door.tls_context)
+        if self.terms.tls_v1 and self._context.tls_context is not None:
+            layer = TLSLayer(self._context.tls_context)
             self.connection.start_tls(layer, HANDSHAKE_TIMEOUT_S, self._tls_is_up)
             return len(data)  # bytes sent ahead of the handshake belong to no layer
         return len(data) if self._start_compression() else position
@@ -200,7 +199,7 @@ class ProtocolV2:
         topic = topic_name("SUB", request.words[1])
         channel = channel_name("SUB", request.words[2])
         self.authorization.check("SUB", topic, channel, request.start)
-        subscription = Subscription(
+        subscription = ChannelSubscription(
             self.connection,
             topic_to_use(self._nsqd, topic, request.start).get_channel(channel),
             self.terms,
@@ -215,7 +214,7 @@ class ProtocolV2:
         self.connection.send(_OK_FRAME)
         return request.position
 
-    def _subscribed(self, command: str) -> Subscription:
+    def _subscribed(self, command: str) -> ChannelSubscription:
         self._check_state(command, STATE_SUBSCRIBED, STATE_CLOSING)
         assert self.subscription is not None
         return self.subscription
@@ -242,11 +241,13 @@ class ProtocolV2:
         self._finish_all(subscription, [message_id(request.words)])
         return request.position
 
-    def _finish_all(self, subscription: Subscription, ids: list[bytes]) -> None:
+    def _finish_all(self, subscription: ChannelSubscription, ids: list[bytes]) -> None:
         for failed in subscription.finish(ids):
             self._answer_failed(b"FIN", subscription, failed)
 
-    def _answer_failed(self, command: bytes, subscription: Subscription, failed: bytes) -> None:
+    def _answer_failed(
+        self, command: bytes, subscription: ChannelSubscription, failed: bytes
+    ) -> None:
         """Send the error that leaves the connection open."""
         reason = subscription.channel.why_not_in_flight(failed)
         data = b"E_%b_FAILED %b %b failed %b" % (command, command, failed, reason.encode())

@@ -20,15 +20,15 @@ from nsqtools.protocol.requests import (
     topic_name,
 )
 from nsqtools.server.queues.backlog import BackendError
-from nsqtools.server.queues.nsqd import Nsqd
+from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.queues.topic import Topic
-from nsqtools.server.tcp.authorization import Authorization
-from nsqtools.server.tcp.connection import Connection, Pause
+from nsqtools.server.tcp.auth import ClientAuthorization
+from nsqtools.server.tcp.client_connection import ClientConnection, Pause
 
 _OK_FRAME = encode_frame(RESPONSE, OK)
 
 
-def topic_to_use(nsqd: Nsqd, name: str, start: int) -> Topic:
+def topic_to_use(nsqd: NsqdQueues, name: str, start: int) -> Topic:
     """Return the topic, created if there was none.
 
     Raises `Pause` for the command that began at ``start`` while its channels are being asked for.
@@ -39,10 +39,12 @@ def topic_to_use(nsqd: Nsqd, name: str, start: int) -> Topic:
     return topic
 
 
-class Publishing:
+class PublishCommands:
     """``counts`` are the messages published by topic."""
 
-    def __init__(self, connection: Connection, nsqd: Nsqd, authorization: Authorization) -> None:
+    def __init__(
+        self, connection: ClientConnection, nsqd: NsqdQueues, authorization: ClientAuthorization
+    ) -> None:
         self.counts: Counter[str] = Counter()
         self._connection = connection
         self._nsqd = nsqd

@@ -1,27 +1,23 @@
-"""One nsqlookupd from start to stop, in the running loop, or in a thread of this process."""
+"""One nsqlookupd from start to stop, in the running loop."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, TextIO
 
 from nsqtools.protocol.lookup_v1 import MAGIC_V1, PeerInfo, encode_response
-from nsqtools.server.daemon_thread import DaemonThread
+from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog, version_line
 from nsqtools.server.http.debug_api import pprof_handlers
 from nsqtools.server.http.foundation import HTTPApi
 from nsqtools.server.http.nsqlookupd_api import NsqlookupdHTTP
 from nsqtools.server.http.server import HTTPServer
 from nsqtools.server.listen import BACKLOG, listen, real_address, real_port
-from nsqtools.server.log import Log
 from nsqtools.server.lookup.registrations import Registrations
-from nsqtools.server.settings.kinds import seconds_to_ns
+from nsqtools.server.settings.flag_kinds import seconds_to_ns
 from nsqtools.server.settings.nsqlookupd_options import NsqlookupdOptions
-from nsqtools.server.tcp.connection import Connection
+from nsqtools.server.tcp.client_connection import ClientConnection
 from nsqtools.server.tcp.lookup_protocol_v1 import LookupProtocolV1
-from nsqtools.server.version import NSQ_VERSION, version_line
 
 _REFUSAL = encode_response(b"E_BAD_PROTOCOL")
 
@@ -32,7 +28,7 @@ class NsqlookupdDaemon:
     ``tcp_address`` and ``http_address`` are the real ones.
     """
 
-    def __init__(self, options: NsqlookupdOptions, log: Log) -> None:
+    def __init__(self, options: NsqlookupdOptions, log: DaemonLog) -> None:
         log.info(version_line("nsqlookupd"))
         with ExitStack() as undo:
             self._tcp = undo.enter_context(listen(options.tcp_address))
@@ -52,13 +48,13 @@ class NsqlookupdDaemon:
             seconds_to_ns(options.inactive_producer_timeout),
             seconds_to_ns(options.tombstone_lifetime),
         )
-        self._connections: set[Connection] = set()
+        self._connections: set[ClientConnection] = set()
 
     async def start(self) -> None:
         """Serve from now on."""
-        speakers = {MAGIC_V1: self._speak}
+        protocols = {MAGIC_V1: self._speak}
         self._tcp_server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(speakers, _REFUSAL, self._connections, self._log),
+            lambda: ClientConnection(protocols, _REFUSAL, self._connections, self._log),
             sock=self._tcp,
             backlog=BACKLOG,
         )
@@ -71,11 +67,11 @@ class NsqlookupdDaemon:
         await self._http_server.start()
         self._log.info(f"HTTP: listening on {self.http_address}")
 
-    def _speak(self, connection: Connection) -> LookupProtocolV1:
+    def _speak(self, connection: ClientConnection) -> LookupProtocolV1:
         return LookupProtocolV1(connection, self._registrations, self._own_info, self._log)
 
     async def stop(self) -> None:
-        """Close all connections. Nothing is kept: every nsqd registers anew with the next one."""
+        """Close all connections. Nothing is kept: every nsqd registers again with the next one."""
         self._tcp_server.close()
         for connection in list(self._connections):
             connection.abort()
@@ -83,57 +79,3 @@ class NsqlookupdDaemon:
         await self._http_server.stop()
         self._log.info(f"HTTP: closing {self.http_address}")
         await asyncio.sleep(0)  # lets the transports close their sockets
-
-
-class EmbeddedNsqlookupd:
-    """A whole nsqlookupd on free ports of 127.0.0.1, ready when the ``with`` block starts.
-
-    ``options`` are nsqlookupd's flags with underscores, durations in seconds (`NsqlookupdOptions`).
-    ``log`` takes the log lines; the default drops them. Raises `ConfigurationError` for options
-    that nsqlookupd would refuse.
-
-        with EmbeddedNsqlookupd() as lookupd, EmbeddedNsqd(
-            lookupd_tcp_address=(lookupd.tcp_address,)
-        ) as nsqd:
-            ...
-    """
-
-    def __init__(self, *, log: TextIO | None = None, **options: Any) -> None:
-        defaults = {
-            "tcp_address": "127.0.0.1:0",
-            "http_address": "127.0.0.1:0",
-            "broadcast_address": "127.0.0.1",
-        }
-        given = NsqlookupdOptions(**{**defaults, **options})
-        lines = Log(log, given.log_prefix, given.log_level)
-        self._thread = DaemonThread("nsqlookupd", lambda: NsqlookupdDaemon(given, lines))
-
-    @property
-    def tcp_address(self) -> str:
-        """Where nsqd registers, as ``host:port``."""
-        return self._thread.daemon.tcp_address
-
-    @property
-    def http_address(self) -> str:
-        """Where consumers ask, as ``host:port``."""
-        return self._thread.daemon.http_address
-
-    def __enter__(self) -> EmbeddedNsqlookupd:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        """Serve; call `stop` at the end. Raises `ConfigurationError`, ``OSError``."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop as on SIGTERM."""
-        self._thread.end(lambda daemon: daemon.stop())

@@ -1,11 +1,11 @@
-"""One TCP client: bytes in, bytes out, through TLS and compression, with no task a client.
+"""One TCP client: bytes in, bytes out, through TLS and compression, with no task per client.
 
-What a read brought is handed command by command to the *speaker*, the protocol that the first four
-bytes chose. What the speaker sends collects until the read is worked off, so a thousand commands in
-one read are answered in one write.
+What a read brought is handed command by command to the *protocol* that the first four bytes chose.
+Its answers collect until the read is done, so a thousand commands in one read are answered in one
+write.
 
-A speaker asks for patience in two ways: `Incomplete` (more bytes are needed) and `Pause` (something
-slow, such as an auth server, has to answer first: nothing is read meanwhile).
+A protocol can interrupt a read in two ways: `Incomplete` (more bytes are needed) and `Pause`
+(something slow, such as an auth server, has to answer first: nothing is read meanwhile).
 
 Traps: after a fatal error the client may still be sending; closing with unread input would make the
 kernel destroy the error frame, so the connection is half closed and drained for a moment. A client
@@ -21,8 +21,8 @@ from typing import Protocol, cast
 from nsqtools.errors import ProtocolError
 from nsqtools.protocol.codecs import Codec
 from nsqtools.protocol.requests import Incomplete, LineTooLong, RequestError
-from nsqtools.server.log import Log
-from nsqtools.server.tcp.tls import HandshakeFailed, TLSLayer
+from nsqtools.server.daemon_log import DaemonLog
+from nsqtools.server.tcp.tls_layer import HandshakeFailed, TLSLayer
 
 _DRAIN_S = 1.0
 _INFLATE_SIZE = 1 << 14  # compressed bytes to decode at a time: each can become a thousand
@@ -38,7 +38,7 @@ class Pause(Exception):
         self.until = until
 
 
-class Speaker(Protocol):
+class ConnectionProtocol(Protocol):
     """A protocol on a connection."""
 
     def execute(self, data: bytes, position: int) -> int:
@@ -63,30 +63,30 @@ class Speaker(Protocol):
         """The connection is over; called once."""
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """A client of either daemon.
 
-    ``speakers`` maps the magic to the protocol; any other magic is answered with ``refusal``.
+    ``protocols`` maps the magic to the protocol; any other magic is answered with ``refusal``.
     """
 
     def __init__(
         self,
-        speakers: Mapping[bytes, Callable[[Connection], Speaker]],
+        protocols: Mapping[bytes, Callable[[ClientConnection], ConnectionProtocol]],
         refusal: bytes,
-        connections: set[Connection],
-        log: Log,
+        connections: set[ClientConnection],
+        log: DaemonLog,
     ) -> None:
         self.remote_ip = ""
         self.remote_address = ""
         self.tls: TLSLayer | None = None
         self.is_stuck = False  # the client does not read
-        self._speakers = speakers
+        self._protocols = protocols
         self._refusal = refusal
         self._connections = connections
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._transport = cast(asyncio.Transport, None)  # until connection_made
-        self._speaker: Speaker | None = None
+        self._protocol: ConnectionProtocol | None = None
         self._codec: Codec | None = None
         self._chunks: list[bytes] = []
         self._length = 0
@@ -140,14 +140,14 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self.is_stuck = True
         self._update_reading()
-        if self._speaker is not None and not self._is_over:
-            self._speaker.output_stuck()
+        if self._protocol is not None and not self._is_over:
+            self._protocol.output_stuck()
 
     def resume_writing(self) -> None:
         self.is_stuck = False
         self._update_reading()
-        if self._speaker is not None and not self._is_over:
-            self._speaker.output_flows()
+        if self._protocol is not None and not self._is_over:
+            self._protocol.output_flows()
 
     def _update_reading(self) -> None:
         if self.is_stuck or self._pause is not None:
@@ -176,18 +176,18 @@ class Connection(asyncio.Protocol):
         """Run the commands that are there."""
         data = b"".join(self._chunks) if len(self._chunks) > 1 else self._chunks[0]
         position = 0
-        if self._speaker is None:
+        if self._protocol is None:
             magic = data[:_MAGIC_LENGTH]
             shown = magic.decode("ascii", "backslashreplace")
             self._log.info(f"CLIENT({self.remote_address}): desired protocol magic {shown!r}")
-            make = self._speakers.get(magic)
+            make = self._protocols.get(magic)
             if make is None:
                 self._log.error(f"client({self.remote_address}) bad protocol magic {shown!r}")
                 self._hang_up(self._refusal)
                 return
-            self._speaker = make(self)
+            self._protocol = make(self)
             position = _MAGIC_LENGTH
-        position = self._execute(self._speaker, data, position)
+        position = self._execute(self._protocol, data, position)
         if self._is_over:
             return
         rest = data[position:]
@@ -196,14 +196,14 @@ class Connection(asyncio.Protocol):
         if self._flush_due:
             self.flush()
 
-    def _execute(self, speaker: Speaker, data: bytes, position: int) -> int:
+    def _execute(self, protocol: ConnectionProtocol, data: bytes, position: int) -> int:
         end = len(data)
         any_done = False
         self._wanted = 1
         self._if_never = None
         try:
             while position < end and not self._is_over:
-                position = speaker.execute(data, position)
+                position = protocol.execute(data, position)
                 any_done = True
         except Incomplete as more:
             position = more.position
@@ -214,12 +214,12 @@ class Connection(asyncio.Protocol):
             self._pause = self._loop.create_task(self._wait(pause.until))
             self._update_reading()
         except RequestError as error:
-            self._refuse(speaker, error)
+            self._refuse(protocol, error)
         except LineTooLong:
             self._log.error(f"client({self.remote_address}) - line too long")
             self.close()
         if any_done and not self._is_over:
-            speaker.commands_done()
+            protocol.commands_done()
         return position
 
     async def _wait(self, until: Callable[[], Awaitable[object]]) -> None:
@@ -229,21 +229,21 @@ class Connection(asyncio.Protocol):
         except RequestError as error:
             refusal = error
         self._pause = None
-        if self._is_over or self._speaker is None:
+        if self._is_over or self._protocol is None:
             return
         self._update_reading()
         if refusal is not None:
-            self._refuse(self._speaker, refusal)
+            self._refuse(self._protocol, refusal)
             return
         self.flush()
         if self._length:
             self._run()
 
-    def _refuse(self, speaker: Speaker, error: RequestError) -> None:
+    def _refuse(self, protocol: ConnectionProtocol, error: RequestError) -> None:
         self._log.error(
             f"[{self.remote_address}] - {error.data.decode('utf-8', 'backslashreplace')}"
         )
-        self._hang_up(speaker.encode_error(error))
+        self._hang_up(protocol.encode_error(error))
 
     # output
 
@@ -298,9 +298,9 @@ class Connection(asyncio.Protocol):
 
     def _handshake_failed(self, reason: str) -> None:
         self.tls = None  # the error goes out in plain text, as nsqd sends it
-        if self._speaker is not None:
+        if self._protocol is not None:
             error = RequestError("E_IDENTIFY_FAILED", f"IDENTIFY failed {reason}")
-            self._refuse(self._speaker, error)
+            self._refuse(self._protocol, error)
 
     def start_compression(self, codec: Codec) -> None:
         """Compress from here on, in both directions."""
@@ -311,8 +311,8 @@ class Connection(asyncio.Protocol):
 
     def give_up(self) -> None:
         """Close a client that is silent or has ended: a command that was cut off is refused."""
-        if self._if_never is not None and self._speaker is not None:
-            self._refuse(self._speaker, self._if_never)
+        if self._if_never is not None and self._protocol is not None:
+            self._refuse(self._protocol, self._if_never)
         else:
             self.close()
 
@@ -347,5 +347,5 @@ class Connection(asyncio.Protocol):
             self._pause.cancel()
         if self.tls is not None:
             self.tls.cancel()
-        if self._speaker is not None:
-            self._speaker.closed()
+        if self._protocol is not None:
+            self._protocol.closed()

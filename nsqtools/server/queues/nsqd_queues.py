@@ -15,19 +15,18 @@ from typing import Protocol
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import replace_file
 from nsqtools.protocol.names import is_ephemeral, is_valid_name
-from nsqtools.server.log import Log
-from nsqtools.server.queues.backlog import Backlog
+from nsqtools.server.daemon_log import DaemonLog
+from nsqtools.server.queues.backlog import Backlog, DiskHealth
 from nsqtools.server.queues.channel import Channel
-from nsqtools.server.queues.disk_queue import DiskQueue, queues_with_files
-from nsqtools.server.queues.health import Health
-from nsqtools.server.queues.latency import Latency
-from nsqtools.server.queues.message_ids import MessageIds
-from nsqtools.server.queues.metadata import (
+from nsqtools.server.queues.data_path import (
     FILE_NAME,
     TopicMetadata,
     decode_metadata,
     encode_metadata,
 )
+from nsqtools.server.queues.disk_queue import DiskQueue, queues_with_files
+from nsqtools.server.queues.latency import LatencyWindow
+from nsqtools.server.queues.queued_message import MessageIds
 from nsqtools.server.queues.topic import Topic
 from nsqtools.server.settings.nsqd_options import NsqdOptions
 
@@ -35,7 +34,7 @@ _PERSIST_DELAY_S = 0.02
 
 
 class Registry(Protocol):
-    """Who is told of topics and channels: the side that talks to nsqlookupd."""
+    """Learns of topics and channels: the side that talks to nsqlookupd."""
 
     def topic_created(self, topic: Topic) -> None:
         """A topic is new; it must be started once its channels are known."""
@@ -61,14 +60,14 @@ class Alone:
         pass
 
 
-class Nsqd:
+class NsqdQueues:
     """All topics of one daemon. Call `load` before use and `close` at the end."""
 
-    def __init__(self, options: NsqdOptions, loop: AbstractEventLoop, log: Log) -> None:
+    def __init__(self, options: NsqdOptions, loop: AbstractEventLoop, log: DaemonLog) -> None:
         self.options = options
         self.log = log
         self.loop = loop
-        self.health = Health()
+        self.health = DiskHealth()
         self.topics: dict[str, Topic] = {}
         self.start_time_s = time.time()
         self.registry: Registry = Alone()
@@ -123,7 +122,7 @@ class Nsqd:
             self._backlog(f"{topic_name}:{name}", name),
             self.loop,
             self.log,
-            latency=Latency(percentiles, options.e2e_processing_latency_window_time)
+            latency=LatencyWindow(percentiles, options.e2e_processing_latency_window_time)
             if percentiles
             else None,
             max_consumers=options.max_channel_consumers,
@@ -159,7 +158,7 @@ class Nsqd:
     # files
 
     def load(self) -> None:
-        """Create what nsqd.dat lists, write it anew, and begin to sync.
+        """Create what nsqd.dat lists, write it again, and begin to sync.
 
         Raises `ConfigurationError` when it is not readable, ``OSError`` when it is not writable.
         """

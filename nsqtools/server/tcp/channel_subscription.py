@@ -12,24 +12,24 @@ from asyncio import AbstractEventLoop, TimerHandle
 from random import randrange
 
 from nsqtools.server.queues.channel import Channel
-from nsqtools.server.queues.in_flight import InFlight
+from nsqtools.server.queues.held_messages import InFlightMessages
 from nsqtools.server.queues.queued_message import timestamp_ns
-from nsqtools.server.tcp.connection import Connection
+from nsqtools.server.tcp.client_connection import ClientConnection
 from nsqtools.server.tcp.negotiation import Negotiated
 
 
-class Subscription:
+class ChannelSubscription:
     """The consumer side of one connection; see `channel.Consumer`."""
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ClientConnection,
         channel: Channel,
         terms: Negotiated,
         loop: AbstractEventLoop,
     ) -> None:
         self.channel = channel
-        self.in_flight = InFlight()
+        self.in_flight = InFlightMessages()
         self.ready_count = 0
         self.message_count = self.finish_count = self.requeue_count = 0
         self._connection = connection
@@ -115,7 +115,7 @@ class Subscription:
         return failed
 
     def requeue(self, message_id: bytes, delay_s: float) -> bool:
-        """REQ: give a message back. False: it is not in flight here."""
+        """REQ: requeue a message. False: it is not in flight here."""
         message = self.in_flight.take(message_id)
         if message is None:
             return False
@@ -125,7 +125,7 @@ class Subscription:
         return True
 
     def touch(self, message_id: bytes, limit_s: float) -> bool:
-        """TOUCH: start a message's timeout anew. False: it is not in flight here."""
+        """TOUCH: restart a message's timeout. False: it is not in flight here."""
         now_s = self._loop.time()
         if not self.in_flight.touch(message_id, now_s, self._terms.msg_timeout_s, limit_s):
             return False

@@ -14,24 +14,23 @@ from pathlib import Path
 from nsqtools.protocol.frames import ERROR, encode_frame
 from nsqtools.protocol.lookup_v1 import PeerInfo
 from nsqtools.protocol.stats import NsqdStats
+from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog, version_line
 from nsqtools.server.http.debug_api import debug_handlers
 from nsqtools.server.http.foundation import HTTPApi
 from nsqtools.server.http.nsqd_api import NsqdHTTP, Ports
 from nsqtools.server.http.server import HTTPServer
 from nsqtools.server.http.stats_api import StatsHTTP
 from nsqtools.server.listen import BACKLOG, listen, real_address, real_port
-from nsqtools.server.log import Log
-from nsqtools.server.lookup.registry import LookupRegistry
-from nsqtools.server.queues.data_lock import DataLock
-from nsqtools.server.queues.nsqd import Nsqd
+from nsqtools.server.lookup.lookup_registry import LookupRegistry
+from nsqtools.server.queues.data_path import DataPathLock
+from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.settings.nsqd_options import REQUIRED, NsqdOptions
 from nsqtools.server.stats.gather import gather_stats
 from nsqtools.server.stats.statsd import StatsdPusher, expand_prefix
 from nsqtools.server.tcp.auth import AuthServers
-from nsqtools.server.tcp.connection import Connection
-from nsqtools.server.tcp.protocol_v2 import Door, ProtocolV2
-from nsqtools.server.tcp.tls import server_context
-from nsqtools.server.version import NSQ_VERSION, version_line
+from nsqtools.server.tcp.client_connection import ClientConnection
+from nsqtools.server.tcp.protocol_v2 import ClientContext, ProtocolV2
+from nsqtools.server.tcp.tls_layer import server_context
 
 _REFUSAL = encode_frame(ERROR, b"E_BAD_PROTOCOL")
 
@@ -42,12 +41,12 @@ class NsqdDaemon:
     ``tcp_address``, ``http_address`` and ``https_address`` are the real ones, ``""`` without.
     """
 
-    def __init__(self, options: NsqdOptions, log: Log) -> None:
+    def __init__(self, options: NsqdOptions, log: DaemonLog) -> None:
         self._log = log
         log.info(version_line("nsqd"))
         log.info(f"ID: {options.node_id}")
         with ExitStack() as undo:
-            lock = DataLock(Path(options.data_path or "."))
+            lock = DataPathLock(Path(options.data_path or "."))
             undo.callback(lock.release)
             self._tls_context = server_context(options)
             if options.tls_client_auth_policy == "require":
@@ -63,7 +62,7 @@ class NsqdDaemon:
         self.http_address = _address(self._http)
         self.https_address = _address(self._https)
         self._options = options
-        self._connections: set[Connection] = set()
+        self._connections: set[ClientConnection] = set()
         self._http_servers: list[HTTPServer] = []
         self._server: asyncio.Server | None = None
         self._statsd: asyncio.Task[None] | None = None
@@ -80,13 +79,13 @@ class NsqdDaemon:
     async def start(self) -> None:
         """Load the data and serve. Raises `ConfigurationError`, ``OSError``."""
         loop = asyncio.get_running_loop()
-        self.nsqd = Nsqd(self._options, loop, self._log)
+        self.nsqd = NsqdQueues(self._options, loop, self._log)
         try:
             self.nsqd.load()
         except BaseException:
             self._undo.close()  # another one may have the data path and the ports
             raise
-        self._door = Door(self.nsqd, self._tls_context, self._auth_servers())
+        self._context = ClientContext(self.nsqd, self._tls_context, self._auth_servers())
         self._registry = LookupRegistry(self.nsqd, self._own_info())
         self._registry.set_addresses(self._options.lookupd_tcp_address)
         self.nsqd.registry = self._registry
@@ -95,7 +94,7 @@ class NsqdDaemon:
         self._push_to_statsd()
 
     def _own_info(self) -> PeerInfo:
-        """Return what nsqlookupd is told: the broadcast values."""
+        """Return what this nsqd registers with: the broadcast values."""
         options = self._options
         return PeerInfo(
             broadcast_address=options.broadcast_address,
@@ -113,10 +112,10 @@ class NsqdDaemon:
     async def _serve_tcp(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._tcp is None:
             return
-        door = self._door
-        speakers = {b"  V2": lambda connection: ProtocolV2(connection, door)}
+        context = self._context
+        protocols = {b"  V2": lambda connection: ProtocolV2(connection, context)}
         self._server = await loop.create_server(
-            lambda: Connection(speakers, _REFUSAL, self._connections, self._log),
+            lambda: ClientConnection(protocols, _REFUSAL, self._connections, self._log),
             sock=self._tcp,
             backlog=BACKLOG,
         )
@@ -130,7 +129,7 @@ class NsqdDaemon:
             "broadcast_http_port": info.http_port,
             "statsd_prefix": self._statsd_prefix(),
         }
-        stats = StatsHTTP(self.nsqd, self._door.clients, resolved, self._registry.set_addresses)
+        stats = StatsHTTP(self.nsqd, self._context.clients, resolved, self._registry.set_addresses)
         handlers = {
             **NsqdHTTP(self.nsqd, ports).handlers(),
             **stats.handlers(),
@@ -161,7 +160,7 @@ class NsqdDaemon:
         def gather() -> NsqdStats:
             return gather_stats(
                 self.nsqd,
-                self._door.clients,
+                self._context.clients,
                 with_clients=False,
                 with_memory=self._options.statsd_mem_stats,
             )

@@ -17,14 +17,14 @@ from nsqtools.protocol.lookup_v1 import PeerInfo, encode_register, encode_unregi
 from nsqtools.protocol.names import is_ephemeral, is_valid_name
 from nsqtools.server.lookup.peer import LookupPeer
 from nsqtools.server.queues.channel import Channel
-from nsqtools.server.queues.nsqd import Nsqd
+from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.queues.topic import Topic
 
 
 class LookupRegistry:
-    """See `nsqd.Registry`. Call `set_addresses` to begin, in the running loop."""
+    """See `nsqd_queues.Registry`. Call `set_addresses` to begin, in the running loop."""
 
-    def __init__(self, nsqd: Nsqd, own_info: PeerInfo) -> None:
+    def __init__(self, nsqd: NsqdQueues, own_info: PeerInfo) -> None:
         self._nsqd = nsqd
         self._own_info = own_info
         self._peers: dict[str, LookupPeer] = {}
@@ -68,7 +68,7 @@ class LookupRegistry:
         for peer in self._peers.values():
             peer.send(command)
 
-    # nsqd.Registry
+    # nsqd_queues.Registry
 
     def topic_created(self, topic: Topic) -> None:
         """Announce it, and start it with the channels that it has elsewhere."""

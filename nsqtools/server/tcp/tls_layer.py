@@ -68,7 +68,7 @@ def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
 class TLSLayer:
     """One connection's TLS: encrypted bytes in, plain ones out, and back.
 
-    ``is_ready`` tells that the handshake is done.
+    ``is_ready`` is true once the handshake is done.
     """
 
     def __init__(self, context: ssl.SSLContext) -> None:
@@ -112,7 +112,7 @@ class TLSLayer:
         return b"".join(chunks)
 
     def announce(self) -> None:
-        """Tell once that the handshake is done."""
+        """Call ``then`` once, when the handshake is done."""
         if self.is_ready and self._then is not None:
             then, self._then = self._then, None
             self.cancel()

@@ -1,20 +1,21 @@
-"""The messages that one consumer holds, and when each of them times out. Pure: times are passed in.
+"""What one consumer holds until it answers or times out, and what is deferred. Pure: no clock.
 
 Deliveries of a consumer all get the same timeout, so a dict in the order of delivery is also in the
 order of the deadlines, and looking at its first entry replaces a heap. Only a TOUCH that runs into
-``max_msg_timeout`` gets a deadline earlier than those before it; these few stand in a heap beside.
+``max_msg_timeout`` gets a deadline earlier than those before it; these few have their own heap.
+Deferred messages, from DPUB and from REQ with a delay, are a heap by due time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from itertools import repeat
+from itertools import count, repeat
 
 from nsqtools.server.queues.queued_message import message_ids
 
 
-class InFlight:
+class InFlightMessages:
     """id -> (message, deadline, time of delivery), times in seconds of one monotonic clock."""
 
     def __init__(self) -> None:
@@ -46,7 +47,7 @@ class InFlight:
         return held[0] if held else None
 
     def touch(self, message_id: bytes, now_s: float, timeout_s: float, limit_s: float) -> bool:
-        """Start the timeout anew, not beyond ``limit_s`` after the delivery. False: not held."""
+        """Restart the timeout, not beyond ``limit_s`` after the delivery. False: not held."""
         held = self._held.pop(message_id, None)
         if held is None:
             return False
@@ -89,3 +90,36 @@ class InFlight:
         """Forget everything: the channel was emptied."""
         self._held.clear()
         self._capped.clear()
+
+
+class DeferredMessages:
+    """A heap by due time; equal times keep the order of arrival."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, bytes]] = []
+        self._arrivals = count()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (message for _, _, message in self._heap)
+
+    def add(self, message: bytes, due_s: float) -> None:
+        """Keep the message until ``due_s``."""
+        heappush(self._heap, (due_s, next(self._arrivals), message))
+
+    def next_due_s(self) -> float | None:
+        """Return when the next one is due, None when there is none."""
+        return self._heap[0][0] if self._heap else None
+
+    def take_due(self, now_s: float) -> list[bytes]:
+        """Remove and return what is due."""
+        due = []
+        while self._heap and self._heap[0][0] <= now_s:
+            due.append(heappop(self._heap)[2])
+        return due
+
+    def clear(self) -> None:
+        """Forget everything: the channel was emptied."""
+        self._heap.clear()

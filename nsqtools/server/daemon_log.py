@@ -1,4 +1,4 @@
-"""Log lines in nsqd's form on stderr: ``[nsqd] 2026/11/21 03:45:10.909120 INFO: text``.
+"""Log lines in nsqd's form, ``[nsqd] 2026/11/21 03:45:10.909120 INFO: text``, and the version.
 
 Programs parse these lines (``TCP: listening on ...``), so their form is part of the interface. An
 embedded daemon writes none unless it is given a stream.
@@ -6,6 +6,7 @@ embedded daemon writes none unless it is given a stream.
 
 from __future__ import annotations
 
+import platform
 from datetime import datetime
 from typing import TextIO
 
@@ -13,7 +14,7 @@ LEVELS = ("debug", "info", "warn", "error", "fatal")
 _WORDS = ("DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 
-class Log:
+class DaemonLog:
     """Writes the lines of one daemon; ``level`` may be changed while it runs. None: no lines."""
 
     def __init__(self, stream: TextIO | None, prefix: str, level: str = "info") -> None:
@@ -55,3 +56,11 @@ class Log:
         except (OSError, ValueError):
             # a log that nobody reads any more must not stop the queue
             self._stream = None
+
+
+NSQ_VERSION = "1.3.0"  # the nsqd whose behaviour this is; nsqadmin compares it as semver
+
+
+def version_line(program: str) -> str:
+    """Return what ``--version``, the log and /stats say, in the form of nsqd's."""
+    return f"{program} v{NSQ_VERSION} (built w/python{platform.python_version()})"

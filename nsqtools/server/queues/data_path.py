@@ -1,13 +1,51 @@
-"""nsqd.dat: the topics and channels there are, and which of them are paused."""
+"""The data directory of an nsqd: its lock, and nsqd.dat, which lists topics and channels.
+
+Only one nsqd, of either kind, works in a directory at a time.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.go_text import go_json
-from nsqtools.server.version import NSQ_VERSION
+from nsqtools.server.daemon_log import NSQ_VERSION
+
+
+class DataPathLock:
+    """An exclusive flock on the directory itself, held until `release`.
+
+    Raises `ConfigurationError` when the directory is missing or in use.
+    """
+
+    def __init__(self, data_path: Path) -> None:
+        try:
+            self._descriptor = os.open(data_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as exc:
+            reason = (exc.strerror or "").lower()
+            raise ConfigurationError(
+                f"failed to lock data-path: open {data_path}: {reason}",
+                hint="--data-path must be a directory that exists.",
+            ) from exc
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            os.close(self._descriptor)
+            raise ConfigurationError(
+                f"failed to lock data-path: cannot flock directory {data_path} - "
+                f"{(exc.strerror or '').lower()} (possibly in use by another instance of nsqd)",
+                hint="Stop the other nsqd, or give this one its own --data-path.",
+            ) from exc
+
+    def release(self) -> None:
+        """Release the lock."""
+        os.close(self._descriptor)
+
 
 FILE_NAME = "nsqd.dat"
 

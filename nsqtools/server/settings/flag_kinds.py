@@ -1,6 +1,6 @@
 """How the values of Go's flags are read from text and shown in /config.
 
-A kind reads one flag value (`parse`, raising ``ValueError`` with Go's reason), tells Go's word for
+A kind reads one flag value (`parse`, raising ``ValueError`` with Go's reason), has Go's word for
 the type in the usage, and turns the value into what /config answers. Repeatable kinds collect.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from nsqtools.protocol.durations import parse_duration
 from nsqtools.protocol.go_text import format_duration
-from nsqtools.server.log import LEVELS
+from nsqtools.server.daemon_log import LEVELS
 
 _TRUE = {"1", "t", "T", "TRUE", "true", "True"}
 _FALSE = {"0", "f", "F", "FALSE", "false", "False"}
@@ -21,7 +21,7 @@ TLS_VERSIONS = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FlagKind:
     """One type of flag. ``go_name`` stands in the usage; ``show`` gives the default there."""
 
     go_name: str
@@ -105,14 +105,16 @@ def parse_percentiles(text: str) -> tuple[float, ...]:
     return values
 
 
-STRING = Kind("string", lambda text: text, lambda value: f'"{value}"')
-INT = Kind("int", parse_int)
-BOOL = Kind("", parse_bool, lambda value: str(value).lower(), is_bool=True)
-DURATION = Kind(
+STRING = FlagKind("string", lambda text: text, lambda value: f'"{value}"')
+INT = FlagKind("int", parse_int)
+BOOL = FlagKind("", parse_bool, lambda value: str(value).lower(), is_bool=True)
+DURATION = FlagKind(
     "duration", parse_seconds, lambda value: format_duration(seconds_to_ns(value)), seconds_to_ns
 )
-STRINGS = Kind("value", lambda text: (text,), repeatable=True, wire=lambda value: list(value))
-PERCENTILES = Kind("value", parse_percentiles, repeatable=True, wire=lambda value: list(value))
-LOG_LEVEL = Kind("value", parse_log_level, str.upper, wire=lambda value: LEVELS.index(value) + 1)
-TLS_REQUIRED = Kind("", parse_tls_required, lambda value: "", is_bool=True)
-TLS_MIN_VERSION = Kind("value", parse_tls_version, _tls_version_word)
+STRINGS = FlagKind("value", lambda text: (text,), repeatable=True, wire=lambda value: list(value))
+PERCENTILES = FlagKind("value", parse_percentiles, repeatable=True, wire=lambda value: list(value))
+LOG_LEVEL = FlagKind(
+    "value", parse_log_level, str.upper, wire=lambda value: LEVELS.index(value) + 1
+)
+TLS_REQUIRED = FlagKind("", parse_tls_required, lambda value: "", is_bool=True)
+TLS_MIN_VERSION = FlagKind("value", parse_tls_version, _tls_version_word)
