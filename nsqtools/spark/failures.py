@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from nsqtools import errors
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.spark.log import last_lines
+from nsqtools.spark.session_files import last_lines
 
 if TYPE_CHECKING:
-    from nsqtools.spark.settings import SparkSettings
+    from nsqtools.spark.spark_settings import SparkSettings
 
 OURS = re.compile(r"^(?:\w+\.)*nsqtools\.errors\.(\w+): (.*)$(?:\nhint: (.*)$)?", re.MULTILINE)
 TRACEBACK = "Traceback (most recent call last):"

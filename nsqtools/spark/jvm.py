@@ -1,4 +1,9 @@
-"""The JVM of a session: a process beside this one, started so that it stays out of the way.
+"""What a JVM for Spark is started with: its environment, Spark's settings, the command.
+
+Spark reads its settings from many places. Here it is decided which of them count: ours, under those
+of the user; and of the environment what does not make pyspark start something else.
+
+The JVM of a session: a process beside this one, started so that it stays out of the way.
 
 It is what ``pyspark`` itself starts, with two differences. All that the JVM, and the Python workers
 below it, print goes into the session's log. And it has a session of its own, so that ^C in
@@ -13,13 +18,130 @@ import re
 import signal
 import struct
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
 from nsqtools.errors import NsqError
-from nsqtools.spark.log import Log, last_lines
+from nsqtools.protocol.addresses import parse_address
+from nsqtools.spark.session_files import SparkLog, last_lines
+from nsqtools.spark.spark_settings import SparkSettings
+from nsqtools.transport.deadline import Deadline
+from nsqtools.transport.stream import connect
+
+MASTER_PORT = 7077
+MASTER_TIMEOUT_S = 10.0
+
+# Variables that would make pyspark start something else than what the settings say.
+MISLEADING = (
+    *("PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"),
+    *("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE", "SPARK_TESTING"),
+)
+
+SHARED_VARIABLES = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP", *MISLEADING)
+"""Variables that this process, too, has to have as the JVM has them, while Spark starts."""
+
+
+def jvm_environ(settings: SparkSettings, scratch: Path, home: Path) -> dict[str, str]:
+    """The environment of the JVM, and through it of the Python workers."""
+    environ = {name: value for name, value in os.environ.items() if name not in MISLEADING}
+    environ["JAVA_HOME"] = str(home)
+    environ["SPARK_HOME"] = str(spark_home())
+    environ["SPARK_LOCAL_DIRS"] = str(scratch)
+    environ["SPARK_CONNECT_MODE"] = "0"
+    if settings.is_local or "PYSPARK_PYTHON" not in environ:
+        environ["PYSPARK_PYTHON"] = sys.executable
+    environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if settings.is_local:
+        environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        environ.setdefault("NSQ_SPARK_SLOTS", str(settings.local_slots))  # a sink's rate is shared
+    return environ
+
+
+def spark_home() -> Path:
+    """``SPARK_HOME`` if it is of the version of the package, else the package itself."""
+    import pyspark
+
+    own = Path(pyspark.__file__).parent
+    given = Path(os.environ.get("SPARK_HOME") or own)
+    if any((given / "jars").glob(f"spark-core_*-{pyspark.__version__}.jar")):
+        return given
+    if not (own / "bin" / "spark-submit").exists():
+        raise NsqError(
+            f"the pyspark in {own} comes without Spark",
+            hint="Uninstall pyspark-client, then: pip install 'nsqtools[spark]'",
+        )
+    return own
+
+
+def jvm_conf(settings: SparkSettings, scratch: Path) -> dict[str, str]:
+    """Spark's settings: ours, under those of the user."""
+    conf = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
+        # A second attempt of a task that still runs would publish everything twice.
+        "spark.speculation": "false",
+    }
+    conf.update(settings.conf)
+    options = conf.get("spark.driver.extraJavaOptions", "")
+    conf["spark.driver.extraJavaOptions"] = f'-Djava.io.tmpdir="{scratch}" {options}'.strip()
+    conf["spark.master"] = settings.master
+    conf["spark.app.name"] = settings.app_name
+    conf["spark.driver.memory"] = settings.driver_memory
+    return conf
+
+
+def submit_command(home: Path, conf: Mapping[str, str]) -> list[str]:
+    """The command that starts a JVM which waits for py4j."""
+    settings = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+    return [str(home / "bin" / "spark-submit"), *settings, "pyspark-shell"]
+
+
+@contextmanager
+def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables of this process, or remove those that are None, and put them back."""
+    before = {name: os.environ.get(name) for name in changes}
+    _set_environ(changes)
+    try:
+        yield
+    finally:
+        _set_environ(before)
+
+
+def _set_environ(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def reach_master(master: str) -> None:
+    """See that one of the masters of a standalone cluster can be reached.
+
+    Spark itself tries for a minute, and says nothing. Raises `ConnectionFailed`.
+    """
+    if not master.startswith("spark://"):
+        return
+    failure: NsqError | None = None
+    for text in master.removeprefix("spark://").split(","):
+        address = parse_address(text, MASTER_PORT)
+        try:
+            connect(address, Deadline(MASTER_TIMEOUT_S)).close()
+        except NsqError as error:
+            failure = error
+        else:
+            return
+    if failure is not None:
+        failure.hint = "Is this the address in the master's log, and does the master run?"
+        raise failure
+
 
 START_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 10.0
@@ -35,7 +157,9 @@ COMPLAINT = re.compile(
 class JVM:
     """A running JVM; `close` ends it. ``port`` and ``secret`` are for py4j."""
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str], scratch: Path, log: Log):
+    def __init__(
+        self, command: Sequence[str], environ: Mapping[str, str], scratch: Path, log: SparkLog
+    ):
         self.log = log
         told = scratch / "gateway"
         self._process = subprocess.Popen(

@@ -24,21 +24,20 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.spark import register
 from nsqtools.spark.failures import spark_errors
 from nsqtools.spark.java import find_java, java_home
-from nsqtools.spark.jvm import JVM
-from nsqtools.spark.launch import (
-    OURS,
+from nsqtools.spark.jvm import (
+    JVM,
+    SHARED_VARIABLES,
     environment,
     jvm_conf,
     jvm_environ,
     reach_master,
     submit_command,
 )
-from nsqtools.spark.log import Log, diverted, silence_accumulators
-from nsqtools.spark.registration import register
-from nsqtools.spark.scratch import scratch_directory
-from nsqtools.spark.settings import SparkSettings
+from nsqtools.spark.session_files import SparkLog, diverted, scratch_directory, silence_accumulators
+from nsqtools.spark.spark_settings import SparkSettings
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -68,7 +67,7 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
         )
     reach_master(settings.master)
     java = find_java(os.environ)
-    log = Log(settings.log_path)
+    log = SparkLog(settings.log_path)
     with ExitStack() as stack:
         stack.callback(log.close)
         stack.enter_context(diverted(log))
@@ -76,7 +75,7 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
         parent = settings.local_dir or Path(local_dirs or gettempdir())
         scratch = stack.enter_context(scratch_directory(parent))
         environ = jvm_environ(settings, scratch, java_home(java, os.environ, scratch))
-        stack.enter_context(environment({name: environ.get(name) for name in OURS}))
+        stack.enter_context(environment({name: environ.get(name) for name in SHARED_VARIABLES}))
         command = submit_command(Path(environ["SPARK_HOME"]), jvm_conf(settings, scratch))
         jvm = JVM(command, environ, scratch, log)
         stack.callback(jvm.close, HURRIED_S)

@@ -27,12 +27,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from plugins.archives import write_archive
 
 from nsqtools.protocol.message import WireMessage
-from nsqtools.spark.jobs.compaction.job import prepare
-from nsqtools.spark.jobs.compaction.layout import Output
-from nsqtools.spark.jobs.compaction.partition import Reading
-from nsqtools.spark.jobs.compaction.plan import Selection
+from nsqtools.spark.jobs.compaction.compacted_output import CompactionOutput
+from nsqtools.spark.jobs.compaction.compaction_job import prepare_compaction
+from nsqtools.spark.jobs.compaction.compaction_plan import DaySelection
+from nsqtools.spark.jobs.compaction.partition_job import ArchiveReading
 from nsqtools.spark.session import spark_session
-from nsqtools.spark.settings import SparkSettings
+from nsqtools.spark.spark_settings import SparkSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,10 +90,10 @@ def read_json(spark: SparkSession, archives: Path, output: Path) -> None:
 
 
 def compact(spark: SparkSession, archives: Path, output: Path) -> None:
-    target = Output(output)
+    target = CompactionOutput(output)
     with target.locked():
-        job = prepare(archives, target, Selection(), grace_s=0.0, now_s=time.time())
-        job.run(spark, Reading())
+        job = prepare_compaction(archives, target, DaySelection(), grace_s=0.0, now_s=time.time())
+        job.run(spark, ArchiveReading())
     [result] = job.results
     assert result.duplicates_removed > 0
 

@@ -28,7 +28,7 @@ from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 
 from nsqtools.spark.session import spark_session
-from nsqtools.spark.settings import SparkSettings
+from nsqtools.spark.spark_settings import SparkSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -34,7 +34,7 @@ from plugins.daemons import GoNsqd
 
 from nsqtools.protocol.message import WireMessage
 from nsqtools.spark.session import spark_session
-from nsqtools.spark.settings import SparkSettings
+from nsqtools.spark.spark_settings import SparkSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

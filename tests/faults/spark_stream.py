@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from plugins.spark import CONF
 
 from nsqtools.spark.session import spark_session
-from nsqtools.spark.settings import SparkSettings
+from nsqtools.spark.spark_settings import SparkSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,7 +24,7 @@ from plugins.waiting import wait_until
 
 from nsqtools import ClientOptions, Consumer
 from nsqtools.protocol.message import WireMessage
-from nsqtools.spark.sinks.plan import BATCH_ROWS, MAX_OUTSTANDING
+from nsqtools.spark.publishing.sink_plan import BATCH_ROWS, MAX_OUTSTANDING
 
 BEGIN = 1_790_000_000_000_000_000
 SLOTS = 2

@@ -15,10 +15,10 @@ from plugins.damage import CHANGE, Change, damaged
 from nsqtools.archive.layout import index_of
 from nsqtools.archive.reader import find_archives, read_messages
 from nsqtools.protocol.message import WireMessage
-from nsqtools.spark.archives.batch import plan_batch
 from nsqtools.spark.archives.damage import read_damage
-from nsqtools.spark.archives.reading import read_partition
-from nsqtools.spark.archives.settings import OnDamage, ReadSettings
+from nsqtools.spark.archives.partition_reader import read_partition
+from nsqtools.spark.archives.partitions import plan_batch
+from nsqtools.spark.archives.read_settings import OnDamage, ReadSettings
 
 MESSAGES = [WireMessage(1000 + n, 1, b"%016x" % n, b"body %d \xff" % n) for n in range(30)] + [
     WireMessage(2000 + n, 1, b"%016x" % n, b"body %d" % n) for n in range(30)

@@ -23,7 +23,7 @@ from plugins.cli import Result
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from nsqtools.spark.settings import SparkSettings
+    from nsqtools.spark.spark_settings import SparkSettings
 
 SPARK_FIXTURES = {"spark", "spark_env"}
 
@@ -40,7 +40,7 @@ CONF = {
 
 @pytest.fixture(scope="session")
 def spark_settings(tmp_path_factory: pytest.TempPathFactory) -> SparkSettings:
-    from nsqtools.spark.settings import SparkSettings
+    from nsqtools.spark.spark_settings import SparkSettings
 
     log_file = tmp_path_factory.mktemp("spark-log") / "spark.log"
     return SparkSettings("local[2,4]", "tests", "1g", CONF, log_file)

@@ -12,8 +12,8 @@ from plugins.archives import Writer, write_archive
 from nsqtools.archive.layout import index_of, part_of
 from nsqtools.protocol.message import WireMessage
 from nsqtools.spark.archives import folders
-from nsqtools.spark.archives.damage import Damage
-from nsqtools.spark.archives.listing import Listing
+from nsqtools.spark.archives.archive_files import Listing
+from nsqtools.spark.archives.damage import ArchiveDamage
 
 MESSAGE = WireMessage(10**18, 1, b"%016x" % 1, b"x")
 
@@ -22,7 +22,7 @@ def listing_of(*roots: Path, work_dir: Path | None = None) -> Listing:
     return Listing(lambda: list(roots), work_dir)
 
 
-def paths(listing: Listing, told: list[Damage] | None = None) -> list[str]:
+def paths(listing: Listing, told: list[ArchiveDamage] | None = None) -> list[str]:
     found = listing.files((told if told is not None else []).append)
     return [file.path.name for file in found.values()]
 
@@ -128,7 +128,7 @@ def test_a_directory_that_cannot_be_listed_is_told(
         return scandir(path)
 
     monkeypatch.setattr(folders.os, "scandir", refuse)
-    told: list[Damage] = []
+    told: list[ArchiveDamage] = []
 
     assert paths(listing_of(tmp_path), told) == ["a.log"]
-    assert set(told) == {Damage(str(locked), 0, "cannot be listed (Permission denied)")}
+    assert set(told) == {ArchiveDamage(str(locked), 0, "cannot be listed (Permission denied)")}

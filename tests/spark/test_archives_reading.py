@@ -20,11 +20,11 @@ from nsqtools.archive.reader import TimeRange
 from nsqtools.errors import NsqError
 from nsqtools.protocol.message import WireMessage
 from nsqtools.records.envelope import encode_many
-from nsqtools.spark.archives.batch import plan_batch
-from nsqtools.spark.archives.damage import Damage, read_damage
-from nsqtools.spark.archives.lines import exact_columns, fast_columns
-from nsqtools.spark.archives.reading import read_partition
-from nsqtools.spark.archives.settings import FileFormat, OnDamage, ReadSettings
+from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
+from nsqtools.spark.archives.message_columns import exact_columns, fast_columns
+from nsqtools.spark.archives.partition_reader import read_partition
+from nsqtools.spark.archives.partitions import plan_batch
+from nsqtools.spark.archives.read_settings import FileFormat, OnDamage, ReadSettings
 
 BASE_NS = 1_700_000_000_000_000_123
 
@@ -408,7 +408,7 @@ def test_a_thousand_reports_of_a_member_are_enough(tmp_path: Path) -> None:
 
     told = read_damage(reports)
     assert len(told) == 1001
-    assert Damage(str(archive / "a.jsonl.gz"), 0, "and 500 lines more") in told
+    assert ArchiveDamage(str(archive / "a.jsonl.gz"), 0, "and 500 lines more") in told
 
 
 def test_base64_of_nothing_and_of_much(tmp_path: Path) -> None:

@@ -9,21 +9,21 @@ import pytest
 
 from nsqtools.archive.reader import EVER, TimeRange
 from nsqtools.errors import ConfigurationError
-from nsqtools.spark.archives.settings import (
+from nsqtools.spark.archives.read_settings import (
+    BatchLimits,
     FileFormat,
-    Limits,
     OnDamage,
     ReadSettings,
     StreamSettings,
-    read_settings,
+    archive_settings,
     stream_settings,
 )
-from nsqtools.spark.options import Options
+from nsqtools.spark.format_options import Options
 
 
 def read(**given: str) -> ReadSettings:
     options = Options("nsq-archive", {"path": "/a", **given})
-    settings = read_settings(options)
+    settings = archive_settings(options)
     options.end()
     return settings
 
@@ -78,13 +78,15 @@ def test_all_options_are_read() -> None:
         maxbytespertrigger="1KiB",
         maxfilespertrigger="2",
         pollinterval="1s",
-    ) == StreamSettings("latest", fail_on_data_loss=False, limits=Limits(5, 1024, 2), poll_s=1.0)
+    ) == StreamSettings(
+        "latest", fail_on_data_loss=False, limits=BatchLimits(5, 1024, 2), poll_s=1.0
+    )
 
 
 def test_several_paths_come_as_spark_sends_them() -> None:
     options = Options("nsq-archive", {"paths": json.dumps(["/a,b", "relative"])})
 
-    assert read_settings(options).paths == ("/a,b", str(Path("relative").absolute()))
+    assert archive_settings(options).paths == ("/a,b", str(Path("relative").absolute()))
 
 
 def test_patterns_name_what_is_there(tmp_path: Path) -> None:

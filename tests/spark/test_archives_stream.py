@@ -21,22 +21,21 @@ from nsqtools.archive.layout import index_of, part_of
 from nsqtools.archive.reader import TimeRange
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.message import WireMessage
-from nsqtools.spark.archives.batch import plan_batch
+from nsqtools.spark.archives.archive_stream import ArchiveStream
 from nsqtools.spark.archives.damage import read_damage
 from nsqtools.spark.archives.offsets import Offset, decode_offset
-from nsqtools.spark.archives.plan import Partition
-from nsqtools.spark.archives.reading import read_partition
-from nsqtools.spark.archives.settings import (
+from nsqtools.spark.archives.partition_reader import read_partition
+from nsqtools.spark.archives.partitions import ReadPartition, plan_batch
+from nsqtools.spark.archives.read_settings import (
+    BatchLimits,
     FileFormat,
-    Limits,
     OnDamage,
     ReadSettings,
     StreamSettings,
 )
-from nsqtools.spark.archives.stream import ArchiveStream
 
 BASE_NS = 1_700_000_000_000_000_000
-ALL = Limits()
+ALL = BatchLimits()
 
 
 def messages(begin: int, end: int) -> list[WireMessage]:
@@ -50,7 +49,7 @@ def stream_of(
     return ArchiveStream(reading, StreamSettings(**stream), sleep=lambda seconds: None)
 
 
-def bodies(partitions: list[Partition], settings: ReadSettings | None = None) -> list[int]:
+def bodies(partitions: list[ReadPartition], settings: ReadSettings | None = None) -> list[int]:
     settings = settings or ReadSettings(("/",))
     return [
         int(body)
@@ -64,7 +63,9 @@ def through_json(offset: Offset) -> Offset:
     return decode_offset(json.loads(json.dumps(offset.encode())))
 
 
-def drain(stream: ArchiveStream, start: Offset, limits: Limits = ALL) -> tuple[list[int], Offset]:
+def drain(
+    stream: ArchiveStream, start: Offset, limits: BatchLimits = ALL
+) -> tuple[list[int], Offset]:
     found: list[int] = []
     while (end := through_json(stream.latest(start, limits))) != start:
         found += bodies(stream.plan(start, end))
@@ -115,7 +116,7 @@ def test_every_message_is_read_once_whatever_happens_in_between(
                 writers[number].finish()
                 open_writers.remove(number)
             elif event.startswith("batch"):
-                end = through_json(stream.latest(offset, Limits(rows=number)))
+                end = through_json(stream.latest(offset, BatchLimits(rows=number)))
                 read = bodies(stream.plan(offset, end))
                 if event == "batch planned twice":
                     for each in sorted(open_writers):
@@ -135,7 +136,7 @@ def test_every_message_is_read_once_whatever_happens_in_between(
                 writers[0].write(messages(already, already + 1))
                 open_writers.add(0)
                 written.append(already)
-                more, offset = drain(bounded, offset, Limits(rows=number))
+                more, offset = drain(bounded, offset, BatchLimits(rows=number))
                 found += more
                 assert sorted(found) == written[:-1]
         more, offset = drain(stream, offset)
@@ -207,7 +208,7 @@ def test_limits_are_exact_to_the_member_and_the_oldest_come_first(tmp_path: Path
     other.write(messages(5, 10), messages(15, 20))
     stream = stream_of(tmp_path)
     start, ends = Offset(is_start=True), []
-    while (end := stream.latest(start, Limits(rows=12))) != start:
+    while (end := stream.latest(start, BatchLimits(rows=12))) != start:
         ends.append(bodies(stream.plan(start, end)))
         start = end
 
@@ -218,7 +219,7 @@ def test_a_member_above_the_limit_is_read_alone(tmp_path: Path) -> None:
     Writer(tmp_path).write(messages(0, 50), messages(50, 60))
     stream = stream_of(tmp_path)
 
-    end = stream.latest(Offset(), Limits(rows=3))
+    end = stream.latest(Offset(), BatchLimits(rows=3))
 
     assert bodies(stream.plan(Offset(), end)) == list(range(50))
 
@@ -229,9 +230,9 @@ def test_bytes_and_files_are_limits_too(tmp_path: Path) -> None:
         writer.write(messages(begin, begin + 5), messages(begin + 5, begin + 10))
         writer.finish()
     stream = stream_of(tmp_path)
-    two_files = stream.latest(Offset(), Limits(files=2))
+    two_files = stream.latest(Offset(), BatchLimits(files=2))
     size = min(path.stat().st_size for path in tmp_path.glob("*.gz"))
-    some_bytes = stream.latest(Offset(), Limits(bytes=size * 3 // 4))
+    some_bytes = stream.latest(Offset(), BatchLimits(bytes=size * 3 // 4))
 
     assert bodies(stream.plan(Offset(), two_files)) == list(range(20))
     assert bodies(stream.plan(Offset(), some_bytes)) == list(range(5))
@@ -258,7 +259,7 @@ def test_files_of_others_are_read_once_when_they_are_finished(tmp_path: Path) ->
     write_archive(tmp_path / "old.log.gz", messages(0, 10), messages(10, 20))
     in_progress = write_archive(tmp_path / "now.log.gz", messages(20, 30), is_finished=False)
     stream = stream_of(tmp_path)
-    found, offset = drain(stream, stream.initial(), Limits(rows=1))
+    found, offset = drain(stream, stream.initial(), BatchLimits(rows=1))
     part_of(in_progress).rename(in_progress)
     more, offset = drain(stream, offset)
 

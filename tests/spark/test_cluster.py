@@ -45,7 +45,7 @@ class SparkCluster(NamedTuple):
 def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
     """A master and two workers of one core each."""
     from nsqtools.spark.java import find_java, java_home
-    from nsqtools.spark.launch import spark_home
+    from nsqtools.spark.jvm import spark_home
 
     directory = tmp_path_factory.mktemp("cluster")
     (directory / "conf").mkdir()

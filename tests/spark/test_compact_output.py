@@ -14,20 +14,20 @@ from plugins.archives import write_archive
 from nsqtools.archive.layout import index_of
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.message import WireMessage
-from nsqtools.spark.jobs.compaction import layout
-from nsqtools.spark.jobs.compaction.days import begin_ns
-from nsqtools.spark.jobs.compaction.deletion import deletable, delete
-from nsqtools.spark.jobs.compaction.inventory import Content, Slot, take_inventory
-from nsqtools.spark.jobs.compaction.layout import Output, folder_of
-from nsqtools.spark.jobs.compaction.manifest import (
+from nsqtools.spark.jobs.compaction import compacted_output
+from nsqtools.spark.jobs.compaction.compacted_output import (
+    CompactionOutput,
     Input,
     Manifest,
+    folder_of,
     read_manifest,
     read_manifests,
     summarise,
     write_manifest,
 )
-from nsqtools.spark.jobs.compaction.plan import Selection
+from nsqtools.spark.jobs.compaction.compaction_job import deletable, delete
+from nsqtools.spark.jobs.compaction.compaction_plan import DaySelection
+from nsqtools.spark.jobs.compaction.inventory import CountedFile, Slot, begin_ns, take_inventory
 
 DAY = date(2026, 9, 21)
 CLICKS = Slot("clicks", DAY)
@@ -47,7 +47,7 @@ def make(folder: Path, content: str, written: Manifest | None) -> None:
         write_manifest(folder, written)
 
 
-def held(output: Output) -> str:
+def held(output: CompactionOutput) -> str:
     return (output.final(CLICKS) / "part-0.zstd.parquet").read_text()
 
 
@@ -60,7 +60,7 @@ class Killed(BaseException):
     """Stands for a kill -9: nothing handles it."""
 
 
-@pytest.mark.parametrize("exchange", [layout.exchange, no_exchange])
+@pytest.mark.parametrize("exchange", [compacted_output.exchange, no_exchange])
 @pytest.mark.parametrize("there_before", [False, True])
 def test_a_partition_takes_the_place_of_the_one_before(
     tmp_path: Path,
@@ -68,8 +68,8 @@ def test_a_partition_takes_the_place_of_the_one_before(
     exchange: Callable[[Path, Path], bool],
     there_before: bool,
 ) -> None:
-    monkeypatch.setattr(layout, "exchange", exchange)
-    output = Output(tmp_path)
+    monkeypatch.setattr(compacted_output, "exchange", exchange)
+    output = CompactionOutput(tmp_path)
     if there_before:
         make(output.final(CLICKS), "old", manifest())
     make(output.staged(CLICKS), "new", manifest(rows=2))
@@ -81,7 +81,7 @@ def test_a_partition_takes_the_place_of_the_one_before(
     assert not list(tmp_path.glob("_staging/*/*"))
 
 
-@pytest.mark.parametrize("exchange", [layout.exchange, no_exchange])
+@pytest.mark.parametrize("exchange", [compacted_output.exchange, no_exchange])
 @pytest.mark.parametrize("there_before", [False, True])
 @pytest.mark.parametrize("step", range(12))
 def test_killed_at_any_step_a_partition_is_the_old_or_the_new_one(
@@ -91,7 +91,7 @@ def test_killed_at_any_step_a_partition_is_the_old_or_the_new_one(
     there_before: bool,
     step: int,
 ) -> None:
-    output = Output(tmp_path)
+    output = CompactionOutput(tmp_path)
     if there_before:
         make(output.final(CLICKS), "old", manifest())
     make(output.staged(CLICKS), "new", manifest(rows=2))
@@ -108,9 +108,9 @@ def test_killed_at_any_step_a_partition_is_the_old_or_the_new_one(
         return call
 
     with monkeypatch.context() as patch:
-        patch.setattr(layout, "exchange", counted(exchange))
-        patch.setattr(layout, "sync_folder", counted(layout.sync_folder))
-        patch.setattr(layout.shutil, "rmtree", counted(layout.shutil.rmtree))
+        patch.setattr(compacted_output, "exchange", counted(exchange))
+        patch.setattr(compacted_output, "sync_folder", counted(compacted_output.sync_folder))
+        patch.setattr(compacted_output.shutil, "rmtree", counted(compacted_output.shutil.rmtree))
         patch.setattr(Path, "rename", counted(Path.rename))
         try:
             output.take_place(CLICKS)
@@ -124,7 +124,7 @@ def test_killed_at_any_step_a_partition_is_the_old_or_the_new_one(
 
 
 def test_a_partition_that_was_not_verified_is_thrown_away(tmp_path: Path) -> None:
-    output = Output(tmp_path)
+    output = CompactionOutput(tmp_path)
     make(output.staged(CLICKS), "new", None)
 
     output.recover()
@@ -137,7 +137,7 @@ def test_an_exchange_that_fails_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
 
     with pytest.raises(OSError) as caught:
-        layout.exchange(tmp_path / "a", tmp_path / "missing")
+        compacted_output.exchange(tmp_path / "a", tmp_path / "missing")
 
     assert caught.value.errno == errno.ENOENT
 
@@ -152,7 +152,11 @@ def test_partitions_are_called_as_spark_calls_them() -> None:
 def test_only_one_compaction_writes_at_a_time(tmp_path: Path) -> None:
     refused = pytest.raises(OutputError, match="another compaction")
 
-    with Output(tmp_path / "out").locked(), refused, Output(tmp_path / "out").locked():
+    with (
+        CompactionOutput(tmp_path / "out").locked(),
+        refused,
+        CompactionOutput(tmp_path / "out").locked(),
+    ):
         pass
 
 
@@ -161,11 +165,11 @@ def test_an_output_that_is_not_ours_is_refused(tmp_path: Path, name: str) -> Non
     (tmp_path / name).touch()
 
     with pytest.raises(ConfigurationError, match="no compaction wrote"):
-        Output(tmp_path).check()
+        CompactionOutput(tmp_path).check()
 
 
 def test_a_partition_without_manifest_is_refused(tmp_path: Path) -> None:
-    output = Output(tmp_path)
+    output = CompactionOutput(tmp_path)
     make(output.final(CLICKS), "old", None)
 
     with pytest.raises(OutputError, match="no compaction wrote it"):
@@ -173,16 +177,16 @@ def test_a_partition_without_manifest_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_torn_manifest_is_an_error_and_not_an_empty_one(tmp_path: Path) -> None:
-    output = Output(tmp_path)
+    output = CompactionOutput(tmp_path)
     make(output.final(CLICKS), "old", manifest())
-    (output.final(CLICKS) / layout.MANIFEST).write_text("{")
+    (output.final(CLICKS) / compacted_output.MANIFEST).write_text("{")
 
     with pytest.raises(OutputError, match="cannot read"):
         read_manifests(output)
 
 
 def test_the_manifests_of_a_day_are_gathered(tmp_path: Path) -> None:
-    output = Output(tmp_path)
+    output = CompactionOutput(tmp_path)
     others = [manifest(), manifest(Slot("views", DAY)), manifest(Slot(None, None))]
 
     with output.locked():
@@ -194,26 +198,26 @@ def test_the_manifests_of_a_day_are_gathered(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def archived(tmp_path: Path) -> list[Content]:
+def archived(tmp_path: Path) -> list[CountedFile]:
     """One file with ten messages of clicks."""
     messages = [WireMessage(begin_ns(DAY) + n, 1, b"%016x" % n, b"x") for n in range(10)]
     write_archive(tmp_path / "in.gz", messages)
     return take_inventory(tmp_path / "in.gz")
 
 
-def taken(content: Content, *, is_damaged: bool = False) -> Input:
+def taken(content: CountedFile, *, is_damaged: bool = False) -> Input:
     place = (str(content.path), content.key, content.size, content.mtime_ns)
     return Input(*place, content.members, content.total, is_damaged)
 
 
 def test_an_archive_goes_when_all_of_it_is_in_verified_partitions(
-    tmp_path: Path, archived: list[Content]
+    tmp_path: Path, archived: list[CountedFile]
 ) -> None:
-    output = Output(tmp_path / "out")
+    output = CompactionOutput(tmp_path / "out")
     done = manifest(CLICKS, taken(archived[0]))
     make(output.final(CLICKS), "new", done)
 
-    plan = deletable(archived, {CLICKS: done}, output, Selection())
+    plan = deletable(archived, {CLICKS: done}, output, DaySelection())
     changed = delete(plan.contents)
 
     assert (plan.contents, plan.kept, changed) == (tuple(archived), {}, [])
@@ -222,16 +226,16 @@ def test_an_archive_goes_when_all_of_it_is_in_verified_partitions(
 
 
 def test_an_archive_stays_for_every_reason_there_is(
-    tmp_path: Path, archived: list[Content]
+    tmp_path: Path, archived: list[CountedFile]
 ) -> None:
-    output = Output(tmp_path / "out")
+    output = CompactionOutput(tmp_path / "out")
     [content] = archived
     good = manifest(CLICKS, taken(content))
     make(output.final(CLICKS), "new", good)
 
-    def reason(done: Manifest | None, content: Content = content) -> str:
+    def reason(done: Manifest | None, content: CountedFile = content) -> str:
         manifests = {} if done is None else {CLICKS: done}
-        plan = deletable([content], manifests, output, Selection())
+        plan = deletable([content], manifests, output, DaySelection())
         assert plan.contents == ()
         return plan.kept[str(content.path)]
 
@@ -250,25 +254,27 @@ def test_a_file_that_may_be_anything_is_not_deleted(tmp_path: Path) -> None:
     (tmp_path / "README").write_bytes(b"one\n")
     [content] = take_inventory(tmp_path / "README")
     undated = Slot(None, None)
-    output = Output(tmp_path / "out")
+    output = CompactionOutput(tmp_path / "out")
     done = manifest(undated, taken(content))
     make(output.final(undated), "new", done)
 
-    plan = deletable([content], {undated: done}, output, Selection())
+    plan = deletable([content], {undated: done}, output, DaySelection())
 
     assert plan.contents == ()
     assert "it may be anything" in plan.kept[str(content.path)]
 
 
 def test_an_archive_outside_of_the_selection_is_not_looked_at(
-    tmp_path: Path, archived: list[Content]
+    tmp_path: Path, archived: list[CountedFile]
 ) -> None:
-    plan = deletable(archived, {}, Output(tmp_path / "out"), Selection(topics=("views",)))
+    plan = deletable(
+        archived, {}, CompactionOutput(tmp_path / "out"), DaySelection(topics=("views",))
+    )
 
     assert (plan.contents, plan.kept) == ((), {})
 
 
-def test_an_archive_that_changed_since_stays(archived: list[Content]) -> None:
+def test_an_archive_that_changed_since_stays(archived: list[CountedFile]) -> None:
     with archived[0].path.open("ab") as file:
         file.write(b"more")
 

@@ -15,10 +15,22 @@ from nsqtools.archive.layout import Head, index_of, part_of
 from nsqtools.errors import NotFoundError
 from nsqtools.protocol.message import WireMessage
 from nsqtools.records.envelope import encode_many
-from nsqtools.spark.jobs.compaction.days import begin_ns, day_of, end_ns
-from nsqtools.spark.jobs.compaction.inventory import UNDATED, Content, Slot, take_inventory
-from nsqtools.spark.jobs.compaction.manifest import Input, Manifest
-from nsqtools.spark.jobs.compaction.plan import Partition, Selection, State, plan
+from nsqtools.spark.jobs.compaction.compacted_output import Input, Manifest
+from nsqtools.spark.jobs.compaction.compaction_plan import (
+    DaySelection,
+    PlannedPartition,
+    State,
+    plan_partitions,
+)
+from nsqtools.spark.jobs.compaction.inventory import (
+    UNDATED,
+    CountedFile,
+    Slot,
+    begin_ns,
+    day_of,
+    end_ns,
+    take_inventory,
+)
 
 DAY = date(2026, 9, 21)
 NEXT = DAY + timedelta(days=1)
@@ -42,17 +54,19 @@ def at(day: date, hour: float) -> float:
 
 
 def planned(
-    contents: list[Content],
+    contents: list[CountedFile],
     manifests: dict[Slot, Manifest] | None = None,
-    selection: Selection | None = None,
+    selection: DaySelection | None = None,
     *,
     now_s: float | None = None,
-) -> list[Partition]:
+) -> list[PlannedPartition]:
     now_s = at(NEXT, 12) if now_s is None else now_s
-    return plan(contents, manifests or {}, selection or Selection(), grace_s=HOUR_S, now_s=now_s)
+    return plan_partitions(
+        contents, manifests or {}, selection or DaySelection(), grace_s=HOUR_S, now_s=now_s
+    )
 
 
-def manifest(slot: Slot, *contents: Content) -> Manifest:
+def manifest(slot: Slot, *contents: CountedFile) -> Manifest:
     """A manifest that says these files are in a partition."""
     inputs = tuple(
         Input(str(each.path), each.key, each.size, each.mtime_ns, each.members, each.total)
@@ -240,13 +254,15 @@ def test_a_file_with_a_head_may_move(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("selection", "expected"),
     [
-        (Selection(), {CLICKS, Slot("clicks", NEXT), Slot("views", DAY), UNDATED}),
-        (Selection(topics=("clicks",)), {CLICKS, Slot("clicks", NEXT)}),
-        (Selection(first=NEXT, last=NEXT), {Slot("clicks", NEXT)}),
-        (Selection(last=DAY), {CLICKS, Slot("views", DAY)}),
+        (DaySelection(), {CLICKS, Slot("clicks", NEXT), Slot("views", DAY), UNDATED}),
+        (DaySelection(topics=("clicks",)), {CLICKS, Slot("clicks", NEXT)}),
+        (DaySelection(first=NEXT, last=NEXT), {Slot("clicks", NEXT)}),
+        (DaySelection(last=DAY), {CLICKS, Slot("views", DAY)}),
     ],
 )
-def test_topics_and_days_select(tmp_path: Path, selection: Selection, expected: set[Slot]) -> None:
+def test_topics_and_days_select(
+    tmp_path: Path, selection: DaySelection, expected: set[Slot]
+) -> None:
     write_archive(tmp_path / "a.gz", messages(700, 730))
     write_archive(tmp_path / "b.gz", messages(0, 5), topic="views")
     (tmp_path / "bare.log").write_bytes(b"one\n")

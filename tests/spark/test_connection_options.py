@@ -9,14 +9,14 @@ import pytest
 
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError
-from nsqtools.spark.connection_options import (
+from nsqtools.spark.format_options import (
+    Options,
     as_options,
     consumer_connection,
     hand_on_secret,
     producer_connection,
     subscription,
 )
-from nsqtools.spark.options import Options
 
 
 def consumer(environ: Mapping[str, str] | None = None, **given: str) -> ConnectionSettings:

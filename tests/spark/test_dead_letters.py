@@ -9,7 +9,7 @@ import pytest
 
 from nsqtools.errors import OutputError
 from nsqtools.records.envelope import Envelope, decode
-from nsqtools.spark.dead_letters import DeadLetters
+from nsqtools.spark.publishing.row_outcomes import DeadLetters
 
 
 def message(body: bytes) -> Envelope:

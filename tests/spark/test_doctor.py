@@ -14,10 +14,12 @@ from nsqtools.spark.doctor import (
     OK,
     WARNING,
     Finding,
+    Identity,
+    compare_identities,
     compare_notes,
     compare_pythons,
+    derived_node_id,
 )
-from nsqtools.spark.doctor_nsqd import Identity, compare_identities, derived_node_id
 
 
 def answer(**differences: Any) -> dict[str, Any]:

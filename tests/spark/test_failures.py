@@ -11,8 +11,8 @@ import pytest
 
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.spark.failures import explain, real_reason, spark_errors
-from nsqtools.spark.log import SESSION
-from nsqtools.spark.settings import SparkSettings
+from nsqtools.spark.session_files import SESSION
+from nsqtools.spark.spark_settings import SparkSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

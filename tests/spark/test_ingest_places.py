@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.spark.jobs.ingestion.places import (
+from nsqtools.spark.jobs.ingestion import (
     BEGUN,
     CHECKPOINT_MARK,
     OUTPUT_MARK,
-    take_places,
-    taken_places,
+    held_directories,
+    mark_directories,
 )
 
 SOURCE = "the topic clicks, channel spark"
@@ -24,7 +24,7 @@ SOURCE = "the topic clicks, channel spark"
 def places(tmp_path: Path) -> tuple[Path, Path]:
     """An output and a checkpoint of a query that has begun."""
     output, checkpoint = tmp_path / "out", tmp_path / "checkpoint"
-    take_places(SOURCE, output, checkpoint)
+    mark_directories(SOURCE, output, checkpoint)
     (checkpoint / BEGUN).mkdir()
     (output / "_spark_metadata").mkdir()
     return output, checkpoint
@@ -32,12 +32,12 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
 
 def refused(source: str, output: Path, checkpoint: Path) -> str:
     with pytest.raises(ConfigurationError) as caught:
-        take_places(source, output, checkpoint)
+        mark_directories(source, output, checkpoint)
     return str(caught.value)
 
 
 def test_the_same_two_are_taken_again(places: tuple[Path, Path]) -> None:
-    take_places(SOURCE, *places)
+    mark_directories(SOURCE, *places)
 
 
 def test_an_output_does_not_move(places: tuple[Path, Path], tmp_path: Path) -> None:
@@ -55,9 +55,9 @@ def test_an_output_that_was_replaced_is_refused(places: tuple[Path, Path]) -> No
 
 def test_one_ingestion_at_a_time(places: tuple[Path, Path]) -> None:
     with (
-        taken_places(SOURCE, *places),
+        held_directories(SOURCE, *places),
         pytest.raises(OutputError, match="another nsq spark ingest uses"),
-        taken_places(SOURCE, *places),
+        held_directories(SOURCE, *places),
     ):
         pass
 
@@ -78,7 +78,7 @@ def test_what_no_batch_committed_is_removed(places: tuple[Path, Path]) -> None:
     (log / "1.compact").write_text("\n".join(["v1", *(log_entry(output, n) for n in names[:2])]))
     (log / "2").write_text("\n".join(["v1", log_entry(output, names[2])]))
 
-    with taken_places(SOURCE, *places):
+    with held_directories(SOURCE, *places):
         kept = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
     assert kept == names[:3]
@@ -91,7 +91,7 @@ def test_with_a_log_that_cannot_be_read_nothing_is_removed(places: tuple[Path, P
     (folder / "part-1.parquet").touch()
     (places[0] / "_spark_metadata" / "0").write_text("v2\n{}")
 
-    with pytest.raises(OutputError, match="cannot read"), taken_places(SOURCE, *places):
+    with pytest.raises(OutputError, match="cannot read"), held_directories(SOURCE, *places):
         pass
 
     assert (folder / "part-1.parquet").exists()
@@ -119,7 +119,7 @@ def test_an_old_checkpoint_beside_a_new_output_is_refused(
 
 
 def test_two_pairs_are_not_mixed(places: tuple[Path, Path], tmp_path: Path) -> None:
-    take_places(SOURCE, tmp_path / "out2", tmp_path / "checkpoint2")
+    mark_directories(SOURCE, tmp_path / "out2", tmp_path / "checkpoint2")
     (tmp_path / "checkpoint2" / BEGUN).mkdir()
 
     assert "is not of" in refused(SOURCE, places[0], tmp_path / "checkpoint2")
@@ -145,10 +145,10 @@ def test_one_does_not_lie_in_the_other(tmp_path: Path, names: tuple[str, str]) -
 
 def test_a_kill_between_the_two_marks_does_no_harm(tmp_path: Path) -> None:
     output, checkpoint = tmp_path / "out", tmp_path / "checkpoint"
-    take_places(SOURCE, output, checkpoint)
+    mark_directories(SOURCE, output, checkpoint)
     (output / OUTPUT_MARK).unlink()
 
-    take_places(SOURCE, output, checkpoint)
+    mark_directories(SOURCE, output, checkpoint)
 
     assert (output / OUTPUT_MARK).read_text() == (checkpoint / CHECKPOINT_MARK).read_text()
 
@@ -157,4 +157,4 @@ def test_a_mark_that_cannot_be_read_is_an_error(places: tuple[Path, Path]) -> No
     (places[1] / CHECKPOINT_MARK).write_text("{")
 
     with pytest.raises(OutputError, match="cannot read"):
-        take_places(SOURCE, *places)
+        mark_directories(SOURCE, *places)

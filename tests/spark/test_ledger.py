@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
-from nsqtools.spark.ledger import (
-    Entry,
+from nsqtools.spark.publishing.ledger import (
+    LedgerEntry,
     LedgerPart,
-    in_use,
+    locked_ledger,
     part_path,
-    prepare,
+    prepare_ledger,
     read_entries,
 )
 
 
-def noted(folder: Path, *entries: Entry, partition: int = 0) -> Path:
+def noted(folder: Path, *entries: LedgerEntry, partition: int = 0) -> Path:
     """A partition's file after these entries were noted."""
     with LedgerPart(folder, partition) as part:
         for entry in entries:
@@ -27,18 +27,18 @@ def noted(folder: Path, *entries: Entry, partition: int = 0) -> Path:
     return part_path(folder, partition)
 
 
-def last_entry(folder: Path, partition: int = 0) -> Entry:
+def last_entry(folder: Path, partition: int = 0) -> LedgerEntry:
     with LedgerPart(folder, partition) as part:
         return part.entry
 
 
 def test_a_new_partition_has_done_nothing(tmp_path: Path) -> None:
-    assert last_entry(tmp_path) == Entry()
+    assert last_entry(tmp_path) == LedgerEntry()
 
 
 def test_the_last_line_holds(tmp_path: Path) -> None:
-    entry = Entry(done=500, sent=1000, checksum=7, repeated=3, topics={"clicks": 497})
-    noted(tmp_path, Entry(sent=500), entry)
+    entry = LedgerEntry(done=500, sent=1000, checksum=7, repeated=3, topics={"clicks": 497})
+    noted(tmp_path, LedgerEntry(sent=500), entry)
 
     assert last_entry(tmp_path) == entry
     assert read_entries(tmp_path) == [entry]
@@ -46,19 +46,19 @@ def test_the_last_line_holds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut", range(1, 40, 6))
 def test_of_a_line_cut_by_a_kill_the_one_before_holds(tmp_path: Path, cut: int) -> None:
-    path = noted(tmp_path, Entry(done=1, sent=2), Entry(done=2, sent=3))
+    path = noted(tmp_path, LedgerEntry(done=1, sent=2), LedgerEntry(done=2, sent=3))
     path.write_bytes(path.read_bytes()[:-cut])
 
-    assert last_entry(tmp_path) == Entry(done=1, sent=2)
-    noted(tmp_path, Entry(done=3, sent=4))
-    assert last_entry(tmp_path) == Entry(done=3, sent=4)
+    assert last_entry(tmp_path) == LedgerEntry(done=1, sent=2)
+    noted(tmp_path, LedgerEntry(done=3, sent=4))
+    assert last_entry(tmp_path) == LedgerEntry(done=3, sent=4)
 
 
 @pytest.mark.parametrize("content", [b"", b'{"done": 1', b"\0\0\0"])
 def test_a_file_without_a_whole_line_has_done_nothing(tmp_path: Path, content: bytes) -> None:
     part_path(tmp_path, 0).write_bytes(content)
 
-    assert last_entry(tmp_path) == Entry()
+    assert last_entry(tmp_path) == LedgerEntry()
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_second_attempt_of_a_task_fails_and_harms_nothing(tmp_path: Path) -> N
         first.entry.done = 9
         first.note()
 
-    assert last_entry(tmp_path, 3) == Entry(done=9)
+    assert last_entry(tmp_path, 3) == LedgerEntry(done=9)
 
 
 def test_a_second_attempt_waits_for_one_that_is_ending(tmp_path: Path) -> None:
@@ -93,38 +93,38 @@ def test_a_second_attempt_waits_for_one_that_is_ending(tmp_path: Path) -> None:
     timer.start()
 
     with LedgerPart(tmp_path, 0, wait_s=10) as second:
-        assert second.entry == Entry(done=5)
+        assert second.entry == LedgerEntry(done=5)
     timer.join()
 
 
 def test_one_run_at_a_time_has_a_ledger(tmp_path: Path) -> None:
-    with in_use(tmp_path / "ledger"):
-        second = in_use(tmp_path / "ledger")
+    with locked_ledger(tmp_path / "ledger"):
+        second = locked_ledger(tmp_path / "ledger")
         with pytest.raises(NsqError, match=r"the ledger .*/ledger is in use by another run"):
             second.__enter__()
-    with in_use(tmp_path / "ledger"):
+    with locked_ledger(tmp_path / "ledger"):
         pass
 
 
 def test_a_ledger_belongs_to_one_job(tmp_path: Path) -> None:
-    prepare(tmp_path / "new" / "ledger", "job 1")
-    prepare(tmp_path / "new" / "ledger", "job 1")
+    prepare_ledger(tmp_path / "new" / "ledger", "job 1")
+    prepare_ledger(tmp_path / "new" / "ledger", "job 1")
 
     with pytest.raises(ConfigurationError, match="new/ledger is the ledger of another job"):
-        prepare(tmp_path / "new" / "ledger", "job 2")
+        prepare_ledger(tmp_path / "new" / "ledger", "job 2")
 
 
 def test_parts_without_a_job_are_not_taken_over(tmp_path: Path) -> None:
-    noted(tmp_path, Entry(done=1))
+    noted(tmp_path, LedgerEntry(done=1))
 
     with pytest.raises(ConfigurationError, match=r"parts of a ledger and no job.json"):
-        prepare(tmp_path, "job")
+        prepare_ledger(tmp_path, "job")
 
 
 def test_a_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(OutputError, match=r"cannot write the ledger .*/file .*"):
-        prepare(tmp_path / "file", "job")
+        prepare_ledger(tmp_path / "file", "job")
     with pytest.raises(OutputError, match=r"nowhere/part-00000.jsonl .No such file"):
         LedgerPart(tmp_path / "nowhere", 0)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from nsqtools.errors import OutputError
-from nsqtools.spark import log as log_module
-from nsqtools.spark.log import Log, diverted, last_lines
+from nsqtools.spark import session_files
+from nsqtools.spark.session_files import SparkLog, diverted, last_lines
 
 
 def test_a_second_session_goes_on_in_the_file_and_is_quoted_alone(tmp_path: Path) -> None:
     path = tmp_path / "below" / "spark.log"
     for text in (b"first\n", b"second\nthird\n"):
-        log = Log(path)
+        log = SparkLog(path)
         log.copy(io.BytesIO(text))
         log.close()
 
@@ -25,9 +25,9 @@ def test_a_second_session_goes_on_in_the_file_and_is_quoted_alone(tmp_path: Path
 
 
 def test_a_log_that_has_grown_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_module, "LOG_BYTES", 1000)
+    monkeypatch.setattr(session_files, "LOG_BYTES", 1000)
     path = tmp_path / "spark.log"
-    log = Log(path)
+    log = SparkLog(path)
 
     log.copy(io.BytesIO(b"x" * 99 + b"\n" + b"y" * 99 + b"\n" * 30))
     for _ in range(30):
@@ -40,7 +40,7 @@ def test_a_log_that_has_grown_is_put_aside(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_log_that_cannot_be_written_is_one_line() -> None:
     with pytest.raises(OutputError, match="cannot write Spark's log /proc/x/y") as caught:
-        Log(Path("/proc/x/y"))
+        SparkLog(Path("/proc/x/y"))
 
     assert "--spark-log" in caught.value.hint
 
@@ -50,7 +50,7 @@ def test_what_py4j_says_is_diverted_and_what_others_say_is_not(
 ) -> None:
     pytest.importorskip("pyspark")
     monkeypatch.setattr(logging.getLogger(), "filters", [])  # a session may be running
-    log = Log(tmp_path / "spark.log")
+    log = SparkLog(tmp_path / "spark.log")
     root, record = logging.getLogger(), logging.LogRecord
     with diverted(log):
         logging.getLogger("py4j.clientserver").error("the connection is lost")

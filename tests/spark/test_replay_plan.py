@@ -10,22 +10,24 @@ import pytest
 
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.records.units import Moment
-from nsqtools.spark.jobs.replay import Publishing, Replay
+from nsqtools.spark.jobs.replay_job import ReplayJob, ReplayPublishing
 from nsqtools.spark.jobs.replay_plan import (
     MAX_PARTITION_BYTES,
     MIN_PARTITION_BYTES,
     PLAN,
-    Plan,
-    Request,
+    ReplayPlan,
+    ReplayRequest,
     check_sizes,
     load_plan,
     partition_bytes,
     save_plan,
 )
-from nsqtools.spark.settings import SparkSettings
+from nsqtools.spark.spark_settings import SparkSettings
 
-REQUEST = Request((Path("/var/nsq"),), {"clicks": "again"}, Moment("-2h", 7), None, "attempts = 1")
-PLANNED = Plan(REQUEST.job(), {"/var/nsq/a.gz": 5}, {"/data/b.parquet": 6}, 7, None, 8 << 20)
+REQUEST = ReplayRequest(
+    (Path("/var/nsq"),), {"clicks": "again"}, Moment("-2h", 7), None, "attempts = 1"
+)
+PLANNED = ReplayPlan(REQUEST.job(), {"/var/nsq/a.gz": 5}, {"/data/b.parquet": 6}, 7, None, 8 << 20)
 
 
 def test_the_next_run_reads_what_the_first_wrote_down(tmp_path: Path) -> None:
@@ -62,7 +64,7 @@ def test_the_same_words_are_the_same_replay_an_hour_later(tmp_path: Path) -> Non
     ],
 )
 def test_another_replay_is_refused_and_the_difference_named(
-    other: Request, named: str, tmp_path: Path
+    other: ReplayRequest, named: str, tmp_path: Path
 ) -> None:
     save_plan(tmp_path, PLANNED)
 
@@ -103,9 +105,13 @@ def test_parquet_is_cut_for_the_slots_within_reason() -> None:
     assert partition_bytes(1 << 40, 2) == MAX_PARTITION_BYTES
 
 
-def make_replay(path: Path, work: Path, **topics: str) -> Replay:
-    return Replay(
-        SparkSettings(), Request((path,), topics), Publishing({}), work=work, shares_work=True
+def make_replay(path: Path, work: Path, **topics: str) -> ReplayJob:
+    return ReplayJob(
+        SparkSettings(),
+        ReplayRequest((path,), topics),
+        ReplayPublishing({}),
+        work=work,
+        shares_work=True,
     )
 
 

@@ -12,14 +12,16 @@ import pytest
 
 from nsqtools.archive.reader import TimeRange
 from nsqtools.errors import ConfigurationError, NotFoundError
+from nsqtools.spark.archives.message_columns import MESSAGE_DDL
+from nsqtools.spark.jobs import reporting
 from nsqtools.spark.jobs.inputs import Choice, find_inputs, read_messages
-from nsqtools.spark.jobs.reporting import gaps as gaps_module
-from nsqtools.spark.jobs.reporting import statistics
-from nsqtools.spark.jobs.reporting.gaps import Gap, collect_gaps
-from nsqtools.spark.jobs.reporting.page import render_page
-from nsqtools.spark.jobs.reporting.report import moment
-from nsqtools.spark.jobs.reporting.statistics import collect_figures
-from nsqtools.spark.schema import MESSAGE_DDL
+from nsqtools.spark.jobs.reporting import (
+    Gap,
+    collect_figures,
+    collect_gaps,
+    moment,
+    render_page,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -83,7 +85,7 @@ def test_figures_are_what_counting_gives(spark: SparkSession) -> None:
 def test_a_report_of_too_many_rows_is_refused(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(statistics, "MOST_ROWS", 10)
+    monkeypatch.setattr(reporting, "MOST_ROWS", 10)
 
     with pytest.raises(ConfigurationError, match="more than 10 rows"):
         collect_figures(frame(spark, random_rows(100)), 60 * SECOND)
@@ -106,7 +108,7 @@ def test_gaps_are_the_pauses_that_are_longer(spark: SparkSession, longer_than_s:
     found, count = collect_gaps(frame(spark, rows), longer_than_s * SECOND)
 
     assert count == len(expected)
-    assert sorted(found, key=lambda gap: -gap.length_ns) == expected[: gaps_module.MOST_GAPS]
+    assert sorted(found, key=lambda gap: -gap.length_ns) == expected[: reporting.MOST_GAPS]
     assert found == sorted(found, key=lambda gap: (gap.begin_ns, gap.topic))
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from nsqtools.errors import OutputError
-from nsqtools.spark.scratch import YOUNG_S, scratch_directory
+from nsqtools.spark.session_files import YOUNG_S, scratch_directory
 
 HOLD = """
 import sys
 from pathlib import Path
-from nsqtools.spark.scratch import scratch_directory
+from nsqtools.spark.session_files import scratch_directory
 with scratch_directory(Path(sys.argv[1])) as directory:
     print(directory, flush=True)
     sys.stdin.read()

@@ -20,9 +20,9 @@ from plugins.cli import Result, RunNsq, SpawnNsq
 from plugins.waiting import wait_until
 
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.spark.launch import environment, jvm_conf, jvm_environ, spark_home
+from nsqtools.spark.jvm import environment, jvm_conf, jvm_environ, spark_home
 from nsqtools.spark.session import cancelling, require_pyspark, spark_session
-from nsqtools.spark.settings import SparkSettings
+from nsqtools.spark.spark_settings import SparkSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,7 +24,7 @@ from nsqtools.spark.failures import spark_errors
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from nsqtools.spark.settings import SparkSettings
+    from nsqtools.spark.spark_settings import SparkSettings
 
 KINDS = [b"a\nb", b"\0", b"\xff\xfe\x80", b"x", bytes(range(256)) * 4096, "ü".encode(), b" "]
 

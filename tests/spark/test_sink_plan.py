@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.spark.sinks.plan import SinkSettings, make_folders, read_settings
+from nsqtools.spark.publishing.sink_plan import SinkSettings, make_folders, sink_settings
 
 BODY = {"body": "binary"}
 ARCHIVED = {
@@ -25,7 +25,7 @@ ARCHIVED = {
 
 def settings(columns: dict[str, str] = BODY, **given: str) -> SinkSettings:
     given = {"topic": "clicks"} | given
-    return read_settings({name.lower(): text for name, text in given.items()}, columns, {})
+    return sink_settings({name.lower(): text for name, text in given.items()}, columns, {})
 
 
 def test_the_defaults_deliver_at_least_once_with_a_small_window() -> None:
@@ -60,7 +60,7 @@ def test_a_task_that_is_tried_again_waits_less() -> None:
 
 
 def test_what_an_archive_has_can_be_published_as_it_is() -> None:
-    assert read_settings({}, ARCHIVED, {}).plan.topic is None
+    assert sink_settings({}, ARCHIVED, {}).plan.topic is None
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_columns_that_cannot_be_published_are_refused(
 
 def test_a_topic_must_come_from_somewhere() -> None:
     with pytest.raises(ConfigurationError, match="neither a column nor an option 'topic'"):
-        read_settings({}, BODY, {})
+        sink_settings({}, BODY, {})
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,9 @@ def test_the_rate_is_shared_by_the_tasks_that_run_at_once() -> None:
     environ = {"NSQ_SPARK_SLOTS": "4"}
     given = {"topic": "clicks", "rate": "100"}
 
-    assert read_settings(given, BODY, environ).plan.rate == 25
-    assert read_settings({**given, "slots": "2"}, BODY, environ).plan.rate == 50
-    assert read_settings({**given, "rate": "0"}, BODY, {}).plan.rate == 0
+    assert sink_settings(given, BODY, environ).plan.rate == 25
+    assert sink_settings({**given, "slots": "2"}, BODY, environ).plan.rate == 50
+    assert sink_settings({**given, "rate": "0"}, BODY, {}).plan.rate == 0
 
 
 def test_paths_may_be_urls_of_files() -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nsqtools.spark.ledger import Entry
-from nsqtools.spark.sinks.prefix import Prefix
-from nsqtools.spark.sinks.rows import fitting, refusal
+from nsqtools.spark.publishing.ledger import LedgerEntry
+from nsqtools.spark.publishing.publish_rows import Prefix, fitting, refusal
 
 
 @pytest.mark.parametrize(
@@ -39,14 +38,14 @@ def test_a_batch_ends_before_it_is_too_large_for_nsqd() -> None:
 
 
 def test_the_prefix_ends_before_the_first_span_that_is_under_way() -> None:
-    prefix = Prefix(Entry())
+    prefix = Prefix(LedgerEntry())
     first, second, third = (prefix.begin(stop, stop * 7) for stop in (10, 20, 30))
     for span in (first, second, third):
         span.pending = 1
 
     second.pending = 0
     prefix.advance()
-    assert prefix.entry == Entry()
+    assert prefix.entry == LedgerEntry()
 
     first.pending = 0
     prefix.advance()
@@ -58,16 +57,16 @@ def test_the_prefix_ends_before_the_first_span_that_is_under_way() -> None:
 
 
 def test_only_what_is_in_the_prefix_is_counted() -> None:
-    prefix = Prefix(Entry(done=5, topics={"a": 4}, rejected=1))
+    prefix = Prefix(LedgerEntry(done=5, topics={"a": 4}, rejected=1))
     first, second = prefix.begin(10, 0), prefix.begin(15, 0)
     first.pending = 1
     first.topics, second.topics = {"a": 3, "b": 1}, {"b": 5}
     first.rejected = second.unknown = 1
 
     prefix.advance()
-    assert prefix.entry == Entry(done=5, topics={"a": 4}, rejected=1)
+    assert prefix.entry == LedgerEntry(done=5, topics={"a": 4}, rejected=1)
 
     first.pending = 0
     prefix.advance()
-    expected = Entry(done=15, topics={"a": 7, "b": 6}, rejected=2, unknown=1)
+    expected = LedgerEntry(done=15, topics={"a": 7, "b": 6}, rejected=2, unknown=1)
     assert prefix.entry == expected

@@ -25,11 +25,11 @@ from nsqtools.client.spread import Mode
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError, RefusedError
 from nsqtools.publish.publisher import PublishOptions
 from nsqtools.records.envelope import Envelope, decode
-from nsqtools.spark.ledger import read_entries
-from nsqtools.spark.sinks.columns import Chunk
-from nsqtools.spark.sinks.plan import SinkPlan
-from nsqtools.spark.sinks.report import Report
-from nsqtools.spark.sinks.task import PublishTask
+from nsqtools.spark.publishing.ledger import read_entries
+from nsqtools.spark.publishing.publish_rows import Chunk
+from nsqtools.spark.publishing.publish_task import PublishTask
+from nsqtools.spark.publishing.row_outcomes import PublishReport
+from nsqtools.spark.publishing.sink_plan import SinkPlan
 
 KINDS = [b"a\nb", b"\0", b"\xff\xfe\x80", b"x", bytes(range(256)) * 4096, "ü".encode(), b" "]
 FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=3, max_outstanding=8)
@@ -68,7 +68,7 @@ def make_plan(*addresses: str, topic: str | None = "clicks", **changes: Any) -> 
     return SinkPlan(addresses, topic=topic, job="job", **changes)
 
 
-def run(plan: SinkPlan, *chunks: Chunk, attempt: int = 0) -> Report:
+def run(plan: SinkPlan, *chunks: Chunk, attempt: int = 0) -> PublishReport:
     return PublishTask(plan, 0, attempt).run(iter(chunks))
 
 
@@ -158,7 +158,7 @@ def test_a_row_that_only_nsqd_refuses_is_found_among_its_batch(
 
 
 def test_what_is_no_fault_of_a_row_ends_the_task_instead_of_putting_rows_aside(
-    scripted_nsqd: ScriptedNsqd, in_background: Callable[..., Future[Report]], tmp_path: Path
+    scripted_nsqd: ScriptedNsqd, in_background: Callable[..., Future[PublishReport]], tmp_path: Path
 ) -> None:
     plan = make_plan(scripted_nsqd.address, dead_letters=tmp_path)
     done = in_background(run, plan, chunk(numbered(0, 10)))
@@ -208,7 +208,7 @@ def test_a_secret_that_is_refused_is_no_matter_of_time(
 def test_a_cut_connection_loses_nothing_and_the_doubt_is_counted(
     proxy_to: Callable[[str], Proxy],
     embedded: EmbeddedServer,
-    in_background: Callable[..., Future[Report]],
+    in_background: Callable[..., Future[PublishReport]],
 ) -> None:
     embedded.create_topic("clicks")
     proxy = proxy_to(embedded.tcp_address)
@@ -227,7 +227,7 @@ def test_a_cut_connection_loses_nothing_and_the_doubt_is_counted(
 
 
 def test_what_may_not_be_doubled_is_put_aside_as_unknown(
-    scripted_nsqd: ScriptedNsqd, in_background: Callable[..., Future[Report]], tmp_path: Path
+    scripted_nsqd: ScriptedNsqd, in_background: Callable[..., Future[PublishReport]], tmp_path: Path
 ) -> None:
     options = PublishOptions(Mode.FAILOVER, 5, retry_unknown=False)
     plan = make_plan(scripted_nsqd.address, options=options, dead_letters=tmp_path)
@@ -375,5 +375,8 @@ def test_two_attempts_at_once_do_not_publish_the_same(
         thread.join(30)
 
     # the second waits for the lock, and finds everything done
-    assert sorted(report.before for report in results if isinstance(report, Report)) == [0, 1000]
+    assert sorted(report.before for report in results if isinstance(report, PublishReport)) == [
+        0,
+        1000,
+    ]
     assert embedded.depth("clicks") == 1000

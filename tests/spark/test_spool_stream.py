@@ -14,15 +14,14 @@ from plugins.waiting import wait_until
 
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError, OutputError
-from nsqtools.spark.archives.reading import read_partition
-from nsqtools.spark.archives.settings import Limits, ReadSettings, StreamSettings
+from nsqtools.spark.archives.partition_reader import read_partition
+from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
 from nsqtools.spark.spool import MARK, SpoolSettings, left_over
-from nsqtools.spark.spool_stream import TopicStream
-from nsqtools.spark.topic_settings import topic_settings
+from nsqtools.spark.topic_stream import TopicStream, topic_settings
 
 TOPIC, CHANNEL = "clicks", "spark"
 WAIT_S = 20.0
-UNLIMITED = Limits()
+UNLIMITED = BatchLimits()
 
 NewStream = Callable[..., TopicStream]
 
@@ -62,7 +61,7 @@ def bodies(stream: TopicStream, start: dict[str, Any], end: dict[str, Any]) -> l
 
 
 def following(
-    stream: TopicStream, start: dict[str, Any], limits: Limits = UNLIMITED
+    stream: TopicStream, start: dict[str, Any], limits: BatchLimits = UNLIMITED
 ) -> dict[str, Any]:
     """The next offset with something new."""
     return wait_until(
@@ -119,7 +118,7 @@ def test_a_batch_planned_again_is_the_same_batch(nsqd: Nsqd, new_stream: NewStre
     nsqd.publish(TOPIC, *numbered(0, 500))
     first = new_stream()
     start = first.initial()
-    end = following(first, start, Limits(rows=1))
+    end = following(first, start, BatchLimits(rows=1))
     before = bodies(first, start, end)
     first.stop()
 
@@ -176,10 +175,10 @@ def test_a_spool_that_is_gone_is_said(
     stream = new_stream(fail_on_data_loss=fails)
     if fails:
         with pytest.raises(NsqError, match=f"the spool .*{start['run']} is gone"):
-            stream.latest(offset, Limits())
+            stream.latest(offset, BatchLimits())
     else:
         nsqd.publish(TOPIC, b"new")
-        end = stream.latest(offset, Limits())
+        end = stream.latest(offset, BatchLimits())
         found = bodies(stream, offset, end)
         assert found + upto(stream, end, 1 - len(found))[0] == [b"new"]
 
@@ -190,7 +189,7 @@ def test_a_full_spool_takes_no_more_until_half_of_it_is_read(
     nsqd.create_channel(TOPIC, CHANNEL)
     stream = new_stream(replace(settings, max_rows=100))
     start = stream.initial()
-    stream.latest(start, Limits())
+    stream.latest(start, BatchLimits())
     nsqd.publish(TOPIC, *numbered(0, 200))
 
     def ready() -> list[int]:
@@ -213,7 +212,7 @@ def test_available_now_ends_when_what_was_there_is_read(
     stream = new_stream(replace(settings, max_rows=1000))
     stream.freeze()
     start, found = stream.initial(), []
-    while (end := stream.latest(start, Limits(rows=400))) != start:
+    while (end := stream.latest(start, BatchLimits(rows=400))) != start:
         found += bodies(stream, start, end)
         start = end
 
@@ -227,10 +226,10 @@ def test_two_queries_cannot_have_one_spool(
     monkeypatch.setattr("nsqtools.spark.spool.LOCK_WAIT_S", 0.2)
     first, second = new_stream(), new_stream()
     start = first.initial()
-    first.latest(start, Limits())
+    first.latest(start, BatchLimits())
 
     with pytest.raises(OutputError, match="another process writes the spool"):
-        second.latest(start, Limits())
+        second.latest(start, BatchLimits())
 
 
 def test_an_nsqd_that_is_not_there_ends_the_query(settings: SpoolSettings) -> None:
@@ -242,13 +241,13 @@ def test_an_nsqd_that_is_not_there_ends_the_query(settings: SpoolSettings) -> No
     )
 
     with pytest.raises(ConnectionFailed, match=r"cannot connect to 127\.0\.0\.1:1"):
-        stream.latest(stream.initial(), Limits())
+        stream.latest(stream.initial(), BatchLimits())
     stream.stop()
 
 
 def test_an_offset_of_another_source_is_refused(new_stream: NewStream) -> None:
     with pytest.raises(ConfigurationError, match="is no offset of format 'nsq'"):
-        new_stream().latest({"version": 1, "writers": {}}, Limits())
+        new_stream().latest({"version": 1, "writers": {}}, BatchLimits())
 
 
 GIVEN = {"topic": TOPIC, "channel": CHANNEL, "spooldir": "/shared/spool"}
@@ -282,7 +281,7 @@ def test_the_mark_stays_with_the_spool(
 ) -> None:
     stream = new_stream()
     start = stream.initial()
-    stream.latest(start, Limits())
+    stream.latest(start, BatchLimits())
     marked_before = (settings.folder / start["run"] / MARK).exists()
     nsqd.publish(TOPIC, b"one")
     stream.plan(start, following(stream, start))

@@ -31,9 +31,9 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.records.units import parse_span
 
 if TYPE_CHECKING:
-    from nsqtools.spark.jobs.compaction.inventory import Content
-    from nsqtools.spark.jobs.compaction.job import Compaction
-    from nsqtools.spark.jobs.compaction.partition import Reading
+    from nsqtools.spark.jobs.compaction.compaction_job import Compaction
+    from nsqtools.spark.jobs.compaction.inventory import CountedFile
+    from nsqtools.spark.jobs.compaction.partition_job import ArchiveReading
 
 
 def parse_day(text: str) -> date:
@@ -47,7 +47,7 @@ def parse_day(text: str) -> date:
 ArchiveDir = Annotated[
     Path, Argument(metavar="ARCHIVE_DIR", help="Where nsq to-file writes; all below is read.")
 ]
-Output = Annotated[
+CompactionOutput = Annotated[
     Path, Option("--output", "-o", metavar="DIR", help="Where the Parquet files go.")
 ]
 Topics = Annotated[
@@ -110,7 +110,7 @@ DeleteArchives = Annotated[
 
 def compact(
     archive_dir: ArchiveDir,
-    output: Output,
+    output: CompactionOutput,
     topic: Topics = None,
     day: Day = None,
     until_day: UntilDay = None,
@@ -140,19 +140,19 @@ def compact(
         nsq spark compact /var/nsq --output /data/nsq --day 2026-11-20 -t clicks
         nsq spark compact /var/nsq --output /data/nsq --delete-archives --yes
     """
-    from nsqtools.spark.jobs.compaction.job import prepare, refuse_open
-    from nsqtools.spark.jobs.compaction.layout import Output
-    from nsqtools.spark.jobs.compaction.partition import Reading
-    from nsqtools.spark.jobs.compaction.plan import Selection
+    from nsqtools.spark.jobs.compaction.compacted_output import CompactionOutput
+    from nsqtools.spark.jobs.compaction.compaction_job import prepare_compaction, refuse_open
+    from nsqtools.spark.jobs.compaction.compaction_plan import DaySelection
+    from nsqtools.spark.jobs.compaction.partition_job import ArchiveReading
 
     if day is not None and until_day is not None:
         raise ConfigurationError("--day and --until-day exclude each other")
-    target = Output(output)
+    target = CompactionOutput(output)
     target.check()
-    selection = Selection(tuple(topic or ()), day, day or until_day, open_days)
+    selection = DaySelection(tuple(topic or ()), day, day or until_day, open_days)
 
     def planned() -> Compaction:
-        return prepare(
+        return prepare_compaction(
             archive_dir,
             target,
             selection,
@@ -168,14 +168,14 @@ def compact(
     before = planned()  # whatever cannot work is refused before anything is made
     if day is not None:
         refuse_open(before.partitions)
-    reading = Reading(delimiter, skip_damaged)
+    reading = ArchiveReading(delimiter, skip_damaged)
     status = 0
     with target.locked():
         target.recover()
         compaction = planned()
         if compaction.work:
             status = run(compaction, reading, spark, runtime)
-        deleted: Sequence[Content] = ()
+        deleted: Sequence[CountedFile] = ()
         if delete_archives and not status:
             deleted = delete_needless(runtime, compaction.deletable(), yes=yes)
     show_results(runtime, compaction, deleted, json=json)
@@ -183,7 +183,9 @@ def compact(
     return status or outcome
 
 
-def run(compaction: Compaction, reading: Reading, spark: SparkChoice, runtime: Runtime) -> int:
+def run(
+    compaction: Compaction, reading: ArchiveReading, spark: SparkChoice, runtime: Runtime
+) -> int:
     """Do the work in Spark; return 128 and a signal's number if one ended it early."""
     with (
         naming_skip_damaged(),

@@ -91,8 +91,7 @@ def examine(runtime: Runtime, spark: SparkChoice, shared_dir: Path | None) -> It
 
 def examine_nsqds(cluster: ClusterSettings) -> Iterator[Finding]:
     """The nsqd that were named; where none was, the one of this machine if there is one."""
-    from nsqtools.spark.doctor import FAILED, Finding
-    from nsqtools.spark.doctor_nsqd import check_nsqds
+    from nsqtools.spark.doctor import FAILED, Finding, check_nsqds
 
     try:
         with cluster.open() as opened:

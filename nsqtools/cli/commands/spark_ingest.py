@@ -29,8 +29,8 @@ from nsqtools.protocol.durations import format_duration
 from nsqtools.records.units import parse_span
 
 if TYPE_CHECKING:
-    from nsqtools.spark.archives.damage import Damage
-    from nsqtools.spark.jobs.ingestion.stream import Counts, Source
+    from nsqtools.spark.archives.damage import ArchiveDamage
+    from nsqtools.spark.jobs.ingestion import IngestCounts, IngestSource
 
 STREAM = "Stream"
 CHANNEL = "spark-ingest"
@@ -116,9 +116,13 @@ def ingest(
         nsq spark ingest /var/nsq -o /data/nsq --checkpoint /data/nsq.checkpoint --once
     """
     from nsqtools.spark.archives.damage import read_damage
-    from nsqtools.spark.connection_options import hand_on_secret
-    from nsqtools.spark.jobs.ingestion.places import taken_places
-    from nsqtools.spark.jobs.ingestion.stream import Follower, Sink, start_query
+    from nsqtools.spark.format_options import hand_on_secret
+    from nsqtools.spark.jobs.ingestion import (
+        IngestSink,
+        QueryFollower,
+        held_directories,
+        start_query,
+    )
     from nsqtools.spark.jobs.inputs import damage_options, refuse_nested
 
     limits = {"maxRowsPerTrigger": str(max_rows_per_trigger)} if max_rows_per_trigger else {}
@@ -144,16 +148,16 @@ def ingest(
         spool = spool_dir or checkpoint / "spool"
         source = topic_source(topic, channel, spool, connection, limits)
         hand_on_secret(connection, os.environ)
-    sink = Sink(output, checkpoint, None if once else trigger)
+    sink = IngestSink(output, checkpoint, None if once else trigger)
     told = set(read_damage(damage_path))
     with (
-        taken_places(source.name, output, checkpoint),
+        held_directories(source.name, output, checkpoint),
         naming_skip_damaged(),
         open_spark(runtime, spark.settings(f"nsq spark ingest: {source.name}")) as session,
         Progress(runtime) as progress,
     ):
         query = start_query(session, source, sink)
-        follower = Follower(
+        follower = QueryFollower(
             query,
             for_s=for_,
             show=lambda counts: progress.show(partial(how_far, counts)),
@@ -165,15 +169,15 @@ def ingest(
     return signals.status(otherwise=tell_outcome(runtime, follower.counts, found))
 
 
-def archive_source(directory: Path, options: Mapping[str, str]) -> Source:
+def archive_source(directory: Path, options: Mapping[str, str]) -> IngestSource:
     """The source for an archive. Raises `NotFoundError`."""
-    from nsqtools.spark.jobs.ingestion.stream import Source
+    from nsqtools.spark.jobs.ingestion import IngestSource
 
     directory = directory.absolute()
     if not directory.exists():
         raise NotFoundError(f"there is no {directory}")
     options = {"path": str(directory), **options}
-    return Source(f"the archive {directory}", "nsq-archive", options)
+    return IngestSource(f"the archive {directory}", "nsq-archive", options)
 
 
 def topic_source(
@@ -182,17 +186,17 @@ def topic_source(
     spool: Path,
     connection: ConnectionSettings,
     limits: Mapping[str, str],
-) -> Source:
+) -> IngestSource:
     """The source for a live topic."""
-    from nsqtools.spark.connection_options import as_options
-    from nsqtools.spark.jobs.ingestion.stream import Source
+    from nsqtools.spark.format_options import as_options
+    from nsqtools.spark.jobs.ingestion import IngestSource
 
     place = {"topic": topic, "channel": channel, "spoolDir": str(spool.absolute())}
     name = f"the topic {topic}, channel {channel}"
-    return Source(name, "nsq", {**as_options(connection), **place, **limits})
+    return IngestSource(name, "nsq", {**as_options(connection), **place, **limits})
 
 
-def how_far(counts: Counts) -> str:
+def how_far(counts: IngestCounts) -> str:
     """The progress line."""
     text = f"{counts.rows:,} rows in {counts.batches:,} batches, {counts.rows_per_s:,.0f} rows/s"
     if counts.lag_s is not None:
@@ -200,7 +204,9 @@ def how_far(counts: Counts) -> str:
     return text
 
 
-def tell_outcome(runtime: Runtime, counts: Counts, damages: list[Damage]) -> ExitStatus:
+def tell_outcome(
+    runtime: Runtime, counts: IngestCounts, damages: list[ArchiveDamage]
+) -> ExitStatus:
     """Tell the counts, and what could not be read; return the exit status."""
     status = tell_damage(runtime, damages)
     runtime.tell(f"nsq: {counts.rows} rows ingested in {counts.batches} batches")

@@ -28,7 +28,7 @@ from nsqtools.protocol.durations import format_duration
 from nsqtools.records.units import Moment
 
 if TYPE_CHECKING:
-    from nsqtools.spark.jobs.replay import Outcome
+    from nsqtools.spark.jobs.replay_job import ReplayOutcome
 
 MOST_DAMAGES = 20
 
@@ -124,16 +124,18 @@ def replay(
         nsq spark replay /data/nsq --where "topic = 'clicks' AND attempts > 1" --dry-run
         nsq spark replay /var/nsq --topic clicks=again --since -2h --ledger replay.ledger
     """
-    from nsqtools.spark.connection_options import as_options, hand_on_secret
-    from nsqtools.spark.jobs.replay import Publishing, Replay
-    from nsqtools.spark.jobs.replay_plan import Request
-    from nsqtools.spark.scratch import scratch_directory
+    from nsqtools.spark.format_options import as_options, hand_on_secret
+    from nsqtools.spark.jobs.replay_job import ReplayJob, ReplayPublishing
+    from nsqtools.spark.jobs.replay_plan import ReplayRequest
+    from nsqtools.spark.session_files import scratch_directory
 
-    request = Request(tuple(paths), topic_map(topic or ()), since, until, where or "", delimiter)
+    request = ReplayRequest(
+        tuple(paths), topic_map(topic or ()), since, until, where or "", delimiter
+    )
     options = as_options(connection) | {"retryUnknown": str(retry_unknown).lower()}
     if retry_timeout is not None:
         options["retryTimeout"] = format_duration(retry_timeout)
-    publishing = Publishing(
+    publishing = ReplayPublishing(
         options,
         rate,
         None if ledger is None else ledger.absolute(),
@@ -144,7 +146,7 @@ def replay(
     settings = spark.settings("nsq spark replay")
     with ExitStack() as stack:
         work = stack.enter_context(scratch_directory(Path(gettempdir())))
-        job = Replay(settings, request, publishing, work=work, shares_work=settings.is_local)
+        job = ReplayJob(settings, request, publishing, work=work, shares_work=settings.is_local)
         session = stack.enter_context(open_spark(runtime, settings))
         job.open(session)
         for path in job.left_out:
@@ -164,9 +166,11 @@ def replay(
     return signals.status(otherwise=status)
 
 
-def show_outcome(runtime: Runtime, outcome: Outcome, *, dry_run: bool, json: bool) -> ExitStatus:
+def show_outcome(
+    runtime: Runtime, outcome: ReplayOutcome, *, dry_run: bool, json: bool
+) -> ExitStatus:
     """Print the counts, and the reason when not everything was published; return the status."""
-    from nsqtools.spark.sinks.report import document, summary
+    from nsqtools.spark.publishing.row_outcomes import document, summary
 
     report = outcome.report
     if json and not dry_run:

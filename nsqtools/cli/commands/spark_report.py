@@ -100,8 +100,7 @@ def report(
     """
     from nsqtools.spark.archives.damage import read_damage
     from nsqtools.spark.jobs.inputs import Choice, find_inputs
-    from nsqtools.spark.jobs.reporting.page import require_plotly
-    from nsqtools.spark.jobs.reporting.report import make_report
+    from nsqtools.spark.jobs.reporting import make_report, require_plotly
 
     inputs = find_inputs(paths)
     if html is not None:

@@ -23,7 +23,7 @@ from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError, NotFoundError
 
 if TYPE_CHECKING:
-    from nsqtools.spark.jobs.sql import Reading
+    from nsqtools.spark.jobs.sql import QueryRows
 
 ROWS_ON_A_TERMINAL = 100
 ROWS_AT_A_TIME = 1000
@@ -90,7 +90,7 @@ def sql(
         nsq spark sql 'SELECT body FROM parquet WHERE date = "2026-11-21"' /data --json
     """
     from nsqtools.spark.archives.damage import read_damage
-    from nsqtools.spark.jobs.sql import Reading, named_views, plan
+    from nsqtools.spark.jobs.sql import QueryRows, named_views, plan_query
 
     bare = list(paths or ())
     if file is not None and query is not None:
@@ -108,7 +108,7 @@ def sql(
         with naming_skip_damaged(), open_spark(runtime, settings) as session:
             with job_progress(runtime, session):
                 damage_path = Path(folder) if skip_damaged else None
-                reading = Reading(plan(session, settings, views, text, damage_path))
+                reading = QueryRows(plan_query(session, settings, views, text, damage_path))
                 rows = reading.first(count + 1) if count else reading.all()
                 if runtime.stdout_is_tty:  # which the progress line is on, too
                     rows = list(rows)
@@ -132,7 +132,7 @@ def read_query(file: Path, runtime: Runtime) -> str:
 
 
 def write_rows(
-    runtime: Runtime, reading: Reading, rows: Iterable[Any], count: int, *, json: bool
+    runtime: Runtime, reading: QueryRows, rows: Iterable[Any], count: int, *, json: bool
 ) -> None:
     """Print ``count`` rows (0: all), and say so when there are more."""
     left = iter(rows)

@@ -29,7 +29,7 @@ from nsqtools.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from nsqtools.spark.session import SparkSession
-    from nsqtools.spark.settings import SparkSettings
+    from nsqtools.spark.spark_settings import SparkSettings
 
 SPARK = "Spark"  # the panel of help
 
@@ -85,7 +85,7 @@ class SparkChoice:
 
     def settings(self, app_name: str = "nsqtools") -> SparkSettings:
         """The `SparkSettings`. Raises `ConfigurationError`."""
-        from nsqtools.spark.settings import SparkSettings
+        from nsqtools.spark.spark_settings import SparkSettings
 
         return SparkSettings(self.master, app_name, self.driver_memory, self.conf, self.log_file)
 

@@ -13,9 +13,8 @@ from nsqtools.cli.running.exit_status import ExitStatus
 from nsqtools.cli.running.runtime import Runtime
 
 if TYPE_CHECKING:
-    from nsqtools.spark.jobs.compaction.deletion import Deletable
-    from nsqtools.spark.jobs.compaction.inventory import Content, Slot
-    from nsqtools.spark.jobs.compaction.job import Compaction
+    from nsqtools.spark.jobs.compaction.compaction_job import Compaction, Deletable
+    from nsqtools.spark.jobs.compaction.inventory import CountedFile, Slot
 
 PLANNED = ("topic", "date", "state", "files", "messages", "reason")
 MADE = ("topic", "date", "state", "files", "read", "duplicates", "rows", "bytes")
@@ -52,7 +51,7 @@ def show_plan(
 
 
 def show_results(
-    runtime: Runtime, compaction: Compaction, deleted: Sequence[Content], *, json: bool
+    runtime: Runtime, compaction: Compaction, deleted: Sequence[CountedFile], *, json: bool
 ) -> None:
     """Print what was made."""
     rows: list[Sequence[Cell]] = [
@@ -74,9 +73,9 @@ def show_results(
         write_listing(runtime, MADE, rows, json=False)
 
 
-def delete_needless(runtime: Runtime, deletable: Deletable, *, yes: bool) -> Sequence[Content]:
+def delete_needless(runtime: Runtime, deletable: Deletable, *, yes: bool) -> Sequence[CountedFile]:
     """Show which archives can go, ask, and delete them; return those that are gone."""
-    from nsqtools.spark.jobs.compaction.deletion import delete
+    from nsqtools.spark.jobs.compaction.compaction_job import delete
 
     for path, reason in deletable.kept.items():
         runtime.tell(f"nsq: {path} stays: {reason}")

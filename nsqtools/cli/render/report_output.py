@@ -15,9 +15,8 @@ from nsqtools.errors import NotFoundError, OutputError
 from nsqtools.protocol.durations import format_duration
 
 if TYPE_CHECKING:
-    from nsqtools.spark.archives.damage import Damage
-    from nsqtools.spark.jobs.reporting.report import Report
-    from nsqtools.spark.jobs.reporting.statistics import Figures
+    from nsqtools.spark.archives.damage import ArchiveDamage
+    from nsqtools.spark.jobs.reporting import Figures, TrafficReport
 
 NS = 1_000_000_000
 MOST_GAPS = 20
@@ -47,13 +46,13 @@ NARROW = (
 
 def short_moment(timestamp_ns: int | None) -> str | None:
     """A time to the second, or to the minute when it is a whole one."""
-    from nsqtools.spark.jobs.reporting.report import moment
+    from nsqtools.spark.jobs.reporting import moment
 
     text = moment(timestamp_ns)
     return text.removesuffix(":00Z") + "Z" if text and text.endswith(":00Z") else text
 
 
-def show_report(runtime: Runtime, report: Report, *, json: bool) -> None:
+def show_report(runtime: Runtime, report: TrafficReport, *, json: bool) -> None:
     """Print the intervals; tell the sum, and the longest gaps."""
     if json:
         write_json(runtime, report.document(), indent=2)
@@ -83,10 +82,9 @@ def check_page(path: Path) -> None:
         raise OutputError(f"cannot write {path}")
 
 
-def write_page(path: Path, report: Report) -> None:
+def write_page(path: Path, report: TrafficReport) -> None:
     """Write the page with charts. Raises `OutputError`."""
-    from nsqtools.spark.jobs.reporting.page import render_page
-    from nsqtools.spark.jobs.reporting.report import moment
+    from nsqtools.spark.jobs.reporting import moment, render_page
 
     page = render_page(report.document(), moment(int(time.time()) * NS) or "")
     try:
@@ -95,7 +93,7 @@ def write_page(path: Path, report: Report) -> None:
         raise OutputError(f"cannot write {path} ({exc.strerror})") from exc
 
 
-def tell_damage(runtime: Runtime, damages: Sequence[Damage]) -> ExitStatus:
+def tell_damage(runtime: Runtime, damages: Sequence[ArchiveDamage]) -> ExitStatus:
     """Name what could not be read; return the exit status."""
     for damage in damages:
         runtime.tell(f"nsq: {damage.file}: at byte {damage.pos}: {damage.problem}")

@@ -26,7 +26,7 @@ REPAIR = "Repair it with `nsq archive repair`"
 MOVE_AWAY = "Move it out of the archive"
 
 
-class Damage(NamedTuple):
+class ArchiveDamage(NamedTuple):
     """One problem, and where: the file's path, and the byte where the member or line begins."""
 
     file: str
@@ -34,7 +34,7 @@ class Damage(NamedTuple):
     problem: str
 
 
-class Damages:
+class DamageReports:
     """Where damage is told. With a ``folder`` it is written there, without one it is an error.
 
     ``remedy`` is what can be done about it, for the error's hint.
@@ -44,7 +44,7 @@ class Damages:
         self._folder = folder
         self._remedy = remedy
 
-    def tell(self, identity: str, found: Sequence[Damage]) -> None:
+    def tell(self, identity: str, found: Sequence[ArchiveDamage]) -> None:
         """Tell all that is wrong with a member or file, whose ``identity`` is the same each time.
 
         Raises `NsqError` with the first problem when damage fails the query, and `OutputError`.
@@ -60,7 +60,7 @@ class Damages:
             )
         log.warning("%s: %s", first.file, first.problem)
         if len(found) > MOST_LINES:
-            more = Damage(first.file, first.pos, f"and {len(found) - MOST_LINES} lines more")
+            more = ArchiveDamage(first.file, first.pos, f"and {len(found) - MOST_LINES} lines more")
             found = [*found[:MOST_LINES], more]
         name = hashlib.sha256(identity.encode()).hexdigest()[:32]
         text = "".join(json.dumps(damage._asdict()) + "\n" for damage in found)
@@ -76,9 +76,11 @@ class Damages:
             raise OutputError(f"cannot write into {folder} ({exc.strerror})") from exc
 
 
-def read_damage(folder: Path) -> list[Damage]:
+def read_damage(folder: Path) -> list[ArchiveDamage]:
     """Return everything reported in a ``damagePath``, by file and position. Raises ``OSError``."""
-    found: list[Damage] = []
+    found: list[ArchiveDamage] = []
     for path in folder.glob(f"*{SUFFIX}") if folder.is_dir() else ():
-        found += [Damage(**json.loads(line)) for line in path.read_text("utf-8").splitlines()]
+        found += [
+            ArchiveDamage(**json.loads(line)) for line in path.read_text("utf-8").splitlines()
+        ]
     return sorted(found)

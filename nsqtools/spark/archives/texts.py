@@ -13,18 +13,18 @@ from typing import BinaryIO, NamedTuple
 from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, owner_of
 from nsqtools.archive.members import GZIP_WINDOW, DamagedError, gunzip
 from nsqtools.archive.reader import LONGEST_LINE, read_member
-from nsqtools.spark.archives.listing import UNKNOWN, Listing, head_at
-from nsqtools.spark.archives.plan import Range
-from nsqtools.spark.archives.settings import ReadSettings
+from nsqtools.spark.archives.archive_files import UNKNOWN, Listing, head_at
+from nsqtools.spark.archives.partitions import Range
+from nsqtools.spark.archives.read_settings import ReadSettings
 
 READ_SIZE = 1 << 20
 OPEN_TRIES = 5
 
-Tell = Callable[[int, str], None]
+ReportProblem = Callable[[int, str], None]
 """Told a position and what is wrong there."""
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """Whole lines; ``messages`` is how many the index says there are, or `UNKNOWN`."""
 
     pos: int
@@ -62,7 +62,9 @@ def _find(wanted: Range, settings: ReadSettings) -> Path | None:
     return files[wanted.key].path if wanted.key in files else None
 
 
-def pieces(file: BinaryIO, wanted: Range, delimiter: bytes, tell: Tell) -> Iterator[Piece]:
+def pieces(
+    file: BinaryIO, wanted: Range, delimiter: bytes, tell: ReportProblem
+) -> Iterator[TextPiece]:
     """Iterate over the text of a range. Raises ``OSError``."""
     if wanted.lines:
         for member in wanted.members:
@@ -73,18 +75,20 @@ def pieces(file: BinaryIO, wanted: Range, delimiter: bytes, tell: Tell) -> Itera
         yield from _plain(file, wanted, delimiter, tell)
 
 
-def _member(file: BinaryIO, member: Member, is_gzip: bool, tell: Tell) -> Iterator[Piece]:
+def _member(
+    file: BinaryIO, member: Member, is_gzip: bool, tell: ReportProblem
+) -> Iterator[TextPiece]:
     if is_gzip and (inflate := _fast_inflate()) is not None:
         file.seek(member.offset)
         data = file.read(member.length)
         try:
-            yield Piece(member.offset, inflate(data, GZIP_WINDOW), member.messages)
+            yield TextPiece(member.offset, inflate(data, GZIP_WINDOW), member.messages)
             return
         except Exception:  # its own errors: zlib says what is wrong
             pass
     problems: list[str] = []
     for text in read_member(file, member, is_gzip, problems.append):
-        yield Piece(member.offset, text, UNKNOWN if problems else member.messages)
+        yield TextPiece(member.offset, text, UNKNOWN if problems else member.messages)
     for problem in problems:
         tell(member.offset, problem)
 
@@ -113,19 +117,21 @@ class _Until:
         return self._file.read(max(0, min(size, self._end - self._file.tell())))
 
 
-def _gzip(file: BinaryIO, wanted: Range, delimiter: bytes, tell: Tell) -> Iterator[Piece]:
+def _gzip(
+    file: BinaryIO, wanted: Range, delimiter: bytes, tell: ReportProblem
+) -> Iterator[TextPiece]:
     member_pos = rest_pos = wanted.begin
     rest = b""
     try:
         for text, member_end in gunzip(_Until(file, wanted.end), wanted.begin):
             if rest and (cut := _behind(text, delimiter, rest)):
-                yield Piece(rest_pos, rest + text[:cut])
+                yield TextPiece(rest_pos, rest + text[:cut])
                 rest, text = b"", text[cut:]
             if not rest:
                 rest_pos = member_pos
             end = text.rfind(delimiter) + len(delimiter) if delimiter in text else 0
             if end:
-                yield Piece(rest_pos, text[:end])
+                yield TextPiece(rest_pos, text[:end])
             rest += text[end:]
             if len(rest) > LONGEST_LINE:
                 tell(rest_pos, f"a line is longer than {LONGEST_LINE} bytes")
@@ -135,7 +141,7 @@ def _gzip(file: BinaryIO, wanted: Range, delimiter: bytes, tell: Tell) -> Iterat
         tell(exc.offset, str(exc))
         return
     if rest:
-        yield Piece(rest_pos, rest)
+        yield TextPiece(rest_pos, rest)
 
 
 def _behind(text: bytes, delimiter: bytes, rest: bytes) -> int:
@@ -145,7 +151,9 @@ def _behind(text: bytes, delimiter: bytes, rest: bytes) -> int:
     return found + len(delimiter) - len(overlap) if found >= 0 else 0
 
 
-def _plain(file: BinaryIO, wanted: Range, delimiter: bytes, tell: Tell) -> Iterator[Piece]:
+def _plain(
+    file: BinaryIO, wanted: Range, delimiter: bytes, tell: ReportProblem
+) -> Iterator[TextPiece]:
     """Lines that begin in the range; the last one is read to its end."""
     pos = wanted.begin
     file.seek(max(0, pos - len(delimiter)))
@@ -163,11 +171,11 @@ def _plain(file: BinaryIO, wanted: Range, delimiter: bytes, tell: Tell) -> Itera
     while pos < wanted.end:
         last = wanted.end - pos - len(delimiter)  # a delimiter from here on ends the range
         if len(held) >= wanted.end - pos and (at := held.find(delimiter, max(0, last))) >= 0:
-            yield Piece(pos, held[: at + len(delimiter)])
+            yield TextPiece(pos, held[: at + len(delimiter)])
             return
         end = held.rfind(delimiter) + len(delimiter) if delimiter in held else 0
         if end:
-            yield Piece(pos, held[:end])
+            yield TextPiece(pos, held[:end])
             pos, held = pos + end, held[end:]
         if len(held) > LONGEST_LINE:
             tell(pos, f"a line is longer than {LONGEST_LINE} bytes")
@@ -177,4 +185,4 @@ def _plain(file: BinaryIO, wanted: Range, delimiter: bytes, tell: Tell) -> Itera
             break
         held += more
     if held and pos < wanted.end:
-        yield Piece(pos, held)
+        yield TextPiece(pos, held)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from nsqtools.archive.layout import PART, is_hidden
 from nsqtools.archive.reader import EVER, TimeRange
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
-from nsqtools.spark.jobs.compaction.days import day_of
-from nsqtools.spark.schema import MESSAGE_DDL
+from nsqtools.spark.archives.message_columns import MESSAGE_DDL
+from nsqtools.spark.jobs.compaction.inventory import day_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,7 +18,7 @@ from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import replace_file
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import Moment
-from nsqtools.spark.archives.listing import ListedFile, Listing
+from nsqtools.spark.archives.archive_files import ListedFile, Listing
 from nsqtools.spark.jobs.inputs import Inputs
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ PARTITIONS_PER_SLOT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ReplayRequest:
     """What is to be replayed. ``topics`` as `nsqtools.replay.replay.Selection` has them;
     ``where`` is SQL over the columns of a message."""
 
@@ -68,7 +68,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReplayPlan:
     """What the first run with a ledger found: files with their sizes, and how they are cut."""
 
     job: dict[str, Any]
@@ -120,7 +120,7 @@ def fix_partitions(spark: SparkSession, bytes: int) -> None:
         spark.conf.set(name, str(value))
 
 
-def load_plan(ledger: Path, job: Mapping[str, Any]) -> Plan | None:
+def load_plan(ledger: Path, job: Mapping[str, Any]) -> ReplayPlan | None:
     """The plan of the first run; None when this is it. Raises `ConfigurationError`."""
     path = ledger / PLAN
     try:
@@ -130,7 +130,7 @@ def load_plan(ledger: Path, job: Mapping[str, Any]) -> Plan | None:
     except OSError as exc:
         raise OutputError(f"cannot read {path} ({exc.strerror})") from exc
     try:
-        plan = Plan(**json.loads(content))
+        plan = ReplayPlan(**json.loads(content))
         if plan.version != VERSION:
             raise ValueError
         differing = [name for name in plan.job if plan.job[name] != job[name]]
@@ -146,7 +146,7 @@ def load_plan(ledger: Path, job: Mapping[str, Any]) -> Plan | None:
     return plan
 
 
-def save_plan(ledger: Path, plan: Plan) -> None:
+def save_plan(ledger: Path, plan: ReplayPlan) -> None:
     """Write it down for the next run. Raises `OutputError`."""
     try:
         ledger.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ def save_plan(ledger: Path, plan: Plan) -> None:
         raise OutputError(f"cannot write the ledger {ledger} ({exc.strerror})") from exc
 
 
-def check_sizes(plan: Plan) -> None:
+def check_sizes(plan: ReplayPlan) -> None:
     """Raise `ConfigurationError` when a file is not what it was, `OutputError` when it is gone."""
     for path, size in (plan.archives | plan.parquet).items():
         if size_of(path) != size:

@@ -1,8 +1,7 @@
 """``nsq spark sql``: a query over archives and Parquet, each under a name.
 
-Rows come back as Spark has them; `Reading` turns values into what can be printed: text for a table,
-and for JSON the forms that the envelope of a message has, ``"body64"`` in place of ``"body"`` where
-bytes are not UTF-8.
+Rows come back as Spark has them. `QueryRows` makes values printable: text for a table, and for JSON
+the forms of a message's envelope, ``"body64"`` in place of ``"body"`` where bytes are not UTF-8.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from nsqtools.spark.jobs.inputs import damage_options, find_inputs
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-    from nsqtools.spark.settings import SparkSettings
+    from nsqtools.spark.spark_settings import SparkSettings
 
 ARCHIVE, PARQUET = "archive", "parquet"
 INFERENCE = "spark.sql.sources.partitionColumnTypeInference.enabled"
@@ -33,7 +32,7 @@ Plain = str | int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class NamedView:
     """A name for queries, and the files that are behind it."""
 
     name: str
@@ -43,7 +42,7 @@ class View:
 
 def named_views(
     archives: Iterable[str], parquet: Iterable[str], paths: Iterable[Path]
-) -> list[View]:
+) -> list[NamedView]:
     """The views of ``NAME=PATH`` texts, and of bare paths, which are named after their kind.
 
     A name that is given several times has all its paths. Raises `ConfigurationError`, and
@@ -69,15 +68,15 @@ def named_views(
             raise ConfigurationError(f"{name} is the name of archives and of Parquet")
         find_inputs(behind[name, kind])
     return [
-        View(name, kind, tuple(str(path.absolute()) for path in each))
+        NamedView(name, kind, tuple(str(path.absolute()) for path in each))
         for (name, kind), each in behind.items()
     ]
 
 
-def plan(
+def plan_query(
     spark: SparkSession,
     settings: SparkSettings,
-    views: Sequence[View],
+    views: Sequence[NamedView],
     text: str,
     damage_path: Path | None = None,
 ) -> DataFrame:
@@ -97,7 +96,7 @@ def plan(
         raise NotFoundError(str(error), hint=f"Known here: {known}.") from error
 
 
-def _read(spark: SparkSession, view: View, damage_path: Path | None) -> DataFrame:
+def _read(spark: SparkSession, view: NamedView, damage_path: Path | None) -> DataFrame:
     if view.kind == ARCHIVE:
         reader = spark.read.format("nsq-archive").options(**damage_options(damage_path))
         return reader.load(list(view.paths))
@@ -112,7 +111,7 @@ def _read(spark: SparkSession, view: View, damage_path: Path | None) -> DataFram
     return frame.withColumn("date", frame["date"].cast("date")) if is_text else frame
 
 
-class Reading:
+class QueryRows:
     """Turns the rows of one query into what can be printed."""
 
     def __init__(self, frame: DataFrame) -> None:

@@ -17,8 +17,8 @@ from plugins.spark import RunSpark
 
 from nsqtools.archive.layout import Member, encode_members, index_of, read_index
 from nsqtools.protocol.message import WireMessage
-from nsqtools.spark.jobs.compaction import partition
-from nsqtools.spark.jobs.compaction.manifest import Totals
+from nsqtools.spark.jobs.compaction import partition_job
+from nsqtools.spark.jobs.compaction.compacted_output import PartitionTotals
 
 SECOND = 1_000_000_000
 BEGIN = 1_790_000_000 * SECOND  # 2026-09-21T14:13:20Z
@@ -270,7 +270,7 @@ def test_what_is_not_read_back_as_it_was_written_takes_no_place(
     run_spark("compact", archive, "-o", output)
     write_archive(archive / "b.gz", messages(100, 120))
     with monkeypatch.context() as patch:
-        patch.setattr(partition, "read_back", lambda *_: (Totals(120, 1, 1), 120))
+        patch.setattr(partition_job, "read_back", lambda *_: (PartitionTotals(120, 1, 1), 120))
 
         refused = run_spark("compact", archive, "-o", output)
 

@@ -13,7 +13,7 @@ from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
 from plugins.spark import RunSpark
 
-from nsqtools.spark import doctor_nsqd
+from nsqtools.spark import doctor
 
 
 def findings(result: Result) -> dict[str, Any]:
@@ -64,11 +64,11 @@ def test_an_nsqd_says_its_node_id_and_one_that_does_not_is_guessed(
     node = any_nsqd("-node-id=7", "-broadcast-address=here")
     announced = f"here:{node.tcp_address.rpartition(':')[2]}"
     with NsqdHTTPClient(f"http://{node.http_address}", connect_timeout_s=2, timeout_s=5) as client:
-        assert doctor_nsqd.identity(client) == (7, announced, False)
+        assert doctor.identity(client) == (7, announced, False)
 
         monkeypatch.setattr(NsqdHTTPClient, "config", lambda *_: {"message": "no"})
-        derived = doctor_nsqd.derived_node_id(client.info()["hostname"])
-        assert doctor_nsqd.identity(client) == (derived, announced, True)
+        derived = doctor.derived_node_id(client.info()["hostname"])
+        assert doctor.identity(client) == (derived, announced, True)
 
 
 def test_what_is_missing_is_said_without_a_session(

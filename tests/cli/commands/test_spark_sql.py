@@ -16,7 +16,7 @@ from plugins.spark import RunSpark
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.message import WireMessage
 from nsqtools.records.envelope import decode
-from nsqtools.spark.jobs.sql import View, cell, named_views, plain
+from nsqtools.spark.jobs.sql import NamedView, cell, named_views, plain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -190,7 +190,7 @@ def test_a_name_that_is_given_twice_has_both_paths(archive: Path, tmp_path: Path
     other.mkdir()
     texts = [f"a={archive}", f"a={other}"]
 
-    assert named_views(texts, [], []) == [View("a", "archive", (str(archive), str(other)))]
+    assert named_views(texts, [], []) == [NamedView("a", "archive", (str(archive), str(other)))]
 
 
 def test_one_name_for_two_kinds_is_refused(archive: Path) -> None:

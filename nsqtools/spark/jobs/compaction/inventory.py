@@ -1,4 +1,6 @@
-"""What archives hold: how many messages of which topic and day are in which file.
+"""Days in UTC, as `date`, of times in nanoseconds since 1970.
+
+What archives hold: how many messages of which topic and day are in which file.
 
 It is read off the indexes, so that a directory of terabytes is known in seconds. Only members that
 contain a midnight are unpacked, and files without an index, or with more behind it, are read whole.
@@ -14,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import UTC, date, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +26,39 @@ from nsqtools.archive.members import is_gzip, scan_members
 from nsqtools.archive.reader import ArchiveFile, find_archives, read_messages
 from nsqtools.errors import OutputError
 from nsqtools.records.envelope import Envelope
-from nsqtools.spark.jobs.compaction.days import day_of
+
+NS = 1_000_000_000
+DAY_NS = 86_400 * NS
+_EPOCH = date(1970, 1, 1).toordinal()
+
+
+def day_of(timestamp_ns: int) -> date:
+    """Return the day of a time. Every 64-bit number is one: from 1677 to 2262."""
+    return date.fromordinal(_EPOCH + timestamp_ns // DAY_NS)
+
+
+def begin_ns(day: date) -> int:
+    """Return the first nanosecond of a day."""
+    return (day.toordinal() - _EPOCH) * DAY_NS
+
+
+def end_ns(day: date) -> int:
+    """Return the first nanosecond behind a day."""
+    return begin_ns(day) + DAY_NS
+
+
+def closes_at(day: date, grace_s: float) -> datetime:
+    """Return when a day is over and its messages had so long to arrive."""
+    midnight = datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
+    return midnight + timedelta(seconds=grace_s)
+
+
+def parse_day(text: str) -> date:
+    """Read ``2026-11-21``. Raises ``ValueError``."""
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a day; write 2026-11-21") from None
 
 
 class Slot(NamedTuple):
@@ -38,7 +72,7 @@ UNDATED = Slot(None, None)
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class CountedFile:
     """A file and the messages in it. ``damage`` is what was found on the way, empty for nothing."""
 
     path: Path
@@ -82,7 +116,7 @@ def slot_of(message: Envelope) -> Slot:
     return Slot(message.topic, day_of(message.timestamp_ns)) if message.topic else UNDATED
 
 
-def take_inventory(directory: Path, work_dir: Path | None = None) -> list[Content]:
+def take_inventory(directory: Path, work_dir: Path | None = None) -> list[CountedFile]:
     """Look at all archives below a directory (or at one file).
 
     In ``work_dir`` are files in progress besides. Of copies of a file, told by their heads, one is
@@ -103,7 +137,9 @@ def take_inventory(directory: Path, work_dir: Path | None = None) -> list[Conten
             if not archive.is_in_progress:
                 raise OutputError(f"{archive.path} was removed while it was read") from None
             # finished since: its messages are those of a later run, and its day is not closed
-            contents.append(Content(owner_of(archive.path), "", 0, 0, 0, {}, is_in_progress=True))
+            contents.append(
+                CountedFile(owner_of(archive.path), "", 0, 0, 0, {}, is_in_progress=True)
+            )
         except OSError as exc:
             raise OutputError(f"cannot read {archive.path} ({exc.strerror})") from exc
     return contents
@@ -114,7 +150,7 @@ def key_of(archive: ArchiveFile) -> str:
     return archive.head.encode().decode().strip() if archive.head else str(archive.path)
 
 
-def look_at(archive: ArchiveFile) -> Content:
+def look_at(archive: ArchiveFile) -> CountedFile:
     """Count the messages of one file. Raises ``OSError``."""
     status = archive.path.stat()
     with archive.path.open("rb") as file:
@@ -130,7 +166,7 @@ def look_at(archive: ArchiveFile) -> Content:
         else:
             count = _by_members(archive.path, members)
     times = [member.min_ts for member in members if member.max_ts]
-    return Content(
+    return CountedFile(
         archive.path,
         key_of(archive),
         status.st_size,

@@ -1,0 +1,317 @@
+"""What is in a file of an archive: told by its bytes, never by its name.
+
+Which files of an archive there are now, each told apart by its head wherever it is.
+
+A file moves from ``.NAME.part`` to NAME, to another directory, maybe under another rev. Whoever
+lists it meanwhile may meet it twice, or, when only one place is looked at, not at all: so files in
+progress are looked for first and finished ones after them, and of two with one head one is taken.
+
+What was learned of a file is kept for the next listing: a stream asks ten times a second. Of a file
+in progress only the new lines of the index are read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from nsqtools.archive.layout import (
+    PART,
+    Head,
+    Member,
+    decode_index,
+    encode_members,
+    index_of,
+    is_hidden,
+    owner_of,
+    split_head,
+)
+from nsqtools.archive.members import GZIP_WINDOW, MAGIC
+from nsqtools.archive.reader import ArchiveFile, is_message, read_lines
+from nsqtools.errors import NotFoundError, OutputError
+from nsqtools.records.envelope import decode
+from nsqtools.spark.archives.damage import ArchiveDamage
+from nsqtools.spark.archives.folders import Folder, Folders
+
+LOOK_SIZE = 1 << 12
+
+_BEGINNING = re.compile(rb'\{"topic": "([^"\\]*)", "nsqd": "')
+
+
+class LineKind(Enum):
+    """What the lines of a file are."""
+
+    messages = "messages"
+    bodies = "bodies"
+    nothing = "nothing"
+
+
+class FileContent(NamedTuple):
+    """What the first line says; ``topic`` is that of its message."""
+
+    kind: LineKind
+    is_gzip: bool
+    topic: str = ""
+
+
+def read_content(archive: ArchiveFile, delimiter: bytes) -> FileContent:
+    """Read as much of a file as it takes to tell what it is. Raises ``OSError``, `OutputError`."""
+    with archive.path.open("rb") as file:
+        data = file.read(LOOK_SIZE)
+    is_gzip = data.startswith(MAGIC)
+    if is_gzip:
+        try:
+            data = zlib.decompressobj(GZIP_WINDOW).decompress(data, LOOK_SIZE)
+        except zlib.error:
+            data = b""
+    if match := _BEGINNING.match(data):
+        return FileContent(LineKind.messages, is_gzip, match[1].decode("ascii", "replace"))
+    return _look_well(archive, delimiter, is_gzip)
+
+
+def _look_well(archive: ArchiveFile, delimiter: bytes, is_gzip: bool) -> FileContent:
+    """Keys may stand in another order, and what comes first may be damaged."""
+    problems: list[str] = []
+    lines = read_lines(archive, lambda path, problem: problems.append(problem), delimiter=delimiter)
+    first = next(lines, None)
+    if first is None:
+        # nothing that is readable in a file of ours: reading it says what is wrong
+        kind = LineKind.messages if problems and archive.members else LineKind.nothing
+        return FileContent(LineKind.bodies if problems and not archive.members else kind, is_gzip)
+    if not is_message(first[0]):
+        return FileContent(LineKind.bodies, is_gzip)
+    try:
+        return FileContent(LineKind.messages, is_gzip, decode(first[0]).topic)
+    except ValueError:
+        return FileContent(LineKind.messages, is_gzip)
+
+
+Key = Head | str
+"""What a file is called in an offset: its head, or without one its path below the archive."""
+
+UNKNOWN = -1  # as a member's count of messages
+
+OnDamage = Callable[[ArchiveDamage], None]
+
+
+class ListedFile:
+    """A file. What is in it is read when it is asked for; methods raise ``OSError``."""
+
+    def __init__(self, path: Path, name: str, shown: str) -> None:
+        self.path = path
+        self.shown = shown
+        """Its path when it is finished, as far as can be told."""
+        self.name = name
+        """Below the directory that was listed, as it is or will be when finished."""
+        self.is_finished = not is_hidden(path.name, PART)
+        self._index = index_of(path if self.is_finished else owner_of(path))
+        self._index_read = 0
+        self._members: list[Member] = []
+        self.head: Head | None = None
+        self.first_ts = 0  # of the first member, where an index tells it
+        self.has_index = self._begin()
+        self._content: FileContent | None = None
+
+    def _begin(self) -> bool:
+        try:
+            with self._index.open("rb") as file:
+                self.head = _head(file)
+                file.seek(len(self.head.encode()) if self.head else 0)
+                first = decode_index(file.readline(200))
+        except FileNotFoundError:
+            return False
+        self.first_ts = first[0].min_ts if first else 0
+        return True
+
+    def is_current(self) -> bool:
+        """Tell whether the name still is this file's: one in progress moves on, and leaves it."""
+        if self.is_finished:
+            return True
+        return head_at(self._index) == self.head
+
+    @property
+    def key(self) -> Key:
+        return self.head or self.name
+
+    def members(self) -> list[Member]:
+        """Return the durable members, in order. The list is the file's own, and grows."""
+        if not self.has_index or (self.is_finished and self._index_read):
+            return self._members
+        with self._index.open("rb") as file:
+            if _head(file) != self.head:
+                raise FileNotFoundError(errno.ENOENT, "it has moved", str(self.path))
+            if not self._read_on(file):  # lines were taken back after a failed flush
+                self.forget_members()
+                self._read_on(file)
+        return self._members
+
+    def _read_on(self, file: BinaryIO) -> bool:
+        """Read the lines that are new; tell whether they follow those before."""
+        begin = self._index_read or (len(self.head.encode()) if self.head else 0)
+        if file.seek(0, os.SEEK_END) < begin:
+            return False
+        file.seek(begin)
+        lines = file.read()
+        found = decode_index(lines, self._members[-1].end if self._members else 0)
+        self._members += found
+        self._index_read = begin + len(encode_members(found))
+        return bool(found) or b"\n" not in lines
+
+    def forget_members(self) -> None:
+        """Give the memory free: it was read."""
+        self._members, self._index_read = [], 0
+
+    def end(self) -> int:
+        """Return how far it can be read: of a file in progress, to the last durable member."""
+        if self.is_finished:
+            return self.path.stat().st_size
+        members = self.members()
+        return members[-1].end if members else 0
+
+    def readable(self) -> list[Member]:
+        """Return all that can be read: the members, and of a finished file what is behind them.
+
+        That rest is a member with a count that is `UNKNOWN`; in a file without an index it is all.
+        """
+        members = self.members()
+        end = members[-1].end if members else 0
+        if self.is_finished and (size := self.path.stat().st_size) > end:
+            return [*members, Member(end, size - end, UNKNOWN, 0, 0)]
+        return members
+
+    def content(self, delimiter: bytes) -> FileContent:
+        """Tell what is in it."""
+        if self._content is None or self._content.kind is LineKind.nothing:
+            archive = ArchiveFile(self.path, self.members() if self.has_index else None, self.head)
+            self._content = read_content(archive, delimiter)
+        return self._content
+
+
+class Listing:
+    """Lists the archives at some places; ``work_dir`` is where files in progress are besides."""
+
+    def __init__(self, roots: Callable[[], list[Path]], work_dir: Path | None) -> None:
+        self._roots = roots
+        self._work_dir = work_dir
+        self._folders = Folders()
+        self._known: dict[Path, _Known] = {}
+
+    def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
+        """Return the files there are, in order of their names.
+
+        Raises `NotFoundError` for a place that is not there, `OutputError` for one that cannot be
+        read. Directories below that cannot be listed are told.
+        """
+        roots = self._roots()
+        works = [*roots, *([self._work_dir] if self._work_dir else [])]
+        for root in works:
+            if not root.exists():
+                raise NotFoundError(f"there is no {root}")
+
+        def cannot_list(folder: Path, reason: str) -> None:
+            on_damage(ArchiveDamage(str(folder), 0, f"cannot be listed ({reason})"))
+
+        def walk(root: Path) -> Iterator[Folder]:
+            return self._folders.walk(root, cannot_list)
+
+        try:
+            in_progress = [
+                _Found(root, path, is_settled=False)
+                for root in works
+                for folder in walk(root)
+                for path in folder.in_progress
+            ]
+            finished = [
+                _Found(root, path, folder.is_settled)
+                for root in roots
+                for folder in walk(root)
+                for path in folder.finished
+            ]
+            files = self._unite((*finished, *in_progress), on_damage)
+        except OSError as exc:
+            raise OutputError(f"cannot read {exc.filename} ({exc.strerror})") from exc
+        return dict(sorted(files.items(), key=lambda item: item[1].name))
+
+    def _unite(self, found: Iterable[_Found], on_damage: OnDamage) -> dict[Key, ListedFile]:
+        files: dict[Key, ListedFile] = {}
+        known, self._known = self._known, {}
+        for each in found:
+            if each.path in self._known:  # by way of another root
+                continue
+            try:
+                file = self._learn(known.get(each.path), each)
+                other = files.setdefault(file.key, file)
+                if other is file:
+                    continue
+                longer = _longer(other, file)
+            except FileNotFoundError:  # it was finished or removed meanwhile
+                continue
+            if longer is None:
+                problem = f"{other.path} goes by the same name, and differs: it is not read"
+                on_damage(ArchiveDamage(str(file.path), 0, problem))
+            else:
+                files[file.key] = longer
+        return files
+
+    def _learn(self, before: _Known | None, found: _Found) -> ListedFile:
+        path = found.path
+        if before is None or not (found.is_settled and before.is_settled):
+            stat = path.stat()
+            is_growing = is_hidden(path.name, PART)
+            stamp = (stat.st_ino, 0 if is_growing else stat.st_mtime_ns)
+            if before is None or before.stamp != stamp or not before.file.is_current():
+                name = str(path) if path == found.root else str(path.relative_to(found.root))
+                name = str(owner_of(Path(name))) if is_growing else name
+                file = ListedFile(path, name, self._shown(path, name))
+            else:
+                file = before.file
+            before = _Known(stamp, file, found.is_settled)
+        self._known[path] = before
+        return before.file
+
+    def _shown(self, path: Path, name: str) -> str:
+        if not is_hidden(path.name, PART):
+            return str(path)
+        roots = [root for root in self._roots() if root.is_dir()]
+        if self._work_dir is not None and path.is_relative_to(self._work_dir) and len(roots) == 1:
+            return str(roots[0] / name)
+        return str(owner_of(path))
+
+
+class _Found(NamedTuple):
+    """A path below a root, and whether its name is the same file's as when it was last found."""
+
+    root: Path
+    path: Path
+    is_settled: bool
+
+
+class _Known(NamedTuple):
+    stamp: tuple[int, int]
+    file: ListedFile
+    is_settled: bool
+
+
+def head_at(index: Path) -> Head | None:
+    """Read the head of an index. Raises ``OSError``."""
+    with index.open("rb") as file:
+        return _head(file)
+
+
+def _head(index: BinaryIO) -> Head | None:
+    index.seek(0)
+    return split_head(index.readline(100))[0]
+
+
+def _longer(one: ListedFile, other: ListedFile) -> ListedFile | None:
+    """Of a file on its way, or a copy, return the one that has all that the other has."""
+    shorter, longer = sorted((one, other), key=lambda file: (len(file.members()), file is one))
+    members = shorter.members()
+    is_same = shorter.has_index and longer.members()[: len(members)] == members
+    return longer if is_same else None

@@ -1,0 +1,290 @@
+"""A stream over an archive, without Spark: where it starts, where a batch ends, what it reads.
+
+Everything is decided by the offset and by the files there are, so that a batch planned again after
+a crash is the same batch. What an offset names must be there: a file that is gone, or holds other
+members than those that were counted, is lost data, and said.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from nsqtools.archive.layout import Head, Member
+from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.spark.archives.archive_files import Key, ListedFile, Listing
+from nsqtools.spark.archives.damage import ArchiveDamage
+from nsqtools.spark.archives.offsets import Offset, Unread, advance, decode_offset
+from nsqtools.spark.archives.partitions import (
+    Part,
+    ReadPartition,
+    damage_reporter,
+    is_read,
+    partitions_of,
+    planned_again,
+)
+from nsqtools.spark.archives.read_settings import (
+    EARLIEST,
+    LATEST,
+    BatchLimits,
+    ReadSettings,
+    StreamSettings,
+)
+
+log = logging.getLogger("nsqtools")
+
+GONE_TRIES = 4
+GONE_PAUSE_S = 0.05
+
+Sleep = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """How far a file went at a moment."""
+
+    end: int
+    is_finished: bool
+
+
+class ArchiveStream:
+    """Answers what a stream's reader is asked. Methods raise `NsqError`."""
+
+    def __init__(
+        self, settings: ReadSettings, stream: StreamSettings, *, sleep: Sleep = time.sleep
+    ) -> None:
+        self._settings = settings
+        self._stream = stream
+        self._sleep = sleep
+        self._tell = damage_reporter(settings)
+        self._listing = Listing(settings.roots, settings.work_dir)
+        self._frozen: Mapping[Key, _Extent] | None = None
+        self._names: dict[Head, str] = {}  # of files that were there
+        self._told: set[str] = set()
+
+    # -- where it starts ------------------------------------------------------------------------
+
+    def initial(self) -> Offset:
+        """Return where a new stream starts."""
+        starting = self._stream.starting_offsets
+        if self._stream.starting_timestamp_ns is not None:
+            return self._everything_before(self._stream.starting_timestamp_ns)
+        if starting.lower() == EARLIEST:
+            return Offset(is_start=True)
+        if starting.lower() == LATEST:
+            return self._everything_before(None)
+        try:
+            document = json.loads(starting)
+        except ValueError:
+            raise ConfigurationError(
+                f"option startingOffsets={starting!r} is not earliest, latest, or JSON"
+            ) from None
+        return replace(decode_offset(document), is_start=True, began=None)
+
+    def _everything_before(self, timestamp_ns: int | None) -> Offset:
+        """Return the offset that leaves out what is older than a time; without one, all."""
+
+        def find() -> Offset:
+            older = (
+                _before(each, timestamp_ns) for each in self._unread(Offset(), self._files(), None)
+            )
+            return advance([each for each in older if each is not None], Offset(), BatchLimits())
+
+        return replace(planned_again(find), is_start=True)
+
+    # -- where the next batch ends --------------------------------------------------------------
+
+    def latest(self, start: Offset, limits: BatchLimits) -> Offset:
+        """Return where the next batch ends, or ``start`` when there is nothing new."""
+
+        def find() -> Offset:
+            files = self._files_with(start.under_way)
+            lost = [head for head in start.under_way if self._is_lost(head, start, files)]
+            return advance(self._unread(start, files, self._frozen), start.with_read(lost), limits)
+
+        return planned_again(find)
+
+    def freeze(self) -> None:
+        """Take what there is now for all that there will ever be: ``availableNow``."""
+
+        def find() -> dict[Key, _Extent]:
+            unread = self._unread(Offset(), self._files(), None)
+            return {each.key: _Extent(each.end, each.is_finished) for each in unread}
+
+        self._frozen = planned_again(find)
+
+    def _unread(
+        self,
+        start: Offset,
+        files: Mapping[Key, ListedFile],
+        frozen: Mapping[Key, _Extent] | None,
+    ) -> Iterator[Unread]:
+        for key, file in files.items():
+            if frozen is not None and key not in frozen:
+                continue
+            if isinstance(key, Head):
+                if start.has_read(key):
+                    file.forget_members()
+                    continue
+                self._names[key] = file.shown
+            elif not file.is_finished or self._was_read(file, start):
+                continue
+            if not is_read(file, self._settings, self._tell_once):
+                continue
+            end, is_finished = file.end(), file.is_finished
+            if frozen is not None:
+                end, is_finished = min(end, frozen[key].end), frozen[key].is_finished
+            begin = start.position(key) if isinstance(key, Head) else 0
+            members = partial(_members, file, begin, end)
+            yield Unread(key, begin, end, is_finished, file.first_ts, members)
+
+    def _was_read(self, file: ListedFile, start: Offset) -> bool:
+        before = start.files.get(file.name)
+        if before is None:
+            return False
+        size = file.path.stat().st_size
+        if size != before:
+            problem = f"it has {size} bytes now, and had {before} when it was read"
+            self._tell_once(
+                ArchiveDamage(file.shown, before, f"{problem}: what is new is not read")
+            )
+        return True
+
+    def _tell_once(self, damage: ArchiveDamage) -> None:
+        """Files are looked at again and again."""
+        if damage.file not in self._told:
+            self._tell(damage)
+            self._told.add(damage.file)
+
+    # -- how much there is ----------------------------------------------------------------------
+
+    def unread(self, start: Offset) -> tuple[int, int]:
+        """Return how many messages and bytes lie behind an offset."""
+
+        def count() -> tuple[int, int]:
+            files = self._unread(start, self._files(), None)
+            members = [member for file in files for member in file.members()]
+            rows = sum(max(0, member.messages) for member in members)
+            return rows, sum(member.length for member in members)
+
+        return planned_again(count)
+
+    def has_only_younger(self, timestamp_ns: int) -> bool:
+        """Tell whether each writer's last member has only messages published since a time."""
+
+        def look() -> bool:
+            newest: dict[str, Member] = {}
+            files = {key: file for key, file in self._files().items() if isinstance(key, Head)}
+            for head in sorted(files):
+                if members := files[head].members():
+                    newest[head.writer] = members[-1]
+            return bool(newest) and all(m.min_ts >= timestamp_ns for m in newest.values())
+
+        return planned_again(look)
+
+    # -- what a batch reads ---------------------------------------------------------------------
+
+    def plan(self, start: Offset, end: Offset) -> list[ReadPartition]:
+        """Plan to read what lies between two offsets."""
+        begun = end.began or start
+        moved = [head for head, at in end.under_way.items() if at != begun.position(head)]
+        heads = [*end.heads_beyond(begun), *moved]
+
+        def plan() -> list[ReadPartition]:
+            files = self._files_with(heads)
+            return partitions_of(self._parts(begun, end, heads, files), self._settings)
+
+        return planned_again(plan)
+
+    def _parts(
+        self, start: Offset, end: Offset, heads: list[Head], files: Mapping[Key, ListedFile]
+    ) -> Iterator[Part]:
+        for head in heads:
+            if self._is_lost(head, start, files) or self._is_lost(head, end, files):
+                continue
+            file = files[head]
+            upto = end.under_way.get(head)
+            if is_read(file, self._settings, self._tell_once):
+                members = file.readable()
+                upto = upto if upto is not None else members[-1].end if members else 0
+                part = _between(members, start.position(head), upto)
+                yield file, file.content(self._settings.delimiter), part
+        for name in sorted(end.files.keys() - start.files.keys()):
+            listed = files.get(name)
+            if listed is None or listed.path.stat().st_size < end.files[name]:
+                self._lose(f"{name} is gone, or shorter than it was")
+            elif is_read(listed, self._settings, self._tell_once):
+                yield listed, listed.content(self._settings.delimiter), listed.readable()
+
+    # -- what is gone ---------------------------------------------------------------------------
+
+    def _files(self) -> dict[Key, ListedFile]:
+        return self._listing.files(self._tell_once)
+
+    def _files_with(self, heads: Mapping[Head, int] | list[Head]) -> dict[Key, ListedFile]:
+        """List the files, and once more when one is missing: it may be on its way."""
+        for _ in range(GONE_TRIES):
+            files = self._files()
+            if all(head in files for head in heads):
+                break
+            self._sleep(GONE_PAUSE_S)
+        return files
+
+    def _is_lost(self, head: Head, offset: Offset, files: Mapping[Key, ListedFile]) -> bool:
+        """Tell, and say, whether a file does not have what an offset says was there."""
+        name = self._names.get(head) or f"file {head.number} of writer {head.writer}"
+        if head not in files:
+            self._lose(f"{name} is gone")
+            return True
+        position = offset.position(head)
+        file = files[head]
+        members = file.readable()
+        at = bisect_left(members, position, key=lambda member: member.end)
+        size = file.path.stat().st_size
+        if position and (at == len(members) or members[at].end != position or size < position):
+            self._lose(f"{file.shown} has no member that ends at byte {position} (of {size})")
+            return True
+        return False
+
+    def _lose(self, what: str) -> None:
+        where = ", ".join(self._settings.paths)
+        if self._stream.fail_on_data_loss:
+            raise NsqError(
+                f"{what}: messages of {where} are lost to this stream",
+                hint="Put the file back; or go on without it with failOnDataLoss=false.",
+            )
+        if what not in self._told:
+            self._told.add(what)
+            log.warning("%s: messages of %s are lost; going on without them", what, where)
+
+
+def _between(members: list[Member], begin: int, end: int) -> list[Member]:
+    """Return the members from one offset to another."""
+    low = bisect_left(members, begin, key=lambda member: member.offset)
+    high = bisect_left(members, end, lo=low, key=lambda member: member.offset)
+    return members[low:high]
+
+
+def _members(file: ListedFile, begin: int, end: int) -> list[Member]:
+    return _between(file.readable(), begin, end)
+
+
+def _before(unread: Unread, timestamp_ns: int | None) -> Unread | None:
+    """Return what of a file is older than a time; None when nothing is."""
+    if timestamp_ns is None:
+        return unread
+    members = unread.members()
+    for at, member in enumerate(members):
+        if not member.max_ts or member.max_ts >= timestamp_ns:
+            older = members[:at]
+            break
+    else:
+        return unread
+    if not older:
+        return None
+    return replace(unread, end=older[-1].end, is_finished=False, members=lambda: older)

@@ -1,0 +1,219 @@
+"""Cut files into ranges of members, and pack these into partitions: the same for the same files.
+
+A range carries the index lines of its members, so that who reads it knows how many messages each
+must have. What no index names is one range without lines; a plain file is cut at round places then,
+and a line belongs to the range in which it begins.
+
+Plan to read all that an archive has now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from nsqtools.archive.layout import Head, Member, decode_index, encode_members
+from nsqtools.errors import OutputError
+from nsqtools.spark.archives.archive_files import (
+    UNKNOWN,
+    FileContent,
+    Key,
+    LineKind,
+    ListedFile,
+    Listing,
+)
+from nsqtools.spark.archives.damage import MOVE_AWAY, ArchiveDamage, DamageReports
+from nsqtools.spark.archives.read_settings import FileFormat, ReadSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bytes ``begin`` to ``end`` of a file, which was at ``path`` when this was planned."""
+
+    path: str
+    key: Key
+    content: FileContent
+    begin: int
+    end: int
+    shown: str
+    """The path that rows and reports name: the one the file has when it is finished."""
+    lines: bytes = b""
+
+    @property
+    def members(self) -> list[Member]:
+        """The members in it; none when no index names them."""
+        return decode_index(self.lines, self.begin)
+
+    @property
+    def identity(self) -> str:
+        """The file's name in reports, the same however often it is read."""
+        return " ".join(map(str, self.key)) if isinstance(self.key, Head) else self.key
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPartition:
+    """What one task reads, in this order."""
+
+    ranges: tuple[Range, ...]
+
+
+def refusal(content: FileContent, settings: ReadSettings, *, has_index: bool) -> str:
+    """Say why a file is not read although nobody left it out; empty when it is."""
+    if content.kind is not LineKind.bodies:
+        return ""
+    if not has_index and settings.format is not FileFormat.raw:
+        return "it holds no messages as nsq to-file writes them; option format=raw reads bodies"
+    if settings.topics and settings.topic is None:
+        return "its bodies are of no topic that is known; name it with the option topic"
+    return ""
+
+
+def is_left_out(content: FileContent, settings: ReadSettings, *, has_index: bool) -> bool:
+    """Tell whether nothing in a file is of the topics asked for."""
+    if content.kind is LineKind.nothing:
+        return True
+    if not settings.topics:
+        return False
+    if content.kind is LineKind.bodies:
+        return settings.topic not in settings.topics
+    # who writes an index writes one topic into a file; others may have mixed them
+    return has_index and content.topic != "" and content.topic not in settings.topics
+
+
+def ranges_of(
+    file: ListedFile,
+    content: FileContent,
+    members: Iterable[Member],
+    settings: ReadSettings,
+    most_bytes: int,
+) -> Iterator[Range]:
+    """Iterate over the ranges that the members of a file make, none much above ``most_bytes``."""
+    path = str(file.path)
+    held: list[Member] = []
+
+    def range_of(some: list[Member]) -> Range:
+        lines = encode_members(some)
+        return Range(path, file.key, content, some[0].offset, some[-1].end, file.shown, lines)
+
+    for member in members:
+        is_known = member.messages != UNKNOWN
+        begins_anew = held and (
+            not is_known
+            or member.offset != held[-1].end
+            or member.end - held[0].offset > most_bytes
+        )
+        if begins_anew:
+            yield range_of(held)
+            held = []
+        if not is_known:
+            size = most_bytes if _can_be_cut(content, settings) else member.length
+            for begin in range(member.offset, member.end, max(1, size)):
+                end = min(begin + size, member.end)
+                yield Range(path, file.key, content, begin, end, file.shown)
+        elif settings.within.may_have(member):
+            held.append(member)
+    if held:
+        yield range_of(held)
+
+
+def pack(ranges: list[Range], partition_bytes: int) -> list[ReadPartition]:
+    """Put ranges together, in their order, until a partition has about as many bytes."""
+    partitions: list[ReadPartition] = []
+    held: list[Range] = []
+    size = 0
+    for each in ranges:
+        length = each.end - each.begin
+        if held and size + length > partition_bytes:
+            partitions.append(ReadPartition(tuple(held)))
+            held, size = [], 0
+        held.append(each)
+        size += length
+    if held:
+        partitions.append(ReadPartition(tuple(held)))
+    return partitions
+
+
+Part = tuple[ListedFile, FileContent, list[Member]]
+"""What is to be read of a file."""
+
+
+def partitions_of(parts: Iterable[Part], settings: ReadSettings) -> list[ReadPartition]:
+    """Plan to read parts of files, each of which may be made when it is its turn."""
+    most = settings.partition_bytes
+    if settings.min_partitions > 1:
+        parts = list(parts)
+        members = [member for _, _, members in parts for member in members]
+        total = sum(member.length for member in members if settings.within.may_have(member))
+        most = max(1, min(most, -(-total // settings.min_partitions)))
+    ranges = [
+        each
+        for file, content, members in parts
+        for each in ranges_of(file, content, members, settings, most)
+    ]
+    return pack(ranges, most)
+
+
+def _can_be_cut(content: FileContent, settings: ReadSettings) -> bool:
+    """A plain file is cut anywhere; a long delimiter could be taken for another from its middle."""
+    is_short = content.kind is LineKind.messages or len(settings.delimiter) == 1
+    return not content.is_gzip and is_short
+
+
+Planned = TypeVar("Planned")
+
+TRIES = 5
+
+ReportDamage = Callable[[ArchiveDamage], None]
+
+
+def plan_batch(settings: ReadSettings) -> list[ReadPartition]:
+    """Plan to read every file, those in progress up to their last durable member.
+
+    Raises `NotFoundError`, `OutputError`, and `NsqError` for damage that fails the query.
+    """
+    listing = Listing(settings.roots, settings.work_dir)
+    tell = damage_reporter(settings)
+
+    def plan() -> list[ReadPartition]:
+        files = listing.files(tell).values()
+        return partitions_of(_parts(files, settings, tell), settings)
+
+    return planned_again(plan)
+
+
+def damage_reporter(settings: ReadSettings) -> ReportDamage:
+    """Return what tells damage that is found in planning."""
+    damages = DamageReports(settings.damage_path, MOVE_AWAY)
+    return lambda damage: damages.tell(f"{damage.file} {damage.pos}", [damage])
+
+
+def planned_again(plan: Callable[[], Planned]) -> Planned:
+    """Plan again when a file has moved meanwhile. Raises `OutputError`."""
+    for tries_left in reversed(range(TRIES)):
+        try:
+            return plan()
+        except FileNotFoundError as exc:
+            if not tries_left:
+                raise OutputError(f"cannot read {exc.filename} ({exc.strerror})") from exc
+        except OSError as exc:
+            raise OutputError(f"cannot read {exc.filename} ({exc.strerror})") from exc
+    raise AssertionError("unreachable")
+
+
+def is_read(file: ListedFile, settings: ReadSettings, tell: ReportDamage) -> bool:
+    """Tell whether a file is to be read; one that nobody left out and cannot be read is told."""
+    content = file.content(settings.delimiter)
+    if problem := refusal(content, settings, has_index=file.has_index):
+        tell(ArchiveDamage(file.shown, 0, problem))
+        return False
+    return not is_left_out(content, settings, has_index=file.has_index)
+
+
+def _parts(
+    files: Iterable[ListedFile], settings: ReadSettings, tell: ReportDamage
+) -> Iterator[Part]:
+    for file in files:
+        if is_read(file, settings, tell):
+            yield file, file.content(settings.delimiter), file.readable()
+            file.forget_members()

@@ -1,0 +1,196 @@
+"""What the options of ``nsq-archive`` say. Values only: cheap to make and to pickle."""
+
+from __future__ import annotations
+
+import glob
+import json
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from nsqtools.archive.reader import EVER, TimeRange
+from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.names import check_topic
+from nsqtools.records.escapes import unescape
+from nsqtools.spark.format_options import Options
+
+DEFAULT_PARTITION_BYTES = 16 << 20
+DEFAULT_POLL_S = 0.1
+
+EARLIEST, LATEST = "earliest", "latest"
+
+
+class FileFormat(Enum):
+    """Which files are read: ``auto`` those of to-file, ``raw`` also files of bare bodies."""
+
+    auto = "auto"
+    raw = "raw"
+
+
+class OnDamage(Enum):
+    """What damage does: fails the query, or is written into the ``damagePath``."""
+
+    fail = "fail"
+    report = "report"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """What is read, and how."""
+
+    paths: tuple[str, ...]
+    work_dir: Path | None = None
+    topics: frozenset[str] = frozenset()
+    """Without any, all."""
+    within: TimeRange = EVER
+    format: FileFormat = FileFormat.auto
+    delimiter: bytes = b"\n"
+    topic: str | None = None
+    """What files of bare bodies are of."""
+    on_damage: OnDamage = OnDamage.fail
+    damage_path: Path | None = None
+    partition_bytes: int = DEFAULT_PARTITION_BYTES
+    min_partitions: int = 1
+
+    def roots(self) -> list[Path]:
+        """Return the files and directories that the paths name now: patterns change."""
+        roots: list[Path] = []
+        for path in self.paths:
+            found = sorted(glob.glob(path)) if glob.has_magic(path) else []
+            roots += map(Path, found or [path])
+        return roots
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """How much a batch takes at most; None is without limit."""
+
+    rows: int | None = None
+    bytes: int | None = None
+    files: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """Where a stream begins, how fast it goes, and what it does about data that is gone."""
+
+    starting_offsets: str = EARLIEST
+    """`EARLIEST`, `LATEST`, or the JSON of an offset."""
+    starting_timestamp_ns: int | None = None
+    fail_on_data_loss: bool = True
+    limits: BatchLimits = BatchLimits()
+    poll_s: float = DEFAULT_POLL_S
+
+
+def archive_settings(options: Options) -> ReadSettings:
+    """Read what batches and streams have in common. Raises `ConfigurationError`."""
+    paths = _paths(options)
+    if not paths:
+        raise ConfigurationError(
+            "format 'nsq-archive' needs a path",
+            hint='For example: spark.read.format("nsq-archive").load("/var/nsq")',
+        )
+    on_damage = OnDamage(
+        options.choice("onDamage", [each.value for each in OnDamage], default="fail")
+    )
+    damage_path = options.text("damagePath")
+    if (on_damage is OnDamage.report) != bool(damage_path):
+        raise ConfigurationError(
+            "onDamage=report and damagePath belong together",
+            hint="damagePath is a directory, shared with the executors, for what cannot be read.",
+        )
+    format = options.choice("format", [each.value for each in FileFormat], default="auto")
+    topic = options.text("topic")
+    work_dir = options.text("workDir")
+    settings = ReadSettings(
+        paths=tuple(local_path(path) for path in paths),
+        work_dir=Path(local_path(work_dir)) if work_dir else None,
+        topics=frozenset(map(check_topic, options.list("topics"))),
+        within=TimeRange(options.time_ns("since"), options.time_ns("until")),
+        format=FileFormat(format),
+        delimiter=_delimiter(options.text("delimiter")),
+        topic=check_topic(topic) if topic else None,
+        on_damage=on_damage,
+        damage_path=Path(local_path(damage_path)) if damage_path else None,
+    )
+    return split_settings(options, settings)
+
+
+def split_settings(options: Options, settings: ReadSettings) -> ReadSettings:
+    """Read how archives are split into partitions. Raises `ConfigurationError`."""
+    return replace(
+        settings,
+        partition_bytes=size_option(options, "partitionBytes") or settings.partition_bytes,
+        min_partitions=options.integer("minPartitions") or settings.min_partitions,
+    )
+
+
+def stream_settings(options: Options) -> StreamSettings:
+    """Read what only streams have. Raises `ConfigurationError`."""
+    starting = options.text("startingOffsets")
+    timestamp_ns = options.time_ns("startingTimestamp")
+    if starting and timestamp_ns is not None:
+        raise ConfigurationError(
+            "startingOffsets and startingTimestamp both say where to begin", hint="Give one."
+        )
+    poll_s = options.duration_s("pollInterval")
+    return StreamSettings(
+        starting_offsets=(starting or EARLIEST).strip(),
+        starting_timestamp_ns=timestamp_ns,
+        fail_on_data_loss=options.flag("failOnDataLoss", default=True),
+        limits=read_limits(options),
+        poll_s=DEFAULT_POLL_S if poll_s is None else poll_s,
+    )
+
+
+def read_limits(options: Options) -> BatchLimits:
+    """Read the limits of a batch. Raises `ConfigurationError`."""
+    return BatchLimits(
+        options.integer("maxRowsPerTrigger"),
+        size_option(options, "maxBytesPerTrigger"),
+        options.integer("maxFilesPerTrigger"),
+    )
+
+
+def _paths(options: Options) -> list[str]:
+    """``load(path)``, ``load([path, ...])``, which Spark hands on as JSON, or ``paths``."""
+    given = options.text("paths") or ""
+    several = json.loads(given) if given.startswith("[") else options.list("paths")
+    one = options.text("path")
+    return [*([one] if one else []), *several]
+
+
+def size_option(options: Options, name: str) -> int | None:
+    """Read a size that is not nothing. Raises `ConfigurationError`."""
+    size = options.size(name)
+    if size is not None and size < 1:
+        raise ConfigurationError(f"option {name}={size} is below 1")
+    return size
+
+
+def local_path(text: str) -> str:
+    """Return the absolute path in ``text``, which may be a URL. Raises `ConfigurationError`."""
+    scheme, _, rest = text.partition(":")
+    if rest.startswith("/") and scheme.isalnum():
+        if scheme != "file" or urlsplit(text).netloc:
+            raise ConfigurationError(
+                f"cannot read {text}: archives are read from a file system",
+                hint="Give a path that this machine and the executors have mounted.",
+            )
+        text = unquote(urlsplit(text).path)
+    return str(Path(text).expanduser().absolute())
+
+
+def _delimiter(text: str | None) -> bytes:
+    if text is None:
+        return b"\n"
+    try:
+        delimiter = unescape(text)
+    except ValueError as exc:
+        raise ConfigurationError(f"option delimiter={text!r}: {exc}") from None
+    if not delimiter:
+        raise ConfigurationError(
+            "option delimiter is empty", hint="Bodies could not be told apart."
+        )
+    return delimiter

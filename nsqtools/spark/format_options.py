@@ -1,0 +1,257 @@
+"""Read the options of a data source: ``spark.read.format("nsq-archive").option("since", "-2h")``.
+
+Spark hands options over as text with keys in lower case, so ``maxRowsPerTrigger``,
+``max-rows-per-trigger`` and ``max_rows_per_trigger`` are one option here. An option that nobody
+reads is an error, as everywhere in nsqtools: one that is silently ignored is worse than none.
+
+The options of ``format("nsq")`` that say where NSQ is and how to reach it.
+
+They are those of the command line, written as Spark writes options, and mean the same:
+``nsqdTcpAddress`` (several separated by commas), ``lookupdHttpAddress``, ``nsqdHttpAddress``,
+``addressMap`` (``OLD=NEW,...``), ``tls``, ``tlsCaFile``, ``tlsCert``, ``tlsKey``, ``tlsInsecure``,
+``tlsMinVersion``, ``snappy``, ``deflate``, ``deflateLevel``, ``authSecretFile``, and every client
+option under go-nsq's name (``max_in_flight`` or ``maxInFlight``). Addresses come from the
+environment when no option names one, from ``NSQ_NSQD_TCP_ADDRESS`` for example.
+
+A secret never is an option: a query's plan shows options to whoever may look at it. It is read from
+``authSecretFile`` or ``NSQ_AUTH_SECRET``, on the driver, and travels to tasks with what they run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import fields
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from nsqtools.client.connection_settings import (
+    DEFAULT_NSQD_TCP_ADDRESS,
+    ConnectionSettings,
+    parse_address_map,
+)
+from nsqtools.client.options import ClientOptions, option_name
+from nsqtools.client.statements import OPTION_OF_FLAG, Statement, check_tls, read_secret, settle
+from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.durations import parse_duration
+from nsqtools.protocol.names import check_channel, check_topic
+from nsqtools.records.units import parse_size, parse_time
+
+Value = TypeVar("Value")
+
+TRUE, FALSE = "true", "false"
+
+
+def normal(name: str) -> str:
+    """Return the form in which names are compared: lower case, without ``-`` and ``_``."""
+    return name.lower().replace("-", "").replace("_", "")
+
+
+class Options:
+    """The options of one use of ``format``; ``end`` says that all have been read.
+
+    Every method raises `ConfigurationError`, naming the option, for a value that cannot be read.
+    """
+
+    def __init__(self, format: str, given: Mapping[str, str]) -> None:
+        self._format = format
+        self._given = {normal(name): str(given[name]) for name in given}
+        self._known: dict[str, str] = {}
+
+    def text(self, name: str) -> str | None:
+        """Return an option as it is, None when it is not given."""
+        self._known[normal(name)] = name
+        return self._given.get(normal(name))
+
+    def required(self, name: str, example: str) -> str:
+        """Return an option that must be there and not be empty."""
+        value = self.text(name)
+        if not value:
+            raise ConfigurationError(
+                f"format {self._format!r} needs the option {name!r}",
+                hint=f'For example: .option("{name}", "{example}")',
+            )
+        return value
+
+    def list(self, name: str) -> list[str]:
+        """Return values separated by commas."""
+        return [part.strip() for part in (self.text(name) or "").split(",") if part.strip()]
+
+    def integer(self, name: str, *, low: int = 1) -> int | None:
+        """Return a number that is not below ``low``."""
+        number = self._read(name, "a whole number", int)
+        if number is not None and number < low:
+            raise ConfigurationError(f"option {name}={number} is below {low}")
+        return number
+
+    def number(self, name: str) -> float | None:
+        """Return a number that is not negative, whole or not."""
+        number = self._read(name, "a number", float)
+        if number is not None and not 0 <= number < float("inf"):
+            raise ConfigurationError(f"option {name}={number:g} is not a number from 0")
+        return number
+
+    def size(self, name: str) -> int | None:
+        """Return bytes: ``64KiB``, ``100MB``."""
+        return self._read(name, "a size such as 64MiB", parse_size)
+
+    def duration_s(self, name: str) -> float | None:
+        """Return seconds: ``250ms``, ``5m``."""
+        return self._read(name, "a duration such as 30s", parse_duration)
+
+    def time_ns(self, name: str) -> int | None:
+        """Return nanoseconds since 1970: RFC 3339, or ``-2h`` before now."""
+        now_ns = time.time_ns()
+        return self._read(
+            name,
+            "a time such as 2026-11-21T08:00:00Z or -2h",
+            lambda text: parse_time(text, now_ns=now_ns),
+        )
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """Return ``true`` or ``false``."""
+        return self.choice(name, (TRUE, FALSE), default=TRUE if default else FALSE) == TRUE
+
+    def choice(self, name: str, choices: Iterable[str], *, default: str) -> str:
+        """Return one of some words."""
+        value = (self.text(name) or default).strip().lower()
+        if value not in choices:
+            raise ConfigurationError(f"option {name}={value} is none of {', '.join(choices)}")
+        return value
+
+    def end(self) -> None:
+        """Refuse the options that were given and asked for by nobody."""
+        for name in sorted(set(self._given) - set(self._known)):
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, self._known, 1)
+            known = ", ".join(sorted(self._known.values()))
+            raise ConfigurationError(
+                f"format {self._format!r} has no option {name!r}",
+                hint=f"Did you mean {self._known[near[0]]}?" if near else f"It has: {known}.",
+            )
+
+    def _read(self, name: str, kind: str, read: Callable[[str], Value]) -> Value | None:
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            return read(text)
+        except ValueError:
+            raise ConfigurationError(f"option {name}={text!r} is not {kind}") from None
+
+
+ENVIRONMENT, GIVEN = 0, 1  # origins of statements, the stronger last
+
+NSQD_TCP, LOOKUPD_HTTP, NSQD_HTTP = "nsqdTcpAddress", "lookupdHttpAddress", "nsqdHttpAddress"
+ADDRESS_MAP = "addressMap"
+SECRET_FILE, SECRET = "authSecretFile", "NSQ_AUTH_SECRET"
+VARIABLE = {
+    NSQD_TCP: "NSQ_NSQD_TCP_ADDRESS",
+    LOOKUPD_HTTP: "NSQ_LOOKUPD_HTTP_ADDRESS",
+    NSQD_HTTP: "NSQ_NSQD_HTTP_ADDRESS",
+}
+FLAGS = {
+    "tls": "tls",
+    "tlsCaFile": "tls_ca_file",
+    "tlsCert": "tls_cert",
+    "tlsKey": "tls_key",
+    "tlsInsecure": "tls_insecure",
+    "tlsMinVersion": "tls_min_version",
+    "snappy": "snappy",
+    "deflate": "deflate",
+    "deflateLevel": "deflate_level",
+}
+"""Options that are flags on the command line, each with the name it has there."""
+
+
+class TopicSubscription(NamedTuple):
+    """What a consumer subscribes to: ``channel`` of each topic."""
+
+    topics: tuple[str, ...]
+    channel: str
+
+
+def subscription(options: Options) -> TopicSubscription:
+    """Read ``topic`` (several separated by commas) and ``channel``. Raises `ConfigurationError`."""
+    options.required("topic", "clicks")
+    topics = tuple(dict.fromkeys(check_topic(topic) for topic in options.list("topic")))
+    return TopicSubscription(topics, check_channel(options.required("channel", "spark")))
+
+
+def consumer_connection(options: Options, environ: Mapping[str, str]) -> ConnectionSettings:
+    """Read the connection of a source. Raises `ConfigurationError`."""
+    return _connection(options, environ, (NSQD_TCP, LOOKUPD_HTTP, NSQD_HTTP))
+
+
+def producer_connection(options: Options, environ: Mapping[str, str]) -> ConnectionSettings:
+    """Read the connection of a sink. Raises `ConfigurationError`."""
+    return _connection(options, environ, (NSQD_TCP, LOOKUPD_HTTP))
+
+
+def as_options(settings: ConnectionSettings) -> dict[str, str]:
+    """Write a connection as options, without its secret: see `hand_on_secret`."""
+    given = {
+        NSQD_TCP: ",".join(settings.nsqd_tcp_addresses),
+        LOOKUPD_HTTP: ",".join(settings.lookupd_http_addresses),
+        NSQD_HTTP: ",".join(settings.nsqd_http_addresses),
+        ADDRESS_MAP: ",".join(f"{old}={new}" for old, new in settings.address_map.items()),
+    }
+    said = {name: text for name, text in settings.options.items() if name != "auth_secret"}
+    return {name: text for name, text in given.items() if text} | said
+
+
+def hand_on_secret(settings: ConnectionSettings, environ: MutableMapping[str, str]) -> None:
+    """Put the secret where the session's processes find it; to be done before it is started."""
+    if secret := settings.options.get("auth_secret"):
+        environ[SECRET] = secret
+
+
+def _connection(
+    options: Options, environ: Mapping[str, str], kinds: tuple[str, ...]
+) -> ConnectionSettings:
+    addresses = _addresses(options, environ, kinds)
+    lookupd, nsqd_http = addresses.get(LOOKUPD_HTTP, ()), addresses.get(NSQD_HTTP, ())
+    settled = settle(_statements(options, environ))
+    check_tls(settled, [*lookupd, *nsqd_http], cure='Add .option("tls", "true").')
+    settings = ConnectionSettings(
+        addresses.get(NSQD_TCP, ()),
+        lookupd,
+        nsqd_http,
+        {option: said.text for option, said in settled.items()},
+        parse_address_map(options.list(ADDRESS_MAP), ADDRESS_MAP),
+    )
+    settings.client_options()  # values that do not fit each other are refused here and now
+    return settings
+
+
+def _addresses(
+    options: Options, environ: Mapping[str, str], kinds: tuple[str, ...]
+) -> dict[str, tuple[str, ...]]:
+    """The addresses of the options, else of the environment, else the nsqd of this machine."""
+    given = {kind: tuple(options.list(kind)) for kind in kinds}
+    if not any(given.values()):
+        given = {kind: tuple(environ.get(VARIABLE[kind], "").split()) for kind in kinds}
+    return given if any(given.values()) else {NSQD_TCP: (DEFAULT_NSQD_TCP_ADDRESS,)}
+
+
+def _statements(options: Options, environ: Mapping[str, str]) -> Iterator[Statement]:
+    if options.text("auth_secret") is not None:
+        raise ConfigurationError(
+            "a secret does not belong into the options, which a query's plan shows",
+            hint=f'Use .option("{SECRET_FILE}", "FILE") or set {SECRET}.',
+        )
+    for name, flag in FLAGS.items():
+        text = options.text(name)
+        if text is not None:
+            yield Statement(OPTION_OF_FLAG.get(flag, flag), text, GIVEN, f"option {name}")
+    if options.text("deflateLevel") is not None and options.text("deflate") is None:
+        yield Statement("deflate", "true", GIVEN, "option deflateLevel")
+    for name in ("skip_lookupd_authorization", *map(option_name, fields(ClientOptions))):
+        text = options.text(name)
+        if text is not None:
+            yield Statement(name, text, GIVEN, f"option {name}")
+    if path := options.text(SECRET_FILE):
+        yield Statement("auth_secret", read_secret(Path(path)), GIVEN, f"option {SECRET_FILE}")
+    if secret := environ.get(SECRET):
+        yield Statement("auth_secret", secret, ENVIRONMENT, SECRET)

@@ -1,0 +1,173 @@
+"""``df.write.format("nsq")`` and ``df.writeStream.format("nsq")``: rows become messages.
+
+    df.write.format("nsq").mode("append").option("topic", "clicks").save()
+
+Delivery is *at least once*. A task that fails is run again by Spark and publishes its rows again,
+unless a ledger (`ledgerPath`) says which are done with. A stream has no ledger, because the rows of
+a batch that is repeated need not come in the same order: after a failure its batch is published
+again. NSQ cannot take messages back, so nothing of a job that fails is undone.
+
+Columns: ``body`` (binary or string); ``topic``, unless the option says where all rows go;
+``defer_ms``. The options are listed in `plan`.
+
+The classes here only stand between Spark and `task`. A writer is made on the driver, and travels to
+the tasks; of a stream another one is made to commit each batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from nsqtools.errors import ConfigurationError, ConnectionFailed
+from nsqtools.spark.publishing.ledger import prepare_ledger
+from nsqtools.spark.publishing.publish_rows import chunk_of
+from nsqtools.spark.publishing.publish_task import PublishTask
+from nsqtools.spark.publishing.row_outcomes import (
+    PublishReport,
+    require_all,
+    summary,
+    total,
+    write_document,
+)
+from nsqtools.spark.publishing.sink_plan import (
+    SinkPlan,
+    SinkSettings,
+    make_folders,
+    producer_addresses,
+    sink_settings,
+)
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql.types import StructType
+
+log = logging.getLogger("nsqtools")
+
+
+class Published(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    def __init__(self, report: PublishReport) -> None:
+        self.report = report
+
+
+def publish(plan: SinkPlan, batches: Iterator[pyarrow.RecordBatch]) -> Published:
+    """Publish the rows of a task, in the process that Spark runs it in. Raises `NsqError`."""
+    context = TaskContext.get()
+    assert context is not None
+    task = PublishTask(plan, context.partitionId(), context.attemptNumber())
+    has_topic = plan.topic is not None
+    return Published(task.run(chunk_of(batch, has_topic=has_topic) for batch in batches))
+
+
+def reports(messages: Sequence[WriterCommitMessage | None]) -> list[PublishReport]:
+    """What the tasks that ended well have told."""
+    return [message.report for message in messages if isinstance(message, Published)]
+
+
+class NsqWriter(DataSourceArrowWriter):
+    """Writes a batch."""
+
+    def __init__(self, settings: SinkSettings) -> None:
+        self._plan = settings.plan
+        self._outcome = settings.outcome
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
+        return publish(self._plan, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Add up what the tasks did. Raises `NsqError` when rows are left over."""
+        self._tell(messages, is_complete=True)
+        require_all(total(reports(messages)))
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Say what those tasks did that ended well: it cannot be undone."""
+        self._tell(messages, is_complete=False)
+
+    def _tell(self, messages: list[WriterCommitMessage | None], *, is_complete: bool) -> None:
+        report = total(reports(messages))
+        # as a warning, for this process has no logging set up, and says no less than that
+        log.warning("%s: %s", "published" if is_complete else "failed", summary(report))
+        if self._outcome is not None:
+            write_document(self._outcome, report, is_complete=is_complete)
+
+
+class NsqStreamWriter(DataSourceStreamArrowWriter):
+    """Writes the batches of a stream, each at least once.
+
+    ``problem`` is why no nsqd is known. It matters to the tasks and not to the writer that commits
+    what they have published.
+    """
+
+    def __init__(self, settings: SinkSettings, problem: str = "") -> None:
+        self._plan = settings.plan
+        self._outcome = settings.outcome
+        self._problem = problem
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
+        if self._problem:
+            raise ConnectionFailed(self._problem)
+        return publish(self._plan, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Add up what the tasks did. Raises `NsqError`, which ends the query."""
+        report = total(reports(messages))
+        log.warning("published: batch %d: %s", batchId, summary(report))
+        if self._outcome is not None:
+            write_document(self._outcome, report, is_complete=True)
+        require_all(report)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Say what those tasks did that ended well: it cannot be undone."""
+        log.warning("batch %d failed: %s", batchId, summary(total(reports(messages))))
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> NsqWriter:
+    """Make the writer of a job, on the driver. Raises `NsqError` before anything is published."""
+    if overwrite:
+        raise ConfigurationError(
+            "messages in NSQ cannot be overwritten", hint='Write with .mode("append").'
+        )
+    settings = _settings(options, schema)
+    if settings.plan.ledger is not None:
+        prepare_ledger(settings.plan.ledger, settings.ledger_job)
+    return NsqWriter(_prepared(settings))
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType) -> NsqStreamWriter:
+    """Make the writer of a stream, or the one that commits a batch. Raises `NsqError`."""
+    settings = _settings(options, schema)
+    if settings.plan.ledger is not None:
+        raise ConfigurationError(
+            "a stream has no ledger: the rows of a repeated batch may come in another order",
+            hint="Leave ledgerPath out; a batch that fails is published again.",
+        )
+    try:
+        return NsqStreamWriter(_prepared(settings))
+    except ConnectionFailed as exc:
+        return NsqStreamWriter(settings, str(exc))
+
+
+def _settings(options: Mapping[str, str], schema: StructType) -> SinkSettings:
+    columns = {field.name: field.dataType.simpleString() for field in schema.fields}
+    given = {name: options[name] for name in options}
+    given.pop("checkpointlocation", None)  # Spark's own
+    return sink_settings(given, columns, os.environ)
+
+
+def _prepared(settings: SinkSettings) -> SinkSettings:
+    """Look up what a job needs to begin, once. Raises `NsqError`."""
+    make_folders(settings)
+    addresses = producer_addresses(settings.connection)
+    return replace(settings, plan=replace(settings.plan, addresses=addresses))

@@ -1,0 +1,329 @@
+"""One partition in Spark: read, unite, deduplicate, write, read back and compare.
+
+Rows are shuffled by identity, so that all copies of a message meet in one task, which sorts them
+and keeps the one of the first attempt: the result does not depend on the order of files. Then the
+task's rows are sorted by time, and become one file. Counts are taken on the way, by Spark's
+observations: of what was read from archives, of what the partition held before, and of what is
+kept, the last with a checksum over every byte. What is then read back has to be equal.
+
+Bare bodies are not shuffled: their files are written beside those that are there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.errors import NsqError
+from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
+from nsqtools.spark.jobs.compaction.compacted_output import (
+    STAGING,
+    CompactionOutput,
+    Input,
+    Manifest,
+    PartitionTotals,
+    data_files,
+    folder_of,
+    naming_path,
+    write_manifest,
+)
+from nsqtools.spark.jobs.compaction.compaction_plan import PlannedPartition
+from nsqtools.spark.jobs.compaction.inventory import CountedFile, Slot, begin_ns, end_ns
+from nsqtools.spark.jobs.inputs import damage_options, escaped
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, Observation, SparkSession
+
+FILE_BYTES = 32 << 20
+"""About how large a Parquet file becomes; a task sorts as much, some 200 MB unpacked."""
+
+STORED_DDL = "nsqd string, id string, timestamp timestamp, ts_ns bigint, attempts int, body binary"
+STORED = ("nsqd", "id", "timestamp", "ts_ns", "attempts", "body")
+HASHED = ("nsqd", "id", "ts_ns", "attempts", "body")
+WRITE_OPTIONS = {
+    "compression": "zstd",
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveReading:
+    """How archives are read: what ends a bare body, and whether damage is passed over."""
+
+    delimiter: bytes | None = None
+    skip_damaged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionResult:
+    """What became of a partition in this run."""
+
+    partition: PlannedPartition
+    manifest: Manifest
+    rows_read: int
+    duplicates_removed: int
+    damages: tuple[ArchiveDamage, ...] = ()
+
+
+def compact_partition(
+    spark: SparkSession,
+    partition: PlannedPartition,
+    before: Manifest | None,
+    output: CompactionOutput,
+    reading: ArchiveReading,
+) -> PartitionResult:
+    """Make a partition anew from what it holds and from the new archives, and put it in place.
+
+    Raises `NsqError` when what was written is not what was read, or an archive is damaged; the
+    partition is as it was then.
+    """
+    slot = partition.slot
+    staged = output.staged(slot)
+    with damage_folder(output, slot, reading) as damage_path:
+        archived = read_archives(spark, partition, reading, damage_path)
+        if slot.day is None:
+            read, kept = _append(archived, partition, staged)
+            held = PartitionTotals()
+        else:
+            read, held, kept = _merge(spark, archived, partition, before, output)
+        damages = tuple(read_damage(damage_path)) if damage_path else ()
+    damaged = {damage.file for damage in damages}
+    _compare(partition, read, held, before, damaged)
+    _compare_written(slot, kept, read_back(spark, staged))
+    if slot.day is None and before is not None:
+        _link(output.final(slot), staged)
+        kept = _plus(kept, before)
+    result = _result(partition, before, read, kept, damages, damaged, staged)
+    write_manifest(staged, result.manifest)
+    output.take_place(slot)
+    return result
+
+
+@contextmanager
+def damage_folder(
+    output: CompactionOutput, slot: Slot, reading: ArchiveReading
+) -> Iterator[Path | None]:
+    """Where tasks write down what they could not read, while they do."""
+    folder = output.root / STAGING / "damage" / folder_of(slot)
+    shutil.rmtree(folder, ignore_errors=True)
+    yield folder if reading.skip_damaged else None
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_archives(
+    spark: SparkSession,
+    partition: PlannedPartition,
+    reading: ArchiveReading,
+    damage_path: Path | None,
+) -> DataFrame:
+    """The rows of a partition's new archives."""
+    from pyspark.sql import functions as F
+
+    slot = partition.slot
+    reader = spark.read.format("nsq-archive").schema(f"topic string, {STORED_DDL}")
+    reader = reader.options(**damage_options(damage_path))
+    if slot.topic is None or slot.day is None:
+        if reading.delimiter is not None:
+            reader = reader.option("delimiter", escaped(reading.delimiter))
+        rows = reader.option("format", "raw").load(_paths(partition))
+        return rows.where(F.col("topic").isNull()).select(*STORED)
+    reader = reader.option("since", f"{slot.day}T00:00:00Z").option("topics", slot.topic)
+    rows = reader.option("until", _moment(end_ns(slot.day))).load(_paths(partition))
+    is_of_day = F.col("ts_ns").between(begin_ns(slot.day), end_ns(slot.day) - 1)
+    return rows.where(is_of_day & (F.col("topic") == slot.topic)).select(*STORED)
+
+
+def _paths(partition: PlannedPartition) -> list[str]:
+    return [str(content.path) for content in partition.contents]
+
+
+def _moment(timestamp_ns: int) -> str:
+    return datetime.fromtimestamp(timestamp_ns // 1_000_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _merge(
+    spark: SparkSession,
+    archived: DataFrame,
+    partition: PlannedPartition,
+    before: Manifest | None,
+    output: CompactionOutput,
+) -> tuple[PartitionTotals, PartitionTotals, PartitionTotals]:
+    """Write the staged partition; return what was read, what was held, and what was kept."""
+    archived, read = observed(archived)
+    rows, held = archived, None
+    size = partition.size
+    if before is not None:
+        stored = spark.read.schema(STORED_DDL).parquet(str(output.final(partition.slot)))
+        stored, held = observed(stored)
+        rows = archived.unionByName(stored)
+        size += sum(before.files.values())
+    kept_rows, kept = observed(deduplicated(rows, files_for(size)), checksum=True)
+    _write(kept_rows.sortWithinPartitions("ts_ns", "nsqd", "id"), output.staged(partition.slot))
+    return totals(read), totals(held), totals(kept)
+
+
+def deduplicated(rows: DataFrame, partitions: int) -> DataFrame:
+    """Each message once, the copy of the lowest attempt, in so many tasks."""
+    identity = ["nsqd", "id"]
+    # dropDuplicates takes the first of a group, and finds the rows sorted as it needs them
+    together = rows.repartition(partitions, *identity)
+    return together.sortWithinPartitions(*identity, "attempts").dropDuplicates(identity)
+
+
+def _append(
+    archived: DataFrame, partition: PlannedPartition, staged: Path
+) -> tuple[PartitionTotals, PartitionTotals]:
+    rows = archived.coalesce(files_for(partition.size))
+    rows, kept = observed(rows, checksum=True)
+    _write(rows, staged)
+    written = totals(kept)
+    return written, written
+
+
+def _write(rows: DataFrame, folder: Path) -> None:
+    rows.write.mode("overwrite").options(**WRITE_OPTIONS).parquet(str(folder))
+
+
+def files_for(size: int) -> int:
+    """Return how many Parquet files so many compressed bytes become."""
+    return max(1, -(-size // FILE_BYTES))
+
+
+def observed(rows: DataFrame, *, checksum: bool = False) -> tuple[DataFrame, Observation]:
+    """Count rows while they pass."""
+    from pyspark.sql import Observation
+
+    observation = Observation()
+    return rows.observe(observation, *_measures(checksum=checksum)), observation
+
+
+def _measures(*, checksum: bool) -> list[Column]:
+    from pyspark.sql import functions as F
+
+    measures = [
+        F.count(F.lit(1)).alias("rows"),
+        F.coalesce(F.sum(F.length("body")), F.lit(0)).alias("body_bytes"),
+    ]
+    if checksum:
+        hashes = F.bit_xor(F.xxhash64(*HASHED))
+        measures.append(F.coalesce(hashes, F.lit(0).cast("long")).alias("checksum"))
+    return measures
+
+
+def totals(observation: Observation | None) -> PartitionTotals:
+    """What was counted, once the rows have passed."""
+    return PartitionTotals(**observation.get) if observation is not None else PartitionTotals()
+
+
+def read_back(spark: SparkSession, folder: Path) -> tuple[PartitionTotals, int]:
+    """Read what was written: its totals, and how many different messages have an id."""
+    from pyspark.sql import functions as F
+
+    rows = spark.read.schema(STORED_DDL).parquet(str(folder))
+    measures = _measures(checksum=True)
+    row: Any = rows.agg(*measures, F.count_distinct("nsqd", "id").alias("distinct")).first()
+    found = row.asDict()
+    return PartitionTotals(found["rows"], found["body_bytes"], found["checksum"]), found["distinct"]
+
+
+def _compare(
+    partition: PlannedPartition,
+    read: PartitionTotals,
+    held: PartitionTotals,
+    before: Manifest | None,
+    damaged: set[str],
+) -> None:
+    """Hold what Spark read against what the archives' indexes and the manifest say."""
+    slot = partition.slot
+    if before is not None and slot.day is not None:
+        expected = (before.rows_written, before.body_bytes)
+        if expected != (held.rows, held.body_bytes):
+            raise differs(slot, "the partition held", expected[0], held.rows)
+    if slot.day is not None and not damaged and read.rows != partition.messages:
+        raise differs(slot, "the archives hold", partition.messages, read.rows)
+
+
+def _compare_written(
+    slot: Slot, kept: PartitionTotals, written: tuple[PartitionTotals, int]
+) -> None:
+    """Hold what was read back against what was kept, byte by byte."""
+    found, distinct = written
+    if found != kept:
+        raise differs(slot, "kept were", kept.rows, found.rows)
+    if slot.day is not None and distinct != kept.rows:
+        raise differs(slot, "different messages are", distinct, found.rows)
+
+
+def differs(slot: Slot, what: str, expected: int, found: int) -> NsqError:
+    """The error that says so; nothing was changed."""
+    name = f"{slot.topic} on {slot.day}" if slot.day else "bare bodies"
+    return NsqError(
+        f"{name}: {what} {expected} rows, {found} were found, or their bytes differ; "
+        "the partition stays as it was",
+        hint="Check the archives with nsq archive verify, and the disk of the output.",
+    )
+
+
+def _link(final: Path, staged: Path) -> None:
+    """Put the files that are there beside the new ones."""
+    with naming_path(staged):
+        for path in data_files(final):
+            try:
+                os.link(path, staged / path.name)
+            except OSError:
+                shutil.copy2(path, staged / path.name)
+
+
+def _plus(kept: PartitionTotals, before: Manifest) -> PartitionTotals:
+    return PartitionTotals(
+        kept.rows + before.rows_written,
+        kept.body_bytes + before.body_bytes,
+        kept.checksum ^ int(before.checksum),
+    )
+
+
+def _result(
+    partition: PlannedPartition,
+    before: Manifest | None,
+    read: PartitionTotals,
+    kept: PartitionTotals,
+    damages: tuple[ArchiveDamage, ...],
+    damaged: set[str],
+    staged: Path,
+) -> PartitionResult:
+    slot = partition.slot
+    inputs = {each.key: each for each in before.inputs} if before else {}
+    inputs |= {each.key: _input(each, slot, damaged) for each in partition.contents}
+    rows_read = read.rows + (before.rows_read if before else 0)
+    manifest = Manifest(
+        topic=slot.topic,
+        date=slot.day.isoformat() if slot.day else None,
+        compacted_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        inputs=tuple(inputs.values()),
+        rows_read=rows_read,
+        duplicates_removed=rows_read - kept.rows,
+        rows_written=kept.rows,
+        body_bytes=kept.body_bytes,
+        checksum=str(kept.checksum),
+        files={path.name: path.stat().st_size for path in data_files(staged)},
+    )
+    removed = manifest.duplicates_removed - (before.duplicates_removed if before else 0)
+    return PartitionResult(partition, manifest, read.rows, removed, damages)
+
+
+def _input(content: CountedFile, slot: Slot, damaged: set[str]) -> Input:
+    return Input(
+        str(content.path),
+        content.key,
+        content.size,
+        content.mtime_ns,
+        content.members,
+        content.messages[slot] if slot.day else None,
+        str(content.path) in damaged,
+    )

@@ -1,0 +1,280 @@
+"""The figures of a report, aggregated in Spark: nothing that grows with the messages leaves it.
+
+In two steps. First all copies of a message become one row, with their number: that alone tells
+duplicates from messages, and it has only columns of fixed size, which Spark aggregates by hashing.
+Then these rows are aggregated by topic and interval, and once more by topic alone, with the numbers
+as weights: percentiles are exact, because there are not many different sizes.
+
+A message counts as often as it is there; what is there more than once is a duplicate as well. One
+that nsqd delivered before (attempts above 1) is a redelivery.
+
+Pauses in a topic: nobody published for longer than some time.
+
+Messages are put into slots as long as that time. A pause that is longer begins in one slot and ends
+in another, and the slots between are empty: so the first and last message of each slot are enough,
+and of these there are no more than slots, however many messages there were.
+
+A report as plain values, and as the document that ``--json`` prints and the page shows.
+
+A report as one HTML page: data, script and style in it, for a browser without a network.
+
+The charts are Plotly's, whose script (4.8 MB) is put into the page. What messages were called ends
+up only in the JSON, which the page shows as text, never as markup.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.spark.jobs.inputs import Choice, Inputs, read_messages
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+MOST_ROWS = 100_000
+SIZES = (0.5, 0.95, 0.99)
+ATTEMPTS = (0.5, 0.95)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A topic in an interval; ``begin_ns`` None for all time, or for bodies without a time.
+
+    Sizes are of bodies, in bytes. ``topic`` is None for bare bodies.
+    """
+
+    topic: str | None
+    begin_ns: int | None
+    messages: int
+    bytes: int
+    size_p50: int
+    size_p95: int
+    size_p99: int
+    size_max: int
+    attempts_p50: int | None
+    attempts_p95: int | None
+    attempts_max: int | None
+    redeliveries: int
+    duplicates: int
+    nsqd: tuple[str, ...]
+    first_ns: int | None
+    last_ns: int | None
+
+
+def collect_figures(messages: DataFrame, step_ns: int) -> tuple[list[Figures], list[Figures]]:
+    """Return the figures of each topic and interval, and those of each topic.
+
+    Raises `ConfigurationError` when there are too many intervals to be a report.
+    """
+    from pyspark.sql import functions as F
+
+    rows = _by_message(messages, step_ns)
+    sets = [[F.col("topic"), F.col("begin")], [F.col("topic")]]
+    grouped = rows.groupingSets(sets, F.col("topic"), F.col("begin"))
+    summed = grouped.agg(F.grouping("begin").alias("is_total"), *_aggregates())
+    found = summed.orderBy("is_total", "begin", "topic").limit(MOST_ROWS + 1).collect()
+    if len(found) > MOST_ROWS:
+        raise ConfigurationError(
+            f"this report would have more than {MOST_ROWS} rows",
+            hint="Give longer intervals (--by day), fewer topics, or a shorter time.",
+        )
+    figures = [(row["is_total"], _figures(row)) for row in found]
+    return (
+        [each for is_total, each in figures if not is_total],
+        [each for is_total, each in figures if is_total],
+    )
+
+
+def _by_message(messages: DataFrame, step_ns: int) -> DataFrame:
+    """A row for each message, with the number of its copies; bare bodies are told by size."""
+    from pyspark.sql import functions as F
+
+    begin = F.col("ts_ns") - F.pmod("ts_ns", F.lit(step_ns))
+    rows = messages.select(
+        *("topic", "nsqd", "id", "ts_ns", "attempts"),
+        begin.alias("begin"),
+        F.length("body").alias("size"),
+    )
+    bare = F.when(F.col("id").isNull(), F.col("size"))
+    return rows.groupBy("topic", "begin", "nsqd", "id", bare.alias("bare")).agg(
+        F.count(F.lit(1)).alias("copies"),
+        F.max("size").alias("size"),
+        F.sum("size").alias("bytes"),
+        F.max("attempts").alias("attempts"),
+        F.count_if(F.col("attempts") > 1).alias("redeliveries"),
+        F.min("ts_ns").alias("first"),
+        F.max("ts_ns").alias("last"),
+    )
+
+
+def _aggregates() -> list[Column]:
+    from pyspark.sql import functions as F
+
+    copies = F.col("copies")
+    return [
+        F.sum(copies).alias("messages"),
+        F.sum("bytes").alias("bytes"),
+        F.percentile("size", list(SIZES), copies).alias("sizes"),
+        F.max("size").alias("size_max"),
+        F.percentile("attempts", list(ATTEMPTS)).alias("attempts"),
+        F.max("attempts").alias("attempts_max"),
+        F.sum("redeliveries").alias("redeliveries"),
+        F.sum(F.when(F.col("id").isNotNull(), copies - 1).otherwise(0)).alias("duplicates"),
+        F.sort_array(F.collect_set("nsqd")).alias("nsqd"),
+        F.min("first").alias("first"),
+        F.max("last").alias("last"),
+    ]
+
+
+def _figures(row: Any) -> Figures:
+    size_p50, size_p95, size_p99 = map(round, row["sizes"])
+    attempts_p50, attempts_p95 = map(round, row["attempts"]) if row["attempts"] else (None, None)
+    return Figures(
+        topic=row["topic"],
+        begin_ns=row["begin"],
+        messages=row["messages"],
+        bytes=row["bytes"],
+        size_p50=size_p50,
+        size_p95=size_p95,
+        size_p99=size_p99,
+        size_max=row["size_max"],
+        attempts_p50=attempts_p50,
+        attempts_p95=attempts_p95,
+        attempts_max=row["attempts_max"],
+        redeliveries=row["redeliveries"],
+        duplicates=row["duplicates"],
+        nsqd=tuple(row["nsqd"]),
+        first_ns=row["first"],
+        last_ns=row["last"],
+    )
+
+
+MOST_GAPS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """After ``begin_ns`` nothing was published to a topic for ``length_ns``."""
+
+    topic: str
+    begin_ns: int
+    length_ns: int
+
+
+def collect_gaps(messages: DataFrame, longer_than_ns: int) -> tuple[list[Gap], int]:
+    """Return the longest pauses, at most `MOST_GAPS`, in order of time, and how many there are."""
+    from pyspark.sql import Observation, Window
+    from pyspark.sql import functions as F
+
+    timed = messages.where(F.col("topic").isNotNull() & F.col("ts_ns").isNotNull())
+    slot = F.col("ts_ns") - F.pmod("ts_ns", F.lit(longer_than_ns))
+    slots = timed.groupBy("topic", slot.alias("slot")).agg(
+        F.min("ts_ns").alias("first"), F.max("ts_ns").alias("last")
+    )
+    before = F.lag("last").over(Window.partitionBy("topic").orderBy("slot"))
+    pauses = slots.select(
+        "topic", before.alias("begin"), (F.col("first") - before).alias("length")
+    ).where(F.col("length") > longer_than_ns)
+    count = Observation()
+    counted = pauses.observe(count, F.count(F.lit(1)).alias("gaps"))
+    longest = counted.orderBy(F.desc("length")).limit(MOST_GAPS).collect()
+    gaps = [Gap(row["topic"], row["begin"], row["length"]) for row in longest]
+    gaps.sort(key=lambda gap: (gap.begin_ns, gap.topic))
+    return gaps, int(count.get["gaps"])
+
+
+NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficReport:
+    """What was found. Of ``gap_count`` pauses longer than ``gap_ns`` the longest are listed."""
+
+    sources: tuple[str, ...]
+    step_ns: int
+    gap_ns: int
+    intervals: Sequence[Figures]
+    topics: Sequence[Figures]
+    gaps: Sequence[Gap]
+    gap_count: int
+
+    def document(self) -> dict[str, Any]:
+        """Return it for JSON: times are RFC 3339, spans seconds."""
+        return {
+            "sources": list(self.sources),
+            "by_s": self.step_ns / NS,
+            "gap_s": self.gap_ns / NS,
+            "topics": [_figures_document(each, is_total=True) for each in self.topics],
+            "intervals": [_figures_document(each, is_total=False) for each in self.intervals],
+            "gaps": [
+                {
+                    "topic": gap.topic,
+                    "begin": moment(gap.begin_ns),
+                    "end": moment(gap.begin_ns + gap.length_ns),
+                    "seconds": gap.length_ns / NS,
+                }
+                for gap in self.gaps
+            ],
+            "gaps_in_all": self.gap_count,
+        }
+
+
+def make_report(
+    spark: SparkSession, inputs: Inputs, choice: Choice, *, step_ns: int, gap_ns: int
+) -> TrafficReport:
+    """Read the messages twice: for the figures, and for the pauses. Raises `NsqError`."""
+    messages = read_messages(spark, inputs, choice)
+    intervals, topics = collect_figures(messages, step_ns)
+    gaps, gap_count = collect_gaps(messages.select("topic", "ts_ns"), gap_ns)
+    sources = tuple(map(str, (*inputs.archives, *inputs.parquet)))
+    return TrafficReport(sources, step_ns, gap_ns, intervals, topics, gaps, gap_count)
+
+
+def moment(timestamp_ns: int | None) -> str | None:
+    """A time in RFC 3339, with as many digits of a second as it needs, down to microseconds."""
+    if timestamp_ns is None:
+        return None
+    at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=timestamp_ns // 1000)
+    return at.replace(tzinfo=None).isoformat() + "Z"
+
+
+def _figures_document(figures: Figures, *, is_total: bool) -> dict[str, Any]:
+    document = asdict(figures)
+    begin_ns, first_ns, last_ns = (document.pop(key) for key in ("begin_ns", "first_ns", "last_ns"))
+    document["nsqd"] = list(figures.nsqd)
+    begin = {} if is_total else {"begin": moment(begin_ns)}
+    return {
+        "topic": document.pop("topic"),
+        **begin,
+        **document,
+        "first": moment(first_ns),
+        "last": moment(last_ns),
+    }
+
+
+def require_plotly() -> None:
+    """Raise `NsqError` where the library of the charts is missing."""
+    try:
+        import plotly  # noqa: F401
+    except ImportError as error:
+        raise NsqError(
+            "the HTML page needs the package plotly",
+            hint="Install it with: pip install 'nsqtools[spark]'",
+        ) from error
+
+
+def render_page(document: Mapping[str, Any], made: str) -> str:
+    """Return the page of a report's document; ``made`` is the time, in RFC 3339."""
+    from plotly.offline import get_plotlyjs
+
+    template = resources.files(__package__).joinpath("report_page.html").read_text("utf-8")
+    data = json.dumps({**document, "made": made}, ensure_ascii=False).replace("<", "\\u003c")
+    head, _, rest = template.partition("@REPORT@")
+    middle, _, tail = rest.partition("@PLOTLY@")
+    return "".join((head, data, middle, get_plotlyjs(), tail))

@@ -1,0 +1,203 @@
+"""How far the tasks of a job have come, so that one that is run again goes on where it stopped.
+
+A directory with one file for each partition. A line is appended before rows are sent and says how
+many rows from the beginning are done with, and how many may have been sent; the last whole line
+holds. A line cut by a kill is passed over: the one before it is true, too, only older. So nothing
+is left out, and what a kill can double is what had been sent and was not yet noted as done with:
+the window of unconfirmed batches. Those rows are counted as ``repeated`` when they are sent again.
+
+It holds only where the rows of a partition come in the same order each time: no shuffle before the
+writer. That is not taken on trust: a checksum of the rows done with stands in each line, and is
+compared before anything is skipped.
+
+One task at a time has a partition's file locked, and one replay at a time the directory. A process
+that is killed loses its locks at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from nsqtools.errors import ConfigurationError, NsqError, OutputError
+from nsqtools.files.durable import replace_file, write_all
+from nsqtools.files.locks import try_lock
+
+VERSION = 1
+JOB, LOCK = "job.json", "lock"
+
+LOCK_WAIT_S = 10.0  # workers of a driver that was killed end a moment after it
+POLL_S = 0.05
+SYNC_INTERVAL_S = 1.0
+
+
+@dataclass(slots=True)
+class LedgerEntry:
+    """A line: ``done`` rows from the beginning, with ``checksum`` over their bodies; ``sent`` rows
+    may have reached nsqd, and ``repeated`` of them more than once. The counts are of what is done
+    with: confirmed by topic, and the refused, of which ``dead_lettered`` were put aside."""
+
+    done: int = 0
+    sent: int = 0
+    checksum: int = 0
+    repeated: int = 0
+    rejected: int = 0
+    unknown: int = 0
+    dead_lettered: int = 0
+    topics: dict[str, int] = field(default_factory=dict)
+
+
+def prepare_ledger(folder: Path, job: str) -> None:
+    """Make the directory for ``job``, a text that is the same only for the same job.
+
+    Raises `ConfigurationError` where it belongs to another job.
+    """
+    path = folder / JOB
+    content = json.dumps({"version": VERSION, "job": job}, indent=1) + "\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            if any(folder.glob("part-*")):
+                raise ConfigurationError(
+                    f"{folder} has parts of a ledger and no {JOB}", hint="Give another directory."
+                )
+            replace_file(path, content.encode())
+        found = path.read_text("utf-8")
+    except OSError as exc:
+        raise OutputError(f"cannot write the ledger {folder} ({exc.strerror})") from exc
+    if found != content:
+        raise ConfigurationError(
+            f"{folder} is the ledger of another job",
+            hint="Give another directory; without it everything is published again.",
+        )
+
+
+@contextmanager
+def locked_ledger(folder: Path) -> Iterator[None]:
+    """Have the directory to oneself. Raises `NsqError` when another run has it, `OutputError`."""
+    path = folder / LOCK
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as exc:
+        raise OutputError(f"cannot write {path} ({exc.strerror})") from exc
+    try:
+        if not try_lock(descriptor):
+            raise NsqError(
+                f"the ledger {folder} is in use by another run", hint="Wait until that has ended."
+            )
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def part_path(folder: Path, partition: int) -> Path:
+    """Where the lines of a partition stand."""
+    return folder / f"part-{partition:05d}.jsonl"
+
+
+class LedgerPart:
+    """The file of one partition, locked. ``entry`` is what its last line says.
+
+    Raises `NsqError` when another task has it, `ConfigurationError` when it is no ledger.
+    """
+
+    def __init__(self, folder: Path, partition: int, *, wait_s: float = LOCK_WAIT_S) -> None:
+        self.path = part_path(folder, partition)
+        self.partition = partition
+        self._synced_at = time.monotonic()
+        try:
+            self._descriptor = os.open(
+                self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640
+            )
+        except OSError as exc:
+            raise OutputError(f"cannot write {self.path} ({exc.strerror})") from exc
+        try:
+            self._lock(time.monotonic() + wait_s)
+            self.entry = self._read()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def note(self) -> None:
+        """Append what ``entry`` says now. Raises `OutputError`."""
+        line = json.dumps(asdict(self.entry)).encode() + b"\n"
+        try:
+            write_all(self._descriptor, line)
+            if time.monotonic() - self._synced_at > SYNC_INTERVAL_S:
+                self.sync()
+        except OSError as exc:
+            raise OutputError(f"cannot write {self.path} ({exc.strerror})") from exc
+
+    def sync(self) -> None:
+        """Make what was noted survive a power failure."""
+        os.fsync(self._descriptor)
+        self._synced_at = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        os.close(self._descriptor)
+
+    def _lock(self, until: float) -> None:
+        try:
+            while not try_lock(self._descriptor):
+                if time.monotonic() >= until:
+                    raise NsqError(
+                        f"partition {self.partition} is being published by another task, "
+                        f"which has {self.path} locked",
+                        hint="Set spark.speculation=false, and run a job once at a time.",
+                    )
+                time.sleep(POLL_S)
+        except OSError as exc:
+            raise OutputError(f"cannot lock {self.path} ({exc.strerror})") from exc
+
+    def _read(self) -> LedgerEntry:
+        """The last whole line; a torn one behind it is cut off, or it would spoil the next."""
+        try:
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            with open(self._descriptor, "rb", closefd=False) as file:
+                content = file.read()
+            whole = content.rpartition(b"\n")[0]
+            if len(whole) + 1 < len(content):
+                os.ftruncate(self._descriptor, len(whole) + 1 if whole else 0)
+        except OSError as exc:
+            raise OutputError(f"cannot read {self.path} ({exc.strerror})") from exc
+        if not whole:
+            return LedgerEntry()
+        return decode_entry(whole.rpartition(b"\n")[2], self.path)
+
+
+def decode_entry(line: bytes, path: Path) -> LedgerEntry:
+    """Read a line. Raises `ConfigurationError`."""
+    try:
+        entry = LedgerEntry(**json.loads(line))
+        numbers = [getattr(entry, name) for name in LedgerEntry.__slots__ if name != "topics"]
+        if min(numbers) >= 0 and all(count >= 0 for count in entry.topics.values()):
+            return entry
+    except (ValueError, TypeError, AttributeError):
+        pass
+    raise ConfigurationError(f"{path} is not the ledger of a job", hint="Give another directory.")
+
+
+def read_entries(folder: Path) -> list[LedgerEntry]:
+    """What all partitions say, without locking: for a report. Raises as `LedgerPart` does."""
+    entries = []
+    for path in sorted(folder.glob("part-*.jsonl")):
+        whole = path.read_bytes().rpartition(b"\n")[0]
+        if whole:
+            entries.append(decode_entry(whole.rpartition(b"\n")[2], path))
+    return entries

@@ -1,0 +1,290 @@
+"""Publish the rows of one partition, and know what became of each. Knows nothing of Spark.
+
+Rows are cut into spans of up to 500 (`batchRows`), a span into a publish for each topic and delay,
+and spans follow each other without waiting: the window of unanswered publishes is the producer's.
+Spans end in any order, since parts of them may be refused, halved or sent to another nsqd; what
+counts is the prefix, the rows from the beginning that are done with without a gap.
+
+A row that nsqd or we refuse is put aside, or counted when there is no place for it: the others must
+not suffer for it, and the job fails at its end, once, instead of publishing everything again with
+each attempt of a task. What is no fault of a row (nsqd is away, or takes nothing from us) ends the
+task.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from nsqtools.errors import (
+    ConfigurationError,
+    ConnectionFailed,
+    NsqError,
+    PublishRejected,
+    RefusedError,
+)
+from nsqtools.publish.batch import Batch, Outcome
+from nsqtools.publish.publisher import SPLITTABLE, Publisher
+from nsqtools.publish.rate import RateLimit
+from nsqtools.spark.publishing.ledger import LOCK_WAIT_S, LedgerEntry, LedgerPart
+from nsqtools.spark.publishing.publish_rows import (
+    Chunk,
+    Prefix,
+    RowSpan,
+    fitting,
+    is_topic,
+    refusal,
+)
+from nsqtools.spark.publishing.row_outcomes import MAX_REASONS, DeadLetters, PublishReport
+from nsqtools.spark.publishing.sink_plan import SinkPlan
+
+
+class PublishTask:
+    """Publishes the rows of ``partition``; ``attempt`` counts from 0. To be `run` once."""
+
+    def __init__(self, plan: SinkPlan, partition: int, attempt: int = 0) -> None:
+        self._plan = plan
+        self._partition = partition
+        self._attempt = attempt
+        self._limit = plan.client_options.publish_max_msg_size
+        self._batch_bytes = plan.batch_bytes
+        self._rate = RateLimit(plan.rate, time.monotonic()) if plan.rate else None
+        self._report = PublishReport()
+        self._prefix = Prefix(LedgerEntry())
+        self._sent_before = 0
+        self._row = 0  # the number of the next row
+        self._checksum = 0
+        self._fatal: NsqError | None = None
+        self._ledger: LedgerPart | None = None
+        self._dead_letters: DeadLetters | None = None
+        self._has_dead_letters = False  # that are not durable yet
+        self._publisher = Publisher(
+            plan.rotated(partition), plan.client_options, plan.attempt(attempt)
+        )
+
+    def run(self, chunks: Iterable[Chunk]) -> PublishReport:
+        """Publish everything and return what became of it.
+
+        Raises `NsqError` when nsqd is away for too long, or refuses what is no fault of a row;
+        `ConfigurationError` when the rows are not those that the ledger knows; `OutputError`.
+        """
+        began = time.monotonic()
+        with ExitStack() as stack:
+            self._open(stack)
+            stack.callback(self._publisher.close)  # before the ledger is unlocked
+            rest = self._prefix.entry.done
+            for chunk in chunks:
+                skipped = min(rest, len(chunk.bodies))
+                if skipped:
+                    rest = self._skip(chunk, skipped, rest)
+                self._publish_chunk(chunk, skipped)
+            if rest:
+                raise self._changed_input()
+            self._publisher.settle()
+            self._check()
+            self._note()
+            if self._ledger is not None:
+                self._ledger.sync()
+            if self._dead_letters is not None:
+                self._dead_letters.finish()
+        return self._made_report(time.monotonic() - began)
+
+    # -- what an earlier attempt has done -------------------------------------------------------
+
+    def _open(self, stack: ExitStack) -> None:
+        plan = self._plan
+        if plan.ledger is not None:
+            self._ledger = stack.enter_context(
+                LedgerPart(plan.ledger, self._partition, wait_s=LOCK_WAIT_S / 4**self._attempt)
+            )
+            self._prefix = Prefix(self._ledger.entry)
+            self._sent_before = self._ledger.entry.sent
+            self._report.before = self._ledger.entry.done
+        if plan.dead_letters is not None:
+            self._dead_letters = stack.enter_context(
+                DeadLetters(
+                    plan.dead_letters,
+                    plan.job,
+                    self._partition,
+                    attempt=self._attempt,
+                    done=None if self._ledger is None else self._report.before,
+                )
+            )
+
+    def _skip(self, chunk: Chunk, count: int, rest: int) -> int:
+        """Pass over rows that are done with; return how many more there are."""
+        self._add_to_checksum(chunk.bodies[:count])
+        self._row += count
+        if rest == count and self._checksum != self._prefix.entry.checksum:
+            raise self._changed_input()
+        return rest - count
+
+    def _add_to_checksum(self, bodies: Sequence[bytes | None]) -> None:
+        self._checksum = zlib.crc32(b"".join([body or b"" for body in bodies]), self._checksum)
+
+    def _changed_input(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"partition {self._partition} is not what it was when its ledger was begun "
+            f"({self._plan.ledger})",
+            hint="Give the same input in the same order, or another ledger.",
+        )
+
+    # -- rows -----------------------------------------------------------------------------------
+
+    def _publish_chunk(self, chunk: Chunk, start: int) -> None:
+        while start < len(chunk.bodies):
+            stop = start + self._allowance()
+            stop = start + fitting(chunk.bodies[start:stop], self._batch_bytes)
+            self._publish_span(chunk, start, stop)
+            if self._rate is not None:
+                self._rate.took(stop - start)
+            start = stop
+
+    def _allowance(self) -> int:
+        """How many rows may be sent now; waits until it is one at least."""
+        wanted = self._plan.batch_rows
+        if self._rate is None:
+            return wanted
+        while not (allowed := self._rate.allowance(now := time.monotonic())):
+            time.sleep(self._rate.wait_s(now))
+        return min(wanted, allowed)
+
+    def _publish_span(self, chunk: Chunk, start: int, stop: int) -> None:
+        first_row = self._row - start  # the number of the chunk's first row
+        self._row += stop - start
+        if self._ledger is not None:
+            self._add_to_checksum(chunk.bodies[start:stop])
+        span = self._prefix.begin(self._row, self._checksum)
+        groups = list(self._groups(chunk, start, stop, span, first_row))
+        span.pending = len(groups)
+        self._publisher.poll()
+        self._check()
+        self._begin(stop - start)
+        if not groups:
+            self._prefix.advance()
+        for topic, defer_s, places, bodies in groups:
+            self._publisher.publish(
+                topic,
+                bodies,
+                partial(self._ended, span, chunk, places, first_row),
+                defer_s=defer_s,
+            )
+
+    def _groups(
+        self, chunk: Chunk, start: int, stop: int, span: RowSpan, first_row: int
+    ) -> Iterator[tuple[str, float | None, Sequence[int], list[bytes]]]:
+        """What goes into one publish each: topic, delay, places in the chunk, and bodies.
+
+        Rows that cannot be published are put aside on the way.
+        """
+        bodies = chunk.bodies[start:stop]
+        topics = chunk.topics[start:stop] if chunk.topics is not None else [self._plan.topic]
+        sendable = list(filter(None, bodies))
+        topic = topics[0]
+        if (
+            chunk.defers_ms is None
+            and len(sendable) == len(bodies)
+            and topics.count(topic) == len(topics)
+            and topic is not None
+            and is_topic(topic)
+            and max(map(len, sendable)) <= self._limit
+        ):
+            yield topic, None, range(start, stop), sendable
+            return
+        groups: dict[tuple[str, int | None], tuple[list[int], list[bytes]]] = {}
+        for place in range(start, stop):
+            body = chunk.bodies[place]
+            topic = self._plan.topic if chunk.topics is None else chunk.topics[place]
+            defer_ms = chunk.defers_ms[place] if chunk.defers_ms is not None else None
+            reason = refusal(body, topic, defer_ms, self._limit)
+            if reason or topic is None or body is None:
+                span.rejected += 1
+                self._refuse(span, chunk, place, first_row, topic or "", reason)
+                continue
+            places, grouped = groups.setdefault((topic, defer_ms or None), ([], []))
+            places.append(place)
+            grouped.append(body)
+        for (name, delay_ms), (places, grouped) in groups.items():
+            yield name, None if delay_ms is None else delay_ms / 1000, places, grouped
+
+    # -- outcomes -------------------------------------------------------------------------------
+
+    def _ended(
+        self, span: RowSpan, chunk: Chunk, places: Sequence[int], first_row: int, batch: Batch
+    ) -> None:
+        """A publish has its outcomes."""
+        confirmed = len(batch.bodies) - len(batch.failures)
+        if confirmed:
+            span.topics[batch.topic] = span.topics.get(batch.topic, 0) + confirmed
+        for index, outcome in sorted(batch.failures.items()):
+            error = batch.errors[index]
+            if outcome is Outcome.UNSENT or not is_fault_of_row(outcome, error):
+                self._fatal = self._fatal or error or ConnectionFailed("nsqd took nothing")
+                return  # the span stays under way: its rows are not done with
+            if outcome is Outcome.UNKNOWN:
+                span.unknown += 1
+            else:
+                span.rejected += 1
+            self._refuse(span, chunk, places[index], first_row, batch.topic, str(error))
+        span.pending -= 1
+        self._prefix.advance()
+
+    def _refuse(
+        self, span: RowSpan, chunk: Chunk, place: int, first_row: int, topic: str, reason: str
+    ) -> None:
+        row = first_row + place
+        if len(self._report.reasons) < MAX_REASONS:
+            self._report.reasons.append(f"row {row} of partition {self._partition}: {reason}")
+        if self._dead_letters is not None:
+            self._dead_letters.write(row, chunk.message(place, topic), reason)
+            self._has_dead_letters = True
+            span.dead_lettered += 1
+
+    # -- the ledger -----------------------------------------------------------------------------
+
+    def _begin(self, count: int) -> None:
+        """Note that the last rows are going to be sent."""
+        if self._ledger is not None:
+            first, entry = self._row - count, self._ledger.entry
+            entry.repeated += max(0, min(self._row, self._sent_before) - first)
+            entry.sent = max(entry.sent, self._row)
+            self._note()
+
+    def _note(self) -> None:
+        if self._ledger is None:
+            return
+        if self._dead_letters is not None and self._has_dead_letters:
+            self._dead_letters.sync()  # before the ledger says that they are done with
+            self._has_dead_letters = False
+        self._ledger.note()
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Raise what ends the task, naming it."""
+        if self._fatal is None:
+            return
+        self._note()
+        error = self._fatal
+        kind = {"refused": RefusedError, "connect": ConnectionFailed}.get(error.category, NsqError)
+        raise kind(f"partition {self._partition}: {error}", hint=error.hint) from error
+
+    def _made_report(self, seconds: float) -> PublishReport:
+        entry, report = self._prefix.entry, self._report
+        report.topics = dict(entry.topics)
+        report.rejected, report.unknown = entry.rejected, entry.unknown
+        report.dead_lettered = entry.dead_lettered
+        report.retried = self._publisher.retried
+        report.repeated = entry.repeated + self._publisher.repeated
+        report.seconds = seconds
+        return report
+
+
+def is_fault_of_row(outcome: Outcome, error: NsqError | None) -> bool:
+    """Whether another row might have been taken: nsqd refused this one for what it is."""
+    if outcome is Outcome.UNKNOWN:
+        return True
+    return isinstance(error, PublishRejected) and error.cause.code in SPLITTABLE

@@ -1,0 +1,233 @@
+"""What a task has to know to publish its rows: read from the options once, on the driver.
+
+topic, nsqdTcpAddress ...   see `connection_options`; without an address of nsqd every nsqd that
+                            nsqlookupd knows
+rate, slots                 messages a second in total, and the tasks that share it
+retryTimeout                how long to try when nsqd cannot be reached (1m); a task that is
+                            tried again waits a quarter of what the attempt before it waited
+retryUnknown                whether what nsqd may have taken is sent again (true)
+batchRows                   messages in an MPUB (500)
+max_outstanding             MPUB without an answer (8)
+deadLetterPath              a directory for rows that cannot be published
+ledgerPath, ledgerJob       a directory for `ledger`, and a text that names the job
+outcomePath                 a file for the counts, as JSON
+
+Find the nsqd to publish to, once for a job and on the driver.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.client.discovery import reachable
+from nsqtools.client.handshake import client_tls_context
+from nsqtools.client.options import ClientOptions
+from nsqtools.client.spread import Mode
+from nsqtools.cluster.directory import Cluster, Places
+from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
+from nsqtools.protocol.addresses import parse_address
+from nsqtools.protocol.names import check_topic
+from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishOptions
+from nsqtools.spark.format_options import Options, producer_connection
+
+BATCH_ROWS = 500
+BATCH_BYTES = 1 << 19
+MAX_OUTSTANDING = 8  # what a kill may double is at most so many batches, and two
+
+SLOTS = "NSQ_SPARK_SLOTS"
+
+TEXT = {"string"}
+NUMBER = {"tinyint", "smallint", "int", "bigint"}
+COLUMNS = {"body": {"binary", *TEXT}, "topic": TEXT, "defer_ms": NUMBER}
+# What archives and their Parquet have besides: not published, but in the lines of dead letters.
+ORIGIN = {"nsqd": TEXT, "id": TEXT, "ts_ns": {"bigint"}, "attempts": NUMBER}
+UNUSED = ("timestamp", "date", "file", "pos")
+
+
+@dataclass(frozen=True, slots=True)
+class SinkPlan:
+    """What all tasks of a job do. ``rate`` is messages a second for one task, 0 without limit.
+
+    ``topic`` None stands for the column; ``job`` names the job's dead letters.
+    """
+
+    addresses: tuple[str, ...]
+    client_options: ClientOptions
+    options: PublishOptions
+    topic: str | None
+    job: str
+    rate: float = 0.0
+    batch_rows: int = BATCH_ROWS
+    dead_letters: Path | None = None
+    ledger: Path | None = None
+
+    @property
+    def batch_bytes(self) -> int:
+        """The most bytes of bodies in an MPUB, beside the sizes of its messages."""
+        sizes = 4 * (self.batch_rows + 1)
+        return min(BATCH_BYTES, self.client_options.publish_max_body_size - sizes)
+
+    def rotated(self, partition: int) -> tuple[str, ...]:
+        """The nsqd of a task: the first is used, the others stand by."""
+        first = partition % len(self.addresses)
+        return self.addresses[first:] + self.addresses[:first]
+
+    def attempt(self, number: int) -> PublishOptions:
+        """The options for an attempt, from 0: the first one has waited for nsqd long enough."""
+        timeout_s = self.options.retry_timeout_s / 4**number
+        return replace(self.options, retry_timeout_s=timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSettings:
+    """The options of a sink, read and checked. ``connection`` says where to look for nsqd."""
+
+    connection: ConnectionSettings
+    plan: SinkPlan
+    ledger_job: str
+    outcome: Path | None
+
+
+def sink_settings(
+    given: Mapping[str, str], columns: Mapping[str, str], environ: Mapping[str, str]
+) -> SinkSettings:
+    """Read the options of ``format("nsq")`` for writing columns with these types.
+
+    Raises `ConfigurationError`, before anything is published.
+    """
+    options = Options("nsq", given)
+    connection = producer_connection(options, environ)
+    topic = options.text("topic")
+    check_columns(columns, has_topic=topic is not None)
+    retry_s = options.duration_s("retryTimeout")
+    ledger = _path(options, "ledgerPath")
+    job = "\n".join([options.text("ledgerJob") or "", topic or "", *sorted(columns)])
+    # the same each time where a ledger leads the job on, else that of no other job
+    named = hashlib.sha256(f"{ledger}\n{job}".encode()).hexdigest() if ledger else uuid.uuid4().hex
+    plan = SinkPlan(
+        connection.nsqd_tcp_addresses,
+        connection.client_options(max_outstanding=MAX_OUTSTANDING),
+        PublishOptions(
+            Mode.FAILOVER,
+            RETRY_TIMEOUT_S if retry_s is None else retry_s,
+            options.flag("retryUnknown", default=True),
+        ),
+        None if topic is None else check_topic(topic),
+        named[:12],
+        _rate_of_a_task(options, environ),
+        options.integer("batchRows") or BATCH_ROWS,
+        _path(options, "deadLetterPath"),
+        ledger,
+    )
+    settings = SinkSettings(connection, plan, job, _path(options, "outcomePath"))
+    options.end()
+    return settings
+
+
+def make_folders(settings: SinkSettings) -> None:
+    """Make the directories that will be written to, for a job must not find out at its end.
+
+    Raises `OutputError`.
+    """
+    outcome = settings.outcome.parent if settings.outcome else None
+    for folder in (settings.plan.dead_letters, outcome):
+        if folder is not None:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                if not os.access(folder, os.W_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            except OSError as exc:
+                raise OutputError(f"cannot write into {folder} ({exc.strerror})") from exc
+
+
+def check_columns(columns: Mapping[str, str], *, has_topic: bool) -> None:
+    """Refuse what cannot be published. ``columns`` are names and Spark's types."""
+    known = COLUMNS | ORIGIN
+    for name, type in columns.items():
+        if name not in known and name not in UNUSED:
+            raise ConfigurationError(
+                f"format 'nsq' has no use for the column {name!r}",
+                hint='Select what it has: .select("body", "topic", "defer_ms"), the last two as '
+                "needed.",
+            )
+        if type not in known.get(name, {type}):
+            raise ConfigurationError(
+                f"the column {name!r} is of type {type}, not {' or '.join(sorted(known[name]))}",
+                hint="Convert it with cast, or with to_json.",
+            )
+    if "body" not in columns:
+        raise ConfigurationError(
+            f"there is no column 'body' among {', '.join(columns) or 'none'}",
+            hint='Make one: .selectExpr("to_json(struct(*)) AS body")',
+        )
+    if "topic" not in columns and not has_topic:
+        raise ConfigurationError(
+            "there is neither a column nor an option 'topic'",
+            hint='Give one: .option("topic", "clicks")',
+        )
+
+
+def _rate_of_a_task(options: Options, environ: Mapping[str, str]) -> float:
+    """The share of one task of those that run at a time; a task that waits needs none."""
+    rate = options.number("rate")
+    slots = options.integer("slots")
+    if not rate:
+        return 0.0
+    text = environ.get(SLOTS, "")
+    if slots is None and text.isdecimal():
+        slots = int(text)
+    if not slots:
+        raise ConfigurationError(
+            "the option 'rate' is for all tasks together, and how many run at a time is not known",
+            hint='Say it: .option("slots", spark.sparkContext.defaultParallelism)',
+        )
+    return rate / slots
+
+
+def _path(options: Options, name: str) -> Path | None:
+    text = options.text(name)
+    if text is None:
+        return None
+    path = text.removeprefix("file://")
+    if not path or "://" in path:
+        raise ConfigurationError(
+            f"option {name}={text} is no path of a file system that is mounted",
+            hint="It has to be the same directory for the driver and all executors.",
+        )
+    return Path(path).absolute()
+
+
+def producer_addresses(settings: ConnectionSettings) -> tuple[str, ...]:
+    """The nsqd given by address; without any, all that some nsqlookupd knows.
+
+    Raises `ConfigurationError` for a bad address, `ConnectionFailed` when no nsqlookupd answers and
+    `NotFoundError` when none knows an nsqd.
+    """
+    if settings.nsqd_tcp_addresses:
+        return tuple(str(parse_address(text)) for text in settings.nsqd_tcp_addresses)
+    options = settings.client_options()
+    lookupds = settings.lookupd_http_addresses
+    tls = client_tls_context(options) if any(a.startswith("https:") for a in lookupds) else None
+    places = Places(lookupd_http_addresses=lookupds)
+    with Cluster(places, timeout_s=options.lookupd_poll_timeout_s, tls=tls) as cluster:
+        answers, failures = cluster.known_nodes()
+    if failures and not answers:
+        raise failures[0].error
+    found = {
+        str(reachable(known.node.tcp, settings.address_map))
+        for nodes in answers.values()
+        for known in nodes
+    }
+    if not found:
+        raise NotFoundError(
+            f"no nsqd is known to {', '.join(lookupds)}",
+            hint="Give one by its address: nsqdTcpAddress.",
+        )
+    return tuple(sorted(found))

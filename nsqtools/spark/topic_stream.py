@@ -1,0 +1,252 @@
+"""What the options of ``readStream.format("nsq")`` say. Values only.
+
+    topic, channel, spoolDir     must be there
+    maxSpoolBytes, maxSpoolRows  pause above, go on below half (default: 1 GiB)
+    flushInterval                how long a message waits for others before it is durable (50ms)
+    idleTimeout                  a channel that is quiet for so long is empty: availableNow (2s)
+    pollInterval, maxRowsPerTrigger, maxBytesPerTrigger, maxFilesPerTrigger, failOnDataLoss,
+    partitionBytes, minPartitions    as of nsq-archive
+
+and those of the connection, see `connection_options`.
+
+A stream over a live topic, without Spark: the archive's stream over a spool, and its upkeep.
+
+An offset is that of the archive and the run whose spool it is of. Which run, the offsets say, and
+nobody else: at the start of a query Spark asks for a start even when it goes on from a checkpoint.
+
+A batch's files are removed when Spark says that it is committed, which is when the next one is
+planned: only those that the committed offset has as read to their end.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nsqtools.archive.layout import INDEX, Head, hidden_below, index_of, owner_of, part_of
+from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.errors import ConfigurationError, NsqError, OutputError
+from nsqtools.spark.archives.archive_files import Listing
+from nsqtools.spark.archives.archive_stream import ArchiveStream
+from nsqtools.spark.archives.offsets import Offset, decode_offset
+from nsqtools.spark.archives.partitions import ReadPartition
+from nsqtools.spark.archives.read_settings import (
+    BatchLimits,
+    ReadSettings,
+    StreamSettings,
+    local_path,
+    read_limits,
+    size_option,
+    split_settings,
+)
+from nsqtools.spark.format_options import Options, consumer_connection, subscription
+from nsqtools.spark.spool import (
+    Collected,
+    Fill,
+    Spool,
+    SpoolSettings,
+    choose_run,
+    left_over,
+)
+
+DEFAULT_POLL_S = 0.05
+EPHEMERAL = "#ephemeral"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """All of it. Executors need no connection."""
+
+    spool: SpoolSettings
+    read: ReadSettings
+    stream: StreamSettings
+    connection: ConnectionSettings | None
+
+    def for_executors(self) -> TopicSettings:
+        """Return what may travel to executors."""
+        return replace(self, connection=None)
+
+
+def topic_settings(given: Mapping[str, str], environ: Mapping[str, str]) -> TopicSettings:
+    """Read all options. Raises `ConfigurationError`."""
+    options = Options("nsq", given)
+    subscribed = subscription(options)
+    if subscribed.channel.endswith(EPHEMERAL):
+        raise ConfigurationError(
+            f"channel {subscribed.channel} is deleted, with its messages, when a query ends",
+            hint="A stream needs a channel that stays.",
+        )
+    folder = Path(local_path(options.required("spoolDir", "/shared/spool")))
+    flush_s, idle_s = options.duration_s("flushInterval"), options.duration_s("idleTimeout")
+    poll_s = options.duration_s("pollInterval")
+    spool = SpoolSettings(folder, subscribed.topics, subscribed.channel)
+    spool = replace(
+        spool,
+        max_bytes=size_option(options, "maxSpoolBytes") or spool.max_bytes,
+        max_rows=options.integer("maxSpoolRows"),
+        flush_s=spool.flush_s if flush_s is None else flush_s,
+        idle_s=spool.idle_s if idle_s is None else idle_s,
+    )
+    read = split_settings(options, ReadSettings(paths=(str(folder),)))
+    stream = StreamSettings(
+        fail_on_data_loss=options.flag("failOnDataLoss", default=True),
+        limits=read_limits(options),
+        poll_s=DEFAULT_POLL_S if poll_s is None else poll_s,
+    )
+    connection = consumer_connection(options, environ)
+    options.end()
+    return TopicSettings(spool, read, stream, connection)
+
+
+log = logging.getLogger("nsqtools")
+
+Document = dict[str, Any]
+"""An offset as Spark has it: ``{"run": "<32 hex>", "archive": {...}}``."""
+
+NewSpool = Callable[[str, SpoolSettings, ConnectionSettings], Spool]
+
+
+class TopicStream:
+    """Answers what a stream's reader is asked. Methods raise `NsqError`."""
+
+    def __init__(
+        self,
+        settings: SpoolSettings,
+        connection: ConnectionSettings,
+        read: ReadSettings,
+        stream: StreamSettings,
+        *,
+        new_spool: NewSpool = Spool,
+    ) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._read = read
+        self._stream = stream
+        self._new_spool = new_spool
+        self._first_run = ""
+        self._spool: Spool | None = None
+        self._archive: ArchiveStream | None = None
+        self._run = ""
+        self._is_bounded = False
+        self._collected: Collected | None = None
+
+    def initial(self) -> Document:
+        """Return where a new query starts. The same each time it is asked."""
+        if not self._first_run:
+            self._first_run = choose_run(self._settings)
+        return _document(self._first_run, Offset(is_start=True))
+
+    def freeze(self) -> None:
+        """End when what is in the topics now has been read: ``availableNow``."""
+        self._is_bounded = True
+
+    def latest(self, start: Document, limits: BatchLimits) -> Document:
+        """Return where the next batch ends, or ``start`` when there is nothing new."""
+        run, offset = _parse(start)
+        spool, archive = self._use(run, is_new=offset.is_start)
+        if self._is_bounded:
+            end = self._latest_bounded(spool, archive, offset, limits)
+        else:
+            spool.start()
+            end = archive.latest(offset, limits)
+            spool.note_unread(Fill(*archive.unread(end)))
+        return start if end == offset else _document(run, end)
+
+    def _latest_bounded(
+        self, spool: Spool, archive: ArchiveStream, offset: Offset, limits: BatchLimits
+    ) -> Offset:
+        """Spool what there is, read that; again when the spool was full before all was in it."""
+        while True:
+            if self._collected is not None:
+                end = archive.latest(offset, limits)
+                if end != offset or self._collected is Collected.ALL:
+                    return end
+            spool.note_unread(Fill(*archive.unread(offset)))
+            self._collected = spool.collect(partial(archive.has_only_younger, time.time_ns()))
+            archive.freeze()
+
+    def plan(self, start: Document, end: Document) -> list[ReadPartition]:
+        """Plan to read what lies between two offsets; the run is that of the end."""
+        run, upto = _parse(end)
+        start_run, begin = _parse(start)
+        _, archive = self._use(run, is_new=False)
+        return archive.plan(begin if start_run == run else Offset(), upto)
+
+    def commit(self, end: Document) -> None:
+        """Remove the files that are read to their end, and never asked for again."""
+        run, offset = _parse(end)
+        if run != self._run or self._spool is None or not self._spool.has_begun:
+            return  # what the archiver must recognise is not known yet: the next commit does it
+        files = Listing(lambda: [self._spool_directory], None).files(lambda damage: None)
+        try:
+            for key, file in files.items():
+                if isinstance(key, Head) and file.is_finished and offset.has_read(key):
+                    file.path.unlink(missing_ok=True)  # before its index: none is without one
+                    index_of(file.path).unlink(missing_ok=True)
+            for index in list(hidden_below(self._spool_directory, INDEX)):
+                path = owner_of(index)
+                if not part_of(path).exists() and not path.exists():
+                    index.unlink(missing_ok=True)
+        except OSError as exc:
+            raise OutputError(f"cannot remove {exc.filename} ({exc.strerror})") from exc
+
+    def stop(self) -> None:
+        """End the archiver; what it was given and did not write goes back to nsqd."""
+        if self._spool is not None:
+            self._spool.stop()
+            self._spool = None
+
+    @property
+    def _spool_directory(self) -> Path:
+        return self._settings.folder / self._run
+
+    def _use(self, run: str, *, is_new: bool) -> tuple[Spool, ArchiveStream]:
+        """Have the spool of a run, which must be there unless the query is new."""
+        if self._run == run and self._spool is not None and self._archive is not None:
+            if not is_new:
+                self._spool.mark()
+            return self._spool, self._archive
+        self.stop()
+        spool = self._new_spool(run, self._settings, self._connection)
+        if not is_new and not spool.exists:
+            problem = f"the spool {spool.directory} is gone, with what the stream has not read"
+            if self._stream.fail_on_data_loss:
+                raise NsqError(
+                    problem,
+                    hint="Bring it back, start a new checkpoint, or set failOnDataLoss=false.",
+                )
+            log.warning("%s; going on without it", problem)
+        spool.open()
+        if not is_new:
+            spool.mark()
+        self._say_what_is_left()
+        read = replace(self._read, paths=(str(spool.directory),))
+        self._run, self._spool, self._archive = run, spool, ArchiveStream(read, self._stream)
+        return spool, self._archive
+
+    def _say_what_is_left(self) -> None:
+        for directory in left_over(self._settings.folder):
+            log.warning(
+                "the spool %s holds messages, and no query reads it now; if its checkpoint is "
+                "gone, read it with format nsq-archive, and remove it",
+                directory,
+            )
+
+
+def _document(run: str, offset: Offset) -> Document:
+    return {"run": run, "archive": offset.encode()}
+
+
+def _parse(document: Document) -> tuple[str, Offset]:
+    try:
+        return str(document["run"]), decode_offset(document["archive"])
+    except (KeyError, TypeError):
+        raise ConfigurationError(
+            f"{document!r} is no offset of format 'nsq'",
+            hint="A checkpoint belongs to one source; use another one for another source.",
+        ) from None
