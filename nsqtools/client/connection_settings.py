@@ -1,10 +1,17 @@
-"""Where to connect and how, as text: one value for the command line and for Spark."""
+"""Where to connect and how, as text: one value for the command line and for Spark.
+
+A client option can be given in several places: as a flag, with ``--consumer-opt``, in the
+environment, in the configuration file, as an option of a Spark source or sink. Each is a
+`GivenOption` under go-nsq's name, and `resolve_options` picks the one that applies. The options
+themselves are imported inside the functions: a help page does not need them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqtools.errors import ConfigurationError
 
@@ -12,6 +19,13 @@ if TYPE_CHECKING:
     from nsqtools.client.options import ClientOptions
 
 DEFAULT_NSQD_TCP_ADDRESS = "127.0.0.1:4150"
+
+OPTION_OF_FLAG = {
+    "tls": "tls_v1",
+    "tls_ca_file": "tls_root_ca_file",
+    "tls_insecure": "tls_insecure_skip_verify",
+}
+"""go-nsq's names, where the flag has another."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +40,7 @@ class ConnectionSettings:
     """Address as announced -> address to connect to."""
 
     def client_options(self, **defaults: Any) -> ClientOptions:
-        """The `ClientOptions`: what the user set, over a command's own ``defaults``.
+        """Return the `ClientOptions`: what the user set, over a command's own ``defaults``.
 
         Raises `ConfigurationError` for an unknown option or a value out of bounds.
         """
@@ -35,15 +49,77 @@ class ConnectionSettings:
         return ClientOptions(**defaults).with_options(self.options)
 
 
-def parse_address_map(pairs: Iterable[str], speaker: str) -> dict[str, str]:
-    """Read ``OLD=NEW`` pairs, given as ``speaker``. Raises `ConfigurationError`."""
+class GivenOption(NamedTuple):
+    """A client option as the user gave it: ``given_as`` is the flag or setting, for errors.
+
+    Of two that set the same option, the one with the greater ``origin`` applies.
+    """
+
+    option: str
+    text: str
+    origin: int
+    given_as: str
+
+
+def resolve_options(given: Iterable[GivenOption]) -> dict[str, GivenOption]:
+    """Return the one that applies for each option: that of the stronger origin.
+
+    Raises `ConfigurationError` for an unknown option, and where two of the same origin differ.
+    """
+    from nsqtools.client.options import read_option
+
+    resolved: dict[str, GivenOption] = {}
+    for new in given:
+        known = resolved.get(new.option)
+        _, value = read_option(new.option, new.text)
+        if known is None or new.origin > known.origin:
+            resolved[new.option] = new
+        elif new.origin == known.origin and value != read_option(known.option, known.text)[1]:
+            raise ConfigurationError(
+                f"{known.given_as} and {new.given_as} contradict each other",
+                hint=f"Keep one of them: both set the client option {new.option}.",
+            )
+    return resolved
+
+
+def check_tls(
+    resolved: Mapping[str, GivenOption], http_addresses: Iterable[str], *, cure: str
+) -> None:
+    """Refuse TLS settings without effect: the connection would silently be plain text.
+
+    ``cure`` is the hint. Raises `ConfigurationError`.
+    """
+    tls = [given for option, given in resolved.items() if option.startswith("tls_")]
+    if not tls or "tls_v1" in resolved:
+        return
+    if not any(address.startswith("https://") for address in http_addresses):
+        raise ConfigurationError(f"{tls[0].given_as} is given, but TLS is not enabled", hint=cure)
+
+
+def read_secret(path: Path) -> str:
+    """Return the secret in a file, without the final newline. Raises `ConfigurationError`."""
+    try:
+        secret = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigurationError(
+            f"cannot read the auth secret from {path} ({reason})",
+            hint="The file must hold only the secret.",
+        ) from error
+    if not secret:
+        raise ConfigurationError(f"the auth secret file {path} is empty")
+    return secret
+
+
+def parse_address_map(pairs: Iterable[str], given_as: str) -> dict[str, str]:
+    """Read ``OLD=NEW`` pairs, given with the flag ``given_as``. Raises `ConfigurationError`."""
     mapping = {}
     for pair in pairs:
         old, equals, new = pair.partition("=")
         if not (old and equals and new):
             raise ConfigurationError(
-                f"{speaker} {pair!r} is not OLD=NEW",
-                hint=f"For example: {speaker} nsqd-1:4150=127.0.0.1:4150",
+                f"invalid {given_as} {pair!r}: not OLD=NEW",
+                hint=f"For example: {given_as} nsqd-1:4150=127.0.0.1:4150",
             )
         mapping[old.strip()] = new.strip()
     return mapping

@@ -28,8 +28,7 @@ from nsqtools.protocol.identify import (
     decode_identify_reply,
 )
 from nsqtools.protocol.message import MIN_MESSAGE_SIZE
-from nsqtools.transport.deadline import Deadline
-from nsqtools.transport.stream import Stream, connect
+from nsqtools.transport.stream import Deadline, Stream, connect
 from nsqtools.transport.tls import TLSOptions, make_context
 
 if TYPE_CHECKING:

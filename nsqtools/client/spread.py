@@ -11,7 +11,7 @@ import enum
 from collections.abc import Sequence
 
 
-class Mode(enum.Enum):
+class PublishMode(enum.Enum):
     """How batches are spread over several nsqd."""
 
     ALL = "all"
@@ -22,23 +22,23 @@ class Mode(enum.Enum):
 class Targets:
     """Chooses from ``addresses`` for each batch, and for each retry."""
 
-    def __init__(self, addresses: Sequence[str], mode: Mode) -> None:
+    def __init__(self, addresses: Sequence[str], mode: PublishMode) -> None:
         self._addresses = list(dict.fromkeys(addresses))
         self._mode = mode
         self._turn = 0
 
     def choose(self) -> list[str]:
         """Return where a new batch goes."""
-        if self._mode is Mode.ALL:
+        if self._mode is PublishMode.ALL:
             return self._addresses
         chosen = self._addresses[self._turn % len(self._addresses)]
-        if self._mode is Mode.ROUND_ROBIN:
+        if self._mode is PublishMode.ROUND_ROBIN:
             self._turn += 1
         return [chosen]
 
     def choose_again(self, failed: str) -> str:
         """Return where a batch goes that one nsqd could not take."""
-        if self._mode is Mode.ALL:
+        if self._mode is PublishMode.ALL:
             return failed
         if self._addresses[self._turn % len(self._addresses)] == failed:
             self._turn += 1

@@ -20,7 +20,7 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer import Producer
 from nsqtools.client.publication import Publication
 from nsqtools.client.reconnect import RetryDelays
-from nsqtools.client.spread import Mode, Targets
+from nsqtools.client.spread import PublishMode, Targets
 from nsqtools.errors import (
     NsqError,
     PublishError,
@@ -46,7 +46,7 @@ EXITING = "exiting"
 class PublishOptions:
     """``defer_s`` delays delivery of whatever is published; the times are seconds."""
 
-    mode: Mode = Mode.ALL
+    mode: PublishMode = PublishMode.ALL
     retry_timeout_s: float = RETRY_TIMEOUT_S
     retry_unknown: bool = False
     defer_s: float | None = None

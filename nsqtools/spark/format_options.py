@@ -27,11 +27,15 @@ from typing import NamedTuple, TypeVar
 
 from nsqtools.client.connection_settings import (
     DEFAULT_NSQD_TCP_ADDRESS,
+    OPTION_OF_FLAG,
     ConnectionSettings,
+    GivenOption,
+    check_tls,
     parse_address_map,
+    read_secret,
+    resolve_options,
 )
 from nsqtools.client.options import ClientOptions, option_name
-from nsqtools.client.statements import OPTION_OF_FLAG, Statement, check_tls, read_secret, settle
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.durations import parse_duration
 from nsqtools.protocol.names import check_channel, check_topic
@@ -212,7 +216,7 @@ def _connection(
 ) -> ConnectionSettings:
     addresses = _addresses(options, environ, kinds)
     lookupd, nsqd_http = addresses.get(LOOKUPD_HTTP, ()), addresses.get(NSQD_HTTP, ())
-    settled = settle(_statements(options, environ))
+    settled = resolve_options(_statements(options, environ))
     check_tls(settled, [*lookupd, *nsqd_http], cure='Add .option("tls", "true").')
     settings = ConnectionSettings(
         addresses.get(NSQD_TCP, ()),
@@ -235,7 +239,7 @@ def _addresses(
     return given if any(given.values()) else {NSQD_TCP: (DEFAULT_NSQD_TCP_ADDRESS,)}
 
 
-def _statements(options: Options, environ: Mapping[str, str]) -> Iterator[Statement]:
+def _statements(options: Options, environ: Mapping[str, str]) -> Iterator[GivenOption]:
     if options.text("auth_secret") is not None:
         raise ConfigurationError(
             "a secret does not belong into the options, which a query's plan shows",
@@ -244,14 +248,14 @@ def _statements(options: Options, environ: Mapping[str, str]) -> Iterator[Statem
     for name, flag in FLAGS.items():
         text = options.text(name)
         if text is not None:
-            yield Statement(OPTION_OF_FLAG.get(flag, flag), text, GIVEN, f"option {name}")
+            yield GivenOption(OPTION_OF_FLAG.get(flag, flag), text, GIVEN, f"option {name}")
     if options.text("deflateLevel") is not None and options.text("deflate") is None:
-        yield Statement("deflate", "true", GIVEN, "option deflateLevel")
+        yield GivenOption("deflate", "true", GIVEN, "option deflateLevel")
     for name in ("skip_lookupd_authorization", *map(option_name, fields(ClientOptions))):
         text = options.text(name)
         if text is not None:
-            yield Statement(name, text, GIVEN, f"option {name}")
+            yield GivenOption(name, text, GIVEN, f"option {name}")
     if path := options.text(SECRET_FILE):
-        yield Statement("auth_secret", read_secret(Path(path)), GIVEN, f"option {SECRET_FILE}")
+        yield GivenOption("auth_secret", read_secret(Path(path)), GIVEN, f"option {SECRET_FILE}")
     if secret := environ.get(SECRET):
-        yield Statement("auth_secret", secret, ENVIRONMENT, SECRET)
+        yield GivenOption("auth_secret", secret, ENVIRONMENT, SECRET)

@@ -29,8 +29,7 @@ from nsqtools.errors import NsqError
 from nsqtools.protocol.addresses import parse_address
 from nsqtools.spark.session_files import SparkLog, last_lines
 from nsqtools.spark.spark_settings import SparkSettings
-from nsqtools.transport.deadline import Deadline
-from nsqtools.transport.stream import connect
+from nsqtools.transport.stream import Deadline, connect
 
 MASTER_PORT = 7077
 MASTER_TIMEOUT_S = 10.0

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import (
@@ -25,12 +26,27 @@ from nsqtools.errors import (
     TLSError,
 )
 from nsqtools.protocol.addresses import Address, parse_address
-from nsqtools.transport.deadline import Deadline
 
 if TYPE_CHECKING:
     import ssl
 
 READ_SIZE = 1 << 18  # what one turn takes from a connection at most, so that others get theirs
+
+
+class Deadline:
+    """``seconds`` from now. Several steps share one deadline, so their timeouts do not add up."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._at = clock() + seconds
+
+    def remaining_s(self) -> float:
+        """Return the seconds left, never below 0."""
+        return max(0.0, self._at - self._clock())
+
+    @property
+    def has_passed(self) -> bool:
+        return self._clock() >= self._at
 
 
 class Stream:

@@ -15,7 +15,7 @@ from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import wait_until
 
 from nsqtools import ClientOptions
-from nsqtools.client.spread import Mode
+from nsqtools.client.spread import PublishMode
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.publish.batch import Counts
 from nsqtools.publish.job import PublishJob, UnsentFile
@@ -140,16 +140,16 @@ def test_mode_round_robin_shares_the_records_out(
     path = write_input(b"\n".join(b"%d" % n for n in range(4000)))
 
     counts = run_job(
-        path, [nsqd.tcp_address for nsqd in both], options=PublishOptions(Mode.ROUND_ROBIN)
+        path, [nsqd.tcp_address for nsqd in both], options=PublishOptions(PublishMode.ROUND_ROBIN)
     )
 
     assert counts == Counts(confirmed=4000)
     assert [nsqd.depth("events") for nsqd in both] == [2000, 2000]
 
 
-@pytest.mark.parametrize("mode", [Mode.ROUND_ROBIN, Mode.FAILOVER])
+@pytest.mark.parametrize("mode", [PublishMode.ROUND_ROBIN, PublishMode.FAILOVER])
 def test_a_dead_nsqd_is_replaced_by_one_that_works(
-    mode: Mode, nsqd: GoNsqd, write_input: Callable[[bytes], str], unreachable_address: str
+    mode: PublishMode, nsqd: GoNsqd, write_input: Callable[[bytes], str], unreachable_address: str
 ) -> None:
     path = write_input(b"\n".join(b"%d" % n for n in range(3000)))
 

@@ -70,12 +70,12 @@ def test_durations_are_those_of_the_client_options() -> None:
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"tlsCaFile": "ca.pem"}, "option tlsCaFile is given, but TLS is not switched on"),
+        ({"tlsCaFile": "ca.pem"}, "option tlsCaFile is given, but TLS is not enabled"),
         ({"tls": "true", "tls_v1": "false"}, "option tls and option tls_v1 contradict each other"),
         ({"tls": "perhaps"}, "invalid value 'perhaps' for client option tls_v1"),
         ({"snappy": "true", "deflate": "true"}, "exclude each other"),
         ({"max_in_flight": "-1"}, "max_in_flight is out of bounds"),
-        ({"addressMap": "a:1"}, "addressMap 'a:1' is not OLD=NEW"),
+        ({"addressMap": "a:1"}, "invalid addressMap 'a:1': not OLD=NEW"),
         ({"authSecretFile": "/nonexistent"}, "/nonexistent .No such file or directory"),
         ({"auth_secret": "s3cret"}, "a secret does not belong into the options"),
         ({"authSecret": "s3cret"}, "a secret does not belong into the options"),

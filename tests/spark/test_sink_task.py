@@ -21,7 +21,7 @@ from plugins.servers import Serve
 from plugins.waiting import wait_until
 
 from nsqtools import ClientOptions
-from nsqtools.client.spread import Mode
+from nsqtools.client.spread import PublishMode
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError, RefusedError
 from nsqtools.publish.publisher import PublishOptions
 from nsqtools.records.envelope import Envelope, decode
@@ -63,7 +63,7 @@ def numbered(first: int, last: int) -> list[bytes | None]:
 
 def make_plan(*addresses: str, topic: str | None = "clicks", **changes: Any) -> SinkPlan:
     changes.setdefault("client_options", FAST)
-    changes.setdefault("options", PublishOptions(Mode.FAILOVER, 5, retry_unknown=True))
+    changes.setdefault("options", PublishOptions(PublishMode.FAILOVER, 5, retry_unknown=True))
     changes.setdefault("batch_rows", 100)
     return SinkPlan(addresses, topic=topic, job="job", **changes)
 
@@ -186,7 +186,7 @@ def test_an_nsqd_that_is_gone_is_replaced(
 def test_when_no_nsqd_comes_back_in_time_the_task_fails_and_names_it(
     unreachable_address: str,
 ) -> None:
-    plan = make_plan(unreachable_address, options=PublishOptions(Mode.FAILOVER, 0.3))
+    plan = make_plan(unreachable_address, options=PublishOptions(PublishMode.FAILOVER, 0.3))
     began = time.monotonic()
 
     with pytest.raises(ConnectionFailed, match=f"partition 0: .*{unreachable_address}"):
@@ -229,7 +229,7 @@ def test_a_cut_connection_loses_nothing_and_the_doubt_is_counted(
 def test_what_may_not_be_doubled_is_put_aside_as_unknown(
     scripted_nsqd: ScriptedNsqd, in_background: Callable[..., Future[PublishReport]], tmp_path: Path
 ) -> None:
-    options = PublishOptions(Mode.FAILOVER, 5, retry_unknown=False)
+    options = PublishOptions(PublishMode.FAILOVER, 5, retry_unknown=False)
     plan = make_plan(scripted_nsqd.address, options=options, dead_letters=tmp_path)
     done = in_background(run, plan, chunk(numbered(0, 10)))
     connection = scripted_nsqd.accept()
@@ -307,7 +307,7 @@ def test_the_rows_of_a_dead_task_are_not_taken_for_done(
     embedded: EmbeddedServer, tmp_path: Path
 ) -> None:
     embedded.kill()
-    options = PublishOptions(Mode.FAILOVER, 0.2)
+    options = PublishOptions(PublishMode.FAILOVER, 0.2)
     plan = make_plan(embedded.tcp_address, ledger=tmp_path, options=options)
     with pytest.raises(ConnectionFailed):
         run(plan, chunk(numbered(0, 1000)))

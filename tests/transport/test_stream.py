@@ -10,8 +10,7 @@ import pytest
 
 from nsqtools.errors import ConnectionFailed, ConnectionLost, DeadlineExceeded
 from nsqtools.protocol.addresses import Address, parse_address
-from nsqtools.transport.deadline import Deadline
-from nsqtools.transport.stream import Stream, connect
+from nsqtools.transport.stream import Deadline, Stream, connect
 
 
 @pytest.fixture
@@ -152,3 +151,17 @@ def test_every_ip_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) ->
         stream = connect(Address("nsqd.test", port), Deadline(5))
         assert str(stream.address) == f"nsqd.test:{port}"
         stream.close()
+
+
+def test_a_deadline_counts_down_to_zero() -> None:
+    now = [100.0]
+    deadline = Deadline(5, lambda: now[0])
+    assert deadline.remaining_s() == 5
+    assert not deadline.has_passed
+    now[0] = 104.0
+    assert deadline.remaining_s() == 1
+    now[0] = 105.0
+    assert deadline.remaining_s() == 0
+    assert deadline.has_passed
+    now[0] = 200.0
+    assert deadline.remaining_s() == 0

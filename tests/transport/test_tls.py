@@ -14,8 +14,7 @@ from plugins.certificates import Certificates
 
 from nsqtools.errors import ConfigurationError, TLSError
 from nsqtools.protocol.addresses import Address
-from nsqtools.transport.deadline import Deadline
-from nsqtools.transport.stream import Stream, connect
+from nsqtools.transport.stream import Deadline, Stream, connect
 from nsqtools.transport.tls import TLSOptions, make_context
 
 Serve = Callable[..., tuple[Stream, "Callable[[], ssl.SSLSocket]"]]

@@ -29,7 +29,7 @@ from nsqtools.cli.options.profile import Profile, origin_of, setting_in_force, s
 from nsqtools.cli.parsing.inject import From
 from nsqtools.cli.render.output import Cell, write_json, write_listing
 from nsqtools.cli.running.runtime import Session
-from nsqtools.client.statements import OPTION_OF_FLAG, Statement, settle
+from nsqtools.client.connection_settings import OPTION_OF_FLAG, GivenOption, resolve_options
 from nsqtools.settings import Origin, config_path, profile_names
 
 MASK = "***"
@@ -65,7 +65,7 @@ def in_force(
     opts = {
         name: list(opt_statements(context, name, context.params.get(name) or ())) for name in OPTS
     }
-    settled = {name: settle([*said, *statements]) for name, statements in opts.items()}
+    settled = {name: resolve_options([*said, *statements]) for name, statements in opts.items()}
     return [
         _profile_row(context),
         *_address_rows(context),
@@ -141,7 +141,7 @@ def _address_rows(context: Context) -> Iterator[Row]:
         yield Row(_shown(kind), list(held) or None, origin, place)
 
 
-def _plain_rows(context: Context, settled: Mapping[str, Statement]) -> Iterator[Row]:
+def _plain_rows(context: Context, settled: Mapping[str, GivenOption]) -> Iterator[Row]:
     """Settings that have a flag of their own."""
     defaults = _defaults()
     for name in profile_keys():
@@ -153,7 +153,7 @@ def _plain_rows(context: Context, settled: Mapping[str, Statement]) -> Iterator[
         if value is None:
             value = defaults.get(OPTION_OF_FLAG.get(name, name))
         elif holds is not None and holds.origin > origin_of(context, name):
-            place, value = f"not in force: {place}, and {holds.speaker} is stronger", None
+            place, value = f"not in force: {place}, and {holds.given_as} is stronger", None
         yield Row(_shown(name), _plain(value), origin, place)
 
 
@@ -163,7 +163,7 @@ def _secret_rows(context: Context) -> Iterator[Row]:
 
 
 def _opt_rows(
-    context: Context, name: str, statements: list[Statement], settled: Mapping[str, Statement]
+    context: Context, name: str, statements: list[GivenOption], settled: Mapping[str, GivenOption]
 ) -> Iterator[Row]:
     """A row for each client option that ``--consumer-opt`` or ``--producer-opt`` sets."""
     for said in statements:
@@ -172,7 +172,7 @@ def _opt_rows(
         place = setting.place if setting is not None else f"--{_shown(name)}"
         value: str | None = MASK if said.option in _secrets() else said.text or "true"
         if (holds := settled[said.option]).origin > said.origin:
-            place, value = f"not in force: {place}, and {holds.speaker} is stronger", None
+            place, value = f"not in force: {place}, and {holds.given_as} is stronger", None
         yield Row(f"{_shown(name)} {said.option}", value, origin.name.lower(), place)
 
 

@@ -20,7 +20,7 @@ from nsqtools.cli.running.confirm import confirm
 from nsqtools.cli.running.exit_status import ExitStatus
 from nsqtools.cli.running.runtime import Session
 from nsqtools.cli.running.signals import stopping
-from nsqtools.client.statements import settle
+from nsqtools.client.connection_settings import resolve_options
 
 IN_FLIGHT = 500
 
@@ -46,7 +46,7 @@ def client_settings(
     flags: Annotated[ClientFlags, From(ClientFlags)],
 ) -> dict[str, str]:
     """The options of the way to both nsqd, as text under go-nsq's names."""
-    settled = settle(flag_statements(context, flags))
+    settled = resolve_options(flag_statements(context, flags))
     return {option: said.text for option, said in settled.items()}
 
 

@@ -26,7 +26,7 @@ from nsqtools.cli.running import failures
 from nsqtools.cli.running.exit_status import ExitStatus
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.cli.running.signals import stopping
-from nsqtools.client.spread import Mode
+from nsqtools.client.spread import PublishMode
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.escapes import unescape
 from nsqtools.records.units import parse_span
@@ -115,7 +115,7 @@ def pub(
     delimiter: Delimiter = None,
     rate: Rate = 0.0,
     defer: Defer = None,
-    mode: Spread = Mode.ALL,
+    mode: Spread = PublishMode.ALL,
     retry_timeout: RetryTimeout = None,
     retry_unknown: RetryUnknown = False,
     unsent_file: Unsent = None,

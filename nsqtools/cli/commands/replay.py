@@ -32,7 +32,7 @@ from nsqtools.cli.running import failures
 from nsqtools.cli.running.exit_status import ExitStatus
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.cli.running.signals import stopping
-from nsqtools.client.spread import Mode
+from nsqtools.client.spread import PublishMode
 from nsqtools.records import filters
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def replay(
     delimiter: Delimiter = None,
     rate: Rate = 0.0,
     speed: Speed = None,
-    mode: Spread = Mode.ROUND_ROBIN,
+    mode: Spread = PublishMode.ROUND_ROBIN,
     retry_timeout: RetryTimeout = None,
     retry_unknown: RetryUnknown = False,
     checkpoint: CheckpointFile = None,

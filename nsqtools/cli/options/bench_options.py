@@ -17,8 +17,12 @@ from nsqtools.cli.options.connection import MaxInFlight, client_opt
 from nsqtools.cli.options.params import LIMITS
 from nsqtools.cli.options.profile import Profile, origin_of
 from nsqtools.cli.parsing.inject import From
-from nsqtools.client.connection_settings import DEFAULT_NSQD_TCP_ADDRESS
-from nsqtools.client.statements import Statement, check_tls, settle
+from nsqtools.client.connection_settings import (
+    DEFAULT_NSQD_TCP_ADDRESS,
+    GivenOption,
+    check_tls,
+    resolve_options,
+)
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import parse_size, parse_span
 
@@ -212,12 +216,14 @@ def bench_load(
     """The load; nsqd are given by their TCP addresses, for nsqlookupd has no part in it."""
     tcp, _, http = given_addresses(context)
     said = list(flag_statements(context, flags))
-    publishing = settle([*said, *opt_statements(context, "producer_opt", producer_opt or ())])
+    publishing = resolve_options(
+        [*said, *opt_statements(context, "producer_opt", producer_opt or ())]
+    )
     own = [*said, *opt_statements(context, "consumer_opt", consumer_opt or ())]
     if max_in_flight is not None:
         origin = origin_of(context, "max_in_flight")
-        own.append(Statement("max_in_flight", str(max_in_flight), origin, "--max-in-flight"))
-    consuming = settle(own)
+        own.append(GivenOption("max_in_flight", str(max_in_flight), origin, "--max-in-flight"))
+    consuming = resolve_options(own)
     check_tls(consuming, http, cure="Add --tls (or --no-tls).")
     return Load(
         tcp or (DEFAULT_NSQD_TCP_ADDRESS,),

@@ -1,6 +1,6 @@
 """The flags that stand for client options, and ``--consumer-opt``: what each of them states.
 
-Which of several statements holds is decided in `nsqtools.client.statements`.
+Which of several statements holds is decided in `nsqtools.client.connection_settings`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 from typer import Context, Option
 
 from nsqtools.cli.options.profile import origin_of, setting_of
-from nsqtools.client.statements import OPTION_OF_FLAG, Statement, read_secret
+from nsqtools.client.connection_settings import OPTION_OF_FLAG, GivenOption, read_secret
 from nsqtools.settings import Origin
 
 PANEL = "TLS, compression, secret"
@@ -55,7 +55,7 @@ class ClientFlags(NamedTuple):
     ] = None
 
 
-def flag_statements(context: Context, flags: ClientFlags) -> Iterator[Statement]:
+def flag_statements(context: Context, flags: ClientFlags) -> Iterator[GivenOption]:
     """What the flags say. Reads the secret's file. Raises `ConfigurationError`."""
     for name, value in flags._asdict().items():
         if value is None or name == "auth_secret_file":
@@ -63,18 +63,18 @@ def flag_statements(context: Context, flags: ClientFlags) -> Iterator[Statement]
         text = str(value).lower() if isinstance(value, bool) else str(value)
         origin = origin_of(context, name)
         speaker = "--" + name.replace("_", "-")
-        yield Statement(OPTION_OF_FLAG.get(name, name), text, origin, speaker)
+        yield GivenOption(OPTION_OF_FLAG.get(name, name), text, origin, speaker)
         if name == "deflate_level" and flags.deflate is None:
-            yield Statement("deflate", "true", origin, speaker)
+            yield GivenOption("deflate", "true", origin, speaker)
     if flags.auth_secret_file is not None:
         origin = origin_of(context, "auth_secret_file")
         secret = read_secret(flags.auth_secret_file)
-        yield Statement("auth_secret", secret, origin, "--auth-secret-file")
+        yield GivenOption("auth_secret", secret, origin, "--auth-secret-file")
     if secret := context.obj.environ.get("NSQ_AUTH_SECRET"):
-        yield Statement("auth_secret", secret, Origin.ENVIRONMENT, "NSQ_AUTH_SECRET")
+        yield GivenOption("auth_secret", secret, Origin.ENVIRONMENT, "NSQ_AUTH_SECRET")
 
 
-def opt_statements(context: Context, name: str, values: Iterable[str]) -> Iterator[Statement]:
+def opt_statements(context: Context, name: str, values: Iterable[str]) -> Iterator[GivenOption]:
     """What ``--consumer-opt`` (or ``--producer-opt``) says: ``key,value``, ``key=value``, ``key``.
 
     The file's options hold beside those of the command line: each key is a setting of its own.
@@ -86,11 +86,11 @@ def opt_statements(context: Context, name: str, values: Iterable[str]) -> Iterat
     yield from _opts(values, origin, name)
 
 
-def _opts(values: Iterable[str], origin: Origin, name: str) -> Iterator[Statement]:
+def _opts(values: Iterable[str], origin: Origin, name: str) -> Iterator[GivenOption]:
     latest = {}
     for value in values:
         end = min((value.index(mark) for mark in ",=" if mark in value), default=len(value))
         latest[value[:end].strip().replace("-", "_")] = value[end + 1 :].strip()
     speaker = "--" + name.replace("_", "-")
     for key, text in latest.items():
-        yield Statement(key, text, origin, f"{speaker} {key}")
+        yield GivenOption(key, text, origin, f"{speaker} {key}")

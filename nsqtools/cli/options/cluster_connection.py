@@ -27,8 +27,11 @@ from nsqtools.cli.options.client_flags import (
 from nsqtools.cli.options.params import Seconds
 from nsqtools.cli.options.profile import CONNECTION, Profile
 from nsqtools.cli.parsing.inject import From
-from nsqtools.client.connection_settings import DEFAULT_NSQD_TCP_ADDRESS, parse_address_map
-from nsqtools.client.statements import OPTION_OF_FLAG
+from nsqtools.client.connection_settings import (
+    DEFAULT_NSQD_TCP_ADDRESS,
+    OPTION_OF_FLAG,
+    parse_address_map,
+)
 from nsqtools.records.units import parse_span
 
 if TYPE_CHECKING:

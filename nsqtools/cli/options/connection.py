@@ -27,8 +27,13 @@ from nsqtools.cli.options.client_flags import (
 )
 from nsqtools.cli.options.profile import CONNECTION, Profile, origin_of
 from nsqtools.cli.parsing.inject import From, flatten
-from nsqtools.client.connection_settings import ConnectionSettings, parse_address_map
-from nsqtools.client.statements import Statement, check_tls, settle
+from nsqtools.client.connection_settings import (
+    ConnectionSettings,
+    GivenOption,
+    check_tls,
+    parse_address_map,
+    resolve_options,
+)
 
 MaxInFlight = Annotated[
     int | None,
@@ -85,7 +90,9 @@ def consumer_connection(
     ]
     if max_in_flight is not None:
         origin = origin_of(context, "max_in_flight")
-        statements.append(Statement("max_in_flight", str(max_in_flight), origin, "--max-in-flight"))
+        statements.append(
+            GivenOption("max_in_flight", str(max_in_flight), origin, "--max-in-flight")
+        )
     return _connection(context, statements, address_map or ())
 
 
@@ -124,10 +131,10 @@ def profile_keys() -> dict[str, bool]:
 
 
 def _connection(
-    context: Context, statements: Iterable[Statement], address_map: Iterable[str]
+    context: Context, statements: Iterable[GivenOption], address_map: Iterable[str]
 ) -> ConnectionSettings:
     nsqd, lookupd, nsqd_http = given_addresses(context)
-    settled = settle(statements)
+    settled = resolve_options(statements)
     check_tls(settled, [*lookupd, *nsqd_http], cure="Add --tls (or --no-tls).")
     options = {option: said.text for option, said in settled.items()}
     mapping = parse_address_map(address_map, "--address-map")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Option
 
-from nsqtools.client.spread import Mode
+from nsqtools.client.spread import PublishMode
 from nsqtools.records.units import parse_span
 
 DELIVERY = "Delivery"
@@ -22,7 +22,7 @@ Rate = Annotated[
     ),
 ]
 Spread = Annotated[
-    Mode,
+    PublishMode,
     Option(
         "--mode",
         help="With several nsqd: every message to all of them, to each in turn, or to the first "

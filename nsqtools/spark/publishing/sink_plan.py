@@ -29,7 +29,7 @@ from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.discovery import reachable
 from nsqtools.client.handshake import client_tls_context
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.spread import Mode
+from nsqtools.client.spread import PublishMode
 from nsqtools.cluster.directory import Cluster, Places
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.protocol.addresses import parse_address
@@ -115,7 +115,7 @@ def sink_settings(
         connection.nsqd_tcp_addresses,
         connection.client_options(max_outstanding=MAX_OUTSTANDING),
         PublishOptions(
-            Mode.FAILOVER,
+            PublishMode.FAILOVER,
             RETRY_TIMEOUT_S if retry_s is None else retry_s,
             options.flag("retryUnknown", default=True),
         ),

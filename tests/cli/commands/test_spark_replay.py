@@ -313,7 +313,7 @@ def test_bare_bodies_need_a_topic(nsqd: GoNsqd, replay: Replay, tmp_path: Path) 
         (["{archive}", "--topic", "a="], 2, "--topic 'a=' cannot be followed"),
         (["{archive}", "--topic", "a b"], 2, "invalid topic name"),
         (["{archive}", "--since", "soon"], 2, "'soon' is not a time"),
-        (["{archive}", "--tls-ca-file", "x"], 2, "TLS is not switched on"),
+        (["{archive}", "--tls-ca-file", "x"], 2, "TLS is not enabled"),
     ],
 )
 def test_what_cannot_work_is_refused(
