@@ -1,4 +1,4 @@
-"""Completions, manual pages and README's tables are what the command tree says, and well-formed."""
+"""Completions, manual pages and guides are what the command tree says, and well-formed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ import pytest
 
 import nsqtools
 from nsqtools.cli.docs.documents import documents, stale_documents
-from nsqtools.cli.docs.tables import replace_tables
+from nsqtools.cli.docs.tables import fill_lists
 from nsqtools.cli.docs.tree import Page, read_tree
 
 CHECKOUT = Path(__file__).parents[1]
 COMPLETIONS = CHECKOUT / "completions"
+GUIDES = sorted((CHECKOUT / "man").glob("*.md"))
 MAN_PAGES = sorted((CHECKOUT / "man").glob("man?/*"))
+
+SECTION_7 = ("benchmarks", "migration", "options", "python", "recipes", "spark")
 
 CHECKS = {
     "bash -n": ["nsq.bash"],
@@ -54,11 +57,9 @@ def test_what_is_committed_is_a_fresh_rendering(rendered: dict[str, str]) -> Non
 def test_a_rendering_says_nothing_of_the_machine(rendered: dict[str, str]) -> None:
     import socket
 
-    texts = {path: text for path, text in rendered.items() if path != "README.md"}
-
-    assert len(texts) == len(MAN_PAGES) + 3
-    assert texts == {path: text for path, text in documents(CHECKOUT).items() if path in texts}
-    for path, text in texts.items():
+    assert len(rendered) == len(MAN_PAGES) + len(GUIDES) + 3
+    assert rendered == documents(CHECKOUT)
+    for path, text in rendered.items():
         for trace in (str(Path.home()) + "/", str(CHECKOUT), f'"{socket.gethostname()}"'):
             assert trace not in text, path
 
@@ -67,6 +68,7 @@ def test_there_is_a_manual_page_for_every_command(rendered: dict[str, str]) -> N
     for page in read_tree().walk():
         assert f"man/man1/{'-'.join(page.words)}.1" in rendered
     assert {"man/man5/nsq-config.5", "man/man5/nsq-archive.5"} <= set(rendered)
+    assert {f"man/man7/nsq-{name}.7" for name in SECTION_7} <= set(rendered)
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -79,7 +81,10 @@ def test_mandoc_has_nothing_against_the_manual_not_even_its_style() -> None:
 
 
 def test_groff_has_nothing_against_the_manual() -> None:
-    assert run(["groff", "-man", "-ww", "-Z", "-Tutf8", *map(str, MAN_PAGES)]).count("warning") == 0
+    assert (
+        run(["groff", "-t", "-man", "-ww", "-Z", "-Tutf8", *map(str, MAN_PAGES)]).count("warning")
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,8 +93,14 @@ def test_groff_has_nothing_against_the_manual() -> None:
         ("nsq-tail", "1", ["-t, --topic TOPIC", "EXIT STATUS", r"--format '{timestamp:%H:%M:%S}"]),
         ("nsq-topic", "1", ["nsq-topic-create(1)", "SEE ALSO"]),
         ("nsq-nsqd", "1", ["-data-path string"]),
-        ("nsq-config", "5", ["[profiles.staging]", "max_in_flight"]),
-        ("nsq-archive", "5", [".name.index", "zcat /var/nsq/"]),
+        ("nsq-config", "5", ["[profiles.staging]", "max_attempts"]),
+        ("nsq-archive", "5", [".NAME.index", "zcat /var/nsq/"]),
+        ("nsq-options", "7", ["--lookupd-http-address HOST:PORT", "Bounds: 10ms to 5m."]),
+        (
+            "nsq-migration",
+            "7",
+            ["-topic-pattern, -topic-refresh  ", "(required)"],
+        ),
     ],
 )
 def test_man_shows_the_pages(page: str, section: str, words: list[str]) -> None:
@@ -121,16 +132,16 @@ def test_an_installed_package_brings_all_of_it(rendered: dict[str, str]) -> None
     }
 
     for path in rendered:
-        if path != "README.md":
+        if not path.endswith(".md"):
             place = places.get(path, f"share/{path}")
             assert any(file.endswith(f"../{place}") for file in files), place
 
 
-def test_readme_has_all_the_tables() -> None:
-    readme = (CHECKOUT / "README.md").read_text("utf-8")
+def test_the_guides_have_all_the_lists() -> None:
+    text = "".join(guide.read_text("utf-8") for guide in GUIDES)
 
-    for table in ("options", "client-options", "exit-status"):
-        assert f"<!-- {table}:begin -->\n| " in readme
+    for name in ("options", "client-options", "exit-status", "profile-keys"):
+        assert f"<!-- {name}:begin -->\n- `" in text
 
 
 def test_the_command_writes_what_differs_and_can_only_check(tmp_path: Path) -> None:
@@ -147,14 +158,17 @@ def test_the_command_writes_what_differs_and_can_only_check(tmp_path: Path) -> N
         return done.returncode, done.stdout, done.stderr
 
     (tmp_path / "nsqtools").mkdir()
-    (tmp_path / "README.md").write_text("<!-- options:begin -->\n<!-- options:end -->\n")
+    guide = tmp_path / "man/nsq-x.7.md"
+    guide.parent.mkdir()
+    guide.write_text("# nsq-x(7): it\n<!-- options:begin -->\n<!-- options:end -->\n")
 
     status, written, _ = docs()
     assert (status, docs()) == (0, (0, "", ""))
-    assert {"README.md", "completions/_nsq", "man/man1/nsq.1"} <= set(written.splitlines())
-    assert "--topic" in (tmp_path / "README.md").read_text()
+    new = {"man/nsq-x.7.md", "man/man7/nsq-x.7", "completions/_nsq", "man/man1/nsq.1"}
+    assert new <= set(written.splitlines())
+    assert "- `-t`, `--topic TOPIC`: " in guide.read_text()
     (tmp_path / "man/man1/nsq.1").write_text("changed")
-    (tmp_path / "man/man1/nsq-gone.1").write_text("of a command that is no more")
+    (tmp_path / "man/man1/nsq-gone.1").write_text("of a command that is gone")
     changed = "man/man1/nsq.1\nman/man1/nsq-gone.1\n"
     assert docs("--check") == docs("--check") == (1, changed, "")
     assert docs() == (0, changed, "")
@@ -169,29 +183,29 @@ def tree() -> Page:
     return read_tree()
 
 
-def test_a_block_of_readme_is_replaced_and_the_rest_is_kept(tree: Page) -> None:
+def test_a_list_in_a_guide_is_replaced_and_the_rest_is_kept(tree: Page) -> None:
     text = "before\n<!-- exit-status:begin -->\nwas here\n<!-- exit-status:end -->\nafter\n"
 
-    once = replace_tables(text, tree)
+    once = fill_lists(text, tree)
 
-    assert once.startswith("before\n<!-- exit-status:begin -->\n| status | meaning |\n")
-    assert "\n| 2 | the command line cannot work |\n" in once
+    assert once.startswith("before\n<!-- exit-status:begin -->\n- `0`: ")
+    assert "\n- `2`: " in once
     assert once.endswith("<!-- exit-status:end -->\nafter\n")
     assert "was here" not in once
-    assert replace_tables(once, tree) == once
+    assert fill_lists(once, tree) == once
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("<!-- nonsense:begin -->\n<!-- nonsense:end -->", "no table is called 'nonsense'"),
+        ("<!-- nonsense:begin -->\n<!-- nonsense:end -->", "no list is called 'nonsense'"),
         ("<!-- options:begin -->\n", "has no :end"),
         ("<!-- options:end -->\n<!-- options:begin -->\n", "has no :end"),
     ],
 )
 def test_a_wrong_marker_is_an_error(tree: Page, text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        replace_tables(text, tree)
+        fill_lists(text, tree)
 
 
 def test_a_document_of_no_command_is_stale(tmp_path: Path) -> None:

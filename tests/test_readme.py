@@ -1,7 +1,8 @@
-"""Every command of README.md does what README.md says: each block runs, heading by heading.
+"""README.md and the guides do what they say: each block of commands runs, heading by heading.
 
-A command must end with status 0, one that is interrupted with 130, and where README.md shows what
-is printed, just that is printed. What cannot run here is listed in `NOT_RUN`, with the reason.
+A command must end with status 0, one that is interrupted with 130, and where the text shows what
+is printed, exactly that is printed. What cannot run here is listed in `NOT_RUN`, with the reason.
+Blocks without a language, and JSON, are excerpts of files or of command lines, and are not run.
 """
 
 from __future__ import annotations
@@ -39,9 +40,13 @@ from nsqtools.records.envelope import Envelope, encode_many
 from nsqtools.server.embedded import EmbeddedNsqd, EmbeddedNsqlookupd
 
 CHECKOUT = Path(__file__).parents[1]
-README = (CHECKOUT / "README.md").read_text("utf-8")
-BLOCKS = parse(README)
+GUIDES = sorted((CHECKOUT / "man").glob("*.md"))
+TEXTS = {path.name: path.read_text("utf-8") for path in [CHECKOUT / "README.md", *GUIDES]}
+README = TEXTS["README.md"]
+MIGRATION = TEXTS["nsq-migration.7.md"]
+BLOCKS = [block for name, text in TEXTS.items() for block in parse(name, text)]
 SHELL = ("sh", "console", "cron")
+EXCERPTS = ("", "json")
 
 NOT_RUN = {
     "tests/run": "it is what runs this test",
@@ -55,17 +60,26 @@ INTERRUPTED = {"nsq nsqd": 0}
 """Commands that end with another status than 130 when they are interrupted: nsqd's own."""
 
 MESSAGES, OLD = 200, 50
-TLS_AND_AUTH = "5. TLS and auth"
-WITH_ARCHIVES = ("6. Replay", "7. Spark")
-SPARK = "7. Spark"
+INSTALL = "Install"
+TLS_AND_AUTH = "TLS and auth"
+REPLAY = "Replaying an archive"
+SPARK_GUIDE = "nsq-spark.7.md"
 SPARK_VARIABLES = {"JAVA_HOME", "JAVA_TOOL_OPTIONS"}
-FIRST = "Two commands"
 
 Serve = Callable[[str], Place]
 
 
-def headings() -> list[str]:
-    return list(dict.fromkeys(block.heading for block in BLOCKS if block.heading != FIRST))
+def places() -> list[tuple[str, str]]:
+    """Each document and heading with something to run; Spark's commands have their own test."""
+    return list(
+        dict.fromkeys(
+            (block.document, block.heading)
+            for block in BLOCKS
+            if block.language not in EXCERPTS
+            and block.heading not in (INSTALL, "Spark")
+            and block.document not in (SPARK_GUIDE, "nsq-config.5.md")
+        )
+    )
 
 
 @pytest.fixture
@@ -93,7 +107,7 @@ def serve(
             shutil.copy(certificates.ca, place.directory / "etc" / "ca.pem")
             if heading == TLS_AND_AUTH:
                 configure(place)
-            if heading in WITH_ARCHIVES:
+            if heading in (REPLAY, SPARK_GUIDE):
                 archive = next(block for block in BLOCKS if block.language == "cron")
                 assert place.run(commands_of(archive)[0]).status == 0
                 add_messages_of_a_closed_day(place)
@@ -126,8 +140,8 @@ def make_place(directory: Path, nsqd: EmbeddedNsqd, lookupd: EmbeddedNsqlookupd)
 
 
 def configure(place: Place) -> None:
-    """Put the configuration file there that README.md shows."""
-    profiles = [block for block in BLOCKS if block.language == "toml"]
+    """Write the configuration file that the text shows."""
+    profiles = [b for b in BLOCKS if b.language == "toml" and b.heading == TLS_AND_AUTH]
     assert len(profiles) == 1
     config = place.directory / "home" / ".config" / "nsqtools" / "config.toml"
     config.parent.mkdir(parents=True)
@@ -135,9 +149,9 @@ def configure(place: Place) -> None:
 
 
 def fill(nsqd: EmbeddedNsqd) -> None:
-    """Topics as a site has them, with messages in every channel that README.md speaks of."""
+    """Topics as a site has them, with messages in every channel that the texts name."""
     url = f"http://{nsqd.http_address}"
-    channels = set(re.findall(r"(?:-c|--channel) ([a-z]+)", README))
+    channels = set(re.findall(r"(?:-c|--channel) ([a-z]+)", "".join(TEXTS.values())))
     assert "archive" in channels
     clicks = [json.dumps({"n": n, "page": "/checkout"}) for n in range(MESSAGES)]
     for topic in ("clicks", "views", "events", "orders"):
@@ -163,19 +177,21 @@ def reason_not_to_run(command: Command) -> str | None:
 # -- the recipes ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("heading", [h for h in headings() if h != SPARK])
-def test_the_commands_under_a_heading_do_what_they_should(heading: str, serve: Serve) -> None:
-    run_all([block for block in BLOCKS if block.heading == heading], serve(heading))
+@pytest.mark.parametrize(("document", "heading"), places())
+def test_the_commands_under_a_heading_do_what_they_should(
+    document: str, heading: str, serve: Serve
+) -> None:
+    run_all([b for b in BLOCKS if (b.document, b.heading) == (document, heading)], serve(heading))
 
 
-def test_the_recipe_for_spark(
+def test_the_guide_for_spark(
     serve: Serve,
     spark_env: dict[str, str],
     run_spark: RunSpark,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With the session that the tests share: a JVM for each command takes most of its time."""
-    place = serve(SPARK)
+    place = serve(SPARK_GUIDE)
     place.environ |= {name: spark_env[name] for name in spark_env.keys() & SPARK_VARIABLES}
     monkeypatch.chdir(place.directory)
     for name in ("NSQ_NSQD_TCP_ADDRESS", "NSQ_NSQD_HTTP_ADDRESS"):
@@ -186,10 +202,17 @@ def test_the_recipe_for_spark(
         return Done(result.status, result.out.decode() + result.err)
 
     place.in_process["nsq spark"] = run_here
-    run_all([block for block in BLOCKS if block.heading == SPARK], place)
+    run_all([block for block in BLOCKS if block.document == SPARK_GUIDE], place)
 
     depth = place.run(Command("nsq topic info clicks-again --json", None)).output
     assert json.loads(depth)["nodes"][0]["message_count"] == OLD
+
+
+def test_readme_shows_commands_for_spark_that_the_guide_has() -> None:
+    ran = {c.text for b in BLOCKS if b.document == SPARK_GUIDE for c in commands_of(b)}
+    [block] = [block for block in BLOCKS if block.heading == "Spark"]
+
+    assert {command.text for command in commands_of(block)} <= ran
 
 
 def run_all(blocks: list[Block], place: Place) -> None:
@@ -205,7 +228,8 @@ def run_all(blocks: list[Block], place: Place) -> None:
         elif block.language == "ini":
             check_unit(block, place)
         else:
-            assert block.language == "toml", f"line {block.line}: what is {block.language!r}?"
+            known = (*EXCERPTS, "toml")
+            assert block.language in known, f"{block.document}, line {block.line}"
 
 
 def check(command: Command, block: Block, place: Place) -> None:
@@ -213,7 +237,7 @@ def check(command: Command, block: Block, place: Place) -> None:
     expected = 0
     if command.runs_until_interrupted:
         expected = INTERRUPTED.get(" ".join(command.text.split()[:2]), 130)
-    what = f"README.md, line {block.line}: {command.text}\n{done.output}"
+    what = f"{block.document}, line {block.line}: {command.text}\n{done.output}"
     assert done.status == expected, what
     assert "Traceback" not in done.output, what
     if command.output is not None:
@@ -242,7 +266,7 @@ def check_unit(block: Block, place: Place) -> None:
 
 
 def test_the_first_command_works_for_somebody_who_has_nothing_but_python(tmp_path: Path) -> None:
-    block = next(block for block in BLOCKS if block.heading == FIRST)
+    block = next(block for block in BLOCKS if block.heading == INSTALL)
     files = subprocess.run(
         ["git", "ls-files", "-z"], cwd=CHECKOUT, capture_output=True, check=False
     )
@@ -271,8 +295,20 @@ def test_the_first_command_works_for_somebody_who_has_nothing_but_python(tmp_pat
 
 
 def test_the_second_command_is_what_ci_runs() -> None:
-    _, second = [block for block in BLOCKS if block.heading == FIRST]
+    _, second = [block for block in BLOCKS if block.heading == INSTALL]
     assert second.text.strip() in (CHECKOUT / ".ci/run").read_text("utf-8")
+
+
+def test_readme_is_short_enough_to_be_read() -> None:
+    assert len(README.encode()) < 10_000
+
+
+def test_every_link_leads_somewhere() -> None:
+    for name, text in TEXTS.items():
+        folder = CHECKOUT if name == "README.md" else CHECKOUT / "man"
+        for target in re.findall(r"\]\(([^)]+)\)", text):
+            assert "://" in target or (folder / target).exists(), f"{name}: {target}"
+    assert all(f"(man/{path.name})" in README for path in GUIDES)
 
 
 def test_every_reason_not_to_run_something_is_needed() -> None:
@@ -285,9 +321,9 @@ def test_every_reason_not_to_run_something_is_needed() -> None:
 
 
 def migration_tables() -> dict[str, dict[str, str]]:
-    """Of each Go utility, what README.md says about a flag."""
+    """Of each Go utility, what the guide says about a flag."""
     tables: dict[str, dict[str, str]] = {}
-    for table in re.findall(r"^\| \w+ \| `nsq .*\n(?:\|.*\n)+", README, re.MULTILINE):
+    for table in re.findall(r"^\| \w+ \| `nsq .*\n(?:\|.*\n)+", MIGRATION, re.MULTILINE):
         rows = [line.strip("| ").split(" | ", 1) for line in table.splitlines()]
         program = rows[0][0]
         tables[f"{program} {rows[0][1].strip('`')}"] = {

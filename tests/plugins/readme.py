@@ -1,11 +1,11 @@
-"""README.md as a program: its code blocks, and a place to run them in.
+"""README.md and the guides as programs: their code blocks, and a place to run them in.
 
-    document = parse(text)          the fenced blocks, each with the headings it stands under
+    blocks = parse(name, text)      the fenced blocks, each with the heading above it
     place.run(command)              one command line, in bash, as a reader would type it
 
-A *place* has an nsqd, an nsqlookupd and a directory of its own. The addresses and directories that
-README.md speaks of stand for those: `Place.fit` puts the real ones in. Commands run with the
-environment of a user who has nothing configured.
+A *place* has an nsqd, an nsqlookupd and a directory of its own. `Place.fit` replaces the addresses
+and directories in the text by those. Commands run with the environment of a user who has nothing
+configured.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ import pytest
 
 UNTIL_INTERRUPTED = "# until Ctrl-C"
 LET_RUN_S = 1.5
+SILENT = "nsq tail"  # it says nothing while no message comes
 DEADLINE_S = 90.0
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, its text, the line it begins in, and the heading above it."""
+    """A fenced block, with its document, the heading above it, and its first line."""
 
+    document: str
     heading: str
     language: str
     text: str
@@ -55,14 +57,14 @@ class Done(NamedTuple):
     output: str
 
 
-def parse(text: str) -> list[Block]:
+def parse(document: str, text: str) -> list[Block]:
     """Return the fenced blocks of a Markdown text."""
     blocks = []
     heading, language, lines, begin = "", None, [], 0
     for number, line in enumerate(text.splitlines(), 1):
         if language is not None:
             if line == "```":
-                blocks.append(Block(heading, language, "\n".join(lines) + "\n", begin))
+                blocks.append(Block(document, heading, language, "\n".join(lines) + "\n", begin))
                 language = None
             else:
                 lines.append(line)
@@ -70,7 +72,7 @@ def parse(text: str) -> list[Block]:
             language, lines, begin = line[3:].strip(), [], number
         elif line.startswith("#"):
             heading = line.lstrip("#").strip()
-    assert language is None, f"the block in line {begin} does not end"
+    assert language is None, f"{document}: the block in line {begin} does not end"
     return blocks
 
 
@@ -88,7 +90,7 @@ def commands_of(block: Block) -> list[Command]:
 
 @dataclass
 class Place:
-    """Where commands run. ``stands_for`` maps what README.md says to what is there.
+    """Where commands run. ``stands_for`` maps what the text says to what is there.
 
     ``in_process`` has the commands that a test runs itself, by their first words, each with a
     function of the words behind them.
@@ -106,7 +108,7 @@ class Place:
         return text
 
     def run(self, command: Command) -> Done:
-        """Run one command line to its end, or interrupt it where README.md says so."""
+        """Run one command line to its end, or interrupt it where the text says so."""
         if command.runs_until_interrupted:
             return self._run_and_interrupt(command)
         for words, run in self.in_process.items():
@@ -136,6 +138,8 @@ class Place:
             dimensions=(40, 120),
         )
         try:
+            if not command.text.startswith(SILENT):
+                child.expect(r"\S")
             with pytest.raises(pexpect.TIMEOUT):  # a reader would watch it for a while
                 child.expect(pexpect.EOF, timeout=LET_RUN_S)
             child.sendintr()

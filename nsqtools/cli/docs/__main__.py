@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from nsqtools.cli.docs.documents import README, documents, stale_documents, write
+from nsqtools.cli.docs.documents import documents, stale_documents, write
 
 
 def main(arguments: list[str]) -> int:
     """Write, or with ``--check`` only compare; returns the exit status."""
     top = Path.cwd()
-    if not (top / "nsqtools").is_dir() or not (top / README).exists():
+    if not (top / "nsqtools").is_dir() or not (top / "man").is_dir():
         sys.stderr.write(f"{top} is not a checkout of nsqtools: run this in its top directory\n")
         return 1
     stale = stale_documents(top, documents(top))

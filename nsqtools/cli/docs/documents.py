@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nsqtools.cli.docs.archive_page import render_archive_page
 from nsqtools.cli.docs.bash import render_bash
-from nsqtools.cli.docs.config_page import render_config_page
 from nsqtools.cli.docs.fish import render_fish
 from nsqtools.cli.docs.man import name_of, render_man
-from nsqtools.cli.docs.tables import replace_tables
+from nsqtools.cli.docs.markdown import render_guide
+from nsqtools.cli.docs.tables import fill_lists
 from nsqtools.cli.docs.tree import read_tree
 from nsqtools.cli.docs.zsh import render_zsh
 
-README = "README.md"
-DIRECTORIES = ("completions", "man/man1", "man/man5")
+GUIDES = "man/*.[57].md"
+DIRECTORIES = ("completions", "man/man1", "man/man5", "man/man7")
 """They hold rendered files and nothing else."""
 
 
 def documents(top: Path) -> dict[str, str]:
-    """Render everything for the checkout ``top``, whose README.md is read for its other text."""
+    """Render everything for the checkout ``top``, whose guides are read for what we do not know."""
     root = read_tree()
     rendered = {
         "completions/nsq.bash": render_bash(root),
@@ -28,14 +27,15 @@ def documents(top: Path) -> dict[str, str]:
     }
     for page in root.walk():
         rendered[f"man/man1/{name_of(page)}.1"] = render_man(page, root)
-    rendered["man/man5/nsq-archive.5"] = render_archive_page()
-    rendered["man/man5/nsq-config.5"] = render_config_page(root)
-    rendered[README] = replace_tables((top / README).read_text("utf-8"), root)
+    for guide in sorted(top.glob(GUIDES)):
+        text = fill_lists(guide.read_text("utf-8"), root)
+        rendered[guide.relative_to(top).as_posix()] = text
+        rendered[f"man/man{guide.stem[-1]}/{guide.stem}"] = render_guide(text)
     return rendered
 
 
 def stale_documents(top: Path, rendered: dict[str, str]) -> dict[str, str | None]:
-    """Those whose file differs, with their text; None for a file of a document that is no more."""
+    """Those whose file differs, with their text; None for a file that belongs to none."""
     stale: dict[str, str | None] = {
         path: text
         for path, text in rendered.items()

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from nsqtools.cli.docs import roff
+from nsqtools.cli.docs.markdown import to_roff
 from nsqtools.cli.docs.tree import OPTIONS, Option, Page
 from nsqtools.cli.running.exit_status import ExitStatus
 
@@ -59,7 +60,7 @@ def render_man(page: Page, root: Page) -> str:
         "NAME": [f"{roff.escape(name_of(page))} \\- {roff.escape(_uncapitalised(page.summary))}"],
         "SYNOPSIS": [_synopsis(page)],
         "DESCRIPTION": roff.paragraphs(page.help.description),
-        "CONVENTIONS": roff.prose(CONVENTIONS, {}) if page is root else [],
+        "CONVENTIONS": to_roff(CONVENTIONS) if page is root else [],
         "COMMANDS": list(_commands(page)),
         "ARGUMENTS": [
             line

@@ -1,19 +1,8 @@
-"""Manual pages as text: the man(7) macros, and the small markup that the pages of section 5 use.
-
-    # SECTION                a heading, in capitals; ## Heading below it
-    words and `literal` words, *placeholders*
-    term::                   a term, and indented below it what it means
-      The meaning.
-        indented by four     an example, as it is
-    {name}                   what the caller renders
-
-An empty line ends a block; terms may follow each other without one.
-"""
+"""Manual pages as text: the man(7) macros, and what has to be escaped in them."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from nsqtools import __version__
 
@@ -103,44 +92,6 @@ def paragraphs(text: str) -> list[str]:
         else:
             lines += [*([".PP"] if lines else []), escape(" ".join(block.split()))]
     return lines
-
-
-def prose(text: str, rendered: Mapping[str, Sequence[str]]) -> list[str]:
-    """A page written in the markup; ``rendered`` are the blocks behind the names in braces."""
-    lines: list[str] = []
-    for block in re.split(r"\n\s*\n", text.strip("\n")):
-        if block.startswith("## "):
-            lines.append(f".SS {_inline(block[3:])}")
-        elif block.startswith("# "):
-            lines.append(f".SH {_inline(block[2:])}")
-        elif block.startswith("    "):
-            lines += example(_dedented(block))
-        elif re.fullmatch(r"\{\w+\}", block):
-            lines += rendered[block[1:-1]]
-        elif "::\n" in block:
-            lines += _entries(block)
-        else:
-            begins = lines and lines[-1].startswith((".SH", ".SS"))
-            lines += [*([] if begins else [".PP"]), _inline(" ".join(block.split()))]
-    return lines
-
-
-def _entries(block: str) -> list[str]:
-    lines = []
-    for term, meaning in re.findall(r"^(\S.*)::\n((?:  .*(?:\n|$))+)", block, re.MULTILINE):
-        lines += entry(_inline(term), _inline(" ".join(meaning.split())))
-    return lines
-
-
-def _inline(text: str) -> str:
-    pieces = re.split(r"(`[^`]+`|\*[^*\s][^*]*\*)", text)
-    styled = {"`": bold, "*": italic}
-    return "".join(
-        styled[piece[0]](piece[1:-1])
-        if len(piece) > 2 and piece[0] in styled and piece[0] == piece[-1]
-        else escape(piece)
-        for piece in pieces
-    )
 
 
 def _dedented(block: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The manual: what its pages are made of, and that the two written by hand say what is so."""
+"""The manual: what its pages are made of, and that what the guides say about files is true."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from plugins.cli import RunNsq
 from plugins.http_api import Nsqd
 
 from nsqtools.cli.docs import roff
-from nsqtools.cli.docs.archive_page import PAGES
-from nsqtools.cli.docs.config_page import render_config_page
 from nsqtools.cli.docs.man import render_man
+from nsqtools.cli.docs.markdown import render_guide, to_roff
+from nsqtools.cli.docs.tables import fill_lists
 from nsqtools.cli.docs.tree import Page, read_tree
 from nsqtools.cli.options.connection import profile_keys
 from nsqtools.cli.running.exit_status import ExitStatus
+
+GUIDES = sorted((Path(__file__).parents[3] / "man").glob("*.md"))
 
 
 @pytest.fixture(scope="module")
@@ -58,33 +60,62 @@ def test_long_lines_are_broken_but_not_in_examples() -> None:
     assert [line for line in text if line.startswith(".")] == [".SH X"]
 
 
-def test_the_markup_of_pages_written_by_hand() -> None:
+def test_a_guide_becomes_a_page() -> None:
     text = (
-        "# NAME\n\nx - `y`\n\n## Sub\n\nOne *two*.\n\nThree\nfour.\n\n"
-        "`a`::\n  Is\n  this.\nb::\n  That.\n\n    $ code 'x'\n\n{more}"
+        "# nsq-x(7): it\n\n## Sub `y`\n\nOne *two*.\n\nThree\nnsq-tail(1), "
+        "[nsq-y(5)](nsq-y.5.md), [NSQ](https://nsq.io).\n\n"
+        "- `a`, `b`: Is\n  this: `c`.\n- *d*: That.\n\n### Deeper\n\n- plain\n\n1. first\n\n"
+        "```sh\n$ code 'x'\n```\n"
     )
 
-    assert roff.page(roff.prose(text, {"more": ["rendered"]})).splitlines() == [
+    assert render_guide(text).splitlines()[2:] == [
         ".SH NAME",
-        r"x \- \fBy\fR",
-        ".SS Sub",
+        r"nsq\-x \- it",
+        ".SH SUB Y",
         r"One \fItwo\fR\&.",
         ".PP",
-        "Three four.",
+        r"Three \fBnsq\-tail\fR(1), \fBnsq\-y\fR(5), NSQ (https://nsq.io)\&.",
         ".TP",
-        r"\fBa\fR",
-        "Is this.",
+        r"\fBa\fR, \fBb\fR",
+        r"Is this: \fBc\fR\&.",
         ".TP",
-        "b",
+        r"\fId\fR",
         "That.",
+        ".SS Deeper",
+        r".IP \(bu 2",
+        "plain",
+        ".IP 1. 4",
+        "first",
         ".PP",
         ".RS 4",
         ".EX",
         r"$ code \(aqx\(aq",
         ".EE",
         ".RE",
-        "rendered",
     ]
+
+
+def test_a_table_of_a_guide_is_one_for_tbl() -> None:
+    wide = "a cell with many words in it"
+    page = render_guide(f"# nsq-x(7): it\n\n## S\n\n| a | b |\n|---|---|\n| `c` | {wide} |\n")
+
+    assert page.startswith("'\\\" t\n.TH ")
+    begin = page.index(".TS")
+    rows = ["lB lxB", "l lx.", "a\tT{", ".na", "b", "T}", r"\fBc\fR" + "\tT{", ".na", wide, "T}"]
+    assert page[begin:].splitlines() == [".TS", *rows, ".TE"]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("Name\n", "a guide begins with '# NAME"),
+        ("# nsq-x(7): it\n\n> quoted\n", "has no blockquote"),
+        ("# nsq-x(7): it\n\n![picture](x.png)\n", "has no image"),
+    ],
+)
+def test_what_a_page_cannot_show_is_an_error(text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        render_guide(text)
 
 
 def test_a_page_has_all_sections_in_the_usual_order(tree: Page) -> None:
@@ -126,19 +157,21 @@ def test_a_page_names_the_statuses_and_variables_of_its_command(tree: Page) -> N
 
 
 def test_pages_name_only_pages_that_exist(tree: Page) -> None:
-    names = {"-".join(page.words) for page in tree.walk()}
+    names = {("-".join(page.words), "1") for page in tree.walk()}
+    names |= {tuple(path.stem.split(".")) for path in GUIDES}
+    texts = {page.path: render_man(page, tree) for page in tree.walk()}
+    texts |= {path.name: "\n".join(to_roff(path.read_text("utf-8"))) for path in GUIDES}
 
-    assert set(PAGES) <= names
-    for page in tree.walk():
-        named = re.findall(r"\\fB([^ ]+?)\\fR\(1\)", render_man(page, tree))
-        assert {each.replace(r"\-", "-") for each in named} <= names, page.path
+    for where, text in texts.items():
+        named = re.findall(r"\\fB(nsq[^ ]*?)\\fR\((\d)\)", text)
+        assert {(name.replace(r"\-", "-"), section) for name, section in named} <= names, where
 
 
 def test_every_key_of_the_configuration_file_is_explained(tree: Page) -> None:
-    page = render_config_page(tree)
+    [page] = [path.read_text("utf-8") for path in GUIDES if path.name == "nsq-config.5.md"]
 
     for key in profile_keys():
-        assert rf"\fB{roff.escape(key.replace('_', '-'))}\fR = " in page
+        assert f"- `{key.replace('_', '-')} = " in fill_lists(page, tree)
 
 
 def test_an_archive_is_as_its_page_says(run_nsq: RunNsq, nsqd: Nsqd, tmp_path: Path) -> None:
