@@ -24,6 +24,7 @@ pytest_plugins = [
     "plugins.cli",
     "plugins.clients",
     "plugins.clusters",
+    "plugins.disks",
     "plugins.network",
     "plugins.pairs",
     "plugins.real_logs",

@@ -31,6 +31,7 @@ from nsqtools.archive.layout import (
 from nsqtools.archive.members import scan_members
 from nsqtools.files.durable import copy_of, make_folders, place, sync_folder, write_all
 from nsqtools.files.locks import try_lock
+from nsqtools.files.opening import open_to_write
 from nsqtools.records.naming import with_rev
 
 
@@ -121,7 +122,7 @@ def recover(directories: Directories) -> list[Path]:
 
 
 def _recover_unlocked(part: Path, directories: Directories) -> Path | None:
-    descriptor = os.open(part, os.O_RDWR | os.O_CLOEXEC)
+    descriptor = open_to_write(part, os.O_RDWR)
     try:
         if not try_lock(descriptor) or not os.fstat(descriptor).st_nlink:
             return None  # it is being written, or another process was faster
@@ -148,7 +149,7 @@ def cut_to_index(path: Path, descriptor: int) -> bool:
         os.ftruncate(descriptor, end)
         log.warning("%s: %d bytes that were not finished are cut off", path, size - end)
     os.fsync(descriptor)
-    index = os.open(index_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    index = open_to_write(index_path, os.O_RDWR | os.O_CREAT, 0o640)
     try:
         write_all(index, Index(found.head, members).encode())
         os.ftruncate(index, os.lseek(index, 0, os.SEEK_CUR))

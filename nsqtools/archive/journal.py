@@ -24,7 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from nsqtools.archive.layout import Member
-from nsqtools.files.durable import blaming, write_all
+from nsqtools.files.durable import NEW, blaming, write_all
+from nsqtools.files.opening import open_to_append, open_to_read
 
 KEPT_GENERATIONS = 16
 KEPT_FILES = 64
@@ -150,9 +151,7 @@ class _Generation:
     def __init__(self, path: Path) -> None:
         self.ids: collections.defaultdict[str, set[bytes]] = collections.defaultdict(set)
         self._path = path
-        self._descriptor = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600
-        )
+        self._descriptor = os.open(path, NEW | os.O_WRONLY | os.O_APPEND, 0o600)
         self._size = self._written = 0
 
     @property
@@ -191,7 +190,8 @@ def _load(paths: Sequence[Path], is_durable: IsDurable) -> dict[str, set[bytes]]
     for path in paths:
         run = path.name.rpartition("-")[0]
         newest[run] = path
-        text = path.read_text("utf-8", "replace").splitlines(keepends=True)
+        with open_to_read(path) as journal:
+            text = journal.read().decode("utf-8", "replace").splitlines(keepends=True)
         by_run[run] += filter(None, map(_LINE.fullmatch, text))
         if PROVED in text:
             proved.add(run)
@@ -201,8 +201,8 @@ def _load(paths: Sequence[Path], is_durable: IsDurable) -> dict[str, set[bytes]]
         last = lines[-1].group("name", "offset", "length")
         is_proved = run in proved or is_durable(last[0], int(last[1]), int(last[2]))
         if is_proved and run not in proved:
-            with newest[run].open("a") as file:
-                file.write("\n" + PROVED)  # what is before it may be torn
+            with open_to_append(newest[run]) as file:
+                file.write(b"\n" + PROVED.encode())  # what is before it may be torn
         for line in lines:
             if is_proved or line.group("name", "offset", "length") != last:
                 ids = bytes.fromhex(line["ids"])

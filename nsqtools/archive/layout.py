@@ -27,6 +27,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from nsqtools.files.opening import open_to_read
+
 PART = ".part"
 INDEX = ".index"
 GZIP = ".gz"
@@ -70,7 +72,7 @@ def finished_below(directory: Path) -> Iterator[Path]:
                 yield Path(folder, name)
 
 
-_LINE = re.compile(rb"(\d+) (\d+) (\d+) (-?\d+) (-?\d+)")
+_LINE = re.compile(rb"(\d{1,18}) (\d{1,18}) (\d{1,18}) (-?\d{1,19}) (-?\d{1,19})")
 _HEAD = re.compile(rb"writer ([0-9a-f]{32}) (\d+)\n")
 
 
@@ -150,7 +152,8 @@ def encode_members(members: Iterable[Member]) -> bytes:
 def load_index(path: Path) -> Index | None:
     """Read an index file; None when there is none. Raises ``OSError``."""
     try:
-        data = path.read_bytes()
+        with open_to_read(path) as file:
+            data = file.read()
     except FileNotFoundError:
         return None
     return Index(split_head(data)[0], decode_index(data))

@@ -20,6 +20,7 @@ from typing import BinaryIO, NamedTuple, Protocol
 
 from nsqtools.archive.layout import Member
 from nsqtools.errors import NsqError
+from nsqtools.files.opening import NotRegularError, open_to_read
 
 READ_SIZE = 1 << 18
 TEXT_SIZE = 1 << 20  # of one step: a few bytes can unpack to gigabytes
@@ -120,12 +121,15 @@ def is_gzip(file: BinaryIO) -> bool:
 def scan_members(path: Path) -> Scan:
     """Read a whole file. Raises ``OSError``; damage is in the result."""
     scan = Scan()
-    with path.open("rb") as file:
-        scan.is_gzip = is_gzip(file)
-        if scan.is_gzip:
-            _scan_gzip(file, scan)
-        else:
-            _scan_plain(file, scan)
+    try:
+        with open_to_read(path) as file:
+            scan.is_gzip = is_gzip(file)
+            if scan.is_gzip:
+                _scan_gzip(file, scan)
+            else:
+                _scan_plain(file, scan)
+    except NotRegularError as exc:
+        scan.damage = str(exc.strerror)
     return scan
 
 

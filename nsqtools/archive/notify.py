@@ -8,7 +8,6 @@ after the other, beside the archiving.
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import shlex
 import threading
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from nsqtools.archive.topic_writer import ArchiveTotals
 from nsqtools.errors import ConfigurationError
+from nsqtools.files.durable import replace_file
 
 log = logging.getLogger("nsqtools")
 
@@ -109,9 +109,7 @@ def render_metrics(topics: Mapping[str, TopicState], now_s: float) -> str:
 
 def write_metrics(path: Path, text: str) -> None:
     """Replace the file at once: its readers never see a part. A failure is logged."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        beside.write_text(text, "utf-8")
-        beside.replace(path)
+        replace_file(path, text.encode(), 0o644, is_durable=False)
     except OSError as exc:  # archiving is more important
         log.warning("cannot write %s (%s)", path, exc.strerror)

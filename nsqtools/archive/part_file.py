@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nsqtools.archive.layout import Head, Member, index_of, part_of
-from nsqtools.files.durable import blaming, sync_folder, write_all
+from nsqtools.files.durable import NEW, blaming, sync_folder, write_all
 from nsqtools.files.locks import try_lock
 
-CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+CREATE = NEW | os.O_RDWR | os.O_APPEND
 DEFAULT_LEVEL = 6
 ISAL_LEVEL = 2
 GZIP_WINDOW = 31  # 15 bits of window, and 16 for the gzip header

@@ -11,6 +11,7 @@ line. Bare bodies have no topic, nsqd, id and time; those fields are empty then.
 from __future__ import annotations
 
 import functools
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -31,11 +32,13 @@ from nsqtools.archive.layout import (
 )
 from nsqtools.archive.members import GZIP_WINDOW, DamagedError, gunzip, is_gzip
 from nsqtools.errors import NotFoundError, NsqError, OutputError
+from nsqtools.files.opening import NotRegularError, open_to_read
 from nsqtools.records.envelope import Envelope, decode
 from nsqtools.records.framing import Splitter
 
 READ_SIZE = 1 << 18
 LONGEST_LINE = 1 << 28
+LARGEST_TEXT = 1 << 26  # of a member at a time
 
 _BEGINNING = re.compile(rb'\{"topic": "[^"]*", "nsqd": "')
 
@@ -124,7 +127,7 @@ def read_text(
     Raises `OutputError` when it cannot be read at all.
     """
     try:
-        with archive.path.open("rb") as file:
+        with open_to_read(archive.path) as file:
             gzipped = is_gzip(file)
             on_problem = functools.partial(on_damage, archive.path)
             end = 0
@@ -134,6 +137,8 @@ def read_text(
                     yield from read_member(file, member, gzipped, on_problem)
             if not archive.is_in_progress:
                 yield from _read_rest(file, archive.path, end, gzipped, on_damage)
+    except NotRegularError as exc:
+        on_damage(archive.path, str(exc.strerror))
     except OSError as exc:
         raise OutputError(f"cannot read {archive.path} ({exc.strerror})") from exc
 
@@ -142,8 +147,7 @@ def read_member(
     file: BinaryIO, member: Member, gzipped: bool, on_problem: Callable[[str], None]
 ) -> Iterator[bytes]:
     """Iterate over the text of a member. Raises ``OSError``; damage is reported."""
-    file.seek(member.offset)
-    data = file.read(member.length)
+    data = _read_all(file, member)
     if len(data) < member.length:
         on_problem(f"{member.length - len(data)} bytes are missing at its end")
     if not gzipped:
@@ -151,7 +155,10 @@ def read_member(
         return
     decompressor = zlib.decompressobj(GZIP_WINDOW)
     try:
-        text = decompressor.decompress(data)
+        text = decompressor.decompress(data, LARGEST_TEXT)
+        while decompressor.unconsumed_tail:  # larger than any archiver makes it
+            yield text
+            text = decompressor.decompress(decompressor.unconsumed_tail, LARGEST_TEXT)
     except zlib.error as exc:
         on_problem(f"corrupt at byte {member.offset} ({exc})")
         return
@@ -159,6 +166,15 @@ def read_member(
         yield text
     else:  # its checksum was not reached: nothing of it can be trusted
         on_problem(f"corrupt at byte {member.offset} (it does not end where it should)")
+
+
+def _read_all(file: BinaryIO, member: Member) -> bytes:
+    """Read a member, or what there is of it: an index may claim lengths that no file has."""
+    there = file.seek(0, os.SEEK_END) - member.offset
+    if there <= 0:
+        return b""
+    file.seek(member.offset)
+    return file.read(min(member.length, there))
 
 
 def _read_rest(

@@ -16,7 +16,8 @@ from nsqtools.archive.members import is_gzip, scan_members
 from nsqtools.archive.part_file import Plain, gzip_members
 from nsqtools.archive.reader import ArchiveFile, read_messages, read_text
 from nsqtools.errors import OutputError
-from nsqtools.files.durable import copy_of, sync_folder
+from nsqtools.files.durable import NEW, copy_of, replace_file, sync_folder
+from nsqtools.files.opening import open_to_read
 
 DAMAGED = ".damaged"
 
@@ -52,10 +53,11 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
     path = archive.path
     beside = copy_of(path)
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             gzipped = is_gzip(file)
         count = 0
-        with beside.open("wb") as copy:
+        beside.unlink(missing_ok=True)
+        with os.fdopen(os.open(beside, NEW | os.O_WRONLY), "wb") as copy:
             os.fchmod(copy.fileno(), path.stat().st_mode & 0o7777)
             begin_member = gzip_members(None) if gzipped else Plain
             for text in _whole_lines(archive, delimiter):
@@ -65,7 +67,7 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
             copy.flush()
             os.fsync(copy.fileno())
         members = scan_members(beside).members
-        index_of(path).write_bytes(Index(archive.head, members).encode())
+        replace_file(index_of(path), Index(archive.head, members).encode())
         path.rename(path.with_name(f".{path.name}{DAMAGED}"))
         beside.rename(path)
         sync_folder(path.parent)

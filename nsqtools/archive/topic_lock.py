@@ -18,6 +18,7 @@ from nsqtools.archive.layout import Head
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import blaming, sync_folder
 from nsqtools.files.locks import try_lock
+from nsqtools.files.opening import open_to_write
 
 # Of fixed width: it is replaced in place, within one sector, which no crash tears.
 _LINE = "{pid:<10} writer {writer} {number:020d}\n"
@@ -29,7 +30,7 @@ class TopicLock:
 
     def __init__(self, folder: Path, topic: str, channel: str) -> None:
         self._path = folder / f".{topic}@{channel}.lock"
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._descriptor = open_to_write(self._path, os.O_RDWR | os.O_CREAT)
         if not try_lock(self._descriptor):
             holder = self._text().split()[:1]
             os.close(self._descriptor)

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 COPY = ".copy"
+
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+
+NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags that make a file, and never open one that is there, a link included."""
 
 NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
@@ -44,23 +50,39 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, content: bytes, mode: int = 0o640) -> None:
+def replace_file(path: Path, content: bytes, mode: int = 0o640, *, is_durable: bool = True) -> None:
     """Make ``content`` what a file holds, durably: its readers see the old or the new, no mixture.
 
-    ``mode`` is that of the new file, less the umask. Raises ``OSError``.
+    ``mode`` is that of the new file, less the umask. A link at ``path`` is replaced, not followed.
+    ``is_durable`` false leaves it to the system when the new content reaches the disk: for what is
+    written often and can be lost. Raises ``OSError``; then the old file is still there.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
+    descriptor = os.open(beside, NEW | os.O_WRONLY, mode)
     try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         try:
-            write_all(descriptor, content)
-            os.fsync(descriptor)
+            with blaming(path):
+                write_all(descriptor, content)
+                if is_durable:
+                    os.fsync(descriptor)
         finally:
             os.close(descriptor)
         beside.replace(path)
-    finally:
+    except BaseException:
         beside.unlink(missing_ok=True)
-    sync_folder(path.parent)
+        raise
+    if is_durable:
+        sync_folder(path.parent)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove what a kill during `replace_file` left. Nobody may be replacing files there now.
+
+    Raises ``OSError``.
+    """
+    for name in os.listdir(folder):
+        if _TEMPORARY.fullmatch(name):
+            (folder / name).unlink(missing_ok=True)
 
 
 def make_folders(root: Path, folder: Path, mode: int) -> None:
@@ -108,7 +130,7 @@ def copy_of(path: Path) -> Path:
 def _copy(source: Path, target: Path) -> None:
     beside = copy_of(target)
     beside.unlink(missing_ok=True)
-    with source.open("rb") as original, beside.open("wb") as copy:
+    with source.open("rb") as original, os.fdopen(os.open(beside, NEW | os.O_WRONLY), "wb") as copy:
         os.fchmod(copy.fileno(), os.fstat(original.fileno()).st_mode & 0o7777)
         shutil.copyfileobj(original, copy, 1 << 20)
         copy.flush()

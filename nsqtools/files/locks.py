@@ -1,8 +1,12 @@
-"""Locks on open files: whoever has one works alone, and a process that ends gives it free."""
+"""Locks on open files: whoever has one works alone, and the end of a process releases it."""
 
 from __future__ import annotations
 
 import fcntl
+import os
+from pathlib import Path
+
+from nsqtools.files.opening import open_to_write
 
 
 def try_lock(descriptor: int) -> bool:
@@ -15,3 +19,19 @@ def try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def lock_file(path: Path) -> int | None:
+    """Open a lock file, made if missing, and lock it; return None when another has it locked.
+
+    Close the descriptor to release it. Raises ``OSError``.
+    """
+    descriptor = open_to_write(path, os.O_RDWR | os.O_CREAT)
+    try:
+        if try_lock(descriptor):
+            return descriptor
+    except OSError:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None

@@ -5,7 +5,7 @@ Only one nsqd, of either kind, works in a directory at a time.
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import json
 import os
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nsqtools.errors import ConfigurationError
+from nsqtools.files.locks import try_lock
 from nsqtools.protocol.go_text import go_json
 from nsqtools.server.daemon_log import NSQ_VERSION
 
@@ -33,14 +34,16 @@ class DataPathLock:
                 hint="--data-path must be a directory that exists.",
             ) from exc
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            reason = "" if try_lock(self._descriptor) else os.strerror(errno.EAGAIN)
         except OSError as exc:
+            reason = exc.strerror or str(exc)
+        if reason:
             os.close(self._descriptor)
             raise ConfigurationError(
                 f"failed to lock data-path: cannot flock directory {data_path} - "
-                f"{(exc.strerror or '').lower()} (possibly in use by another instance of nsqd)",
+                f"{reason.lower()} (possibly in use by another instance of nsqd)",
                 hint="Stop the other nsqd, or give this one its own --data-path.",
-            ) from exc
+            )
 
     def release(self) -> None:
         """Release the lock."""

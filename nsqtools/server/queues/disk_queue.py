@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nsqtools.files.durable import replace_file
+from nsqtools.files.opening import open_to_write
 from nsqtools.protocol.message import MIN_MESSAGE_SIZE
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.record_file import (
@@ -258,7 +259,7 @@ class DiskQueue:
             return
         if self._writer < 0:
             path = self._file(self._write_file)
-            self._writer = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._writer = open_to_write(path, os.O_RDWR | os.O_CREAT)
             self._log.info(f"DISKQUEUE({self.name}): writeOne() opened {path}")
         data = b"".join(block)
         done = 0

@@ -6,6 +6,7 @@ many changes in a short time are few writes.
 
 from __future__ import annotations
 
+import errno
 import time
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.files.durable import replace_file
+from nsqtools.files.durable import remove_temporaries, replace_file
 from nsqtools.protocol.names import is_ephemeral, is_valid_name
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.backlog import Backlog, DiskHealth
@@ -31,6 +32,7 @@ from nsqtools.server.queues.topic import Topic
 from nsqtools.server.settings.nsqd_options import NsqdOptions
 
 _PERSIST_DELAY_S = 0.02
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Registry(Protocol):
@@ -169,12 +171,18 @@ class NsqdQueues:
             metadata = []
         except ValueError as exc:
             raise ConfigurationError(f"failed to parse metadata in {path} - {exc}") from exc
+        remove_temporaries(self._data_path)
         self._queues_with_files = queues_with_files(self._data_path)
         self._is_loading = True
         for listed in metadata:
             self._load_topic(listed)
         self._is_loading = False
-        self.persist()
+        try:
+            self.persist()
+        except OSError as exc:
+            if exc.errno not in _FULL:
+                raise
+            self.log.error(f"failed to persist metadata - {exc}")  # what was read still stands
         self._sync_timer = self.loop.call_later(self.options.sync_timeout, self._sync)
 
     def _load_topic(self, listed: TopicMetadata) -> None:

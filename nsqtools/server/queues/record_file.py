@@ -10,6 +10,7 @@ import os
 import struct
 from pathlib import Path
 
+from nsqtools.files.opening import open_to_read
 from nsqtools.protocol.message import MIN_MESSAGE_SIZE
 
 LENGTH_SIZE = 4
@@ -30,7 +31,7 @@ def count_records(path: Path, position: int, max_size: int) -> int:
     """Return how many whole records a file has from a position on; 0 when it cannot be read."""
     count = 0
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             end = os.fstat(file.fileno()).st_size
             file.seek(position)
             while len(head := file.read(LENGTH_SIZE)) == LENGTH_SIZE:
@@ -51,7 +52,7 @@ class RecordReader:
     def __init__(self, path: Path, position: int, max_size: int) -> None:
         self.position = position  # after the last record that was returned
         self._max_size = max_size
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._file = open_to_read(path)
         self._buffer = b""  # what follows the position, from _used on
         self._used = 0
 
@@ -86,10 +87,10 @@ class RecordReader:
             rest = self._buffer[self._used :]
             at = self.position + len(rest)
             wanted = max(_READ_SIZE, size) if end is None else min(_READ_SIZE + size, end - at)
-            self._buffer = rest + os.pread(self._descriptor, wanted, at)
+            self._buffer = rest + os.pread(self._file.fileno(), wanted, at)
             self._used = 0
         return self._buffer[self._used : self._used + size]
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._descriptor)
+        self._file.close()

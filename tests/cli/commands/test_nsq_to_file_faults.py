@@ -11,7 +11,7 @@ import signal
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,20 +71,6 @@ def wait_for_stderr(process: subprocess.Popen[bytes], text: str) -> str:
         if text in line:
             return seen
     raise AssertionError(f"it ended without {text!r}: {seen}")
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", place], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("a small disk needs the right to mount a tmpfs")
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
 
 
 def test_messages_are_never_discarded_after_some_attempts(

@@ -1,0 +1,62 @@
+"""Open files without being tricked: regular files only, and no symbolic links where we write.
+
+In a directory that others can write to, a name may be a link to somebody's file, a FIFO that blocks
+whoever opens it, or a device without an end. Reading follows links (an archive may be linked) but
+takes only what turns out to be a regular file; writing follows none.
+
+Trap: the check comes after the open, on the descriptor, because a name can change in between. So
+the open itself must neither block nor change anything: ``O_NONBLOCK``, and never ``O_TRUNC``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+
+class NotRegularError(OSError):
+    """A link, a directory, a FIFO, a socket or a device where a regular file is expected."""
+
+
+def open_to_read(path: Path) -> BinaryIO:
+    """Open a regular file, through links. Raises `NotRegularError`, ``OSError``."""
+    return os.fdopen(_open(path, os.O_RDONLY), "rb")
+
+
+def open_to_write(path: Path, flags: int, mode: int = 0o600) -> int:
+    """Return a descriptor with ``flags`` as of `os.open`, ``O_TRUNC`` not among them.
+
+    A new file has ``mode``, less the umask. Raises `NotRegularError`, ``OSError``.
+    """
+    return _open(path, flags | os.O_NOFOLLOW, mode)
+
+
+def open_to_append(path: Path, mode: int = 0o600) -> BinaryIO:
+    """Open a file for messages that must not get lost, after what it holds; made if missing.
+
+    Raises `NotRegularError`, ``OSError``.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    return os.fdopen(open_to_write(path, flags, mode), "ab")
+
+
+def _open(path: Path, flags: int, mode: int = 0o600) -> int:
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, mode)
+    except OSError as exc:
+        if exc.errno == errno.ELOOP:
+            raise _refusal(exc.errno, path, "is a symbolic link") from exc
+        if exc.errno == errno.ENXIO:  # a FIFO that nobody reads
+            raise _refusal(exc.errno, path, "is not a regular file") from exc
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _refusal(errno.EINVAL, path, "is not a regular file")
+    return descriptor
+
+
+def _refusal(number: int, path: Path, what: str) -> NotRegularError:
+    return NotRegularError(number, f"it {what}", str(path))

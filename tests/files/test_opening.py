@@ -1,0 +1,78 @@
+"""Opening files in a directory where somebody else put something in the way."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nsqtools.files.locks import lock_file
+from nsqtools.files.opening import NotRegularError, open_to_append, open_to_read, open_to_write
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    return path
+
+
+@pytest.fixture
+def link(tmp_path: Path) -> Path:
+    (tmp_path / "victim").write_text("precious")
+    path = tmp_path / "link"
+    path.symlink_to(tmp_path / "victim")
+    return path
+
+
+def test_a_file_is_read_also_through_a_link(link: Path) -> None:
+    with open_to_read(link) as file:
+        assert file.read() == b"precious"
+
+
+def test_a_fifo_does_not_block_the_reader(fifo: Path) -> None:
+    with pytest.raises(NotRegularError, match="not a regular file"):
+        open_to_read(fifo)
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/null", "/"])
+def test_a_link_to_a_device_or_a_directory_is_not_read(tmp_path: Path, device: str) -> None:
+    (tmp_path / "link").symlink_to(device)
+    with pytest.raises(NotRegularError, match="not a regular file"):
+        open_to_read(tmp_path / "link")
+
+
+def test_no_link_is_followed_for_writing(link: Path) -> None:
+    with pytest.raises(NotRegularError, match="a symbolic link"):
+        open_to_write(link, os.O_RDWR | os.O_CREAT)
+    with pytest.raises(NotRegularError, match="a symbolic link"):
+        open_to_append(link)
+    with pytest.raises(NotRegularError, match="a symbolic link"):
+        lock_file(link)
+    assert link.read_text() == "precious"
+
+
+def test_a_fifo_is_not_written_to(fifo: Path) -> None:
+    with pytest.raises(NotRegularError, match="not a regular file"):
+        open_to_append(fifo)
+
+
+def test_what_is_appended_stands_after_the_rest_and_is_private(tmp_path: Path) -> None:
+    path = tmp_path / "unsent"
+    for line in (b"one\n", b"two\n"):
+        with open_to_append(path) as file:
+            file.write(line)
+
+    assert path.read_bytes() == b"one\ntwo\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_lock_is_for_one(tmp_path: Path) -> None:
+    descriptor = lock_file(tmp_path / "lock")
+    assert descriptor is not None
+    assert lock_file(tmp_path / "lock") is None
+    os.close(descriptor)
+    again = lock_file(tmp_path / "lock")
+    assert again is not None
+    os.close(again)
