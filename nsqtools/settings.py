@@ -25,6 +25,27 @@ from nsqtools.errors import ConfigurationError
 
 PROFILES = "profiles"
 
+REPEATABLE = {
+    "nsqd_tcp_address": True,
+    "lookupd_http_address": True,
+    "nsqd_http_address": True,
+    "address_map": True,
+    "max_in_flight": False,
+    "consumer_opt": True,
+    "tls": False,
+    "tls_ca_file": False,
+    "tls_cert": False,
+    "tls_key": False,
+    "tls_insecure": False,
+    "tls_min_version": False,
+    "snappy": False,
+    "deflate": False,
+    "deflate_level": False,
+    "auth_secret_file": False,
+    "producer_opt": True,
+}
+"""The settings that the file may hold, each with whether it takes several values."""
+
 
 class Origin(IntEnum):
     """Where a value comes from; a greater origin is stronger."""

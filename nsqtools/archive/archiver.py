@@ -31,7 +31,7 @@ from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import inspect_topic
 from nsqtools.errors import NsqError, OutputError
-from nsqtools.tail.limits import End, Limits
+from nsqtools.tail.run_limits import End, RunLimits
 
 log = logging.getLogger("nsqtools")
 
@@ -66,11 +66,11 @@ class Archiver:
         *,
         discovery: TopicDiscovery | None = None,
         refresh_s: float = 60.0,
-        limits: Limits | None = None,
+        limits: RunLimits | None = None,
         on_finished: Callable[[Path], None] = lambda path: None,
         on_tick: Callable[[], None] = lambda: None,
     ) -> None:
-        self._limits = limits or Limits()
+        self._limits = limits or RunLimits()
         if self._limits.count is not None:
             # what is in flight beyond the count would only have its attempts raised
             wanted = min(source.options.max_in_flight, self._limits.count)

@@ -24,12 +24,12 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.bench.bench_plan import BACKLOG, BenchMode, BenchPlan, ConsumerJob, Job, PublisherJob
+from nsqtools.bench.bench_report import BenchReport, merged
 from nsqtools.bench.bodies import MAX_TAG
 from nsqtools.bench.counters import Counters
 from nsqtools.bench.crew import Crew
-from nsqtools.bench.plan import BACKLOG, ConsumerJob, Job, Mode, Plan, PublisherJob
 from nsqtools.bench.processors import BusyProcessors
-from nsqtools.bench.report import Report, merged
 from nsqtools.client.consumer import Consumer
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError
 from nsqtools.protocol.names import EPHEMERAL
@@ -48,10 +48,14 @@ FILL_BATCH_BYTES = 64 << 10
 
 
 class Bench:
-    """Runs a `Plan`. ``show`` is told, ten times a second, what is going on and how many messages
-    were handled. ``run`` on one thread; ``stop`` from any, which ends early with what there is."""
+    """Runs a `BenchPlan`: `run` on one thread, `stop` from any: it ends early with what there is.
 
-    def __init__(self, plan: Plan, show: Callable[[str, int], None] = lambda what, count: None):
+    ``show`` is called ten times a second with what is going on and how many messages were handled.
+    """
+
+    def __init__(
+        self, plan: BenchPlan, show: Callable[[str, int], None] = lambda what, count: None
+    ):
         self._plan = plan
         self._show = show
         self._phase = ""
@@ -60,13 +64,17 @@ class Bench:
         self._progress = (0, 0.0)  # messages consumed, and when there were more
         token = f"{random.randrange(1 << 32):08x}"
         self._tag = int(token, 16) & MAX_TAG
-        lasts = plan.mode is Mode.SUB
+        lasts = plan.mode is BenchMode.SUB
         self.topic = plan.topic or f"bench_{token}{'' if lasts else EPHEMERAL}"
         self.channel = f"bench_{token}{'' if lasts else EPHEMERAL}"
 
-    def run(self) -> Report:
+    def run(self) -> BenchReport:
         """Measure. Raises what keeps workers from their work: `NsqError` with its category."""
-        run = {Mode.PUB: self._run_pub, Mode.SUB: self._run_sub, Mode.E2E: self._run_e2e}
+        run = {
+            BenchMode.PUB: self._run_pub,
+            BenchMode.SUB: self._run_sub,
+            BenchMode.E2E: self._run_e2e,
+        }
         try:
             return run[self._plan.mode]()
         finally:
@@ -76,12 +84,12 @@ class Bench:
         """Ask `run` to end early."""
         self._interrupted = True
         self._counters.stop_publishing()
-        if self._plan.mode is Mode.SUB:
+        if self._plan.mode is BenchMode.SUB:
             self._counters.stop_consuming()
 
     # -- the three of them ----------------------------------------------------------------------
 
-    def _run_pub(self) -> Report:
+    def _run_pub(self) -> BenchReport:
         plan = self._plan
         self._phase = "publishing"
         with ExitStack() as stack:
@@ -100,7 +108,7 @@ class Bench:
             machine_cpu=processors.share,
         )
 
-    def _run_e2e(self) -> Report:
+    def _run_e2e(self) -> BenchReport:
         plan = self._plan
         self._phase = "subscribing"
         with (
@@ -124,7 +132,7 @@ class Bench:
             machine_cpu=processors.share,
         )
 
-    def _run_sub(self) -> Report:
+    def _run_sub(self) -> BenchReport:
         plan = self._plan
         if plan.count is None:
             raise ConfigurationError("a backlog to drain needs a count of messages")
@@ -160,25 +168,25 @@ class Bench:
         *,
         seconds: float,
         machine_cpu: float | None,
-    ) -> Report:
+    ) -> BenchReport:
         plan = self._plan
         out = sum(result.confirmed for result in published)
         back = None if consumed is None else sum(result.consumed for result in consumed)
-        ended_early = plan.mode is Mode.SUB and plan.for_s is not None
+        ended_early = plan.mode is BenchMode.SUB and plan.for_s is not None
         is_intact = back is None or back == out or (ended_early and back < out)
-        if plan.mode is Mode.E2E and consumed is not None:
+        if plan.mode is BenchMode.E2E and consumed is not None:
             sums = [
                 sum(r.checksum for r in results) % (1 << 64) for results in (published, consumed)
             ]
             is_intact = is_intact and sums[0] == sums[1]
         messages = sum(result.measured for result in measured)
-        return Report(
+        return BenchReport(
             plan=plan,
             topic=self.topic,
             seconds=max(0.0, seconds) if messages else 0.0,
             messages=messages,
             bytes=sum(result.measured_bytes for result in measured),
-            latencies=None if plan.mode is Mode.SUB else merged(measured),
+            latencies=None if plan.mode is BenchMode.SUB else merged(measured),
             published=out,
             consumed=back,
             redelivered=sum(result.redelivered for result in consumed or ()),
@@ -196,7 +204,7 @@ class Bench:
     def _address(self, number: int) -> str:
         return self._plan.nsqd_tcp_addresses[number % len(self._plan.nsqd_tcp_addresses)]
 
-    def _publishers(self, plan: Plan, *, is_stamped: bool = False) -> list[PublisherJob]:
+    def _publishers(self, plan: BenchPlan, *, is_stamped: bool = False) -> list[PublisherJob]:
         return [
             PublisherJob(
                 number=number,
@@ -238,7 +246,7 @@ class Bench:
         """Tell how far it is, and end what will not go on."""
         counters = self._counters
         consumed, now = counters.consumed, time.monotonic()
-        consumes = self._plan.mode is not Mode.PUB and self._phase != "filling the topic"
+        consumes = self._plan.mode is not BenchMode.PUB and self._phase != "filling the topic"
         self._show(self._phase, consumed if consumes else counters.published)
         if consumed != self._progress[0] or not consumes:
             self._progress = (consumed, now)
@@ -313,9 +321,9 @@ class Bench:
             time.sleep(0.02)
 
 
-def _also(plan: Plan, published: Sequence[Any]) -> Sequence[Any]:
+def _also(plan: BenchPlan, published: Sequence[Any]) -> Sequence[Any]:
     """Publishers count as clients where they work beside the consumers."""
-    return published if plan.mode is Mode.E2E else ()
+    return published if plan.mode is BenchMode.E2E else ()
 
 
 def _no_http_api(failures: Sequence[Failure]) -> NsqError:

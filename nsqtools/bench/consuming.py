@@ -10,10 +10,10 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
+from nsqtools.bench.bench_plan import ConsumerJob
 from nsqtools.bench.bodies import has_stamp, read_stamps
 from nsqtools.bench.counters import Counters
 from nsqtools.bench.latency import Latencies
-from nsqtools.bench.plan import ConsumerJob
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Batch
 
@@ -40,7 +40,7 @@ class ConsumerResult:
     latencies: Latencies = field(default_factory=Latencies)
 
 
-class Consuming:
+class ConsumingWorker:
     """The work of one `ConsumerJob`. It is subscribed as soon as it is made.
 
     Raises the error of the connection when there is none.

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from nsqtools.bench.bench_plan import READY, Job, WorkerError
 from nsqtools.bench.counters import Counters
-from nsqtools.bench.plan import READY, Failure, Job
 from nsqtools.errors import NsqError
 
 LOOK_S = 0.1
@@ -29,7 +29,7 @@ WORKER = (sys.executable, "-m", "nsqtools.bench.worker")
 class WorkerFailed(NsqError):
     """A worker could not do its job; says and advises what its error did."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: WorkerError) -> None:
         super().__init__(failure.message, hint=failure.hint)
         self.category = failure.category
 
@@ -115,7 +115,7 @@ class Crew:
             except queue.Empty:
                 self._on_look()
                 continue
-            if isinstance(answer, Failure):
+            if isinstance(answer, WorkerError):
                 raise WorkerFailed(answer)
             answers.append(answer)
         return answers
@@ -135,7 +135,7 @@ class Crew:
                 answer = pickle.load(process.stdout)
             except (EOFError, pickle.UnpicklingError):
                 status = process.wait()
-                gone = Failure("failed", f"a worker process ended with status {status}", "")
+                gone = WorkerError("failed", f"a worker process ended with status {status}", "")
                 self._answers.put(gone)
                 return
             self._answers.put(answer)

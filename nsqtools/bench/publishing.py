@@ -10,10 +10,10 @@ import time
 from dataclasses import dataclass, field
 from functools import partial
 
+from nsqtools.bench.bench_plan import PublisherJob
 from nsqtools.bench.bodies import Bodies, first_word
 from nsqtools.bench.counters import Counters
 from nsqtools.bench.latency import Latencies
-from nsqtools.bench.plan import PublisherJob
 from nsqtools.client.producer import Producer
 from nsqtools.client.publication import Publication
 from nsqtools.errors import NsqError
@@ -39,7 +39,7 @@ class PublisherResult:
     latencies: Latencies = field(default_factory=Latencies)
 
 
-class Publishing:
+class PublishingWorker:
     """The work of one `PublisherJob`. Made when it may connect, run when it may begin."""
 
     def __init__(self, job: PublisherJob, counters: Counters) -> None:

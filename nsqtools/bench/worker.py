@@ -15,10 +15,10 @@ import threading
 import traceback
 from typing import Any
 
-from nsqtools.bench.consuming import Consuming
+from nsqtools.bench.bench_plan import READY, ConsumerJob, WorkerError
+from nsqtools.bench.consuming import ConsumingWorker
 from nsqtools.bench.counters import Counters
-from nsqtools.bench.plan import READY, ConsumerJob, Failure
-from nsqtools.bench.publishing import Publishing
+from nsqtools.bench.publishing import PublishingWorker
 from nsqtools.errors import NsqError
 
 
@@ -36,7 +36,9 @@ def main() -> None:
     try:
         job = pickle.load(stdin)
         counters = Counters(connections, fileno)
-        work = (Consuming if isinstance(job, ConsumerJob) else Publishing)(job, counters)
+        work = (ConsumingWorker if isinstance(job, ConsumerJob) else PublishingWorker)(
+            job, counters
+        )
         answer(READY)
         begin = pickle.load(stdin)
         threading.Thread(target=_end_with, args=(stdin,), daemon=True).start()
@@ -44,9 +46,9 @@ def main() -> None:
     except EOFError:
         os._exit(1)  # nobody waits for us
     except NsqError as error:
-        answer(Failure(error.category, str(error), error.hint))
+        answer(WorkerError(error.category, str(error), error.hint))
     except Exception:
-        answer(Failure("failed", traceback.format_exc(), "This is a bug."))
+        answer(WorkerError("failed", traceback.format_exc(), "This is a bug."))
     os._exit(0)  # without waiting for connections that do not answer
 
 

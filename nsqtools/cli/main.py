@@ -32,10 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
     except Exception as error:
         _settle_stdout()
-        from nsqtools.cli.running.failures import report
+        from nsqtools.cli.running.ends import report_error
 
         debug = "--debug" in arguments or bool(os.environ.get("NSQ_DEBUG"))
-        return report(error, sys.stderr, debug=debug)
+        return report_error(error, sys.stderr, debug=debug)
 
 
 def at_the_door(arguments: Sequence[str]) -> str | None:

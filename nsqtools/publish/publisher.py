@@ -11,10 +11,11 @@ producers' windows.
 
 from __future__ import annotations
 
+import enum
 import queue
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer import Producer
@@ -29,7 +30,92 @@ from nsqtools.errors import (
     PublishUnknown,
     RefusedError,
 )
-from nsqtools.publish.batch import Batch, Counts, Outcome, Part
+
+
+class PublishOutcome(enum.IntEnum):
+    """What became of a record, the worst last: with several nsqd the worst of theirs counts."""
+
+    CONFIRMED = 0
+    UNKNOWN = 1
+    UNSENT = 2
+    REJECTED = 3
+
+
+@dataclass(slots=True, eq=False)
+class PublishBatch:
+    """Bodies for one topic, and what to call when all have their outcome.
+
+    ``unsettled`` counts the answers still to come, one for each record and nsqd; ``failures`` holds
+    the worst outcome of each record that was not confirmed everywhere, by its place among the
+    bodies, and ``errors`` the reason.
+    """
+
+    topic: str
+    bodies: Sequence[bytes]
+    unsettled: int
+    on_ended: Callable[[PublishBatch], None]
+    defer_s: float | None = None
+    failures: dict[int, PublishOutcome] = field(default_factory=dict)
+    errors: dict[int, NsqError | None] = field(default_factory=dict)
+
+    def settle(
+        self, part: BatchPart, outcome: PublishOutcome, error: NsqError | None = None
+    ) -> bool:
+        """Note the outcome of a part; return whether it was the last one awaited."""
+        if outcome is not PublishOutcome.CONFIRMED:
+            for index in range(part.start, part.stop):
+                if outcome >= self.failures.get(index, outcome):
+                    self.failures[index] = outcome
+                    self.errors[index] = error
+        self.unsettled -= len(part)
+        return self.unsettled == 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchPart:
+    """What goes to one nsqd in one publish: a batch, or a range of it after nsqd refused more.
+
+    ``give_up_at`` is set when it first failed.
+    """
+
+    batch: PublishBatch
+    start: int
+    stop: int
+    address: str
+    give_up_at: float | None = None
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def bodies(self) -> Sequence[bytes]:
+        return self.batch.bodies[self.start : self.stop]
+
+    def halves(self) -> tuple[BatchPart, BatchPart]:
+        """Return the part as two, to find a record that nsqd refuses."""
+        middle = self.start + len(self) // 2
+        return replace(self, stop=middle), replace(self, start=middle)
+
+
+@dataclass(slots=True)
+class PublishCounts:
+    """Records by outcome; ``skipped`` are empty ones, which NSQ cannot carry."""
+
+    confirmed: int = 0
+    rejected: int = 0
+    unknown: int = 0
+    unsent: int = 0
+    skipped: int = 0
+
+    def add(self, outcome: PublishOutcome, count: int = 1) -> None:
+        """Count records that ended so."""
+        name = outcome.name.lower()
+        setattr(self, name, getattr(self, name) + count)
+
+    @property
+    def unconfirmed(self) -> int:
+        return self.rejected + self.unknown + self.unsent
+
 
 RETRY_TIMEOUT_S = 60.0
 RETRY_BASE_S = 0.1
@@ -66,7 +152,7 @@ class Publisher:
         options: PublishOptions,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.counts = Counts()
+        self.counts = PublishCounts()
         self.retried = 0
         self.repeated = 0
         self.last_error: NsqError | None = None
@@ -75,8 +161,10 @@ class Publisher:
         self._producers = {address: Producer(address, client_options) for address in addresses}
         self._targets = Targets(addresses, options.mode)
         self._delays = RetryDelays(RETRY_BASE_S, RETRY_MAX_S)
-        self._settled: queue.SimpleQueue[tuple[Part, PublishError | None]] = queue.SimpleQueue()
-        self._retries: list[Part] = []
+        self._settled: queue.SimpleQueue[tuple[BatchPart, PublishError | None]] = (
+            queue.SimpleQueue()
+        )
+        self._retries: list[BatchPart] = []
         self._retry_at = 0.0
         self._under_way = 0  # sends whose outcome has not been read from the queue
 
@@ -89,7 +177,7 @@ class Publisher:
         self,
         topic: str,
         bodies: Sequence[bytes],
-        on_ended: Callable[[Batch], None] = lambda batch: None,
+        on_ended: Callable[[PublishBatch], None] = lambda batch: None,
         *,
         defer_s: float | None = None,
     ) -> None:
@@ -103,12 +191,12 @@ class Publisher:
             self._wait()
         chosen = self._targets.choose()
         defer_s = self._options.defer_s if defer_s is None else defer_s
-        batch = Batch(topic, bodies, len(bodies) * len(chosen), on_ended, defer_s)
+        batch = PublishBatch(topic, bodies, len(bodies) * len(chosen), on_ended, defer_s)
         # there is no deferred MPUB
         size = len(bodies) if defer_s is None else 1
         for address in chosen:
             for start in range(0, len(bodies), size):
-                self._send(Part(batch, start, start + size, address))
+                self._send(BatchPart(batch, start, start + size, address))
 
     def poll(self) -> None:
         """Act on the outcomes that are there, without waiting."""
@@ -133,7 +221,7 @@ class Publisher:
         for producer in self._producers.values():
             producer.stop(POLL_S)
 
-    def _send(self, part: Part) -> None:
+    def _send(self, part: BatchPart) -> None:
         def settled(publication: Publication) -> None:
             self._settled.put((part, publication.error))
 
@@ -161,34 +249,34 @@ class Publisher:
         self.poll()
         self._retry()
 
-    def _act_on(self, part: Part, error: PublishError | None) -> None:
+    def _act_on(self, part: BatchPart, error: PublishError | None) -> None:
         self._under_way -= 1
         if error is None:
             self._delays.reset()
-            self._end(part, Outcome.CONFIRMED)
+            self._end(part, PublishOutcome.CONFIRMED)
             return
         self.last_error = error
         if isinstance(error, PublishRejected) and EXITING not in error.cause.text:
             self._on_rejected(part, error)
         elif isinstance(error, PublishUnknown) and not self._options.retry_unknown:
-            self._end(part, Outcome.UNKNOWN, error)
+            self._end(part, PublishOutcome.UNKNOWN, error)
         elif isinstance(error.__cause__, RefusedError):  # it would be refused again
-            self._end(part, Outcome.UNSENT, error)
+            self._end(part, PublishOutcome.UNSENT, error)
         else:
             self._retry_later(part, error)
 
-    def _on_rejected(self, part: Part, error: PublishRejected) -> None:
+    def _on_rejected(self, part: BatchPart, error: PublishRejected) -> None:
         if len(part) == 1 or error.cause.code not in SPLITTABLE:
-            self._end(part, Outcome.REJECTED, error)
+            self._end(part, PublishOutcome.REJECTED, error)
             return
         for half in part.halves():
             self._retry_later(half, error)
 
-    def _retry_later(self, part: Part, error: PublishError) -> None:
+    def _retry_later(self, part: BatchPart, error: PublishError) -> None:
         now = time.monotonic()
         give_up_at = part.give_up_at or now + self._options.retry_timeout_s
         if now >= give_up_at or self._is_stopped():
-            self._end(part, Outcome.UNSENT, error)
+            self._end(part, PublishOutcome.UNSENT, error)
             return
         self.retried += len(part)
         if isinstance(error, PublishUnknown):
@@ -204,11 +292,13 @@ class Publisher:
         for part in retries:
             self._send(replace(part, address=self._targets.choose_again(part.address)))
 
-    def _end(self, part: Part, outcome: Outcome, error: PublishError | None = None) -> None:
+    def _end(
+        self, part: BatchPart, outcome: PublishOutcome, error: PublishError | None = None
+    ) -> None:
         batch = part.batch
         if not batch.settle(part, outcome, error):
             return
-        self.counts.add(Outcome.CONFIRMED, len(batch.bodies) - len(batch.failures))
+        self.counts.add(PublishOutcome.CONFIRMED, len(batch.bodies) - len(batch.failures))
         for failure in batch.failures.values():
             self.counts.add(failure)
         batch.on_ended(batch)

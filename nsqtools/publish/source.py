@@ -22,7 +22,7 @@ PIPE_SIZE = 1 << 20
 STOP_CHECK_S = 0.2
 
 
-class Source:
+class RecordSource:
     """Reads inputs one after the other.
 
     ``paths`` are files, ``-`` is standard input. ``is_stopped`` is asked between reads, and a wait

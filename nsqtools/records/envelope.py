@@ -17,9 +17,25 @@ from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterable
 from json.encoder import encode_basestring as quote
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from nsqtools.records.message import Message
+
+class MessageLike(Protocol):
+    """What a consumed message, a decoded frame and an archived record have in common."""
+
+    @property
+    def timestamp_ns(self) -> int: ...
+
+    @property
+    def attempts(self) -> int: ...
+
+    @property
+    def id(self) -> bytes:
+        """16 bytes, hexadecimal digits as ASCII."""
+
+    @property
+    def body(self) -> bytes: ...
+
 
 INT64 = range(-(2**63), 2**63)
 UINT16 = range(2**16)
@@ -36,7 +52,7 @@ class Envelope(NamedTuple):
     body: bytes
 
 
-def encode_many(topic: str, nsqd: str, messages: Iterable[Message]) -> bytes:
+def encode_many(topic: str, nsqd: str, messages: Iterable[MessageLike]) -> bytes:
     """Return one line for each message, each ended by a newline."""
     head = f'{{"topic": {quote(topic)}, "nsqd": {quote(nsqd)}, "id": '
     lines = []

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.records.escapes import argument_bytes
-from nsqtools.records.message import Message
+from nsqtools.records.envelope import MessageLike
+from nsqtools.records.units import argument_bytes
 
-Filter = Callable[[Message], bool]
+Filter = Callable[[MessageLike], bool]
 
 
 def grep(pattern: str, *, ignore_case: bool = False, invert: bool = False) -> Filter:

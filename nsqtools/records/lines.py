@@ -1,17 +1,68 @@
-"""Messages as plain lines: the body and a delimiter, as nsq_tail prints them."""
+"""Messages as plain lines: the body and a delimiter, as nsq_tail prints them.
+
+Bodies can be shown in another form (``--decode utf8|hex|base64``), and on a terminal nothing of
+them may steer it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from binascii import b2a_base64
+from collections.abc import Callable, Iterable
+from enum import Enum
 
-from nsqtools.records.decode import BodyForm, body_decoder, escape_controls
-from nsqtools.records.message import Message
+from nsqtools.records.envelope import MessageLike
+
+# What may not reach a terminal raw: controls but tab and newline, and whatever is not ASCII until
+# it has proved to be UTF-8 (a lone 0x9b starts an escape sequence on 8-bit terminals).
+_SUSPECT = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f-\xff]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class BodyForm(Enum):
+    """How a body is shown."""
+
+    utf8 = "utf8"
+    hex = "hex"
+    base64 = "base64"
+
+
+def utf8(body: bytes) -> bytes:
+    r"""The body as UTF-8 text, each byte that is none as ``\xNN``."""
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return body.decode("utf-8", "backslashreplace").encode()
+    return body
+
+
+def body_decoder(form: BodyForm) -> Callable[[bytes], bytes]:
+    """The function that shows a body in ``form``."""
+    match form:
+        case BodyForm.utf8:
+            return utf8
+        case BodyForm.hex:
+            return lambda body: body.hex().encode()
+        case BodyForm.base64:
+            return lambda body: b2a_base64(body, newline=False)
+
+
+def escape_controls(text: bytes) -> bytes:
+    r"""Make bytes harmless for a terminal: controls and bytes that are not UTF-8 as ``\xNN``.
+
+    Tab and newline stay. Text without any of these is returned as it is.
+    """
+    if _SUSPECT.search(text) is None:
+        return text
+    return _CONTROL.sub(
+        lambda control: f"\\x{ord(control[0]):02x}", text.decode("utf-8", "backslashreplace")
+    ).encode()
 
 
 def encode_lines(
     topic: str,
     nsqd: str,
-    messages: Iterable[Message],
+    messages: Iterable[MessageLike],
     *,
     delimiter: bytes = b"\n",
     form: BodyForm | None = None,

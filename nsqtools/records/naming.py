@@ -11,6 +11,10 @@ extension, so that a name never has to be used twice.
 Two traps of nsq_to_file are avoided. Times go through strftime and nothing else (literal digits in
 a format stay what they are), and a name never leaves its directory, whatever a topic is called:
 ``..`` is a valid topic.
+
+`Rotation` says when a file is full or old enough. An interval is aligned to the clock: with 1h
+files change on the hour, whenever they were opened. An age counts from the first moment of a file.
+Sizes are limits that a file exceeds by at most one flush.
 """
 
 from __future__ import annotations
@@ -100,3 +104,37 @@ def _check(name: str) -> None:
         f"the file name {name!r} {reason}",
         hint="Tokens are <TOPIC> <HOST> <PID> <DATETIME> <PARTITION> <REV>.",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Limits of a file; each None means without. Sizes are bytes, times seconds.
+
+    ``size`` is what the file takes on disk, ``uncompressed_size`` what was put in. An interval
+    begins at midnight of the clock that is ``utc_offset_s`` ahead of UTC.
+    """
+
+    size: int | None = None
+    uncompressed_size: int | None = None
+    interval_s: float | None = None
+    age_s: float | None = None
+
+    def is_full(self, size: int, uncompressed_size: int) -> bool:
+        """Tell whether a file of these sizes takes no more."""
+        return (self.size is not None and size >= self.size) or (
+            self.uncompressed_size is not None and uncompressed_size >= self.uncompressed_size
+        )
+
+    def is_over(self, opened_at_s: float, now_s: float, utc_offset_s: float = 0) -> bool:
+        """Tell whether the time of a file opened at ``opened_at_s`` (since 1970) is over."""
+        if self.age_s is not None and now_s - opened_at_s >= self.age_s:
+            return True
+        return self.interval_s is not None and (
+            self.period(opened_at_s, utc_offset_s) != self.period(now_s, utc_offset_s)
+        )
+
+    def period(self, at_s: float, utc_offset_s: float = 0) -> int:
+        """Return the number of the interval that a time since 1970 falls in; 0 without one."""
+        if self.interval_s is None:
+            return 0
+        return int((at_s + utc_offset_s) // self.interval_s)

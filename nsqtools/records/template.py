@@ -22,14 +22,13 @@ from operator import attrgetter
 from typing import Any
 
 from nsqtools.protocol.message import WireMessage
-from nsqtools.records.escapes import unescape
-from nsqtools.records.message import Message
+from nsqtools.records.envelope import MessageLike
+from nsqtools.records.units import NS, unescape
 
-Get = Callable[[Message], Any]
-Encoder = Callable[[str, str, Iterable[Message]], bytes]
+Get = Callable[[MessageLike], Any]
+Encoder = Callable[[str, str, Iterable[MessageLike]], bytes]
 
 FIELDS = ("topic", "nsqd", "id", "timestamp", "attempts", "size", "body")
-NS = 1_000_000_000
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}:]*)(?::([^{}]*))?\}|[{}]")
 
@@ -54,7 +53,7 @@ def compile_template(text: str) -> Encoder:
             literals.append(b"")
     literals[-1] += unescape(text[end:])
 
-    def encode_many(topic: str, nsqd: str, messages: Iterable[Message]) -> bytes:
+    def encode_many(topic: str, nsqd: str, messages: Iterable[MessageLike]) -> bytes:
         batch = {"topic": topic.encode(), "nsqd": nsqd.encode()}
         layout, fields = _bind(literals, getters, batch)
         return b"".join([layout % tuple([get(message) for get in fields]) for message in messages])
@@ -108,7 +107,7 @@ def _getter(field: str, form: str | None) -> Get | str:
 def _moment(form: str) -> Get:
     from datetime import UTC, datetime
 
-    def get(message: Message) -> bytes:
+    def get(message: MessageLike) -> bytes:
         seconds, ns = divmod(message.timestamp_ns, NS)
         moment = datetime.fromtimestamp(seconds, UTC).replace(microsecond=ns // 1000)
         return moment.strftime(form).encode()

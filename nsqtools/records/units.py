@@ -1,8 +1,8 @@
-"""Sizes, points in time and spans as people write them on a command line.
+"""Values as people write them on a command line: sizes, times, durations, backslash escapes.
 
 Durations proper (``30s``, ``1h30m``) are the protocol's, in `nsqtools.protocol.durations`; here
-they only must not be negative. Every function raises ``ValueError`` with a message that shows the
-accepted forms.
+they only must not be negative. Delimiters and templates are typed with escapes. Every function
+raises ``ValueError`` with a message that shows the accepted forms.
 """
 
 from __future__ import annotations
@@ -12,6 +12,38 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from nsqtools.protocol.durations import parse_duration
+
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|.|\Z)", re.DOTALL)
+_SIMPLE = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+
+
+def unescape(text: str) -> bytes:
+    r"""Return the bytes that ``text`` stands for, its escapes interpreted.
+
+    Known are ``\n \t \r \0 \\`` and ``\xNN``. Raises ``ValueError`` for any other.
+    """
+    parts = []
+    end = 0
+    for escape in _ESCAPE.finditer(text):
+        parts += [argument_bytes(text[end : escape.start()]), _value(escape)]
+        end = escape.end()
+    parts.append(argument_bytes(text[end:]))
+    return b"".join(parts)
+
+
+def argument_bytes(text: str) -> bytes:
+    """The bytes that were typed: Python reads those that are not UTF-8 as surrogates."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _value(escape: re.Match[str]) -> bytes:
+    code = escape[1]
+    if code in _SIMPLE:
+        return _SIMPLE[code]
+    if len(code) == 3:
+        return bytes.fromhex(code[1:])
+    raise ValueError(f"unknown escape {escape[0]!s}; known are \\n \\t \\r \\0 \\xNN \\\\")
+
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(i?))?b?", re.ASCII | re.IGNORECASE)
 

@@ -20,20 +20,24 @@ from nsqtools.archive.reader import EVER, ArchiveFile, OnDamage, TimeRange
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.names import check_topic
-from nsqtools.publish.batch import Batch, Counts, Outcome
-from nsqtools.publish.publisher import Publisher, PublishOptions
-from nsqtools.publish.rate import RateLimit
+from nsqtools.publish.pacing import Pace, RateLimit
+from nsqtools.publish.publisher import (
+    PublishBatch,
+    PublishCounts,
+    Publisher,
+    PublishOptions,
+    PublishOutcome,
+)
 from nsqtools.publish.source import BATCH_BYTES, BATCH_RECORDS
 from nsqtools.records.envelope import Envelope, encode_many
 from nsqtools.replay.checkpoint import Checkpoint
 from nsqtools.replay.merge import Archived, merge
-from nsqtools.replay.pace import Pace
 
 STOP_CHECK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class MessageSelection:
     """Which messages are replayed, and where to.
 
     ``topics`` maps a topic to the one its messages go to; the key "" stands for all others, and for
@@ -72,7 +76,7 @@ class Replay:
         self,
         archives: Sequence[ArchiveFile],
         addresses: Sequence[str],
-        selection: Selection,
+        selection: MessageSelection,
         *,
         client_options: ClientOptions,
         options: PublishOptions,
@@ -81,7 +85,7 @@ class Replay:
         dry_run: bool = False,
         checkpoint: Checkpoint | None = None,
         on_damage: OnDamage,
-        on_unconfirmed: Callable[[bytes, Outcome], None] | None = None,
+        on_unconfirmed: Callable[[bytes, PublishOutcome], None] | None = None,
         show: Callable[[], None] = lambda: None,
     ) -> None:
         self.read = 0
@@ -97,7 +101,7 @@ class Replay:
         self._on_damage = on_damage
         self._on_unconfirmed = on_unconfirmed
         self._show = show
-        self._refused = Counts()  # before they were sent
+        self._refused = PublishCounts()  # before they were sent
         self._seen: set[tuple[str, str, bytes]] = set()
         self._stopped = threading.Event()
         self._publisher = Publisher(addresses, client_options, options, self._stopped.is_set)
@@ -107,11 +111,11 @@ class Replay:
         self._stopped.set()
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> PublishCounts:
         """The outcomes of all topics together."""
-        total = Counts()
+        total = PublishCounts()
         for counts in (self._refused, self._publisher.counts):
-            for name in Counts.__slots__:
+            for name in PublishCounts.__slots__:
                 setattr(total, name, getattr(total, name) + getattr(counts, name))
         if self._dry_run:
             total.confirmed = sum(self.planned.values())
@@ -228,7 +232,7 @@ class Replay:
         return not self._publisher.has_given_up
 
     def _publish_to(self, topic: str, messages: list[Envelope]) -> None:
-        def hand_out_unconfirmed(batch: Batch) -> None:
+        def hand_out_unconfirmed(batch: PublishBatch) -> None:
             for index, outcome in sorted(batch.failures.items()):
                 self._hand_out(messages[index], outcome)
 
@@ -249,12 +253,12 @@ class Replay:
             self._refused.skipped += 1
             return False
         if len(message.body) > self._client_options.publish_max_msg_size:
-            self._refused.add(Outcome.REJECTED)
-            self._hand_out(message, Outcome.REJECTED)
+            self._refused.add(PublishOutcome.REJECTED)
+            self._hand_out(message, PublishOutcome.REJECTED)
             return False
         return True
 
-    def _hand_out(self, message: Envelope, outcome: Outcome) -> None:
+    def _hand_out(self, message: Envelope, outcome: PublishOutcome) -> None:
         if self._on_unconfirmed is not None:
             self._on_unconfirmed(_line(message), outcome)
 

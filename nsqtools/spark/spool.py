@@ -35,9 +35,8 @@ from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import replace_file, sync_folder
 from nsqtools.files.locks import try_lock
-from nsqtools.records.naming import FileNaming
-from nsqtools.records.rotation import Rotation
-from nsqtools.tail.limits import Limits
+from nsqtools.records.naming import FileNaming, Rotation
+from nsqtools.tail.run_limits import RunLimits
 
 log = logging.getLogger("nsqtools")
 
@@ -206,7 +205,7 @@ class Spool:
     def start(self) -> None:
         """Take messages from now on; returns when the topics are connected."""
         if self._thread is None:
-            self._begin(Limits(), self._regulate)
+            self._begin(RunLimits(), self._regulate)
             self._begun.wait()
         self.check()
 
@@ -229,7 +228,7 @@ class Spool:
             has_seen_all = time.monotonic() - began_s > self._settings.idle_s
             return self._fill().exceeds(self._settings) or (has_seen_all and is_past())
 
-        self._begin(Limits(idle_s=self._settings.idle_s), lambda: self._stop_if(is_enough()))
+        self._begin(RunLimits(idle_s=self._settings.idle_s), lambda: self._stop_if(is_enough()))
         assert self._thread is not None
         self._thread.join()
         self._thread = None
@@ -238,7 +237,7 @@ class Spool:
         is_full = self._fill().exceeds(self._settings)
         return Collected.FULL if is_full else Collected.ALL
 
-    def _begin(self, limits: Limits, on_tick: Callable[[], None]) -> None:
+    def _begin(self, limits: RunLimits, on_tick: Callable[[], None]) -> None:
         self.open()
 
         def tick() -> None:

@@ -17,7 +17,7 @@ from nsqtools.client.consumer import Consumer, DeliveryQueue, Stopped
 from nsqtools.client.consumer_io import GivenUp
 from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
-from nsqtools.tail.limits import End, Limits, LimitWatch
+from nsqtools.tail.run_limits import End, LimitWatch, RunLimits
 
 Encode = Callable[[str, str, Iterable[Message]], bytes]
 """From topic, nsqd and messages to the bytes to write."""
@@ -38,9 +38,9 @@ class Tail:
         write: Callable[[bytes], None],
         encode: Encode,
         keep: Callable[[Message], bool] | None = None,
-        limits: Limits | None = None,
+        limits: RunLimits | None = None,
     ) -> None:
-        self._limits = limits or Limits()
+        self._limits = limits or RunLimits()
         if self._limits.count is not None:
             # what is in flight beyond the count would only have its attempts raised
             wanted = min(options.max_in_flight, self._limits.count)

@@ -15,8 +15,7 @@ from nsqtools.archive.finishing import Directories
 from nsqtools.archive.journal import Journal
 from nsqtools.archive.topic_writer import TopicWriter, WriteFailed
 from nsqtools.client.message import Batch, Message
-from nsqtools.records.naming import FileNaming
-from nsqtools.records.rotation import Rotation
+from nsqtools.records.naming import FileNaming, Rotation
 
 NOW = 1_790_000_000.0
 DAY_NS = 86_400 * 1_000_000_000

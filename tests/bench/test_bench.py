@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsqtools.bench.bench_plan import BenchMode, BenchPlan
+from nsqtools.bench.bench_report import BenchReport
 from nsqtools.bench.bodies import (
     HEAD_SIZE,
     Bodies,
@@ -20,19 +22,17 @@ from nsqtools.bench.bodies import (
 )
 from nsqtools.bench.counters import UNKNOWN, Counters
 from nsqtools.bench.latency import Latencies
-from nsqtools.bench.plan import Mode, Plan
-from nsqtools.bench.report import Report
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError
 
-PLAN = Plan(
-    mode=Mode.PUB,
+PLAN = BenchPlan(
+    mode=BenchMode.PUB,
     nsqd_tcp_addresses=("127.0.0.1:4150",),
     producer_options=ClientOptions(),
     consumer_options=ClientOptions(),
     count=10,
 )
-REPORT = Report(
+REPORT = BenchReport(
     plan=PLAN,
     topic="t",
     seconds=2.0,
@@ -149,7 +149,7 @@ def test_counters_are_shared_by_their_file() -> None:
     [
         {"size": (0, 10)},
         {"size": (10, 5)},
-        {"mode": Mode.E2E, "size": (HEAD_SIZE - 1, 100)},
+        {"mode": BenchMode.E2E, "size": (HEAD_SIZE - 1, 100)},
         {"size": (1, 2 << 20)},
         {"size": (1 << 20, 1 << 20), "batch": 6},
         {"connections": 0},

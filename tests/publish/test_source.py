@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nsqtools.errors import OutputError
-from nsqtools.publish.source import BATCH_BYTES, BATCH_RECORDS, Source
+from nsqtools.publish.source import BATCH_BYTES, BATCH_RECORDS, RecordSource
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def pipe() -> Iterator[tuple[int, str]]:
 
 
 def batches_of(path: Path | str, delimiter: bytes = b"\n") -> list[list[bytes]]:
-    return list(Source([str(path)], delimiter, lambda: False).batches())
+    return list(RecordSource([str(path)], delimiter, lambda: False).batches())
 
 
 def test_a_file_becomes_full_batches_and_loses_nothing(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_the_last_record_without_its_delimiter_is_whole(
 def test_files_are_read_one_after_the_other_and_do_not_run_together(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"one\ntwo")
     (tmp_path / "b").write_bytes(b"three\n")
-    source = Source([str(tmp_path / "a"), str(tmp_path / "b")], b"\n", lambda: False)
+    source = RecordSource([str(tmp_path / "a"), str(tmp_path / "b")], b"\n", lambda: False)
 
     assert [r for batch in source.batches() for r in batch] == [b"one", b"two", b"three"]
 
@@ -77,7 +77,7 @@ def test_large_records_make_small_batches(tmp_path: Path) -> None:
 
 def test_a_lone_record_is_not_kept_waiting_for_company(pipe: tuple[int, str]) -> None:
     writer, path = pipe
-    batches = Source([path], b"\n", lambda: False).batches()
+    batches = RecordSource([path], b"\n", lambda: False).batches()
     os.write(writer, b"lone\n")
     began = time.monotonic()
 
@@ -89,7 +89,7 @@ def test_a_lone_record_is_not_kept_waiting_for_company(pipe: tuple[int, str]) ->
 
 def test_a_record_in_pieces_waits_for_its_end(pipe: tuple[int, str]) -> None:
     writer, path = pipe
-    batches = Source([path], b"\n", lambda: False).batches()
+    batches = RecordSource([path], b"\n", lambda: False).batches()
 
     def write_slowly() -> None:
         for piece in (b"fi", b"rst\nsec", b"ond\n"):
@@ -108,7 +108,7 @@ def test_a_record_in_pieces_waits_for_its_end(pipe: tuple[int, str]) -> None:
 def test_stopping_ends_a_wait_for_input(pipe: tuple[int, str]) -> None:
     writer, path = pipe
     stopped = threading.Event()
-    source = Source([path], b"\n", stopped.is_set)
+    source = RecordSource([path], b"\n", stopped.is_set)
     threading.Timer(0.05, stopped.set).start()
 
     assert list(source.batches()) == []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.records.decode import BodyForm, body_decoder, escape_controls
+from nsqtools.records.lines import BodyForm, body_decoder, escape_controls
 
 
 @pytest.mark.parametrize(

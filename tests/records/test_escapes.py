@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsqtools.records.escapes import unescape
+from nsqtools.records.units import unescape
 
 
 @pytest.mark.parametrize(

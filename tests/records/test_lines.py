@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqtools.protocol.message import WireMessage
-from nsqtools.records.decode import BodyForm
-from nsqtools.records.lines import encode_lines
+from nsqtools.records.lines import BodyForm, encode_lines
 
 MESSAGES = [WireMessage(0, 1, b"0" * 16, body) for body in (b"a", b"", b"\x1b\xff")]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsqtools.records.rotation import Rotation
+from nsqtools.records.naming import Rotation
 
 HOUR = 3600.0
 NINE = 1_700_000_000 // 86_400 * 86_400 + 9 * HOUR  # nine o'clock UTC

@@ -11,10 +11,10 @@ from nsqtools.archive.layout import index_of
 from nsqtools.archive.reader import TimeRange, find_archives
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.message import WireMessage
+from nsqtools.publish.pacing import NS, Pace
 from nsqtools.replay import merge as merge_module
 from nsqtools.replay.checkpoint import Checkpoint
 from nsqtools.replay.merge import merge
-from nsqtools.replay.pace import NS, Pace
 
 
 def messages(*times: int) -> list[WireMessage]:

@@ -14,7 +14,7 @@ from nsqtools import ClientOptions, ConnectionFailed
 from nsqtools.errors import OutputError
 from nsqtools.records.filters import grep
 from nsqtools.records.lines import encode_lines
-from nsqtools.tail.limits import End, Limits
+from nsqtools.tail.run_limits import End, RunLimits
 from nsqtools.tail.tail import Tail
 
 MakeTail = Callable[..., Tail]
@@ -56,7 +56,7 @@ def test_everything_is_written_and_finished(
 ) -> None:
     lines = publish_lines(nsqd, "clicks", 5000)
 
-    assert make_tail(limits=Limits(idle_s=0.3)).run() is End.IDLE
+    assert make_tail(limits=RunLimits(idle_s=0.3)).run() is End.IDLE
     assert sorted(b"".join(written).splitlines()) == lines
     assert is_drained(nsqd)
 
@@ -67,7 +67,7 @@ def test_lines_of_several_topics_are_never_torn(
     topics = ("clicks", "views", "sales")
     expected = [line for topic in topics for line in publish_lines(nsqd, topic, 5000)]
 
-    make_tail(topics, limits=Limits(idle_s=0.3)).run()
+    make_tail(topics, limits=RunLimits(idle_s=0.3)).run()
 
     assert sorted(b"".join(written).splitlines()) == sorted(expected)
 
@@ -78,7 +78,7 @@ def test_a_count_is_in_total_exact_and_every_written_message_is_finished(
     publish_lines(nsqd, "clicks", 500)
     publish_lines(nsqd, "views", 500)
 
-    tail = make_tail(("clicks", "views"), limits=Limits(count=123))
+    tail = make_tail(("clicks", "views"), limits=RunLimits(count=123))
 
     assert tail.run() is End.COUNT
     assert tail.count == len(b"".join(written).splitlines()) == 123
@@ -93,7 +93,7 @@ def test_a_count_is_in_total_exact_and_every_written_message_is_finished(
 
 def test_a_count_that_is_not_reached_falls_short(nsqd: GoNsqd, make_tail: MakeTail) -> None:
     publish_lines(nsqd, "clicks", 4)
-    tail = make_tail(limits=Limits(count=10, for_s=0.3))
+    tail = make_tail(limits=RunLimits(count=10, for_s=0.3))
 
     assert tail.run() is End.TIME
     assert tail.falls_short
@@ -104,7 +104,7 @@ def test_filtered_messages_are_finished_unseen_and_do_not_count(
     nsqd: GoNsqd, make_tail: MakeTail, written: list[bytes]
 ) -> None:
     publish_lines(nsqd, "clicks", 1000)
-    tail = make_tail(keep=grep("7$"), limits=Limits(count=50))
+    tail = make_tail(keep=grep("7$"), limits=RunLimits(count=50))
 
     assert tail.run() is End.COUNT
     lines = b"".join(written).splitlines()
@@ -170,7 +170,7 @@ def test_one_nsqd_of_two_is_enough(
     make_tail(
         nsqd_tcp_addresses=addresses,
         options=ClientOptions(dial_timeout_s=1),
-        limits=Limits(count=10),
+        limits=RunLimits(count=10),
     ).run()
 
     assert sorted(b"".join(written).splitlines()) == lines
@@ -181,7 +181,7 @@ def test_tailing_goes_on_after_nsqd_was_restarted(
 ) -> None:
     publish_lines(nsqd, "clicks", 10)
     options = ClientOptions(reconnect_base_s=0.1)
-    tail = make_tail(options=options, limits=Limits(count=20))
+    tail = make_tail(options=options, limits=RunLimits(count=20))
     thread = threading.Thread(target=tail.run)
     thread.start()
     wait_until(lambda: len(b"".join(written).splitlines()) == 10, what="the first messages came")

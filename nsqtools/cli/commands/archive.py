@@ -15,11 +15,11 @@ from typer import Argument, Option
 from nsqtools.cli.options.archive_options import Delimiter, Since, Until, time_range
 from nsqtools.cli.options.params import Json
 from nsqtools.cli.render.output import ByteWriter, write_listing
-from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.ends import ExitStatus
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import OutputError
+from nsqtools.records.units import NS
 
-NS = 1_000_000_000
 LINES_A_WRITE = 1000
 
 Paths = Annotated[

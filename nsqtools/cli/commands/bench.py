@@ -24,14 +24,13 @@ from nsqtools.cli.options.bench_options import (
 from nsqtools.cli.options.params import Json
 from nsqtools.cli.options.subscribing import Create, look_before
 from nsqtools.cli.render.progress import Progress
-from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
-from nsqtools.cli.running.signals import stopping
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from nsqtools.bench.plan import Plan
+    from nsqtools.bench.bench_plan import BenchPlan
 
 BACKLOG_TO_DRAIN = 200_000
 
@@ -60,10 +59,10 @@ def pub(
         nsq bench pub --size 100-2KiB --batch 50 --connections 2 --for 30s --snappy
         nsq bench pub --rate 1000 --batch 1 --json
     """
-    from nsqtools.bench.plan import Mode
+    from nsqtools.bench.bench_plan import BenchMode
 
     plan = load.plan(
-        Mode.PUB,
+        BenchMode.PUB,
         batch=batch,
         window=window,
         rate=rate,
@@ -94,9 +93,9 @@ def sub(
         nsq bench sub --count 1000000 --connections 2 --max-in-flight 500
         nsq bench sub --tls --tls-ca-file ca.pem --json
     """
-    from nsqtools.bench.plan import Mode
+    from nsqtools.bench.bench_plan import BenchMode
 
-    plan = load.plan(Mode.SUB, count=count, for_s=for_)
+    plan = load.plan(BenchMode.SUB, count=count, for_s=for_)
     return measure(runtime, load, plan, json=json, create=create)
 
 
@@ -128,10 +127,10 @@ def e2e(
         nsq bench e2e --rate 20000 --batch 20 --for 1m --connections 2
         nsq bench e2e --embedded --count 100000 --json
     """
-    from nsqtools.bench.plan import Mode
+    from nsqtools.bench.bench_plan import BenchMode
 
     plan = load.plan(
-        Mode.E2E,
+        BenchMode.E2E,
         batch=batch,
         window=window,
         rate=rate,
@@ -142,10 +141,12 @@ def e2e(
     return measure(runtime, load, plan, json=json, create=create)
 
 
-def measure(runtime: Runtime, load: Load, plan: Plan, *, json: bool, create: bool = False) -> int:
+def measure(
+    runtime: Runtime, load: Load, plan: BenchPlan, *, json: bool, create: bool = False
+) -> int:
     """Run ``plan`` and print its report; the exit status is 1 when messages are missing."""
     from nsqtools.bench.bench import Bench
-    from nsqtools.bench.plan import Mode
+    from nsqtools.bench.bench_plan import BenchMode
     from nsqtools.cli.render.bench_output import how_far, write_report
 
     with ExitStack() as stack:
@@ -166,7 +167,7 @@ def measure(runtime: Runtime, load: Load, plan: Plan, *, json: bool, create: boo
                 lambda: how_far(phase, count, runtime.monotonic() - began)
             ),
         )
-        if plan.topic is not None and plan.mode is not Mode.PUB:
+        if plan.topic is not None and plan.mode is not BenchMode.PUB:
             look_at_topic(plan, plan.topic, runtime, create=create)
         with stopping(bench.stop) as signals:
             report = bench.run()
@@ -182,7 +183,7 @@ def measure(runtime: Runtime, load: Load, plan: Plan, *, json: bool, create: boo
     return ExitStatus.FAILED
 
 
-def look_at_topic(plan: Plan, topic: str, runtime: Runtime, *, create: bool) -> None:
+def look_at_topic(plan: BenchPlan, topic: str, runtime: Runtime, *, create: bool) -> None:
     """See that a channel of ours, deleted afterwards, takes nothing away from a user's topic."""
     connection = ConnectionSettings(plan.nsqd_tcp_addresses, (), plan.nsqd_http_addresses)
     try:

@@ -23,7 +23,7 @@ TIMEOUT_S = 0.8  # for a daemon; what another one answered in time is still show
 LIMIT_S = 1.0  # for everything: name resolution knows no time-out
 
 
-class Kind(Enum):
+class NameKind(Enum):
     """What is to be completed."""
 
     topics = "topics"
@@ -31,7 +31,7 @@ class Kind(Enum):
     profiles = "profiles"
 
 
-KindOfName = Annotated[Kind, Argument(help="Which names.")]
+KindOfName = Annotated[NameKind, Argument(help="Which names.")]
 OfTopic = Annotated[
     str | None, Option("--topic", "-t", metavar="TOPIC", help="Whose channels; all without it.")
 ]
@@ -62,9 +62,9 @@ def complete(
     ByteWriter(runtime.stdout.fileno()).write("".join(f"{name}\n" for name in names).encode())
 
 
-def find_names(kind: Kind, topic: str, cluster: ClusterSettings, runtime: Runtime) -> list[str]:
+def find_names(kind: NameKind, topic: str, cluster: ClusterSettings, runtime: Runtime) -> list[str]:
     """The names, those of channels of ``topic`` or of all topics. Raises `NsqError`."""
-    if kind is Kind.profiles:
+    if kind is NameKind.profiles:
         from nsqtools.settings import config_path, profile_names
 
         return profile_names(config_path(runtime.environ))
@@ -72,5 +72,5 @@ def find_names(kind: Kind, topic: str, cluster: ClusterSettings, runtime: Runtim
     from nsqtools.protocol.names import is_valid_name
 
     with cluster.open(min(TIMEOUT_S, cluster.timeout_s)) as opened:
-        names = topic_names(opened) if kind is Kind.topics else channel_names(opened, topic)
+        names = topic_names(opened) if kind is NameKind.topics else channel_names(opened, topic)
     return list(filter(is_valid_name, names))

@@ -14,30 +14,38 @@ from typing import Annotated, Any, NamedTuple
 
 from typer import Context, Option
 
-from nsqtools.cli.options.addresses import (
+from nsqtools.cli.options.connection import (
+    ClientFlags,
+    MaxInFlight,
+    client_opt,
+    flag_statements,
+    opt_statements,
+)
+from nsqtools.cli.options.origins import (
     KINDS,
     AddressMap,
     LookupdHttpAddresses,
     NsqdHttpAddresses,
     NsqdTcpAddresses,
+    Profile,
     given_addresses,
+    origin_of,
+    setting_in_force,
+    setting_of,
 )
-from nsqtools.cli.options.client_flags import ClientFlags, flag_statements, opt_statements
-from nsqtools.cli.options.connection import MaxInFlight, client_opt, profile_keys
 from nsqtools.cli.options.params import OUTPUT, Json
-from nsqtools.cli.options.profile import Profile, origin_of, setting_in_force, setting_of
-from nsqtools.cli.parsing.inject import From
+from nsqtools.cli.parsing.binding import From
 from nsqtools.cli.render.output import Cell, write_json, write_listing
 from nsqtools.cli.running.runtime import Session
 from nsqtools.client.connection_settings import OPTION_OF_FLAG, GivenOption, resolve_options
-from nsqtools.settings import Origin, config_path, profile_names
+from nsqtools.settings import REPEATABLE, Origin, config_path, profile_names
 
 MASK = "***"
 AUTH_SECRET = "NSQ_AUTH_SECRET"
 OPTS = ("consumer_opt", "producer_opt")
 
 
-class Row(NamedTuple):
+class SettingRow(NamedTuple):
     """One setting: its value, None where it has none or is not in force, and where it stands."""
 
     setting: str
@@ -58,7 +66,7 @@ def in_force(
     producer_opt: Annotated[list[str] | None, client_opt("--producer-opt", "producer")] = None,
     *,
     flags: Annotated[ClientFlags, From(ClientFlags)],
-) -> list[Row]:
+) -> list[SettingRow]:
     """Every setting, in the order of the connection options; read from ``context``, that knows
     where each stands. Raises `ConfigurationError`."""
     said = list(flag_statements(context, flags))
@@ -82,7 +90,7 @@ def show(
     ] = False,
     json: Json = False,
     *,
-    rows: Annotated[list[Row], From(in_force)],
+    rows: Annotated[list[SettingRow], From(in_force)],
     runtime: Session,
 ) -> None:
     """Show the settings in force: flags, environment, profile, file, or default.
@@ -100,10 +108,13 @@ def show(
         return
     if origin:
         cells = [(row.setting, _cell(row.value), row.origin, row.place) for row in rows]
-        write_listing(runtime, Row._fields, cells, json=False)
+        write_listing(runtime, SettingRow._fields, cells, json=False)
         return
     write_listing(
-        runtime, Row._fields[:2], [(row.setting, _cell(row.value)) for row in rows], json=False
+        runtime,
+        SettingRow._fields[:2],
+        [(row.setting, _cell(row.value)) for row in rows],
+        json=False,
     )
 
 
@@ -127,24 +138,24 @@ def path(*, json: Json = False, runtime: Session) -> None:
         runtime.tell("nsq: there is no such file yet; it is TOML, see man nsq-config")
 
 
-def _profile_row(context: Context) -> Row:
-    return Row("profile", context.params.get("profile"), *_place(context, "profile"))
+def _profile_row(context: Context) -> SettingRow:
+    return SettingRow("profile", context.params.get("profile"), *_place(context, "profile"))
 
 
-def _address_rows(context: Context) -> Iterator[Row]:
+def _address_rows(context: Context) -> Iterator[SettingRow]:
     """Of the three kinds only those of the strongest origin hold."""
     for kind, held in zip(KINDS, given_addresses(context), strict=True):
         given = context.params.get(kind)
         origin, place = _place(context, kind)
         if given and not held:
             place = f"not in force: {place}, and a stronger origin gives other addresses"
-        yield Row(_shown(kind), list(held) or None, origin, place)
+        yield SettingRow(_shown(kind), list(held) or None, origin, place)
 
 
-def _plain_rows(context: Context, settled: Mapping[str, GivenOption]) -> Iterator[Row]:
+def _plain_rows(context: Context, settled: Mapping[str, GivenOption]) -> Iterator[SettingRow]:
     """Settings that have a flag of their own."""
     defaults = _defaults()
-    for name in profile_keys():
+    for name in REPEATABLE:
         if name in KINDS or name in OPTS:
             continue
         value = context.params.get(name)
@@ -154,17 +165,17 @@ def _plain_rows(context: Context, settled: Mapping[str, GivenOption]) -> Iterato
             value = defaults.get(OPTION_OF_FLAG.get(name, name))
         elif holds is not None and holds.origin > origin_of(context, name):
             place, value = f"not in force: {place}, and {holds.given_as} is stronger", None
-        yield Row(_shown(name), _plain(value), origin, place)
+        yield SettingRow(_shown(name), _plain(value), origin, place)
 
 
-def _secret_rows(context: Context) -> Iterator[Row]:
+def _secret_rows(context: Context) -> Iterator[SettingRow]:
     if context.obj.environ.get(AUTH_SECRET):
-        yield Row("auth-secret", MASK, Origin.ENVIRONMENT.name.lower(), AUTH_SECRET)
+        yield SettingRow("auth-secret", MASK, Origin.ENVIRONMENT.name.lower(), AUTH_SECRET)
 
 
 def _opt_rows(
     context: Context, name: str, statements: list[GivenOption], settled: Mapping[str, GivenOption]
-) -> Iterator[Row]:
+) -> Iterator[SettingRow]:
     """A row for each client option that ``--consumer-opt`` or ``--producer-opt`` sets."""
     for said in statements:
         origin = Origin(said.origin)
@@ -173,7 +184,7 @@ def _opt_rows(
         value: str | None = MASK if said.option in _secrets() else said.text or "true"
         if (holds := settled[said.option]).origin > said.origin:
             place, value = f"not in force: {place}, and {holds.given_as} is stronger", None
-        yield Row(f"{_shown(name)} {said.option}", value, origin.name.lower(), place)
+        yield SettingRow(f"{_shown(name)} {said.option}", value, origin.name.lower(), place)
 
 
 def _place(context: Context, name: str) -> tuple[str, str]:

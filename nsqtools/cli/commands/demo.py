@@ -6,9 +6,8 @@ from typing import Annotated
 
 from typer import Option
 
-from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
-from nsqtools.cli.running.signals import stopping
 
 WithSpark = Annotated[
     bool,
@@ -37,7 +36,7 @@ def demo(spark: WithSpark = True, *, runtime: Session) -> int:
     from nsqtools.demo.story import Story
 
     stage = Stage(runtime.environ)
-    teller = Page(runtime)
+    teller = StoryWriter(runtime)
     with stopping(stage.stop) as signals:
         try:
             with stage:
@@ -52,7 +51,7 @@ def demo(spark: WithSpark = True, *, runtime: Session) -> int:
     return signals.status()
 
 
-class Page:
+class StoryWriter:
     """Writes the story to stdout, each line as soon as it is known."""
 
     def __init__(self, runtime: Runtime) -> None:

@@ -10,16 +10,14 @@ from typing import Annotated
 
 from typer import Argument, Context, Option
 
-from nsqtools.cli.options.client_flags import ClientFlags, flag_statements
+from nsqtools.cli.options.connection import ClientFlags, flag_statements
+from nsqtools.cli.options.origins import Profile
 from nsqtools.cli.options.params import Json
-from nsqtools.cli.options.profile import Profile
-from nsqtools.cli.parsing.inject import From
+from nsqtools.cli.parsing.binding import From
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.administering import SAFETY, DryRun, Yes
-from nsqtools.cli.running.confirm import confirm
-from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Session
-from nsqtools.cli.running.signals import stopping
 from nsqtools.client.connection_settings import resolve_options
 
 IN_FLIGHT = 500
@@ -91,7 +89,7 @@ def drain(
         status = ExitStatus.PARTLY_DONE if plan.left else ExitStatus.DONE
         if not dry_run and plan.moves and not yes:
             runtime.stderr.writelines(f"{line}\n" for line in plan_lines(plan.moves))
-            if not confirm(runtime, f"Go on, to {place_of(cluster.nsqd(to).url)}?"):
+            if not runtime.confirm(f"Go on, to {place_of(cluster.nsqd(to).url)}?"):
                 runtime.tell("nsq: nothing was changed")
                 return ExitStatus.FAILED
         left = 0

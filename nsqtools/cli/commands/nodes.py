@@ -12,7 +12,7 @@ from nsqtools.cli.options.params import Json
 from nsqtools.cli.render.listing import tell_left_out
 from nsqtools.cli.render.output import write_json, write_listing
 from nsqtools.cli.running.administering import OneTopic
-from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.ends import ExitStatus
 from nsqtools.cli.running.runtime import Session
 
 NODES = ("node", "nsqd", "hostname", "version", "topics", "tombstoned", "lookupds", "state")

@@ -42,6 +42,6 @@ def flags() -> dict[str, Flag]:
 
 def page() -> HelpPage:
     """What ``nsq nsqd --help`` shows."""
-    from nsqtools.cli.parsing.daemons import daemon_page
+    from nsqtools.cli.parsing.describe import daemon_page
 
     return daemon_page("nsqd", nsqd.__doc__ or "", flags())

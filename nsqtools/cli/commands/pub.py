@@ -22,18 +22,15 @@ from nsqtools.cli.options.delivery_options import (
 )
 from nsqtools.cli.options.params import Topic
 from nsqtools.cli.render.progress import Progress
-from nsqtools.cli.running import failures
-from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.ends import ExitStatus, report_error, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
-from nsqtools.cli.running.signals import stopping
 from nsqtools.client.spread import PublishMode
 from nsqtools.protocol.names import check_topic
-from nsqtools.records.escapes import unescape
-from nsqtools.records.units import parse_span
+from nsqtools.records.units import parse_span, unescape
 
 if TYPE_CHECKING:
-    from nsqtools.publish.batch import Counts
-    from nsqtools.publish.job import PublishJob
+    from nsqtools.publish.publish_job import PublishJob
+    from nsqtools.publish.publisher import PublishCounts
 
 INPUT = "Input"
 
@@ -138,7 +135,7 @@ def pub(
         nsq tail -t clicks --json -n 1000 | nsq pub -t clicks-copy --format jsonl
         find . -print0 | nsq pub -t files -d '\\0' --rate 100
     """
-    from nsqtools.publish.job import PublishJob, UnsentFile
+    from nsqtools.publish.publish_job import PublishJob, UnsentFile
     from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishOptions
 
     check_topic(topic)
@@ -180,14 +177,14 @@ def tell_outcome(runtime: Runtime, job: PublishJob) -> int:
     if job.counts.unconfirmed:
         status = ExitStatus.FAILED
         if job.last_error is not None:
-            status = failures.report(job.last_error, runtime.stderr, debug=False)
+            status = report_error(job.last_error, runtime.stderr)
         if job.counts.confirmed:
             status = ExitStatus.PARTLY_DONE
     runtime.tell(summary(job.counts))
     return status
 
 
-def summary(counts: Counts) -> str:
+def summary(counts: PublishCounts) -> str:
     """The counts in a line."""
     skipped = f", {counts.skipped} empty skipped" if counts.skipped else ""
     return (

@@ -28,10 +28,8 @@ from nsqtools.cli.options.delivery_options import (
 )
 from nsqtools.cli.options.replay_options import DryRun, Topics, topic_map
 from nsqtools.cli.render.progress import Progress
-from nsqtools.cli.running import failures
-from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.ends import ExitStatus, report_error, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
-from nsqtools.cli.running.signals import stopping
 from nsqtools.client.spread import PublishMode
 from nsqtools.records import filters
 
@@ -134,12 +132,12 @@ def replay(
         nsq replay /var/nsq --checkpoint replay.json --rate 5000
     """
     from nsqtools.archive.reader import find_archives
-    from nsqtools.publish.job import UnsentFile
+    from nsqtools.publish.publish_job import UnsentFile
     from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishOptions
     from nsqtools.replay.checkpoint import Checkpoint
-    from nsqtools.replay.replay import Replay, Selection
+    from nsqtools.replay.replay import MessageSelection, Replay
 
-    selection = Selection(
+    selection = MessageSelection(
         time_range(since, until),
         filters.grep(grep) if grep else None,
         dedupe,
@@ -204,7 +202,7 @@ def tell_outcome(runtime: Runtime, job: Replay, *, dry_run: bool, resumable: boo
     if counts.unconfirmed:
         status = ExitStatus.FAILED
         if job.last_error is not None:
-            status = failures.report(job.last_error, runtime.stderr, debug=False)
+            status = report_error(job.last_error, runtime.stderr)
         if counts.confirmed:
             status = ExitStatus.PARTLY_DONE
     repeated = f", {job.repeated} repeated" if job.repeated else ""

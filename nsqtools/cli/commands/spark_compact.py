@@ -24,9 +24,8 @@ from nsqtools.cli.render.compaction_output import (
     tell_outcome,
 )
 from nsqtools.cli.running.administering import SAFETY, DryRun, Yes
-from nsqtools.cli.running.confirm import require_terminal
+from nsqtools.cli.running.ends import stopping
 from nsqtools.cli.running.runtime import Runtime, Session
-from nsqtools.cli.running.signals import stopping
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.units import parse_span
 
@@ -164,7 +163,7 @@ def compact(
     if dry_run:
         return show_plan(runtime, planned(), delete_archives=delete_archives, json=json)
     if delete_archives and not yes:
-        require_terminal(runtime)
+        runtime.require_terminal()
     before = planned()  # whatever cannot work is refused before anything is made
     if day is not None:
         refuse_open(before.partitions)

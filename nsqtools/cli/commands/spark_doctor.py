@@ -20,8 +20,7 @@ from nsqtools.cli.options.cluster_connection import (
 from nsqtools.cli.options.params import Json
 from nsqtools.cli.options.spark_session import SparkChoice, SparkOptions, open_spark
 from nsqtools.cli.render.output import write_json, write_listing
-from nsqtools.cli.running.exit_status import ExitStatus
-from nsqtools.cli.running.failures import explain
+from nsqtools.cli.running.ends import ExitStatus, explain
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import NsqError
 

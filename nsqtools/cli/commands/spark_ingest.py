@@ -20,9 +20,8 @@ from nsqtools.cli.options.spark_session import SparkOptions, open_spark
 from nsqtools.cli.options.subscribing import Create, look_before
 from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.render.report_output import tell_damage
-from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
-from nsqtools.cli.running.signals import stopping
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.durations import format_duration

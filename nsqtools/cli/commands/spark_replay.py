@@ -20,10 +20,8 @@ from nsqtools.cli.options.params import Json
 from nsqtools.cli.options.replay_options import DryRun, Topics, topic_map
 from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
 from nsqtools.cli.render.output import write_json, write_listing
-from nsqtools.cli.running import failures
-from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.ends import ExitStatus, report_error, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
-from nsqtools.cli.running.signals import stopping
 from nsqtools.protocol.durations import format_duration
 from nsqtools.records.units import Moment
 
@@ -179,7 +177,7 @@ def show_outcome(
         write_listing(runtime, ("topic", "messages"), sorted(report.topics.items()), json=json)
     status = ExitStatus.DONE
     if outcome.error is not None:
-        status = failures.report(outcome.error, runtime.stderr, debug=False)
+        status = report_error(outcome.error, runtime.stderr)
     for damage in outcome.damages[:MOST_DAMAGES]:
         runtime.tell(f"nsq: {damage.file}: {damage.problem} (at byte {damage.pos})")
     if len(outcome.damages) > MOST_DAMAGES:

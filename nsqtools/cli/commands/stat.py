@@ -13,9 +13,8 @@ from typer import Option
 
 from nsqtools.cli.options.cluster_connection import ClusterConnection
 from nsqtools.cli.options.params import LIMITS, OUTPUT, ChannelPatterns, Count, Json, TopicPatterns
-from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
-from nsqtools.cli.running.signals import stopping
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.units import parse_span
 
@@ -29,7 +28,7 @@ WATCH = "Thresholds"
 INTERVAL_S = 1.0
 
 
-class View(Enum):
+class StatRows(Enum):
     """What a row is."""
 
     queues = "queues"
@@ -46,7 +45,7 @@ def parse_column(text: str) -> str:
 
 
 Show = Annotated[
-    View,
+    StatRows,
     Option(
         "--show",
         metavar="queues|nodes|clients|memory",
@@ -126,7 +125,7 @@ MinClients = Annotated[
 def stat(
     topic: TopicPatterns = None,
     channel: ChannelPatterns = None,
-    show: Show = View.queues,
+    show: Show = StatRows.queues,
     filter: Filter = None,
     sort: Sort = "topic",
     interval: Interval = None,
@@ -170,7 +169,7 @@ def stat(
         raise ConfigurationError("--json, --csv and --prometheus exclude each other")
     thresholds = Thresholds(max_depth, max_requeue_rate, min_clients)
     subject = Subject(
-        topic or (), channel or (), clients=show is View.clients, memory=show is View.memory
+        topic or (), channel or (), clients=show is StatRows.clients, memory=show is StatRows.memory
     )
     emit = printer(
         runtime,

@@ -16,14 +16,12 @@ from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.params import OUTPUT, Channel, Count, ExitIdle, For, Json, Topics
 from nsqtools.cli.options.subscribing import SAFETY, Create, look_before
 from nsqtools.cli.render.output import ByteWriter
-from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
-from nsqtools.cli.running.signals import stopping
 from nsqtools.records import filters
-from nsqtools.records.decode import BodyForm
-from nsqtools.records.escapes import unescape
-from nsqtools.records.lines import encode_lines
+from nsqtools.records.lines import BodyForm, encode_lines
 from nsqtools.records.template import compile_template
+from nsqtools.records.units import unescape
 
 if TYPE_CHECKING:
     from nsqtools.tail.tail import Encode
@@ -143,7 +141,7 @@ def tail(
         nsq tail -t clicks -n 10 --format '{timestamp:%H:%M:%S} {id} {body}\\n'
         nsq tail -t clicks --json --exit-idle 5s > clicks.jsonl
     """
-    from nsqtools.tail.limits import Limits
+    from nsqtools.tail.run_limits import RunLimits
     from nsqtools.tail.tail import Tail
 
     delimiter = b"\n" if delimiter is None else delimiter
@@ -166,7 +164,7 @@ def tail(
         write=ByteWriter(runtime.stdout.fileno()).write,
         encode=encode,
         keep=keep,
-        limits=Limits(count, exit_idle, for_),
+        limits=RunLimits(count, exit_idle, for_),
     )
     for name in topics:
         look_before(name, channel, connection, runtime, create=create, force=force)

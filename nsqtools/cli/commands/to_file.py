@@ -16,9 +16,8 @@ from nsqtools.cli.options.params import LIMITS, Count, ExitIdle, For
 from nsqtools.cli.options.subscribing import Create, look_before
 from nsqtools.cli.options.to_file_settings import FILES, ArchiveOptions
 from nsqtools.cli.render.progress import Progress
-from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Session
-from nsqtools.cli.running.signals import stopping
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.units import parse_span
 
@@ -106,7 +105,7 @@ def to_file(
     from nsqtools.archive.archiver import Archiver, ArchiveSource
     from nsqtools.archive.discovery import TopicDiscovery
     from nsqtools.archive.notify import FileHook
-    from nsqtools.tail.limits import Limits
+    from nsqtools.tail.run_limits import RunLimits
 
     topics = tuple(dict.fromkeys(topic or ()))
     if not topics and topic_pattern is None:
@@ -139,7 +138,7 @@ def to_file(
             settings,
             discovery=discovery,
             refresh_s=topic_refresh,
-            limits=Limits(count, EMPTY_AFTER_S if until_empty else exit_idle, for_),
+            limits=RunLimits(count, EMPTY_AFTER_S if until_empty else exit_idle, for_),
             on_finished=finished,
             on_tick=lambda: tick(archiver, progress, metrics_file),
         )

@@ -11,8 +11,8 @@ from typer import Option
 
 from nsqtools.cli.options.cluster_connection import ClusterConnection
 from nsqtools.cli.options.params import TopicPatterns
+from nsqtools.cli.running.ends import stopping
 from nsqtools.cli.running.runtime import Session
-from nsqtools.cli.running.signals import stopping
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.units import parse_span
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from nsqtools.cli.docs import roff
 from nsqtools.cli.docs.markdown import to_roff
 from nsqtools.cli.docs.tree import OPTIONS, Option, Page
-from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.ends import ExitStatus
 
 ALL_COMMANDS = {
     "NO_COLOR": "When it is not empty, nothing is coloured.",

@@ -16,9 +16,9 @@ from dataclasses import fields
 
 from nsqtools.cli.docs.tree import Option, Page
 from nsqtools.cli.options.client_options import describe_option
-from nsqtools.cli.options.connection import profile_keys
-from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.ends import ExitStatus
 from nsqtools.client.options import ClientOptions
+from nsqtools.settings import REPEATABLE
 
 SHARED_BY = 3
 """An option is listed when this many families of commands have it with the same meaning."""
@@ -87,7 +87,7 @@ def profile_key_list(root: Page) -> Iterator[str]:
         for page in root.walk()
         for option in page.options
     }
-    for key, is_repeatable in profile_keys().items():
+    for key, is_repeatable in REPEATABLE.items():
         name = key.replace("_", "-")
         option = options[name]
         yield f"`{name} = {_form(option, is_repeatable)}`: {option.help}"

@@ -14,12 +14,11 @@ from typing import Any
 from typer import Context
 
 from nsqtools.cli.docs.values import Kind, Value, value_of
-from nsqtools.cli.options.client_flags import PANEL as TLS
-from nsqtools.cli.options.profile import CONNECTION
-from nsqtools.cli.parsing.app import command_tree
+from nsqtools.cli.options.connection import PANEL as TLS
+from nsqtools.cli.options.origins import CONNECTION
+from nsqtools.cli.parsing.app import LazyGroup, command_tree
 from nsqtools.cli.parsing.describe import choices, describe, metavar, notes
 from nsqtools.cli.parsing.help import HelpPage, group_page, root_page
-from nsqtools.cli.parsing.lazy import LazyGroup
 from nsqtools.cli.registry import ROOT_OPTIONS, Command
 from nsqtools.server.settings.go_flags import Flag
 

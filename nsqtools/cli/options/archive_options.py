@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from nsqtools.records.escapes import unescape
-from nsqtools.records.units import parse_time
+from nsqtools.records.units import parse_time, unescape
 
 if TYPE_CHECKING:
     from nsqtools.archive.reader import TimeRange

@@ -7,16 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Context, Option
 
-from nsqtools.cli.options.addresses import (
+from nsqtools.cli.options.connection import (
+    ClientFlags,
+    MaxInFlight,
+    client_opt,
+    flag_statements,
+    opt_statements,
+)
+from nsqtools.cli.options.origins import (
     NsqdHttpAddresses,
     NsqdTcpAddresses,
+    Profile,
     given_addresses,
+    origin_of,
 )
-from nsqtools.cli.options.client_flags import ClientFlags, flag_statements, opt_statements
-from nsqtools.cli.options.connection import MaxInFlight, client_opt
 from nsqtools.cli.options.params import LIMITS
-from nsqtools.cli.options.profile import Profile, origin_of
-from nsqtools.cli.parsing.inject import From
+from nsqtools.cli.parsing.binding import From
 from nsqtools.client.connection_settings import (
     DEFAULT_NSQD_TCP_ADDRESS,
     GivenOption,
@@ -27,7 +33,7 @@ from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import parse_size, parse_span
 
 if TYPE_CHECKING:
-    from nsqtools.bench.plan import Mode, Plan
+    from nsqtools.bench.bench_plan import BenchMode, BenchPlan
 
 LOAD = "Load"
 
@@ -167,7 +173,7 @@ class Load:
 
     def plan(
         self,
-        mode: Mode,
+        mode: BenchMode,
         *,
         batch: int = FILL_BATCH,
         window: int = WINDOW,
@@ -175,13 +181,13 @@ class Load:
         count: int | None,
         for_s: float | None,
         warm_up_s: float = 0.0,
-    ) -> Plan:
-        """The `Plan`. Raises `ConfigurationError` for what cannot be measured."""
-        from nsqtools.bench.plan import Plan
+    ) -> BenchPlan:
+        """The `BenchPlan`. Raises `ConfigurationError` for what cannot be measured."""
+        from nsqtools.bench.bench_plan import BenchPlan
         from nsqtools.client.options import ClientOptions
 
         options = ClientOptions(**CONSUMING)  # type: ignore[arg-type]
-        return Plan(
+        return BenchPlan(
             mode=mode,
             nsqd_tcp_addresses=self.nsqd_tcp_addresses,
             nsqd_http_addresses=self.nsqd_http_addresses,

@@ -10,23 +10,18 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from typer import Context, Option
 
-from nsqtools.cli.options.addresses import (
+from nsqtools.cli.options.connection import TLSCaFile, TLSCert, TLSInsecure, TLSKey, TLSMinVersion
+from nsqtools.cli.options.origins import (
+    CONNECTION,
     AddressMap,
     LookupdHttpAddresses,
     NsqdHttpAddresses,
     NsqdTcpAddresses,
+    Profile,
     given_addresses,
 )
-from nsqtools.cli.options.client_flags import (
-    TLSCaFile,
-    TLSCert,
-    TLSInsecure,
-    TLSKey,
-    TLSMinVersion,
-)
 from nsqtools.cli.options.params import Seconds
-from nsqtools.cli.options.profile import CONNECTION, Profile
-from nsqtools.cli.parsing.inject import From
+from nsqtools.cli.parsing.binding import From
 from nsqtools.client.connection_settings import (
     DEFAULT_NSQD_TCP_ADDRESS,
     OPTION_OF_FLAG,

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from nsqtools.cli.parsing.inject import From
+from nsqtools.cli.parsing.binding import From
 from nsqtools.cli.render.progress import INTERVAL_S, Progress
+from nsqtools.cli.running.ends import SIGNALS, StopSignals, stopping
 from nsqtools.cli.running.runtime import Runtime
-from nsqtools.cli.running.signals import SIGNALS, StopSignals, stopping
 from nsqtools.errors import ConfigurationError
 
 if TYPE_CHECKING:

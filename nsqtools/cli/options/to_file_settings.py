@@ -9,14 +9,13 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from nsqtools.cli.parsing.inject import From
-from nsqtools.records.escapes import unescape
+from nsqtools.cli.parsing.binding import From
 from nsqtools.records.naming import (
     DEFAULT_DATETIME_FORMAT,
     DEFAULT_FORMAT,
     DEFAULT_PARTITION_FORMAT,
 )
-from nsqtools.records.units import parse_size, parse_span
+from nsqtools.records.units import parse_size, parse_span, unescape
 
 FILES = "Files"
 FORM = "Form"
@@ -198,8 +197,7 @@ def archive_settings(
     from nsqtools.archive import archive_settings as settings
     from nsqtools.archive.finishing import Directories
     from nsqtools.archive.part_file import Plain, gzip_members
-    from nsqtools.records.naming import FileNaming
-    from nsqtools.records.rotation import Rotation
+    from nsqtools.records.naming import FileNaming, Rotation
 
     is_gzip = gzip or gzip_level is not None
     output = _absolute(output_dir)

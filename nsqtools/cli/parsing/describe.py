@@ -1,7 +1,9 @@
-"""A typer command as a `HelpPage`: what the help shows, and later the manual and completions.
+"""Help pages (`HelpPage`) of typer commands and of daemons, for --help, the manual and completions.
 
 The parameters are read by their plain attributes (names, help, default, panel) rather than through
-typer's own help methods, whose wording changes between versions.
+typer's own help methods, whose wording changes between versions. A daemon is a raw command (see
+`registry`): the server reads its arguments, in Go's syntax. Its module has ``flags()`` and
+``page()``.
 """
 
 from __future__ import annotations
@@ -13,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.cli.parsing.help import HelpPage, Row
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from typer.core import TyperCommand
+
+    from nsqtools.server.settings.go_flags import Flag
+
 
 EXAMPLES = "Examples:"
 
@@ -96,3 +103,26 @@ def _plain(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_plain, value))
     return str(value)
+
+
+SYNTAX = (
+    "The flags are those of the real one, with one dash or two. A bool takes its value after an "
+    "equals sign: -verbose=false. SIGINT and SIGTERM end it, with everything on disk."
+)
+
+
+def daemon_page(program: str, summary: str, flags: Mapping[str, Flag]) -> HelpPage:
+    """The page of ``nsq PROGRAM --help``; ``-help`` prints Go's own."""
+    from nsqtools.server.settings.go_flags import entries
+
+    # a help that names the host name tells the default itself, and that differs between machines
+    rows = [
+        (head, flag.help if "hostname" in flag.help else text)
+        for flag, (head, text) in zip(flags.values(), entries(flags), strict=True)
+    ]
+    return HelpPage(
+        f"nsq {program} [-flag VALUE | -flag=VALUE]...",
+        f"{summary}\n\n{SYNTAX}",
+        {"Flags": rows},
+        [f"nsq {program} -tcp-address=127.0.0.1:0 -http-address=127.0.0.1:0"],
+    )

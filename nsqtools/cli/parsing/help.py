@@ -1,8 +1,8 @@
 """Help pages: their content as plain data, and their layout in ANSI text.
 
-A page is the same on a terminal and on a pipe, but for the colours. Nothing here knows typer: the
-front door lays out its page from the registry alone, the typer tree makes pages of its commands in
-`describe`, and both call `render`, so the two cannot differ.
+A page is the same on a terminal and on a pipe, except for the colours. Nothing here knows typer:
+`main` lays out the page of ``nsq --help`` from the registry alone, the typer tree makes pages of
+its commands in `describe`, and both call `render`, so the two cannot differ.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import os
 import sys
 
 from nsqtools.cli.registry import COMMANDS, ROOT_EXAMPLES, ROOT_HELP, ROOT_OPTIONS, Command, Group
-from nsqtools.cli.render.terminal import WIDEST, terminal_width, wants_colour
 
-TYPE_CHECKING = False  # importing typing would triple the front door's time
+TYPE_CHECKING = False  # importing typing would triple the time of nsq --version
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import TextIO
 
 Row = tuple[str, str]
 
@@ -25,6 +25,7 @@ WIDEST_LABEL = 32
 BOLD = "\x1b[1m"
 CYAN = "\x1b[36m"
 RESET = "\x1b[0m"
+WIDEST = 100
 
 
 class HelpPage:
@@ -43,6 +44,23 @@ class HelpPage:
         self.description = description
         self.sections = sections
         self.examples = examples
+
+
+def wants_colour(environ: Mapping[str, str], *, is_tty: bool) -> bool:
+    """Tell whether to colour: a non-empty NO_COLOR wins, then FORCE_COLOR, then the terminal."""
+    if environ.get("NO_COLOR"):
+        return False
+    if environ.get("FORCE_COLOR"):
+        return True
+    return is_tty and environ.get("TERM") != "dumb"
+
+
+def terminal_width(stream: TextIO) -> int:
+    """Columns of the terminal that ``stream`` is, and `WIDEST` where it is none."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or WIDEST
+    except OSError:
+        return WIDEST
 
 
 def root_page() -> HelpPage:

@@ -8,9 +8,9 @@ from nsqtools.cli.render.output import ByteWriter, Cell, rendered, write_json, w
 from nsqtools.cli.running.runtime import Runtime
 
 if TYPE_CHECKING:
+    from nsqtools.bench.bench_plan import BenchPlan
+    from nsqtools.bench.bench_report import BenchReport
     from nsqtools.bench.latency import Latencies
-    from nsqtools.bench.plan import Plan
-    from nsqtools.bench.report import Report
 
 MEGA = 1e6
 BAR_WIDTH = 40
@@ -21,7 +21,7 @@ def how_far(phase: str, count: int, elapsed_s: float) -> str:
     return f"{phase}: {count:,} messages after {elapsed_s:.1f} s"
 
 
-def write_report(runtime: Runtime, report: Report, *, json: bool) -> None:
+def write_report(runtime: Runtime, report: BenchReport, *, json: bool) -> None:
     """Print a report in the form that fits."""
     if json:
         write_json(runtime, report.document(), indent=2)
@@ -32,7 +32,7 @@ def write_report(runtime: Runtime, report: Report, *, json: bool) -> None:
         write_listing(runtime, list(columns), [list(columns.values())], json=False)
 
 
-def columns_of(report: Report) -> dict[str, Cell]:
+def columns_of(report: BenchReport) -> dict[str, Cell]:
     """Everything in a line, for programs."""
     plan = report.plan
     columns: dict[str, Cell] = {
@@ -65,7 +65,7 @@ def figures_ms(latencies: Latencies) -> dict[str, float]:
     }
 
 
-def page(runtime: Runtime, report: Report) -> str:
+def page(runtime: Runtime, report: BenchReport) -> str:
     """The report for a person. (rich is imported only here.)"""
     plan = report.plan
     things: list[Any] = [
@@ -80,9 +80,9 @@ def page(runtime: Runtime, report: Report) -> str:
     return rendered(runtime, *things)
 
 
-def description(plan: Plan) -> str:
+def description(plan: BenchPlan) -> str:
     """What was done, in a line."""
-    from nsqtools.bench.report import transport
+    from nsqtools.bench.bench_report import transport
 
     low, high = plan.size
     parts = [
@@ -96,7 +96,7 @@ def description(plan: Plan) -> str:
     return ", ".join([*parts, *transport(plan)])
 
 
-def _figures(report: Report) -> Any:
+def _figures(report: BenchReport) -> Any:
     figures = {
         "messages/s": f"{report.messages_per_s:,.0f}",
         "MB/s": f"{report.bytes_per_s / MEGA:,.1f}",

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.render.output import Cell, write_json, write_listing
 from nsqtools.cli.render.report_output import tell_damage
-from nsqtools.cli.running.confirm import confirm
-from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.ends import ExitStatus
 from nsqtools.cli.running.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def delete_needless(runtime: Runtime, deletable: Deletable, *, yes: bool) -> Seq
         runtime.tell("nsq: no archive can be deleted")
         return ()
     tell_deletable(runtime, deletable, "all of it is in verified Parquet")
-    if not yes and not confirm(runtime, "Delete them?"):
+    if not yes and not runtime.confirm("Delete them?"):
         runtime.tell("nsq: nothing was deleted")
         return ()
     changed = delete(deletable.contents)

@@ -9,7 +9,7 @@ from typer import Argument
 
 from nsqtools.cli.options.cluster_connection import ClusterSettings
 from nsqtools.cli.render.output import Cell, write_json, write_listing
-from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.ends import ExitStatus
 from nsqtools.cli.running.runtime import Runtime
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.render.output import Cell, write_json, write_listing
-from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.ends import ExitStatus
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import NotFoundError, OutputError
 from nsqtools.protocol.durations import format_duration

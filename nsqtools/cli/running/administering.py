@@ -9,9 +9,7 @@ from typer import Argument, Option
 
 from nsqtools.cli.options.cluster_connection import ClusterSettings
 from nsqtools.cli.render.output import write_json, write_listing
-from nsqtools.cli.running.confirm import confirm
-from nsqtools.cli.running.exit_status import ExitStatus
-from nsqtools.cli.running.failures import status_of
+from nsqtools.cli.running.ends import ExitStatus, status_of
 from nsqtools.cli.running.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -103,7 +101,7 @@ def carry_out(
     if plan.is_destructive and not yes:
         for line in lines(plan.steps):
             runtime.stderr.write(f"{line}\n")
-        if not confirm(runtime, "Go on?"):
+        if not runtime.confirm("Go on?"):
             runtime.tell("nsq: nothing was changed")
             return ExitStatus.FAILED
     outcomes = apply(cluster, plan)

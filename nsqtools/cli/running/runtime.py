@@ -17,8 +17,9 @@ from typing import Annotated, TextIO
 
 from typer import Context, Option
 
-from nsqtools.cli.parsing.inject import From
-from nsqtools.cli.render.terminal import terminal_width, wants_colour
+from nsqtools.cli.parsing.binding import From
+from nsqtools.cli.parsing.help import terminal_width, wants_colour
+from nsqtools.errors import ConfigurationError
 
 PANEL = "Messages about the run"
 
@@ -65,6 +66,24 @@ class Runtime:
         if not self.quiet:
             self.stderr.write(f"{line}\n")
             self.stderr.flush()
+
+    def require_terminal(self) -> None:
+        """Raise `ConfigurationError` where nobody can be asked."""
+        if not (self.stdin.isatty() and self.stderr_is_tty):
+            raise ConfigurationError(
+                "this cannot be undone, and there is no terminal to ask on",
+                hint="Give --yes to go on, or --dry-run to see what would be done.",
+            )
+
+    def confirm(self, question: str) -> bool:
+        """Ask on the terminal before something that cannot be undone; whatever is not yes is no.
+
+        Raises `ConfigurationError` where nobody can be asked.
+        """
+        self.require_terminal()
+        self.stderr.write(f"{question} [y/N] ")
+        self.stderr.flush()
+        return self.stdin.readline().strip().lower() in ("y", "yes")
 
 
 class LogFormat(Enum):

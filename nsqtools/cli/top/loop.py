@@ -16,7 +16,7 @@ from types import FrameType
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.cli.top.keyboard import keys_at_once, parse_keys
 from nsqtools.cli.top.screen import CHROME, draw
-from nsqtools.cli.top.view import Level, View
+from nsqtools.cli.top.view import Level, TopView
 from nsqtools.cluster.sampling import Sample, Sampler
 
 
@@ -27,7 +27,7 @@ class Top:
         self._runtime = runtime
         self._sampler = sampler
         self._interval_s = interval_s
-        self._view = View()
+        self._view = TopView()
         self._looks: queue.SimpleQueue[Sample] = queue.SimpleQueue()
         self._reader, self._writer = os.pipe()
         self._look_now = threading.Event()

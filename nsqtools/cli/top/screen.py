@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools.cli.render.output import cell_text
 from nsqtools.cli.top.columns import TREND, Cell, Column, Line
-from nsqtools.cli.top.view import View
+from nsqtools.cli.top.view import TopView
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -27,7 +27,7 @@ PLAIN_KEYS = "j/k select  Enter open  Esc back  s/S sort  r reverse  / filter  q
 TYPING_KEYS = "type a part of the name  Enter keep  Esc clear"
 
 
-def draw(view: View, width: int, height: int, *, unicode: bool) -> Text:
+def draw(view: TopView, width: int, height: int, *, unicode: bool) -> Text:
     """Return the whole screen."""
     from rich.text import Text
 
@@ -55,7 +55,7 @@ def draw(view: View, width: int, height: int, *, unicode: bool) -> Text:
     return screen
 
 
-def summary(view: View) -> str:
+def summary(view: TopView) -> str:
     """The cluster in a line."""
     sample = view.sample
     if sample is None:
@@ -73,7 +73,7 @@ def summary(view: View) -> str:
     )
 
 
-def status(view: View) -> str:
+def status(view: TopView) -> str:
     """Where one is, the filter, and what is wrong."""
     text = view.path
     if view.filter or view.is_typing:
@@ -85,7 +85,7 @@ def status(view: View) -> str:
     return cell_text(text)
 
 
-def headings(view: View, widths: Sequence[int], *, unicode: bool) -> str:
+def headings(view: TopView, widths: Sequence[int], *, unicode: bool) -> str:
     """The names of the columns; the one that is sorted by is marked."""
     mark = ("▲" if view.is_reversed else "▼") if unicode else "*"
     names = [

@@ -41,7 +41,7 @@ COLUMNS: dict[Level, tuple[Column, ...]] = {
 }
 
 
-class View:
+class TopView:
     """The state of the screen."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 from nsqtools.archive.reader import EVER, TimeRange
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
-from nsqtools.records.escapes import unescape
+from nsqtools.records.units import unescape
 from nsqtools.spark.format_options import Options
 
 DEFAULT_PARTITION_BYTES = 16 << 20

@@ -26,9 +26,8 @@ from nsqtools.errors import (
     PublishRejected,
     RefusedError,
 )
-from nsqtools.publish.batch import Batch, Outcome
-from nsqtools.publish.publisher import SPLITTABLE, Publisher
-from nsqtools.publish.rate import RateLimit
+from nsqtools.publish.pacing import RateLimit
+from nsqtools.publish.publisher import SPLITTABLE, PublishBatch, Publisher, PublishOutcome
 from nsqtools.spark.publishing.ledger import LOCK_WAIT_S, LedgerEntry, LedgerPart
 from nsqtools.spark.publishing.publish_rows import (
     Chunk,
@@ -213,7 +212,12 @@ class PublishTask:
     # -- outcomes -------------------------------------------------------------------------------
 
     def _ended(
-        self, span: RowSpan, chunk: Chunk, places: Sequence[int], first_row: int, batch: Batch
+        self,
+        span: RowSpan,
+        chunk: Chunk,
+        places: Sequence[int],
+        first_row: int,
+        batch: PublishBatch,
     ) -> None:
         """A publish has its outcomes."""
         confirmed = len(batch.bodies) - len(batch.failures)
@@ -221,10 +225,10 @@ class PublishTask:
             span.topics[batch.topic] = span.topics.get(batch.topic, 0) + confirmed
         for index, outcome in sorted(batch.failures.items()):
             error = batch.errors[index]
-            if outcome is Outcome.UNSENT or not is_fault_of_row(outcome, error):
+            if outcome is PublishOutcome.UNSENT or not is_fault_of_row(outcome, error):
                 self._fatal = self._fatal or error or ConnectionFailed("nsqd took nothing")
                 return  # the span stays under way: its rows are not done with
-            if outcome is Outcome.UNKNOWN:
+            if outcome is PublishOutcome.UNKNOWN:
                 span.unknown += 1
             else:
                 span.rejected += 1
@@ -283,8 +287,8 @@ class PublishTask:
         return report
 
 
-def is_fault_of_row(outcome: Outcome, error: NsqError | None) -> bool:
+def is_fault_of_row(outcome: PublishOutcome, error: NsqError | None) -> bool:
     """Whether another row might have been taken: nsqd refused this one for what it is."""
-    if outcome is Outcome.UNKNOWN:
+    if outcome is PublishOutcome.UNKNOWN:
         return True
     return isinstance(error, PublishRejected) and error.cause.code in SPLITTABLE

@@ -315,8 +315,9 @@ def test_the_library_needs_no_main_module(nsqd: GoNsqd) -> None:
     script = (
         "from nsqtools import ClientOptions\n"
         "from nsqtools.bench.bench import Bench\n"
-        "from nsqtools.bench.plan import Mode, Plan\n"
-        f"plan = Plan(mode=Mode.PUB, nsqd_tcp_addresses=({nsqd.tcp_address!r},), count=500,\n"
+        "from nsqtools.bench.bench_plan import BenchMode, BenchPlan\n"
+        "plan = BenchPlan(mode=BenchMode.PUB, count=500,\n"
+        f"    nsqd_tcp_addresses=({nsqd.tcp_address!r},),\n"
         "    producer_options=ClientOptions(), consumer_options=ClientOptions())\n"
         "print(Bench(plan).run().published)\n"
     )

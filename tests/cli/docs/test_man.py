@@ -16,8 +16,8 @@ from nsqtools.cli.docs.man import render_man
 from nsqtools.cli.docs.markdown import render_guide, to_roff
 from nsqtools.cli.docs.tables import fill_lists
 from nsqtools.cli.docs.tree import Page, read_tree
-from nsqtools.cli.options.connection import profile_keys
-from nsqtools.cli.running.exit_status import ExitStatus
+from nsqtools.cli.running.ends import ExitStatus
+from nsqtools.settings import REPEATABLE
 
 GUIDES = sorted((Path(__file__).parents[3] / "man").glob("*.md"))
 
@@ -170,7 +170,7 @@ def test_pages_name_only_pages_that_exist(tree: Page) -> None:
 def test_every_key_of_the_configuration_file_is_explained(tree: Page) -> None:
     [page] = [path.read_text("utf-8") for path in GUIDES if path.name == "nsq-config.5.md"]
 
-    for key in profile_keys():
+    for key in REPEATABLE:
         assert f"- `{key.replace('_', '-')} = " in fill_lists(page, tree)
 
 

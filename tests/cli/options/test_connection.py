@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,15 @@ from plugins.cli import GivenCommand
 from nsqtools.cli.options.connection import (
     ConsumerConnection,
     ProducerConnection,
-    profile_keys,
+    consumer_connection,
+    producer_connection,
 )
 from nsqtools.cli.parsing import app
+from nsqtools.cli.parsing.binding import flatten
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError
+from nsqtools.settings import REPEATABLE
 
 Connect = Callable[..., ConnectionSettings]
 
@@ -259,8 +263,12 @@ def test_a_producer_has_nsqd_addresses_and_producer_options(given_command: Given
 
 
 def test_what_a_profile_may_set_is_what_the_commands_take() -> None:
-    keys = profile_keys()
+    taken: dict[str, inspect.Parameter] = {}
+    for provider in (consumer_connection, producer_connection):
+        taken |= inspect.signature(flatten(provider)).parameters
 
-    assert keys["lookupd_http_address"] is True
-    assert keys["tls"] is False
-    assert "profile" not in keys
+    assert {
+        name: "list" in str(parameter.annotation.__origin__)
+        for name, parameter in taken.items()
+        if name not in ("context", "profile")
+    } == REPEATABLE

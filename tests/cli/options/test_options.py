@@ -9,7 +9,7 @@ from inspect import signature
 import pytest
 from plugins.cli import RunNsq, all_commands
 
-from nsqtools.cli.parsing.inject import flatten
+from nsqtools.cli.parsing.binding import flatten
 from nsqtools.client.options import ClientOptions, option_name
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 
 import pytest
 
-from nsqtools.cli.parsing.inject import From, flatten
+from nsqtools.cli.parsing.binding import From, flatten
 
 
 class Size(NamedTuple):

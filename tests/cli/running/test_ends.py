@@ -12,8 +12,7 @@ from plugins.cli import GivenCommand, RunNsq, SpawnNsq
 
 from nsqtools import __version__, errors
 from nsqtools.cli.main import main
-from nsqtools.cli.running.exit_status import ExitStatus
-from nsqtools.cli.running.failures import STATUS_OF_CATEGORY, explain
+from nsqtools.cli.running.ends import STATUS_OF_CATEGORY, ExitStatus, explain
 
 
 def raising(error: BaseException) -> Callable[..., int]:

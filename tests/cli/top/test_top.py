@@ -13,7 +13,7 @@ from plugins.waiting import wait_until
 
 from nsqtools.cli.top.keyboard import parse_keys
 from nsqtools.cli.top.screen import short, sparkline
-from nsqtools.cli.top.view import View
+from nsqtools.cli.top.view import TopView
 from nsqtools.client.consumer import Consumer
 from nsqtools.cluster.directory import NodeReport
 from nsqtools.cluster.sampling import Sample
@@ -168,7 +168,7 @@ def look(**depths: int) -> Sample:
 
 
 def test_the_selection_stays_with_its_topic_when_lines_change_places() -> None:
-    view = View()
+    view = TopView()
     view.show(look(clicks=3, views=2, orders=1))
     view.press("s", 10)
     view.press("down", 10)

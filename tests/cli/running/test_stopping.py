@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from nsqtools.cli.running.signals import SIGNALS, stopping
+from nsqtools.cli.running.ends import SIGNALS, stopping
 
 # Says "ready", then drains until stdin ends. The lock is what a consumer's stop() takes, too.
 PROGRAM = """

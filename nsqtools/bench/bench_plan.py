@@ -18,7 +18,7 @@ that grows, and an ephemeral channel discards what exceeds nsqd's memory queue (
 MAX_CONNECTIONS = 256
 
 
-class Mode(Enum):
+class BenchMode(Enum):
     """What is measured."""
 
     PUB = "pub"
@@ -27,7 +27,7 @@ class Mode(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class BenchPlan:
     """One measurement. Sizes are bytes, times seconds; a None is no limit.
 
     Each nsqd of ``nsqd_tcp_addresses`` gets at least one of the ``connections``, and as many
@@ -38,7 +38,7 @@ class Plan:
     Raises `ConfigurationError` for what cannot be.
     """
 
-    mode: Mode
+    mode: BenchMode
     nsqd_tcp_addresses: tuple[str, ...]
     producer_options: ClientOptions
     consumer_options: ClientOptions
@@ -56,7 +56,7 @@ class Plan:
         for address in self.nsqd_tcp_addresses:
             parse_address(address)
         low, high = self.size
-        least = HEAD_SIZE if self.mode is Mode.E2E else 1
+        least = HEAD_SIZE if self.mode is BenchMode.E2E else 1
         if not least <= low <= high:
             raise ConfigurationError(
                 f"messages of {low} to {high} bytes cannot be measured",
@@ -135,7 +135,7 @@ Job = PublisherJob | ConsumerJob
 READY = "ready"
 
 
-class Failure(NamedTuple):
+class WorkerError(NamedTuple):
     """A worker's error on its way to another process: `NsqError` are not made to be pickled."""
 
     category: str

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nsqtools.bench.bench_plan import BenchMode, BenchPlan
 from nsqtools.bench.consuming import ConsumerResult
 from nsqtools.bench.latency import Latencies
-from nsqtools.bench.plan import Mode, Plan
 from nsqtools.bench.publishing import PublisherResult
 
 CLIENT_IS_BUSY = 0.9
@@ -18,7 +18,7 @@ BEHIND_SCHEDULE = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class BenchReport:
     """One measurement. ``published`` and ``consumed`` include the warm-up; the rest does not.
 
     ``client_cpu`` is the processor time of the busiest of our processes over the time that passed,
@@ -26,7 +26,7 @@ class Report:
     is not known).
     """
 
-    plan: Plan
+    plan: BenchPlan
     topic: str
     seconds: float
     messages: int
@@ -111,7 +111,7 @@ class Report:
         }
 
 
-def transport(plan: Plan) -> list[str]:
+def transport(plan: BenchPlan) -> list[str]:
     """What is between us and nsqd besides TCP."""
     options = plan.producer_options
     return [
@@ -125,9 +125,9 @@ def transport(plan: Plan) -> list[str]:
     ]
 
 
-def _latency(plan: Plan, latencies: Latencies) -> dict[str, Any]:
+def _latency(plan: BenchPlan, latencies: Latencies) -> dict[str, Any]:
     return {
-        "of": "message" if plan.mode is Mode.E2E else "batch",
+        "of": "message" if plan.mode is BenchMode.E2E else "batch",
         "count": latencies.count,
         "min": round(latencies.min_ms, 4) if latencies.count else 0.0,
         "mean": round(latencies.mean_ms, 4),

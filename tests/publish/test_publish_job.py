@@ -17,9 +17,8 @@ from plugins.waiting import wait_until
 from nsqtools import ClientOptions
 from nsqtools.client.spread import PublishMode
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.publish.batch import Counts
-from nsqtools.publish.job import PublishJob, UnsentFile
-from nsqtools.publish.publisher import PublishOptions
+from nsqtools.publish.publish_job import PublishJob, UnsentFile
+from nsqtools.publish.publisher import PublishCounts, PublishOptions
 
 FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=3)
 
@@ -34,7 +33,7 @@ def write_input(tmp_path: Path) -> Callable[[bytes], str]:
     return write
 
 
-def run_job(path: str, addresses: Sequence[str], **options: Any) -> Counts:
+def run_job(path: str, addresses: Sequence[str], **options: Any) -> PublishCounts:
     options.setdefault("client_options", FAST)
     options.setdefault("options", PublishOptions(retry_timeout_s=5))
     return PublishJob("events", addresses, paths=[path], **options).run()
@@ -45,7 +44,7 @@ def test_every_record_arrives_whole(nsqd: GoNsqd, write_input: Callable[[bytes],
 
     counts = run_job(write_input(b"\n".join(records)), [nsqd.tcp_address])
 
-    assert counts == Counts(confirmed=6)
+    assert counts == PublishCounts(confirmed=6)
     assert bodies_in(nsqd, "events", 6) == sorted(records)
 
 
@@ -57,7 +56,7 @@ def test_empty_records_are_skipped_and_long_ones_rejected_before_they_are_sent(
     with UnsentFile(str(tmp_path / "unsent"), b"\n") as unsent:
         counts = run_job(path, [nsqd.tcp_address], unsent=unsent, warn=warnings.append)
 
-    assert counts == Counts(confirmed=2, rejected=1, skipped=1)
+    assert counts == PublishCounts(confirmed=2, rejected=1, skipped=1)
     assert warnings == ["record 3 is rejected: 2000000 bytes are above the limit of 1048576"]
     assert (tmp_path / "unsent").read_bytes() == b"x" * 2_000_000 + b"\n"
     assert bodies_in(nsqd, "events", 2) == [b"one", b"two"]
@@ -72,7 +71,7 @@ def test_a_record_that_only_nsqd_finds_too_long_does_not_take_its_neighbours_alo
 
     counts = run_job(write_input(b"\n".join(records)), [nsqd.tcp_address])
 
-    assert counts == Counts(confirmed=39, rejected=1)
+    assert counts == PublishCounts(confirmed=39, rejected=1)
     assert bodies_in(nsqd, "events", 39) == sorted(records[:17] + records[18:])
 
 
@@ -84,7 +83,7 @@ def test_json_lines_are_read_and_what_is_none_is_rejected(
 
     counts = run_job(path, [nsqd.tcp_address], is_jsonl=True, warn=warnings.append)
 
-    assert counts == Counts(confirmed=2, rejected=2)
+    assert counts == PublishCounts(confirmed=2, rejected=2)
     assert bodies_in(nsqd, "events", 2) == [b"a\nb", b"\xff"]
     assert [warning.split(":")[0] for warning in warnings] == [
         "record 2 is rejected",
@@ -99,7 +98,7 @@ def test_deferred_messages_come_later(nsqd: GoNsqd, write_input: Callable[[bytes
         write_input(b"a\nb\n"), [nsqd.tcp_address], options=PublishOptions(defer_s=3600)
     )
 
-    assert counts == Counts(confirmed=2)
+    assert counts == PublishCounts(confirmed=2)
     wait_until(
         lambda: nsqd.channel_stats("events", "check")["deferred_count"] == 2,
         what="both messages are deferred",
@@ -114,7 +113,7 @@ def test_mode_all_brings_every_record_to_every_nsqd(
 
     counts = run_job(path, [nsqd.tcp_address for nsqd in both])
 
-    assert counts == Counts(confirmed=2500)
+    assert counts == PublishCounts(confirmed=2500)
     assert [nsqd.depth("events") for nsqd in both] == [2500, 2500]
 
 
@@ -129,7 +128,7 @@ def test_mode_all_does_not_count_what_one_nsqd_lacks_as_confirmed(
         options=PublishOptions(retry_timeout_s=0.3),
     )
 
-    assert counts == Counts(unsent=2)
+    assert counts == PublishCounts(unsent=2)
     assert nsqd.depth("events") == 2
 
 
@@ -143,7 +142,7 @@ def test_mode_round_robin_shares_the_records_out(
         path, [nsqd.tcp_address for nsqd in both], options=PublishOptions(PublishMode.ROUND_ROBIN)
     )
 
-    assert counts == Counts(confirmed=4000)
+    assert counts == PublishCounts(confirmed=4000)
     assert [nsqd.depth("events") for nsqd in both] == [2000, 2000]
 
 
@@ -155,7 +154,7 @@ def test_a_dead_nsqd_is_replaced_by_one_that_works(
 
     counts = run_job(path, [unreachable_address, nsqd.tcp_address], options=PublishOptions(mode))
 
-    assert counts == Counts(confirmed=3000)
+    assert counts == PublishCounts(confirmed=3000)
     assert nsqd.depth("events") == 3000
 
 
@@ -184,11 +183,12 @@ def test_publishing_goes_on_after_nsqd_was_restarted(
 
 
 @pytest.mark.parametrize(
-    ("retry_unknown", "expected"), [(False, Counts(unknown=1)), (True, Counts(confirmed=1))]
+    ("retry_unknown", "expected"),
+    [(False, PublishCounts(unknown=1)), (True, PublishCounts(confirmed=1))],
 )
 def test_what_was_sent_and_not_answered_is_unknown_unless_it_may_be_doubled(
     retry_unknown: bool,
-    expected: Counts,
+    expected: PublishCounts,
     scripted_nsqd: ScriptedNsqd,
     write_input: Callable[[bytes], str],
 ) -> None:
@@ -227,7 +227,7 @@ def test_when_nsqd_stays_away_the_rest_of_the_input_goes_to_the_unsent_file(
             unsent=unsent,
         )
 
-    assert counts == Counts(unsent=5000)
+    assert counts == PublishCounts(unsent=5000)
     assert (tmp_path / "unsent").read_bytes() == text
 
 
@@ -251,7 +251,7 @@ def test_a_cut_connection_loses_no_count(
         proxy.cut(reset=goal == 9_000)
     worker.join(30)
 
-    assert job.counts == Counts(confirmed=30_000)
+    assert job.counts == PublishCounts(confirmed=30_000)
     assert nsqd.depth("events") >= 30_000
 
 

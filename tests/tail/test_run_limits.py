@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from nsqtools.tail.limits import End, Limits, LimitWatch
+from nsqtools.tail.run_limits import End, LimitWatch, RunLimits
 
 
 def test_without_limits_it_never_ends_and_waits_for_ever() -> None:
-    watch = LimitWatch(Limits(), 0.0)
+    watch = LimitWatch(RunLimits(), 0.0)
 
     assert watch.room_for(1000) == 1000
     assert watch.end(1e9) is None
@@ -15,7 +15,7 @@ def test_without_limits_it_never_ends_and_waits_for_ever() -> None:
 
 
 def test_a_count_leaves_no_room_beyond_it() -> None:
-    watch = LimitWatch(Limits(count=5), 0.0)
+    watch = LimitWatch(RunLimits(count=5), 0.0)
 
     assert watch.room_for(3) == 3
     assert watch.end(0.0) is None
@@ -26,7 +26,7 @@ def test_a_count_leaves_no_room_beyond_it() -> None:
 
 
 def test_idle_is_counted_from_the_last_message() -> None:
-    watch = LimitWatch(Limits(idle_s=5), 100.0)
+    watch = LimitWatch(RunLimits(idle_s=5), 100.0)
 
     assert watch.wait_s(102.0) == 3.0
     watch.saw_message(104.0)
@@ -36,7 +36,7 @@ def test_idle_is_counted_from_the_last_message() -> None:
 
 
 def test_the_earlier_of_two_times_is_waited_for() -> None:
-    watch = LimitWatch(Limits(idle_s=5, for_s=3), 0.0)
+    watch = LimitWatch(RunLimits(idle_s=5, for_s=3), 0.0)
 
     assert watch.wait_s(0.0) == 3.0
     assert watch.end(3.0) is End.TIME

@@ -16,7 +16,7 @@ class End(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RunLimits:
     """Each None means without limit. Times are seconds."""
 
     count: int | None = None
@@ -25,9 +25,9 @@ class Limits:
 
 
 class LimitWatch:
-    """Limits applied to one run that began at ``now``; times are readings of the caller's clock."""
+    """The limits of one run that began at ``now``; times are readings of the caller's clock."""
 
-    def __init__(self, limits: Limits, now: float) -> None:
+    def __init__(self, limits: RunLimits, now: float) -> None:
         self.count = 0
         self._limits = limits
         self._ends_at = None if limits.for_s is None else now + limits.for_s

@@ -18,10 +18,15 @@ from typing import Self
 
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import NsqError, OutputError
-from nsqtools.publish.batch import Batch, Counts, Outcome
-from nsqtools.publish.publisher import Publisher, PublishOptions
-from nsqtools.publish.rate import RateLimit
-from nsqtools.publish.source import Source
+from nsqtools.publish.pacing import RateLimit
+from nsqtools.publish.publisher import (
+    PublishBatch,
+    PublishCounts,
+    Publisher,
+    PublishOptions,
+    PublishOutcome,
+)
+from nsqtools.publish.source import RecordSource
 from nsqtools.records.envelope import decode_body
 
 
@@ -79,7 +84,7 @@ class PublishJob:
         options: PublishOptions,
         unsent: UnsentFile | None = None,
         warn: Callable[[str], None] = lambda line: None,
-        show: Callable[[Counts], None] = lambda counts: None,
+        show: Callable[[PublishCounts], None] = lambda counts: None,
     ) -> None:
         self._topic = topic
         self._is_stopped = False
@@ -90,11 +95,11 @@ class PublishJob:
         self._warn = warn
         self._show = show
         self._number = 0  # of records read
-        self._source = Source(paths, delimiter, lambda: self._is_stopped)
+        self._source = RecordSource(paths, delimiter, lambda: self._is_stopped)
         self._publisher = Publisher(addresses, client_options, options, lambda: self._is_stopped)
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> PublishCounts:
         return self._publisher.counts
 
     @property
@@ -106,7 +111,7 @@ class PublishJob:
         """Read no more; what is under way is settled."""
         self._is_stopped = True
 
-    def run(self) -> Counts:
+    def run(self) -> PublishCounts:
         """Publish everything and return the counts. Raises `OutputError` for input and files."""
         try:
             for records in self._source.batches():
@@ -125,11 +130,11 @@ class PublishJob:
             bodies, records = bodies[count:], records[count:]
             self._show(self.counts)
         for record in records:
-            self.counts.add(Outcome.UNSENT)
+            self.counts.add(PublishOutcome.UNSENT)
             self._keep(record)
 
     def _publish(self, bodies: list[bytes], records: list[bytes]) -> None:
-        def keep_unconfirmed(batch: Batch) -> None:
+        def keep_unconfirmed(batch: PublishBatch) -> None:
             for index in sorted(batch.failures):
                 self._keep(records[index])
 
@@ -178,7 +183,7 @@ class PublishJob:
         if not reason:
             return body
         self._warn(f"record {number} is rejected: {reason}")
-        self.counts.add(Outcome.REJECTED)
+        self.counts.add(PublishOutcome.REJECTED)
         self._keep(record)
         return None
 

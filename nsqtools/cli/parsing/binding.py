@@ -1,0 +1,188 @@
+"""Bind plain functions to typer: options in sets, conversion without pydantic, private names.
+
+Options that come in sets: a command asks for a value, and a provider builds it from options.
+
+    def consumer_connection(nsqd: NsqdAddresses = None, ...) -> ConnectionSettings: ...
+
+    ConsumerConnection = Annotated[ConnectionSettings, From(consumer_connection)]
+
+    def tail(topic: Topics, *, connection: ConsumerConnection) -> None: ...
+
+`flatten(tail)` has the parameters ``topic, nsqd, ...``, which is what typer parses, and calls
+``tail`` with the connection that the provider made. Providers may ask for other providers' values.
+One name is one option: two providers that declare the same name share it.
+
+Conversion: typer 0.29 converts every value through pydantic adapters, even the ``--help`` flag: 80
+ms on each call. A parameter builds its adapter when ``_runtime_param`` is empty, so
+`NativeCoercion` puts a converter of our own there before typer reads the command line. Where that
+name is missing (other versions) nothing happens and typer converts as it always did, only slower.
+
+This is the only module that uses private names of typer (``_click``, ``_runtime_param``,
+``type_descriptor``); pyproject.toml bounds the version, and `test_binding` names what is relied on.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from typer import BadParameter
+from typer._click.exceptions import NoSuchOption, UsageError
+
+__all__ = ["BadParameter", "From", "NativeCoercion", "NoSuchOption", "UsageError", "flatten"]
+
+Result = TypeVar("Result")
+Converter = Callable[[Any], Any]
+
+
+class From:
+    """Marks, inside ``Annotated``, a parameter whose value ``provider`` builds from options."""
+
+    def __init__(self, provider: Callable[..., Any]):
+        self.provider = provider
+
+
+def flatten(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Return ``function`` taking plain options, as keywords, in place of provided values."""
+    hints = get_type_hints(function, include_extras=True)
+    own: dict[str, inspect.Parameter] = {}
+    provided: dict[str, inspect.Parameter] = {}
+    providers: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        provider = _provider(hints[name])
+        if provider is None:
+            own[name] = parameter.replace(
+                annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY
+            )
+        else:
+            flat = flatten(provider)
+            parameters = inspect.signature(flat).parameters
+            providers[name] = flat, tuple(parameters)
+            provided.update(parameters)
+
+    def call(**values: Any) -> Result:
+        arguments = {name: values[name] for name in own}
+        for name, (provider, options) in providers.items():
+            arguments[name] = provider(**{option: values[option] for option in options})
+        return function(**arguments)
+
+    call.__name__ = function.__name__
+    call.__doc__ = function.__doc__
+    call.__annotations__ = {}
+    vars(call)["__signature__"] = inspect.Signature([*own.values(), *provided.values()])
+    return call
+
+
+def _provider(annotation: Any) -> Callable[..., Any] | None:
+    if get_origin(annotation) is Annotated:
+        for mark in get_args(annotation)[1:]:
+            if isinstance(mark, From):
+                return mark.provider
+    return None
+
+
+# -- conversion ---------------------------------------------------------------------------------
+
+
+class NativeCoercion:
+    """Mix-in for commands and groups: prepare the parameters before typer reads them."""
+
+    params: list[Any]
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)  # type: ignore[misc]
+        if option is not None:
+            _prepare(option)
+        return option
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        for parameter in self.params:
+            _prepare(parameter)
+        return super().parse_args(ctx, args)  # type: ignore[misc]
+
+
+class NativeParam:
+    """What typer asks to convert a value, in place of its pydantic adapter."""
+
+    def __init__(self, convert: Converter):
+        self._convert = convert
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        if value is None:
+            return () if param.multiple or param.nargs == -1 else None
+        try:
+            return self._convert(value)
+        except ValueError as error:
+            raise BadParameter(str(error), ctx=ctx, param=param) from error
+
+
+def annotation_of(parameter: Any) -> Any:
+    """The type that ``parameter`` was declared with; None where typer does not tell."""
+    return getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+
+
+def converter(annotation: Any, *, least: float | None, most: float | None) -> Converter | None:
+    """The function that turns text into ``annotation``; None when typer has to do it."""
+    if get_origin(annotation) is list:
+        each = converter(get_args(annotation)[0], least=least, most=most)
+        return each and (lambda values: [each(value) for value in values])
+    if annotation is str:
+        return str
+    if annotation is bool:
+        return _boolean
+    if annotation in (int, float):
+        return _number(annotation, least, most)
+    if annotation is Path:
+        return Path
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return _member(annotation)
+    return None
+
+
+def _prepare(parameter: Any) -> None:
+    if getattr(parameter, "_runtime_param", parameter) is not None:
+        return
+    descriptor = parameter.type_descriptor
+    info = descriptor.parameter_info
+    convert = info.parser or converter(descriptor.annotation, least=info.min, most=info.max)
+    if convert is not None:
+        parameter._runtime_param = NativeParam(convert)
+
+
+def _boolean(value: Any) -> bool:
+    text = str(value).strip().lower()
+    if text in ("1", "true", "t", "yes", "y", "on"):
+        return True
+    if text in ("0", "false", "f", "no", "n", "off"):
+        return False
+    raise ValueError(f"{value!r} is not a boolean (true or false)")
+
+
+def _number(kind: type[int] | type[float], least: float | None, most: float | None) -> Converter:
+    def convert(value: Any) -> int | float:
+        try:
+            number = kind(value)
+        except ValueError:
+            noun = "an integer" if kind is int else "a number"
+            raise ValueError(f"{value!r} is not {noun}") from None
+        if least is not None and number < least:
+            raise ValueError(f"{number} is less than {least}")
+        if most is not None and number > most:
+            raise ValueError(f"{number} is more than {most}")
+        return number
+
+    return convert
+
+
+def _member(enum: type[Enum]) -> Converter:
+    def convert(value: Any) -> Enum:
+        try:
+            return enum(value)
+        except ValueError:
+            known = ", ".join(str(member.value) for member in enum)
+            raise ValueError(f"{value!r} is not one of {known}") from None
+
+    return convert
