@@ -12,6 +12,7 @@ from enum import Enum
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.cli.parsing.binding import annotation_of
 from nsqtools.cli.parsing.help import HelpPage, Row
 
 if TYPE_CHECKING:
@@ -60,11 +61,10 @@ def metavar(parameter: Any) -> str:
 
 def choices(parameter: Any) -> tuple[str, ...]:
     """The values that an enum allows; none for any other type."""
-    # typer keeps the type under one name or the other, by its version
-    described = getattr(parameter, "type_descriptor", None)
-    annotation = getattr(described, "annotation", None)
+    annotation = annotation_of(parameter)
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return tuple(str(member.value) for member in annotation)
+    # older versions of typer have the choices elsewhere
     known = getattr(getattr(parameter, "type", None), "choices", ())
     return tuple(str(getattr(choice, "value", choice)) for choice in known)
 

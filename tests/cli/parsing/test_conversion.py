@@ -11,7 +11,9 @@ from plugins.cli import GivenCommand
 from typer import Argument, Option
 
 from nsqtools.cli.parsing import app
+from nsqtools.cli.parsing.binding import BadParameter, NoSuchOption, UsageError, annotation_of
 from nsqtools.errors import ConfigurationError
+from nsqtools.records.units import parse_span
 
 
 class Mode(Enum):
@@ -84,7 +86,7 @@ def test_text_becomes_the_declared_type(given_command: GivenCommand) -> None:
         ("--count x", "'x' is not an integer"),
         ("--count 1.5", "'1.5' is not an integer"),
         ("--rate x", "'x' is not a number"),
-        ("--mode any", "'any' is none of all, round-robin"),
+        ("--mode any", "'any' is not one of all, round-robin"),
         ("--number 1 --number x", "'--number': 'x' is not an integer"),
         ("--half x", "could not convert"),
     ],
@@ -125,3 +127,19 @@ def test_a_switch_that_is_neither_is_refused(
 
     with pytest.raises(ConfigurationError, match="'perhaps' is not a boolean"):
         app.run(["given"])
+
+
+def test_what_is_relied_on_of_typers_private_interface_is_there() -> None:
+    command = app.command_tree().load("tail")
+    parameters = {parameter.name: parameter for parameter in command.params}
+
+    # a parameter builds its pydantic adapter where this is None
+    assert all(parameter._runtime_param is None for parameter in parameters.values())
+    # what an option was declared with
+    assert annotation_of(parameters["count"]) is int
+    assert annotation_of(parameters["topic"]) == list[str]
+    assert parameters["count"].type_descriptor.parameter_info.min == 1
+    assert parameters["exit_idle"].type_descriptor.parameter_info.parser is parse_span
+    # the errors of a command line
+    assert issubclass(NoSuchOption, UsageError)
+    assert issubclass(BadParameter, UsageError)

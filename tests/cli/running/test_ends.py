@@ -35,7 +35,7 @@ def test_version(run_nsq: RunNsq) -> None:
         (["options", "--zzz"], "no such option: --zzz", "See nsq options --help."),
         (["options", "x"], "got unexpected extra argument(s) (x)", "See nsq options --help."),
         (["options", "--log-format"], "option '--log-format' requires an argument", "See nsq opti"),
-        (["options", "--log-format", "xml"], "is none of text, json", "See nsq options --help."),
+        (["options", "--log-format", "xml"], "is not one of text, json", "See nsq options --help."),
         (["--json", "options"], "no such option: --json", "Options stand after the command"),
         (["options", "\x1b[31m"], "got unexpected extra argument(s) (\\x1b[31m)", "See nsq"),
     ],

@@ -15,7 +15,7 @@ from nsqtools.cli.running.ends import SIGNALS, stopping
 # Says "ready", then drains until stdin ends. The lock is what a consumer's stop() takes, too.
 PROGRAM = """
 import sys, threading
-from nsqtools.cli.running.signals import stopping
+from nsqtools.cli.running.ends import stopping
 
 stopped, lock = threading.Event(), threading.Lock()
 
