@@ -23,7 +23,12 @@ class NotRegularError(OSError):
 
 def open_to_read(path: Path) -> BinaryIO:
     """Open a regular file, through links. Raises `NotRegularError`, ``OSError``."""
-    return os.fdopen(_open(path, os.O_RDONLY), "rb")
+    return os.fdopen(descriptor_to_read(path), "rb")
+
+
+def descriptor_to_read(path: Path) -> int:
+    """Open as `open_to_read` does. Raises `NotRegularError`, ``OSError``."""
+    return _open(path, os.O_RDONLY)
 
 
 def open_to_write(path: Path, flags: int, mode: int = 0o600) -> int:

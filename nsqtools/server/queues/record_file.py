@@ -10,7 +10,7 @@ import os
 import struct
 from pathlib import Path
 
-from nsqtools.files.opening import open_to_read
+from nsqtools.files.opening import descriptor_to_read, open_to_read
 from nsqtools.protocol.message import MIN_MESSAGE_SIZE
 
 LENGTH_SIZE = 4
@@ -52,7 +52,7 @@ class RecordReader:
     def __init__(self, path: Path, position: int, max_size: int) -> None:
         self.position = position  # after the last record that was returned
         self._max_size = max_size
-        self._file = open_to_read(path)
+        self._descriptor = descriptor_to_read(path)
         self._buffer = b""  # what follows the position, from _used on
         self._used = 0
 
@@ -87,10 +87,10 @@ class RecordReader:
             rest = self._buffer[self._used :]
             at = self.position + len(rest)
             wanted = max(_READ_SIZE, size) if end is None else min(_READ_SIZE + size, end - at)
-            self._buffer = rest + os.pread(self._file.fileno(), wanted, at)
+            self._buffer = rest + os.pread(self._descriptor, wanted, at)
             self._used = 0
         return self._buffer[self._used : self._used + size]
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        os.close(self._descriptor)
