@@ -42,6 +42,7 @@ from nsqtools.server.embedded import EmbeddedNsqd, EmbeddedNsqlookupd
 CHECKOUT = Path(__file__).parents[1]
 GUIDES = sorted((CHECKOUT / "man").glob("*.md"))
 TEXTS = {path.name: path.read_text("utf-8") for path in [CHECKOUT / "README.md", *GUIDES]}
+OTHERS = [CHECKOUT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
 README = TEXTS["README.md"]
 MIGRATION = TEXTS["nsq-migration.7.md"]
 BLOCKS = [block for name, text in TEXTS.items() for block in parse(name, text)]
@@ -309,6 +310,24 @@ def test_every_link_leads_somewhere() -> None:
         for target in re.findall(r"\]\(([^)]+)\)", text):
             assert "://" in target or (folder / target).exists(), f"{name}: {target}"
     assert all(f"(man/{path.name})" in README for path in GUIDES)
+    assert all(f"({path.name})" in README for path in OTHERS)
+
+
+def test_every_path_that_is_named_to_contributors_exists() -> None:
+    text = (CHECKOUT / "CONTRIBUTING.md").read_text("utf-8")
+    named = set(re.findall(r"(?<![\w/.])(?:nsqtools|tests|man)/[\w/.-]+\w", text))
+    made_up = {"nsqtools/cli/commands/NAME.py", "man/NAME.7.md"}
+
+    assert len(named) > 10
+    assert {path for path in named - made_up if not (CHECKOUT / path).exists()} == set()
+
+
+def test_every_package_is_explained_to_contributors() -> None:
+    text = (CHECKOUT / "CONTRIBUTING.md").read_text("utf-8")
+    tree = text.partition("## The tree")[2].partition("```\n\n")[0]
+
+    for package in (path.parent for path in (CHECKOUT / "nsqtools").glob("*/__init__.py")):
+        assert re.search(rf"\b{package.name}\b", tree), package.name
 
 
 def test_every_reason_not_to_run_something_is_needed() -> None:

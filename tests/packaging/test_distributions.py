@@ -125,7 +125,13 @@ def test_both_have_every_file_of_the_package(built: Distributions) -> None:
 
     assert files - in_sdist == set()
     assert files - in_wheel == set()
-    assert {"tests/conftest.py", "CHANGELOG.md", "LICENSE", "Dockerfile"} <= in_sdist
+    assert {
+        "tests/conftest.py",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "LICENSE",
+        "Dockerfile",
+    } <= in_sdist
     assert [name for name in in_sdist if name.startswith("tests/go/bin")] == []
 
 
