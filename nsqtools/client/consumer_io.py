@@ -1,13 +1,17 @@
-"""The consumer's side on the I/O thread: connections, RDY, backoff, liveness and stopping.
+"""All connections of a consumer, on the I/O thread: RDY, backoff, connecting and stopping.
 
-It is glue between the pure deciders (`rdy`, `backoff`, `reconnect`) and the sockets: events go to
-the deciders, what they decide goes out. Everything here runs on the loop's thread unless a method
-says otherwise; connecting and lookups block, so they run on threads of their own and hand their
-results back with ``call_soon``.
+This connects the pure deciders (`rdy`, `backoff`, `stopping`, `reconnect`) with the sockets: events
+go to the deciders, their decisions go out through `Subscription`. Everything runs on the loop's
+thread unless a method says otherwise; connecting and lookups block, so they run on threads of their
+own and return their results with ``call_soon``.
+
+What one turn costs must not grow with the number of connections: only subscriptions that have
+answers are collected, only connections that were written to are flushed.
 """
 
 from __future__ import annotations
 
+import collections
 import logging
 import threading
 from collections.abc import Callable, Iterable
@@ -15,14 +19,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nsqtools.client.backoff import Backoff, Resume, Wait
-from nsqtools.client.connection import Connection
+from nsqtools.client.connection import LIVENESS_TICK_S, Connection
 from nsqtools.client.dialer import Dialer
 from nsqtools.client.io_loop import IOLoop, Timer
-from nsqtools.client.liveness import TICK_S, find_dead
 from nsqtools.client.message import Batch
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.rdy import ReadyControl, has_windowed_rdy
-from nsqtools.client.reconnect import PROVEN_AFTER_S
 from nsqtools.client.stopping import Stopping
 from nsqtools.client.subscription import Subscription
 from nsqtools.errors import NsqError, ServerError
@@ -35,14 +37,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nsqtools")
 
-GATHER_S = 0.025  # the longest a single answer waits to be joined with others
+GATHER_S = 0.025  # the longest a single answer waits to be joined with others (see `_each_turn`)
 BACKOFF_RETRY_S = 1.0  # when backoff ends and there is no connection to test on
 WARN_INTERVAL_S = 10.0
 
 
 @dataclass(slots=True)
 class ConsumerStats:
-    """Counts of messages since the start; ``late`` counts answers that nsqd refused as too late."""
+    """Counts of messages since the start; ``late`` counts answers that nsqd refused as late."""
 
     received: int = 0
     finished: int = 0
@@ -82,11 +84,16 @@ class ConsumerIO:
     ) -> None:
         self.topic = topic
         self.loop = IOLoop(f"nsq-{topic}-{channel}", self._each_turn, self._at_end)
-        self.read_buffer = memoryview(bytearray(READ_SIZE))
+        self.wake = self.loop.wake
+        self.now = self.loop.now
         self.stats = ConsumerStats()
         self.settled = threading.Event()  # every address known at the start was tried once
         self.first_errors: list[NsqError] = []
         self.subscriptions: dict[Subscription, None] = {}
+        self._read_buffer = memoryview(bytearray(READ_SIZE))
+        self._answered: collections.deque[Subscription] = collections.deque()
+        self.answered = self._answered.append  # subscriptions with answers to collect
+        self._gathers_until = 0.0
         self._options = options
         self._deliver = deliver
         self._on_stopped = on_stopped
@@ -113,7 +120,7 @@ class ConsumerIO:
         )
 
     def start(self, *, quietly: bool) -> None:
-        """Start the thread (from any thread). ``quietly``: the caller tells of first errors."""
+        """Start the thread (from any thread). ``quietly``: the caller reports first errors."""
         self._is_quiet = quietly
         self.loop.call_soon(self._begin)
         self.loop.start()
@@ -127,7 +134,7 @@ class ConsumerIO:
     # -- connecting -----------------------------------------------------------------------------
 
     def listed(self, addresses: Iterable[Address], errors: list[NsqError]) -> None:
-        """A lookup round has ended; ``errors`` are its only outcome, or there are none."""
+        """A lookup round has ended; it found ``addresses``, or has nothing but ``errors``."""
         if self._expects_lookup:
             self._expects_lookup = False
             self.first_errors += errors
@@ -145,12 +152,12 @@ class ConsumerIO:
 
     def _subscribed(self, connection: Connection) -> None:
         reply, options, now = connection.reply, self._options, self.loop.now()
-        subscription = Subscription(self, connection, now)
+        subscription = Subscription(self, connection)
         for feature in ("snappy", "deflate"):
             if getattr(options, feature) and not getattr(reply, feature):
-                log.warning("%s does not offer %s, going on without", subscription.nsqd, feature)
+                log.warning("%s does not offer %s; continuing without", subscription.nsqd, feature)
         self.subscriptions[subscription] = None
-        self.loop.register(subscription)
+        connection.attach(self.loop, subscription, self._read_buffer)
         resend = options.rdy_resend == "always" or (
             options.rdy_resend == "auto" and not has_windowed_rdy(reply.version)
         )
@@ -161,27 +168,24 @@ class ConsumerIO:
         if not self._expects_lookup and not self._dialer.is_connecting:
             self.settled.set()
 
-    def proven(self, subscription: Subscription) -> None:
-        """A connection has brought something: its address is good."""
-        self._dialer.proven(subscription.connection.address)
-
     def lost(self, subscription: Subscription, error: NsqError) -> None:
-        """A connection has ended, or must: its messages come again after their timeout."""
-        self._remove(subscription)
+        """A connection has ended: its messages come again after their timeout."""
+        self._forget(subscription)
         if not self._stopping:
-            self._ended(subscription.connection.address, error)
+            connection = subscription.connection
+            self._ended(connection.address, error, was_proven=connection.is_proven)
 
-    def _remove(self, subscription: Subscription) -> None:
-        subscription.is_open = False
-        del self.subscriptions[subscription]
-        self.loop.unregister(subscription)
+    def _forget(self, subscription: Subscription) -> None:
         subscription.connection.close()
+        del self.subscriptions[subscription]
         subscription.in_flight.clear()  # from here on its messages count as answered
         self.rdy.remove(subscription, self.loop.now())
         self.loop.wake()  # the turn may be past the point where RDY changes are sent
 
-    def _ended(self, address: Address, error: NsqError, *, quietly: bool = False) -> None:
-        if self._dialer.ended(address, error, quietly=quietly):
+    def _ended(
+        self, address: Address, error: NsqError, *, was_proven: bool = False, quietly: bool = False
+    ) -> None:
+        if self._dialer.ended(address, error, was_proven=was_proven, quietly=quietly):
             self._on_lost_discovered()
         try:
             self._on_error(error)
@@ -194,9 +198,7 @@ class ConsumerIO:
         """Tell whether a batch was delivered here (from any thread)."""
         return batch.source in self.subscriptions
 
-    def received(
-        self, subscription: Subscription, batch: Batch, redelivered: int, most_attempts: int
-    ) -> None:
+    def received(self, subscription: Subscription, batch: Batch, redelivered: int) -> None:
         """Messages arrived; ``redelivered`` of them replace an unanswered delivery."""
         now = self.loop.now()
         self.stats.received += len(batch)
@@ -207,7 +209,7 @@ class ConsumerIO:
             batch.requeue(0, backoff=False)
             return
         limit = self._options.max_attempts
-        if 0 < limit < most_attempts:
+        if limit and max([message.attempts for message in batch]) > limit:
             given_up = Batch(subscription, [m for m in batch if m.attempts > limit])
             self.stats.given_up += len(given_up)
             self._deliver(GivenUp(given_up))
@@ -215,21 +217,23 @@ class ConsumerIO:
         if batch:
             self._deliver(batch)
 
-    def finished(self, subscription: Subscription, count: int) -> None:
-        """Handlers finished messages."""
-        self.stats.finished += count
-        self.rdy.answered(subscription, count, self.loop.now())
-        self._apply(self.backoff.success())
+    def _collect(self, subscription: Subscription) -> None:
+        count, answers = subscription.collect()
+        now = self.loop.now()
+        for answer in answers:
+            if answer.is_final:
+                self.rdy.answered(subscription, 1, now)
+            if answer.failure is not None:
+                self.stats.requeued += 1
+                backoff = self.backoff
+                self._apply(backoff.failure() if answer.failure else backoff.neutral())
+        if count:
+            self.stats.finished += count
+            self.rdy.answered(subscription, count, now)
+            self._apply(self.backoff.success())
 
-    def answered(self, subscription: Subscription, is_result: bool, is_failure: bool) -> None:
-        """A message was requeued, or given up (which is no result)."""
-        self.rdy.answered(subscription, 1, self.loop.now())
-        if is_result:
-            self.stats.requeued += 1
-            self._apply(self.backoff.failure() if is_failure else self.backoff.neutral())
-
-    def answer_failed(self, error: ServerError) -> None:
-        """nsqd refused an answer because the message had timed out; harmless, but telling."""
+    def answer_refused(self, error: ServerError) -> None:
+        """nsqd refused an answer because the message had timed out: harmless, but a symptom."""
         self.stats.late += 1
         if (now := self.loop.now()) >= self._next_late_warning:
             self._next_late_warning = now + WARN_INTERVAL_S
@@ -264,31 +268,29 @@ class ConsumerIO:
     # -- every turn, and by the clock -----------------------------------------------------------
 
     def _each_turn(self) -> None:
-        for subscription in self.subscriptions:
-            subscription.collect()
+        collected = []
+        for _ in range(len(self._answered)):
+            subscription = self._answered.popleft()
+            if subscription in self.subscriptions:
+                self._collect(subscription)
+                collected.append(subscription)
         for subscription, count in self.rdy.take_changes():
             subscription.send_ready(count)
-        for subscription in list(self.subscriptions):
-            subscription.flush()
-        gathers = self._stopping or any(s.awaits_answers for s in self.subscriptions)
+        for subscription in collected:
+            subscription.send_answers()
+        # A handler that has just woken the loop leaves answers without waking it again.
+        now = self.loop.now()
+        if collected:
+            self._gathers_until = now + 2 * GATHER_S
+        gathers = self._stopping or now < self._gathers_until
         self.loop.max_sleep_s = GATHER_S if gathers else None
         if self._stopping:
             self._advance_stop(self._stopping)
 
     def _watch_liveness(self) -> None:
-        now = self.loop.now()
         for subscription in list(self.subscriptions):
-            dead = find_dead(
-                subscription.nsqd,
-                now - subscription.last_read,
-                now - subscription.last_progress if subscription.connection.has_unsent else 0,
-                self._options,
-            )
-            if dead is not None:
-                self.lost(subscription, dead)
-            elif not subscription.is_proven and now - subscription.opened_at > PROVEN_AFTER_S:
-                subscription.prove()
-        self.loop.call_later(TICK_S, self._watch_liveness)
+            subscription.connection.check_liveness()
+        self.loop.call_later(LIVENESS_TICK_S, self._watch_liveness)
 
     def _redistribute(self) -> None:
         self.rdy.redistribute(self.loop.now())
@@ -300,7 +302,7 @@ class ConsumerIO:
         """Send CLS everywhere. With ``drain`` what was delivered and still comes is handled,
         otherwise it is requeued at once."""
         if self._stopping:
-            self._stopping.drain &= drain  # whoever does not want to wait is heard
+            self._stopping.drain &= drain  # the more impatient of two stops applies
             return
         now = self.loop.now()
         self._stopping = Stopping(now, self._options.drain_timeout_s, drain)
@@ -323,9 +325,9 @@ class ConsumerIO:
             if step == "requeue":
                 self._requeue_rest(subscription)
             elif step == "shutdown":
-                subscription.shut_down()
+                subscription.connection.shutdown_write()
             elif step == "close":
-                self._remove(subscription)
+                self._forget(subscription)
         if not stopping.drain or all(stopping.is_quiet(s, now) for s in self.subscriptions):
             self._announce_stop()
         if not self.subscriptions:
@@ -337,10 +339,10 @@ class ConsumerIO:
             self._on_stopped()
 
     def _at_end(self) -> None:
-        """Nothing will happen any more, because of a stop or a defect: let nobody wait for it."""
+        """The loop has ended, by a stop or a defect: release everybody who waits."""
         self._dialer.stop()
         for subscription in list(self.subscriptions):
-            self._remove(subscription)
+            self._forget(subscription)
         self._announce_stop()
         self.settled.set()
 

@@ -1,7 +1,8 @@
-"""Connecting a consumer to the nsqd it should be on, again and again: peers, timers, threads.
+"""Keeping a consumer connected to the nsqd it should be on.
 
-`Peers` decides what is due; here it is done. All methods run on the loop's thread. An address is
-busy from the moment its connecting begins until `ended` is told that it failed or was lost.
+`reconnect.KnownNsqd` decides when each address is due; this module connects and keeps the timer.
+All methods run on the loop's thread. An address is busy from the moment its connecting begins
+until `ended` reports that it failed or was lost.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from nsqtools.client.connection import Connection
-from nsqtools.client.connector import connect_in_background
+from nsqtools.client.handshake import open_in_background
 from nsqtools.client.io_loop import IOLoop, Timer
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.reconnect import Peers
+from nsqtools.client.reconnect import KnownNsqd
 from nsqtools.errors import NsqError
 from nsqtools.protocol.addresses import Address
 from nsqtools.protocol.commands import Subscribe
@@ -28,7 +29,7 @@ log = logging.getLogger("nsqtools")
 class Dialer:
     """Connects to ``addresses`` and to what lookups list, from `begin` until `stop`.
 
-    ``done`` gets each connection, or the error that was had instead.
+    ``done`` gets each connection, or the error.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Dialer:
         self._connecting = 0
         self._timer: Timer | None = None
         self._is_stopped = False
-        self._peers = Peers(
+        self._known = KnownNsqd(
             addresses,
             loop.now(),
             base_s=options.reconnect_base_s,
@@ -58,49 +59,51 @@ class Dialer:
 
     @property
     def is_connecting(self) -> bool:
-        """Tell whether some try has not ended yet."""
+        """Tell whether some attempt is under way."""
         return self._connecting > 0
 
     def begin(self) -> None:
-        """Connect to what is due, and see to the rest in time."""
+        """Connect to what is due, and come back when the next address is."""
         if self._is_stopped:
             return
         now = self._loop.now()
-        for address in self._peers.take_due(now):
+        for address in self._known.take_due(now):
             self._connecting += 1
-            connect_in_background(
-                self._loop, address, self._options, self._tls, self._subscribe, self._connected
-            )
+            self._connect(address)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        next_due = self._peers.next_due()
+        next_due = self._known.next_due()
         if next_due is not None:
             self._timer = self._loop.call_later(next_due - now, self.begin)
 
+    def _connect(self, address: Address) -> None:
+        def done(result: Connection | NsqError) -> None:  # on the connecting thread
+            self._loop.call_soon(lambda: self._connected(address, result))
+
+        open_in_background(address, self._options, self._tls, self._subscribe, done)
+
     def listed(self, addresses: Iterable[Address]) -> None:
         """A lookup round has found these."""
-        self._peers.listed(addresses, self._loop.now())
+        self._known.listed(addresses, self._loop.now())
         self.begin()
 
-    def proven(self, address: Address) -> None:
-        """The connection has brought something: its address is good."""
-        self._peers.proven(address)
-
-    def ended(self, address: Address, error: NsqError, *, quietly: bool = False) -> bool:
-        """A try or connection has ended; it is tried again in time, or when a lookup lists it.
+    def ended(
+        self, address: Address, error: NsqError, *, was_proven: bool, quietly: bool = False
+    ) -> bool:
+        """A try or connection has ended; it is retried in time, or when a lookup lists it.
 
         Return whether it depends on a lookup.
         """
-        delay_s = self._peers.failed(address, self._loop.now())
-        is_direct = self._peers.is_direct(address)
+        delay_s = self._known.failed(address, self._loop.now(), was_proven=was_proven)
+        is_direct = self._known.is_direct(address)
         again = f"in {delay_s:.1f} s" if is_direct else "when nsqlookupd lists it"
         log.log(logging.INFO if quietly else logging.WARNING, "%s; trying again %s", error, again)
         self.begin()
         return not is_direct
 
     def stop(self) -> None:
-        """Connect no more. What is being connected is closed as soon as it is there."""
+        """Stop connecting. A connection that is being made is closed as soon as it exists."""
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()

@@ -2,20 +2,25 @@
 
 The order is strict and every step reads its answer before the next is sent: magic and IDENTIFY in
 one write, the reply, TLS and its OK, snappy or deflate and its OK, AUTH when nsqd requires it, SUB.
-Nothing may be pipelined behind IDENTIFY: nsqd swallows it when the stream is upgraded. What came
+Nothing may be pipelined after IDENTIFY: nsqd discards it when the stream is upgraded. What came
 with the IDENTIFY reply beyond its frame belongs to the decoder of the compressed stream.
 
-TLS that was asked for and is not offered is an error, because the secret would follow in clear
-text. A secret is sent only to an nsqd that requires it: another one closes the connection.
+TLS that was requested and is not offered is an error, because the secret would follow in clear
+text. A secret is sent only to an nsqd that requires it: any other closes the connection.
+
+Name resolution, TCP, TLS and negotiation all block, so a client connects on a thread of its own.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nsqtools.client.connection import Connection
 from nsqtools.client.options import ClientOptions
-from nsqtools.errors import ProtocolError, RefusedError, TLSError
+from nsqtools.errors import ConnectionFailed, NsqError, ProtocolError, RefusedError, TLSError
 from nsqtools.protocol import commands
 from nsqtools.protocol.addresses import Address
 from nsqtools.protocol.codecs import Codec, DeflateCodec, SnappyCodec
@@ -33,6 +38,8 @@ from nsqtools.transport.tls import TLSOptions, make_context
 
 if TYPE_CHECKING:
     import ssl
+
+log = logging.getLogger("nsqtools")
 
 MIN_HANDSHAKE_S = 5.0
 
@@ -80,8 +87,31 @@ def open_connection(
     return connection
 
 
+def open_in_background(
+    address: Address,
+    options: ClientOptions,
+    tls: ssl.SSLContext | None,
+    subscribe: commands.Subscribe | None,
+    done: Callable[[Connection | NsqError], None],
+) -> None:
+    """Do `open_connection` on a thread of its own, which calls ``done`` with the outcome."""
+
+    def connect() -> None:
+        result: Connection | NsqError
+        try:
+            result = open_connection(address, options, tls, subscribe)
+        except NsqError as exc:
+            result = exc
+        except Exception as exc:  # a defect must not leave the address connecting for ever
+            log.exception("connecting to %s failed", address)
+            result = ConnectionFailed(f"cannot connect to {address} ({exc!r})")
+        done(result)
+
+    threading.Thread(target=connect, name=f"nsq-connect-{address}", daemon=True).start()
+
+
 def identify_request(options: ClientOptions) -> IdentifyRequest:
-    """Return what the options say in IDENTIFY."""
+    """Return the IDENTIFY that the options ask for."""
     return IdentifyRequest(
         client_id=options.reported_client_id,
         hostname=options.reported_hostname,
@@ -124,7 +154,7 @@ class _Handshake:
         if subscribe is not None:
             self._send(subscribe.encode())
             self._expect_ok("SUB")
-        return Connection(self._stream, reply, self._codec, self._frames)
+        return Connection(self._stream, reply, self._codec, self._frames, self._options)
 
     def _upgrade_to_tls(self, tls: ssl.SSLContext | None, reply: IdentifyReply) -> None:
         if tls is None:
@@ -132,7 +162,7 @@ class _Handshake:
         if not reply.tls_v1:
             raise TLSError(
                 f"{self._stream.address} does not offer TLS",
-                hint="nsqd needs --tls-cert and --tls-key; nothing secret has been sent.",
+                hint="Start nsqd with --tls-cert and --tls-key. No secret was sent.",
             )
         if len(self._frames):
             raise ProtocolError("clear text after the TLS agreement")
@@ -153,7 +183,8 @@ class _Handshake:
         if not self._options.auth_secret:
             raise RefusedError(
                 f"{self._stream.address} requires authentication",
-                hint="Give --auth-secret-file or NSQ_AUTH_SECRET.",
+                hint="Set the client option auth_secret; for the nsq command:"
+                " --auth-secret-file or NSQ_AUTH_SECRET.",
             )
         self._send(commands.Auth(self._options.auth_secret.encode()).encode())
         self._answer()  # the identity, as JSON; a refusal raises
@@ -168,7 +199,7 @@ class _Handshake:
             raise ProtocolError(f"{answer[:60]!r} instead of OK to {after}")
 
     def _answer(self) -> bytes:
-        """Wait for the next response that is no heartbeat."""
+        """Wait for the next response other than a heartbeat."""
         while True:
             while (frame := self._frames.next_frame()) is None:
                 data = self._stream.receive(self._deadline)

@@ -21,12 +21,12 @@ from typing import Any, Protocol
 log = logging.getLogger("nsqtools")
 
 
-class Readable(Protocol):
+class Watched(Protocol):
     """What can be registered: a descriptor and what to do when it is ready."""
 
     def fileno(self) -> int: ...
     def on_readable(self) -> None: ...
-    def on_writable(self) -> None: ...
+    def flush(self) -> None: ...
 
 
 class Timer:
@@ -46,10 +46,9 @@ class Timer:
 class IOLoop:
     """Runs on a thread of its own from `start` until `stop`.
 
-    ``each_turn`` is called once per turn, after reading and before sleeping: there the owner
-    flushes what the turn has queued, in one write per connection. ``at_end`` is called on the
-    thread when the loop has ended, be it by a defect (`failure` then): nobody must wait on for
-    something that does not come any more.
+    ``each_turn`` is called once per turn, after reading and before sleeping; then what the turn has
+    written is flushed, with one send per connection. ``at_end`` is called on the thread when the
+    loop has ended, also by a defect (`failure` then): nobody may wait for it any longer.
     """
 
     def __init__(
@@ -66,6 +65,7 @@ class IOLoop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._sequence = itertools.count()
         self._calls: collections.deque[Callable[[], object]] = collections.deque()
+        self._unflushed: list[Watched] = []
         self.max_sleep_s: float | None = None  # for work that other threads leave without a wake-up
         self._asleep = False
         self._is_woken = False
@@ -129,16 +129,20 @@ class IOLoop:
         heapq.heappush(self._timers, (timer.at, next(self._sequence), timer))
         return timer
 
-    def register(self, connection: Readable) -> None:
+    def flush_soon(self, connection: Watched) -> None:
+        """Flush a connection at the end of this turn."""
+        self._unflushed.append(connection)
+
+    def register(self, connection: Watched) -> None:
         """Watch a connection for bytes to read."""
         self._selector.register(connection, selectors.EVENT_READ, connection)
 
-    def watch_writes(self, connection: Readable, wanted: bool) -> None:
+    def watch_writes(self, connection: Watched, wanted: bool) -> None:
         """Watch a connection for room to write as well, or no longer."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
         self._selector.modify(connection, events, connection)
 
-    def unregister(self, connection: Readable) -> None:
+    def unregister(self, connection: Watched) -> None:
         """Stop watching; call it before the connection is closed."""
         self._selector.unregister(connection)
 
@@ -147,7 +151,7 @@ class IOLoop:
             while self._is_running:
                 self._turn()
         except BaseException as exc:
-            # a defect: everything that can happen outside has its own error by now
+            # a defect: whatever can happen outside has its own error by now
             log.exception("the I/O thread failed")
             self.failure = exc
             raise
@@ -171,12 +175,16 @@ class IOLoop:
             if events & selectors.EVENT_READ:
                 owner.on_readable()
             if events & selectors.EVENT_WRITE:
-                owner.on_writable()
+                owner.flush()
         self._asleep = False
         self._is_woken = False  # before the work is looked at: what comes later is seen next turn
         self._make_calls()
         self._run_timers()
         self._each_turn()
+        while self._unflushed:
+            unflushed, self._unflushed = self._unflushed, []
+            for connection in unflushed:
+                connection.flush()
 
     def _sleep_s(self) -> float | None:
         # looked at after _asleep was set: who woke us before is seen here, who comes later sends

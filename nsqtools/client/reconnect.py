@@ -3,10 +3,9 @@
 An nsqd given by address is tried after 8, 16, 32, 64 and then every 120 seconds, each delay a
 little shorter by chance so that a fleet does not return in step (client guide). An nsqd found
 through nsqlookupd is tried when a lookup lists it, but not before a floor that starts at a second
-and doubles: without it an unauthorised topic is tried in a hot loop.
+and doubles: without it an unauthorized topic is tried in a hot loop.
 
-A connection proves itself by a heartbeat, a message or `PROVEN_AFTER_S`, not by being accepted:
-an nsqd that accepts and dies at once must not reset the delays.
+A connection that has proven itself (`Connection.is_proven`) resets the delays of its address.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from dataclasses import dataclass
 
 from nsqtools.protocol.addresses import Address
 
-PROVEN_AFTER_S = 30.0
 DISCOVERED_BASE_S = 1.0
 
 
@@ -53,7 +51,7 @@ class RetryDelays:
 
 
 @dataclass(slots=True)
-class Peer:
+class _Nsqd:
     """One nsqd that the consumer knows of. Times are readings of the caller's clock."""
 
     delays: RetryDelays
@@ -63,8 +61,8 @@ class Peer:
     is_busy: bool = False  # connecting or connected
 
 
-class Peers:
-    """Which addresses to connect to, and when.
+class KnownNsqd:
+    """Which nsqd to connect to, and when.
 
     ``direct`` addresses were given by the user and are tried for ever; others come and go with
     `listed`. An address is never connected twice at a time.
@@ -82,51 +80,49 @@ class Peers:
     ) -> None:
         self._rng = rng or random.Random()
         self._discovered_maximum_s = discovered_maximum_s
-        self._peers = {
-            address: Peer(RetryDelays(base_s, maximum_s, rng=self._rng), True, now)
+        self._nsqds = {
+            address: _Nsqd(RetryDelays(base_s, maximum_s, rng=self._rng), True, now)
             for address in direct
         }
 
     def listed(self, addresses: Iterable[Address], now: float) -> None:
         """A lookup round found these nsqd. A connected one that is missing stays connected."""
-        for peer in self._peers.values():
-            peer.is_listed = peer.is_direct
+        for nsqd in self._nsqds.values():
+            nsqd.is_listed = nsqd.is_direct
         for address in addresses:
-            if address in self._peers:
-                self._peers[address].is_listed = True
+            if address in self._nsqds:
+                self._nsqds[address].is_listed = True
             else:
                 delays = RetryDelays(DISCOVERED_BASE_S, self._discovered_maximum_s, rng=self._rng)
-                self._peers[address] = Peer(delays, False, now)
+                self._nsqds[address] = _Nsqd(delays, False, now)
 
     def take_due(self, now: float) -> list[Address]:
         """Return the addresses to connect to now; each counts as busy from here on."""
-        due = [a for a, p in self._peers.items() if self._is_waiting(p) and p.not_before <= now]
+        due = [a for a, p in self._nsqds.items() if self._is_waiting(p) and p.not_before <= now]
         for address in due:
-            self._peers[address].is_busy = True
+            self._nsqds[address].is_busy = True
         return due
 
     def next_due(self) -> float | None:
         """Return when `take_due` will have something, or None when nothing waits."""
-        waiting = [p.not_before for p in self._peers.values() if self._is_waiting(p)]
+        waiting = [p.not_before for p in self._nsqds.values() if self._is_waiting(p)]
         return min(waiting, default=None)
 
-    def proven(self, address: Address) -> None:
-        """The connection has brought a heartbeat or a message, or lived long enough."""
-        self._peers[address].delays.reset()
-
-    def failed(self, address: Address, now: float) -> float:
+    def failed(self, address: Address, now: float, *, was_proven: bool = False) -> float:
         """A try or connection has ended. Return the seconds until the next try is allowed."""
-        peer = self._peers[address]
-        delay_s = peer.delays.next_delay_s()
-        peer.is_busy = False
-        peer.is_listed = peer.is_direct
-        peer.not_before = now + delay_s
+        nsqd = self._nsqds[address]
+        if was_proven:
+            nsqd.delays.reset()
+        delay_s = nsqd.delays.next_delay_s()
+        nsqd.is_busy = False
+        nsqd.is_listed = nsqd.is_direct
+        nsqd.not_before = now + delay_s
         return delay_s
 
     def is_direct(self, address: Address) -> bool:
         """Tell whether the user gave the address."""
-        return self._peers[address].is_direct
+        return self._nsqds[address].is_direct
 
     @staticmethod
-    def _is_waiting(peer: Peer) -> bool:
-        return peer.is_listed and not peer.is_busy
+    def _is_waiting(nsqd: _Nsqd) -> bool:
+        return nsqd.is_listed and not nsqd.is_busy

@@ -173,7 +173,7 @@ def test_what_no_byte_was_sent_of_is_not_unknown(
     producer.publish(TOPIC, b"x")
     proxy.pause(TO_SERVER)
     sent = [producer.submit(TOPIC, [b"x" * (15 << 20)])]
-    wait_until(lambda: producer._io._watches_writes, what="a jam")
+    wait_until(lambda: producer._io._connection.is_jammed, what="a jam")
     sent.append(producer.submit(TOPIC, [b"y" * 1000]))
     wait_until(lambda: len(producer._io._outstanding) == 2, what="the second to be queued")
     assert [outcome(publication) for publication in sent] == ["PublishUnknown", "PublishNotSent"]

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from nsqtools.client.reconnect import Peers, RetryDelays
+from nsqtools.client.reconnect import KnownNsqd, RetryDelays
 from nsqtools.protocol.addresses import Address
 
 DIRECT = Address("direct", 4150)
@@ -21,8 +21,8 @@ class NoJitter(random.Random):
         return a
 
 
-def peers(*direct: Address) -> Peers:
-    return Peers(direct, 0.0, rng=NoJitter())
+def known_nsqd(*direct: Address) -> KnownNsqd:
+    return KnownNsqd(direct, 0.0, rng=NoJitter())
 
 
 def test_direct_addresses_wait_8_to_120_seconds() -> None:
@@ -45,14 +45,14 @@ def test_a_thousand_failures_do_not_overflow() -> None:
 
 
 def test_a_direct_address_is_due_at_once_and_never_twice() -> None:
-    known = peers(DIRECT)
+    known = known_nsqd(DIRECT)
     assert known.take_due(0) == [DIRECT]
     assert known.take_due(1000) == []
     assert known.next_due() is None
 
 
 def test_a_failed_direct_address_is_due_after_its_delay() -> None:
-    known = peers(DIRECT)
+    known = known_nsqd(DIRECT)
     known.take_due(0)
     assert known.failed(DIRECT, 100) == 8
     assert known.next_due() == 108
@@ -62,18 +62,17 @@ def test_a_failed_direct_address_is_due_after_its_delay() -> None:
 
 
 def test_delays_restart_only_when_a_connection_has_proven_itself() -> None:
-    known = peers(DIRECT)
+    known = known_nsqd(DIRECT)
     known.take_due(0)
     known.failed(DIRECT, 0)
     known.take_due(8)
     assert known.failed(DIRECT, 9) == 16
     known.take_due(25)
-    known.proven(DIRECT)
-    assert known.failed(DIRECT, 30) == 8
+    assert known.failed(DIRECT, 30, was_proven=True) == 8
 
 
 def test_a_lost_nsqd_waits_for_the_next_lookup_that_lists_it() -> None:
-    known = peers()
+    known = known_nsqd()
     known.listed([FOUND], 0)
     assert known.take_due(0) == [FOUND]
     known.failed(FOUND, 10)
@@ -85,7 +84,7 @@ def test_a_lost_nsqd_waits_for_the_next_lookup_that_lists_it() -> None:
 
 
 def test_a_listed_nsqd_that_refuses_is_tried_at_1_2_4_seconds() -> None:
-    known = peers()
+    known = known_nsqd()
     tries = []
     now = 0.0
     while now < 16:
@@ -98,7 +97,7 @@ def test_a_listed_nsqd_that_refuses_is_tried_at_1_2_4_seconds() -> None:
 
 
 def test_a_connected_nsqd_that_is_no_longer_listed_stays_connected() -> None:
-    known = peers()
+    known = known_nsqd()
     known.listed([FOUND], 0)
     known.take_due(0)
     known.listed([], 10)
@@ -107,14 +106,14 @@ def test_a_connected_nsqd_that_is_no_longer_listed_stays_connected() -> None:
 
 
 def test_a_direct_address_is_tried_again_whatever_lookups_say() -> None:
-    known = peers(DIRECT)
+    known = known_nsqd(DIRECT)
     known.take_due(0)
     known.failed(DIRECT, 0)
     known.listed([FOUND], 1)
     assert known.take_due(8) == [DIRECT, FOUND]
 
 
-class PeersMachine(RuleBasedStateMachine):
+class NsqdMachine(RuleBasedStateMachine):
     """Random lookups, tries and losses: never two at once, never out of turn, never forgotten."""
 
     def __init__(self) -> None:
@@ -122,7 +121,7 @@ class PeersMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.direct = [Address("d1", 1), Address("d2", 2)]
         self.others = [Address(f"n{i}", i) for i in range(3, 6)]
-        self.peers = Peers(self.direct, 0.0, rng=random.Random(1))
+        self.known = KnownNsqd(self.direct, 0.0, rng=random.Random(1))
         self.busy: set[Address] = set()
         self.not_before: dict[Address, float] = {}
 
@@ -133,11 +132,11 @@ class PeersMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def lookup(self, data: st.DataObject) -> None:
         found = data.draw(st.sets(st.sampled_from(self.others + self.direct)))
-        self.peers.listed(found, self.now)
+        self.known.listed(found, self.now)
 
     @rule()
     def connect(self) -> None:
-        for address in self.peers.take_due(self.now):
+        for address in self.known.take_due(self.now):
             assert address not in self.busy
             assert self.now >= self.not_before.get(address, 0)
             self.busy.add(address)
@@ -146,28 +145,26 @@ class PeersMachine(RuleBasedStateMachine):
     @rule(data=st.data(), proven=st.booleans())
     def lose(self, data: st.DataObject, proven: bool) -> None:
         address = data.draw(st.sampled_from(sorted(self.busy)))
-        if proven:
-            self.peers.proven(address)
-        delay_s = self.peers.failed(address, self.now)
+        delay_s = self.known.failed(address, self.now, was_proven=proven)
         assert 0 < delay_s <= 120
         self.busy.discard(address)
         self.not_before[address] = self.now + delay_s
 
     @invariant()
     def direct_addresses_are_never_forgotten(self) -> None:
-        due = self.peers.next_due()
+        due = self.known.next_due()
         if not set(self.direct) <= self.busy:
             assert due is not None
             assert due <= self.now + 120
 
 
-PeersMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestPeersMachine = PeersMachine.TestCase
+NsqdMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestNsqdMachine = NsqdMachine.TestCase
 
 
 @pytest.mark.parametrize("poll_interval_s", [0.01, 60])
 def test_the_floor_of_a_listed_nsqd_ends_at_the_poll_interval(poll_interval_s: float) -> None:
-    known = Peers([], 0.0, discovered_maximum_s=poll_interval_s, rng=NoJitter())
+    known = KnownNsqd([], 0.0, discovered_maximum_s=poll_interval_s, rng=NoJitter())
     known.listed([FOUND], 0)
     known.take_due(0)
     delays = [known.failed(FOUND, 0) for _ in range(20)]
