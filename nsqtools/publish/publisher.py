@@ -116,6 +116,16 @@ class PublishCounts:
     def unconfirmed(self) -> int:
         return self.rejected + self.unknown + self.unsent
 
+    def summary(self, repeated: int = 0) -> str:
+        """The counts in a line: the four outcomes, and what else happened where it did."""
+        line = (
+            f"{self.confirmed} confirmed, {self.rejected} rejected, "
+            f"{self.unknown} unknown, {self.unsent} unsent"
+        )
+        if self.skipped:
+            line += f", {self.skipped} empty skipped"
+        return f"{line}, {repeated} repeated" if repeated else line
+
 
 RETRY_TIMEOUT_S = 60.0
 RETRY_BASE_S = 0.1

@@ -14,9 +14,10 @@ from typer import Argument, Option
 
 from nsqtools.cli.options.archive_options import Delimiter, Since, Until, time_range
 from nsqtools.cli.options.params import Json
+from nsqtools.cli.render.outcomes import DamageReporter
 from nsqtools.cli.render.output import ByteWriter, write_listing
 from nsqtools.cli.running.ends import ExitStatus
-from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.runtime import Session
 from nsqtools.errors import OutputError
 from nsqtools.records.units import NS
 
@@ -25,22 +26,6 @@ LINES_A_WRITE = 1000
 Paths = Annotated[
     list[Path], Argument(metavar="PATH", help="Files, or directories with all below.")
 ]
-
-
-class Damage:
-    """Tells of each damage, and counts."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self.count = 0
-        self._runtime = runtime
-
-    def __call__(self, path: Path, problem: str) -> None:
-        self.count += 1
-        self._runtime.tell(f"nsq: {path}: {problem}")
-
-    @property
-    def status(self) -> ExitStatus:
-        return ExitStatus.PARTLY_DONE if self.count else ExitStatus.DONE
 
 
 def verify(paths: Paths, *, runtime: Session) -> int:
@@ -120,7 +105,7 @@ def cat(
     ending = b"\n" if delimiter is None else delimiter
     within = time_range(since, until)
     write = ByteWriter(runtime.stdout.fileno()).write
-    damage = Damage(runtime)
+    damage = DamageReporter(runtime)
     for archive in find_archives(paths):
         messages = read_messages(archive, damage, delimiter=ending, within=within)
         lines = (

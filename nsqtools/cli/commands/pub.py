@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -21,16 +21,13 @@ from nsqtools.cli.options.delivery_options import (
     Spread,
 )
 from nsqtools.cli.options.params import Topic
+from nsqtools.cli.render.outcomes import report_publishing
 from nsqtools.cli.render.progress import Progress
-from nsqtools.cli.running.ends import ExitStatus, report_error, stopping
+from nsqtools.cli.running.ends import stopping
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.client.spread import PublishMode
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import parse_span, unescape
-
-if TYPE_CHECKING:
-    from nsqtools.publish.publish_job import PublishJob
-    from nsqtools.publish.publisher import PublishCounts
 
 INPUT = "Input"
 
@@ -162,32 +159,17 @@ def pub(
         )
         with stopping(job.stop) as signals, unsent or nullcontext():
             job.run()
-    return signals.status(otherwise=tell_outcome(runtime, job))
+    status = report_publishing(
+        runtime,
+        job.counts.summary(),
+        confirmed=job.counts.confirmed,
+        is_complete=not job.counts.unconfirmed,
+        error=job.last_error,
+    )
+    return signals.status(otherwise=status)
 
 
 def warn(runtime: Runtime, progress: Progress, line: str) -> None:
     """Say something on stderr in the middle of the run."""
     progress.clear()
     runtime.tell(f"nsq: {line}")
-
-
-def tell_outcome(runtime: Runtime, job: PublishJob) -> int:
-    """Print the counts, and the reason when something is not confirmed; return the status."""
-    status = ExitStatus.DONE
-    if job.counts.unconfirmed:
-        status = ExitStatus.FAILED
-        if job.last_error is not None:
-            status = report_error(job.last_error, runtime.stderr)
-        if job.counts.confirmed:
-            status = ExitStatus.PARTLY_DONE
-    runtime.tell(summary(job.counts))
-    return status
-
-
-def summary(counts: PublishCounts) -> str:
-    """The counts in a line."""
-    skipped = f", {counts.skipped} empty skipped" if counts.skipped else ""
-    return (
-        f"nsq: {counts.confirmed} confirmed, {counts.rejected} rejected, "
-        f"{counts.unknown} unknown, {counts.unsent} unsent{skipped}"
-    )

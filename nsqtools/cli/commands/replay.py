@@ -27,8 +27,9 @@ from nsqtools.cli.options.delivery_options import (
     Spread,
 )
 from nsqtools.cli.options.replay_options import DryRun, Topics, topic_map
+from nsqtools.cli.render.outcomes import DamageReporter, report_publishing
 from nsqtools.cli.render.progress import Progress
-from nsqtools.cli.running.ends import ExitStatus, report_error, stopping
+from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.client.spread import PublishMode
 from nsqtools.records import filters
@@ -146,14 +147,8 @@ def replay(
     )
     archives = find_archives(paths)
     unsent = UnsentFile(str(unsent_file), b"") if unsent_file else None
-    damages: list[str] = []
     with Progress(runtime) as progress, unsent or nullcontext():
-
-        def damaged(path: Path, problem: str) -> None:
-            damages.append(problem)
-            progress.clear()
-            runtime.tell(f"nsq: {path}: {problem}")
-
+        damage = DamageReporter(runtime, progress)
         job = Replay(
             archives,
             connection.nsqd_tcp_addresses,
@@ -166,16 +161,18 @@ def replay(
             rate=rate,
             dry_run=dry_run,
             checkpoint=Checkpoint(checkpoint) if checkpoint else None,
-            on_damage=damaged,
+            on_damage=damage,
             on_unconfirmed=(lambda line, outcome: unsent.write(line)) if unsent else None,
             show=lambda: progress.show(lambda: how_far(job, runtime.monotonic() - began)),
         )
         began = runtime.monotonic()
         with stopping(job.stop) as signals:
             job.run()
-    status = tell_outcome(runtime, job, dry_run=dry_run, resumable=checkpoint is not None)
-    if damages and status is ExitStatus.DONE:
-        status = ExitStatus.PARTLY_DONE
+    status = report(runtime, job, damage, dry_run=dry_run)
+    if checkpoint is not None and (job.counts.unknown or job.counts.unsent):
+        runtime.tell(
+            "nsq: run it again to continue; up to 1000 messages of the last batch may come twice"
+        )
     return signals.status(otherwise=status)
 
 
@@ -190,28 +187,19 @@ def how_far(job: Replay, elapsed_s: float) -> str:
     return text
 
 
-def tell_outcome(runtime: Runtime, job: Replay, *, dry_run: bool, resumable: bool) -> ExitStatus:
-    """Print the counts, and the reason when something is not confirmed; return the status."""
+def report(runtime: Runtime, job: Replay, damage: DamageReporter, *, dry_run: bool) -> ExitStatus:
+    """Report what was published, or would be; return the exit status."""
     counts = job.counts
-    if dry_run:
-        for topic, count in sorted(job.planned.items()):
-            runtime.stdout.write(f"{topic}\t{count}\n")
-        runtime.tell(f"nsq: {counts.confirmed} messages would be published")
-        return ExitStatus.DONE
-    status = ExitStatus.DONE
-    if counts.unconfirmed:
-        status = ExitStatus.FAILED
-        if job.last_error is not None:
-            status = report_error(job.last_error, runtime.stderr)
-        if counts.confirmed:
-            status = ExitStatus.PARTLY_DONE
-    repeated = f", {job.repeated} repeated" if job.repeated else ""
-    runtime.tell(
-        f"nsq: {counts.confirmed} confirmed, {counts.rejected} rejected, {counts.unknown} unknown, "
-        f"{counts.unsent} unsent{repeated}"
-    )
-    if resumable and (counts.unknown or counts.unsent):
-        runtime.tell(
-            "nsq: run it again to go on; up to 1000 messages of the last batch may be doubled"
+    if not dry_run:
+        return report_publishing(
+            runtime,
+            counts.summary(job.repeated),
+            confirmed=counts.confirmed,
+            is_complete=not counts.unconfirmed,
+            error=job.last_error,
+            damage=damage,
         )
-    return status
+    for topic, count in sorted(job.planned.items()):
+        runtime.stdout.write(f"{topic}\t{count}\n")
+    runtime.tell(f"nsq: {counts.confirmed} messages would be published")
+    return damage.status

@@ -18,8 +18,8 @@ from nsqtools.cli.options.params import LIMITS, Channel, For
 from nsqtools.cli.options.spark_options import SkipDamaged, WorkDir, naming_skip_damaged
 from nsqtools.cli.options.spark_session import SparkOptions, open_spark
 from nsqtools.cli.options.subscribing import Create, look_before
+from nsqtools.cli.render.outcomes import report_damages
 from nsqtools.cli.render.progress import Progress
-from nsqtools.cli.render.report_output import tell_damage
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.client.connection_settings import ConnectionSettings
@@ -207,6 +207,6 @@ def tell_outcome(
     runtime: Runtime, counts: IngestCounts, damages: list[ArchiveDamage]
 ) -> ExitStatus:
     """Tell the counts, and what could not be read; return the exit status."""
-    status = tell_damage(runtime, damages)
+    status = report_damages(runtime, damages)
     runtime.tell(f"nsq: {counts.rows} rows ingested in {counts.batches} batches")
     return status

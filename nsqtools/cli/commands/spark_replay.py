@@ -19,16 +19,15 @@ from nsqtools.cli.options.delivery_options import DELIVERY, Rate, RetryTimeout, 
 from nsqtools.cli.options.params import Json
 from nsqtools.cli.options.replay_options import DryRun, Topics, topic_map
 from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
+from nsqtools.cli.render.outcomes import DamageReporter, report_publishing
 from nsqtools.cli.render.output import write_json, write_listing
-from nsqtools.cli.running.ends import ExitStatus, report_error, stopping
+from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.protocol.durations import format_duration
 from nsqtools.records.units import Moment
 
 if TYPE_CHECKING:
     from nsqtools.spark.jobs.replay_job import ReplayOutcome
-
-MOST_DAMAGES = 20
 
 
 def parse_written_moment(text: str) -> Moment:
@@ -175,17 +174,16 @@ def show_outcome(
         write_json(runtime, document(report, is_complete=outcome.is_complete), indent=2)
     else:
         write_listing(runtime, ("topic", "messages"), sorted(report.topics.items()), json=json)
-    status = ExitStatus.DONE
-    if outcome.error is not None:
-        status = report_error(outcome.error, runtime.stderr)
-    for damage in outcome.damages[:MOST_DAMAGES]:
-        runtime.tell(f"nsq: {damage.file}: {damage.problem} (at byte {damage.pos})")
-    if len(outcome.damages) > MOST_DAMAGES:
-        runtime.tell(f"nsq: and {len(outcome.damages) - MOST_DAMAGES} more damages")
+    damage = DamageReporter(runtime)
+    damage.report_all(outcome.damages)
     if dry_run:
         runtime.tell(f"nsq: {report.confirmed} messages would be published")
-    else:
-        runtime.tell(f"nsq: {summary(report)}")
-    if outcome.damages:
-        status = status or ExitStatus.FAILED
-    return ExitStatus.PARTLY_DONE if status and report.confirmed else status
+        return damage.status
+    return report_publishing(
+        runtime,
+        summary(report),
+        confirmed=report.confirmed,
+        is_complete=outcome.error is None,
+        error=outcome.error,
+        damage=damage,
+    )

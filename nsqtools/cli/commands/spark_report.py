@@ -15,7 +15,8 @@ from nsqtools.cli.options.archive_options import SELECTION, Delimiter, Since, Un
 from nsqtools.cli.options.params import OUTPUT, Json
 from nsqtools.cli.options.spark_options import SkipDamaged, naming_skip_damaged
 from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
-from nsqtools.cli.render.report_output import check_page, show_report, tell_damage, write_page
+from nsqtools.cli.render.outcomes import report_damages
+from nsqtools.cli.render.report_output import check_page, show_report, write_page
 from nsqtools.cli.running.runtime import Session
 from nsqtools.records.units import parse_span
 
@@ -125,4 +126,4 @@ def report(
     if html is not None:
         write_page(html, made)
     show_report(runtime, made, json=json)
-    return tell_damage(runtime, damages)
+    return report_damages(runtime, damages)

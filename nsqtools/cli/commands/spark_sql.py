@@ -17,8 +17,8 @@ from typer import Argument, Option
 from nsqtools.cli.options.params import LIMITS, OUTPUT
 from nsqtools.cli.options.spark_options import SkipDamaged, naming_skip_damaged
 from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
+from nsqtools.cli.render.outcomes import report_damages
 from nsqtools.cli.render.output import ByteWriter, write_listing
-from nsqtools.cli.render.report_output import tell_damage
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError, NotFoundError
 
@@ -116,7 +116,7 @@ def sql(
                     write_rows(runtime, reading, rows, count, json=json)
             if runtime.stdout_is_tty:
                 write_rows(runtime, reading, rows, count, json=json)
-        return tell_damage(runtime, read_damage(Path(folder)))
+        return report_damages(runtime, read_damage(Path(folder)))
 
 
 def read_query(file: Path, runtime: Runtime) -> str:

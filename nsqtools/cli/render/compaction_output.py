@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.cli.render.outcomes import report_damages
 from nsqtools.cli.render.output import Cell, write_json, write_listing
-from nsqtools.cli.render.report_output import tell_damage
 from nsqtools.cli.running.ends import ExitStatus
 from nsqtools.cli.running.runtime import Runtime
 
@@ -110,7 +110,7 @@ def tell_outcome(runtime: Runtime, compaction: Compaction) -> ExitStatus:
     status = tell_changed(runtime, compaction)
     results = compaction.results
     damages = [damage for result in results for damage in result.damages]
-    status = tell_damage(runtime, damages) or status
+    status = report_damages(runtime, damages) or status
     open_days = Counter(
         (partition.slot.day, partition.reason)
         for partition in compaction.partitions

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.render.output import Cell, write_json, write_listing
-from nsqtools.cli.running.ends import ExitStatus
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import NotFoundError, OutputError
 from nsqtools.protocol.durations import format_duration
 
 if TYPE_CHECKING:
-    from nsqtools.spark.archives.damage import ArchiveDamage
     from nsqtools.spark.jobs.reporting import Figures, TrafficReport
 
 NS = 1_000_000_000
@@ -91,10 +89,3 @@ def write_page(path: Path, report: TrafficReport) -> None:
         path.write_text(page, "utf-8")
     except OSError as exc:
         raise OutputError(f"cannot write {path} ({exc.strerror})") from exc
-
-
-def tell_damage(runtime: Runtime, damages: Sequence[ArchiveDamage]) -> ExitStatus:
-    """Name what could not be read; return the exit status."""
-    for damage in damages:
-        runtime.tell(f"nsq: {damage.file}: at byte {damage.pos}: {damage.problem}")
-    return ExitStatus.PARTLY_DONE if damages else ExitStatus.DONE

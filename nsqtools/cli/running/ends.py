@@ -130,6 +130,19 @@ def status_of(error: Exception | None) -> ExitStatus:
     return ExitStatus.FAILED
 
 
+def status_of_work(
+    error: Exception | None = None, *, is_whole: bool, is_anything_done: bool
+) -> ExitStatus:
+    """The exit status of work that may have ended in part; the rule of status 6.
+
+    0 when everything was done, 6 when something was and something was not, and the status of the
+    error when nothing was done at all. Damage that was skipped is work that was done in part.
+    """
+    if is_whole:
+        return ExitStatus.DONE
+    return ExitStatus.PARTLY_DONE if is_anything_done else status_of(error)
+
+
 def explain(error: Exception) -> tuple[str, str]:
     """What to say about ``error``, and what to advise."""
     if isinstance(error, NsqError):
