@@ -120,8 +120,8 @@ _nsq_take() {
     value=${value//[\"\']/}
     [[ $entry == *=@topics ]] && topic=${value##*=}
     case $1 in
-        --nsqd-http-address | --lookupd-http-address | --nsqd-tcp-address | --address-map | -P | --profile | --timeout | --tls-ca-file | --tls-cert | --tls-key | --tls-min-version) cluster+=("$1" "$value") ;;
-        --tls-insecure) cluster+=("$1") ;;
+        --nsqd-http-address | --lookupd-http-address | --nsqd-tcp-address | --address-map | -P | --profile | --tls-ca-file | --tls-cert | --tls-key | --tls-min-version | --auth-secret-file | --timeout) cluster+=("$1" "$value") ;;
+        --tls-insecure | --lookupd-authorization) cluster+=("$1") ;;
     esac
 }
 
@@ -224,7 +224,8 @@ _nsq_describe() {
                 '--max-in-flight=' '*-X,--consumer-opt=@options' '--tls,--no-tls'
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
-                '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet' '*-v,--verbose'
+                '--deflate-level=' '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
                 '--log-format=text|json' '--debug' '--help'
             )
             ;;
@@ -251,7 +252,8 @@ _nsq_describe() {
                 '*-X,--consumer-opt=@options' '--tls,--no-tls' '--tls-ca-file=@file'
                 '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
-                '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet' '*-v,--verbose'
+                '--deflate-level=' '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
                 '--log-format=text|json' '--debug' '--help'
             )
             ;;
@@ -269,8 +271,9 @@ _nsq_describe() {
                 '-P,--profile=@profiles' '--max-in-flight=' '*-X,--consumer-opt=@options'
                 '--tls,--no-tls' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file'
                 '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy'
-                '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet'
-                '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
+                '--log-format=text|json' '--debug' '--help'
             )
             ;;
         'nsq stat')
@@ -281,8 +284,9 @@ _nsq_describe() {
                 '--interval=' '-n,--count=' '--once' '--json' '--csv' '--prometheus' '--max-depth='
                 '--max-requeue-rate=' '--min-clients=' '*--nsqd-http-address='
                 '*--lookupd-http-address=' '*--nsqd-tcp-address=' '*--address-map='
-                '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file' '--tls-cert=@file'
-                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '-q,--quiet'
+                '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file'
+                '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--timeout=' '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet'
                 '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
             )
             ;;
@@ -348,8 +352,9 @@ _nsq_describe() {
             options=(
                 '*-t,--topic=@topics' '--interval=' '*--nsqd-http-address='
                 '*--lookupd-http-address=' '*--nsqd-tcp-address=' '*--address-map='
-                '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file' '--tls-cert=@file'
-                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '-q,--quiet'
+                '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file'
+                '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--timeout=' '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet'
                 '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
             )
             ;;
@@ -364,9 +369,10 @@ _nsq_describe() {
         'nsq topic list')
             options=(
                 '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
-                '*--address-map=' '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file'
-                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose'
+                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file'
+                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
+                '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
                 '--log-format=text|json' '--debug' '--help'
             )
             arguments=(
@@ -376,9 +382,10 @@ _nsq_describe() {
         'nsq topic info')
             options=(
                 '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
-                '*--address-map=' '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file'
-                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose'
+                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file'
+                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
+                '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
                 '--log-format=text|json' '--debug' '--help'
             )
             arguments=(
@@ -388,9 +395,10 @@ _nsq_describe() {
         'nsq topic create')
             options=(
                 '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout='
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles'
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
                 '--log-format=text|json' '--debug' '--help'
             )
             arguments=(
@@ -400,9 +408,10 @@ _nsq_describe() {
         'nsq topic delete')
             options=(
                 '-y,--yes' '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout='
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles'
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
                 '--log-format=text|json' '--debug' '--help'
             )
             arguments=(
@@ -413,8 +422,9 @@ _nsq_describe() {
             options=(
                 '--channels' '-y,--yes' '--dry-run' '--json' '*--nsqd-http-address='
                 '*--lookupd-http-address=' '*--nsqd-tcp-address=' '*--address-map='
-                '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file' '--tls-cert=@file'
-                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '-q,--quiet'
+                '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file'
+                '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--timeout=' '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet'
                 '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
             )
             arguments=(
@@ -424,9 +434,10 @@ _nsq_describe() {
         'nsq topic pause')
             options=(
                 '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout='
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles'
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
                 '--log-format=text|json' '--debug' '--help'
             )
             arguments=(
@@ -436,9 +447,10 @@ _nsq_describe() {
         'nsq topic unpause')
             options=(
                 '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout='
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles'
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
                 '--log-format=text|json' '--debug' '--help'
             )
             arguments=(
@@ -456,9 +468,10 @@ _nsq_describe() {
         'nsq channel list')
             options=(
                 '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
-                '*--address-map=' '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file'
-                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose'
+                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file'
+                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
+                '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
                 '--log-format=text|json' '--debug' '--help'
             )
             arguments=(
@@ -468,9 +481,10 @@ _nsq_describe() {
         'nsq channel info')
             options=(
                 '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
-                '*--address-map=' '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file'
-                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose'
+                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file'
+                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
+                '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
                 '--log-format=text|json' '--debug' '--help'
             )
             arguments=(
@@ -480,9 +494,10 @@ _nsq_describe() {
         'nsq channel create')
             options=(
                 '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout='
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles'
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
                 '--log-format=text|json' '--debug' '--help'
             )
             arguments=(
@@ -492,9 +507,10 @@ _nsq_describe() {
         'nsq channel delete')
             options=(
                 '-y,--yes' '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout='
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles'
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
                 '--log-format=text|json' '--debug' '--help'
             )
             arguments=(
@@ -504,9 +520,10 @@ _nsq_describe() {
         'nsq channel empty')
             options=(
                 '-y,--yes' '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout='
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles'
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
                 '--log-format=text|json' '--debug' '--help'
             )
             arguments=(
@@ -516,9 +533,10 @@ _nsq_describe() {
         'nsq channel pause')
             options=(
                 '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout='
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles'
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
                 '--log-format=text|json' '--debug' '--help'
             )
             arguments=(
@@ -528,9 +546,10 @@ _nsq_describe() {
         'nsq channel unpause')
             options=(
                 '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout='
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles'
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
                 '--log-format=text|json' '--debug' '--help'
             )
             arguments=(
@@ -540,18 +559,20 @@ _nsq_describe() {
         'nsq nodes')
             options=(
                 '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
-                '*--address-map=' '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file'
-                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose'
+                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file'
+                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
+                '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
                 '--log-format=text|json' '--debug' '--help'
             )
             ;;
         'nsq lookup')
             options=(
                 '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
-                '*--address-map=' '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file'
-                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose'
+                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file'
+                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
+                '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
                 '--log-format=text|json' '--debug' '--help'
             )
             arguments=(
@@ -561,27 +582,30 @@ _nsq_describe() {
         'nsq ping')
             options=(
                 '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
-                '*--address-map=' '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file'
-                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose'
+                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file'
+                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
+                '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
                 '--log-format=text|json' '--debug' '--help'
             )
             ;;
         'nsq info')
             options=(
                 '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
-                '*--address-map=' '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file'
-                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose'
+                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file'
+                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
+                '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
                 '--log-format=text|json' '--debug' '--help'
             )
             ;;
         'nsq tombstone')
             options=(
                 '-y,--yes' '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout='
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles'
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
                 '--log-format=text|json' '--debug' '--help'
             )
             arguments=(
@@ -615,8 +639,9 @@ _nsq_describe() {
                 '--max-in-flight=' '*--consumer-opt=@options' '*--producer-opt=@options'
                 '--tls,--no-tls' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file'
                 '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy'
-                '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet'
-                '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
+                '--log-format=text|json' '--debug' '--help'
             )
             ;;
         'nsq config path')
@@ -627,9 +652,10 @@ _nsq_describe() {
         'nsq config get')
             options=(
                 '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
-                '*--address-map=' '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file'
-                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose'
+                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file'
+                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
+                '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
                 '--log-format=text|json' '--debug' '--help'
             )
             arguments=(
@@ -639,9 +665,10 @@ _nsq_describe() {
         'nsq config set')
             options=(
                 '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
-                '*--address-map=' '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file'
-                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose'
+                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file'
+                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
+                '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
                 '--log-format=text|json' '--debug' '--help'
             )
             arguments=(
@@ -665,9 +692,10 @@ _nsq_describe() {
                 '-P,--profile=@profiles' '--max-in-flight=' '*-X,--consumer-opt=@options'
                 '--tls,--no-tls' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file'
                 '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy'
-                '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '--master='
-                '--driver-memory=' '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '--master=' '--driver-memory='
+                '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json'
+                '--debug' '--help'
             )
             arguments=(
                 '@dir'
@@ -715,11 +743,12 @@ _nsq_describe() {
         'nsq spark doctor')
             options=(
                 '--shared-dir=@dir' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout='
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles'
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '--master=' '--driver-memory=' '*--conf='
-                '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug'
-                '--help'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '--master=' '--driver-memory='
+                '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json'
+                '--debug' '--help'
             )
             ;;
         'nsq spark sql')

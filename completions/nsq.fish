@@ -108,9 +108,9 @@ function __nsq_take --no-scope-shadowing
     string match -q -- '*=@topics' $options[$found]
     and set topic (string split -- = $argv[2])[-1]
     switch $argv[1]
-        case --nsqd-http-address --lookupd-http-address --nsqd-tcp-address --address-map -P --profile --timeout --tls-ca-file --tls-cert --tls-key --tls-min-version
+        case --nsqd-http-address --lookupd-http-address --nsqd-tcp-address --address-map -P --profile --tls-ca-file --tls-cert --tls-key --tls-min-version --auth-secret-file --timeout
             set -a cluster $argv[1] $argv[2]
-        case --tls-insecure
+        case --tls-insecure --lookupd-authorization
             set -a cluster $argv[1]
     end
 end
@@ -175,7 +175,7 @@ function __nsq_client_options
         'reconnect_max=' 'longest delay between such tries' \
         'lookupd_poll_interval=' 'time between lookups' \
         'lookupd_poll_jitter=' 'share of the interval added at random to each delay' \
-        'lookupd_poll_timeout=' 'time for one lookup to answer' \
+        'lookupd_poll_timeout=' 'time for a daemon to answer over HTTP' \
         'lookupd_authorization=' 'send the auth secret to nsqlookupd as a bearer token (go-nsq\'s skip_lookupd_authorization=true means the same)' \
         'client_id=' 'name of this client (default: the short host name)' \
         'hostname=' 'host name to report (default: this machine\'s)' \
@@ -266,7 +266,8 @@ function __nsq_describe --no-scope-shadowing
                 '--max-in-flight=' '*-X,--consumer-opt=@options' '--tls,--no-tls' \
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate' \
-                '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet' '*-v,--verbose' \
+                '--deflate-level=' '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Name of the topic.' 'Name of the channel.' 'Print JSON.' \
@@ -290,7 +291,9 @@ function __nsq_describe --no-scope-shadowing
                 'Key of the client certificate, PEM.' 'Do not verify the certificate of nsqd.' \
                 'Lowest version: tls1.2 or tls1.3.' 'Compress with snappy.' 'Compress with deflate.' \
                 'Compress with deflate at this level, 1 to 9.' \
-                'File with the auth secret; or set NSQ_AUTH_SECRET.' 'Tell errors only.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
                 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq pub'
@@ -332,7 +335,8 @@ function __nsq_describe --no-scope-shadowing
                 '*-X,--consumer-opt=@options' '--tls,--no-tls' '--tls-ca-file=@file' \
                 '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate' \
-                '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet' '*-v,--verbose' \
+                '--deflate-level=' '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Name of the topic.' 'Name of the channel.' 'Messages to show.' \
@@ -347,7 +351,9 @@ function __nsq_describe --no-scope-shadowing
                 'Key of the client certificate, PEM.' 'Do not verify the certificate of nsqd.' \
                 'Lowest version: tls1.2 or tls1.3.' 'Compress with snappy.' 'Compress with deflate.' \
                 'Compress with deflate at this level, 1 to 9.' \
-                'File with the auth secret; or set NSQ_AUTH_SECRET.' 'Tell errors only.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
                 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq to-file'
@@ -364,8 +370,9 @@ function __nsq_describe --no-scope-shadowing
                 '-P,--profile=@profiles' '--max-in-flight=' '*-X,--consumer-opt=@options' \
                 '--tls,--no-tls' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' \
                 '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' \
-                '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet' \
-                '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
+                '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Name of the topic.' 'Also all topics, now and later, whose name contains it.' \
                 'How often to look for topics of the pattern.' 'Name of the channel.' \
@@ -401,7 +408,9 @@ function __nsq_describe --no-scope-shadowing
                 'Key of the client certificate, PEM.' 'Do not verify the certificate of nsqd.' \
                 'Lowest version: tls1.2 or tls1.3.' 'Compress with snappy.' 'Compress with deflate.' \
                 'Compress with deflate at this level, 1 to 9.' \
-                'File with the auth secret; or set NSQ_AUTH_SECRET.' 'Tell errors only.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
                 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq stat'
@@ -412,8 +421,9 @@ function __nsq_describe --no-scope-shadowing
                 '--interval=' '-n,--count=' '--once' '--json' '--csv' '--prometheus' '--max-depth=' \
                 '--max-requeue-rate=' '--min-clients=' '*--nsqd-http-address=' \
                 '*--lookupd-http-address=' '*--nsqd-tcp-address=' '*--address-map=' \
-                '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file' '--tls-cert=@file' \
-                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' \
+                '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' \
+                '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' \
+                '--timeout=' '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' \
                 '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Only these topics (clicks, \'web.*\').' 'Only these channels.' \
@@ -428,11 +438,13 @@ function __nsq_describe --no-scope-shadowing
                 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq archive'
             set commands \
@@ -527,19 +539,22 @@ function __nsq_describe --no-scope-shadowing
             set options \
                 '*-t,--topic=@topics' '--interval=' '*--nsqd-http-address=' \
                 '*--lookupd-http-address=' '*--nsqd-tcp-address=' '*--address-map=' \
-                '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file' '--tls-cert=@file' \
-                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' \
+                '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' \
+                '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' \
+                '--timeout=' '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' \
                 '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Only these topics (clicks, \'web.*\').' 'Time between two looks.' \
                 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq topic'
             set commands \
@@ -559,78 +574,90 @@ function __nsq_describe --no-scope-shadowing
         case 'nsq topic list'
             set options \
                 '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address=' \
-                '*--address-map=' '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file' \
-                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose' \
+                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' \
+                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' \
+                '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '*@topics'
         case 'nsq topic info'
             set options \
                 '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address=' \
-                '*--address-map=' '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file' \
-                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose' \
+                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' \
+                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' \
+                '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '@topics'
         case 'nsq topic create'
             set options \
                 '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' \
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout=' \
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' \
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose' \
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Show what would change, do nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
                 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '*@topics'
         case 'nsq topic delete'
             set options \
                 '-y,--yes' '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' \
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout=' \
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' \
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose' \
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Do not ask.' 'Show what would change, do nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
                 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '*@topics'
@@ -638,59 +665,68 @@ function __nsq_describe --no-scope-shadowing
             set options \
                 '--channels' '-y,--yes' '--dry-run' '--json' '*--nsqd-http-address=' \
                 '*--lookupd-http-address=' '*--nsqd-tcp-address=' '*--address-map=' \
-                '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file' '--tls-cert=@file' \
-                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' \
+                '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' \
+                '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' \
+                '--timeout=' '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' \
                 '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Empty the channels too.' 'Do not ask.' 'Show what would change, do nothing.' \
                 'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '*@topics'
         case 'nsq topic pause'
             set options \
                 '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' \
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout=' \
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' \
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose' \
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Show what would change, do nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
                 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '*@topics'
         case 'nsq topic unpause'
             set options \
                 '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' \
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout=' \
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' \
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose' \
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Show what would change, do nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
                 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '*@topics'
@@ -712,228 +748,264 @@ function __nsq_describe --no-scope-shadowing
         case 'nsq channel list'
             set options \
                 '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address=' \
-                '*--address-map=' '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file' \
-                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose' \
+                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' \
+                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' \
+                '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '*@topics'
         case 'nsq channel info'
             set options \
                 '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address=' \
-                '*--address-map=' '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file' \
-                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose' \
+                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' \
+                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' \
+                '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '@topics' '@channels'
         case 'nsq channel create'
             set options \
                 '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' \
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout=' \
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' \
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose' \
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Show what would change, do nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
                 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '@topics' '*@channels'
         case 'nsq channel delete'
             set options \
                 '-y,--yes' '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' \
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout=' \
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' \
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose' \
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Do not ask.' 'Show what would change, do nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
                 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '@topics' '*@channels'
         case 'nsq channel empty'
             set options \
                 '-y,--yes' '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' \
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout=' \
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' \
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose' \
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Do not ask.' 'Show what would change, do nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
                 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '@topics' '*@channels'
         case 'nsq channel pause'
             set options \
                 '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' \
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout=' \
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' \
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose' \
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Show what would change, do nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
                 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '@topics' '*@channels'
         case 'nsq channel unpause'
             set options \
                 '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' \
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout=' \
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' \
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose' \
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Show what would change, do nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
                 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '@topics' '*@channels'
         case 'nsq nodes'
             set options \
                 '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address=' \
-                '*--address-map=' '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file' \
-                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose' \
+                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' \
+                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' \
+                '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq lookup'
             set options \
                 '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address=' \
-                '*--address-map=' '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file' \
-                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose' \
+                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' \
+                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' \
+                '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '@topics'
         case 'nsq ping'
             set options \
                 '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address=' \
-                '*--address-map=' '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file' \
-                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose' \
+                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' \
+                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' \
+                '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq info'
             set options \
                 '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address=' \
-                '*--address-map=' '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file' \
-                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose' \
+                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' \
+                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' \
+                '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq tombstone'
             set options \
                 '-y,--yes' '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' \
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout=' \
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' \
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose' \
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Do not ask.' 'Show what would change, do nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
                 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '@topics' ''
@@ -976,8 +1048,9 @@ function __nsq_describe --no-scope-shadowing
                 '--max-in-flight=' '*--consumer-opt=@options' '*--producer-opt=@options' \
                 '--tls,--no-tls' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' \
                 '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' \
-                '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet' \
-                '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
+                '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Say where each value stands.' 'Print JSON.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
@@ -991,7 +1064,9 @@ function __nsq_describe --no-scope-shadowing
                 'Key of the client certificate, PEM.' 'Do not verify the certificate of nsqd.' \
                 'Lowest version: tls1.2 or tls1.3.' 'Compress with snappy.' 'Compress with deflate.' \
                 'Compress with deflate at this level, 1 to 9.' \
-                'File with the auth secret; or set NSQ_AUTH_SECRET.' 'Tell errors only.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
                 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq config path'
@@ -1004,38 +1079,44 @@ function __nsq_describe --no-scope-shadowing
         case 'nsq config get'
             set options \
                 '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address=' \
-                '*--address-map=' '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file' \
-                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose' \
+                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' \
+                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' \
+                '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 ''
         case 'nsq config set'
             set options \
                 '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address=' \
-                '*--address-map=' '-P,--profile=@profiles' '--timeout=' '--tls-ca-file=@file' \
-                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
-                '--tls-min-version=tls1.2|tls1.3' '-q,--quiet' '*-v,--verbose' \
+                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' \
+                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' \
+                '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
+                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
                 'Log all, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '' ''
@@ -1062,9 +1143,10 @@ function __nsq_describe --no-scope-shadowing
                 '-P,--profile=@profiles' '--max-in-flight=' '*-X,--consumer-opt=@options' \
                 '--tls,--no-tls' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' \
                 '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' \
-                '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '--master=' \
-                '--driver-memory=' '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '--master=' '--driver-memory=' \
+                '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' \
+                '--debug' '--help'
             set option_helps \
                 'Where the Parquet files go.' 'Where the stream notes how far it is.' \
                 'A live topic, not an archive.' 'Name of the channel.' 'Take what is there and end.' \
@@ -1086,6 +1168,8 @@ function __nsq_describe --no-scope-shadowing
                 'Lowest version: tls1.2 or tls1.3.' 'Compress with snappy.' 'Compress with deflate.' \
                 'Compress with deflate at this level, 1 to 9.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' \
                 'Where Spark runs: local[N,4], spark://HOST:7077, yarn, k8s://URL.' \
                 'Heap of the JVM beside this process; in local mode all of Spark is in it.' \
                 'Any setting of Spark: spark.executor.memory=4g.' \
@@ -1184,20 +1268,23 @@ function __nsq_describe --no-scope-shadowing
         case 'nsq spark doctor'
             set options \
                 '--shared-dir=@dir' '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' \
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--timeout=' \
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' \
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
-                '--tls-min-version=tls1.2|tls1.3' '--master=' '--driver-memory=' '*--conf=' \
-                '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' \
-                '--help'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout=' \
+                '--lookupd-authorization,--no-lookupd-authorization' '--master=' '--driver-memory=' \
+                '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' \
+                '--debug' '--help'
             set option_helps \
                 'Look whether the driver and all executors can write here.' 'Print JSON.' \
                 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW where an nsqd announces itself as OLD.' \
-                'Named settings from the configuration file.' \
-                'How long a daemon may take to answer.' 'Certificates to trust, PEM.' \
+                'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' \
+                'How long a daemon may take to answer over HTTP.' \
+                'Send the auth secret to nsqlookupd, as a bearer token.' \
                 'Where Spark runs: local[N,4], spark://HOST:7077, yarn, k8s://URL.' \
                 'Heap of the JVM beside this process; in local mode all of Spark is in it.' \
                 'Any setting of Spark: spark.executor.memory=4g.' \

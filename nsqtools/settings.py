@@ -42,6 +42,8 @@ REPEATABLE = {
     "deflate": False,
     "deflate_level": False,
     "auth_secret_file": False,
+    "timeout": False,
+    "lookupd_authorization": False,
     "producer_opt": True,
 }
 """The settings that the file may hold, each with whether it takes several values."""

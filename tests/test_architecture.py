@@ -38,7 +38,7 @@ EDGES: dict[str, set[str]] = {
     "publish": {"client", "errors", "records"},
     "tail": {"client"},
     "archive": {
-        *("client", "cluster", "errors", "files", "http", "protocol", "records", "tail"),
+        *("client", "cluster", "errors", "files", "records", "tail"),
     },
     "bench": {"client", "cluster", "errors", "protocol"},
     "replay": {"archive", "client", "errors", "files", "protocol", "publish", "records"},

@@ -13,8 +13,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,10 @@ from nsqtools.archive.notify import TopicState
 from nsqtools.archive.topic_archiver import Quota, TopicArchiver
 from nsqtools.archive.topic_lock import TopicLock
 from nsqtools.archive.topic_writer import ArchiveTotals, TopicWriter
+from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
+from nsqtools.cluster.directory import open_cluster
 from nsqtools.cluster.topics import inspect_topic
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.tail.run_limits import End, RunLimits
@@ -43,11 +45,8 @@ class ArchiveSource:
     """Where messages come from."""
 
     channel: str
-    nsqd_tcp_addresses: Sequence[str] = ()
-    lookupd_http_addresses: Sequence[str] = ()
-    nsqd_http_addresses: Sequence[str] = ()
-    address_map: Mapping[str, str] | None = None
-    options: ClientOptions = field(default_factory=lambda: ClientOptions(max_attempts=0))
+    connection: ConnectionSettings
+    options: ClientOptions
 
 
 class Archiver:
@@ -89,6 +88,7 @@ class Archiver:
         self._unwritten: list[NsqError] = []
         self._changed = threading.Event()
         self._is_stopping = False
+        self._has_discovered = False
         self._suspects: queue.SimpleQueue[str] = queue.SimpleQueue()  # topics that may be deleted
         self._run_name = f"{time.time_ns():x}"
 
@@ -147,7 +147,8 @@ class Archiver:
 
         Raises `OutputError` when a directory cannot be used, `ConfigurationError` when another
         process archives the same, the connection error when a topic that was given cannot be
-        reached at the start, and the last error of writing when it did not work at the end.
+        reached at the start or nobody can be asked for the topics of a pattern, and the last error
+        of writing when it did not work at the end.
         """
         try:
             self._settings.directories.make()
@@ -205,10 +206,10 @@ class Archiver:
         return Consumer(
             topic,
             source.channel,
-            nsqd_tcp_addresses=source.nsqd_tcp_addresses,
-            lookupd_http_addresses=source.lookupd_http_addresses,
+            nsqd_tcp_addresses=source.connection.nsqd_tcp_addresses,
+            lookupd_http_addresses=source.connection.lookupd_http_addresses,
             options=replace(source.options, max_in_flight=max_in_flight),
-            address_map=source.address_map,
+            address_map=source.connection.address_map,
             on_error=lambda error: self._suspects.put(topic),
             deliveries=deliveries,
         )
@@ -258,8 +259,11 @@ class Archiver:
         try:
             known = discovery.ask()
         except NsqError as exc:
+            if not self._has_discovered:
+                raise
             log.warning("no topics were found: %s; trying again", exc)
             return
+        self._has_discovered = True
         for topic in sorted(known.names - set(self._archivers) - set(self._topics)):
             try:
                 self._begin(topic, fail_fast=False)
@@ -275,16 +279,13 @@ class Archiver:
         suspects = set()
         while not self._suspects.empty():
             suspects.add(self._suspects.get())
-        for topic in suspects & set(self._archivers):
-            report = inspect_topic(
-                topic,
-                nsqd_tcp_addresses=self._source.nsqd_tcp_addresses,
-                lookupd_http_addresses=self._source.lookupd_http_addresses,
-                nsqd_http_addresses=self._source.nsqd_http_addresses,
-                address_map=self._source.address_map,
-            )
+        if not (suspects := suspects & set(self._archivers)):
+            return
+        with open_cluster(self._source.connection) as cluster:
+            reports = [inspect_topic(cluster, topic) for topic in suspects]
+        for report in reports:
             if report.asked and not report.failed and not report.exists:
-                self._let_go(topic)
+                self._let_go(report.topic)
 
     def _let_go(self, topic: str) -> None:
         log.warning("topic %s was deleted; it is not archived any more", topic)

@@ -37,7 +37,7 @@ from nsqtools.protocol.names import EPHEMERAL
 if TYPE_CHECKING:
     from nsqtools.bench.consuming import ConsumerResult
     from nsqtools.bench.publishing import PublisherResult
-    from nsqtools.cluster.directory import Cluster, Failure
+    from nsqtools.cluster.directory import Cluster, DaemonFailure
 
 log = logging.getLogger("nsqtools")
 
@@ -275,14 +275,13 @@ class Bench:
 
     def _cluster(self) -> Cluster:
         """nsqd's HTTP API. Raises when the topic or channel could not be deleted afterwards."""
-        from nsqtools.client.handshake import client_tls_context
-        from nsqtools.cluster.directory import Cluster, Places
+        from nsqtools.client.discovery import http_access
+        from nsqtools.cluster.directory import Cluster, ClusterAddresses
 
         plan = self._plan
-        uses_tls = any(address.startswith("https:") for address in plan.nsqd_http_addresses)
         cluster = Cluster(
-            Places(plan.nsqd_http_addresses, (), plan.nsqd_tcp_addresses),
-            tls=client_tls_context(plan.consumer_options) if uses_tls else None,
+            ClusterAddresses(plan.nsqd_http_addresses, (), plan.nsqd_tcp_addresses),
+            http_access(plan.consumer_options, plan.nsqd_http_addresses),
         )
         try:
             nsqds, failures = cluster.nsqds()
@@ -309,7 +308,7 @@ class Bench:
         while not self._interrupted and time.monotonic() - since < STALLED_S:
             queued = sum(
                 channel.depth
-                for node in cluster.survey(self.topic, self.channel).nodes
+                for node in cluster.stats(self.topic, self.channel).nodes
                 for topic in node.stats.topics or ()
                 for channel in topic.channels
             )
@@ -326,7 +325,7 @@ def _also(plan: BenchPlan, published: Sequence[Any]) -> Sequence[Any]:
     return published if plan.mode is BenchMode.E2E else ()
 
 
-def _no_http_api(failures: Sequence[Failure]) -> NsqError:
+def _no_http_api(failures: Sequence[DaemonFailure]) -> NsqError:
     why = f" ({failures[0].error})" if failures else ""
     error = NsqError(
         f"nsqd's HTTP API is needed to delete what sub leaves behind{why}",

@@ -24,6 +24,7 @@ OPTION_OF_FLAG = {
     "tls": "tls_v1",
     "tls_ca_file": "tls_root_ca_file",
     "tls_insecure": "tls_insecure_skip_verify",
+    "timeout": "lookupd_poll_timeout",
 }
 """go-nsq's names, where the flag has another."""
 

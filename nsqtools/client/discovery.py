@@ -15,23 +15,40 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from nsqtools.client.handshake import client_tls_context
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import DeadlineExceeded, NsqError
+from nsqtools.http.access import HTTPAccess
 from nsqtools.http.nsqlookupd_http import Lookup, NsqlookupdHTTPClient
-from nsqtools.protocol.addresses import LOOKUPD_HTTP_PORT, Address, http_url, parse_address
-
-if TYPE_CHECKING:
-    import ssl
+from nsqtools.protocol.addresses import LOOKUPD_HTTP_PORT, Address, http_url
 
 log = logging.getLogger("nsqtools")
 
 EARLY_AFTER_S = 1.0
 EARLY_ROUNDS_APART_S = 5.0
-CONNECT_TIMEOUT_S = 1.0
+MAX_CONNECT_TIMEOUT_S = 2.0
+
+
+def http_access(
+    options: ClientOptions,
+    http_addresses: Iterable[str],
+    address_map: Mapping[str, str] | None = None,
+) -> HTTPAccess:
+    """Return how the client options ask daemons at these addresses, and those they announce.
+
+    Raises `ConfigurationError` for TLS files and mapped addresses that cannot be used.
+    """
+    address_map = address_map or {}
+    uses_tls = any(text.startswith("https:") for text in (*http_addresses, *address_map.values()))
+    return HTTPAccess(
+        connect_timeout_s=min(MAX_CONNECT_TIMEOUT_S, options.lookupd_poll_timeout_s),
+        timeout_s=options.lookupd_poll_timeout_s,
+        tls=client_tls_context(options) if uses_tls else None,
+        bearer=options.auth_secret if options.lookupd_authorization else "",
+        address_map=address_map,
+    )
 
 
 class Discovery:
@@ -55,12 +72,7 @@ class Discovery:
         self._topic = topic
         self._options = options
         self._on_round = on_round
-        self._tls: ssl.SSLContext | None = None
-        if any(url.startswith("https:") for url in self._urls):
-            self._tls = client_tls_context(options)
-        self._address_map = address_map or {}
-        for text in self._address_map.values():
-            parse_address(text)  # now, not when a lookup names it
+        self._access = http_access(options, self._urls, address_map)
         self._rng = rng or random.Random()
         self._changed = threading.Condition()
         self._next_at = 0.0
@@ -89,18 +101,7 @@ class Discovery:
                 self._changed.notify()
 
     def _run(self) -> None:
-        options = self._options
-        clients = [
-            NsqlookupdHTTPClient(
-                url,
-                connect_timeout_s=min(CONNECT_TIMEOUT_S, options.lookupd_poll_timeout_s),
-                timeout_s=options.lookupd_poll_timeout_s,
-                tls=self._tls,
-                bearer=options.auth_secret if options.lookupd_authorization else "",
-            )
-            for url in self._urls
-        ]
-        workers = [_Asker(client) for client in clients]
+        workers = [_Asker(self._access.nsqlookupd(url)) for url in self._urls]
         while self._wait_for_turn():
             self._round(workers)
         for worker in workers:
@@ -144,7 +145,7 @@ class Discovery:
                 log.warning("lookup failed: %s", answer)
             else:
                 self._note_unknown(url, answer.is_known)
-                found |= {reachable(address, self._address_map) for address in answer.nsqd}
+                found |= set(map(self._access.reachable, answer.nsqd))
                 has_answer = True
         self._on_round(found, [] if has_answer else errors)
 
@@ -154,12 +155,6 @@ class Discovery:
         elif url not in self._unknown_at:
             self._unknown_at.add(url)
             log.info("%s does not know topic %s yet", url, self._topic)
-
-
-def reachable(address: Address, address_map: Mapping[str, str]) -> Address:
-    """Where to connect to for an announced address, which the map may name with or without port."""
-    mapped = address_map.get(str(address)) or address_map.get(address.host)
-    return parse_address(mapped, address.port) if mapped else address
 
 
 class _Asker:

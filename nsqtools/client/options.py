@@ -82,7 +82,7 @@ class ClientOptions:
     lookupd_poll_jitter: float = _option(
         0.3, "float", "share of the interval added at random to each delay", low=0, high=1
     )
-    lookupd_poll_timeout_s: float = _duration(2.0, "time for one lookup to answer", 0.01)
+    lookupd_poll_timeout_s: float = _duration(5.0, "time for a daemon to answer over HTTP", 0.01)
     lookupd_authorization: bool = _option(
         False,
         "bool",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from nsqtools.cluster.directory import Cluster, Failure
+from nsqtools.cluster.directory import Cluster, DaemonFailure
 from nsqtools.errors import NsqError
 
 
@@ -69,7 +69,7 @@ class Plan:
     ``notes`` are what to know before."""
 
     steps: tuple[Step, ...]
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[DaemonFailure, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

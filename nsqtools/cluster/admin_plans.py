@@ -23,7 +23,7 @@ from nsqtools.cluster.inventory import (
     registered_channels,
     take_inventory,
 )
-from nsqtools.cluster.patterns import select
+from nsqtools.cluster.names import select
 from nsqtools.errors import NotFoundError
 from nsqtools.protocol.names import check_channel, check_topic
 from nsqtools.protocol.stats import ChannelStats, ClientStats, TopicStats

@@ -1,32 +1,34 @@
-"""A cluster as one thing to ask: some nsqd, and the nsqd that some nsqlookupd know.
+"""A cluster as one thing to ask: some nsqd, and the nsqd that some nsqlookupd announce.
 
-    with Cluster(places) as cluster:
-        survey = cluster.survey()
-        survey.nodes        what each nsqd that answered says
-        survey.failures     who did not answer, and why
+    with open_cluster(settings) as cluster:
+        stats = cluster.stats()
+        stats.nodes         what each nsqd that answered says
+        stats.failures      who did not answer, and why
 
-All are asked at the same time, and a dead one costs the others nothing but its time-out; it is
-named and left out. Only where nobody answers is that an error.
+All are asked at the same time, and a dead one costs the others nothing but its timeout; it is named
+and left out. Only when nobody answers is that an error.
 
 An nsqd whose address is given is asked there, and never under the name it announces. One that
-nsqlookupd names is asked under its broadcast address, which ``address_map`` may replace. Where only
-a TCP address is known the usual HTTP port beside it is tried, and believed if its /info names that
-TCP port: nobody administers another nsqd than the one that was named.
+nsqlookupd announces is asked under its broadcast address, which the address map may replace. Where
+only a TCP address is known the usual HTTP port beside it is tried, and believed if its /info names
+that TCP port: nobody administers another nsqd than the one that was named.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
+from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.client.discovery import http_access
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.http.http_api import HTTPAPI
+from nsqtools.http.access import HTTPAccess
 from nsqtools.http.nsqd_http import NsqdHTTPClient
-from nsqtools.http.nsqlookupd_http import KnownNode, NsqlookupdHTTPClient
+from nsqtools.http.nsqlookupd_http import KnownNode, NsqlookupdHTTPClient, ProducerNode
 from nsqtools.protocol.addresses import (
     LOOKUPD_HTTP_PORT,
     NSQD_HTTP_PORT,
@@ -37,29 +39,24 @@ from nsqtools.protocol.addresses import (
 from nsqtools.protocol.stats import NsqdStats
 from nsqtools.protocol.stats_reading import read_stats
 
-if TYPE_CHECKING:
-    import ssl
-
 HTTP_PORT_OFFSET = 1  # nsqd listens on 4150 and 4151 unless told otherwise
 MAX_WORKERS = 32
 
 C = TypeVar("C")
 R = TypeVar("R")
-H = TypeVar("H", bound=HTTPAPI)
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """Addresses as they were given. ``address_map`` is announced -> reachable."""
+class ClusterAddresses:
+    """Addresses of daemons, as they were given."""
 
-    nsqd_http_addresses: Sequence[str] = ()
-    lookupd_http_addresses: Sequence[str] = ()
-    nsqd_tcp_addresses: Sequence[str] = ()
-    address_map: Mapping[str, str] = field(default_factory=dict)
+    nsqd_http: Sequence[str] = ()
+    lookupd_http: Sequence[str] = ()
+    nsqd_tcp: Sequence[str] = ()
 
 
-class Failure(NamedTuple):
-    """A daemon that did not do its part, by the address it was asked at, and why."""
+class DaemonFailure(NamedTuple):
+    """A daemon that did not answer, or refused, by the address it was asked at, and why."""
 
     address: str
     error: NsqError
@@ -74,16 +71,16 @@ class NodeReport(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
-    """One look at every nsqd."""
+class ClusterStats:
+    """The statistics of every nsqd that answered, and who did not."""
 
     nodes: tuple[NodeReport, ...]
-    failures: tuple[Failure, ...]
+    failures: tuple[DaemonFailure, ...]
 
 
-class Nsqd(NamedTuple):
-    """An nsqd to ask. ``address`` is its HTTP ``host:port``; ``announced`` what it calls itself
-    to nsqlookupd (``""`` where that was not asked); ``is_given`` when its own address was."""
+class NsqdToAsk(NamedTuple):
+    """``address`` is its HTTP ``host:port``; ``announced`` what it calls itself to nsqlookupd
+    (``""`` where that was not asked); ``is_given`` when its own address was."""
 
     address: str
     announced: str
@@ -91,33 +88,30 @@ class Nsqd(NamedTuple):
     client: NsqdHTTPClient
 
 
-class Cluster:
-    """The daemons at some `Places`. A context manager. Raises `ConfigurationError`."""
+def open_cluster(settings: ConnectionSettings) -> Cluster:
+    """Return the cluster that the settings lead to, to be closed. Raises `ConfigurationError`."""
+    lookupds, nsqds = settings.lookupd_http_addresses, settings.nsqd_http_addresses
+    access = http_access(settings.client_options(), (*lookupds, *nsqds), settings.address_map)
+    return Cluster(ClusterAddresses(nsqds, lookupds, settings.nsqd_tcp_addresses), access)
 
-    def __init__(
-        self,
-        places: Places,
-        *,
-        connect_timeout_s: float = 2.0,
-        timeout_s: float = 5.0,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        self._connect_timeout_s = connect_timeout_s
-        self._timeout_s = timeout_s
-        self._tls = tls
-        self._address_map = places.address_map
+
+class Cluster:
+    """The daemons at some addresses. A context manager. Raises `ConfigurationError`."""
+
+    def __init__(self, addresses: ClusterAddresses, access: HTTPAccess | None = None) -> None:
+        self._access = access or HTTPAccess()
         self._workers = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="nsq-cluster")
         self._clients: dict[str, NsqdHTTPClient] = {}
-        urls = [http_url(text, NSQD_HTTP_PORT) for text in places.nsqd_http_addresses]
-        tcp_addresses = [] if urls else [parse_address(a) for a in places.nsqd_tcp_addresses]
+        urls = [http_url(text, NSQD_HTTP_PORT) for text in addresses.nsqd_http]
+        tcp_addresses = [] if urls else [parse_address(text) for text in addresses.nsqd_tcp]
         self._unproven = {
-            http_url(f"{Address(tcp.host, tcp.port + HTTP_PORT_OFFSET)}", NSQD_HTTP_PORT): tcp
+            http_url(str(Address(tcp.host, min(tcp.port + HTTP_PORT_OFFSET, 65535))), 0): tcp
             for tcp in tcp_addresses
         }
         self._given = list(dict.fromkeys([*urls, *self._unproven]))
         self.lookupds = {
-            place_of(url): self._open(NsqlookupdHTTPClient, url)
-            for url in (http_url(a, LOOKUPD_HTTP_PORT) for a in places.lookupd_http_addresses)
+            short_address(url): self._access.nsqlookupd(url)
+            for url in (http_url(text, LOOKUPD_HTTP_PORT) for text in addresses.lookupd_http)
         }
 
     def close(self) -> None:
@@ -137,38 +131,37 @@ class Cluster:
     ) -> None:
         self.close()
 
-    def known_nodes(self) -> tuple[dict[str, list[KnownNode]], list[Failure]]:
+    def known_nodes(self) -> tuple[dict[str, list[KnownNode]], list[DaemonFailure]]:
         """Ask every nsqlookupd for /nodes; answers by its address, and who did not answer."""
         return self.ask(self.lookupds, NsqlookupdHTTPClient.nodes)
 
-    def nsqds(self) -> tuple[list[Nsqd], list[Failure]]:
-        """Find the nsqd: those given, and those that any nsqlookupd knows.
+    def nsqds(self) -> tuple[list[NsqdToAsk], list[DaemonFailure]]:
+        """Find the nsqd: those given, and those that any nsqlookupd announces.
 
         Returns them with the failures of nsqlookupd, and of nsqd that are not the ones meant.
         """
         answers, failures = self.known_nodes()
-        found, impostors = self.nsqds_among(answers)
+        found, impostors = self.nsqds_among(
+            known.node for nodes in answers.values() for known in nodes
+        )
         return found, [*failures, *impostors]
 
     def nsqds_among(
-        self, answers: Mapping[str, Sequence[KnownNode]]
-    ) -> tuple[list[Nsqd], list[Failure]]:
-        """The nsqd given and those that `known_nodes` told of; and who is not the one meant."""
+        self, nodes: Iterable[ProducerNode] = ()
+    ) -> tuple[list[NsqdToAsk], list[DaemonFailure]]:
+        """Return the nsqd given and the ``nodes`` announced; and who is not the one meant."""
         announced, impostors = self.ask(self._given_clients(), self._name)
         given = set(announced)
-        for nodes in answers.values():
-            for known in nodes:
-                name = str(known.node.http)
-                if known.node.http is not None and name not in announced.values():
-                    reachable = self._address_map.get(name, name)
-                    announced[place_of(http_url(reachable, NSQD_HTTP_PORT))] = name
+        for node in nodes:
+            if node.http is not None and (name := str(node.http)) not in announced.values():
+                announced[short_address(self._access.url_of(node.http))] = name
         found = [
-            Nsqd(address, name, address in given, self._client(address))
+            NsqdToAsk(address, name, address in given, self._client(address))
             for address, name in announced.items()
         ]
         return found, impostors
 
-    def survey(
+    def stats(
         self,
         topic: str = "",
         channel: str = "",
@@ -176,25 +169,25 @@ class Cluster:
         clients: bool = False,
         memory: bool = False,
         required: bool = True,
-    ) -> Survey:
+    ) -> ClusterStats:
         """Take the statistics of every nsqd.
 
         Raises the first failure when nobody answers, unless an answer is not ``required``.
         """
 
-        def look(client: NsqdHTTPClient) -> tuple[float, NsqdStats]:
+        def ask(client: NsqdHTTPClient) -> tuple[float, NsqdStats]:
             began_s = time.monotonic()
             answer = client.stats(topic, channel, clients=clients, memory=memory)
             return (began_s + time.monotonic()) / 2, read_stats(answer)
 
-        answers, failures = self.ask_nsqds(look, required=required)
+        answers, failures = self.ask_nsqds(ask, required=required)
         nodes = (NodeReport(address, *answer) for address, answer in answers.items())
-        return Survey(tuple(nodes), tuple(failures))
+        return ClusterStats(tuple(nodes), tuple(failures))
 
     def ask_nsqds(
         self, question: Callable[[NsqdHTTPClient], R], *, required: bool = True
-    ) -> tuple[dict[str, R], list[Failure]]:
-        """Put one question to every nsqd. Raises as `survey` does."""
+    ) -> tuple[dict[str, R], list[DaemonFailure]]:
+        """Put one question to every nsqd. Raises as `stats` does."""
         nsqds, failures = self.nsqds()
         answers, failed = self.ask({nsqd.address: nsqd.client for nsqd in nsqds}, question)
         failures += failed
@@ -203,12 +196,16 @@ class Cluster:
         return answers, failures
 
     def nsqd(self, address: str) -> NsqdHTTPClient:
-        """The nsqd at an address that `nsqds` or `survey` named."""
+        """The nsqd at an address that `nsqds` or `stats` named."""
         return self._client(address)
+
+    def reachable(self, announced: Address) -> Address:
+        """Return where an nsqd that announces this TCP address is connected to."""
+        return self._access.reachable(announced)
 
     def ask(
         self, clients: Mapping[str, C], question: Callable[[C], R]
-    ) -> tuple[dict[str, R], list[Failure]]:
+    ) -> tuple[dict[str, R], list[DaemonFailure]]:
         """Put one question to several daemons at once; answers by address, and failures."""
         pending = {
             address: self._workers.submit(question, client) for address, client in clients.items()
@@ -218,11 +215,11 @@ class Cluster:
             try:
                 answers[address] = future.result()
             except NsqError as exc:
-                failures.append(Failure(address, exc))
+                failures.append(DaemonFailure(address, exc))
         return answers, failures
 
     def _given_clients(self) -> dict[str, NsqdHTTPClient]:
-        return {place_of(url): self._client(url) for url in self._given}
+        return {short_address(url): self._client(url) for url in self._given}
 
     def _name(self, client: NsqdHTTPClient) -> str:
         """Return what an nsqd announces itself as, where that can matter: else it is not asked.
@@ -247,18 +244,10 @@ class Cluster:
         """The client for an address or URL, made once. Called on one thread only."""
         url = http_url(address, NSQD_HTTP_PORT)
         if url not in self._clients:
-            self._clients[url] = self._open(NsqdHTTPClient, url)
+            self._clients[url] = self._access.nsqd(url)
         return self._clients[url]
 
-    def _open(self, kind: type[H], url: str) -> H:
-        return kind(
-            url,
-            connect_timeout_s=self._connect_timeout_s,
-            timeout_s=self._timeout_s,
-            tls=self._tls if url.startswith("https:") else None,
-        )
 
-
-def place_of(url: str) -> str:
-    """How a daemon is called: ``host:port``, and the whole URL where it is no plain one."""
+def short_address(url: str) -> str:
+    """Return how a daemon is named to people: ``host:port``, or an https URL."""
     return url.removeprefix("http://")

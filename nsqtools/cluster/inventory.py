@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from nsqtools.cluster.directory import Cluster, Failure
+from nsqtools.cluster.directory import Cluster, DaemonFailure
 from nsqtools.http.nsqlookupd_http import NsqlookupdHTTPClient
 from nsqtools.protocol.stats import ChannelStats, TopicStats
 from nsqtools.protocol.stats_reading import read_stats
@@ -22,7 +22,7 @@ class Inventory:
     nodes: Mapping[str, tuple[TopicStats, ...]]
     given: frozenset[str]
     registered: Mapping[str, frozenset[str]]
-    failures: tuple[Failure, ...]
+    failures: tuple[DaemonFailure, ...]
 
     @property
     def topics(self) -> set[str]:
@@ -85,5 +85,5 @@ def messages_of(channel: ChannelStats) -> int:
     return channel.depth + channel.in_flight_count + channel.deferred_count
 
 
-def _is_among(failures: Iterable[Failure], address: str) -> bool:
+def _is_among(failures: Iterable[DaemonFailure], address: str) -> bool:
     return any(failure.address == address for failure in failures)

@@ -1,35 +1,96 @@
-"""Names of topics and channels, asked for as cheaply as possible.
+"""Names of topics and channels: which there are, and which a pattern chooses.
 
-nsqlookupd keeps them ready; nsqd is asked only where there is no nsqlookupd, or none that answers.
+A pattern is a glob as in a shell: ``clicks``, ``web*``. No name of NSQ contains ``*``, ``?`` or
+``[``, so a text with one of them is always a pattern.
+
+Names are asked for as cheaply as possible. nsqlookupd keeps them ready; nsqd is asked only where
+there is no nsqlookupd, or none that answers.
 """
 
 from __future__ import annotations
 
-from nsqtools.cluster.directory import Cluster
+import difflib
+from collections.abc import Collection, Iterable
+from fnmatch import fnmatchcase
+
+from nsqtools.cluster.directory import Cluster, DaemonFailure
+from nsqtools.errors import NotFoundError
 from nsqtools.http.nsqlookupd_http import NsqlookupdHTTPClient
+from nsqtools.protocol.stats_reading import read_stats
 
 
 def topic_names(cluster: Cluster) -> list[str]:
-    """All topics. Raises the first failure when nobody answers."""
+    """Return all topics. Raises the first failure when nobody answers."""
     answers, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
     if answers:
         return sorted({name for names in answers.values() for name in names})
-    survey = cluster.survey()
-    return sorted({each.topic_name for node in survey.nodes for each in node.stats.topics or ()})
+    stats = cluster.stats()
+    return sorted({each.topic_name for node in stats.nodes for each in node.stats.topics or ()})
+
+
+def named_topics(cluster: Cluster) -> tuple[set[str], list[DaemonFailure]]:
+    """Return the topics of every nsqlookupd and of every nsqd given by address, and who failed.
+
+    Raises the first failure when nobody answers.
+    """
+    answers, failures = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
+    nsqds, impostors = cluster.nsqds_among()
+    stats, failed = cluster.ask(
+        {nsqd.address: nsqd.client for nsqd in nsqds},
+        lambda nsqd: read_stats(nsqd.stats()).topics or (),
+    )
+    failures += [*impostors, *failed]
+    if failures and not answers and not stats:
+        raise failures[0].error
+    names = {name for names in answers.values() for name in names}
+    return names | {each.topic_name for topics in stats.values() for each in topics}, failures
 
 
 def channel_names(cluster: Cluster, topic: str) -> list[str]:
-    """The channels of a topic, or of all with ``""``. Raises as above."""
+    """Return the channels of a topic, or of all with ``""``. Raises as above."""
     if topic:
         answers, _ = cluster.ask(cluster.lookupds, lambda client: client.channels(topic))
         if answers:
             return sorted({name for names in answers.values() for name in names})
-    survey = cluster.survey(topic)
+    stats = cluster.stats(topic)
     return sorted(
         {
             channel.channel_name
-            for node in survey.nodes
+            for node in stats.nodes
             for each in node.stats.topics or ()
             for channel in each.channels
         }
     )
+
+
+def is_pattern(text: str) -> bool:
+    """Tell whether the text can stand for several names."""
+    return any(mark in text for mark in "*?[")
+
+
+def matches(name: str, patterns: Collection[str]) -> bool:
+    """Tell whether one of the patterns stands for the name; no patterns stand for every name."""
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def select(what: str, patterns: Iterable[str], names: Collection[str]) -> list[str]:
+    """Return the names that the patterns stand for, in order.
+
+    Raises `NotFoundError`, with names that are near, for a pattern that stands for none.
+    """
+    chosen: set[str] = set()
+    for pattern in patterns:
+        found = {name for name in names if fnmatchcase(name, pattern)}
+        if not found:
+            raise missing(what, pattern, names)
+        chosen |= found
+    return sorted(chosen)
+
+
+def missing(what: str, pattern: str, names: Collection[str]) -> NotFoundError:
+    """The error for a name or pattern that nothing has."""
+    if is_pattern(pattern):
+        return NotFoundError(f"no {what} matches {pattern}")
+    near = difflib.get_close_matches(pattern, sorted(names), n=3)
+    hint = f"Did you mean {' or '.join(near)}?" if near else ""
+    return NotFoundError(f"{what} {pattern} does not exist", hint=hint)

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from nsqtools.cluster.directory import Cluster, Failure
-from nsqtools.cluster.patterns import missing
+from nsqtools.cluster.directory import Cluster, DaemonFailure
+from nsqtools.cluster.names import missing
 from nsqtools.errors import ConfigurationError
 from nsqtools.http.http_api import HTTPAPI
 from nsqtools.http.nsqd_http import NsqdHTTPClient
@@ -48,16 +48,16 @@ class Where:
 
     channels: tuple[str, ...]
     nodes: tuple[tuple[str, str, tuple[str, ...]], ...]
-    failures: tuple[Failure, ...]
+    failures: tuple[DaemonFailure, ...]
 
 
-def list_nodes(cluster: Cluster) -> tuple[list[NodeStatus], list[Failure]]:
+def list_nodes(cluster: Cluster) -> tuple[list[NodeStatus], list[DaemonFailure]]:
     """Every nsqd, those that do not answer too; and the nsqlookupd that do not.
 
     Raises the first failure when there is nobody at all.
     """
     known, failures = cluster.known_nodes()
-    nsqds, impostors = cluster.nsqds_among(known)
+    nsqds, impostors = cluster.nsqds_among(entry.node for each in known.values() for entry in each)
     failures += impostors
     if failures and not nsqds:
         raise failures[0].error

@@ -6,14 +6,14 @@ import json
 import re
 from typing import Any
 
-from nsqtools.cluster.directory import Cluster, Failure
+from nsqtools.cluster.directory import Cluster, DaemonFailure
 from nsqtools.errors import ConfigurationError, HTTPError
 from nsqtools.http.nsqd_http import NsqdHTTPClient
 
 ADDRESSES = "nsqlookupd_tcp_addresses"
 CHANGEABLE = ("log_level", ADDRESSES)
 
-Answers = tuple[dict[str, Any], list[Failure]]
+Answers = tuple[dict[str, Any], list[DaemonFailure]]
 
 
 def get_option(cluster: Cluster, name: str) -> Answers:

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nsqtools.cluster.directory import Cluster, Failure, NodeReport
-from nsqtools.cluster.patterns import is_pattern, matches, missing
+from nsqtools.cluster.directory import Cluster, DaemonFailure, NodeReport
+from nsqtools.cluster.names import is_pattern, matches, missing
 from nsqtools.cluster.stats import RateMeter, Row, totals
 
 
@@ -19,7 +19,7 @@ class Sample:
     time_ns: int
     rows: list[Row]
     reports: tuple[NodeReport, ...]
-    failures: tuple[Failure, ...]
+    failures: tuple[DaemonFailure, ...]
     has_rates: bool
 
     @property
@@ -78,22 +78,22 @@ class Sampler:
         """
         subject = self._subject
         only = subject.topics[0] if len(subject.topics) == 1 else ""
-        survey = self._cluster.survey(
+        stats = self._cluster.stats(
             # nsqd leaves the rest out itself where one name is asked for
             "" if is_pattern(only) or not self._looks else only,
             clients=clients or subject.clients,
             memory=subject.memory,
             required=not self._looks,
         )
-        rows = self._meter.measure(survey.nodes)
+        rows = self._meter.measure(stats.nodes)
         if not self._looks:
             subject.check(rows)
         self._looks += 1
         return Sample(
             time.time_ns(),
             [row for row in rows if subject.covers(row)],
-            survey.nodes,
-            survey.failures,
+            stats.nodes,
+            stats.failures,
             self._looks > 1,
         )
 

@@ -3,32 +3,20 @@
 A SUB creates topic and channel, so a misspelt topic would leave debris on nsqd and wait for ever.
 And nsqd hands the backlog of a topic without channels to its first channel: if that is an ephemeral
 one, what it does not consume is destroyed with it when its client leaves.
-
-Who can be asked: the nsqlookupd given; the nsqd whose HTTP addresses are given; else the usual HTTP
-port beside each TCP address, believed only if its /info names that TCP port.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
+from nsqtools.cluster.directory import Cluster
+from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.http.nsqd_http import NsqdHTTPClient
 from nsqtools.http.nsqlookupd_http import NsqlookupdHTTPClient
-from nsqtools.protocol.addresses import (
-    LOOKUPD_HTTP_PORT,
-    NSQD_HTTP_PORT,
-    Address,
-    http_url,
-    parse_address,
-)
 from nsqtools.protocol.names import is_ephemeral
-
-TIMEOUT_S = 2.0
-HTTP_PORT_OFFSET = 1  # nsqd listens on 4150 and 4151 unless told otherwise
+from nsqtools.protocol.stats import TopicStats
+from nsqtools.protocol.stats_reading import read_stats
 
 
 @dataclass(slots=True)
@@ -48,36 +36,46 @@ class TopicReport:
     known_topics: set[str] = field(default_factory=set)
 
 
-def inspect_topic(
-    topic: str,
-    *,
-    nsqd_tcp_addresses: Sequence[str] = (),
-    lookupd_http_addresses: Sequence[str] = (),
-    nsqd_http_addresses: Sequence[str] = (),
-    address_map: Mapping[str, str] | None = None,
-) -> TopicReport:
-    """Ask everybody who can be asked. Failures are noted in the report, none is raised."""
+def inspect_topic(cluster: Cluster, topic: str) -> TopicReport:
+    """Ask every nsqlookupd, and every nsqd that is given or that they name for the topic.
+
+    Failures are noted in the report, none is raised.
+    """
     report = TopicReport(topic)
-    nsqd_urls = [http_url(address, NSQD_HTTP_PORT) for address in nsqd_http_addresses]
-    for address in lookupd_http_addresses:
-        url = http_url(address, LOOKUPD_HTTP_PORT)
-        for node in _ask_lookupd(url, report):
-            mapped = (address_map or {}).get(str(node), str(node))
-            nsqd_urls.append(http_url(mapped, NSQD_HTTP_PORT))
-    for url in dict.fromkeys(nsqd_urls):
-        _ask_nsqd(url, report, None)
-    if not nsqd_http_addresses:
-        for text in nsqd_tcp_addresses:
-            tcp = parse_address(text)
-            beside = Address(tcp.host, min(tcp.port + HTTP_PORT_OFFSET, 65535))
-            _ask_nsqd(http_url(str(beside), NSQD_HTTP_PORT), report, tcp)
+    lookups, failures = cluster.ask(cluster.lookupds, lambda lookupd: lookupd.lookup(topic))
+    announced = (node for lookup in lookups.values() for node in lookup.nodes)
+    nsqds, impostors = cluster.nsqds_among(announced)
+    clients = {nsqd.address: nsqd.client for nsqd in nsqds}
+    answers, failed = cluster.ask(clients, lambda nsqd: _topics(nsqd, topic))
+    report.asked += [*lookups, *answers]
+    report.failed += [str(failure.error) for failure in (*failures, *impostors, *failed)]
+    report.exists = any(lookup.is_known for lookup in lookups.values()) or any(answers.values())
+    for lookup in lookups.values():
+        report.channels |= lookup.channels
+    for stats in (each for topics in answers.values() for each in topics):
+        report.channels.update(channel.channel_name for channel in stats.channels)
+        if not stats.channels:
+            report.backlog += stats.depth
+    if not report.exists:
+        report.known_topics = _known_topics(cluster, clients)
     return report
+
+
+def _topics(nsqd: NsqdHTTPClient, topic: str = "") -> tuple[TopicStats, ...]:
+    return read_stats(nsqd.stats(topic)).topics or ()
+
+
+def _known_topics(cluster: Cluster, clients: dict[str, NsqdHTTPClient]) -> set[str]:
+    listed, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
+    answers, _ = cluster.ask(clients, _topics)
+    names = {name for names in listed.values() for name in names}
+    return names | {each.topic_name for topics in answers.values() for each in topics}
 
 
 def check_subscription(
     report: TopicReport, channel: str, *, create: bool = False, force: bool = False
 ) -> str:
-    """Decide whether to subscribe. Return "" or one line of warning to tell.
+    """Decide whether to subscribe. Return "" or one line of warning.
 
     Raises `NotFoundError` for a topic that nobody asked has, unless ``create``; and
     `ConfigurationError` when an ephemeral channel would destroy the topic's backlog, unless
@@ -97,6 +95,11 @@ def check_subscription(
             f"ephemeral channel does not read before you leave would be destroyed",
             hint="Name a channel that stays (--channel NAME), or go on with --force.",
         )
+    if is_ephemeral(channel) and not report.channels and report.failed and not force:
+        return (
+            f"cannot check whether messages wait in topic {topic} ({report.failed[0]}); "
+            "what this run does not read of them is lost"
+        )
     return ""
 
 
@@ -104,44 +107,3 @@ def _suggestion(report: TopicReport) -> str:
     near = difflib.get_close_matches(report.topic, sorted(report.known_topics), n=3)
     go_on = "Use --create to subscribe all the same."
     return f"Did you mean {' or '.join(near)}? {go_on}" if near else go_on
-
-
-def _ask_lookupd(url: str, report: TopicReport) -> Iterator[Address]:
-    try:
-        with NsqlookupdHTTPClient(url, timeout_s=TIMEOUT_S) as lookupd:
-            found = lookupd.lookup(report.topic)
-            if not found.is_known:
-                report.known_topics.update(lookupd.topics())
-    except NsqError as exc:
-        report.failed.append(str(exc))
-        return
-    report.asked.append(url)
-    report.exists |= found.is_known
-    report.channels |= found.channels
-    yield from (node.http for node in found.nodes if node.http is not None)
-
-
-def _ask_nsqd(url: str, report: TopicReport, tcp: Address | None) -> None:
-    try:
-        with NsqdHTTPClient(url, timeout_s=TIMEOUT_S) as nsqd:
-            if tcp is not None and nsqd.info().get("tcp_port") != tcp.port:
-                report.failed.append(f"{url} is not the HTTP port of {tcp}")
-                return
-            topics = _named(nsqd.stats(report.topic).get("topics"), "topic_name")
-            if not topics:
-                report.known_topics.update(_named(nsqd.stats().get("topics"), "topic_name"))
-    except NsqError as exc:
-        report.failed.append(str(exc))
-        return
-    report.asked.append(url)
-    if (stats := topics.get(report.topic)) is not None:
-        report.exists = True
-        channels = _named(stats.get("channels"), "channel_name")
-        report.channels.update(channels)
-        if not channels:
-            report.backlog += int(stats.get("depth") or 0)
-
-
-def _named(items: Iterable[Any] | None, key: str) -> dict[str, dict[str, Any]]:
-    """Index a list of /stats by the name in each entry."""
-    return {item[key]: item for item in items or () if isinstance(item, dict) and key in item}

@@ -247,10 +247,7 @@ class Spool:
         connection, settings = self._connection, self._settings
         source = ArchiveSource(
             settings.channel,
-            connection.nsqd_tcp_addresses,
-            connection.lookupd_http_addresses,
-            connection.nsqd_http_addresses,
-            connection.address_map,
+            connection,
             connection.client_options(**THROUGHPUT),
         )
         self._archiver = Archiver(

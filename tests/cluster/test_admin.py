@@ -12,12 +12,12 @@ from plugins.waiting import wait_until
 from nsqtools.client.consumer import Consumer
 from nsqtools.cluster.admin import Action, Daemon, apply
 from nsqtools.cluster.admin_plans import plan_channels, plan_tombstone, plan_topics
-from nsqtools.cluster.directory import Cluster, Places
+from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NotFoundError
 
 
-def places(cluster: RunningCluster) -> Places:
-    return Places(lookupd_http_addresses=[each.http_address for each in cluster.lookupds])
+def places(cluster: RunningCluster) -> ClusterAddresses:
+    return ClusterAddresses(lookupd_http=[each.http_address for each in cluster.lookupds])
 
 
 def topics(nsqd: Nsqd) -> set[str]:
@@ -80,7 +80,7 @@ def test_consumers_that_would_create_it_again_are_in_the_plan(
     nsqd = any_nsqd()
     nsqd.create_channel("clicks", "arch")
     with (
-        Cluster(Places([nsqd.http_address])) as asked,
+        Cluster(ClusterAddresses([nsqd.http_address])) as asked,
         Consumer("clicks", "arch", nsqd_tcp_addresses=[nsqd.tcp_address]),
     ):
         wait_until(lambda: nsqd.channel_stats("clicks", "arch")["client_count"], what="a client")
@@ -96,7 +96,7 @@ def test_emptying_a_topic_leaves_its_channels_and_says_so(any_nsqd: Callable[...
     nsqd = any_nsqd()
     nsqd.create_channel("clicks", "arch")
     nsqd.publish("clicks", b"a", b"b")
-    with Cluster(Places([nsqd.http_address])) as asked:
+    with Cluster(ClusterAddresses([nsqd.http_address])) as asked:
         wait_until(lambda: nsqd.depth("clicks", "arch") == 2, what="messages in the channel")
         alone = plan_topics(asked, Action.EMPTY, ["clicks"])
         apply(asked, alone)
@@ -133,7 +133,7 @@ def test_a_daemon_that_is_down_is_in_the_plan_as_a_failure(cluster: RunningClust
     first, second = cluster.nsqds
     first.create_topic("clicks")
     second.kill()
-    given = Places([first.http_address, second.http_address])
+    given = ClusterAddresses([first.http_address, second.http_address])
 
     with Cluster(given) as asked:
         plan = plan_topics(asked, Action.DELETE, ["clicks"])
@@ -168,7 +168,7 @@ def test_a_tombstone_hides_the_node_and_deletes_the_topic_there_alone(
 def test_names_that_are_not_there_or_not_allowed_are_refused(any_nsqd: Callable[..., Nsqd]) -> None:
     nsqd = any_nsqd()
     nsqd.create_channel("clicks", "arch")
-    with Cluster(Places([nsqd.http_address])) as asked:
+    with Cluster(ClusterAddresses([nsqd.http_address])) as asked:
         with pytest.raises(NotFoundError, match="topic click does not exist"):
             plan_topics(asked, Action.DELETE, ["click"])
         with pytest.raises(NotFoundError, match="channel arhc does not exist"):

@@ -14,10 +14,11 @@ from plugins.http_api import Nsqd
 from plugins.waiting import wait_until
 
 from nsqtools.client.consumer import Consumer
-from nsqtools.cluster.directory import Cluster, Places
+from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.cluster.sampling import Sampler, Subject
 from nsqtools.cluster.stats import totals
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NotFoundError, ProtocolError
+from nsqtools.http.access import HTTPAccess
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def test_lookupd_leads_to_every_nsqd_and_rows_are_added_up(cluster: RunningClust
     for nsqd in cluster.nsqds:
         nsqd.create_channel("clicks", "arch")
         nsqd.publish("clicks", b"a", b"b")
-    places = Places(lookupd_http_addresses=[lookupd.http_address for lookupd in cluster.lookupds])
+    places = ClusterAddresses(lookupd_http=[lookupd.http_address for lookupd in cluster.lookupds])
 
     with Cluster(places) as asked:
         sample = wait_until(lambda: Sampler(asked, Subject()).look(), what="a sample")
@@ -47,11 +48,11 @@ def test_dead_ones_are_named_and_the_rest_is_seen(cluster: RunningCluster) -> No
     first.create_topic("clicks")
     second.kill()
     cluster.lookupds[0].kill()
-    places = Places(lookupd_http_addresses=[lookupd.http_address for lookupd in cluster.lookupds])
+    places = ClusterAddresses(lookupd_http=[lookupd.http_address for lookupd in cluster.lookupds])
 
     def survey() -> set[str]:
         with Cluster(places) as asked:
-            found = asked.survey()
+            found = asked.stats()
         assert [node.address for node in found.nodes] == [first.http_address]
         return {failure.address for failure in found.failures}
 
@@ -65,10 +66,10 @@ def test_a_given_nsqd_is_asked_as_given_and_counts_once(cluster: RunningCluster)
     port = first.http_address.rpartition(":")[2]
     first.publish("clicks", b"a")
     given = f"localhost:{port}"  # it announces itself as 127.0.0.1
-    places = Places([given], [lookupd.http_address for lookupd in cluster.lookupds])
+    places = ClusterAddresses([given], [lookupd.http_address for lookupd in cluster.lookupds])
 
     with Cluster(places) as asked:
-        survey = asked.survey()
+        survey = asked.stats()
 
     addresses = [node.address for node in survey.nodes]
     assert sorted(addresses) == sorted([given, cluster.nsqds[1].http_address])
@@ -76,13 +77,10 @@ def test_a_given_nsqd_is_asked_as_given_and_counts_once(cluster: RunningCluster)
 
 def test_an_announced_address_is_mapped(cluster: RunningCluster, dead_address: str) -> None:
     first, second = (nsqd.http_address for nsqd in cluster.nsqds)
-    places = Places(
-        lookupd_http_addresses=[cluster.lookupds[0].http_address],
-        address_map={first: dead_address},
-    )
+    addresses = ClusterAddresses(lookupd_http=[cluster.lookupds[0].http_address])
 
-    with Cluster(places) as asked:
-        survey = asked.survey()
+    with Cluster(addresses, HTTPAccess(address_map={first: dead_address})) as asked:
+        survey = asked.stats()
 
     assert [node.address for node in survey.nodes] == [second]
     assert [failure.address for failure in survey.failures] == [dead_address]
@@ -90,10 +88,10 @@ def test_an_announced_address_is_mapped(cluster: RunningCluster, dead_address: s
 
 def test_where_nobody_answers_the_first_reason_is_the_error(dead_address: str) -> None:
     with (
-        Cluster(Places([dead_address])) as asked,
+        Cluster(ClusterAddresses([dead_address])) as asked,
         pytest.raises(ConnectionFailed, match=dead_address),
     ):
-        asked.survey()
+        asked.stats()
 
 
 def test_a_silent_nsqd_costs_its_time_out_and_not_more(
@@ -102,8 +100,9 @@ def test_a_silent_nsqd_costs_its_time_out_and_not_more(
     nsqd = any_nsqd()
     began_s = time.monotonic()
 
-    with Cluster(Places([deaf_address, nsqd.http_address]), timeout_s=0.3) as asked:
-        survey = asked.survey()
+    addresses = ClusterAddresses([deaf_address, nsqd.http_address])
+    with Cluster(addresses, HTTPAccess(timeout_s=0.3)) as asked:
+        survey = asked.stats()
 
     assert time.monotonic() - began_s < 3
     assert [node.address for node in survey.nodes] == [nsqd.http_address]
@@ -125,10 +124,10 @@ def test_a_web_server_that_is_no_nsqd_is_said_to_be_none(
         try:
             for address in (shop, cluster.lookupds[0].http_address):
                 with (
-                    Cluster(Places([address])) as asked,
+                    Cluster(ClusterAddresses([address])) as asked,
                     pytest.raises(ProtocolError, match="does not answer like nsqd"),
                 ):
-                    asked.survey()
+                    asked.stats()
         finally:
             server.shutdown()
 
@@ -143,10 +142,10 @@ def test_the_port_beside_a_tcp_address_is_believed_only_when_it_names_it(
         pytest.skip("the ports happen to stand side by side")
 
     with (
-        Cluster(Places(nsqd_tcp_addresses=[beside])) as asked,
+        Cluster(ClusterAddresses(nsqd_tcp=[beside])) as asked,
         pytest.raises(ConfigurationError, match=f"is not the HTTP port of {beside}"),
     ):
-        asked.survey()
+        asked.stats()
 
 
 def test_a_name_that_does_not_exist_is_refused_and_a_pattern_may_find_nothing(
@@ -154,7 +153,7 @@ def test_a_name_that_does_not_exist_is_refused_and_a_pattern_may_find_nothing(
 ) -> None:
     nsqd = any_nsqd()
     nsqd.create_channel("clicks", "arch")
-    with Cluster(Places([nsqd.http_address])) as asked:
+    with Cluster(ClusterAddresses([nsqd.http_address])) as asked:
         assert Sampler(asked, Subject(["web.*"])).look().rows == []
         with pytest.raises(NotFoundError, match="topic click does not exist"):
             Sampler(asked, Subject(["click"])).look()
@@ -170,7 +169,7 @@ def test_rates_are_those_of_a_known_publisher_within_5_percent(
     finished = 0
     pause = threading.Event()
     with (
-        Cluster(Places([nsqd.http_address])) as asked,
+        Cluster(ClusterAddresses([nsqd.http_address])) as asked,
         Consumer("clicks", "arch", nsqd_tcp_addresses=[nsqd.tcp_address]) as consumer,
     ):
         wait_until(lambda: nsqd.channel_stats("clicks", "arch")["client_count"], what="a client")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nsqtools.cluster.directory import NodeReport
-from nsqtools.cluster.patterns import select
+from nsqtools.cluster.names import select
 from nsqtools.cluster.stats import RateMeter, Row, rates_between, rows_of, totals
 from nsqtools.cluster.stats_columns import Thresholds, parse_filter, sort_rows
 from nsqtools.errors import ConfigurationError, NotFoundError, ProtocolError

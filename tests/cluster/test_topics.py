@@ -8,8 +8,14 @@ import pytest
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.waiting import wait_until
 
+from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.cluster.topics import TopicReport, check_subscription, inspect_topic
 from nsqtools.errors import ConfigurationError, NotFoundError
+
+
+def inspect(topic: str, addresses: ClusterAddresses) -> TopicReport:
+    with Cluster(addresses) as cluster:
+        return inspect_topic(cluster, topic)
 
 
 def test_a_topic_that_is_there_is_found_beside_its_tcp_port_only_if_the_ports_belong_together(
@@ -17,10 +23,10 @@ def test_a_topic_that_is_there_is_found_beside_its_tcp_port_only_if_the_ports_be
 ) -> None:
     nsqd.create_topic("clicks")
 
-    report = inspect_topic("clicks", nsqd_http_addresses=[nsqd.http_address])
+    report = inspect("clicks", ClusterAddresses([nsqd.http_address]))
 
     assert report.exists
-    assert report.asked == [f"http://{nsqd.http_address}"]
+    assert report.asked == [nsqd.http_address]
     assert not report.failed
 
 
@@ -28,7 +34,7 @@ def test_an_http_port_of_another_nsqd_is_not_believed(nsqd: GoNsqd) -> None:
     http_port = int(nsqd.http_address.rpartition(":")[2])
     beside = f"127.0.0.1:{http_port - 1}"  # whose HTTP port this would be
 
-    report = inspect_topic("clicks", nsqd_tcp_addresses=[beside])
+    report = inspect("clicks", ClusterAddresses(nsqd_tcp=[beside]))
 
     if beside == nsqd.tcp_address:
         pytest.skip("the ports happen to stand side by side")
@@ -41,9 +47,9 @@ def test_the_backlog_is_what_waits_in_a_topic_without_channels(nsqd: GoNsqd) -> 
     nsqd.create_topic("views")
     nsqd.create_channel("views", "archive")
     nsqd.publish("views", b"a")
-    ask = {"nsqd_http_addresses": [nsqd.http_address]}
+    ask = ClusterAddresses([nsqd.http_address])
 
-    clicks, views = inspect_topic("clicks", **ask), inspect_topic("views", **ask)
+    clicks, views = inspect("clicks", ask), inspect("views", ask)
 
     assert (clicks.backlog, clicks.channels) == (2, set())
     assert (views.backlog, views.channels) == (0, {"archive"})
@@ -60,7 +66,7 @@ def test_lookupd_leads_to_the_nsqd_and_a_dead_one_is_noted(
 
     def look() -> TopicReport:
         addresses = [lookupd.http_address, unreachable_address]
-        return inspect_topic("clicks", lookupd_http_addresses=addresses)
+        return inspect("clicks", ClusterAddresses(lookupd_http=addresses))
 
     wait_until(lambda: look().exists, what="nsqd has registered the topic")
     report = look()

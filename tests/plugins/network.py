@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -38,11 +39,13 @@ class Proxy:
     """Forwards connections to `target`. Use it as a context manager.
 
     ``delay_s`` passes before each piece is passed on, and a piece is at most ``piece_size`` bytes.
-    Both hold for both directions and may be set at any time.
+    Both hold for both directions and may be set at any time. With ``tls`` it is the TLS end of a
+    server that speaks plain text.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, tls: ssl.SSLContext | None = None) -> None:
         self.address = ""
+        self._tls = tls
         self.delay_s = 0.0
         self.piece_size = READ_SIZE
         self._target_host, _, self._target_port = target.rpartition(":")
@@ -69,7 +72,9 @@ class Proxy:
         self._thread.start()
         self.resume(TO_CLIENT)
         self.resume(TO_SERVER)
-        self._server = self._call(asyncio.start_server(self._forward, "127.0.0.1", 0))
+        self._server = self._call(
+            asyncio.start_server(self._forward, "127.0.0.1", 0, ssl=self._tls)
+        )
         self.address = "{}:{}".format(*self._server.sockets[0].getsockname())
         return self
 
@@ -135,7 +140,10 @@ class Proxy:
                 writer.write(piece)
                 await writer.drain()
         await flowing.wait()
-        writer.write_eof()
+        if writer.can_write_eof():
+            writer.write_eof()
+        else:  # TLS closes both directions together
+            writer.close()
 
 
 def _end(writer: asyncio.StreamWriter, reset: bool) -> None:
@@ -150,10 +158,10 @@ def _end(writer: asyncio.StreamWriter, reset: bool) -> None:
 
 
 @pytest.fixture
-def proxy_to() -> Iterator[Callable[[str], Proxy]]:
+def proxy_to() -> Iterator[Callable[..., Proxy]]:
     """A factory: ``proxy_to("127.0.0.1:4150").address``."""
     with ExitStack() as proxies:
-        yield lambda target: proxies.enter_context(Proxy(target))
+        yield lambda target, tls=None: proxies.enter_context(Proxy(target, tls))
 
 
 @pytest.fixture

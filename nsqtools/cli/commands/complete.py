@@ -19,7 +19,7 @@ from nsqtools.cli.render.output import ByteWriter
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import NsqError
 
-TIMEOUT_S = 0.8  # for a daemon; what another one answered in time is still shown
+TIMEOUT = "800ms"  # for a daemon; what another one answered in time is still shown
 LIMIT_S = 1.0  # for everything: name resolution knows no time-out
 
 
@@ -71,6 +71,6 @@ def find_names(kind: NameKind, topic: str, cluster: ClusterSettings, runtime: Ru
     from nsqtools.cluster.names import channel_names, topic_names
     from nsqtools.protocol.names import is_valid_name
 
-    with cluster.open(min(TIMEOUT_S, cluster.timeout_s)) as opened:
+    with cluster.open(TIMEOUT) as opened:
         names = topic_names(opened) if kind is NameKind.topics else channel_names(opened, topic)
     return list(filter(is_valid_name, names))

@@ -16,6 +16,7 @@ from typer import Context, Option
 
 from nsqtools.cli.options.connection import (
     ClientFlags,
+    LookupFlags,
     MaxInFlight,
     client_opt,
     flag_statements,
@@ -66,10 +67,11 @@ def in_force(
     producer_opt: Annotated[list[str] | None, client_opt("--producer-opt", "producer")] = None,
     *,
     flags: Annotated[ClientFlags, From(ClientFlags)],
+    lookup: Annotated[LookupFlags, From(LookupFlags)],
 ) -> list[SettingRow]:
     """Every setting, in the order of the connection options; read from ``context``, that knows
     where each stands. Raises `ConfigurationError`."""
-    said = list(flag_statements(context, flags))
+    said = list(flag_statements(context, {**flags._asdict(), **lookup._asdict()}))
     opts = {
         name: list(opt_statements(context, name, context.params.get(name) or ())) for name in OPTS
     }

@@ -44,7 +44,7 @@ def client_settings(
     flags: Annotated[ClientFlags, From(ClientFlags)],
 ) -> dict[str, str]:
     """The options of the way to both nsqd, as text under go-nsq's names."""
-    settled = resolve_options(flag_statements(context, flags))
+    settled = resolve_options(flag_statements(context, flags._asdict()))
     return {option: said.text for option, said in settled.items()}
 
 
@@ -72,16 +72,15 @@ def drain(
         nsq drain nsqd-3:4151 --to nsqd-1:4151 --dry-run
         nsq drain nsqd-3:4151 --to nsqd-1:4151 --yes
     """
-    from nsqtools.client.handshake import client_tls_context
+    from nsqtools.client.discovery import http_access
     from nsqtools.client.options import ClientOptions
-    from nsqtools.cluster.directory import Cluster, Places, place_of
+    from nsqtools.cluster.directory import Cluster, ClusterAddresses, short_address
     from nsqtools.cluster.drain import Drain, plan_lines
 
     defaults = ClientOptions(max_in_flight=IN_FLIGHT, output_buffer_timeout_s=0.025)
     options = defaults.with_options(settings)
-    uses_tls = any(address.startswith("https:") for address in (node, to))
-    tls = client_tls_context(options) if uses_tls else None
-    with Cluster(Places([node, to]), tls=tls) as cluster:
+    access = http_access(options, (node, to))
+    with Cluster(ClusterAddresses([node, to]), access) as cluster:
         service = Drain(cluster.nsqd(node), cluster.nsqd(to), options)
         plan = service.plan(allow_repeats=allow_repeats)
         for line in plan.left:
@@ -89,7 +88,7 @@ def drain(
         status = ExitStatus.PARTLY_DONE if plan.left else ExitStatus.DONE
         if not dry_run and plan.moves and not yes:
             runtime.stderr.writelines(f"{line}\n" for line in plan_lines(plan.moves))
-            if not runtime.confirm(f"Go on, to {place_of(cluster.nsqd(to).url)}?"):
+            if not runtime.confirm(f"Go on, to {short_address(cluster.nsqd(to).url)}?"):
                 runtime.tell("nsq: nothing was changed")
                 return ExitStatus.FAILED
         left = 0

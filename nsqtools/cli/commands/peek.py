@@ -49,18 +49,14 @@ def peek(
         nsq peek -t clicks -c archive
         nsq peek -t clicks -c archive -n 1 --json | jq .body
     """
-    from nsqtools.cluster.patterns import missing
+    from nsqtools.cluster.directory import open_cluster
+    from nsqtools.cluster.names import missing
     from nsqtools.cluster.topics import check_subscription, inspect_topic
     from nsqtools.errors import NsqError
     from nsqtools.tail.peek import peek as peek_at
 
-    report = inspect_topic(
-        topic,
-        nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
-        lookupd_http_addresses=connection.lookupd_http_addresses,
-        nsqd_http_addresses=connection.nsqd_http_addresses,
-        address_map=connection.address_map,
-    )
+    with open_cluster(connection) as cluster:
+        report = inspect_topic(cluster, topic)
     if problem := check_subscription(report, channel, force=True):
         raise NsqError(problem, hint="Give --nsqd-http-address: a look must not create anything.")
     if channel not in report.channels:

@@ -96,5 +96,5 @@ def examine_nsqds(cluster: ClusterSettings) -> Iterator[Finding]:
         with cluster.open() as opened:
             yield from check_nsqds(opened)
     except NsqError as error:
-        if cluster.nsqd_http_addresses != (DEFAULT_NSQD_HTTP_ADDRESS,):
+        if cluster.connection.nsqd_http_addresses != (DEFAULT_NSQD_HTTP_ADDRESS,):
             yield Finding("nsqd", FAILED, *explain(error))

@@ -166,8 +166,7 @@ def tail(
         keep=keep,
         limits=RunLimits(count, exit_idle, for_),
     )
-    for name in topics:
-        look_before(name, channel, connection, runtime, create=create, force=force)
+    look_before(topics, channel, connection, runtime, create=create, force=force)
     with stopping(service.stop) as signals:
         service.run()
     if service.falls_short and not signals.received:

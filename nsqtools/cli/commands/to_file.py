@@ -112,13 +112,10 @@ def to_file(
         raise ConfigurationError("there is no topic", hint="Give --topic or --topic-pattern.")
     discovery = None
     if topic_pattern is not None:
-        discovery = TopicDiscovery(
-            topic_pattern, connection.lookupd_http_addresses, connection.nsqd_http_addresses
-        )
+        discovery = TopicDiscovery(topic_pattern, connection)
     hook = FileHook(on_file) if on_file is not None else None
     options = connection.client_options(**THROUGHPUT)
-    for name in topics:
-        look_before(name, channel, connection, runtime, create=create, force=True)
+    look_before(topics, channel, connection, runtime, create=create, force=True)
 
     def finished(path: Path) -> None:
         if hook is not None:
@@ -129,10 +126,7 @@ def to_file(
             topics,
             ArchiveSource(
                 channel,
-                connection.nsqd_tcp_addresses,
-                connection.lookupd_http_addresses,
-                connection.nsqd_http_addresses,
-                connection.address_map,
+                connection,
                 options,
             ),
             settings,

@@ -221,7 +221,7 @@ def bench_load(
 ) -> Load:
     """The load; nsqd are given by their TCP addresses, for nsqlookupd has no part in it."""
     tcp, _, http = given_addresses(context)
-    said = list(flag_statements(context, flags))
+    said = list(flag_statements(context, flags._asdict()))
     publishing = resolve_options(
         [*said, *opt_statements(context, "producer_opt", producer_opt or ())]
     )

@@ -7,7 +7,7 @@ the rest each flag and each ``--consumer-opt`` is a `GivenOption`, and `resolve_
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -24,6 +24,7 @@ from nsqtools.cli.options.origins import (
     origin_of,
     setting_of,
 )
+from nsqtools.cli.options.params import Seconds
 from nsqtools.cli.parsing.binding import From
 from nsqtools.client.connection_settings import (
     OPTION_OF_FLAG,
@@ -34,6 +35,8 @@ from nsqtools.client.connection_settings import (
     read_secret,
     resolve_options,
 )
+from nsqtools.protocol.durations import format_duration
+from nsqtools.records.units import parse_span
 from nsqtools.settings import Origin
 
 PANEL = "TLS, compression, secret"
@@ -52,6 +55,33 @@ TLSInsecure = Annotated[
 TLSMinVersion = Annotated[
     str | None, _flag("--tls-min-version", "Lowest version: tls1.2 or tls1.3.", "VERSION")
 ]
+AuthSecretFile = Annotated[
+    Path | None,
+    _flag("--auth-secret-file", "File with the auth secret; or set NSQ_AUTH_SECRET.", "FILE"),
+]
+
+
+class LookupFlags(NamedTuple):
+    """Flags for asking daemons over HTTP, besides TLS. None means: not said."""
+
+    timeout: Annotated[
+        Seconds | None,
+        Option(
+            "--timeout",
+            parser=parse_span,
+            metavar="DURATION",
+            show_default="5s",
+            help="How long a daemon may take to answer over HTTP.",
+            rich_help_panel=CONNECTION,
+        ),
+    ] = None
+    lookupd_authorization: Annotated[
+        bool | None,
+        _flag(
+            "--lookupd-authorization/--no-lookupd-authorization",
+            "Send the auth secret to nsqlookupd, as a bearer token.",
+        ),
+    ] = None
 
 
 class ClientFlags(NamedTuple):
@@ -70,27 +100,27 @@ class ClientFlags(NamedTuple):
     deflate_level: Annotated[
         int | None, _flag("--deflate-level", "Compress with deflate at this level, 1 to 9.", "N")
     ] = None
-    auth_secret_file: Annotated[
-        Path | None,
-        _flag("--auth-secret-file", "File with the auth secret; or set NSQ_AUTH_SECRET.", "FILE"),
-    ] = None
+    auth_secret_file: AuthSecretFile = None
 
 
-def flag_statements(context: Context, flags: ClientFlags) -> Iterator[GivenOption]:
+def flag_statements(context: Context, flags: Mapping[str, object]) -> Iterator[GivenOption]:
     """What the flags say. Reads the secret's file. Raises `ConfigurationError`."""
-    for name, value in flags._asdict().items():
+    for name, value in flags.items():
         if value is None or name == "auth_secret_file":
             continue
-        text = str(value).lower() if isinstance(value, bool) else str(value)
+        text = str(value)
+        if isinstance(value, bool):
+            text = text.lower()
+        elif isinstance(value, float):
+            text = format_duration(value)
         origin = origin_of(context, name)
         speaker = "--" + name.replace("_", "-")
         yield GivenOption(OPTION_OF_FLAG.get(name, name), text, origin, speaker)
-        if name == "deflate_level" and flags.deflate is None:
+        if name == "deflate_level" and flags["deflate"] is None:
             yield GivenOption("deflate", "true", origin, speaker)
-    if flags.auth_secret_file is not None:
+    if isinstance(path := flags.get("auth_secret_file"), Path):
         origin = origin_of(context, "auth_secret_file")
-        secret = read_secret(flags.auth_secret_file)
-        yield GivenOption("auth_secret", secret, origin, "--auth-secret-file")
+        yield GivenOption("auth_secret", read_secret(path), origin, "--auth-secret-file")
     if secret := context.obj.environ.get("NSQ_AUTH_SECRET"):
         yield GivenOption("auth_secret", secret, Origin.ENVIRONMENT, "NSQ_AUTH_SECRET")
 
@@ -164,10 +194,11 @@ def consumer_connection(
     ] = None,
     *,
     flags: Annotated[ClientFlags, From(ClientFlags)],
+    lookup: Annotated[LookupFlags, From(LookupFlags)],
 ) -> ConnectionSettings:
     """The connection of a command that consumes."""
     statements = [
-        *flag_statements(context, flags),
+        *flag_statements(context, {**flags._asdict(), **lookup._asdict()}),
         *opt_statements(context, "consumer_opt", consumer_opt or ()),
     ]
     if max_in_flight is not None:
@@ -190,7 +221,7 @@ def producer_connection(
 ) -> ConnectionSettings:
     """The connection of a command that publishes."""
     statements = [
-        *flag_statements(context, flags),
+        *flag_statements(context, flags._asdict()),
         *opt_statements(context, "producer_opt", producer_opt or ()),
     ]
     return _connection(context, statements, ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 from typer import Option
@@ -22,7 +23,7 @@ Create = Annotated[
 
 
 def look_before(
-    topic: str,
+    topics: Iterable[str],
     channel: str,
     connection: ConnectionSettings,
     runtime: Runtime,
@@ -30,15 +31,12 @@ def look_before(
     create: bool,
     force: bool,
 ) -> None:
-    """Ask for the topic before subscribing. Raises `NotFoundError` and `ConfigurationError`."""
+    """Ask for the topics before subscribing. Raises `NotFoundError` and `ConfigurationError`."""
+    from nsqtools.cluster.directory import open_cluster
     from nsqtools.cluster.topics import check_subscription, inspect_topic
 
-    report = inspect_topic(
-        topic,
-        nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
-        lookupd_http_addresses=connection.lookupd_http_addresses,
-        nsqd_http_addresses=connection.nsqd_http_addresses,
-        address_map=connection.address_map,
-    )
-    if warning := check_subscription(report, channel, create=create, force=force):
-        runtime.tell(f"nsq: {warning}")
+    with open_cluster(connection) as cluster:
+        for topic in topics:
+            report = inspect_topic(cluster, topic)
+            if warning := check_subscription(report, channel, create=create, force=force):
+                runtime.tell(f"nsq: {warning}")

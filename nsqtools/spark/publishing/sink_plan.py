@@ -26,11 +26,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.client.discovery import reachable
-from nsqtools.client.handshake import client_tls_context
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.spread import PublishMode
-from nsqtools.cluster.directory import Cluster, Places
+from nsqtools.cluster.directory import open_cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.protocol.addresses import parse_address
 from nsqtools.protocol.names import check_topic
@@ -212,22 +210,16 @@ def producer_addresses(settings: ConnectionSettings) -> tuple[str, ...]:
     """
     if settings.nsqd_tcp_addresses:
         return tuple(str(parse_address(text)) for text in settings.nsqd_tcp_addresses)
-    options = settings.client_options()
-    lookupds = settings.lookupd_http_addresses
-    tls = client_tls_context(options) if any(a.startswith("https:") for a in lookupds) else None
-    places = Places(lookupd_http_addresses=lookupds)
-    with Cluster(places, timeout_s=options.lookupd_poll_timeout_s, tls=tls) as cluster:
+    with open_cluster(settings) as cluster:
         answers, failures = cluster.known_nodes()
     if failures and not answers:
         raise failures[0].error
     found = {
-        str(reachable(known.node.tcp, settings.address_map))
-        for nodes in answers.values()
-        for known in nodes
+        str(cluster.reachable(known.node.tcp)) for nodes in answers.values() for known in nodes
     }
     if not found:
         raise NotFoundError(
-            f"no nsqd is known to {', '.join(lookupds)}",
+            f"no nsqd is known to {', '.join(settings.lookupd_http_addresses)}",
             hint="Give one by its address: nsqdTcpAddress.",
         )
     return tuple(sorted(found))

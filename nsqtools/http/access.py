@@ -1,0 +1,71 @@
+"""How daemons are reached over HTTP: the one value that everybody who asks them is given.
+
+It opens the clients, so that TLS, the bearer token, the address map and the timeouts hold for every
+question, whoever puts it. The token goes to nsqlookupd alone: an nsqd is only as trustworthy as the
+announcement that led to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nsqtools.http.nsqd_http import NsqdHTTPClient
+from nsqtools.http.nsqlookupd_http import NsqlookupdHTTPClient
+from nsqtools.protocol.addresses import NSQD_HTTP_PORT, Address, http_url, parse_address
+
+if TYPE_CHECKING:
+    import ssl
+
+
+@dataclass(frozen=True, slots=True)
+class HTTPAccess:
+    """Timeouts are seconds. ``tls`` is needed for https addresses only.
+
+    ``address_map`` is announced -> reachable, each with or without a port; an ``http(s)://`` URL on
+    the right is for HTTP only. Raises `ConfigurationError` for an address that cannot be used.
+    """
+
+    connect_timeout_s: float = 2.0
+    timeout_s: float = 5.0
+    tls: ssl.SSLContext | None = None
+    bearer: str = field(default="", repr=False)
+    address_map: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for text in self.address_map.values():  # now, not when nsqlookupd announces it
+            if "://" in text:
+                http_url(text, NSQD_HTTP_PORT)
+            else:
+                parse_address(text)
+
+    def nsqd(self, url: str) -> NsqdHTTPClient:
+        """Return the client for one nsqd, to be closed."""
+        return NsqdHTTPClient(
+            url, connect_timeout_s=self.connect_timeout_s, timeout_s=self.timeout_s, tls=self.tls
+        )
+
+    def nsqlookupd(self, url: str) -> NsqlookupdHTTPClient:
+        """Return the client for one nsqlookupd, to be closed."""
+        return NsqlookupdHTTPClient(
+            url,
+            connect_timeout_s=self.connect_timeout_s,
+            timeout_s=self.timeout_s,
+            tls=self.tls,
+            bearer=self.bearer,
+        )
+
+    def reachable(self, announced: Address) -> Address:
+        """Return where to connect to over TCP for an announced address."""
+        mapped = self._mapped(announced)
+        return announced if "://" in mapped else parse_address(mapped, announced.port)
+
+    def url_of(self, announced: Address) -> str:
+        """Return the base URL for an announced HTTP address."""
+        mapped = self._mapped(announced)
+        return http_url(mapped if "://" in mapped else str(self.reachable(announced)), 0)
+
+    def _mapped(self, announced: Address) -> str:
+        name = str(announced)
+        return self.address_map.get(name) or self.address_map.get(announced.host) or name

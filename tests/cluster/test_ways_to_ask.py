@@ -1,0 +1,180 @@
+"""Every command asks a cluster in one way: over https, with a bearer token, by the address map.
+
+The nsqlookupd and nsqd are real; nsqlookupd speaks no TLS, so a proxy does it for it.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugins.certificates import Certificates
+from plugins.cli import RunNsq
+from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.network import Proxy
+from plugins.waiting import wait_until
+
+ANNOUNCED = "nsqd.internal"
+DIRECTORY = "DIRECTORY"
+BODIES = tuple(b"m%d" % number for number in range(5))
+
+
+def registered(
+    go_nsqd: Callable[..., GoNsqd], lookupd: GoNsqlookupd, broadcast: str = "127.0.0.1"
+) -> GoNsqd:
+    """An nsqd with five messages in the topic payments, which has no channel."""
+    nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}", f"-broadcast-address={broadcast}")
+    nsqd.publish("payments", *BODIES)
+    wait_until(lambda: len(lookupd.producers("payments")) == 1, what="payments is registered")
+    return nsqd
+
+
+@pytest.fixture
+def lookupd(nsqlookupd: Callable[..., GoNsqlookupd]) -> GoNsqlookupd:
+    return nsqlookupd()
+
+
+@pytest.fixture
+def https(
+    lookupd: GoNsqlookupd, certificates: Certificates, proxy_to: Callable[..., Proxy]
+) -> list[str]:
+    """The options that lead a command to the nsqlookupd over https."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.server.cert, certificates.server.key)
+    address = proxy_to(lookupd.http_address, context).address
+    return [f"--lookupd-http-address=https://{address}", f"--tls-ca-file={certificates.ca}"]
+
+
+def test_tail_refuses_to_destroy_a_backlog_that_an_https_nsqlookupd_leads_to(
+    run_nsq: RunNsq,
+    https: list[str],
+    lookupd: GoNsqlookupd,
+    go_nsqd: Callable[..., GoNsqd],
+) -> None:
+    nsqd = registered(go_nsqd, lookupd)
+
+    result = run_nsq(["tail", "-t", "payments", "-n", "1", "--no-tls", *https])
+
+    assert (result.status, result.out) == (2, b"")
+    assert "no channel and 5 messages waiting" in result.err
+    assert nsqd.depth("payments") == 5
+
+
+def test_tail_finds_a_misspelt_topic_by_an_https_nsqlookupd(
+    run_nsq: RunNsq,
+    https: list[str],
+    lookupd: GoNsqlookupd,
+    go_nsqd: Callable[..., GoNsqd],
+) -> None:
+    registered(go_nsqd, lookupd)
+
+    result = run_nsq(["tail", "-t", "payment", "-c", "c", "--no-tls", *https])
+
+    assert result.status == 3
+    assert "Did you mean payments?" in result.err
+
+
+def test_to_file_finds_the_topics_of_a_pattern_by_an_https_nsqlookupd(
+    run_nsq: RunNsq,
+    https: list[str],
+    lookupd: GoNsqlookupd,
+    go_nsqd: Callable[..., GoNsqd],
+    tmp_path: Path,
+) -> None:
+    registered(go_nsqd, lookupd)
+    flags = ["--output-dir", str(tmp_path / "out"), "--format", "raw", "--exit-idle", "2s"]
+
+    result = run_nsq(["to-file", "--topic-pattern", ".", "--no-tls", *https, *flags])
+
+    assert result.status == 0, result.err
+    [file] = (tmp_path / "out").glob("*.log")
+    assert sorted(file.read_bytes().split()) == sorted(BODIES)
+
+
+def test_a_pattern_that_nobody_can_be_asked_about_is_an_error(
+    run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dead_address = "{}:{}".format(*listener.getsockname())
+    result = run_nsq(
+        [
+            *("to-file", "--topic-pattern", ".", "--for", "3s"),
+            *("--lookupd-http-address", dead_address, "--output-dir", str(tmp_path / "out")),
+        ]
+    )
+
+    assert result.status == 4
+    assert f"cannot connect to http://{dead_address}" in result.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["tail", "-t", "t", "-c", "c", "--for", "1s"],
+        ["peek", "-t", "t", "-c", "c"],
+        ["to-file", "-t", "t", "--output-dir", DIRECTORY, "--for", "1s"],
+        ["to-file", "--topic-pattern", "t", "--output-dir", DIRECTORY, "--for", "1s"],
+        ["topic", "list"],
+        ["stat", "--once"],
+        ["lookup", "t"],
+        ["nodes"],
+    ],
+    ids=" ".join,
+)
+def test_the_secret_goes_to_nsqlookupd_as_a_bearer_token_when_that_is_wanted(
+    command: list[str],
+    run_nsq: RunNsq,
+    scripted_lookupd: Callable[[], Any],
+    tmp_path: Path,
+) -> None:
+    lookupd = scripted_lookupd()
+    lookupd.answer = {"topics": [], "channels": [], "producers": []}
+    command = [str(tmp_path) if word == DIRECTORY else word for word in command]
+    where = [f"--lookupd-http-address={lookupd.address}"]
+    secret = {"NSQ_AUTH_SECRET": "s3cret"}
+
+    run_nsq([*command, *where, "--lookupd-authorization"], env=secret)
+    wanted = {headers.get("Authorization") for _, headers in lookupd.requests}
+    lookupd.requests.clear()
+    run_nsq([*command, *where], env=secret)
+    unwanted = {headers.get("Authorization") for _, headers in lookupd.requests}
+
+    assert (wanted, unwanted) == ({"Bearer s3cret"}, {None})
+
+
+@pytest.mark.parametrize("form", ["host", "host and port"])
+def test_every_command_reaches_an_announced_nsqd_by_the_address_map(
+    form: str,
+    run_nsq: RunNsq,
+    lookupd: GoNsqlookupd,
+    go_nsqd: Callable[..., GoNsqd],
+    tmp_path: Path,
+) -> None:
+    nsqd = registered(go_nsqd, lookupd, ANNOUNCED)
+    pairs = [f"{ANNOUNCED}=127.0.0.1"]
+    if form == "host and port":
+        ports = [address.rpartition(":")[2] for address in (nsqd.tcp_address, nsqd.http_address)]
+        pairs = [f"{ANNOUNCED}:{port}=127.0.0.1:{port}" for port in ports]
+    where = [f"--lookupd-http-address={lookupd.http_address}"]
+    where += [f"--address-map={pair}" for pair in pairs]
+
+    refused = run_nsq(["tail", "-t", "payments", *where])
+    assert "no channel and 5 messages waiting" in refused.err
+
+    stat = run_nsq(["stat", "--once", "--json", *where])
+    assert (stat.status, stat.err) == (0, "")
+    assert nsqd.http_address.encode() in stat.out
+
+    out = tmp_path / "out"
+    flags = ["--output-dir", str(out), "--format", "raw", "--until-empty", "-c", "archive"]
+    archived = run_nsq(["to-file", "--topic-pattern", "pay", *where, *flags])
+    assert archived.status == 0, archived.err
+    assert sum(len(path.read_bytes().split()) for path in out.glob("*.log")) == len(BODIES)
+
+    nsqd.publish("payments", b"more")
+    peeked = run_nsq(["peek", "-t", "payments", "-c", "archive", "-n", "1", *where])
+    assert (peeked.status, peeked.out) == (0, b"more\n"), peeked.err
