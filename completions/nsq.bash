@@ -200,7 +200,7 @@ _nsq_offer() {
 
 _nsq_client_options='dial_timeout= read_timeout= write_timeout= local_addr= reconnect_base= reconnect_max= lookupd_poll_interval= lookupd_poll_jitter= lookupd_poll_timeout= lookupd_authorization= client_id= hostname= user_agent= topology_region= topology_zone= heartbeat_interval= sample_rate= output_buffer_size= output_buffer_timeout= msg_timeout= tls_v1= tls_root_ca_file= tls_cert= tls_key= tls_insecure_skip_verify= tls_min_version= snappy= deflate= deflate_level= auth_secret= max_in_flight= max_attempts= max_msg_size= default_requeue_delay= max_requeue_delay= backoff_strategy= backoff_multiplier= max_backoff_duration= low_rdy_idle_timeout= low_rdy_timeout= rdy_redistribute_interval= rdy_resend= drain_timeout= max_outstanding= publish_timeout= publish_max_msg_size= publish_max_body_size='
 
-# What there is behind the words of $1: commands, options, arguments.
+# What can follow the words of $1: commands, options, arguments.
 _nsq_describe() {
     commands=() options=() arguments=() has_go_flags=''
     case $1 in

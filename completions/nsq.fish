@@ -138,7 +138,7 @@ function __nsq_offer_options --no-scope-shadowing
     end
 end
 
-# Offer values like $argv[2], as spec says, each behind $argv[1].
+# Offer values like $argv[2], as spec says, each prefixed with $argv[1].
 function __nsq_offer_values --no-scope-shadowing
     switch "$spec"
         case ''
@@ -216,7 +216,7 @@ function __nsq_client_options
         'publish_max_body_size=' 'largest batch nsqd takes (its --max-body-size)'
 end
 
-# What there is behind the words of $argv[1]: commands, options, arguments.
+# What can follow the words of $argv[1]: commands, options, arguments.
 function __nsq_describe --no-scope-shadowing
     set commands
     set options

@@ -1,11 +1,11 @@
 """The completion script for bash.
 
-`SCRIPT` is written by hand and knows nothing of the commands; `_nsq_describe`, which is rendered,
-tells it what each of them takes, in the form of `words`. It runs in bash 3.2, which macOS has, and
-up: no associative arrays, no mapfile, no ``${x,,}``.
+`SCRIPT` is written by hand and contains no command names; `_nsq_describe`, which is rendered, lists
+what each command takes, in the form of `words`. It runs in bash 3.2, which macOS has, and later: no
+associative arrays, no mapfile, no ``${x,,}``.
 
-Traps: bash cuts words at ``=`` and ``:``, which are put together again where no space was between
-them. Candidates replace what stands behind the last cut only. Names that come from the cluster are
+Traps: bash splits words at ``=`` and ``:``; pieces without a space between them are joined again.
+Candidates replace only what follows the last split. Names that come from the cluster are
 never given to ``compgen -W``, which would expand ``$(...)`` in them.
 """
 
@@ -237,7 +237,7 @@ def render_bash(root: Page) -> str:
             script,
             f"_nsq_client_options={single_quoted(client_options)}",
             "",
-            "# What there is behind the words of $1: commands, options, arguments.",
+            "# What can follow the words of $1: commands, options, arguments.",
             "_nsq_describe() {",
             "    commands=() options=() arguments=() has_go_flags=''",
             "    case $1 in",

@@ -1,9 +1,9 @@
 """The completion script for fish.
 
 One function finds the candidates: a ``complete`` line for each option of each command, with a
-condition, would be a thousand lines for fish to run at each press of the key. `SCRIPT` is written
-by hand; ``__nsq_describe``, which is rendered, tells it what each command takes, in the form of
-`words`, and with the help texts beside.
+condition, would be a thousand lines for fish to run at each key press. `SCRIPT` is written by hand;
+``__nsq_describe``, which is rendered, lists what each command takes, in the form of `words`, with
+its help texts.
 
 Traps: the helpers share the variables of ``__nsq_complete`` (--no-scope-shadowing). ``set -e`` on
 the first word is used for a slice, because ``[2..-1]`` of one word is that word.
@@ -157,7 +157,7 @@ function __nsq_offer_options --no-scope-shadowing
     end
 end
 
-# Offer values like $argv[2], as spec says, each behind $argv[1].
+# Offer values like $argv[2], as spec says, each prefixed with $argv[1].
 function __nsq_offer_values --no-scope-shadowing
     switch "$spec"
         case ''
@@ -205,7 +205,7 @@ def render_fish(root: Page) -> str:
             ),
             "end",
             "",
-            "# What there is behind the words of $argv[1]: commands, options, arguments.",
+            "# What can follow the words of $argv[1]: commands, options, arguments.",
             "function __nsq_describe --no-scope-shadowing",
             "    set commands",
             "    set options",

@@ -1,7 +1,7 @@
 """The manual: a page a command, in section 1.
 
-What a page says is what the help says (`tree`), with the environment, the files and the exit
-statuses that concern the command, which the help has no room for.
+A page says what the help says (`tree`), and adds the environment, the files and the exit statuses
+of the command, for which the help has no room.
 """
 
 from __future__ import annotations
@@ -15,30 +15,29 @@ from nsqtools.cli.docs.tree import OPTIONS, Option, Page
 from nsqtools.cli.running.ends import ExitStatus
 
 ALL_COMMANDS = {
-    "NO_COLOR": "When it is not empty, nothing is coloured.",
-    "FORCE_COLOR": "When it is not empty, output is coloured on a pipe too.",
+    "NO_COLOR": "If not empty, output has no colors.",
+    "FORCE_COLOR": "If not empty, output has colors in a pipe too.",
 }
-TYPED_COMMANDS = {"NSQ_DEBUG": "When it is not empty, errors show a traceback, as with --debug."}
-WITH_PROFILES = {
-    "XDG_CONFIG_HOME": "The directory of nsqtools/config.toml; by default .config in HOME."
-}
-WITH_SECRET = {"NSQ_AUTH_SECRET": "The auth secret itself, where --auth-secret-file is not given."}
+TYPED_COMMANDS = {"NSQ_DEBUG": "If not empty, errors show a traceback, as with --debug."}
+WITH_PROFILES = {"XDG_CONFIG_HOME": "The directory of nsqtools/config.toml; by default ~/.config."}
+WITH_SECRET = {"NSQ_AUTH_SECRET": "The auth secret itself, unless --auth-secret-file is given."}
 
 CONVENTIONS = """
-Options stand behind the command: `nsq tail -v`. What many commands have means the same in all.
+Options come after the command: `nsq tail -v`. An option means the same in every command that has
+it.
 
 Data goes to stdout and nothing else does; logs, progress, questions and errors go to stderr. A
-listing is a table on a terminal and tab-separated on a pipe; `--json` makes it JSON. An error is
-one line, and where there is a remedy a second one that begins with *hint:*.
+listing is a table on a terminal and tab-separated in a pipe; `--json` makes it JSON. An error is
+one line, followed by a line that begins with *hint:* if there is a remedy.
 
 Durations are written `250ms`, `30s`, `5m` or `1h30m`, sizes `64KiB` or `100MB`, times as in RFC
-3339 or as `-2h` from now. Addresses are `host:port`.
+3339 or as `-2h`, relative to now. Addresses are `host:port`.
 
-What destroys something shows its plan first and asks; without a terminal it needs `--yes`.
+Destructive commands show a plan first and ask; without a terminal they need `--yes`.
 """
 
 DAEMON_STATUS = {
-    0: "it was ended by SIGINT or SIGTERM, and everything is on disk",
+    0: "stopped by SIGINT or SIGTERM, with everything on disk",
     1: "it could not start",
     2: "the command line cannot work",
 }
@@ -92,13 +91,13 @@ def render_man(page: Page, root: Page) -> str:
 
 
 def environment(page: Page) -> dict[str, str]:
-    """The variables that concern a command, each with what it is for."""
+    """The environment variables that a command reads, each with its purpose."""
     variables: dict[str, str] = {}
     pages = page.walk() if len(page.words) == 1 else [page]
     for option in (option for each in pages for option in each.options):
         if option.environment:
-            several = "; several are separated by spaces" if option.is_repeatable else ""
-            variables[option.environment] = f"Stands for {option.names[-1]}{several}."
+            several = "; separate several values by spaces" if option.is_repeatable else ""
+            variables[option.environment] = f"Replaces {option.names[-1]}{several}."
         if "--auth-secret-file" in option.names:
             variables |= WITH_SECRET
         if "--profile" in option.names:

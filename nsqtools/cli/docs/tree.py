@@ -13,7 +13,7 @@ from typing import Any
 
 from typer import Context
 
-from nsqtools.cli.docs.values import Kind, Value, value_of
+from nsqtools.cli.docs.values import Candidates, Value, value_of
 from nsqtools.cli.options.connection import PANEL as TLS
 from nsqtools.cli.options.origins import CONNECTION
 from nsqtools.cli.parsing.app import LazyGroup, command_tree
@@ -36,7 +36,7 @@ class Option:
     value: Value | None = None
     """None for a switch."""
     off_names: tuple[str, ...] = ()
-    """What switches it off: ``--no-tls``."""
+    """The spellings that switch it off: ``--no-tls``."""
     notes: tuple[str, ...] = ()
     """``env: NSQ_PROFILE``, ``default: 5s``, ``required``, ``repeatable``."""
     panel: str = OPTIONS
@@ -52,7 +52,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Argument:
-    """A word that is no option; the last one may be repeated."""
+    """A positional argument; the last one may be repeated."""
 
     value: Value
     help: str
@@ -72,7 +72,7 @@ class Page:
     arguments: tuple[Argument, ...] = ()
     commands: tuple[Page, ...] = ()
     is_raw: bool = False
-    """Its arguments are not read by typer."""
+    """typer does not read its arguments."""
     has_go_flags: bool = False
 
     @property
@@ -182,7 +182,7 @@ def _flag(named: tuple[str, Flag], text: str) -> Option:
     name, flag = named
     value = value_of(name, "" if flag.kind.is_bool else flag.kind.go_name)
     if flag.kind.is_bool and not value.choices:
-        value = Value("", Kind.CHOICE, ("true", "false"))
+        value = Value("", Candidates.CHOICE, ("true", "false"))
     return Option(
         (f"-{name}",),
         text,

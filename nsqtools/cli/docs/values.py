@@ -1,7 +1,7 @@
-"""What can stand for a value on the command line: what shells offer after ``--topic``.
+"""The candidates for a value on the command line: what shells offer after ``--topic``.
 
-Parameters are told apart by what users see, their names and the word for their value, so that a
-new option completes as its like do without being listed here.
+Parameters are recognized by what users see, their names and the word for their value, so that a new
+option completes like similar ones without being listed here.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from nsqtools.cluster.stats_columns import COLUMNS
 from nsqtools.server.daemon_log import LEVELS
 
 
-class Kind(Enum):
+class Candidates(Enum):
     """Where the candidates for a value come from."""
 
     ANYTHING = ""
-    """From nowhere."""
+    """None."""
     CHOICE = "choice"
     FILE = "file"
     DIRECTORY = "dir"
@@ -33,25 +33,25 @@ class Value:
     """A value: the word for it in help, and what can be offered for it."""
 
     metavar: str
-    kind: Kind = Kind.ANYTHING
+    kind: Candidates = Candidates.ANYTHING
     choices: tuple[str, ...] = ()
 
 
 BY_NAME = {
-    "topic": Kind.TOPIC,
-    "channel": Kind.CHANNEL,
-    "profile": Kind.PROFILE,
-    "consumer-opt": Kind.CLIENT_OPTION,
-    "producer-opt": Kind.CLIENT_OPTION,
+    "topic": Candidates.TOPIC,
+    "channel": Candidates.CHANNEL,
+    "profile": Candidates.PROFILE,
+    "consumer-opt": Candidates.CLIENT_OPTION,
+    "producer-opt": Candidates.CLIENT_OPTION,
     # of the daemons
-    "config": Kind.FILE,
-    "data-path": Kind.DIRECTORY,
-    "tls-cert": Kind.FILE,
-    "tls-key": Kind.FILE,
-    "tls-root-ca-file": Kind.FILE,
+    "config": Candidates.FILE,
+    "data-path": Candidates.DIRECTORY,
+    "tls-cert": Candidates.FILE,
+    "tls-key": Candidates.FILE,
+    "tls-root-ca-file": Candidates.FILE,
 }
 
-BY_METAVAR = {"FILE": Kind.FILE, "PATH": Kind.FILE, "DIR": Kind.DIRECTORY}
+BY_METAVAR = {"FILE": Candidates.FILE, "PATH": Candidates.FILE, "DIR": Candidates.DIRECTORY}
 
 CHOICES = {
     "COLUMN": tuple(COLUMNS),
@@ -61,15 +61,15 @@ CHOICES = {
     "tls-client-auth-policy": ("require", "require-verify"),
     "tls-required": ("true", "false", "tcp-https"),
 }
-"""What options take whose type does not tell, by name or by the word for the value."""
+"""Values of options whose type does not list them, by name or by the word for the value."""
 
 
 def value_of(name: str, metavar: str, choices: tuple[str, ...] = ()) -> Value:
-    """The value of the option or argument ``name`` (``data-path``, without dashes in front)."""
+    """The value of the option or argument ``name`` (``data-path``, without leading dashes)."""
     choices = choices or CHOICES.get(name) or CHOICES.get(metavar) or ()
-    if not choices and "|" in metavar:  # hour|day|DURATION: what is typed as it stands
+    if not choices and "|" in metavar:  # hour|day|DURATION: lower-case words are typed literally
         choices = tuple(word for word in metavar.split("|") if not word.isupper())
     if choices:
-        return Value(metavar, Kind.CHOICE, choices)
+        return Value(metavar, Candidates.CHOICE, choices)
     kind = BY_METAVAR.get(metavar.rpartition("_")[2])  # ARCHIVE_DIR is a DIR
-    return Value(metavar, kind or BY_NAME.get(name, Kind.ANYTHING))
+    return Value(metavar, kind or BY_NAME.get(name, Candidates.ANYTHING))

@@ -2,12 +2,12 @@
 
     --json                     a switch
     --tls,--no-tls             spellings of one option: where one was given none is offered again
-    *-t,--topic=@topics        it takes a value, a topic; * for: it may be given again
+    *-t,--topic=@topics        it takes a topic; * if it may be repeated
     --mode=all|failover        it takes one of these values
-    -n,--count=                it takes a value that nothing is known about
-    -deflate?=true|false       a bool of Go: the value stands behind = or is left out
+    -n,--count=                it takes a value, and nothing can be offered
+    -deflate?=true|false       a bool of Go: the value follows = or is left out
 
-The word of an argument is what stands behind = here, and * in front when it may be repeated.
+The word of an argument is what follows = here, with a leading * if it may be repeated.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nsqtools.cli.docs.tree import Argument, Option
-from nsqtools.cli.docs.values import Kind, Value
+from nsqtools.cli.docs.values import Candidates, Value
 
 WIDEST = 100
 HEADER = "Rendered by python -m nsqtools.cli.docs: do not edit."
 
 
 def option_word(option: Option) -> str:
-    """The word that stands for an option."""
+    """The word for an option."""
     word = ("*" if option.is_repeatable else "") + ",".join(option.spellings)
     if option.value is None:
         return word
@@ -30,7 +30,7 @@ def option_word(option: Option) -> str:
 
 
 def argument_word(argument: Argument) -> str:
-    """The word that stands for an argument: its value, behind ``*`` when it may be repeated."""
+    """The word for an argument: its value, after ``*`` if it may be repeated."""
     return ("*" if argument.is_repeatable else "") + _value(argument.value)
 
 
@@ -58,6 +58,6 @@ def in_columns(words: Iterable[str], indent: int = 16) -> list[str]:
 
 
 def _value(value: Value) -> str:
-    if value.kind is Kind.CHOICE:
+    if value.kind is Candidates.CHOICE:
         return "|".join(value.choices)
-    return f"@{value.kind.value}" if value.kind is not Kind.ANYTHING else ""
+    return f"@{value.kind.value}" if value.kind is not Candidates.ANYTHING else ""

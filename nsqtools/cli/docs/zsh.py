@@ -1,10 +1,10 @@
 """The completion script for zsh: a function a command, on zsh's own ``_arguments``.
 
-``_arguments`` knows all about options (values behind ``=`` or in the next word, letters in one
-word, ``--``, what excludes what); only names from the cluster are ours to find, in ``_nsq_names``.
+``_arguments`` handles options (values after ``=`` or in the next word, joined letters, ``--``,
+exclusions); only names from the cluster are found here, in ``_nsq_names``.
 
 Traps: inside ``*::`` the words of the line begin with the subcommand, so the program's own word is
-kept in ``nsq`` first. A help text stands in brackets inside single quotes and has its own escapes.
+saved in ``nsq`` first. A help text is in brackets inside single quotes and has its own escapes.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from __future__ import annotations
 from dataclasses import fields
 
 from nsqtools.cli.docs.tree import Argument, Option, Page, cluster_options
-from nsqtools.cli.docs.values import Kind, Value
+from nsqtools.cli.docs.values import Candidates, Value
 from nsqtools.cli.docs.words import HEADER, single_quoted, spelled
 from nsqtools.client.options import ClientOptions, option_name
 
-# A space in front: called with these words and no more.
+# A leading space: called with exactly these words.
 ACTIONS = {
-    Kind.ANYTHING: "",
-    Kind.FILE: "_files",
-    Kind.DIRECTORY: "_files -/",
-    Kind.TOPIC: " _nsq_names topics",
-    Kind.CHANNEL: " _nsq_names channels",
-    Kind.PROFILE: " _nsq_names profiles",
-    Kind.CLIENT_OPTION: "_nsq_client_options",
+    Candidates.ANYTHING: "",
+    Candidates.FILE: "_files",
+    Candidates.DIRECTORY: "_files -/",
+    Candidates.TOPIC: " _nsq_names topics",
+    Candidates.CHANNEL: " _nsq_names channels",
+    Candidates.PROFILE: " _nsq_names profiles",
+    Candidates.CLIENT_OPTION: "_nsq_client_options",
 }
 
 SCRIPT = r"""
@@ -179,7 +179,7 @@ def _spec(option: Option, names: tuple[str, ...], exclusion: str, help: str) -> 
 
 
 def _value_mark(option: Option, name: str) -> str:
-    """Where the value stands: in the same word or the next, behind = if the name is long."""
+    """Where the value is: in the same word or the next, after = if the name is long."""
     if option.value is None:
         return ""
     if option.value_is_optional:
@@ -191,7 +191,7 @@ def _value(value: Value | None, is_optional: bool) -> str:
     if value is None:
         return ""
     action = ACTIONS.get(value.kind) or f"({' '.join(value.choices)})"
-    action = " " if value.kind is Kind.ANYTHING else action
+    action = " " if value.kind is Candidates.ANYTHING else action
     return f"{'::' if is_optional else ':'}{_escaped(value.metavar) or 'value'}:{action}"
 
 
