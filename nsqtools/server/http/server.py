@@ -2,6 +2,10 @@
 
 Only its protocol class is used: the daemon binds the sockets and handles the signals itself, and
 uvicorn's own `Server` looks every 0.1 s whether it shall stop, and takes another 0.1 s to do it.
+
+Trap: `H11Protocol` and `ServerState` are not public. What is used of them stands in this module
+alone: the protocol's constructor, its ``shutdown``, and the state's ``connections`` and ``tasks``.
+pyproject.toml has an upper bound for that, and a test names each of them.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from uvicorn.server import ServerState
 from nsqtools.server.http.foundation import HTTPApi
 from nsqtools.server.listen import BACKLOG
 
-# what uvicorn has to say about broken requests would go to stderr between nsqd's lines
+# uvicorn's messages about broken requests would go to stderr between nsqd's lines
 logging.getLogger("uvicorn").addHandler(logging.NullHandler())
 
 _KEEP_ALIVE_S = 24 * 3600  # Go closes no idle connection; a POST on one that just closed is lost
