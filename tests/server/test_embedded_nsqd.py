@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from plugins.raw_client import RawClient
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.server import EmbeddedNsqd
+from nsqtools.server.queues.disk_queue import DiskQueue
 
 
 def test_it_serves_while_the_block_runs() -> None:
@@ -101,3 +103,27 @@ def test_a_start_that_failed_gives_the_data_path_back(tmp_path: Path) -> None:
     assert nsqd.tcp_address.startswith("127.0.0.1:")
     nsqd.stop()
     gc.collect()  # a socket that was left open would warn, and fail the test
+
+
+@pytest.mark.parametrize("failure", [MemoryError(), ValueError("a fault of ours")])
+def test_a_queue_that_cannot_be_written_does_not_keep_the_others_from_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    log = io.StringIO()
+    nsqd = EmbeddedNsqd(data_path=str(tmp_path), log=log)
+    nsqd.start()
+    with RawClient(nsqd.tcp_address) as client:
+        for topic in ("a", "b", "c"):
+            client.publish(topic, b"body")
+    put = DiskQueue.put
+
+    def fail(self: DiskQueue, records: Sequence[bytes]) -> None:
+        if self.name == "a":
+            raise failure
+        put(self, records)
+
+    monkeypatch.setattr(DiskQueue, "put", fail)
+    nsqd.stop()
+
+    assert "TOPIC(a): failed to close" in log.getvalue()
+    assert {path.name[0] for path in tmp_path.glob("*.diskqueue.000000.dat")} == {"b", "c"}

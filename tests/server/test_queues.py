@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -190,12 +191,12 @@ def test_deferred_messages_come_when_they_are_due_in_order() -> None:
 # backlog
 
 
-def disk_queue(path: Path) -> DiskQueue:
+def disk_queue(path: Path, *, max_bytes_per_file: int = 1000, max_msg_size: int = 100) -> DiskQueue:
     return DiskQueue(
         "t",
         path,
-        max_bytes_per_file=1000,
-        max_msg_size=100,
+        max_bytes_per_file=max_bytes_per_file,
+        max_msg_size=max_msg_size,
         sync_every=2500,
         log=DaemonLog(None, ""),
     )
@@ -266,3 +267,19 @@ def test_a_full_disk_makes_it_unhealthy_until_a_write_succeeds(tmp_path: Path) -
     obstacle.rmdir()
     backlog.put(messages(b"x"))
     assert health.text == "OK"
+
+
+def test_closing_takes_little_memory_besides_what_waits(tmp_path: Path) -> None:
+    disk = disk_queue(tmp_path, max_bytes_per_file=100 << 20, max_msg_size=1 << 20)
+    backlog = Backlog(1 << 30, disk, DiskHealth())
+    backlog.put(messages(*[bytes(1000)] * 30_000))
+
+    tracemalloc.start()
+    try:
+        backlog.close()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 8 << 20
+    assert sum(path.stat().st_size for path in tmp_path.glob("*.0*.dat")) > 30_000_000

@@ -12,11 +12,14 @@ delivered.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from nsqtools.server.queues.disk_queue import DiskQueue
 from nsqtools.server.queues.queued_message import from_record, to_record
+
+_CLOSE_BYTES = 1 << 20  # written at a time when the queue closes
 
 
 class BackendError(Exception):
@@ -116,11 +119,33 @@ class Backlog:
             self.disk.delete()
 
     def close(self, delivered: Iterable[bytes] = ()) -> None:
-        """Write the memory and the records ``delivered`` to disk. Raises ``OSError``."""
+        """Write the memory and the records ``delivered`` to disk. Raises ``OSError``.
+
+        A step at a time, and what is written leaves the memory: when everything is full, stopping
+        must not need as much again.
+        """
         if self.disk is not None:
-            self.disk.put([*map(to_record, self._memory), *delivered])
+            for records in _in_steps(chain(self._records(), delivered)):
+                self.disk.put(records)
             self.disk.close()
         self._memory.clear()
+
+    def _records(self) -> Iterator[bytes]:
+        while self._memory:
+            yield to_record(self._memory.popleft())
+
+
+def _in_steps(records: Iterable[bytes]) -> Iterator[list[bytes]]:
+    step: list[bytes] = []
+    size = 0
+    for record in records:
+        step.append(record)
+        size += len(record)
+        if size >= _CLOSE_BYTES:
+            yield step
+            step, size = [], 0
+    if step:
+        yield step
 
 
 @dataclass(slots=True)

@@ -190,5 +190,5 @@ class Topic:
         for what, close in [*closings, (f"TOPIC({self.name})", self.backlog.close)]:
             try:
                 close()
-            except OSError as exc:
-                self._log.error(f"{what}: failed to close - {exc}")
+            except Exception as exc:  # of any kind: the others have messages, too
+                self._log.error(f"{what}: failed to close - {str(exc) or repr(exc)}")
