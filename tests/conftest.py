@@ -28,6 +28,7 @@ pytest_plugins = [
     "plugins.network",
     "plugins.pairs",
     "plugins.real_logs",
+    "plugins.schedule",
     "plugins.screens",
     "plugins.scripted_lookupd",
     "plugins.scripted_nsqd",
