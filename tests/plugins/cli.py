@@ -1,7 +1,7 @@
-"""Run the real ``nsq`` in a process of its own: with pipes, or on a terminal.
+"""Run ``nsq``: to its end, as a process to talk to, or on a terminal.
 
-`run_nsq` runs to the end and returns what came out. `spawn_nsq` starts one to be talked to while
-it runs, and `nsq_on_a_terminal` one that sees a terminal (pexpect), for colours, tables and
+`run_nsq` runs to the end and returns what came out. `spawn_nsq` starts a process to be talked to
+while it runs, and `nsq_on_a_terminal` one that sees a terminal (pexpect), for colours, tables and
 progress. What is still running when a test ends is killed.
 """
 
@@ -13,24 +13,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pexpect
 import pytest
+from plugins.in_process import Result, run_in_process
 
 import nsqtools
 from nsqtools.cli import registry
 
 NSQ = (sys.executable, "-m", "nsqtools")
 DEADLINE_S = 30.0
-
-
-class Result(NamedTuple):
-    """How a run ended: exit status, stdout as bytes, stderr as text."""
-
-    status: int
-    out: bytes
-    err: str
 
 
 class Given(registry.Command):
@@ -81,19 +73,28 @@ def nsq_env(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def run_nsq(nsq_env: dict[str, str]) -> RunNsq:
-    """Run ``nsq ARGS`` to its end: ``run_nsq(["options"], stdin=b"", env={...})``."""
+    """Run ``nsq ARGS`` to its end: ``run_nsq(["options"], stdin=b"", env={...})``.
+
+    It runs in this process, unless ``own_process`` says that the process is the point.
+    """
 
     def run(
         args: Sequence[str],
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         timeout: float = DEADLINE_S,
+        *,
+        own_process: bool = False,
     ) -> Result:
+        environ = {**nsq_env, **(env or {})}
+        arguments = [str(arg) for arg in args]
+        if not own_process:
+            return run_in_process(arguments, stdin, environ, timeout)
         done = subprocess.run(
-            [*NSQ, *args],
+            [*NSQ, *arguments],
             input=stdin,
             capture_output=True,
-            env={**nsq_env, **(env or {})},
+            env=environ,
             timeout=timeout,
             check=False,
         )

@@ -1,0 +1,192 @@
+"""Run ``nsq ARGS`` inside the tests' process, as if it were one of its own.
+
+It gets its own standard streams (pipes on descriptors 0, 1 and 2, since commands and the programs
+they start write there directly), its own environment, and leaves none of its marks: signal
+handlers, logging, the collector's thresholds and the time zone are put back. It saves what a
+process costs, which is the better part of a test that asks one question. Where the process is
+the point (signals, terminals, kill, worker processes), start one.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple, NoReturn, TextIO
+
+from nsqtools.cli.main import main
+
+
+class Result(NamedTuple):
+    """How a run ended: exit status, stdout as bytes, stderr as text."""
+
+    status: int
+    out: bytes
+    err: str
+
+
+class RanTooLong(BaseException):
+    """The command had not ended in time; no `Exception`, which the command line would report."""
+
+
+def run_in_process(
+    arguments: Sequence[str], stdin: bytes, env: Mapping[str, str], timeout_s: float
+) -> Result:
+    """Run to the end, on the main thread, whose signals the command handles."""
+    with ExitStack() as stack:
+        for kept in (_signals(), _collector(), _logging(), _environment(env)):
+            stack.enter_context(kept)
+        out, err = stack.enter_context(_streams(stdin))
+        stack.enter_context(_deadline(timeout_s, arguments))
+        try:
+            status = main(list(arguments))
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else 1
+        finally:
+            _flush(sys.stdout)
+            _flush(sys.stderr)
+    return Result(status, bytes(out), err.decode())
+
+
+def _flush(stream: TextIO) -> None:
+    try:
+        stream.flush()
+    except OSError:
+        pass  # a reader that went away, which the command has reported
+
+
+@contextmanager
+def _streams(stdin: bytes) -> Iterator[tuple[bytearray, bytearray]]:
+    """Pipes in place of the standard streams; what is written is complete when this is left."""
+    out, err = bytearray(), bytearray()
+    with ExitStack() as stack:
+        pipes = [os.pipe() for _ in range(3)]
+        ours = [pipes[0][1], pipes[1][0], pipes[2][0]]
+        theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
+        threads = [
+            threading.Thread(target=_feed, args=(ours[0], stdin), daemon=True),
+            threading.Thread(target=_drain, args=(ours[1], out), daemon=True),
+            threading.Thread(target=_drain, args=(ours[2], err), daemon=True),
+        ]
+        stack.callback(lambda: [thread.join() for thread in threads])
+        stack.enter_context(_descriptors(theirs))
+        stack.enter_context(_text_streams())
+        for thread in threads:
+            thread.start()
+        yield out, err
+
+
+@contextmanager
+def _descriptors(replacements: Sequence[int]) -> Iterator[None]:
+    """Have 0, 1 and 2 mean something else. The replacements are closed."""
+    before = [os.dup(number) for number in range(3)]
+    for number, replacement in enumerate(replacements):
+        os.dup2(replacement, number)
+        os.close(replacement)
+    try:
+        yield
+    finally:
+        for number, descriptor in enumerate(before):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+
+
+@contextmanager
+def _text_streams() -> Iterator[None]:
+    """As a process finds them: stdout with a buffer, stderr line by line."""
+    before = sys.stdin, sys.stdout, sys.stderr
+    ours = (
+        open(0, encoding="utf-8", closefd=False),  # noqa: SIM115
+        open(1, "w", encoding="utf-8", closefd=False),  # noqa: SIM115
+        open(2, "w", 1, errors="backslashreplace", closefd=False),  # noqa: SIM115
+    )
+    sys.stdin, sys.stdout, sys.stderr = ours
+    try:
+        yield
+    finally:
+        sys.stdin, sys.stdout, sys.stderr = before
+        for stream in ours:
+            try:
+                stream.close()
+            except (OSError, io.UnsupportedOperation):
+                pass  # what it still held, nobody reads any more
+
+
+def _feed(descriptor: int, data: bytes) -> None:
+    with open(descriptor, "wb", 0) as pipe:
+        try:
+            pipe.write(data)
+        except BrokenPipeError:
+            pass  # the command did not read all of it
+
+
+def _drain(descriptor: int, into: bytearray) -> None:
+    with open(descriptor, "rb", 0) as pipe:
+        while data := pipe.read(1 << 16):
+            into += data
+
+
+@contextmanager
+def _environment(env: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    try:
+        os.environ.clear()
+        os.environ.update(env)
+        time.tzset()
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        time.tzset()
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH, signal.SIGPIPE)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _logging() -> Iterator[None]:
+    logger = logging.getLogger("nsqtools")
+    before = logger.handlers, logger.level, logger.propagate
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = before[0], before[2]
+        logger.setLevel(before[1])
+
+
+@contextmanager
+def _collector() -> Iterator[None]:
+    before = gc.get_threshold()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+@contextmanager
+def _deadline(timeout_s: float, arguments: Sequence[str]) -> Iterator[None]:
+    def give_up(*_: object) -> NoReturn:
+        raise RanTooLong(f"nsq {' '.join(arguments)}: not within {timeout_s:g} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
