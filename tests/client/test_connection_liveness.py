@@ -12,13 +12,13 @@ from plugins.clients import CHANNEL, TOPIC, Consume, Handle, Produce
 from plugins.daemons import GoNsqd
 from plugins.network import TO_CLIENT, Proxy
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 import nsqtools
 from nsqtools.client.message import Message
 from nsqtools.errors import NsqError
 
-WAIT_S = 15.0
+WAIT_S = patience_s(15.0)
 
 
 def clients_seen(nsqd: GoNsqd) -> int:

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 import pytest
 from plugins.http_api import Answer, Nsqd, answer
 from plugins.pairs import NsqdPair
+from plugins.waiting import patience_s
 
 pytestmark = pytest.mark.real_nsqd
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = patience_s(10.0)
 
 
 @dataclass(frozen=True, slots=True)

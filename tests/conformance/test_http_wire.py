@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import pytest
 from plugins.http_api import Nsqd
+from plugins.waiting import patience_s
 
 AnyNsqd = Callable[..., Nsqd]
-TIMEOUT_S = 10.0
+TIMEOUT_S = patience_s(10.0)
 
 
 def talk(nsqd: Nsqd, data: bytes) -> bytes:

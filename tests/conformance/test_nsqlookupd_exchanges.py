@@ -22,10 +22,11 @@ from plugins.http_api import Answer, Nsqlookupd, answer
 from plugins.raw_client import sized
 from plugins.raw_peer import DESCRIPTION, RawPeer, identify
 from plugins.servers import Serve
+from plugins.waiting import patience_s
 
 pytestmark = pytest.mark.real_nsqd
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = patience_s(10.0)
 
 Answers = list[bytes | Answer]
 

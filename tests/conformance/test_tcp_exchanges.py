@@ -20,10 +20,11 @@ import pytest
 from plugins.http_api import Nsqd
 from plugins.pairs import NsqdPair
 from plugins.raw_client import sized
+from plugins.waiting import patience_s
 
 pytestmark = pytest.mark.real_nsqd
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = patience_s(10.0)
 MAGIC = b"  V2"
 ID = b"0123456789abcdef"  # of no message
 

@@ -20,7 +20,7 @@ import pytest
 from plugins.archives import write_archive
 from plugins.cli import SpawnNsq
 from plugins.daemons import GoNsqd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer
 from nsqtools.protocol.message import WireMessage
@@ -29,7 +29,7 @@ from nsqtools.spark.publishing.sink_plan import BATCH_ROWS, MAX_OUTSTANDING
 BEGIN = 1_790_000_000_000_000_000
 SLOTS = 2
 WINDOW = SLOTS * (MAX_OUTSTANDING + 2) * BATCH_ROWS
-START_TIMEOUT_S = 90.0  # of a JVM, on a machine with other things to do
+START_TIMEOUT_S = patience_s(90.0)  # of a JVM, on a machine with other things to do
 
 
 def write_input(folder: Path, count: int) -> None:

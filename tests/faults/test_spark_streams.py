@@ -23,11 +23,11 @@ import pytest
 from plugins.archives import unfinished
 from plugins.cli import SpawnNsq
 from plugins.daemons import GoNsqd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 TOPIC = "clicks"
 CHANNELS = SPARK, ARCHIVE = "spark", "archive"
-DEADLINE_S = 180.0
+DEADLINE_S = patience_s(180.0)
 BATCH = 100
 PAUSE_S = 0.02
 

@@ -17,10 +17,10 @@ import pytest
 from plugins.archives import lines_of, messages_of, parts, unfinished
 from plugins.cli import SpawnNsq
 from plugins.daemons import GoNsqd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 TOPIC, CHANNEL = "clicks", "archive"
-DEADLINE_S = 60.0
+DEADLINE_S = patience_s(60.0)
 
 FORMS = {
     "plain": ["--format", "raw"],

@@ -11,10 +11,10 @@ from plugins.archives import messages_of, unfinished
 from plugins.cli import SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.network import TO_SERVER, Proxy
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 TOPIC, CHANNEL = "clicks", "archive"
-DEADLINE_S = 60.0
+DEADLINE_S = patience_s(60.0)
 
 
 def filled(nsqd: GoNsqd, count: int) -> list[bytes]:

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from plugins.http_api import Nsqd
 from plugins.pairs import NsqdPair
 from plugins.raw_client import sized
+from plugins.waiting import patience_s
 
 pytestmark = pytest.mark.real_nsqd
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = patience_s(10.0)
 FLAGS = ("-max-msg-size=50", "-max-body-size=200", "-max-rdy-count=20")
 
 IDS = st.sampled_from([b"0123456789abcdef", b"fedcba9876543210", b"short", b"0123456789abcdef0"])

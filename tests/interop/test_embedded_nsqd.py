@@ -14,9 +14,9 @@ from plugins.daemons import GoNsqlookupd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import HttpApi
 from plugins.servers import Serve
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = patience_s(30.0)
 LINES = [f"line {number}" for number in range(1000)]
 
 Program = Callable[[str], Path]

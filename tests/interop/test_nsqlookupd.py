@@ -14,9 +14,9 @@ from plugins.daemons import Daemon, GoNsqd
 from plugins.embedded import EmbeddedLookupServer
 from plugins.http_api import Nsqd, Nsqlookupd
 from plugins.servers import Serve
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
-STOP_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = patience_s(10.0)
 
 
 @pytest.fixture

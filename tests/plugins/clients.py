@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import pytest
 from plugins.http_api import Nsqd
+from plugins.waiting import patience_s
 
 from nsqtools.client import stopping
 from nsqtools.client.consumer import Consumer
@@ -27,7 +28,7 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer import Producer
 
 TOPIC, CHANNEL = "clicks", "archive"
-END_WITHIN_S = 5.0
+END_WITHIN_S = patience_s(5.0)
 
 # Quick where the defaults are patient, and nothing that waits for a buffer.
 OPTIONS = ClientOptions(

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import IO, Self
 
 from plugins.http_api import HttpApi, Nsqd, Nsqlookupd
+from plugins.waiting import patience_s
 
 GO_PROGRAMS = Path(__file__).parent.parent / "go" / "bin"
 
-START_TIMEOUT_S = 10.0
-STOP_TIMEOUT_S = 10.0
+START_TIMEOUT_S = patience_s(10.0)
+STOP_TIMEOUT_S = patience_s(10.0)
 
 _LISTENERS = {"TCP": "tcp_address", "HTTP": "http_address"}  # word in the log: our attribute
 
@@ -111,7 +112,7 @@ class Daemon(HttpApi):
         """SIGCONT."""
         self._running().send_signal(signal.SIGCONT)
 
-    def wait_for_log(self, pattern: str, *, timeout_s: float = 5.0) -> re.Match[str]:
+    def wait_for_log(self, pattern: str, *, timeout_s: float = patience_s(5)) -> re.Match[str]:
         """The first match of `pattern` in the log of the present run, waiting for it."""
         deadline = time.monotonic() + timeout_s
         seen = self._run_began

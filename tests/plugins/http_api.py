@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-REQUEST_TIMEOUT_S = 10.0
+from plugins.waiting import patience_s
+
+REQUEST_TIMEOUT_S = patience_s(10.0)
 
 CLIENT_HEADERS = ("Content-Type", "X-NSQ-Content-Type", "Allow", "Location")
 

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
+from plugins.waiting import patience_s
+
 ENTER = str(Path(__file__).parent / "enter_image.py")
 BASE_ENVIRON = {
     "PATH": "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -29,7 +31,7 @@ BASE_ENVIRON = {
 ALONE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private")
 CACHE_MOUNT = re.compile(r"--mount=type=cache,target=(\S+)\s+")
 MADE_PATH = re.compile(r"(?<![\w/.])/(?:opt/nsqtools|src|data)\b")
-TIMEOUT_S = 300.0
+TIMEOUT_S = patience_s(300.0)
 
 
 @dataclass(frozen=True, slots=True)

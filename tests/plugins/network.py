@@ -23,13 +23,14 @@ from contextlib import ExitStack
 from typing import Any, Literal, Self, TypeVar
 
 import pytest
+from plugins.waiting import patience_s
 
 Direction = Literal["to client", "to server"]
 TO_CLIENT: Direction = "to client"
 TO_SERVER: Direction = "to server"
 
 READ_SIZE = 1 << 16
-CALL_TIMEOUT_S = 5.0
+CALL_TIMEOUT_S = patience_s(5.0)
 NO_LINGER = struct.pack("ii", 1, 0)  # makes close() send RST
 
 T = TypeVar("T")

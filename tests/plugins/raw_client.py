@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
+from plugins.waiting import patience_s
 from plugins.wire import ERROR, MAGIC, MESSAGE, RESPONSE
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = patience_s(10.0)
 HEARTBEAT = b"_heartbeat_"
 
 

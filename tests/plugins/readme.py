@@ -22,11 +22,12 @@ from typing import NamedTuple
 
 import pexpect
 import pytest
+from plugins.waiting import patience_s
 
 UNTIL_INTERRUPTED = "# until Ctrl-C"
 LET_RUN_S = 1.5
 SILENT = "nsq tail"  # it says nothing while no message comes
-DEADLINE_S = 90.0
+DEADLINE_S = patience_s(90.0)
 
 
 class Block(NamedTuple):

@@ -12,8 +12,9 @@ import pexpect
 import pyte
 import pytest
 from plugins.cli import NSQ
+from plugins.waiting import patience_s
 
-WAIT_S = 15.0
+WAIT_S = patience_s(15.0)
 
 
 class TerminalScreen:

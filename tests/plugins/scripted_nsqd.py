@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 import pytest
+from plugins.waiting import patience_s
 from plugins.wire import (
     ERROR,
     MAGIC,
@@ -37,7 +38,7 @@ from plugins.wire import (
     split_commands,
 )
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = patience_s(5.0)
 READ_SIZE = 1 << 20
 
 # What nsqd 1.3.0 answers to IDENTIFY with feature negotiation and nothing else asked for.

@@ -5,7 +5,8 @@
 
 The shells start without anybody's settings, load what the checkout has in completions/, and find
 ``nsq`` on their PATH. Candidates are what the shell itself offers for the last word, or where an
-option has its value behind = for that value.
+option has its value after = for that value. That ``nsq`` asks daemons for as long as a test waits,
+not for one second, which is over on a busy machine before anything is imported.
 """
 
 from __future__ import annotations
@@ -14,15 +15,22 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pexpect
 import pytest
 from plugins.cli import NSQ
+from plugins.waiting import patience_s
 
 COMPLETIONS = Path(__file__).parents[2] / "completions"
-DEADLINE_S = 20.0
+DEADLINE_S = patience_s(20.0)
+PATIENT_NSQ = f"""
+from nsqtools.cli.commands import complete
+complete.LIMIT_S = complete.TIMEOUT_S = {DEADLINE_S}
+from nsqtools.cli.main import main
+raise SystemExit(main())
+"""
 END = "<end>"
 
 Shells = Callable[..., "Shell"]
@@ -37,6 +45,7 @@ class Shell:
 
     def __init__(self, env: Mapping[str, str], directory: Path):
         self.took_s = 0.0
+        self._nsq = Path(env["PATH"].partition(":")[0]) / "nsq"
         program, *arguments = self.command.split()
         self._child: pexpect.spawn[str] = pexpect.spawn(
             program,
@@ -67,6 +76,10 @@ class Shell:
     def read(self, found: str, line: str) -> set[str]:
         """The candidates, from what was shown."""
         return set(found.split())
+
+    def lose_patience(self) -> None:
+        """From now on ``nsq`` has one second to answer, as for users."""
+        write_script(self._nsq, NSQ)
 
     def press_tab(self, line: str, completed: str) -> None:
         """Type ``line`` and press the tab key; the shell must make ``completed`` of it."""
@@ -141,6 +154,12 @@ bind \e\* show
         return {_value(word, last) for word in found.split() if word.startswith(last)}
 
 
+def write_script(path: Path, command: Sequence[str]) -> None:
+    """A program that runs ``command`` with its own arguments after it."""
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    path.chmod(0o755)
+
+
 def _value(word: str, last: str) -> str:
     """The value behind = where one was typed; some shells show the option in front of it."""
     return word.removeprefix(last[: last.rfind("=") + 1])
@@ -156,9 +175,7 @@ def shells(nsq_env: Mapping[str, str], tmp_path: Path) -> Iterator[Shells]:
     programs, directory = tmp_path / "bin", tmp_path / "here"
     programs.mkdir()
     directory.mkdir()
-    nsq = programs / "nsq"
-    nsq.write_text(f'#!/bin/sh\nexec {shlex.join(NSQ)} "$@"\n')
-    nsq.chmod(0o755)
+    write_script(programs / "nsq", [NSQ[0], "-c", PATIENT_NSQ])
     path = f"{programs}:{os.environ.get('PATH', os.defpath)}"
 
     def start(name: str, env: Mapping[str, str] | None = None) -> Shell:

@@ -1,11 +1,16 @@
-"""Waiting for the state of another process: ask again until it holds, with a deadline.
+"""Deadlines of tests, and waiting for the state of another process: ask again until it holds.
 
-Inside one process tests wait on events and conditions; this is for what only polling can see, such
-as a counter in nsqd's statistics.
+Inside one process tests wait on events and conditions; `wait_until` is for what only polling can
+see, such as a counter in nsqd's statistics.
+
+Every deadline that only says "it hangs" goes through `patience_s`, so that one variable suits a
+slow machine: ``NSQTOOLS_TEST_SLOWNESS=5 tests/run``. A bound that is the point of a test, such as
+"within 50 ms", does not.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -13,15 +18,25 @@ from typing import TypeVar
 T = TypeVar("T")
 
 POLL_S = 0.01
+SLOWNESS = float(os.environ.get("NSQTOOLS_TEST_SLOWNESS", "1"))
+
+
+def patience_s(seconds: float) -> float:
+    """How long to wait on this machine for what takes less than ``seconds`` on an ordinary one."""
+    return seconds * SLOWNESS
 
 
 def wait_until(condition: Callable[[], T], *, what: str, timeout_s: float = 5.0) -> T:
-    """Return the first true value of `condition`; fail with `what` and the last value otherwise."""
-    deadline = time.monotonic() + timeout_s
+    """Return the first true value of `condition`; fail with `what` and the last value otherwise.
+
+    ``timeout_s`` is for an ordinary machine: `patience_s` makes of it what this one needs.
+    """
+    limit_s = patience_s(timeout_s)
+    deadline = time.monotonic() + limit_s
     while True:
         value = condition()
         if value:
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout_s:g} s: {what} (last value: {value!r})")
+            raise AssertionError(f"not within {limit_s:g} s: {what} (last value: {value!r})")
         time.sleep(POLL_S)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from plugins.daemons import GO_PROGRAMS, EmbeddedNsqdProcess
 from plugins.servers import Serve
+from plugins.waiting import patience_s
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.server import EmbeddedNsqd
@@ -21,7 +22,7 @@ from nsqtools.server.settings.go_flags import FlagError, HelpAsked, flags_of, pa
 from nsqtools.server.settings.nsqd_options import NsqdOptions
 
 FLAGS = flags_of(NsqdOptions, {"worker-id": "[deprecated] use --node-id"})
-TIMEOUT_S = 20.0
+TIMEOUT_S = patience_s(20.0)
 NSQD = [sys.executable, "-m", "nsqtools", "nsqd"]
 
 

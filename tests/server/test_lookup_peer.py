@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterator
 
 import httpx
+from plugins.waiting import patience_s
 
 from nsqtools.protocol.lookup_v1 import PeerInfo, encode_register
 from nsqtools.server import EmbeddedNsqlookupd
@@ -14,7 +15,7 @@ from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.lookup.peer import LookupPeer
 
 INFO = PeerInfo(broadcast_address="nsqd.example", http_port=4151, tcp_port=4150, version="1.3.0")
-TIMEOUT_S = 10.0
+TIMEOUT_S = patience_s(10.0)
 
 
 def test_a_topic_that_is_created_while_others_are_announced_is_announced_too() -> None:

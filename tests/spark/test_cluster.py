@@ -21,12 +21,12 @@ from plugins.cli import Result, RunNsq
 from plugins.clients import bodies_in
 from plugins.http_api import Nsqd
 from plugins.spark import QUICK_JVM
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 import nsqtools
 from nsqtools.protocol.message import WireMessage
 
-TIMEOUT_S = 180.0
+TIMEOUT_S = patience_s(180.0)
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
 
 BEGIN = 1_790_000_000_000_000_000  # 2026-09-21T14:13:20Z

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from plugins.cli import Result, RunNsq, SpawnNsq
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.spark.jvm import environment, jvm_conf, jvm_environ, spark_home
@@ -27,7 +27,7 @@ from nsqtools.spark.spark_settings import SparkSettings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TIMEOUT_S = 180.0  # a session starts within 6 s, and within a minute where many do
+TIMEOUT_S = patience_s(180.0)  # a session starts within 6 s, and within a minute where many do
 LONG = "SELECT count(*) FROM range(100000000000) WHERE hash(id, id) % 7 = 3"
 
 RunSql = Callable[..., Result]

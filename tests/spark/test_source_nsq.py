@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from plugins.archives import parts
 from plugins.http_api import Nsqd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
 TOPIC, CHANNEL = "clicks", "spark"
-WAIT_S = 60.0
+WAIT_S = patience_s(60.0)
 
 BODIES = [b"plain", b"\xff\x00\x80", "\u2028 caf\u00e9 \n\0".encode(), b"x" * (1 << 20)]
 

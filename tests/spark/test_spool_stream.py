@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from plugins.http_api import Nsqd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError, OutputError
@@ -20,7 +20,7 @@ from nsqtools.spark.spool import MARK, SpoolSettings, left_over
 from nsqtools.spark.topic_stream import TopicStream, topic_settings
 
 TOPIC, CHANNEL = "clicks", "spark"
-WAIT_S = 20.0
+WAIT_S = patience_s(20.0)
 UNLIMITED = BatchLimits()
 
 NewStream = Callable[..., TopicStream]

@@ -11,12 +11,23 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from plugins.cli import RunNsq
 from plugins.clusters import RunningCluster
 from plugins.http_api import Nsqd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools.cli.commands import complete
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the second after which the command ends its process, which here runs the tests."""
+    monkeypatch.setattr(complete, "TIMEOUT_S", patience_s(10))
+    monkeypatch.setattr(complete, "Timer", lambda *_: threading.Timer(0, int))
+
+
+@pytest.mark.usefixtures("unhurried")
 def test_names_come_from_nsqd(run_nsq: RunNsq, any_nsqd: Callable[..., Nsqd]) -> None:
     nsqd = any_nsqd()
     nsqd.create_channel("views", "live")
@@ -28,6 +39,7 @@ def test_names_come_from_nsqd(run_nsq: RunNsq, any_nsqd: Callable[..., Nsqd]) ->
     assert run_nsq(["__complete", "channels", "-t", "views"], env=env) == (0, b"live\n", "")
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_names_come_from_nsqlookupd_also_when_no_nsqd_is_left(
     run_nsq: RunNsq, cluster: RunningCluster
 ) -> None:
@@ -48,9 +60,13 @@ def test_names_come_from_nsqlookupd_also_when_no_nsqd_is_left(
 
 def test_it_is_silent_and_quick_when_nobody_answers(run_nsq: RunNsq, deaf_address: str) -> None:
     began_s = time.monotonic()
-    deaf = run_nsq(["__complete", "topics", f"--nsqd-http-address={deaf_address}"])
+    deaf = run_nsq(
+        ["__complete", "topics", f"--nsqd-http-address={deaf_address}"], own_process=True
+    )
     took_s = time.monotonic() - began_s
-    nobody = run_nsq(["__complete", "channels", "--lookupd-http-address=127.0.0.1:1"])
+    nobody = run_nsq(
+        ["__complete", "channels", "--lookupd-http-address=127.0.0.1:1"], own_process=True
+    )
 
     assert deaf == nobody == (0, b"", "")
     assert took_s < 5  # the time-out is one second; the rest is Python on a busy machine
@@ -72,6 +88,7 @@ def test_it_ends_after_a_second_when_name_resolution_hangs(nsq_env: dict[str, st
     assert time.monotonic() - began_s < 10
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_names_that_no_nsqd_takes_are_kept_from_command_lines(run_nsq: RunNsq) -> None:
     class Hostile(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -93,6 +110,7 @@ def test_names_that_no_nsqd_takes_are_kept_from_command_lines(run_nsq: RunNsq) -
     assert said == (0, b"a\n", "")
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_profiles_come_from_the_configuration_file(run_nsq: RunNsq, tmp_path: Path) -> None:
     config = tmp_path / ".config/nsqtools/config.toml"
     config.parent.mkdir(parents=True)
@@ -107,6 +125,7 @@ def test_profiles_come_from_the_configuration_file(run_nsq: RunNsq, tmp_path: Pa
     assert profiles("not toml") == (2, b"")
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_no_list_of_commands_shows_it(run_nsq: RunNsq) -> None:
     assert b"__complete" not in run_nsq(["--help"]).out
     assert "__complete" not in run_nsq(["__complet"]).err.splitlines()[-1]

@@ -18,12 +18,12 @@ import pytest
 from plugins.archives import finished_files, lines_of, messages_of, parts, text_of, unfinished
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd, GoNsqlookupd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer
 
 TOPIC, CHANNEL = "clicks", "archive"
-DEADLINE_S = 30.0
+DEADLINE_S = patience_s(30.0)
 RAW = ["--format", "raw"]
 
 

@@ -12,10 +12,10 @@ import pytest
 from plugins.archives import finished_files, lines_of, messages_of, parts, text_of, unfinished
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 TOPIC, CHANNEL = "clicks", "archive"
-DEADLINE_S = 30.0
+DEADLINE_S = patience_s(30.0)
 
 
 @pytest.fixture
