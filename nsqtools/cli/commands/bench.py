@@ -187,7 +187,7 @@ def look_at_topic(plan: BenchPlan, topic: str, runtime: Runtime, *, create: bool
     """See that a channel of ours, deleted afterwards, takes nothing away from a user's topic."""
     connection = ConnectionSettings(plan.nsqd_tcp_addresses, (), plan.nsqd_http_addresses)
     try:
-        look_before(topic, "bench#ephemeral", connection, runtime, create=create, force=False)
+        look_before([topic], "bench#ephemeral", connection, runtime, create=create, force=False)
     except ConfigurationError as error:
         raise ConfigurationError(
             f"topic {topic} has no channel and messages waiting, which would be lost",

@@ -143,7 +143,7 @@ def ingest(
     else:
         assert topic is not None
         channel = channel or CHANNEL
-        look_before(topic, channel, connection, runtime, create=create, force=True)
+        look_before([topic], channel, connection, runtime, create=create, force=True)
         spool = spool_dir or checkpoint / "spool"
         source = topic_source(topic, channel, spool, connection, limits)
         hand_on_secret(connection, os.environ)
