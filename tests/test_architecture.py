@@ -35,10 +35,10 @@ EDGES: dict[str, set[str]] = {
     "client": {"errors", "http", "protocol", "transport"},
     "server": {"errors", "files", "protocol"},
     "cluster": {"client", "errors", "http", "protocol"},
-    "publish": {"client", "errors", "records"},
+    "publish": {"client", "errors", "protocol", "records"},
     "tail": {"client"},
     "archive": {
-        *("client", "cluster", "errors", "files", "records", "tail"),
+        *("client", "cluster", "errors", "files", "protocol", "records", "tail"),
     },
     "bench": {"client", "cluster", "errors", "protocol"},
     "replay": {"archive", "client", "errors", "files", "protocol", "publish", "records"},

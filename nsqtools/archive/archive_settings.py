@@ -10,7 +10,6 @@ from nsqtools.archive.finishing import Directories
 from nsqtools.archive.part_file import CompressorFactory, Plain
 from nsqtools.records.naming import FileNaming, Rotation
 
-NS = 1_000_000_000
 LATEST_S = 253_000_000_000.0  # in the year 9987
 
 THROUGHPUT = {

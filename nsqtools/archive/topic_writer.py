@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from nsqtools.archive.archive_settings import NS, ArchiveSettings, PartitionBy, RecordFormat
+from nsqtools.archive.archive_settings import ArchiveSettings, PartitionBy, RecordFormat
 from nsqtools.archive.file_set import FileSet, NextHead, OpenFile
 from nsqtools.archive.journal import Journal
 from nsqtools.client.message import Answers, Batch, Message
 from nsqtools.errors import OutputError
+from nsqtools.protocol.durations import NS
 from nsqtools.records.envelope import encode_many
 from nsqtools.records.lines import encode_lines
 

@@ -15,8 +15,6 @@ from typing import Protocol
 
 from nsqtools.errors import ConfigurationError
 
-MAX_REQUEUE_DELAY_S = 3600.0  # nsqd's --max-req-timeout; above it old nsqd close the connection
-
 
 class Answers(Protocol):
     """Where a message was delivered, and where its answer goes (a consumer's connection)."""

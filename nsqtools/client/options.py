@@ -19,11 +19,10 @@ from typing import Any, Literal
 from nsqtools import __version__
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.addresses import parse_address
+from nsqtools.protocol.commands import MAX_DELAY_S
 from nsqtools.protocol.durations import format_duration, parse_duration
 
 Kind = Literal["duration", "bool", "int", "float", "text", "choice"]
-
-HOUR = 3600.0
 
 
 def _option(
@@ -73,9 +72,12 @@ class ClientOptions:
     )
     local_addr: str = _option("", "text", "local host:port to connect from")
     reconnect_base_s: float = _duration(
-        8.0, "first delay before an nsqd given by address is tried again; doubles", 0.01, HOUR
+        8.0,
+        "first delay before an nsqd given by address is tried again; doubles",
+        0.01,
+        MAX_DELAY_S,
     )
-    reconnect_max_s: float = _duration(120.0, "longest delay between such tries", 0.01, HOUR)
+    reconnect_max_s: float = _duration(120.0, "longest delay between such tries", 0.01, MAX_DELAY_S)
 
     # discovery
     lookupd_poll_interval_s: float = _duration(60.0, "time between lookups", 0.01, 300)
@@ -140,14 +142,16 @@ class ClientOptions:
         0, "int", "largest message to accept, in bytes (0: no limit)", low=0, high=0x7FFFFFFF
     )
     default_requeue_delay_s: float = _duration(
-        90.0, "delay of a requeue, times the attempts so far", 0, HOUR
+        90.0, "delay of a requeue, times the attempts so far", 0, MAX_DELAY_S
     )
-    max_requeue_delay_s: float = _duration(900.0, "longest delay of a requeue", 0, HOUR)
+    max_requeue_delay_s: float = _duration(900.0, "longest delay of a requeue", 0, MAX_DELAY_S)
     backoff_strategy: str = _option(
         "exponential", "choice", "how backoff grows", choices=("exponential", "full_jitter")
     )
-    backoff_multiplier_s: float = _duration(1.0, "unit of backoff", 0, HOUR)
-    max_backoff_duration_s: float = _duration(120.0, "longest backoff (0: no backoff)", 0, HOUR)
+    backoff_multiplier_s: float = _duration(1.0, "unit of backoff", 0, MAX_DELAY_S)
+    max_backoff_duration_s: float = _duration(
+        120.0, "longest backoff (0: no backoff)", 0, MAX_DELAY_S
+    )
     low_rdy_idle_timeout_s: float = _duration(
         10.0, "take RDY from a connection idle so long, when there is too little for all", 1, 300
     )

@@ -28,7 +28,6 @@ from nsqtools.protocol import commands
 from nsqtools.protocol.addresses import parse_address
 from nsqtools.protocol.names import check_topic
 
-MAX_DEFER_S = 3600.0  # nsqd's --max-req-timeout
 WINDOW_BYTES = 4 << 20  # outstanding besides the publication that is being added
 
 _check_topic = functools.lru_cache(maxsize=1024)(check_topic)
@@ -140,13 +139,14 @@ class Producer:
     def split(self, bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
         """Group bodies into MPUBs that stay within publish_max_body_size."""
         group: list[bytes] = []
-        size = 4
+        empty = size = commands.mpub_size(())
         for body in bodies:
-            if group and size + 4 + len(body) > self.options.publish_max_body_size:
+            added = commands.SIZE_BYTES + len(body)
+            if group and size + added > self.options.publish_max_body_size:
                 yield group
-                group, size = [], 4
+                group, size = [], empty
             group.append(body)
-            size += 4 + len(body)
+            size += added
         if group:
             yield group
 
@@ -165,14 +165,14 @@ class Producer:
         if defer_s is not None:
             if len(bodies) > 1:
                 raise ConfigurationError("only single messages can be deferred")
-            if not 0 <= defer_s <= MAX_DEFER_S:
+            if not 0 <= defer_s <= commands.MAX_DELAY_S:
                 raise ConfigurationError(
                     f"cannot defer for {defer_s} s", hint="0 to 1h is allowed."
                 )
             return commands.DeferredPublish(topic, round(defer_s * 1000), bodies[0]).encode()
         if len(bodies) == 1:
             return commands.Publish(topic, bodies[0]).encode()
-        if sum(lengths) + 4 * len(lengths) + 4 > self.options.publish_max_body_size:
+        if commands.mpub_size(lengths) > self.options.publish_max_body_size:
             raise ConfigurationError(
                 f"a batch of {sum(lengths)} bytes is above publish_max_body_size",
                 hint="Split it: Producer.split does.",

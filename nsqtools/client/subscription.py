@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from nsqtools.client.connection import Connection
-from nsqtools.client.message import MAX_REQUEUE_DELAY_S, Batch, Message
+from nsqtools.client.message import Batch, Message
 from nsqtools.errors import NsqError, ServerError
 from nsqtools.protocol import commands
 from nsqtools.protocol.frames import CLOSE_WAIT
@@ -96,7 +96,7 @@ class Subscription:
     ) -> None:
         if delay_s is None:
             delay_s = self._user.requeue_delay_s(attempts)
-        delay_ms = round(min(delay_s, MAX_REQUEUE_DELAY_S) * 1000)
+        delay_ms = round(min(delay_s, commands.MAX_DELAY_S) * 1000)
         self._answers.append(
             Answer(commands.Requeue(message_id, delay_ms).encode(), is_final=True, failure=backoff)
         )

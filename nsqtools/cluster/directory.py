@@ -36,8 +36,7 @@ from nsqtools.protocol.addresses import (
     http_url,
     parse_address,
 )
-from nsqtools.protocol.stats import NsqdStats
-from nsqtools.protocol.stats_reading import read_stats
+from nsqtools.protocol.stats import NsqdStats, read_stats
 
 HTTP_PORT_OFFSET = 1  # nsqd listens on 4150 and 4151 unless told otherwise
 MAX_WORKERS = 32

@@ -25,8 +25,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.http.nsqd_http import NsqdHTTPClient
 from nsqtools.protocol.addresses import Address
 from nsqtools.protocol.names import is_ephemeral
-from nsqtools.protocol.stats import TopicStats
-from nsqtools.protocol.stats_reading import read_stats
+from nsqtools.protocol.stats import TopicStats, read_stats
 
 DRAIN_CHANNEL = "nsq-drain"
 """Takes what waits in a topic without channels; deleted afterwards."""

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from nsqtools.cluster.directory import Cluster, DaemonFailure
 from nsqtools.http.nsqlookupd_http import NsqlookupdHTTPClient
-from nsqtools.protocol.stats import ChannelStats, TopicStats
-from nsqtools.protocol.stats_reading import read_stats
+from nsqtools.protocol.stats import ChannelStats, TopicStats, read_stats
 
 
 @dataclass(frozen=True, slots=True)

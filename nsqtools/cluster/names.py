@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from nsqtools.cluster.directory import Cluster, DaemonFailure
 from nsqtools.errors import NotFoundError
 from nsqtools.http.nsqlookupd_http import NsqlookupdHTTPClient
-from nsqtools.protocol.stats_reading import read_stats
+from nsqtools.protocol.stats import read_stats
 
 
 def topic_names(cluster: Cluster) -> list[str]:

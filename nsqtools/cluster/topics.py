@@ -15,8 +15,7 @@ from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.http.nsqd_http import NsqdHTTPClient
 from nsqtools.http.nsqlookupd_http import NsqlookupdHTTPClient
 from nsqtools.protocol.names import is_ephemeral
-from nsqtools.protocol.stats import TopicStats
-from nsqtools.protocol.stats_reading import read_stats
+from nsqtools.protocol.stats import TopicStats, read_stats
 
 
 @dataclass(slots=True)

@@ -16,7 +16,14 @@ from dataclasses import dataclass
 
 _COUNTS = struct.Struct(">II")
 
+SIZE_BYTES = 4
+"""Of the count of an MPUB, and of the size before each of its messages."""
+
 MAGIC_V2 = b"  V2"
+
+MAX_DELAY_S = 3600.0
+"""nsqd's default --max-req-timeout: the longest delay of DPUB and REQ. Beyond it nsqd before 1.2
+closes the connection."""
 
 NOP = b"NOP\n"
 CLS = b"CLS\n"
@@ -98,9 +105,7 @@ class MultiPublish:
         lengths = list(map(len, self.bodies))
         packed = {length: pack_size(length) for length in set(lengths)}  # many have the same
         parts = [b""] * (2 * count + 1)
-        parts[0] = b"MPUB %b\n" % self.topic.encode() + _COUNTS.pack(
-            4 * count + sum(lengths) + 4, count
-        )
+        parts[0] = b"MPUB %b\n" % self.topic.encode() + _COUNTS.pack(mpub_size(lengths), count)
         parts[1::2] = [packed[length] for length in lengths]
         parts[2::2] = self.bodies
         return b"".join(parts)  # a batch is large: one copy of it is enough
@@ -152,6 +157,6 @@ def encode_finishes(ids: Iterable[bytes]) -> bytes:
     return b"FIN " + b"\nFIN ".join(ids) + b"\n"
 
 
-def mpub_size(bodies: Iterable[bytes]) -> int:
-    """Return the size in bytes that nsqd compares with ``--max-body-size`` for an MPUB."""
-    return 4 + sum(len(body) + 4 for body in bodies)
+def mpub_size(lengths: Sequence[int]) -> int:
+    """Return the size that nsqd compares with ``--max-body-size``; ``lengths`` are of the bodies."""
+    return SIZE_BYTES + sum(lengths) + SIZE_BYTES * len(lengths)

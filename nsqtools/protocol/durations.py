@@ -1,14 +1,19 @@
 """Durations as NSQ's programs and this one write them: ``250ms``, ``30s``, ``1h30m``, ``1.5h``.
 
 The grammar is Go's (time.ParseDuration): a sign, then numbers each with a unit, and a unit is
-needed except after 0. Inside the program a duration is a float of seconds.
+needed except after 0. Inside the program a duration is a float of seconds, or an int of nanoseconds
+where its name ends in ``_ns``.
 """
 
 from __future__ import annotations
 
 import re
 
+NS = 1_000_000_000
+"""Nanoseconds in a second."""
+
 _UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
+_UNITS_NS = {"ns": 1, "µs": 1_000, "ms": 1_000_000, "s": NS, "m": 60 * NS}
 _PART = r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)"
 _DURATION = re.compile(rf"[-+]?({_PART})+", re.ASCII)
 _PARTS = re.compile(_PART, re.ASCII)
@@ -27,15 +32,30 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Return the shortest common way to write a duration: ``250ms``, ``1m30s``, ``0s``."""
-    if seconds < 0:
-        return "-" + format_duration(-seconds)
-    if 0 < seconds < 1:
-        for unit in ("ms", "us"):
-            if seconds >= _UNIT_S[unit]:
-                return f"{seconds / _UNIT_S[unit]:.6g}{unit}"
-        return f"{seconds * 1e9:.6g}ns"
-    minutes, rest = divmod(round(seconds, 6), 60)
-    hours, minutes = divmod(int(minutes), 60)
-    text = (f"{hours}h" if hours else "") + (f"{minutes}m" if minutes else "")
-    return text + (f"{rest:.9g}s" if rest or not text else "")
+    """Return the shortest common way to write a duration: ``250ms``, ``1m30s``, ``1h``, ``0s``."""
+    text = go_duration(round(seconds * NS)).replace("µ", "u")
+    if text.endswith("m0s"):
+        text = text[:-2]
+    return text.removesuffix("0m") if text.endswith("h0m") else text
+
+
+def go_duration(duration_ns: int) -> str:
+    """Write nanoseconds as Go does, on the pages of nsqd: ``1h0m0s``, ``632.134542ms``, ``0s``."""
+    sign, left = ("-", -duration_ns) if duration_ns < 0 else ("", duration_ns)
+    if left < NS:
+        for unit in ("ms", "µs", "ns"):
+            if left >= _UNITS_NS[unit]:
+                return f"{sign}{_decimal(left, _UNITS_NS[unit])}{unit}"
+        return "0s"
+    minutes, rest = divmod(left, _UNITS_NS["m"])
+    hours, minutes = divmod(minutes, 60)
+    text = f"{_decimal(rest, _UNITS_NS['s'])}s"
+    if hours or minutes:
+        text = f"{minutes}m{text}"
+    return f"{sign}{hours}h{text}" if hours else sign + text
+
+
+def _decimal(value: int, unit: int) -> str:
+    whole, part = divmod(value, unit)
+    digits = str(part).zfill(len(str(unit)) - 1).rstrip("0") if part else ""
+    return f"{whole}.{digits}" if digits else str(whole)

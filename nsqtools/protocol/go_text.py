@@ -1,8 +1,7 @@
-"""Go's ways to write and read values as text: quoted strings, durations, JSON.
+"""Go's ways to write and read values as text: quoted strings and JSON.
 
-nsqd and nsqlookupd are Go programs, so their error texts quote with ``%q``, their log lines and
-pages show durations, their JSON escapes what Go's encoder escapes, and what they are sent as JSON
-is read by the rules of Go's decoder. Durations are int nanoseconds here.
+nsqd and nsqlookupd are Go programs, so their error texts quote with ``%q``, their JSON escapes what
+Go's encoder escapes, and what they are sent as JSON is read by the rules of Go's decoder.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ _ESCAPES = {
     0x22: '\\"',
     0x5C: "\\\\",
 }
-_UNITS_NS = {"ns": 1, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "m": 60_000_000_000}
 _JSON_ESCAPES = str.maketrans(
     {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 )
@@ -50,28 +48,6 @@ def quote(data: bytes) -> bytes:
     return "".join(out).encode()
 
 
-def format_duration(duration_ns: int) -> str:
-    """Write nanoseconds as Go does: ``1h0m0s``, ``632.134542ms``, ``0s``."""
-    sign, left = ("-", -duration_ns) if duration_ns < 0 else ("", duration_ns)
-    if left < 1_000_000_000:
-        for unit in ("ms", "µs", "ns"):
-            if left >= _UNITS_NS[unit]:
-                return f"{sign}{_decimal(left, _UNITS_NS[unit])}{unit}"
-        return "0s"
-    minutes, rest = divmod(left, _UNITS_NS["m"])
-    hours, minutes = divmod(minutes, 60)
-    text = f"{_decimal(rest, _UNITS_NS['s'])}s"
-    if hours or minutes:
-        text = f"{minutes}m{text}"
-    return f"{sign}{hours}h{text}" if hours else sign + text
-
-
-def _decimal(value: int, unit: int) -> str:
-    whole, part = divmod(value, unit)
-    digits = str(part).zfill(len(str(unit)) - 1).rstrip("0") if part else ""
-    return f"{whole}.{digits}" if digits else str(whole)
-
-
 def go_json(value: object) -> bytes:
     """Return compact JSON with Go's escapes: keys in the given order, UTF-8 left as it is."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
@@ -83,7 +59,7 @@ def go_members(data: bytes, kinds: Mapping[str, type | range]) -> dict[str, Any]
     """Return the members of a JSON object that a Go struct with these fields would take.
 
     The kind of a field is its type, or for an integer the range that it has to fit in. Keys match
-    in any case, the last duplicate wins, null leaves a field alone, an unknown key is passed over,
+    in any case, the last duplicate wins, null leaves a field alone, an unknown key is ignored,
     an integer must be written as one. Raises ``ValueError`` where Go's decoder fails.
     """
     try:

@@ -1,7 +1,12 @@
-"""Protocol V1, between nsqd and nsqlookupd: lines to it, sized responses back.
+"""Protocol V1, between nsqd and nsqlookupd, for both sides: lines to it, sized responses back.
 
 A response has no frame type: ``int32 size | data``. Errors are responses, too; their data begins
 with ``E_``, and the connection ends with them.
+
+The readers of nsqlookupd work as those of `requests`: a value and the position after it,
+`RequestError` for what is refused, in nsqlookupd's own words, `Incomplete` until the bytes are
+there. Traps: nsqlookupd trims a line before it splits it at single blanks, quotes names in single
+quotes, and believes the size of IDENTIFY whatever it is. A size that no nsqd sends is refused here.
 """
 
 from __future__ import annotations
@@ -11,7 +16,9 @@ from dataclasses import asdict, dataclass
 
 from nsqtools.errors import ProtocolError
 from nsqtools.protocol.commands import sized
-from nsqtools.protocol.go_text import go_json
+from nsqtools.protocol.go_text import INT64, go_json, go_members
+from nsqtools.protocol.names import is_valid_name
+from nsqtools.protocol.requests import RequestError, read_body, read_line
 
 MAGIC_V1 = b"  V1"
 PING = b"PING\n"
@@ -33,7 +40,7 @@ class PeerInfo:
 
 
 def decode_peer_info(data: bytes) -> PeerInfo:
-    """Read a daemon's JSON; unknown keys are passed over. Raises `ProtocolError`."""
+    """Read a daemon's JSON; unknown keys are ignored. Raises `ProtocolError`."""
     try:
         document = json.loads(data)
         info = PeerInfo(
@@ -70,3 +77,59 @@ def encode_unregister(topic: str, channel: str = "") -> bytes:
 def encode_response(data: bytes) -> bytes:
     """Return the response as nsqlookupd writes it."""
     return sized(data)
+
+
+MAX_IDENTIFY_SIZE = 1 << 16  # nsqd sends some 150 bytes
+
+_KINDS: dict[str, type | range] = {
+    "remote_address": str,  # nsqlookupd reads it, and puts the real one in its place
+    "hostname": str,
+    "broadcast_address": str,
+    "tcp_port": INT64,
+    "http_port": INT64,
+    "version": str,
+}
+
+
+def read_words(data: bytes, position: int) -> tuple[list[bytes], int]:
+    """Split the command line at ``position`` into words, at least one."""
+    words, after = read_line(data, position)
+    return b" ".join(words).strip().split(b" "), after
+
+
+def read_identify(data: bytes, position: int, start: int) -> tuple[PeerInfo, int]:
+    """Read the body of IDENTIFY; ``start`` is where the command began."""
+    body, position = read_body(
+        data, position, start, "IDENTIFY", MAX_IDENTIFY_SIZE, min_body_size=0
+    )
+    try:
+        members = go_members(body, _KINDS)
+    except ValueError as exc:
+        raise RequestError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from exc
+    info = PeerInfo(
+        broadcast_address=members.get("broadcast_address", ""),
+        hostname=members.get("hostname", ""),
+        http_port=members.get("http_port", 0),
+        tcp_port=members.get("tcp_port", 0),
+        version=members.get("version", ""),
+    )
+    if not (info.broadcast_address and info.http_port and info.tcp_port and info.version):
+        raise RequestError("E_BAD_BODY", "IDENTIFY missing fields")
+    return info, position
+
+
+def topic_and_channel(words: list[bytes]) -> tuple[str, str]:
+    """Check the parameters of REGISTER and UNREGISTER; the channel may be ``""``."""
+    command = words[0]
+    if len(words) < 2:
+        raise RequestError("E_INVALID", command + b" insufficient number of params")
+    topic = _name("E_BAD_TOPIC", command + b" topic", words[1])
+    channel = words[2] if len(words) > 2 else b""
+    return topic, _name("E_BAD_CHANNEL", command + b" channel", channel) if channel else ""
+
+
+def _name(code: str, what: bytes, word: bytes) -> str:
+    name = word.decode("latin-1")
+    if not is_valid_name(name):
+        raise RequestError(code, what + b" name '" + word + b"' is not valid")
+    return name

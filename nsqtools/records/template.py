@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
+from nsqtools.protocol.durations import NS
 from nsqtools.protocol.message import WireMessage
 from nsqtools.records.envelope import MessageLike
-from nsqtools.records.units import NS, unescape
+from nsqtools.records.units import unescape
 
 Get = Callable[[MessageLike], Any]
 Encoder = Callable[[str, str, Iterable[MessageLike]], bytes]

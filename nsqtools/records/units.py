@@ -11,7 +11,7 @@ import re
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from nsqtools.protocol.durations import parse_duration
+from nsqtools.protocol.durations import NS, parse_duration
 
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|.|\Z)", re.DOTALL)
 _SIMPLE = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
@@ -46,8 +46,6 @@ def _value(escape: re.Match[str]) -> bytes:
 
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(i?))?b?", re.ASCII | re.IGNORECASE)
-
-NS = 1_000_000_000
 
 
 class Moment(NamedTuple):

@@ -13,7 +13,7 @@ from nsqtools.cluster.names import select
 from nsqtools.cluster.stats import RateMeter, Row, rates_between, rows_of, totals
 from nsqtools.cluster.stats_columns import Thresholds, parse_filter, sort_rows
 from nsqtools.errors import ConfigurationError, NotFoundError, ProtocolError
-from nsqtools.protocol.stats_reading import read_stats
+from nsqtools.protocol.stats import read_stats
 
 ROW = Row(
     node="a:1",

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.protocol import commands
-from nsqtools.protocol.identify import IdentifyRequest
-from nsqtools.protocol.identify_request import decode_identify
+from nsqtools.protocol.identify import IdentifyRequest, decode_identify
 from nsqtools.protocol.requests import (
     BodiesReader,
     read_body,
@@ -77,7 +76,9 @@ def test_nsqd_reads_a_multi_publish_back(bodies: list[bytes]) -> None:
     wire = commands.MultiPublish("clicks", bodies).encode()
     words, position = read_line(wire, 0)
     assert words == [b"MPUB", b"clicks"]
-    assert int.from_bytes(wire[position : position + 4], "big") == commands.mpub_size(bodies)
+    assert int.from_bytes(wire[position : position + 4], "big") == commands.mpub_size(
+        list(map(len, bodies))
+    )
     position = read_multi_publish_size(wire, position, 0, LIMIT)
     reader = BodiesReader(LIMIT, LIMIT)
     assert reader.read(wire, position) == len(wire)

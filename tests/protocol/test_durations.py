@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.protocol.durations import format_duration, parse_duration
+from nsqtools.protocol.durations import format_duration, go_duration, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,23 @@ def test_a_duration_is_written_shortly(seconds: float, text: str) -> None:
 @given(st.integers(min_value=0, max_value=10**9).map(lambda us: us / 1e6))
 def test_what_is_written_reads_back(seconds: float) -> None:
     assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("duration_ns", "text"),
+    [
+        (0, "0s"),
+        (1, "1ns"),
+        (2_155, "2.155µs"),
+        (632_134_542, "632.134542ms"),
+        (250_000_000, "250ms"),
+        (1_000_000_000, "1s"),
+        (1_500_000_000, "1.5s"),
+        (60_000_000_000, "1m0s"),
+        (3_600_000_000_000, "1h0m0s"),
+        (90_061_000_000_000, "25h1m1s"),
+        (-1_500_000, "-1.5ms"),
+    ],
+)
+def test_durations_are_written_as_go_writes_them(duration_ns: int, text: str) -> None:
+    assert go_duration(duration_ns) == text

@@ -19,7 +19,7 @@ from nsqtools.cli.render.output import ByteWriter, write_listing
 from nsqtools.cli.running.ends import ExitStatus
 from nsqtools.cli.running.runtime import Session
 from nsqtools.errors import OutputError
-from nsqtools.records.units import NS
+from nsqtools.protocol.durations import NS
 
 LINES_A_WRITE = 1000
 

@@ -26,13 +26,11 @@ from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import stopping
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.client.spread import PublishMode
+from nsqtools.protocol.commands import MAX_DELAY_S
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import parse_span, unescape
 
 INPUT = "Input"
-
-
-MAX_DEFER_S = 3600.0  # nsqd's default for --max-req-timeout
 
 
 def parse_delimiter(text: str) -> bytes:
@@ -45,7 +43,7 @@ def parse_delimiter(text: str) -> bytes:
 def parse_defer(text: str) -> float:
     """Read a delay in seconds. Raises ``ValueError`` for one that nsqd refuses."""
     seconds = parse_span(text)
-    if seconds > MAX_DEFER_S:
+    if seconds > MAX_DELAY_S:
         raise ValueError(f"{text!r} is above nsqd's limit of 1h")
     return seconds
 

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 from nsqtools.cli.render.output import Cell, write_json, write_listing
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import NotFoundError, OutputError
-from nsqtools.protocol.durations import format_duration
+from nsqtools.protocol.durations import NS, format_duration
 
 if TYPE_CHECKING:
     from nsqtools.spark.jobs.reporting import Figures, TrafficReport
 
-NS = 1_000_000_000
 MOST_GAPS = 20
 WIDE_ENOUGH = 130
 

@@ -19,7 +19,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from nsqtools.protocol.go_text import format_duration, go_json
+from nsqtools.protocol.durations import go_duration
+from nsqtools.protocol.go_text import go_json
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.http.routes import Found, OtherMethods, Redirect, Routes
@@ -163,7 +164,7 @@ class HTTPApi:
         response.headers["Date"] = formatdate(usegmt=True)
         await response(scope, receive, send)
         if request.url.path not in _NOT_LOGGED:
-            took = format_duration(int((time.monotonic() - started_s) * 1e9))
+            took = go_duration(int((time.monotonic() - started_s) * 1e9))
             client = f"{request.client.host}:{request.client.port}" if request.client else ""
             self._log.info(
                 f"{response.status_code} {request.method} {_target(request)} ({client}) {took}"

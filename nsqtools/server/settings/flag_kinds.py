@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nsqtools.protocol.durations import parse_duration
-from nsqtools.protocol.go_text import format_duration
+from nsqtools.protocol.durations import go_duration, parse_duration
 from nsqtools.server.daemon_log import LEVELS
 
 _TRUE = {"1", "t", "T", "TRUE", "true", "True"}
@@ -109,7 +108,7 @@ STRING = FlagKind("string", lambda text: text, lambda value: f'"{value}"')
 INT = FlagKind("int", parse_int)
 BOOL = FlagKind("", parse_bool, lambda value: str(value).lower(), is_bool=True)
 DURATION = FlagKind(
-    "duration", parse_seconds, lambda value: format_duration(seconds_to_ns(value)), seconds_to_ns
+    "duration", parse_seconds, lambda value: go_duration(seconds_to_ns(value)), seconds_to_ns
 )
 STRINGS = FlagKind("value", lambda text: (text,), repeatable=True, wire=lambda value: list(value))
 PERCENTILES = FlagKind("value", parse_percentiles, repeatable=True, wire=lambda value: list(value))

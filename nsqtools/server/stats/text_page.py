@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from nsqtools.protocol.go_text import format_duration
+from nsqtools.protocol.durations import go_duration
 from nsqtools.protocol.stats import ChannelStats, ClientStats, LatencyStats, NsqdStats, TopicStats
 
 
@@ -15,7 +15,7 @@ def render_stats(stats: NsqdStats, version_line: str, now_ns: int, start_ns: int
     lines = [
         version_line,
         f"start_time {started.isoformat().replace('+00:00', 'Z')}",
-        f"uptime {format_duration(now_ns - start_ns)}",
+        f"uptime {go_duration(now_ns - start_ns)}",
         "",
         f"Health: {stats.health}",
     ]
@@ -59,7 +59,7 @@ def _channel(channel: ChannelStats) -> str:
 def _client(client: ClientStats, now_s: int) -> str:
     port = client.remote_address.rpartition(":")[2]
     name = f"{client.hostname}:{port} {client.user_agent}"
-    connected = format_duration((now_s - client.connect_ts) * 1_000_000_000)
+    connected = go_duration((now_s - client.connect_ts) * 1_000_000_000)
     head = f"[{client.version} {name:<21}]"
     if client.pub_counts:
         topics = ",".join(f"{topic}={count}" for topic, count in client.pub_counts)

@@ -9,9 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from nsqtools.protocol.go_text import format_duration
-from nsqtools.protocol.lookup_requests import read_identify, read_words, topic_and_channel
-from nsqtools.protocol.lookup_v1 import PeerInfo, encode_response
+from nsqtools.protocol.durations import go_duration
+from nsqtools.protocol.lookup_v1 import (
+    PeerInfo,
+    encode_response,
+    read_identify,
+    read_words,
+    topic_and_channel,
+)
 from nsqtools.protocol.requests import RequestError
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.lookup.registrations import RegisteredNsqd, Registration, Registrations
@@ -82,7 +87,7 @@ class LookupProtocolV1:
     def _ping(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
         if self._peer is not None:
             now_ns = time.time_ns()
-            since = format_duration(now_ns - self._peer.last_update_ns)
+            since = go_duration(now_ns - self._peer.last_update_ns)
             self._log.info(f"CLIENT({self._peer.remote_address}): pinged (last ping {since})")
             self._peer.last_update_ns = now_ns
         self._connection.send(_OK)

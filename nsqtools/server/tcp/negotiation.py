@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from nsqtools.protocol.identify import IdentifyReply
-from nsqtools.protocol.identify_request import IdentifyLimits, ReceivedIdentify, check_identify
+from nsqtools.protocol.identify import (
+    IdentifyLimits,
+    IdentifyReply,
+    ReceivedIdentify,
+    check_identify,
+)
 from nsqtools.protocol.requests import RequestError
 from nsqtools.server.daemon_log import NSQ_VERSION
 from nsqtools.server.settings.nsqd_options import NsqdOptions

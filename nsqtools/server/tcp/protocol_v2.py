@@ -15,7 +15,7 @@ from typing import Final
 
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec
 from nsqtools.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, OK, RESPONSE, encode_frame
-from nsqtools.protocol.identify_request import decode_identify
+from nsqtools.protocol.identify import decode_identify
 from nsqtools.protocol.requests import (
     Request,
     RequestError,

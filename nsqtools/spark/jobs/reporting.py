@@ -32,6 +32,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.protocol.durations import NS
 from nsqtools.spark.jobs.inputs import Choice, Inputs, read_messages
 
 if TYPE_CHECKING:
@@ -187,9 +188,6 @@ def collect_gaps(messages: DataFrame, longer_than_ns: int) -> tuple[list[Gap], i
     gaps = [Gap(row["topic"], row["begin"], row["length"]) for row in longest]
     gaps.sort(key=lambda gap: (gap.begin_ns, gap.topic))
     return gaps, int(count.get["gaps"])
-
-
-NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)

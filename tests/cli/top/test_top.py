@@ -18,7 +18,7 @@ from nsqtools.client.consumer import Consumer
 from nsqtools.cluster.directory import NodeReport
 from nsqtools.cluster.sampling import Sample
 from nsqtools.cluster.stats import rows_of
-from nsqtools.protocol.stats_reading import read_stats
+from nsqtools.protocol.stats import read_stats
 
 UP, DOWN, ENTER, ESCAPE = "\x1b[A", "\x1b[B", "\r", "\x1b"
 

@@ -12,8 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
+from nsqtools.protocol.durations import NS
 from nsqtools.spark.jobs.compaction.compacted_output import Input, Manifest
-from nsqtools.spark.jobs.compaction.inventory import NS, CountedFile, Slot, closes_at, end_ns
+from nsqtools.spark.jobs.compaction.inventory import CountedFile, Slot, closes_at, end_ns
 
 PLAIN_BY_COMPRESSED = 6
 """About how much larger a file is without gzip."""

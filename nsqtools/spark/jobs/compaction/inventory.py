@@ -25,9 +25,9 @@ from nsqtools.archive.layout import Member, owner_of
 from nsqtools.archive.members import is_gzip, scan_members
 from nsqtools.archive.reader import ArchiveFile, find_archives, read_messages
 from nsqtools.errors import OutputError
+from nsqtools.protocol.durations import NS
 from nsqtools.records.envelope import Envelope
 
-NS = 1_000_000_000
 DAY_NS = 86_400 * NS
 _EPOCH = date(1970, 1, 1).toordinal()
 

@@ -8,17 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.protocol.lookup_requests import (
-    MAX_IDENTIFY_SIZE,
-    read_identify,
-    read_words,
-    topic_and_channel,
-)
 from nsqtools.protocol.lookup_v1 import (
+    MAX_IDENTIFY_SIZE,
     PeerInfo,
     encode_identify,
     encode_register,
     encode_unregister,
+    read_identify,
+    read_words,
+    topic_and_channel,
 )
 from nsqtools.protocol.requests import Incomplete, LineTooLong, RequestError
 
