@@ -216,10 +216,10 @@ _nsq_describe() {
             ;;
         'nsq tail')
             options=(
-                '*-t,--topic=@topics' '-c,--channel=@channels' '--json' '-f,--format='
-                '--decode=utf8|hex|base64' '-d,--delimiter=' '--print-topic' '-g,--grep='
-                '-i,--ignore-case' '--invert' '--sample=' '-n,--count=' '--exit-idle=' '--for='
-                '--create' '--force' '*--nsqd-tcp-address=' '*--lookupd-http-address='
+                '*-t,--topic=@topics' '-c,--channel=@channels' '-n,--count=' '--exit-idle=' '--for='
+                '--create' '--force' '--json' '-f,--format=' '--decode=utf8|hex|base64'
+                '-d,--delimiter=' '--print-topic' '-g,--grep=' '-i,--ignore-case' '--invert'
+                '--sample=' '*--nsqd-tcp-address=' '*--lookupd-http-address='
                 '*--nsqd-http-address=' '*--address-map=' '-P,--profile=@profiles'
                 '--max-in-flight=' '*-X,--consumer-opt=@options' '--tls,--no-tls'
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'

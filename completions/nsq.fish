@@ -235,14 +235,14 @@ function __nsq_describe --no-scope-shadowing
                 'Show depth, rates, clients and latency of topics and channels.' \
                 'Check, repair and read archives.' \
                 'Publish archived messages again, in the order of their times.' \
-                'Watch topics, channels and consumers on the whole screen.' \
+                'Watch topics, channels and consumers live, in full screen.' \
                 'List topics, and create, delete, empty or pause them.' \
                 'List channels, and create, delete, empty or pause them.' \
                 'List every nsqd: version, topics, tombstones, and whether it answers.' \
                 'Show which nsqd have a topic, as nsqlookupd tells consumers.' \
-                'Ask every daemon whether it is well.' \
+                'Check the health of every daemon.' \
                 'Show version, addresses and limits of every nsqd.' \
-                'Take a topic from one nsqd: hide it from consumers, then delete it there.' \
+                'Remove a topic from one nsqd: hide it from consumers, then delete it there.' \
                 'Move the messages that are left on one nsqd to another.' \
                 'Show the settings in force; read and change options of running nsqd.' \
                 'Run archives and topics through Spark.' \
@@ -258,10 +258,10 @@ function __nsq_describe --no-scope-shadowing
                 'Show the version and exit.' 'Show this message and exit.'
         case 'nsq tail'
             set options \
-                '*-t,--topic=@topics' '-c,--channel=@channels' '--json' '-f,--format=' \
-                '--decode=utf8|hex|base64' '-d,--delimiter=' '--print-topic' '-g,--grep=' \
-                '-i,--ignore-case' '--invert' '--sample=' '-n,--count=' '--exit-idle=' '--for=' \
-                '--create' '--force' '*--nsqd-tcp-address=' '*--lookupd-http-address=' \
+                '*-t,--topic=@topics' '-c,--channel=@channels' '-n,--count=' '--exit-idle=' '--for=' \
+                '--create' '--force' '--json' '-f,--format=' '--decode=utf8|hex|base64' \
+                '-d,--delimiter=' '--print-topic' '-g,--grep=' '-i,--ignore-case' '--invert' \
+                '--sample=' '*--nsqd-tcp-address=' '*--lookupd-http-address=' \
                 '*--nsqd-http-address=' '*--address-map=' '-P,--profile=@profiles' \
                 '--max-in-flight=' '*-X,--consumer-opt=@options' '--tls,--no-tls' \
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
@@ -270,32 +270,34 @@ function __nsq_describe --no-scope-shadowing
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Name of the topic.' 'Name of the channel.' 'Print JSON.' \
+                'Name of the topic.' 'Name of the channel.' 'Stop after N.' \
+                'Stop after DURATION without messages (5s, 1m30s).' 'Stop after DURATION.' \
+                'Go on when the topic does not exist; subscribing creates it.' \
+                'Continue although the topic has no channel yet and a backlog, which would be lost.' \
+                'Print JSON.' \
                 'Print by a template: {topic} {nsqd} {id} {timestamp} {attempts} {size} {body}; {timestamp:%H:%M:%S}, {body:hex|base64|json}; \\n \\t \\0 \\xNN; {{ and }} for braces.' \
                 'Show bodies as text, hex or base64.' \
                 'What ends each message; \\0 for NUL, \'\' for nothing.' \
-                'Put \'TOPIC | \' before each message.' \
-                'Only bodies that contain it; the others are finished unseen.' \
-                'Ignore case in --grep.' 'Only bodies without --grep.' \
-                'Only this share of the messages, drawn at random (10%, 0.1).' 'End after N.' \
-                'End when nothing came for so long (5s, 1m30s).' 'End after so long.' \
-                'Go on when the topic does not exist; subscribing creates it.' \
-                'Go on when the topic has no channel yet and a backlog, which would be lost.' \
+                'Print \'TOPIC | \' before a message.' \
+                'Only messages whose body matches; the others are finished and not printed.' \
+                'Ignore case in --grep.' 'Only messages without --grep.' \
+                'Only this share of the messages, drawn at random (10%, 0.1).' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'nsqlookupd that knows the nsqd of a topic.' 'nsqd, over HTTP.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'nsqlookupd, over HTTP; finds the nsqd of a topic.' 'nsqd, over HTTP.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' \
                 'Messages in flight at a time, all nsqd together.' \
-                'Any option of the consumer; \'list\' lists them.' 'Use TLS, and nothing else.' \
-                'Certificates to trust, PEM.' 'Client certificate, PEM.' \
-                'Key of the client certificate, PEM.' 'Do not verify the certificate of nsqd.' \
-                'Lowest version: tls1.2 or tls1.3.' 'Compress with snappy.' 'Compress with deflate.' \
+                'Any option of the consumer; \'list\' lists them.' \
+                'Require TLS; never fall back to plain text.' 'Certificates to trust, PEM.' \
+                'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
+                'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
+                'Compress with snappy.' 'Compress with deflate.' \
                 'Compress with deflate at this level, 1 to 9.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq pub'
             set options \
                 '-t,--topic=@topics' '--format=raw|jsonl' '-d,--delimiter=' '--rate=' '--defer=' \
@@ -310,21 +312,22 @@ function __nsq_describe --no-scope-shadowing
                 'Name of the topic.' \
                 'raw: each record is a body. jsonl: what tail --json and archives write.' \
                 'What ends each record; \\0 for NUL.' 'At most N messages a second; 0 for no limit.' \
-                'Have channels deliver each message after so long, up to 1h.' \
+                'Defer delivery of each message by DURATION, up to 1h.' \
                 'With several nsqd: every message to all of them, to each in turn, or to the first that works.' \
-                'How long to try again when nsqd cannot be reached; 0s for not at all.' \
-                'Also publish again what nsqd may have taken just before the connection broke: such messages can arrive twice.' \
+                'How long to retry when nsqd cannot be reached; 0s for not at all.' \
+                'Also publish again what nsqd may have accepted just before the connection broke: such messages can arrive twice.' \
                 'Append every record that was not confirmed to this file, byte for byte.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Named settings from the configuration file.' \
-                'Any option of the producer; \'list\' lists them.' 'Use TLS, and nothing else.' \
-                'Certificates to trust, PEM.' 'Client certificate, PEM.' \
-                'Key of the client certificate, PEM.' 'Do not verify the certificate of nsqd.' \
-                'Lowest version: tls1.2 or tls1.3.' 'Compress with snappy.' 'Compress with deflate.' \
+                'Any option of the producer; \'list\' lists them.' \
+                'Require TLS; never fall back to plain text.' 'Certificates to trust, PEM.' \
+                'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
+                'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
+                'Compress with snappy.' 'Compress with deflate.' \
                 'Compress with deflate at this level, 1 to 9.' \
-                'File with the auth secret; or set NSQ_AUTH_SECRET.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '*@file'
         case 'nsq peek'
@@ -340,22 +343,23 @@ function __nsq_describe --no-scope-shadowing
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Name of the topic.' 'Name of the channel.' 'Messages to show.' \
-                'End when nothing came for so long (5s, 1m30s).' 'Print JSON.' \
+                'Stop after DURATION without messages (5s, 1m30s).' 'Print JSON.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'nsqlookupd that knows the nsqd of a topic.' 'nsqd, over HTTP.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'nsqlookupd, over HTTP; finds the nsqd of a topic.' 'nsqd, over HTTP.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' \
                 'Messages in flight at a time, all nsqd together.' \
-                'Any option of the consumer; \'list\' lists them.' 'Use TLS, and nothing else.' \
-                'Certificates to trust, PEM.' 'Client certificate, PEM.' \
-                'Key of the client certificate, PEM.' 'Do not verify the certificate of nsqd.' \
-                'Lowest version: tls1.2 or tls1.3.' 'Compress with snappy.' 'Compress with deflate.' \
+                'Any option of the consumer; \'list\' lists them.' \
+                'Require TLS; never fall back to plain text.' 'Certificates to trust, PEM.' \
+                'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
+                'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
+                'Compress with snappy.' 'Compress with deflate.' \
                 'Compress with deflate at this level, 1 to 9.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq to-file'
             set options \
                 '*-t,--topic=@topics' '--topic-pattern=' '--topic-refresh=' '-c,--channel=@channels' \
@@ -374,45 +378,44 @@ function __nsq_describe --no-scope-shadowing
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Name of the topic.' 'Also all topics, now and later, whose name contains it.' \
+                'Name of the topic.' 'Also every topic, now and later, whose name matches.' \
                 'How often to look for topics of the pattern.' 'Name of the channel.' \
-                'Run for each finished file; {path} in it is the file.' \
-                'Keep counts there, as Prometheus text.' 'End after N.' \
-                'End when the channel has nothing more.' \
-                'End when nothing came for so long (5s, 1m30s).' 'End after so long.' \
+                'Run for each finished file; {path} stands for the file.' \
+                'Write counts to this file, as Prometheus text.' 'Stop after N.' \
+                'Stop when the channel is empty.' \
+                'Stop after DURATION without messages (5s, 1m30s).' 'Stop after DURATION.' \
                 'Go on when the topic does not exist; subscribing creates it.' \
                 'Where finished files go.' \
-                'Where files in progress are, if not in --output-dir; any file system will do.' \
-                'Name of a file: <TOPIC> <HOST> <PID> <DATETIME> <PARTITION> <REV>; / for folders.' \
+                'Where files in progress go, if not to --output-dir; any file system will do.' \
+                'Name of a file: <TOPIC> <HOST> <PID> <DATETIME> <PARTITION> <REV>; / for directories.' \
                 '<DATETIME>: the time of arrival.' '<PARTITION>: a time, see --partition-by.' \
                 '<PARTITION> is the time of arrival, or of each message.' \
                 'Times in names are UTC, not local.' '<HOST>, if not the short host name.' \
-                'Permissions of files.' 'Permissions of folders.' \
+                'Permissions of files.' 'Permissions of directories.' \
                 'jsonl: a line of JSON with id, time and body, for replay and Spark. raw: bodies and --delimiter, as nsq_to_file writes.' \
                 'What ends each body in raw files; \\0 for NUL.' 'Compress files.' \
                 'Compress at this level; without it fast with python-isal, else 6.' \
-                'Begin a new file at this size on disk.' \
-                'Begin a new file at this size before compression.' \
-                'Begin a new file so often, in step with the clock.' \
-                'Begin a new file when one is so old.' \
-                'Whether times without messages have a file: they have none by default.' \
-                'Flush and finish messages after so long.' 'Flush when so much text is held.' \
-                'Flush when so many messages are held.' \
+                'Rotate at this size on disk.' 'Rotate at this size before compression.' \
+                'Rotate every DURATION, clock-aligned.' 'Rotate DURATION after a file was opened.' \
+                'Whether an interval without messages has a file; it has none by default.' \
+                'Flush and finish messages every DURATION.' 'Flush when this much text is held.' \
+                'Flush when N messages are held.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'nsqlookupd that knows the nsqd of a topic.' 'nsqd, over HTTP.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'nsqlookupd, over HTTP; finds the nsqd of a topic.' 'nsqd, over HTTP.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' \
                 'Messages in flight at a time, all nsqd together.' \
-                'Any option of the consumer; \'list\' lists them.' 'Use TLS, and nothing else.' \
-                'Certificates to trust, PEM.' 'Client certificate, PEM.' \
-                'Key of the client certificate, PEM.' 'Do not verify the certificate of nsqd.' \
-                'Lowest version: tls1.2 or tls1.3.' 'Compress with snappy.' 'Compress with deflate.' \
+                'Any option of the consumer; \'list\' lists them.' \
+                'Require TLS; never fall back to plain text.' 'Certificates to trust, PEM.' \
+                'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
+                'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
+                'Compress with snappy.' 'Compress with deflate.' \
                 'Compress with deflate at this level, 1 to 9.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq stat'
             set options \
                 '*-t,--topic=@topics' '*-c,--channel=@channels' '--show=queues|nodes|clients|memory' \
@@ -426,33 +429,34 @@ function __nsq_describe --no-scope-shadowing
                 '--timeout=' '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' \
                 '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Only these topics (clicks, \'web.*\').' 'Only these channels.' \
-                'Queues of all nsqd together, or of each nsqd, or consumers, or each nsqd\'s memory.' \
-                'Only queues for which it holds: depth>0, clients=0, paused=yes.' \
-                'Sort by a column; numbers from the greatest down.' \
-                'Look again every so long, until --count or until interrupted.' 'End after N.' \
-                'Look once, at once, without rates.' 'Print JSON.' 'Print CSV.' \
-                'Print Prometheus metrics, once.' 'Fail when a queue is deeper.' \
-                'Fail when more messages a second are requeued or time out.' \
-                'Fail when a channel has fewer consumers.' 'nsqd, over HTTP.' \
-                'nsqlookupd that knows the nsqd of a topic.' \
+                'Only these topics: names, or globs such as \'web*\'.' \
+                'Only these channels: names, or globs such as \'tail*\'.' \
+                'A row for each queue, each queue on each nsqd, each consumer, or each nsqd\'s memory.' \
+                'Only queues that match: depth>0, clients=0, paused=yes.' \
+                'Sort by a column, largest numbers first.' \
+                'Sample every DURATION, until --count or until interrupted.' 'Stop after N.' \
+                'Take one sample, without waiting and without rates.' 'Print JSON.' 'Print CSV.' \
+                'Print Prometheus metrics, once.' 'Fail when the depth of a queue is above N.' \
+                'Fail when more than N messages a second are requeued or time out.' \
+                'Fail when a channel has fewer than N consumers.' 'nsqd, over HTTP.' \
+                'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq archive'
             set commands \
                 'verify' 'repair' 'cat' 'info'
             set command_helps \
-                'Read archives and say what is damaged.' \
-                'Finish what a crash left, and make damaged archives whole.' \
-                'Print what is in archives, of any format and compression.' \
+                'Read archives and report what is damaged.' \
+                'Finish files that a crash left, and repair damaged archives.' \
+                'Print the messages in archives of any format and compression.' \
                 'List archives with their messages, topics and times.'
             set options \
                 '--help'
@@ -462,8 +466,9 @@ function __nsq_describe --no-scope-shadowing
             set options \
                 '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Print errors only.' 'Log more; -vv logs everything.' \
+                'Format of log lines on stderr.' 'Log everything, and show tracebacks of errors.' \
+                'Show this message and exit.'
             set arguments \
                 '*@file'
         case 'nsq archive repair'
@@ -471,9 +476,9 @@ function __nsq_describe --no-scope-shadowing
                 '-d,--delimiter=' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' \
                 '--help'
             set option_helps \
-                'What ends each body in raw files; \\0 for NUL.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'What ends each body in raw files; \\0 for NUL.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '*@file'
         case 'nsq archive cat'
@@ -481,20 +486,20 @@ function __nsq_describe --no-scope-shadowing
                 '--bodies' '-d,--delimiter=' '--since=' '--until=' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Only the bodies, each ended by --delimiter.' \
+                'Print only the bodies, each ended by --delimiter.' \
                 'What ends each body in raw files; \\0 for NUL.' \
-                'Only messages published then or later (2026-11-21T08:00:00Z, -2h).' \
-                'Only messages published before that.' 'Tell errors only.' 'Log more; -vv logs all.' \
-                'Form of the log lines on stderr.' 'Log all, and show tracebacks of errors.' \
-                'Show this message and exit.'
+                'Only messages published at this time or later (2026-11-21T08:00:00Z, -2h).' \
+                'Only messages published before this time.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '*@file'
         case 'nsq archive info'
             set options \
                 '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Print JSON.' 'Tell errors only.' 'Log more; -vv logs all.' \
-                'Form of the log lines on stderr.' 'Log all, and show tracebacks of errors.' \
+                'Print JSON.' 'Print errors only.' 'Log more; -vv logs everything.' \
+                'Format of log lines on stderr.' 'Log everything, and show tracebacks of errors.' \
                 'Show this message and exit.'
             set arguments \
                 '*@file'
@@ -511,28 +516,29 @@ function __nsq_describe --no-scope-shadowing
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
                 'Where to publish, if not to the topic that a message came from.' \
-                'Only messages published then or later (2026-11-21T08:00:00Z, -2h).' \
-                'Only messages published before that.' 'Only bodies that contain it.' \
+                'Only messages published at this time or later (2026-11-21T08:00:00Z, -2h).' \
+                'Only messages published before this time.' 'Only messages whose body matches.' \
                 'Each message once, by topic, nsqd and id. Remembers the id of every message.' \
                 'What ends each body in raw files; \\0 for NUL.' \
                 'At most N messages a second; 0 for no limit.' \
-                'At the pace of then, times this (1x, 10x); without it as fast as can be.' \
+                'Multiple of the original speed (1x, 10x); as fast as possible without it.' \
                 'With several nsqd: every message to all of them, to each in turn, or to the first that works.' \
-                'How long to try again when nsqd cannot be reached; 0s for not at all.' \
-                'Also publish again what nsqd may have taken just before the connection broke: such messages can arrive twice.' \
-                'Note there what is confirmed, and go on from there the next time.' \
+                'How long to retry when nsqd cannot be reached; 0s for not at all.' \
+                'Also publish again what nsqd may have accepted just before the connection broke: such messages can arrive twice.' \
+                'Note here what is confirmed, and continue from there the next time.' \
                 'Append every message that was not confirmed to this file, as JSON.' \
-                'Publish nothing; say what would go to which topic.' \
+                'Publish nothing; print how many messages would go to which topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Named settings from the configuration file.' \
-                'Any option of the producer; \'list\' lists them.' 'Use TLS, and nothing else.' \
-                'Certificates to trust, PEM.' 'Client certificate, PEM.' \
-                'Key of the client certificate, PEM.' 'Do not verify the certificate of nsqd.' \
-                'Lowest version: tls1.2 or tls1.3.' 'Compress with snappy.' 'Compress with deflate.' \
+                'Any option of the producer; \'list\' lists them.' \
+                'Require TLS; never fall back to plain text.' 'Certificates to trust, PEM.' \
+                'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
+                'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
+                'Compress with snappy.' 'Compress with deflate.' \
                 'Compress with deflate at this level, 1 to 9.' \
-                'File with the auth secret; or set NSQ_AUTH_SECRET.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '*@file'
         case 'nsq top'
@@ -544,29 +550,29 @@ function __nsq_describe --no-scope-shadowing
                 '--timeout=' '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' \
                 '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Only these topics (clicks, \'web.*\').' 'Time between two looks.' \
-                'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
+                'Only these topics: names, or globs such as \'web*\'.' 'Time between two samples.' \
+                'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq topic'
             set commands \
                 'list' 'info' 'create' 'delete' 'empty' 'pause' 'unpause'
             set command_helps \
-                'List topics, with how many nsqd have them and what waits there.' \
+                'List topics, with the number of nsqd that have them and their depth.' \
                 'Show one topic and its channels, on every nsqd that has it.' \
                 'Create topics: on the nsqd given, and registered with every nsqlookupd given.' \
                 'Delete topics, with their channels and messages, everywhere.' \
-                'Throw away what waits in topics; with --channels, in their channels too.' \
+                'Discard the messages in topics; with --channels, in their channels too.' \
                 'Pause topics: messages stay in them and do not reach the channels.' \
-                'Let paused topics go on.'
+                'Resume paused topics.'
             set options \
                 '--help'
             set option_helps \
@@ -580,17 +586,17 @@ function __nsq_describe --no-scope-shadowing
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
+                'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '*@topics'
         case 'nsq topic info'
@@ -602,17 +608,17 @@ function __nsq_describe --no-scope-shadowing
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
+                'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '@topics'
         case 'nsq topic create'
@@ -624,18 +630,18 @@ function __nsq_describe --no-scope-shadowing
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Show what would change, do nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
-                'nsqlookupd that knows the nsqd of a topic.' \
+                'Show what would change, and change nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
+                'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '*@topics'
         case 'nsq topic delete'
@@ -647,18 +653,18 @@ function __nsq_describe --no-scope-shadowing
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Do not ask.' 'Show what would change, do nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
-                'nsqlookupd that knows the nsqd of a topic.' \
+                'Do not ask.' 'Show what would change, and change nothing.' 'Print JSON.' \
+                'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '*@topics'
         case 'nsq topic empty'
@@ -670,18 +676,19 @@ function __nsq_describe --no-scope-shadowing
                 '--timeout=' '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' \
                 '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Empty the channels too.' 'Do not ask.' 'Show what would change, do nothing.' \
-                'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
+                'Empty the channels too.' 'Do not ask.' \
+                'Show what would change, and change nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
+                'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '*@topics'
         case 'nsq topic pause'
@@ -693,18 +700,18 @@ function __nsq_describe --no-scope-shadowing
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Show what would change, do nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
-                'nsqlookupd that knows the nsqd of a topic.' \
+                'Show what would change, and change nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
+                'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '*@topics'
         case 'nsq topic unpause'
@@ -716,31 +723,31 @@ function __nsq_describe --no-scope-shadowing
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Show what would change, do nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
-                'nsqlookupd that knows the nsqd of a topic.' \
+                'Show what would change, and change nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
+                'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '*@topics'
         case 'nsq channel'
             set commands \
                 'list' 'info' 'create' 'delete' 'empty' 'pause' 'unpause'
             set command_helps \
-                'List channels, with how many nsqd have them and what waits there.' \
+                'List channels, with the number of nsqd that have them and their depth.' \
                 'Show one channel and its consumers, on every nsqd that has it.' \
                 'Create channels of a topic, on every nsqd that has it and with nsqlookupd.' \
                 'Delete channels, with their messages, everywhere.' \
-                'Throw away what is in channels, in flight and deferred too.' \
+                'Discard the messages in channels, in flight and deferred too.' \
                 'Pause channels: messages stay in them and are not delivered.' \
-                'Let paused channels go on.'
+                'Resume paused channels.'
             set options \
                 '--help'
             set option_helps \
@@ -754,17 +761,17 @@ function __nsq_describe --no-scope-shadowing
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
+                'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '*@topics'
         case 'nsq channel info'
@@ -776,17 +783,17 @@ function __nsq_describe --no-scope-shadowing
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
+                'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '@topics' '@channels'
         case 'nsq channel create'
@@ -798,18 +805,18 @@ function __nsq_describe --no-scope-shadowing
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Show what would change, do nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
-                'nsqlookupd that knows the nsqd of a topic.' \
+                'Show what would change, and change nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
+                'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '@topics' '*@channels'
         case 'nsq channel delete'
@@ -821,18 +828,18 @@ function __nsq_describe --no-scope-shadowing
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Do not ask.' 'Show what would change, do nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
-                'nsqlookupd that knows the nsqd of a topic.' \
+                'Do not ask.' 'Show what would change, and change nothing.' 'Print JSON.' \
+                'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '@topics' '*@channels'
         case 'nsq channel empty'
@@ -844,18 +851,18 @@ function __nsq_describe --no-scope-shadowing
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Do not ask.' 'Show what would change, do nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
-                'nsqlookupd that knows the nsqd of a topic.' \
+                'Do not ask.' 'Show what would change, and change nothing.' 'Print JSON.' \
+                'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '@topics' '*@channels'
         case 'nsq channel pause'
@@ -867,18 +874,18 @@ function __nsq_describe --no-scope-shadowing
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Show what would change, do nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
-                'nsqlookupd that knows the nsqd of a topic.' \
+                'Show what would change, and change nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
+                'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '@topics' '*@channels'
         case 'nsq channel unpause'
@@ -890,18 +897,18 @@ function __nsq_describe --no-scope-shadowing
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Show what would change, do nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
-                'nsqlookupd that knows the nsqd of a topic.' \
+                'Show what would change, and change nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
+                'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '@topics' '*@channels'
         case 'nsq nodes'
@@ -913,17 +920,17 @@ function __nsq_describe --no-scope-shadowing
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
+                'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq lookup'
             set options \
                 '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address=' \
@@ -933,17 +940,17 @@ function __nsq_describe --no-scope-shadowing
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
+                'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '@topics'
         case 'nsq ping'
@@ -955,17 +962,17 @@ function __nsq_describe --no-scope-shadowing
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
+                'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq info'
             set options \
                 '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address=' \
@@ -975,17 +982,17 @@ function __nsq_describe --no-scope-shadowing
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
+                'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq tombstone'
             set options \
                 '-y,--yes' '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' \
@@ -995,18 +1002,18 @@ function __nsq_describe --no-scope-shadowing
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Do not ask.' 'Show what would change, do nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
-                'nsqlookupd that knows the nsqd of a topic.' \
+                'Do not ask.' 'Show what would change, and change nothing.' 'Print JSON.' \
+                'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '@topics' ''
         case 'nsq drain'
@@ -1019,15 +1026,16 @@ function __nsq_describe --no-scope-shadowing
             set option_helps \
                 'HTTP address of the nsqd that takes over.' \
                 'Move topics with several channels too: each channel then gets what any of them had left.' \
-                'Do not ask.' 'Show what would change, do nothing.' 'Print JSON.' \
-                'Named settings from the configuration file.' 'Use TLS, and nothing else.' \
-                'Certificates to trust, PEM.' 'Client certificate, PEM.' \
-                'Key of the client certificate, PEM.' 'Do not verify the certificate of nsqd.' \
-                'Lowest version: tls1.2 or tls1.3.' 'Compress with snappy.' 'Compress with deflate.' \
+                'Do not ask.' 'Show what would change, and change nothing.' 'Print JSON.' \
+                'Named settings from the configuration file.' \
+                'Require TLS; never fall back to plain text.' 'Certificates to trust, PEM.' \
+                'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
+                'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
+                'Compress with snappy.' 'Compress with deflate.' \
                 'Compress with deflate at this level, 1 to 9.' \
-                'File with the auth secret; or set NSQ_AUTH_SECRET.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 ''
         case 'nsq config'
@@ -1036,7 +1044,7 @@ function __nsq_describe --no-scope-shadowing
             set command_helps \
                 'Show the settings in force: flags, environment, profile, file, or default.' \
                 'Print the path of the configuration file.' 'Show one option of every running nsqd.' \
-                'Change one option of every running nsqd, until it ends.'
+                'Change one option of every running nsqd, until it exits.'
             set options \
                 '--help'
             set option_helps \
@@ -1054,27 +1062,28 @@ function __nsq_describe --no-scope-shadowing
             set option_helps \
                 'Say where each value stands.' 'Print JSON.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'nsqlookupd that knows the nsqd of a topic.' 'nsqd, over HTTP.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'nsqlookupd, over HTTP; finds the nsqd of a topic.' 'nsqd, over HTTP.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' \
                 'Messages in flight at a time, all nsqd together.' \
                 'Any option of the consumer; \'list\' lists them.' \
-                'Any option of the producer; \'list\' lists them.' 'Use TLS, and nothing else.' \
-                'Certificates to trust, PEM.' 'Client certificate, PEM.' \
-                'Key of the client certificate, PEM.' 'Do not verify the certificate of nsqd.' \
-                'Lowest version: tls1.2 or tls1.3.' 'Compress with snappy.' 'Compress with deflate.' \
+                'Any option of the producer; \'list\' lists them.' \
+                'Require TLS; never fall back to plain text.' 'Certificates to trust, PEM.' \
+                'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
+                'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
+                'Compress with snappy.' 'Compress with deflate.' \
                 'Compress with deflate at this level, 1 to 9.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq config path'
             set options \
                 '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Print JSON.' 'Tell errors only.' 'Log more; -vv logs all.' \
-                'Form of the log lines on stderr.' 'Log all, and show tracebacks of errors.' \
+                'Print JSON.' 'Print errors only.' 'Log more; -vv logs everything.' \
+                'Format of log lines on stderr.' 'Log everything, and show tracebacks of errors.' \
                 'Show this message and exit.'
         case 'nsq config get'
             set options \
@@ -1085,17 +1094,17 @@ function __nsq_describe --no-scope-shadowing
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
+                'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 ''
         case 'nsq config set'
@@ -1107,17 +1116,17 @@ function __nsq_describe --no-scope-shadowing
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
+                'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
-                'Send the auth secret to nsqlookupd, as a bearer token.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Send the auth secret to nsqlookupd, as a bearer token.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \
                 '' ''
         case 'nsq spark'
@@ -1129,7 +1138,7 @@ function __nsq_describe --no-scope-shadowing
                 'Report what went through topics: messages, bytes, sizes, attempts, duplicates and gaps.' \
                 'Publish messages from archives and Parquet again, in parallel.' \
                 'Check Java, versions, executors, the shared directory and nsqd.' \
-                'Ask archives and Parquet in SQL.'
+                'Query archives and Parquet in SQL.'
             set options \
                 '--help'
             set option_helps \
@@ -1150,7 +1159,7 @@ function __nsq_describe --no-scope-shadowing
             set option_helps \
                 'Where the Parquet files go.' 'Where the stream notes how far it is.' \
                 'A live topic, not an archive.' 'Name of the channel.' 'Take what is there and end.' \
-                'End after so long.' 'A batch every so long; 0s for one after the other.' \
+                'Stop after DURATION.' 'A batch every so long; 0s for one after the other.' \
                 'At most about so many messages in a batch.' \
                 'Where a topic\'s messages wait for their batch; default: in the checkpoint.' \
                 'Read files of bare bodies too (nsq_to_file).' \
@@ -1158,14 +1167,15 @@ function __nsq_describe --no-scope-shadowing
                 'Take what is readable of damaged archives, and tell what is not.' \
                 'Go on when the topic does not exist; subscribing creates it.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'nsqlookupd that knows the nsqd of a topic.' 'nsqd, over HTTP.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'nsqlookupd, over HTTP; finds the nsqd of a topic.' 'nsqd, over HTTP.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' \
                 'Messages in flight at a time, all nsqd together.' \
-                'Any option of the consumer; \'list\' lists them.' 'Use TLS, and nothing else.' \
-                'Certificates to trust, PEM.' 'Client certificate, PEM.' \
-                'Key of the client certificate, PEM.' 'Do not verify the certificate of nsqd.' \
-                'Lowest version: tls1.2 or tls1.3.' 'Compress with snappy.' 'Compress with deflate.' \
+                'Any option of the consumer; \'list\' lists them.' \
+                'Require TLS; never fall back to plain text.' 'Certificates to trust, PEM.' \
+                'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
+                'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
+                'Compress with snappy.' 'Compress with deflate.' \
                 'Compress with deflate at this level, 1 to 9.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'How long a daemon may take to answer over HTTP.' \
@@ -1174,8 +1184,9 @@ function __nsq_describe --no-scope-shadowing
                 'Heap of the JVM beside this process; in local mode all of Spark is in it.' \
                 'Any setting of Spark: spark.executor.memory=4g.' \
                 'Where Spark\'s own messages go; default: below ~/.local/state/nsqtools.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Print errors only.' 'Log more; -vv logs everything.' \
+                'Format of log lines on stderr.' 'Log everything, and show tracebacks of errors.' \
+                'Show this message and exit.'
             set arguments \
                 '@dir'
         case 'nsq spark compact'
@@ -1194,14 +1205,15 @@ function __nsq_describe --no-scope-shadowing
                 'Where nsq to-file has its files in progress, if not with the finished ones.' \
                 'Take what is readable of damaged archives, and tell what is not.' \
                 'Afterwards delete the archives of which every message is in verified Parquet.' \
-                'Show what would change, do nothing.' 'Do not ask.' \
+                'Show what would change, and change nothing.' 'Do not ask.' \
                 'What ends each body in raw files; \\0 for NUL.' 'Print JSON.' \
                 'Where Spark runs: local[N,4], spark://HOST:7077, yarn, k8s://URL.' \
                 'Heap of the JVM beside this process; in local mode all of Spark is in it.' \
                 'Any setting of Spark: spark.executor.memory=4g.' \
                 'Where Spark\'s own messages go; default: below ~/.local/state/nsqtools.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Print errors only.' 'Log more; -vv logs everything.' \
+                'Format of log lines on stderr.' 'Log everything, and show tracebacks of errors.' \
+                'Show this message and exit.'
             set arguments \
                 '@dir'
         case 'nsq spark report'
@@ -1212,8 +1224,8 @@ function __nsq_describe --no-scope-shadowing
                 '--debug' '--help'
             set option_helps \
                 'How long an interval is.' 'Only these.' \
-                'Only messages published then or later (2026-11-21T08:00:00Z, -2h).' \
-                'Only messages published before that.' \
+                'Only messages published at this time or later (2026-11-21T08:00:00Z, -2h).' \
+                'Only messages published before this time.' \
                 'A topic in which nothing was published for longer has a gap.' \
                 'Write a page with charts, which needs no network.' 'Print JSON.' \
                 'What ends each body in raw files; \\0 for NUL.' \
@@ -1222,8 +1234,9 @@ function __nsq_describe --no-scope-shadowing
                 'Heap of the JVM beside this process; in local mode all of Spark is in it.' \
                 'Any setting of Spark: spark.executor.memory=4g.' \
                 'Where Spark\'s own messages go; default: below ~/.local/state/nsqtools.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Print errors only.' 'Log more; -vv logs everything.' \
+                'Format of log lines on stderr.' 'Log everything, and show tracebacks of errors.' \
+                'Show this message and exit.'
             set arguments \
                 '*@file'
         case 'nsq spark replay'
@@ -1239,30 +1252,32 @@ function __nsq_describe --no-scope-shadowing
                 '--debug' '--help'
             set option_helps \
                 'Where to publish, if not to the topic that a message came from.' \
-                'Only messages published then or later (2026-11-21T08:00:00Z, -2h).' \
-                'Only messages published before that.' \
+                'Only messages published at this time or later (2026-11-21T08:00:00Z, -2h).' \
+                'Only messages published before this time.' \
                 'Only messages for which it is true; columns: topic, nsqd, id, timestamp, ts_ns, attempts, body.' \
                 'What ends each body in raw files; \\0 for NUL.' \
                 'At most N messages a second; 0 for no limit.' \
-                'How long to try again when nsqd cannot be reached; 0s for not at all.' \
-                'Also publish again what nsqd may have taken just before the connection broke: such messages can arrive twice.' \
-                'Note there what is confirmed, and go on from there the next time.' \
+                'How long to retry when nsqd cannot be reached; 0s for not at all.' \
+                'Also publish again what nsqd may have accepted just before the connection broke: such messages can arrive twice.' \
+                'Note here what is confirmed, and continue from there the next time.' \
                 'Write messages that cannot be published there, as JSON with the reason.' \
-                'Publish nothing; say what would go to which topic.' 'Print JSON.' \
+                'Publish nothing; print how many messages would go to which topic.' 'Print JSON.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Named settings from the configuration file.' \
-                'Any option of the producer; \'list\' lists them.' 'Use TLS, and nothing else.' \
-                'Certificates to trust, PEM.' 'Client certificate, PEM.' \
-                'Key of the client certificate, PEM.' 'Do not verify the certificate of nsqd.' \
-                'Lowest version: tls1.2 or tls1.3.' 'Compress with snappy.' 'Compress with deflate.' \
+                'Any option of the producer; \'list\' lists them.' \
+                'Require TLS; never fall back to plain text.' 'Certificates to trust, PEM.' \
+                'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
+                'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
+                'Compress with snappy.' 'Compress with deflate.' \
                 'Compress with deflate at this level, 1 to 9.' \
                 'File with the auth secret; or set NSQ_AUTH_SECRET.' \
                 'Where Spark runs: local[N,4], spark://HOST:7077, yarn, k8s://URL.' \
                 'Heap of the JVM beside this process; in local mode all of Spark is in it.' \
                 'Any setting of Spark: spark.executor.memory=4g.' \
                 'Where Spark\'s own messages go; default: below ~/.local/state/nsqtools.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Print errors only.' 'Log more; -vv logs everything.' \
+                'Format of log lines on stderr.' 'Log everything, and show tracebacks of errors.' \
+                'Show this message and exit.'
             set arguments \
                 '*@file'
         case 'nsq spark doctor'
@@ -1276,9 +1291,9 @@ function __nsq_describe --no-scope-shadowing
                 '--debug' '--help'
             set option_helps \
                 'Look whether the driver and all executors can write here.' 'Print JSON.' \
-                'nsqd, over HTTP.' 'nsqlookupd that knows the nsqd of a topic.' \
+                'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
-                'Connect to NEW where an nsqd announces itself as OLD.' \
+                'Connect to NEW in place of OLD, the address that an nsqd announces.' \
                 'Named settings from the configuration file.' 'Certificates to trust, PEM.' \
                 'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
                 'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
@@ -1289,8 +1304,9 @@ function __nsq_describe --no-scope-shadowing
                 'Heap of the JVM beside this process; in local mode all of Spark is in it.' \
                 'Any setting of Spark: spark.executor.memory=4g.' \
                 'Where Spark\'s own messages go; default: below ~/.local/state/nsqtools.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Print errors only.' 'Log more; -vv logs everything.' \
+                'Format of log lines on stderr.' 'Log everything, and show tracebacks of errors.' \
+                'Show this message and exit.'
         case 'nsq spark sql'
             set options \
                 '*--archive=' '*--parquet=' '-f,--file=@file' '-n,--count=' '--json' \
@@ -1305,8 +1321,9 @@ function __nsq_describe --no-scope-shadowing
                 'Heap of the JVM beside this process; in local mode all of Spark is in it.' \
                 'Any setting of Spark: spark.executor.memory=4g.' \
                 'Where Spark\'s own messages go; default: below ~/.local/state/nsqtools.' \
-                'Tell errors only.' 'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'Print errors only.' 'Log more; -vv logs everything.' \
+                'Format of log lines on stderr.' 'Log everything, and show tracebacks of errors.' \
+                'Show this message and exit.'
             set arguments \
                 '' '*@file'
         case 'nsq bench'
@@ -1331,27 +1348,28 @@ function __nsq_describe --no-scope-shadowing
                 '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Messages that are published in one command.' \
-                'Publish commands of a connection that may wait for their answer.' \
-                'Publish N messages a second, all together; 0 for full speed.' 'Measure N messages.' \
-                'Measure for so long; 5s when nothing is said.' \
-                'Work for so long before the measurement.' 'Print JSON.' \
-                'Publish into this topic of yours; by default one of its own, gone afterwards.' \
+                'Messages in one publish command.' \
+                'Publish commands of a connection that may be unanswered at a time.' \
+                'Publish N messages a second in total; 0 for full speed.' 'Measure N messages.' \
+                'Measure for DURATION; 5s without --count and --for.' \
+                'Run for DURATION before the measurement begins.' 'Print JSON.' \
+                'Publish into this topic; by default into one of its own, deleted afterwards.' \
                 'Size of a message, or a range to draw it from (100-2KiB).' \
-                'Connections each way, every one in a process of its own.' \
-                'Measure an nsqd of Python\'s that is started for it.' \
+                'Connections each way, each in a process of its own.' \
+                'Start and measure the embedded nsqd, which is in Python.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' 'nsqd, over HTTP.' \
                 'Named settings from the configuration file.' \
                 'Messages in flight at a time, all nsqd together.' \
                 'Any option of the consumer; \'list\' lists them.' \
-                'Any option of the producer; \'list\' lists them.' 'Use TLS, and nothing else.' \
-                'Certificates to trust, PEM.' 'Client certificate, PEM.' \
-                'Key of the client certificate, PEM.' 'Do not verify the certificate of nsqd.' \
-                'Lowest version: tls1.2 or tls1.3.' 'Compress with snappy.' 'Compress with deflate.' \
+                'Any option of the producer; \'list\' lists them.' \
+                'Require TLS; never fall back to plain text.' 'Certificates to trust, PEM.' \
+                'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
+                'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
+                'Compress with snappy.' 'Compress with deflate.' \
                 'Compress with deflate at this level, 1 to 9.' \
-                'File with the auth secret; or set NSQ_AUTH_SECRET.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq bench sub'
             set options \
                 '-n,--count=' '--for=' '--create' '--json' '-t,--topic=@topics' '--size=' \
@@ -1363,24 +1381,25 @@ function __nsq_describe --no-scope-shadowing
                 '--auth-secret-file=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' \
                 '--debug' '--help'
             set option_helps \
-                'Measure N messages.' 'Measure for so long; 5s when nothing is said.' \
+                'Measure N messages.' 'Measure for DURATION; 5s without --count and --for.' \
                 'Go on when the topic does not exist; subscribing creates it.' 'Print JSON.' \
-                'Publish into this topic of yours; by default one of its own, gone afterwards.' \
+                'Publish into this topic; by default into one of its own, deleted afterwards.' \
                 'Size of a message, or a range to draw it from (100-2KiB).' \
-                'Connections each way, every one in a process of its own.' \
-                'Measure an nsqd of Python\'s that is started for it.' \
+                'Connections each way, each in a process of its own.' \
+                'Start and measure the embedded nsqd, which is in Python.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' 'nsqd, over HTTP.' \
                 'Named settings from the configuration file.' \
                 'Messages in flight at a time, all nsqd together.' \
                 'Any option of the consumer; \'list\' lists them.' \
-                'Any option of the producer; \'list\' lists them.' 'Use TLS, and nothing else.' \
-                'Certificates to trust, PEM.' 'Client certificate, PEM.' \
-                'Key of the client certificate, PEM.' 'Do not verify the certificate of nsqd.' \
-                'Lowest version: tls1.2 or tls1.3.' 'Compress with snappy.' 'Compress with deflate.' \
+                'Any option of the producer; \'list\' lists them.' \
+                'Require TLS; never fall back to plain text.' 'Certificates to trust, PEM.' \
+                'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
+                'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
+                'Compress with snappy.' 'Compress with deflate.' \
                 'Compress with deflate at this level, 1 to 9.' \
-                'File with the auth secret; or set NSQ_AUTH_SECRET.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq bench e2e'
             set options \
                 '--batch=' '--window=' '--rate=' '-n,--count=' '--for=' '--warm-up=' '--create' \
@@ -1392,36 +1411,37 @@ function __nsq_describe --no-scope-shadowing
                 '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet' \
                 '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Messages that are published in one command.' \
-                'Publish commands of a connection that may wait for their answer.' \
-                'Publish N messages a second, all together; 0 for full speed.' 'Measure N messages.' \
-                'Measure for so long; 5s when nothing is said.' \
-                'Work for so long before the measurement.' \
+                'Messages in one publish command.' \
+                'Publish commands of a connection that may be unanswered at a time.' \
+                'Publish N messages a second in total; 0 for full speed.' 'Measure N messages.' \
+                'Measure for DURATION; 5s without --count and --for.' \
+                'Run for DURATION before the measurement begins.' \
                 'Go on when the topic does not exist; subscribing creates it.' 'Print JSON.' \
-                'Publish into this topic of yours; by default one of its own, gone afterwards.' \
+                'Publish into this topic; by default into one of its own, deleted afterwards.' \
                 'Size of a message, or a range to draw it from (100-2KiB).' \
-                'Connections each way, every one in a process of its own.' \
-                'Measure an nsqd of Python\'s that is started for it.' \
+                'Connections each way, each in a process of its own.' \
+                'Start and measure the embedded nsqd, which is in Python.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' 'nsqd, over HTTP.' \
                 'Named settings from the configuration file.' \
                 'Messages in flight at a time, all nsqd together.' \
                 'Any option of the consumer; \'list\' lists them.' \
-                'Any option of the producer; \'list\' lists them.' 'Use TLS, and nothing else.' \
-                'Certificates to trust, PEM.' 'Client certificate, PEM.' \
-                'Key of the client certificate, PEM.' 'Do not verify the certificate of nsqd.' \
-                'Lowest version: tls1.2 or tls1.3.' 'Compress with snappy.' 'Compress with deflate.' \
+                'Any option of the producer; \'list\' lists them.' \
+                'Require TLS; never fall back to plain text.' 'Certificates to trust, PEM.' \
+                'Client certificate, PEM.' 'Key of the client certificate, PEM.' \
+                'Do not verify the certificate of nsqd.' 'Lowest version: tls1.2 or tls1.3.' \
+                'Compress with snappy.' 'Compress with deflate.' \
                 'Compress with deflate at this level, 1 to 9.' \
-                'File with the auth secret; or set NSQ_AUTH_SECRET.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'File with the auth secret; or set NSQ_AUTH_SECRET.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq demo'
             set options \
                 '--spark,--no-spark' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' \
                 '--help'
             set option_helps \
-                'End with the part that needs Spark, or leave it out.' 'Tell errors only.' \
-                'Log more; -vv logs all.' 'Form of the log lines on stderr.' \
-                'Log all, and show tracebacks of errors.' 'Show this message and exit.'
+                'End with the part that needs Spark, or leave it out.' 'Print errors only.' \
+                'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
+                'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq nsqd'
             set options \
                 '*-auth-http-address=' '-broadcast-address=' '-broadcast-http-port=' \
@@ -1513,8 +1533,8 @@ function __nsq_describe --no-scope-shadowing
             set options \
                 '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
             set option_helps \
-                'Print JSON.' 'Tell errors only.' 'Log more; -vv logs all.' \
-                'Form of the log lines on stderr.' 'Log all, and show tracebacks of errors.' \
+                'Print JSON.' 'Print errors only.' 'Log more; -vv logs everything.' \
+                'Format of log lines on stderr.' 'Log everything, and show tracebacks of errors.' \
                 'Show this message and exit.'
         case 'nsq completion'
             set options \

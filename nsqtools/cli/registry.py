@@ -109,15 +109,15 @@ COMMANDS: dict[str, Command | Group] = {
         {
             "verify": Command(
                 "nsqtools.cli.commands.archive:verify",
-                "Read archives and say what is damaged.",
+                "Read archives and report what is damaged.",
             ),
             "repair": Command(
                 "nsqtools.cli.commands.archive:repair",
-                "Finish what a crash left, and make damaged archives whole.",
+                "Finish files that a crash left, and repair damaged archives.",
             ),
             "cat": Command(
                 "nsqtools.cli.commands.archive:cat",
-                "Print what is in archives, of any format and compression.",
+                "Print the messages in archives of any format and compression.",
             ),
             "info": Command(
                 "nsqtools.cli.commands.archive:info",
@@ -134,7 +134,7 @@ COMMANDS: dict[str, Command | Group] = {
     ),
     "top": Command(
         "nsqtools.cli.commands.top:top",
-        "Watch topics, channels and consumers on the whole screen.",
+        "Watch topics, channels and consumers live, in full screen.",
         panel="Cluster",
     ),
     "topic": Group(
@@ -142,7 +142,7 @@ COMMANDS: dict[str, Command | Group] = {
         {
             "list": Command(
                 "nsqtools.cli.commands.topic:list_",
-                "List topics, with how many nsqd have them and what waits there.",
+                "List topics, with the number of nsqd that have them and their depth.",
             ),
             "info": Command(
                 "nsqtools.cli.commands.topic:info",
@@ -158,7 +158,7 @@ COMMANDS: dict[str, Command | Group] = {
             ),
             "empty": Command(
                 "nsqtools.cli.commands.topic:empty",
-                "Throw away what waits in topics; with --channels, in their channels too.",
+                "Discard the messages in topics; with --channels, in their channels too.",
             ),
             "pause": Command(
                 "nsqtools.cli.commands.topic:pause",
@@ -166,7 +166,7 @@ COMMANDS: dict[str, Command | Group] = {
             ),
             "unpause": Command(
                 "nsqtools.cli.commands.topic:unpause",
-                "Let paused topics go on.",
+                "Resume paused topics.",
             ),
         },
         panel="Cluster",
@@ -177,7 +177,7 @@ COMMANDS: dict[str, Command | Group] = {
         {
             "list": Command(
                 "nsqtools.cli.commands.channel:list_",
-                "List channels, with how many nsqd have them and what waits there.",
+                "List channels, with the number of nsqd that have them and their depth.",
             ),
             "info": Command(
                 "nsqtools.cli.commands.channel:info",
@@ -193,7 +193,7 @@ COMMANDS: dict[str, Command | Group] = {
             ),
             "empty": Command(
                 "nsqtools.cli.commands.channel:empty",
-                "Throw away what is in channels, in flight and deferred too.",
+                "Discard the messages in channels, in flight and deferred too.",
             ),
             "pause": Command(
                 "nsqtools.cli.commands.channel:pause",
@@ -201,7 +201,7 @@ COMMANDS: dict[str, Command | Group] = {
             ),
             "unpause": Command(
                 "nsqtools.cli.commands.channel:unpause",
-                "Let paused channels go on.",
+                "Resume paused channels.",
             ),
         },
         panel="Cluster",
@@ -219,7 +219,7 @@ COMMANDS: dict[str, Command | Group] = {
     ),
     "ping": Command(
         "nsqtools.cli.commands.nodes:ping",
-        "Ask every daemon whether it is well.",
+        "Check the health of every daemon.",
         panel="Cluster",
     ),
     "info": Command(
@@ -229,7 +229,7 @@ COMMANDS: dict[str, Command | Group] = {
     ),
     "tombstone": Command(
         "nsqtools.cli.commands.tombstone:tombstone",
-        "Take a topic from one nsqd: hide it from consumers, then delete it there.",
+        "Remove a topic from one nsqd: hide it from consumers, then delete it there.",
         panel="Cluster",
     ),
     "drain": Command(
@@ -254,7 +254,7 @@ COMMANDS: dict[str, Command | Group] = {
             ),
             "set": Command(
                 "nsqtools.cli.commands.config:set_",
-                "Change one option of every running nsqd, until it ends.",
+                "Change one option of every running nsqd, until it exits.",
             ),
         },
         panel="Cluster",
@@ -286,7 +286,7 @@ COMMANDS: dict[str, Command | Group] = {
             ),
             "sql": Command(
                 "nsqtools.cli.commands.spark_sql:sql",
-                "Ask archives and Parquet in SQL.",
+                "Query archives and Parquet in SQL.",
             ),
         },
         panel="Spark",

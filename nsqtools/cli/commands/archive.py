@@ -1,19 +1,17 @@
 """``nsq archive verify|repair|cat|info``: look at what ``nsq to-file`` (or nsq_to_file) wrote.
 
-Damage is told on stderr, a line each, and shows in the exit status: 6 when a part could be read.
+Damage is reported on stderr, a line each, and the exit status is 6.
 """
 
 from __future__ import annotations
 
 import itertools
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Option
 
-from nsqtools.cli.options.archive_options import Delimiter, Since, Until, time_range
-from nsqtools.cli.options.params import Json
+from nsqtools.cli.options.params import ArchivePaths, Delimiter, Json, Since, Until, time_range
 from nsqtools.cli.render.outcomes import DamageReporter
 from nsqtools.cli.render.output import ByteWriter, write_listing
 from nsqtools.cli.running.ends import ExitStatus
@@ -23,16 +21,12 @@ from nsqtools.protocol.durations import NS
 
 LINES_A_WRITE = 1000
 
-Paths = Annotated[
-    list[Path], Argument(metavar="PATH", help="Files, or directories with all below.")
-]
 
-
-def verify(paths: Paths, *, runtime: Session) -> int:
-    """Read archives and say what is damaged.
+def verify(paths: ArchivePaths, *, runtime: Session) -> int:
+    """Read archives and report what is damaged.
 
     Every member is unpacked, every line of JSON is read, and each file is compared with its index.
-    Prints a line for each file that is not as it should be; the exit status is 1 then.
+    Prints a line for each problem; the exit status is 1 when there is one.
 
     Examples:
         nsq archive verify /var/nsq
@@ -51,11 +45,11 @@ def verify(paths: Paths, *, runtime: Session) -> int:
     return ExitStatus.FAILED if damaged else ExitStatus.DONE
 
 
-def repair(paths: Paths, delimiter: Delimiter = None, *, runtime: Session) -> int:
-    """Finish what a crash left, and make damaged archives whole.
+def repair(paths: ArchivePaths, delimiter: Delimiter = None, *, runtime: Session) -> int:
+    """Finish files that a crash left, and repair damaged archives.
 
-    Files in progress that nobody writes any more are cut to their last durable message and get
-    their name. Damaged files keep what can be read; the original stays beside as .NAME.damaged.
+    Files in progress without a writer are cut back to their last durable message and get their
+    final name. A damaged file keeps what can be read; the original is kept as .NAME.damaged.
 
     Examples:
         nsq archive repair /var/nsq
@@ -79,9 +73,9 @@ def repair(paths: Paths, delimiter: Delimiter = None, *, runtime: Session) -> in
 
 
 def cat(
-    paths: Paths,
+    paths: ArchivePaths,
     bodies: Annotated[
-        bool, Option("--bodies", help="Only the bodies, each ended by --delimiter.")
+        bool, Option("--bodies", help="Print only the bodies, each ended by --delimiter.")
     ] = False,
     delimiter: Delimiter = None,
     since: Since = None,
@@ -89,10 +83,10 @@ def cat(
     *,
     runtime: Session,
 ) -> int:
-    """Print what is in archives, of any format and compression.
+    """Print the messages in archives of any format and compression.
 
-    Messages are printed as lines of JSON, as nsq tail --json does; bare bodies (raw files) as they
-    are. What is damaged is passed over and told on stderr; of a file in progress what is durable is
+    Messages are printed as lines of JSON, as nsq tail --json does; bodies of raw files as they are.
+    What is damaged is skipped and reported on stderr. Of a file in progress, what is durable is
     printed.
 
     Examples:
@@ -119,7 +113,7 @@ def cat(
     return damage.status
 
 
-def info(paths: Paths, json: Json = False, *, runtime: Session) -> int:
+def info(paths: ArchivePaths, json: Json = False, *, runtime: Session) -> int:
     """List archives with their messages, topics and times.
 
     Examples:

@@ -1,7 +1,4 @@
-"""``nsq bench``: the speed and the latency of an nsqd.
-
-The services are imported when it runs, for the help page does not need them.
-"""
+"""``nsq bench``: the speed and the latency of an nsqd."""
 
 from __future__ import annotations
 
@@ -50,9 +47,9 @@ def pub(
     """Measure how fast messages are published, each confirmed by nsqd.
 
     Latency is that of a publish command, from sending a batch to its confirmation; with --rate from
-    the time at which it was due. The topic is an ephemeral one, gone afterwards: nsqd keeps what
-    fits its memory queue and discards the rest, so its disk is not measured. Name a topic of yours
-    to measure that too; what is published stays there.
+    the time at which it was due. The topic is ephemeral: nsqd keeps what fits in its memory queue
+    and discards the rest, so its disk is not measured. Give a --topic to measure that too; the
+    messages stay there.
 
     Examples:
         nsq bench pub
@@ -84,9 +81,9 @@ def sub(
 ) -> int:
     """Measure how fast a backlog is consumed, each message finished.
 
-    Fills a topic of its own with --count messages, then drains it, and deletes it with nsqd's HTTP
-    API. In a topic of yours the messages stay for your channels, and only the channel it used is
-    deleted. Latency is not measured: what waited in a queue says nothing of nsqd.
+    Fills a topic of its own with --count messages, then drains it, and deletes it through nsqd's
+    HTTP API. With --topic the messages stay for the other channels, and only the channel that was
+    measured is deleted. Latency is not measured: it would be the time in the backlog.
 
     Examples:
         nsq bench sub
@@ -114,13 +111,13 @@ def e2e(
 ) -> int:
     """Measure how long messages take from a publisher through nsqd to a consumer.
 
-    Publishers put the time in each message (with --rate the time at which it was due), consumers
-    read it by the same clock. At full speed publishers stay at most 2500 messages ahead, so that is
-    what latency consists of then: take a --rate below it. Everything that was published must come
-    out, once: that is checked by counts and a checksum.
+    Publishers put the time in each message (with --rate the time at which it was due); consumers
+    read it by the same clock. At full speed publishers stay up to 2500 messages ahead, and latency
+    is mostly the time in that queue: use a --rate below full speed. Every published message must
+    arrive, once: counts and a checksum are checked.
 
     nsqd holds a message back in its output buffer for up to 25 ms: --consumer-opt
-    output_buffer_size=-1 shows what it takes without.
+    output_buffer_size=-1 measures without it.
 
     Examples:
         nsq bench e2e --rate 1000

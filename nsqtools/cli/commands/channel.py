@@ -1,21 +1,16 @@
-"""``nsq channel``: what channels there are, and changes to them.
-
-The services are imported when a command runs, for the help pages do not need them.
-"""
+"""``nsq channel``: what channels there are, and changes to them."""
 
 from __future__ import annotations
 
 from nsqtools.cli.options.cluster_connection import ClusterConnection
-from nsqtools.cli.options.params import Json
+from nsqtools.cli.options.params import DryRun, Json, Yes
 from nsqtools.cli.render.listing import ListedTopics, list_channels, show_channel
 from nsqtools.cli.running.administering import (
-    ChannelPatterns,
-    DryRun,
+    ChannelGlobs,
     NewChannels,
     OneChannel,
     OneTopic,
-    TopicPattern,
-    Yes,
+    TopicGlob,
     change_channels,
 )
 from nsqtools.cli.running.runtime import Session
@@ -28,7 +23,7 @@ def list_(
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
-    """List channels, with how many nsqd have them and what waits there.
+    """List channels, with the number of nsqd that have them and their depth.
 
     Examples:
         nsq channel list
@@ -55,7 +50,7 @@ def info(
 
 
 def create(
-    topic: TopicPattern,
+    topic: TopicGlob,
     channel: NewChannels,
     dry_run: DryRun = False,
     json: Json = False,
@@ -67,14 +62,14 @@ def create(
 
     Examples:
         nsq channel create clicks archive
-        nsq channel create 'web.*' archive metrics
+        nsq channel create 'web*' archive metrics
     """
     return change_channels("create", cluster, runtime, topic, channel, dry_run=dry_run, json=json)
 
 
 def delete(
-    topic: TopicPattern,
-    channel: ChannelPatterns,
+    topic: TopicGlob,
+    channel: ChannelGlobs,
     yes: Yes = False,
     dry_run: DryRun = False,
     json: Json = False,
@@ -85,7 +80,7 @@ def delete(
     """Delete channels, with their messages, everywhere.
 
     A consumer that is connected creates its channel again when it reconnects: such consumers are
-    shown first. Asks before it does anything; in a script, give --yes.
+    shown first. Asks for confirmation; in a script, give --yes.
 
     Examples:
         nsq channel delete clicks archive
@@ -97,8 +92,8 @@ def delete(
 
 
 def empty(
-    topic: TopicPattern,
-    channel: ChannelPatterns,
+    topic: TopicGlob,
+    channel: ChannelGlobs,
     yes: Yes = False,
     dry_run: DryRun = False,
     json: Json = False,
@@ -106,7 +101,7 @@ def empty(
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
-    """Throw away what is in channels, in flight and deferred too.
+    """Discard the messages in channels, in flight and deferred too.
 
     Examples:
         nsq channel empty clicks archive
@@ -118,8 +113,8 @@ def empty(
 
 
 def pause(
-    topic: TopicPattern,
-    channel: ChannelPatterns,
+    topic: TopicGlob,
+    channel: ChannelGlobs,
     dry_run: DryRun = False,
     json: Json = False,
     *,
@@ -135,15 +130,15 @@ def pause(
 
 
 def unpause(
-    topic: TopicPattern,
-    channel: ChannelPatterns,
+    topic: TopicGlob,
+    channel: ChannelGlobs,
     dry_run: DryRun = False,
     json: Json = False,
     *,
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
-    """Let paused channels go on.
+    """Resume paused channels.
 
     Examples:
         nsq channel unpause clicks archive

@@ -43,7 +43,7 @@ def set_(
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
-    """Change one option of every running nsqd, until it ends.
+    """Change one option of every running nsqd, until it exits.
 
     log_level and nsqlookupd_tcp_addresses can be changed. nsqd does not keep it over a restart.
 

@@ -1,7 +1,4 @@
-"""``nsq drain``: empty an nsqd into another one.
-
-The services are imported when it runs, for the help page does not need them.
-"""
+"""``nsq drain``: empty an nsqd into another one."""
 
 from __future__ import annotations
 
@@ -12,10 +9,9 @@ from typer import Argument, Context, Option
 
 from nsqtools.cli.options.connection import ClientFlags, flag_statements
 from nsqtools.cli.options.origins import Profile
-from nsqtools.cli.options.params import Json
+from nsqtools.cli.options.params import SAFETY, DryRun, Json, Yes
 from nsqtools.cli.parsing.binding import From
 from nsqtools.cli.render.output import write_json
-from nsqtools.cli.running.administering import SAFETY, DryRun, Yes
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Session
 from nsqtools.client.connection_settings import resolve_options
@@ -61,10 +57,10 @@ def drain(
 ) -> int:
     """Move the messages that are left on one nsqd to another.
 
-    Ends when nothing comes any more. Stop publishing to the nsqd first. Every message is published
-    on the other nsqd and finished here once that is confirmed; it gets a new id and timestamp.
-    Because NSQ publishes to topics, topics with several channels are left alone unless
-    --allow-repeats is given. What consumers hold or is deferred stays.
+    Stop publishing to the nsqd first; the command ends when no more messages arrive. Every message
+    is published to the other nsqd and finished on this one once that is confirmed; it gets a new id
+    and timestamp. NSQ publishes to topics, not to channels: topics with several channels are
+    skipped unless --allow-repeats is given. Messages in flight to consumers or deferred stay.
 
     The exit status is 6 when something is left.
 

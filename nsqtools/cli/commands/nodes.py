@@ -1,7 +1,4 @@
-"""``nsq nodes``, ``nsq lookup``, ``nsq ping`` and ``nsq info``: the daemons of a cluster.
-
-The services are imported when a command runs, for the help pages do not need them.
-"""
+"""``nsq nodes``, ``nsq lookup``, ``nsq ping`` and ``nsq info``: the daemons of a cluster."""
 
 from __future__ import annotations
 
@@ -75,7 +72,7 @@ def lookup(
 
 
 def ping(json: Json = False, *, cluster: ClusterConnection, runtime: Session) -> int:
-    """Ask every daemon whether it is well.
+    """Check the health of every daemon.
 
     The exit status is 4 when none answers, 6 when some do not.
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
-
 from nsqtools.cli.options.connection import ConsumerConnection
-from nsqtools.cli.options.params import LIMITS, ExitIdle, Json, Topic
+from nsqtools.cli.options.params import ChannelName, ExitIdle, Json, Topic, count_option
 from nsqtools.cli.render.output import ByteWriter
 from nsqtools.cli.running.runtime import Session
 from nsqtools.records.envelope import encode_many
@@ -20,18 +18,12 @@ if TYPE_CHECKING:
 COUNT = 5
 IDLE_S = 2.0
 
-ExistingChannel = Annotated[
-    str, Option("--channel", "-c", metavar="CHANNEL", help="Name of the channel.")
-]
-Messages = Annotated[
-    int,
-    Option("--count", "-n", metavar="N", min=1, help="Messages to show.", rich_help_panel=LIMITS),
-]
+Messages = Annotated[int, count_option("Messages to show.")]
 
 
 def peek(
     topic: Topic,
-    channel: ExistingChannel,
+    channel: ChannelName,
     count: Messages = COUNT,
     exit_idle: ExitIdle = None,
     json: Json = False,
@@ -41,9 +33,9 @@ def peek(
 ) -> None:
     """Show some messages of a channel and give them back.
 
-    Ends after --count, or when none came for --exit-idle (2s). nsqd has to deliver a message to
-    show it: its attempts grow by one, and the consumers of the channel do not get it meanwhile.
-    Topic and channel must exist.
+    Stops after --count messages, or after --exit-idle (2s) without one. nsqd has to deliver a
+    message to show it: its attempts grow by one, and the consumers of the channel do not get it
+    meanwhile. Topic and channel must exist.
 
     Examples:
         nsq peek -t clicks -c archive

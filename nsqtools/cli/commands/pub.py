@@ -1,7 +1,4 @@
-"""``nsq pub``: lines of a stream, or of files, to a topic.
-
-The services are imported when it runs, for the help page does not need them.
-"""
+"""``nsq pub``: lines of a stream, or of files, to a topic."""
 
 from __future__ import annotations
 
@@ -13,14 +10,15 @@ from typing import Annotated
 from typer import Argument, Option
 
 from nsqtools.cli.options.connection import ProducerConnection
-from nsqtools.cli.options.delivery_options import (
+from nsqtools.cli.options.params import INPUT, Topic, delimiter_option, duration_option
+from nsqtools.cli.options.publishing import (
     DELIVERY,
     Rate,
     RetryTimeout,
     RetryUnknown,
     Spread,
+    UnsentRecords,
 )
-from nsqtools.cli.options.params import Topic
 from nsqtools.cli.render.outcomes import report_publishing
 from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import stopping
@@ -29,8 +27,6 @@ from nsqtools.client.spread import PublishMode
 from nsqtools.protocol.commands import MAX_DELAY_S
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import parse_span, unescape
-
-INPUT = "Input"
 
 
 def parse_delimiter(text: str) -> bytes:
@@ -69,33 +65,15 @@ Format = Annotated[
 ]
 Delimiter = Annotated[
     bytes | None,
-    Option(
-        "--delimiter",
-        "-d",
-        parser=parse_delimiter,
-        metavar="TEXT",
-        show_default="\\n",
-        help="What ends each record; \\0 for NUL.",
-        rich_help_panel=INPUT,
-    ),
+    delimiter_option("What ends each record; \\0 for NUL.", panel=INPUT, parser=parse_delimiter),
 ]
 Defer = Annotated[
     float | None,
-    Option(
+    duration_option(
         "--defer",
+        "Defer delivery of each message by DURATION, up to 1h.",
+        panel=DELIVERY,
         parser=parse_defer,
-        metavar="DURATION",
-        help="Have channels deliver each message after so long, up to 1h.",
-        rich_help_panel=DELIVERY,
-    ),
-]
-Unsent = Annotated[
-    Path | None,
-    Option(
-        "--unsent-file",
-        metavar="FILE",
-        help="Append every record that was not confirmed to this file, byte for byte.",
-        rich_help_panel=DELIVERY,
     ),
 ]
 
@@ -110,19 +88,20 @@ def pub(
     mode: Spread = PublishMode.ALL,
     retry_timeout: RetryTimeout = None,
     retry_unknown: RetryUnknown = False,
-    unsent_file: Unsent = None,
+    unsent_file: UnsentRecords = None,
     *,
     connection: ProducerConnection,
     runtime: Session,
 ) -> int:
     """Publish the lines of standard input, or of files, to a topic.
 
-    Every message is confirmed by nsqd; the counts at the end, on stderr, say how each one ended:
-    confirmed, rejected (empty JSON bodies, messages above the limit, or nsqd said no), unknown (the
-    connection broke before the answer) or unsent. Empty records are skipped, for NSQ cannot carry
-    them. Batches form by themselves: a full one is sent at once, a partial one after 5 ms.
+    nsqd confirms every message. The counts at the end, on stderr, say how they ended: confirmed,
+    rejected (empty JSON bodies, messages above the size limit, refused by nsqd), unknown (the
+    connection broke before the answer) or unsent. Empty records are skipped, because NSQ cannot
+    carry them. A full batch is sent at once, a partial one after 5 ms.
 
-    The exit status is 0 when everything was confirmed, 6 when only a part was, else it says why.
+    The exit status is 0 when everything was confirmed, 6 when only a part was; otherwise it is that
+    of the error.
 
     Examples:
         cat log | nsq pub -t events

@@ -1,7 +1,4 @@
-"""``nsq replay``: archived messages back into topics.
-
-The services are imported when it runs, for the help page does not need them.
-"""
+"""``nsq replay``: archived messages back into topics."""
 
 from __future__ import annotations
 
@@ -9,24 +6,30 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Option
 
-from nsqtools.cli.options.archive_options import (
+from nsqtools.cli.options.connection import ProducerConnection
+from nsqtools.cli.options.params import (
     SELECTION,
+    ArchivePaths,
     Delimiter,
+    Grep,
     Since,
     Until,
     time_range,
 )
-from nsqtools.cli.options.connection import ProducerConnection
-from nsqtools.cli.options.delivery_options import (
+from nsqtools.cli.options.publishing import (
     DELIVERY,
+    DryRun,
     Rate,
     RetryTimeout,
     RetryUnknown,
     Spread,
+    TopicMap,
+    UnsentMessages,
+    progress_option,
+    topic_map,
 )
-from nsqtools.cli.options.replay_options import DryRun, Topics, topic_map
 from nsqtools.cli.render.outcomes import DamageReporter, report_publishing
 from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import ExitStatus, stopping
@@ -49,20 +52,6 @@ def parse_speed(text: str) -> float:
     return speed
 
 
-Paths = Annotated[
-    list[Path],
-    Argument(metavar="PATH", help="Archives: files, or directories with all below."),
-]
-Grep = Annotated[
-    str | None,
-    Option(
-        "--grep",
-        "-g",
-        metavar="REGEX",
-        help="Only bodies that contain it.",
-        rich_help_panel=SELECTION,
-    ),
-]
 Dedupe = Annotated[
     bool,
     Option(
@@ -77,33 +66,16 @@ Speed = Annotated[
         "--speed",
         parser=parse_speed,
         metavar="FACTOR",
-        help="At the pace of then, times this (1x, 10x); without it as fast as can be.",
+        help="Multiple of the original speed (1x, 10x); as fast as possible without it.",
         rich_help_panel=DELIVERY,
     ),
 ]
-CheckpointFile = Annotated[
-    Path | None,
-    Option(
-        "--checkpoint",
-        metavar="FILE",
-        help="Note there what is confirmed, and go on from there the next time.",
-        rich_help_panel=DELIVERY,
-    ),
-]
-Unsent = Annotated[
-    Path | None,
-    Option(
-        "--unsent-file",
-        metavar="FILE",
-        help="Append every message that was not confirmed to this file, as JSON.",
-        rich_help_panel=DELIVERY,
-    ),
-]
+CheckpointFile = Annotated[Path | None, progress_option("--checkpoint", "FILE")]
 
 
 def replay(
-    paths: Paths,
-    topic: Topics = None,
+    paths: ArchivePaths,
+    topic: TopicMap = None,
     since: Since = None,
     until: Until = None,
     grep: Grep = None,
@@ -115,7 +87,7 @@ def replay(
     retry_timeout: RetryTimeout = None,
     retry_unknown: RetryUnknown = False,
     checkpoint: CheckpointFile = None,
-    unsent_file: Unsent = None,
+    unsent_file: UnsentMessages = None,
     dry_run: DryRun = False,
     *,
     connection: ProducerConnection,
@@ -124,8 +96,9 @@ def replay(
     """Publish archived messages again, in the order of their times.
 
     Reads what nsq to-file and nsq_to_file write, compressed or not, files in progress and damaged
-    ones too (what is damaged is passed over and told). With --checkpoint an interrupted replay goes
-    on where it stopped, and at most the batch of 1000 messages that was under way is doubled.
+    ones too (what is damaged is skipped and reported). With --checkpoint an interrupted replay
+    continues where it stopped; at most the batch of 1000 messages that was being published then is
+    published twice.
 
     Examples:
         nsq replay /var/nsq --topic clicks=clicks-again --dry-run

@@ -1,7 +1,4 @@
-"""``nsq spark compact``: archives to Parquet.
-
-The services are imported when it runs, for the help page does not need them.
-"""
+"""``nsq spark compact``: archives to Parquet."""
 
 from __future__ import annotations
 
@@ -13,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from nsqtools.cli.options.archive_options import SELECTION, Delimiter
-from nsqtools.cli.options.params import Json
+from nsqtools.cli.options.params import SAFETY, SELECTION, Delimiter, DryRun, Json, Yes
 from nsqtools.cli.options.spark_options import SkipDamaged, WorkDir, naming_skip_damaged
 from nsqtools.cli.options.spark_session import SparkChoice, SparkOptions, job_progress, open_spark
 from nsqtools.cli.render.compaction_output import (
@@ -23,7 +19,6 @@ from nsqtools.cli.render.compaction_output import (
     show_results,
     tell_outcome,
 )
-from nsqtools.cli.running.administering import SAFETY, DryRun, Yes
 from nsqtools.cli.running.ends import stopping
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError

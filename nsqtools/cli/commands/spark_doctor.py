@@ -1,7 +1,4 @@
-"""``nsq spark doctor``: why Spark would not work here.
-
-The services are imported when it runs, for the help page does not need them.
-"""
+"""``nsq spark doctor``: why Spark would not work here."""
 
 from __future__ import annotations
 

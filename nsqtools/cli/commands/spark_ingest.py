@@ -1,7 +1,4 @@
-"""``nsq spark ingest``: a live topic, or an archive that grows, into Parquet.
-
-The services are imported when it runs, for the help page does not need them.
-"""
+"""``nsq spark ingest``: a live topic, or an archive that grows, into Parquet."""
 
 from __future__ import annotations
 

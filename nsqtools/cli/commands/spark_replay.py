@@ -1,7 +1,4 @@
-"""``nsq spark replay``: archived messages back into topics, in parallel.
-
-The services are imported when it runs, for the help page does not need them.
-"""
+"""``nsq spark replay``: archived messages back into topics, in parallel."""
 
 from __future__ import annotations
 
@@ -13,11 +10,25 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from nsqtools.cli.options.archive_options import SELECTION, Delimiter, parse_moment
 from nsqtools.cli.options.connection import ProducerConnection
-from nsqtools.cli.options.delivery_options import DELIVERY, Rate, RetryTimeout, RetryUnknown
-from nsqtools.cli.options.params import Json
-from nsqtools.cli.options.replay_options import DryRun, Topics, topic_map
+from nsqtools.cli.options.params import (
+    SELECTION,
+    Delimiter,
+    Json,
+    parse_moment,
+    since_option,
+    until_option,
+)
+from nsqtools.cli.options.publishing import (
+    DELIVERY,
+    DryRun,
+    Rate,
+    RetryTimeout,
+    RetryUnknown,
+    TopicMap,
+    progress_option,
+    topic_map,
+)
 from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
 from nsqtools.cli.render.outcomes import DamageReporter, report_publishing
 from nsqtools.cli.render.output import write_json, write_listing
@@ -39,26 +50,8 @@ Paths = Annotated[
     list[Path],
     Argument(metavar="PATH", help="Archives or Parquet: files, or directories with all below."),
 ]
-Since = Annotated[
-    Moment | None,
-    Option(
-        "--since",
-        parser=parse_written_moment,
-        metavar="TIME",
-        help="Only messages published then or later (2026-11-21T08:00:00Z, -2h).",
-        rich_help_panel=SELECTION,
-    ),
-]
-Until = Annotated[
-    Moment | None,
-    Option(
-        "--until",
-        parser=parse_written_moment,
-        metavar="TIME",
-        help="Only messages published before that.",
-        rich_help_panel=SELECTION,
-    ),
-]
+Since = Annotated[Moment | None, since_option(parse_written_moment)]
+Until = Annotated[Moment | None, until_option(parse_written_moment)]
 Where = Annotated[
     str | None,
     Option(
@@ -69,15 +62,7 @@ Where = Annotated[
         rich_help_panel=SELECTION,
     ),
 ]
-Ledger = Annotated[
-    Path | None,
-    Option(
-        "--ledger",
-        metavar="DIR",
-        help="Note there what is confirmed, and go on from there the next time.",
-        rich_help_panel=DELIVERY,
-    ),
-]
+Ledger = Annotated[Path | None, progress_option("--ledger", "DIR")]
 DeadLetters = Annotated[
     Path | None,
     Option(
@@ -91,7 +76,7 @@ DeadLetters = Annotated[
 
 def replay(
     paths: Paths,
-    topic: Topics = None,
+    topic: TopicMap = None,
     since: Since = None,
     until: Until = None,
     where: Where = None,
@@ -110,12 +95,12 @@ def replay(
 ) -> int:
     """Publish messages from archives and Parquet again, in parallel.
 
-    They come in no order. With several nsqd each task publishes to one of them, and to the others
-    when that fails. A task that fails is run again by Spark; with --ledger it goes on where it was,
-    and so does the whole replay when it is run again: of each task that was cut off at most 10
-    batches of 500 messages are published twice, and counted. Where Spark runs on several machines
-    the directories must be the same on all of them. For the order of then, or its pace, use nsq
-    replay.
+    Messages are published in no particular order. With several nsqd each task publishes to one of
+    them, and to the others when that fails. Spark runs a failed task again; with --ledger it
+    continues where it was, and so does the whole replay when it is run again: of each task that was
+    cut off at most 10 batches of 500 messages are published twice, and counted. Where Spark runs on
+    several machines the directories must be the same on all of them. To keep the original order or
+    speed, use nsq replay.
 
     Examples:
         nsq spark replay /data/nsq --where "topic = 'clicks' AND attempts > 1" --dry-run

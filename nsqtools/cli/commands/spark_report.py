@@ -1,7 +1,4 @@
-"""``nsq spark report``: what went through topics, by the hour.
-
-The services are imported when it runs, for the help page does not need them.
-"""
+"""``nsq spark report``: what went through topics, by the hour."""
 
 from __future__ import annotations
 
@@ -11,8 +8,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from nsqtools.cli.options.archive_options import SELECTION, Delimiter, Since, Until, time_range
-from nsqtools.cli.options.params import OUTPUT, Json
+from nsqtools.cli.options.params import OUTPUT, SELECTION, Delimiter, Json, Since, Until, time_range
 from nsqtools.cli.options.spark_options import SkipDamaged, naming_skip_damaged
 from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
 from nsqtools.cli.render.outcomes import report_damages

@@ -1,7 +1,4 @@
-"""``nsq spark sql``: a query over archives and Parquet.
-
-The services are imported when it runs, for the help page does not need them.
-"""
+"""``nsq spark sql``: a query over archives and Parquet."""
 
 from __future__ import annotations
 
@@ -78,7 +75,7 @@ def sql(
     spark: SparkOptions,
     runtime: Session,
 ) -> int:
-    """Ask archives and Parquet in SQL.
+    """Query archives and Parquet in SQL.
 
     Archives have the columns topic, nsqd, id, timestamp, ts_ns, attempts, body (binary), file and
     pos. Times are UTC. On a terminal the result is a table, on a pipe tab-separated text; with

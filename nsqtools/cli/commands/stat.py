@@ -1,7 +1,4 @@
-"""``nsq stat``: the queues of a cluster in numbers.
-
-The services are imported when it runs, for the help page does not need them.
-"""
+"""``nsq stat``: the queues of a cluster in numbers."""
 
 from __future__ import annotations
 
@@ -12,11 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from nsqtools.cli.options.cluster_connection import ClusterConnection
-from nsqtools.cli.options.params import LIMITS, OUTPUT, ChannelPatterns, Count, Json, TopicPatterns
+from nsqtools.cli.options.params import (
+    LIMITS,
+    OUTPUT,
+    ChannelPatterns,
+    Count,
+    Json,
+    TopicPatterns,
+    duration_option,
+)
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError
-from nsqtools.records.units import parse_span
 
 if TYPE_CHECKING:
     from nsqtools.cluster.sampling import Sample
@@ -49,7 +53,7 @@ Show = Annotated[
     Option(
         "--show",
         metavar="queues|nodes|clients|memory",
-        help="Queues of all nsqd together, or of each nsqd, or consumers, or each nsqd's memory.",
+        help="A row for each queue, each queue on each nsqd, each consumer, or each nsqd's memory.",
         rich_help_panel=VIEW,
     ),
 ]
@@ -58,7 +62,7 @@ Filter = Annotated[
     Option(
         "--filter",
         metavar="COLUMN>N",
-        help="Only queues for which it holds: depth>0, clients=0, paused=yes.",
+        help="Only queues that match: depth>0, clients=0, paused=yes.",
         rich_help_panel=VIEW,
     ),
 ]
@@ -68,22 +72,19 @@ Sort = Annotated[
         "--sort",
         parser=parse_column,
         metavar="COLUMN",
-        help="Sort by a column; numbers from the greatest down.",
+        help="Sort by a column, largest numbers first.",
         rich_help_panel=VIEW,
     ),
 ]
 Interval = Annotated[
     float | None,
-    Option(
-        "--interval",
-        parser=parse_span,
-        metavar="DURATION",
-        help="Look again every so long, until --count or until interrupted.",
-        rich_help_panel=LIMITS,
-    ),
+    duration_option("--interval", "Sample every DURATION, until --count or until interrupted."),
 ]
 Once = Annotated[
-    bool, Option("--once", help="Look once, at once, without rates.", rich_help_panel=LIMITS)
+    bool,
+    Option(
+        "--once", help="Take one sample, without waiting and without rates.", rich_help_panel=LIMITS
+    ),
 ]
 Csv = Annotated[bool, Option("--csv", help="Print CSV.", rich_help_panel=OUTPUT)]
 Prometheus = Annotated[
@@ -96,7 +97,7 @@ MaxDepth = Annotated[
         "--max-depth",
         metavar="N",
         min=0,
-        help="Fail when a queue is deeper.",
+        help="Fail when the depth of a queue is above N.",
         rich_help_panel=WATCH,
     ),
 ]
@@ -106,7 +107,7 @@ MaxRequeueRate = Annotated[
         "--max-requeue-rate",
         metavar="N",
         min=0,
-        help="Fail when more messages a second are requeued or time out.",
+        help="Fail when more than N messages a second are requeued or time out.",
         rich_help_panel=WATCH,
     ),
 ]
@@ -116,7 +117,7 @@ MinClients = Annotated[
         "--min-clients",
         metavar="N",
         min=1,
-        help="Fail when a channel has fewer consumers.",
+        help="Fail when a channel has fewer than N consumers.",
         rich_help_panel=WATCH,
     ),
 ]
@@ -143,18 +144,18 @@ def stat(
 ) -> int:
     """Show depth, rates, clients and latency of topics and channels.
 
-    Measures for a second (or --interval) and ends; with --interval it goes on until --count, or
-    until it is interrupted. Rates are messages a second over the time that really passed. A row
-    without a channel is the topic itself. An nsqd that does not answer is named and left out.
+    Measures for a second and ends; with --interval it continues until --count, or until it is
+    interrupted. Rates are messages a second over the time that really passed. A row without a
+    channel is the topic itself. An nsqd that does not answer is named and left out.
 
-    The exit status is 1 when a threshold is passed, 6 when an nsqd did not answer.
+    The exit status is 1 when a threshold is exceeded, 6 when an nsqd did not answer.
 
     Examples:
         nsq stat
         nsq stat -t clicks -c archive --interval 2s
         nsq stat --filter 'depth>0' --sort depth --lookupd-http-address lookup:4161
         nsq stat --once --json | jq '.queues[] | select(.paused)'
-        nsq stat --show clients -t 'web.*'
+        nsq stat --show clients -t 'web*'
         nsq stat --max-depth 10000 --min-clients 1 --quiet
     """
     from nsqtools.cli.render.stat_output import printer
@@ -163,7 +164,7 @@ def stat(
 
     if (once or prometheus) and max_requeue_rate is not None:
         raise ConfigurationError(
-            "--max-requeue-rate needs two looks, and --once takes one", hint="Leave --once away."
+            "--max-requeue-rate needs two samples, and --once takes one", hint="Drop --once."
         )
     if sum((json, csv, prometheus)) > 1:
         raise ConfigurationError("--json, --csv and --prometheus exclude each other")

@@ -1,7 +1,4 @@
-"""``nsq to-file``: topics into files, which can be trusted through any crash.
-
-The services are imported when it runs, for the help page does not need the client.
-"""
+"""``nsq to-file``: topics into files, which can be trusted through any crash."""
 
 from __future__ import annotations
 
@@ -12,14 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from nsqtools.cli.options.connection import ConsumerConnection
-from nsqtools.cli.options.params import LIMITS, Count, ExitIdle, For
+from nsqtools.cli.options.params import (
+    LIMITS,
+    ChannelName,
+    Count,
+    ExitIdle,
+    For,
+    OptionalTopics,
+    duration_option,
+)
 from nsqtools.cli.options.subscribing import Create, look_before
 from nsqtools.cli.options.to_file_settings import FILES, ArchiveOptions
 from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Session
 from nsqtools.errors import ConfigurationError
-from nsqtools.records.units import parse_span
 
 if TYPE_CHECKING:
     from nsqtools.archive.archiver import Archiver
@@ -28,51 +32,39 @@ if TYPE_CHECKING:
 EMPTY_AFTER_S = 2.0  # a connected channel that sends nothing for so long has nothing to send
 METRICS_EVERY_S = 5.0
 
-Topics = Annotated[
-    list[str] | None,
-    Option("--topic", "-t", metavar="TOPIC", help="Name of the topic."),
-]
 Pattern = Annotated[
     str | None,
     Option(
         "--topic-pattern",
         metavar="REGEX",
-        help="Also all topics, now and later, whose name contains it.",
+        help="Also every topic, now and later, whose name matches.",
     ),
 ]
 Refresh = Annotated[
     float,
-    Option(
-        "--topic-refresh",
-        parser=parse_span,
-        metavar="DURATION",
-        help="How often to look for topics of the pattern.",
-    ),
-]
-ChannelName = Annotated[
-    str, Option("--channel", "-c", metavar="CHANNEL", help="Name of the channel.")
+    duration_option("--topic-refresh", "How often to look for topics of the pattern.", panel=None),
 ]
 UntilEmpty = Annotated[
     bool,
-    Option("--until-empty", help="End when the channel has nothing more.", rich_help_panel=LIMITS),
+    Option("--until-empty", help="Stop when the channel is empty.", rich_help_panel=LIMITS),
 ]
 OnFile = Annotated[
     str | None,
     Option(
         "--on-file",
         metavar="COMMAND",
-        help="Run for each finished file; {path} in it is the file.",
+        help="Run for each finished file; {path} stands for the file.",
         rich_help_panel=FILES,
     ),
 ]
 MetricsFile = Annotated[
     Path | None,
-    Option("--metrics-file", metavar="FILE", help="Keep counts there, as Prometheus text."),
+    Option("--metrics-file", metavar="FILE", help="Write counts to this file, as Prometheus text."),
 ]
 
 
 def to_file(
-    topic: Topics = None,
+    topic: OptionalTopics = None,
     topic_pattern: Pattern = None,
     topic_refresh: Refresh = "1m",  # type: ignore[assignment]
     channel: ChannelName = "nsq_to_file",
@@ -92,8 +84,8 @@ def to_file(
 
     Runs until it is stopped or a limit is reached. Files in progress are hidden (.NAME.part);
     finished ones appear whole. After a crash, the next run repairs and finishes what was left, and
-    writes no message twice. When a disk is full the messages stay in the queue, and writing goes on
-    when there is room. SIGHUP finishes the present files.
+    writes no message twice. When a disk is full the messages stay in the queue, and writing
+    continues when there is room. SIGHUP finishes the files in progress.
 
     Examples:
         nsq to-file -t clicks --output-dir /var/nsq --gzip
@@ -109,7 +101,7 @@ def to_file(
 
     topics = tuple(dict.fromkeys(topic or ()))
     if not topics and topic_pattern is None:
-        raise ConfigurationError("there is no topic", hint="Give --topic or --topic-pattern.")
+        raise ConfigurationError("no topic given", hint="Give --topic or --topic-pattern.")
     discovery = None
     if topic_pattern is not None:
         discovery = TopicDiscovery(topic_pattern, connection)

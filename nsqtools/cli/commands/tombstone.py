@@ -7,8 +7,8 @@ from typing import Annotated
 from typer import Argument
 
 from nsqtools.cli.options.cluster_connection import ClusterConnection
-from nsqtools.cli.options.params import Json
-from nsqtools.cli.running.administering import DryRun, OneTopic, Yes, carry_out
+from nsqtools.cli.options.params import DryRun, Json, Yes
+from nsqtools.cli.running.administering import OneTopic, carry_out
 from nsqtools.cli.running.runtime import Session
 
 Node = Annotated[
@@ -26,10 +26,10 @@ def tombstone(
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
-    """Take a topic from one nsqd: hide it from consumers, then delete it there.
+    """Remove a topic from one nsqd: hide it from consumers, then delete it there.
 
     nsqlookupd hides the nsqd for this topic for a while, so that consumers do not come back and
-    create the topic again. What is in the topic there is lost. Asks before it does anything.
+    create the topic again. The messages of the topic on this nsqd are lost. Asks for confirmation.
 
     Examples:
         nsq tombstone clicks nsqd-3:4151 --lookupd-http-address lookup:4161

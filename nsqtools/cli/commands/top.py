@@ -1,32 +1,20 @@
-"""``nsq top``: the cluster, live.
-
-The services are imported when it runs, for the help page does not need them.
-"""
+"""``nsq top``: the cluster, live."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from typer import Option
-
 from nsqtools.cli.options.cluster_connection import ClusterConnection
-from nsqtools.cli.options.params import TopicPatterns
+from nsqtools.cli.options.params import TopicPatterns, duration_option
 from nsqtools.cli.running.ends import stopping
 from nsqtools.cli.running.runtime import Session
 from nsqtools.errors import ConfigurationError
-from nsqtools.records.units import parse_span
 
 INTERVAL_S = 2.0
 
 Interval = Annotated[
     float | None,
-    Option(
-        "--interval",
-        parser=parse_span,
-        metavar="DURATION",
-        show_default="2s",
-        help="Time between two looks.",
-    ),
+    duration_option("--interval", "Time between two samples.", panel=None, default="2s"),
 ]
 
 
@@ -37,11 +25,11 @@ def top(
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
-    """Watch topics, channels and consumers on the whole screen.
+    """Watch topics, channels and consumers live, in full screen.
 
-    Runs until q is pressed. Enter opens a topic's channels and a channel's consumers; the keys
-    stand at the bottom. The trend shows what comes in, the greatest of the shown values as a full
-    bar. Needs a terminal: nsq stat --interval is for pipes.
+    Runs until q is pressed. Enter opens the channels of a topic and the consumers of a channel; the
+    bottom line lists the keys. The trend shows the rate of incoming messages, the largest value as
+    a full bar. Needs a terminal; on a pipe use nsq stat --interval.
 
     Examples:
         nsq top

@@ -1,7 +1,4 @@
-"""``nsq topic``: what topics there are, and changes to them.
-
-The services are imported when a command runs, for the help pages do not need them.
-"""
+"""``nsq topic``: what topics there are, and changes to them."""
 
 from __future__ import annotations
 
@@ -10,17 +7,9 @@ from typing import Annotated
 from typer import Option
 
 from nsqtools.cli.options.cluster_connection import ClusterConnection
-from nsqtools.cli.options.params import Json
+from nsqtools.cli.options.params import SAFETY, DryRun, Json, Yes
 from nsqtools.cli.render.listing import ListedTopics, list_topics, show_topic
-from nsqtools.cli.running.administering import (
-    SAFETY,
-    DryRun,
-    NewTopics,
-    OneTopic,
-    TopicPatterns,
-    Yes,
-    change_topics,
-)
+from nsqtools.cli.running.administering import NewTopics, OneTopic, TopicGlobs, change_topics
 from nsqtools.cli.running.runtime import Session
 
 Channels = Annotated[
@@ -35,13 +24,13 @@ def list_(
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
-    """List topics, with how many nsqd have them and what waits there.
+    """List topics, with the number of nsqd that have them and their depth.
 
-    Those that are only registered with nsqlookupd are listed too: with 0 nsqd.
+    Topics that are only registered with nsqlookupd are listed with 0 nsqd.
 
     Examples:
         nsq topic list
-        nsq topic list 'web.*' --lookupd-http-address lookup:4161
+        nsq topic list 'web*' --lookupd-http-address lookup:4161
         nsq topic list --json | jq -r '.[].topic'
     """
     return list_topics(cluster, runtime, topic or (), json=json)
@@ -69,7 +58,7 @@ def create(
 ) -> int:
     """Create topics: on the nsqd given, and registered with every nsqlookupd given.
 
-    Registered alone, a topic can be found before the first message is published.
+    A topic that is only registered can be found before its first message is published.
 
     Examples:
         nsq topic create clicks views
@@ -79,7 +68,7 @@ def create(
 
 
 def delete(
-    topic: TopicPatterns,
+    topic: TopicGlobs,
     yes: Yes = False,
     dry_run: DryRun = False,
     json: Json = False,
@@ -89,20 +78,20 @@ def delete(
 ) -> int:
     """Delete topics, with their channels and messages, everywhere.
 
-    First nsqlookupd forgets them, then every nsqd that has them deletes them. A consumer that is
+    nsqlookupd deletes them first, then every nsqd that has them. A consumer that is
     connected creates its topic again when it reconnects: such consumers are shown first. Asks
-    before it does anything; in a script, give --yes.
+    for confirmation; in a script, give --yes.
 
     Examples:
         nsq topic delete clicks
-        nsq topic delete 'test.*' --dry-run --lookupd-http-address lookup:4161
+        nsq topic delete 'test*' --dry-run --lookupd-http-address lookup:4161
         nsq topic delete clicks --yes
     """
     return change_topics("delete", cluster, runtime, topic, yes=yes, dry_run=dry_run, json=json)
 
 
 def empty(
-    topic: TopicPatterns,
+    topic: TopicGlobs,
     channels: Channels = False,
     yes: Yes = False,
     dry_run: DryRun = False,
@@ -111,10 +100,10 @@ def empty(
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
-    """Throw away what waits in topics; with --channels, in their channels too.
+    """Discard the messages in topics; with --channels, in their channels too.
 
-    nsqd empties the topic's own queue alone, and hands messages on to channels at once: without
-    --channels what waits in them stays.
+    nsqd moves messages to channels at once and empties only the topic's own queue: without
+    --channels, the messages in channels stay.
 
     Examples:
         nsq topic empty clicks --channels
@@ -133,7 +122,7 @@ def empty(
 
 
 def pause(
-    topic: TopicPatterns,
+    topic: TopicGlobs,
     dry_run: DryRun = False,
     json: Json = False,
     *,
@@ -149,14 +138,14 @@ def pause(
 
 
 def unpause(
-    topic: TopicPatterns,
+    topic: TopicGlobs,
     dry_run: DryRun = False,
     json: Json = False,
     *,
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
-    """Let paused topics go on.
+    """Resume paused topics.
 
     Examples:
         nsq topic unpause clicks

@@ -21,7 +21,7 @@ from nsqtools.cli.options.origins import (
     given_addresses,
     origin_of,
 )
-from nsqtools.cli.options.params import LIMITS
+from nsqtools.cli.options.params import count_option, duration_option, topic_option
 from nsqtools.cli.parsing.binding import From
 from nsqtools.client.connection_settings import (
     DEFAULT_NSQD_TCP_ADDRESS,
@@ -30,7 +30,7 @@ from nsqtools.client.connection_settings import (
     resolve_options,
 )
 from nsqtools.protocol.names import check_topic
-from nsqtools.records.units import parse_size, parse_span
+from nsqtools.records.units import parse_size
 
 if TYPE_CHECKING:
     from nsqtools.bench.bench_plan import BenchMode, BenchPlan
@@ -82,7 +82,7 @@ Batch = Annotated[
         "--batch",
         metavar="N",
         min=1,
-        help="Messages that are published in one command.",
+        help="Messages in one publish command.",
         rich_help_panel=LOAD,
     ),
 ]
@@ -92,7 +92,7 @@ Window = Annotated[
         "--window",
         metavar="N",
         min=1,
-        help="Publish commands of a connection that may wait for their answer.",
+        help="Publish commands of a connection that may be unanswered at a time.",
         rich_help_panel=LOAD,
     ),
 ]
@@ -103,7 +103,7 @@ Connections = Annotated[
         metavar="N",
         min=1,
         show_default="1 for each nsqd",
-        help="Connections each way, every one in a process of its own.",
+        help="Connections each way, each in a process of its own.",
         rich_help_panel=LOAD,
     ),
 ]
@@ -113,45 +113,23 @@ Rate = Annotated[
         "--rate",
         metavar="N",
         min=0,
-        help="Publish N messages a second, all together; 0 for full speed.",
+        help="Publish N messages a second in total; 0 for full speed.",
         rich_help_panel=LOAD,
     ),
 ]
 BenchTopic = Annotated[
     str | None,
-    Option(
-        "--topic",
-        "-t",
-        metavar="TOPIC",
-        help="Publish into this topic of yours; by default one of its own, gone afterwards.",
-    ),
+    topic_option("Publish into this topic; by default into one of its own, deleted afterwards."),
 ]
 Embedded = Annotated[
-    bool, Option("--embedded", help="Measure an nsqd of Python's that is started for it.")
+    bool, Option("--embedded", help="Start and measure the embedded nsqd, which is in Python.")
 ]
-Messages = Annotated[
-    int | None,
-    Option("--count", "-n", metavar="N", min=1, help="Measure N messages.", rich_help_panel=LIMITS),
-]
+Messages = Annotated[int | None, count_option("Measure N messages.")]
 Duration = Annotated[
-    float | None,
-    Option(
-        "--for",
-        parser=parse_span,
-        metavar="DURATION",
-        help="Measure for so long; 5s when nothing is said.",
-        rich_help_panel=LIMITS,
-    ),
+    float | None, duration_option("--for", "Measure for DURATION; 5s without --count and --for.")
 ]
 WarmUp = Annotated[
-    float,
-    Option(
-        "--warm-up",
-        parser=parse_span,
-        metavar="DURATION",
-        help="Work for so long before the measurement.",
-        rich_help_panel=LIMITS,
-    ),
+    float, duration_option("--warm-up", "Run for DURATION before the measurement begins.")
 ]
 
 

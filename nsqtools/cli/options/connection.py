@@ -85,9 +85,11 @@ class LookupFlags(NamedTuple):
 
 
 class ClientFlags(NamedTuple):
-    """Flags for the way to nsqd. None means: not said."""
+    """Flags for the connection to nsqd. None means: not given."""
 
-    tls: Annotated[bool | None, _flag("--tls/--no-tls", "Use TLS, and nothing else.")] = None
+    tls: Annotated[
+        bool | None, _flag("--tls/--no-tls", "Require TLS; never fall back to plain text.")
+    ] = None
     tls_ca_file: TLSCaFile = None
     tls_cert: TLSCert = None
     tls_key: TLSKey = None

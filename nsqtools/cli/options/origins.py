@@ -89,7 +89,7 @@ LookupdHttpAddresses = Annotated[
         "--lookupd-http-address",
         metavar="HOST:PORT",
         envvar="NSQ_LOOKUPD_HTTP_ADDRESS",
-        help="nsqlookupd that knows the nsqd of a topic.",
+        help="nsqlookupd, over HTTP; finds the nsqd of a topic.",
         rich_help_panel=CONNECTION,
     ),
 ]
@@ -108,7 +108,7 @@ AddressMap = Annotated[
     Option(
         "--address-map",
         metavar="OLD=NEW",
-        help="Connect to NEW where an nsqd announces itself as OLD.",
+        help="Connect to NEW in place of OLD, the address that an nsqd announces.",
         rich_help_panel=CONNECTION,
     ),
 ]

@@ -1,58 +1,176 @@
-"""The options that commands share, each declared once: name, short form, environment, help.
+"""The options that commands share, each declared once: name, short form, help.
 
-A command writes ``topic: Topics`` and has ``--topic/-t`` with the meaning it has everywhere.
-Options that come as a set (addresses, TLS, logging) are in `connection` and `runtime`.
+A command writes ``topic: Topics`` and has ``--topic/-t`` with the meaning it has everywhere. Where
+a command says something else about an option, it calls the option's function with its own help:
+name, short form and parser stay the same. Options that come as a set (addresses, TLS, logging) are
+in `connection` and `runtime`, those of publishing in `publishing`, of printing in `printing`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
+from typer import Argument, Option
 
-from nsqtools.records.units import parse_span
+from nsqtools.records.units import parse_span, parse_time, unescape
 
+if TYPE_CHECKING:
+    from nsqtools.archive.reader import TimeRange
+
+# Headings of help pages.
+INPUT = "Input"
 LIMITS = "Limits"
 OUTPUT = "Output"
+SAFETY = "Safety"
+SELECTION = "Selection"
 
 Seconds = float
 
-Topic = Annotated[str, Option("--topic", "-t", metavar="TOPIC", help="Name of the topic.")]
-Topics = Annotated[list[str], Option("--topic", "-t", metavar="TOPIC", help="Name of the topic.")]
-Channel = Annotated[
-    str | None, Option("--channel", "-c", metavar="CHANNEL", help="Name of the channel.")
-]
+GLOB = "Names, or globs such as 'web*'."
+
+
+# -- what ---------------------------------------------------------------------------------------
+
+
+def topic_option(
+    help: str = "Name of the topic.", *, metavar: str = "TOPIC", panel: str | None = None
+) -> Any:
+    return Option("--topic", "-t", metavar=metavar, help=help, rich_help_panel=panel)
+
+
+def channel_option(help: str = "Name of the channel.", *, metavar: str = "CHANNEL") -> Any:
+    return Option("--channel", "-c", metavar=metavar, help=help)
+
+
+Topic = Annotated[str, topic_option()]
+Topics = Annotated[list[str], topic_option()]
+OptionalTopics = Annotated[list[str] | None, topic_option()]
 TopicPatterns = Annotated[
     list[str] | None,
-    Option("--topic", "-t", metavar="PATTERN", help="Only these topics (clicks, 'web.*')."),
+    topic_option("Only these topics: names, or globs such as 'web*'.", metavar="GLOB"),
 ]
+Channel = Annotated[str | None, channel_option()]
+ChannelName = Annotated[str, channel_option()]
 ChannelPatterns = Annotated[
-    list[str] | None, Option("--channel", "-c", metavar="PATTERN", help="Only these channels.")
+    list[str] | None,
+    channel_option("Only these channels: names, or globs such as 'tail*'.", metavar="GLOB"),
 ]
+ArchivePaths = Annotated[
+    list[Path],
+    Argument(metavar="PATH", help="Archives: files, or directories with everything below."),
+]
+
+
+# -- which messages -----------------------------------------------------------------------------
+
+
+def parse_moment(text: str) -> int:
+    """Read a time, as nanoseconds since 1970. Raises ``ValueError``."""
+    return parse_time(text, now_ns=time.time_ns())
+
+
+def since_option(parser: Callable[[str], Any] = parse_moment) -> Any:
+    return Option(
+        "--since",
+        parser=parser,
+        metavar="TIME",
+        help="Only messages published at this time or later (2026-11-21T08:00:00Z, -2h).",
+        rich_help_panel=SELECTION,
+    )
+
+
+def until_option(parser: Callable[[str], Any] = parse_moment) -> Any:
+    return Option(
+        "--until",
+        parser=parser,
+        metavar="TIME",
+        help="Only messages published before this time.",
+        rich_help_panel=SELECTION,
+    )
+
+
+def grep_option(help: str = "Only messages whose body matches.", *, panel: str = SELECTION) -> Any:
+    return Option("--grep", "-g", metavar="REGEX", help=help, rich_help_panel=panel)
+
+
+Since = Annotated[int | None, since_option()]
+Until = Annotated[int | None, until_option()]
+Grep = Annotated[str | None, grep_option()]
+
+
+def time_range(since_ns: int | None, until_ns: int | None) -> TimeRange:
+    """The range that ``--since`` and ``--until`` make."""
+    from nsqtools.archive.reader import TimeRange
+
+    return TimeRange(since_ns, until_ns)
+
+
+# -- how it looks -------------------------------------------------------------------------------
+
+
+def delimiter_option(
+    help: str, *, panel: str | None = None, parser: Callable[[str], bytes] = unescape
+) -> Any:
+    return Option(
+        "--delimiter",
+        "-d",
+        parser=parser,
+        metavar="TEXT",
+        show_default="\\n",
+        help=help,
+        rich_help_panel=panel,
+    )
+
+
+BODIES_END = "What ends each body in raw files; \\0 for NUL."
+
+Delimiter = Annotated[bytes | None, delimiter_option(BODIES_END)]
 
 Json = Annotated[bool, Option("--json", help="Print JSON.", rich_help_panel=OUTPUT)]
 
-Count = Annotated[
-    int | None,
-    Option("--count", "-n", metavar="N", min=1, help="End after N.", rich_help_panel=LIMITS),
-]
+
+# -- how long -----------------------------------------------------------------------------------
+
+
+def count_option(help: str) -> Any:
+    return Option("--count", "-n", metavar="N", min=1, help=help, rich_help_panel=LIMITS)
+
+
+def duration_option(
+    name: str,
+    help: str,
+    *,
+    panel: str | None = LIMITS,
+    default: str | bool = True,
+    parser: Callable[[str], float] = parse_span,
+) -> Any:
+    return Option(
+        name,
+        parser=parser,
+        metavar="DURATION",
+        help=help,
+        show_default=default,
+        rich_help_panel=panel,
+    )
+
+
+Count = Annotated[int | None, count_option("Stop after N.")]
 ExitIdle = Annotated[
     Seconds | None,
-    Option(
-        "--exit-idle",
-        parser=parse_span,
-        metavar="DURATION",
-        help="End when nothing came for so long (5s, 1m30s).",
-        rich_help_panel=LIMITS,
-    ),
+    duration_option("--exit-idle", "Stop after DURATION without messages (5s, 1m30s)."),
 ]
-For = Annotated[
-    Seconds | None,
-    Option(
-        "--for",
-        parser=parse_span,
-        metavar="DURATION",
-        help="End after so long.",
-        rich_help_panel=LIMITS,
-    ),
-]
+For = Annotated[Seconds | None, duration_option("--for", "Stop after DURATION.")]
+
+
+# -- what is destroyed --------------------------------------------------------------------------
+
+
+def dry_run_option(help: str, *, panel: str | None = SAFETY) -> Any:
+    return Option("--dry-run", help=help, rich_help_panel=panel)
+
+
+Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.", rich_help_panel=SAFETY)]
+DryRun = Annotated[bool, dry_run_option("Show what would change, and change nothing.")]

@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from nsqtools.cli.options.params import BODIES_END, delimiter_option, duration_option
 from nsqtools.cli.parsing.binding import From
 from nsqtools.records.naming import (
     DEFAULT_DATETIME_FORMAT,
     DEFAULT_FORMAT,
     DEFAULT_PARTITION_FORMAT,
 )
-from nsqtools.records.units import parse_size, parse_span, unescape
+from nsqtools.records.units import parse_size
+
+if TYPE_CHECKING:
+    from nsqtools.archive.archive_settings import ArchiveSettings
 
 FILES = "Files"
 FORM = "Form"
@@ -44,7 +48,7 @@ def parse_mode(text: str) -> int:
     except ValueError:
         mode = -1
     if not 0 <= mode <= 0o777:
-        raise ValueError(f"{text!r} are no permissions; write 640")
+        raise ValueError(f"{text!r} is not a file mode; write 640")
     return mode
 
 
@@ -57,10 +61,6 @@ def _size(name: str, help: str, panel: str, default: str | None = None) -> Any:
         show_default=default or False,
         rich_help_panel=panel,
     )
-
-
-def _span(name: str, help: str, panel: str) -> Any:
-    return Option(name, parser=parse_span, metavar="DURATION", help=help, rich_help_panel=panel)
 
 
 def _text(name: str, metavar: str, help: str) -> Any:
@@ -83,7 +83,7 @@ def archive_settings(
         Option(
             "--work-dir",
             metavar="DIR",
-            help="Where files in progress are, if not in --output-dir; any file system will do.",
+            help="Where files in progress go, if not to --output-dir; any file system will do.",
             rich_help_panel=FILES,
         ),
     ] = None,
@@ -92,7 +92,7 @@ def archive_settings(
         _text(
             "--filename-format",
             "NAME",
-            "Name of a file: <TOPIC> <HOST> <PID> <DATETIME> <PARTITION> <REV>; / for folders.",
+            "Name of a file: <TOPIC> <HOST> <PID> <DATETIME> <PARTITION> <REV>; / for directories.",
         ),
     ] = DEFAULT_FORMAT,
     datetime_format: Annotated[
@@ -116,7 +116,7 @@ def archive_settings(
         str, _text("--host-identifier", "NAME", "<HOST>, if not the short host name.")
     ] = "",
     file_mode: Annotated[int, _mode("--file-mode", "Permissions of files.")] = "640",  # type: ignore[assignment]
-    dir_mode: Annotated[int, _mode("--dir-mode", "Permissions of folders.")] = "750",  # type: ignore[assignment]
+    dir_mode: Annotated[int, _mode("--dir-mode", "Permissions of directories.")] = "750",  # type: ignore[assignment]
     format: Annotated[
         Form,
         Option(
@@ -126,18 +126,7 @@ def archive_settings(
             rich_help_panel=FORM,
         ),
     ] = Form.jsonl,
-    delimiter: Annotated[
-        bytes | None,
-        Option(
-            "--delimiter",
-            "-d",
-            parser=unescape,
-            metavar="TEXT",
-            show_default="\\n",
-            help="What ends each body in raw files; \\0 for NUL.",
-            rich_help_panel=FORM,
-        ),
-    ] = None,
+    delimiter: Annotated[bytes | None, delimiter_option(BODIES_END, panel=FORM)] = None,
     gzip: Annotated[bool, Option("--gzip", help="Compress files.", rich_help_panel=FORM)] = False,
     gzip_level: Annotated[
         int | None,
@@ -151,34 +140,41 @@ def archive_settings(
         ),
     ] = None,
     rotate_size: Annotated[
-        int | None, _size("--rotate-size", "Begin a new file at this size on disk.", ROTATION)
+        int | None, _size("--rotate-size", "Rotate at this size on disk.", ROTATION)
     ] = None,
     rotate_text_size: Annotated[
         int | None,
-        _size("--rotate-text-size", "Begin a new file at this size before compression.", ROTATION),
+        _size("--rotate-text-size", "Rotate at this size before compression.", ROTATION),
     ] = None,
     rotate_interval: Annotated[
         float | None,
-        _span("--rotate-interval", "Begin a new file so often, in step with the clock.", ROTATION),
+        duration_option(
+            "--rotate-interval",
+            "Rotate every DURATION, clock-aligned.",
+            panel=ROTATION,
+        ),
     ] = None,
     rotate_age: Annotated[
-        float | None, _span("--rotate-age", "Begin a new file when one is so old.", ROTATION)
+        float | None,
+        duration_option("--rotate-age", "Rotate DURATION after a file was opened.", panel=ROTATION),
     ] = None,
     skip_empty_files: Annotated[
         bool,
         Option(
             "--skip-empty-files/--no-skip-empty-files",
-            help="Whether times without messages have a file: they have none by default.",
+            help="Whether an interval without messages has a file; it has none by default.",
             show_default=False,
             rich_help_panel=ROTATION,
         ),
     ] = True,
     sync_interval: Annotated[
         float,
-        _span("--sync-interval", "Flush and finish messages after so long.", FLUSHING),
+        duration_option(
+            "--sync-interval", "Flush and finish messages every DURATION.", panel=FLUSHING
+        ),
     ] = "1s",  # type: ignore[assignment]
     sync_bytes: Annotated[
-        int, _size("--sync-bytes", "Flush when so much text is held.", FLUSHING, "8MiB")
+        int, _size("--sync-bytes", "Flush when this much text is held.", FLUSHING, "8MiB")
     ] = "8MiB",  # type: ignore[assignment]
     sync_count: Annotated[
         int,
@@ -186,12 +182,12 @@ def archive_settings(
             "--sync-count",
             metavar="N",
             min=1,
-            help="Flush when so many messages are held.",
+            help="Flush when N messages are held.",
             rich_help_panel=FLUSHING,
         ),
     ] = 10_000,
-) -> Any:
-    """The `ArchiveSettings` that the options make. Raises `ConfigurationError`."""
+) -> ArchiveSettings:
+    """The settings that the options make. Raises `ConfigurationError`."""
     from datetime import UTC
 
     from nsqtools.archive import archive_settings as settings
@@ -223,7 +219,7 @@ def archive_settings(
     )
 
 
-ArchiveOptions = Annotated[Any, From(archive_settings)]
+ArchiveOptions = Annotated["ArchiveSettings", From(archive_settings)]
 
 
 def _absolute(path: Path) -> Path:

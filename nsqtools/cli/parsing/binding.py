@@ -47,7 +47,7 @@ class From:
 
 def flatten(function: Callable[..., Result]) -> Callable[..., Result]:
     """Return ``function`` taking plain options, as keywords, in place of provided values."""
-    hints = get_type_hints(function, include_extras=True)
+    hints = _parameter_hints(function)
     own: dict[str, inspect.Parameter] = {}
     provided: dict[str, inspect.Parameter] = {}
     providers: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {}
@@ -74,6 +74,18 @@ def flatten(function: Callable[..., Result]) -> Callable[..., Result]:
     call.__annotations__ = {}
     vars(call)["__signature__"] = inspect.Signature([*own.values(), *provided.values()])
     return call
+
+
+def _parameter_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of the parameters. What stands inside of ``Annotated`` may stay a name that
+    only a type checker knows: it is not looked up, so that --help imports nothing for it."""
+    if isinstance(function, type):
+        return get_type_hints(function, include_extras=True)
+    return {
+        name: eval(annotation, function.__globals__) if isinstance(annotation, str) else annotation
+        for name, annotation in function.__annotations__.items()
+        if name != "return"
+    }
 
 
 def _provider(annotation: Any) -> Callable[..., Any] | None:

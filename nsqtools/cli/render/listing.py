@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nsqtools.cluster.directory import DaemonFailure
 
 ListedTopics = Annotated[
-    list[str] | None, Argument(metavar="TOPIC", help="Names, or patterns such as 'web.*'.")
+    list[str] | None, Argument(metavar="TOPIC", help="Names, or globs such as 'web*'.")
 ]
 
 TOPICS = ("topic", "nsqd", "channels", "depth", "messages", "paused")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument
 
 from nsqtools.cli.options.cluster_connection import ClusterSettings
 from nsqtools.cli.render.output import write_json, write_listing
@@ -16,24 +16,15 @@ if TYPE_CHECKING:
     from nsqtools.cluster.admin import Outcome, Plan, Step
     from nsqtools.cluster.directory import Cluster
 
-SAFETY = "Safety"
-
-TopicPatterns = Annotated[
-    list[str], Argument(metavar="TOPIC", help="Names, or patterns such as 'web.*'.")
-]
+TopicGlobs = Annotated[list[str], Argument(metavar="TOPIC", help="Names, or globs such as 'web*'.")]
 NewTopics = Annotated[list[str], Argument(metavar="TOPIC", help="Names.")]
 OneTopic = Annotated[str, Argument(metavar="TOPIC", help="Name of the topic.")]
-TopicPattern = Annotated[str, Argument(metavar="TOPIC", help="A name, or a pattern ('web.*').")]
-ChannelPatterns = Annotated[
-    list[str], Argument(metavar="CHANNEL", help="Names, or patterns such as 'tail*'.")
+TopicGlob = Annotated[str, Argument(metavar="TOPIC", help="A name, or a glob such as 'web*'.")]
+ChannelGlobs = Annotated[
+    list[str], Argument(metavar="CHANNEL", help="Names, or globs such as 'tail*'.")
 ]
 NewChannels = Annotated[list[str], Argument(metavar="CHANNEL", help="Names.")]
 OneChannel = Annotated[str, Argument(metavar="CHANNEL", help="Name of the channel.")]
-
-Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.", rich_help_panel=SAFETY)]
-DryRun = Annotated[
-    bool, Option("--dry-run", help="Show what would change, do nothing.", rich_help_panel=SAFETY)
-]
 
 COLUMNS = ("daemon", "address", "action", "topic", "channel", "messages", "clients")
 

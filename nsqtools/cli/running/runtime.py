@@ -36,7 +36,7 @@ class Runtime:
     """Seconds, for durations."""
     stdin: TextIO = field(default_factory=lambda: sys.stdin)
     quiet: bool = False
-    """Only errors are told: no progress, no summaries."""
+    """Only errors are printed: no progress, no summaries."""
 
     @classmethod
     def of_process(cls) -> Runtime:
@@ -87,7 +87,7 @@ class Runtime:
 
 
 class LogFormat(Enum):
-    """How a log line reads."""
+    """How a log line looks."""
 
     text = "text"
     json = "json"
@@ -96,21 +96,27 @@ class LogFormat(Enum):
 def session(
     context: Context,
     quiet: Annotated[
-        bool, Option("--quiet", "-q", help="Tell errors only.", rich_help_panel=PANEL)
+        bool, Option("--quiet", "-q", help="Print errors only.", rich_help_panel=PANEL)
     ] = False,
     verbose: Annotated[
         int,
         Option(
-            "--verbose", "-v", count=True, help="Log more; -vv logs all.", rich_help_panel=PANEL
+            "--verbose",
+            "-v",
+            count=True,
+            help="Log more; -vv logs everything.",
+            rich_help_panel=PANEL,
         ),
     ] = 0,
     log_format: Annotated[
         LogFormat,
-        Option(metavar="text|json", help="Form of the log lines on stderr.", rich_help_panel=PANEL),
+        Option(metavar="text|json", help="Format of log lines on stderr.", rich_help_panel=PANEL),
     ] = LogFormat.text,
     debug: Annotated[
         bool,
-        Option("--debug", help="Log all, and show tracebacks of errors.", rich_help_panel=PANEL),
+        Option(
+            "--debug", help="Log everything, and show tracebacks of errors.", rich_help_panel=PANEL
+        ),
     ] = False,
 ) -> Runtime:
     """The run's `Runtime`, with logging set up as the options say."""

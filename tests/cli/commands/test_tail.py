@@ -130,7 +130,7 @@ def test_too_few_messages_are_status_7(run_nsq: RunNsq, clicks: GoNsqd) -> None:
     result = run_nsq([*place(clicks), "-n", "10", "--for", "500ms"])
 
     assert result.status == 7
-    assert result.err == "nsq: 3 of 10 messages came\n"
+    assert result.err == "nsq: 3 of 10 messages arrived\n"
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

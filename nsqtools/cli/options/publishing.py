@@ -1,0 +1,100 @@
+"""The options of the commands that publish: where to, how fast, and how long to try."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from nsqtools.cli.options.params import dry_run_option, duration_option, topic_option
+from nsqtools.client.spread import PublishMode
+from nsqtools.errors import ConfigurationError
+
+DELIVERY = "Delivery"
+
+Rate = Annotated[
+    float,
+    Option(
+        "--rate",
+        metavar="N",
+        min=0,
+        help="At most N messages a second; 0 for no limit.",
+        rich_help_panel=DELIVERY,
+    ),
+]
+Spread = Annotated[
+    PublishMode,
+    Option(
+        "--mode",
+        help="With several nsqd: every message to all of them, to each in turn, or to the first "
+        "that works.",
+        rich_help_panel=DELIVERY,
+    ),
+]
+RetryTimeout = Annotated[
+    float | None,
+    duration_option(
+        "--retry-timeout",
+        "How long to retry when nsqd cannot be reached; 0s for not at all.",
+        panel=DELIVERY,
+        default="1m",
+    ),
+]
+RetryUnknown = Annotated[
+    bool,
+    Option(
+        "--retry-unknown",
+        help="Also publish again what nsqd may have accepted just before the connection broke: "
+        "such messages can arrive twice.",
+        rich_help_panel=DELIVERY,
+    ),
+]
+
+
+def unsent_option(help: str) -> Any:
+    return Option("--unsent-file", metavar="FILE", help=help, rich_help_panel=DELIVERY)
+
+
+def progress_option(name: str, metavar: str) -> Any:
+    """Where a replay notes what is confirmed: a checkpoint, or a ledger of Spark."""
+    return Option(
+        name,
+        metavar=metavar,
+        help="Note here what is confirmed, and continue from there the next time.",
+        rich_help_panel=DELIVERY,
+    )
+
+
+UnsentRecords = Annotated[
+    Path | None,
+    unsent_option("Append every record that was not confirmed to this file, byte for byte."),
+]
+UnsentMessages = Annotated[
+    Path | None,
+    unsent_option("Append every message that was not confirmed to this file, as JSON."),
+]
+TopicMap = Annotated[
+    list[str] | None,
+    topic_option(
+        "Where to publish, if not to the topic that a message came from.", metavar="[OLD=]NEW"
+    ),
+]
+DryRun = Annotated[
+    bool,
+    dry_run_option("Publish nothing; print how many messages would go to which topic.", panel=None),
+]
+
+
+def topic_map(texts: Iterable[str]) -> dict[str, str]:
+    """Read ``NEW`` and ``OLD=NEW``. Raises `ConfigurationError`."""
+    topics = {}
+    for text in texts:
+        old, _, new = text.rpartition("=")
+        if not new or old in topics:
+            raise ConfigurationError(
+                f"invalid --topic {text!r}", hint="Write NEW once, or OLD=NEW for each topic."
+            )
+        topics[old] = new
+    return topics
