@@ -207,6 +207,56 @@ def bomb(codec: str) -> bytes:
     return b"".join(compress(b"x" * 1_000_000) for _ in range(100))
 
 
+def lines_in_few_bytes(codec: str, line: bytes, count: int) -> bytes:
+    from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec
+
+    compress = {"snappy": SnappyCodec, "deflate": DeflateCodec}[codec]().compress
+    return compress(line * count)
+
+
+@pytest.mark.parametrize("codec", ["snappy", "deflate"])
+@pytest.mark.parametrize(
+    ("line", "count"), [(b"NOP\n", 8_000_000), (b"PUB bomb#ephemeral\n\0\0\0\x01x", 300_000)]
+)
+def test_a_client_that_sends_millions_of_commands_in_few_bytes_delays_nobody(
+    process: Start, codec: str, line: bytes, count: int
+) -> None:
+    nsqd = process()
+    with RawClient(nsqd.tcp_address) as bomber, RawClient(nsqd.tcp_address) as client:
+        client.publish("t", b"first")
+        bomber.identify(**{codec: True})
+        bomber.socket.setblocking(False)
+        try:
+            bomber.socket.send(lines_in_few_bytes(codec, line, count))
+        except BlockingIOError:
+            pass
+        slowest_s = 0.0
+        for _ in range(50):
+            started_s = time.monotonic()
+            client.publish("t", b"x")
+            slowest_s = max(slowest_s, time.monotonic() - started_s)
+    assert slowest_s < 1.0
+    assert resident_bytes(nsqd) < 150_000_000
+
+
+def test_a_snappy_chunk_larger_than_the_format_allows_ends_the_connection(process: Start) -> None:
+    nsqd = process()
+    with RawClient(nsqd.tcp_address) as client:
+        client.identify(snappy=True)
+        client.send(b"\xff\x06\0\0sNaPpY\0\xff\xff\xff" + bytes(1000))
+        nsqd.wait_for_log("damaged snappy stream")
+
+
+def test_a_large_multi_publish_is_published_whole_though_the_client_leaves(process: Start) -> None:
+    nsqd = process("-mem-queue-size=100000")
+    nsqd.create_topic("t")
+    bodies = [b"%d" % number for number in range(20_000)]
+    body = struct.pack(">i", len(bodies)) + b"".join(map(sized, bodies))
+    with RawClient(nsqd.tcp_address) as client:
+        client.send(b"MPUB t\n" + sized(body))
+    wait_until(lambda: nsqd.depth("t") == len(bodies), what="all of it is published")
+
+
 def test_a_thousand_connections_are_borne(process: Start) -> None:
     nsqd = process()
     before = resident_bytes(nsqd)

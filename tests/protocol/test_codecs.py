@@ -85,3 +85,22 @@ def test_a_deflate_stream_that_ends_is_a_protocol_error() -> None:
     compressor = zlib.compressobj(6, zlib.DEFLATED, -15)
     with pytest.raises(ProtocolError, match="ended"):
         DeflateCodec().decompress(compressor.compress(b"x") + compressor.flush())
+
+
+@both
+@pytest.mark.parametrize("size", [1, 65_536, 1 << 20, 5_000_001])
+def test_a_limit_bounds_each_step_and_loses_nothing(make: Callable[[], Codec], size: int) -> None:
+    limit, codec = 100_000, make()
+    steps = [codec.decompress(make().compress(bytes(size)), limit)]
+    while codec.has_more:
+        steps.append(codec.decompress(b"", limit))
+
+    assert b"".join(steps) == bytes(size)
+    assert max(map(len, steps)) <= limit + 65_536
+    assert codec.decompress(b"") == b""
+
+
+def test_a_snappy_chunk_that_no_peer_may_send_is_refused_from_its_head() -> None:
+    for kind in (b"\x00", b"\x01", b"\xfe"):
+        with pytest.raises(ProtocolError, match="a chunk of 76495 bytes"):
+            SnappyCodec().decompress(SNAPPY_IDENTIFIER + kind + (76_495).to_bytes(3, "little"))

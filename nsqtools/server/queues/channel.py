@@ -12,6 +12,7 @@ from __future__ import annotations
 from asyncio import AbstractEventLoop, TimerHandle
 from collections import deque
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Protocol
 
 from nsqtools.protocol.names import is_ephemeral
@@ -23,6 +24,7 @@ from nsqtools.server.queues.queued_message import again, delivered_to_record, to
 
 _TURN_COUNT = 256  # messages for one consumer before the next one has its turn
 _TURN_BYTES = 1 << 18
+_TURN_S = 0.002  # before the other channels and clients have theirs
 
 
 class ConsumerLimit(Exception):
@@ -194,9 +196,10 @@ class Channel:
 
     def _take_turn(self) -> None:
         self._turn_scheduled = False
-        self._deliver()
+        self._deliver(self._loop.time() + _TURN_S)
 
-    def _deliver(self) -> None:
+    def _deliver(self, until_s: float = inf) -> None:
+        """Deal the backlog out, until nobody has room or the turn is over."""
         backlog = self.backlog
         while backlog.has_messages and not self.is_paused and not self._is_closed:
             ready = [consumer for consumer in self.consumers if consumer.room > 0]
@@ -204,6 +207,9 @@ class Channel:
                 return
             share = max(1, min(_TURN_COUNT, len(backlog) // len(ready)))
             now_s = self._loop.time()
+            if now_s >= until_s:
+                self.wake()
+                return
             for consumer in ready:
                 messages = backlog.get(min(consumer.room, share), _TURN_BYTES)
                 if not messages:

@@ -7,6 +7,10 @@ write.
 A protocol can interrupt a read in two ways: `Incomplete` (more bytes are needed) and `Pause`
 (something slow, such as an auth server, has to answer first: nothing is read meanwhile).
 
+The loop serves all clients, so a client has it for a *turn* of two milliseconds: what it sent and
+was not run by then waits for its next turn, and more is not read meanwhile. Compressed bytes are
+decoded a little at a time, because 30 KB can decode to 30 MB of commands.
+
 Traps: after a fatal error the client may still be sending; closing with unread input would make the
 kernel destroy the error frame, so the connection is half closed and drained for a moment. A client
 that does not read its answers is not read from either: that bounds the memory it can take.
@@ -15,6 +19,7 @@ that does not read its answers is not read from either: that bounds the memory i
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol, cast
 
@@ -25,7 +30,8 @@ from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.tcp.tls_layer import HandshakeFailed, TLSLayer
 
 _DRAIN_S = 1.0
-_INFLATE_SIZE = 1 << 14  # compressed bytes to decode at a time: each can become a thousand
+_TURN_S = 0.002
+_DECODED_BYTES = 1 << 16  # from compressed ones, at a time
 _MAGIC_LENGTH = 4
 
 
@@ -93,6 +99,9 @@ class ClientConnection(asyncio.Protocol):
         self._wanted = _MAGIC_LENGTH
         self._if_never: RequestError | None = None
         self._pause: asyncio.Task[None] | None = None
+        self._received: deque[bytes] = deque()  # not decoded yet
+        self._turn: asyncio.Handle | None = None  # to go on with what was received
+        self._has_ended = False  # the client sends no more
         self._out: list[bytes] = []
         self._flush_due = False
         self._out_size = 0
@@ -114,21 +123,18 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_over:
             return
-        try:
-            if self.tls is not None:
-                data = self._through_tls(self.tls, data)
-            if self._codec is None:
-                self._take(data)
-            else:
-                self._take_compressed(data)
-        except ProtocolError as exc:
-            self._log.error(f"client({self.remote_address}) - {exc}")
-            self.close()
+        self._received.append(data)
+        if self._turn is None and self._pause is None and not self.is_stuck:
+            self._take_turn()
+        else:
+            self._update_reading()
 
     def eof_received(self) -> bool:
-        if not self._is_over:
-            self.give_up()
-        return False  # asyncio closes when the rest is written
+        if self._is_over:
+            return False  # asyncio closes when the rest is written
+        self._has_ended = True
+        self._give_up_if_done()
+        return not self._is_over
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
@@ -145,35 +151,70 @@ class ClientConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.is_stuck = False
-        self._update_reading()
         if self._protocol is not None and not self._is_over:
             self._protocol.output_flows()
+        self._go_on()
 
     def _update_reading(self) -> None:
-        if self.is_stuck or self._pause is not None:
+        if self.is_stuck or self._pause is not None or self._received:
             self._transport.pause_reading()
         elif not self._transport.is_closing():
             self._transport.resume_reading()
 
     # input
 
-    def _take_compressed(self, data: bytes) -> None:
-        for start in range(0, len(data), _INFLATE_SIZE):
-            codec = self._codec
-            if codec is None or self._is_over:
-                return
-            self._take(codec.decompress(data[start : start + _INFLATE_SIZE]))
+    def _go_on(self) -> None:
+        """Have a turn soon, if none is due: something that kept the client waiting is over."""
+        if self._turn is None and not self._is_over:
+            self._turn = self._loop.call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        """Decode and run what was received, for a moment; the rest has to wait."""
+        self._turn = None
+        until_s = self._loop.time() + _TURN_S
+        try:
+            while not (self._is_over or self._pause or self.is_stuck):
+                if self._length >= self._wanted and self._length:
+                    self._run(until_s)
+                elif not self._decode():
+                    break
+                if self._loop.time() >= until_s:
+                    self._go_on()
+                    break
+        except ProtocolError as exc:
+            self._log.error(f"client({self.remote_address}) - {exc}")
+            self.close()
+        if self._is_over:
+            return
+        self._update_reading()
+        self._give_up_if_done()
+
+    def _give_up_if_done(self) -> None:
+        if self._has_ended and not (self._turn or self._pause or self._received or self.is_stuck):
+            self.give_up()
+
+    def _decode(self) -> bool:
+        """Take some of what was received through the layers; return False when there is none."""
+        if self._codec is not None and self._codec.has_more:
+            self._take(self._codec.decompress(b"", _DECODED_BYTES))
+            return True
+        if not self._received:
+            return False
+        data = self._received.popleft()
+        if self.tls is not None:
+            data = self._through_tls(self.tls, data)
+        if self._codec is not None and not self._is_over:
+            data = self._codec.decompress(data, _DECODED_BYTES)
+        self._take(data)
+        return True
 
     def _take(self, data: bytes) -> None:
-        if not data:
-            return
-        self._chunks.append(data)
-        self._length += len(data)
-        if self._length >= self._wanted and self._pause is None:
-            self._run()
+        if data:
+            self._chunks.append(data)
+            self._length += len(data)
 
-    def _run(self) -> None:
-        """Run the commands that are there."""
+    def _run(self, until_s: float) -> None:
+        """Run the commands that are there, until the turn is over."""
         data = b"".join(self._chunks) if len(self._chunks) > 1 else self._chunks[0]
         position = 0
         if self._protocol is None:
@@ -187,7 +228,7 @@ class ClientConnection(asyncio.Protocol):
                 return
             self._protocol = make(self)
             position = _MAGIC_LENGTH
-        position = self._execute(self._protocol, data, position)
+        position = self._execute(self._protocol, data, position, until_s)
         if self._is_over:
             return
         rest = data[position:]
@@ -196,8 +237,11 @@ class ClientConnection(asyncio.Protocol):
         if self._flush_due:
             self.flush()
 
-    def _execute(self, protocol: ConnectionProtocol, data: bytes, position: int) -> int:
+    def _execute(
+        self, protocol: ConnectionProtocol, data: bytes, position: int, until_s: float
+    ) -> int:
         end = len(data)
+        now_s = self._loop.time
         any_done = False
         self._wanted = 1
         self._if_never = None
@@ -205,6 +249,8 @@ class ClientConnection(asyncio.Protocol):
             while position < end and not self._is_over:
                 position = protocol.execute(data, position)
                 any_done = True
+                if now_s() >= until_s:
+                    break
         except Incomplete as more:
             position = more.position
             self._wanted = more.wanted
@@ -231,13 +277,11 @@ class ClientConnection(asyncio.Protocol):
         self._pause = None
         if self._is_over or self._protocol is None:
             return
-        self._update_reading()
         if refusal is not None:
             self._refuse(self._protocol, refusal)
             return
         self.flush()
-        if self._length:
-            self._run()
+        self._go_on()
 
     def _refuse(self, protocol: ConnectionProtocol, error: RequestError) -> None:
         self._log.error(
@@ -345,6 +389,9 @@ class ClientConnection(asyncio.Protocol):
         self._is_over = True
         if self._pause is not None:
             self._pause.cancel()
+        if self._turn is not None:
+            self._turn.cancel()
+        self._received.clear()
         if self.tls is not None:
             self.tls.cancel()
         if self._protocol is not None:

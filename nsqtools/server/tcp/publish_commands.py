@@ -5,7 +5,9 @@ A handler gets the command line and returns the position after the command's bod
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from functools import partial
 
 from nsqtools.protocol.frames import OK, RESPONSE, encode_frame
 from nsqtools.protocol.requests import (
@@ -26,6 +28,7 @@ from nsqtools.server.tcp.auth import ClientAuthorization
 from nsqtools.server.tcp.client_connection import ClientConnection, Pause
 
 _OK_FRAME = encode_frame(RESPONSE, OK)
+_STEP_COUNT = 1000  # messages of an MPUB to publish before other clients get their turns
 
 
 def topic_to_use(nsqd: NsqdQueues, name: str, start: int) -> Topic:
@@ -117,12 +120,34 @@ class PublishCommands:
             self._arriving = topic, reader
             raise
         self._arriving = None
-        if self._nsqd.topics.get(topic.name) is not topic:  # deleted while the body arrived
-            raise RequestError("E_MPUB_FAILED", "MPUB failed exiting")
+        if len(reader.bodies) > _STEP_COUNT:
+            # not given up with the client: what was sent whole is published whole, as in nsqd
+            putting = self._nsqd.loop.create_task(self._put_in_steps(topic, reader.bodies))
+            putting.add_done_callback(_retrieve)
+            raise Pause(position, partial(asyncio.shield, putting))
+        self._check_exists(topic)
         self._put("MPUB", topic, reader.bodies)
         return position
 
+    def _check_exists(self, topic: Topic) -> None:
+        if self._nsqd.topics.get(topic.name) is not topic:  # deleted while the body arrived
+            raise RequestError("E_MPUB_FAILED", "MPUB failed exiting")
+
+    async def _put_in_steps(self, topic: Topic, bodies: list[bytes]) -> None:
+        """Publish so many that other clients must get their turns in between."""
+        for start in range(0, len(bodies), _STEP_COUNT):
+            self._check_exists(topic)
+            self._publish("MPUB", topic, bodies[start : start + _STEP_COUNT])
+            await asyncio.sleep(0)
+        self._connection.send(_OK_FRAME)
+
     def _put(self, command: str, topic: Topic, bodies: list[bytes], delay_s: float = 0.0) -> None:
+        self._publish(command, topic, bodies, delay_s)
+        self._connection.send(_OK_FRAME)
+
+    def _publish(
+        self, command: str, topic: Topic, bodies: list[bytes], delay_s: float = 0.0
+    ) -> None:
         try:
             if delay_s:
                 topic.publish_deferred(bodies[0], delay_s)
@@ -131,4 +156,9 @@ class PublishCommands:
         except BackendError as exc:
             raise RequestError(f"E_{command}_FAILED", f"{command} failed {exc}") from exc
         self.counts[topic.name] += len(bodies)
-        self._connection.send(_OK_FRAME)
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Look at an error that nobody waits for any more, or asyncio would log it."""
+    if not task.cancelled():
+        task.exception()
