@@ -34,7 +34,7 @@ EDGES: dict[str, set[str]] = {
     "http": {"errors", "protocol"},
     "client": {"errors", "http", "protocol", "transport"},
     "server": {"errors", "files", "protocol"},
-    "cluster": {"client", "errors", "http", "protocol"},
+    "cluster": {"client", "errors", "http", "protocol", "records"},
     "publish": {"client", "errors", "protocol", "records"},
     "tail": {"client"},
     "archive": {

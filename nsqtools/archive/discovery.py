@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.cluster.directory import open_cluster
-from nsqtools.cluster.names import named_topics
+from nsqtools.cluster.name_patterns import named_topics
 from nsqtools.errors import ConfigurationError
 
 log = logging.getLogger("nsqtools")

@@ -11,13 +11,14 @@ import logging
 import queue
 import shlex
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from nsqtools.archive.topic_writer import ArchiveTotals
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import replace_file
+from nsqtools.records.prometheus import Metric, encode_metrics
 
 log = logging.getLogger("nsqtools")
 
@@ -86,25 +87,40 @@ class TopicState:
     is_failing: bool = False
 
 
+# name, type, help, what
+METRICS: tuple[tuple[str, str, str, Callable[[TopicState], int]], ...] = (
+    ("messages_total", "counter", "Messages written.", lambda state: state.totals.messages),
+    ("bytes_total", "counter", "Bytes of text written.", lambda state: state.totals.bytes),
+    ("files_total", "counter", "Files finished.", lambda state: state.totals.files),
+    (
+        *("already_written_total", "counter", "Messages delivered again, not written twice."),
+        lambda state: state.totals.already_written,
+    ),
+    ("write_failures_total", "counter", "Failures to write.", lambda state: state.totals.failures),
+    (
+        *("ambiguous_bodies_total", "counter", "Bodies that contain the delimiter."),
+        lambda state: state.totals.ambiguous,
+    ),
+    ("held_messages", "gauge", "Messages not on disk yet.", lambda state: state.held),
+    ("failing", "gauge", "1 while writing fails.", lambda state: int(state.is_failing)),
+)
+
+
 def render_metrics(topics: Mapping[str, TopicState], now_s: float) -> str:
-    """Return the text, each metric with its type."""
-    lines = []
-    for name, kind, of in (
-        ("messages_total", "counter", lambda state: state.totals.messages),
-        ("bytes_total", "counter", lambda state: state.totals.bytes),
-        ("files_total", "counter", lambda state: state.totals.files),
-        ("already_written_total", "counter", lambda state: state.totals.already_written),
-        ("write_failures_total", "counter", lambda state: state.totals.failures),
-        ("ambiguous_bodies_total", "counter", lambda state: state.totals.ambiguous),
-        ("held_messages", "gauge", lambda state: state.held),
-        ("failing", "gauge", lambda state: int(state.is_failing)),
-    ):
-        lines.append(f"# TYPE {PREFIX}{name} {kind}")
-        lines += [
-            f'{PREFIX}{name}{{topic="{topic}"}} {of(state)}' for topic, state in topics.items()
-        ]
-    lines += [f"# TYPE {PREFIX}last_seen_seconds gauge", f"{PREFIX}last_seen_seconds {now_s:.3f}"]
-    return "\n".join(lines) + "\n"
+    """Return the text, in Prometheus' format."""
+    metrics = [
+        Metric(
+            PREFIX + name,
+            kind,
+            help,
+            [({"topic": topic}, read(state)) for topic, state in topics.items()],
+        )
+        for name, kind, help, read in METRICS
+    ]
+    seen = Metric(
+        f"{PREFIX}last_seen_seconds", "gauge", "When this was written.", [({}, f"{now_s:.3f}")]
+    )
+    return encode_metrics([*metrics, seen])
 
 
 def write_metrics(path: Path, text: str) -> None:

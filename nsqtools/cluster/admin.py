@@ -33,7 +33,7 @@ class Action(enum.Enum):
         return self in (Action.DELETE, Action.EMPTY, Action.TOMBSTONE)
 
 
-class Daemon(enum.Enum):
+class DaemonKind(enum.Enum):
     """Who carries a step out."""
 
     NSQLOOKUPD = "nsqlookupd"
@@ -48,7 +48,7 @@ class Step:
     is deleted. ``node`` is the nsqd to hide, for a tombstone.
     """
 
-    daemon: Daemon
+    daemon: DaemonKind
     address: str
     action: Action
     topic: str
@@ -64,7 +64,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AdminPlan:
     """What will change, where. ``failures`` are daemons that could not be asked about it;
     ``notes`` are what to know before."""
 
@@ -79,23 +79,23 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepResult:
     """A step that was tried, and why it failed if it did."""
 
     step: Step
     error: NsqError | None = None
 
 
-def apply(cluster: Cluster, plan: Plan) -> list[Outcome]:
+def apply(cluster: Cluster, plan: AdminPlan) -> list[StepResult]:
     """Carry out every step of a plan, in order; none is left out because another failed."""
-    return [Outcome(step, _try(cluster, step)) for step in plan.steps]
+    return [StepResult(step, _try(cluster, step)) for step in plan.steps]
 
 
 def _try(cluster: Cluster, step: Step) -> NsqError | None:
     try:
         if step.action is Action.TOMBSTONE:
             cluster.lookupds[step.address].tombstone(step.topic, step.node)
-        elif step.daemon is Daemon.NSQLOOKUPD:
+        elif step.daemon is DaemonKind.NSQLOOKUPD:
             lookupd = cluster.lookupds[step.address]
             lookupd.administer(step.action.value, step.topic, step.channel)
         else:

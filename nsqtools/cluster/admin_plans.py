@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from nsqtools.cluster.admin import Action, Daemon, Plan, Step
+from nsqtools.cluster.admin import Action, AdminPlan, DaemonKind, Step
 from nsqtools.cluster.directory import Cluster
 from nsqtools.cluster.inventory import (
     Inventory,
@@ -23,7 +23,7 @@ from nsqtools.cluster.inventory import (
     registered_channels,
     take_inventory,
 )
-from nsqtools.cluster.names import select
+from nsqtools.cluster.name_patterns import select
 from nsqtools.errors import NotFoundError
 from nsqtools.protocol.names import check_channel, check_topic
 from nsqtools.protocol.stats import ChannelStats, ClientStats, TopicStats
@@ -31,7 +31,7 @@ from nsqtools.protocol.stats import ChannelStats, ClientStats, TopicStats
 
 def plan_topics(
     cluster: Cluster, action: Action, patterns: Sequence[str], *, with_channels: bool = False
-) -> Plan:
+) -> AdminPlan:
     """Plan a change of topics. ``with_channels``: of all their channels too.
 
     Raises `NotFoundError`, `ConfigurationError`, and the first failure when nobody answers.
@@ -39,7 +39,7 @@ def plan_topics(
     inventory = take_inventory(cluster)
     if action is Action.CREATE:
         names = [check_topic(name) for name in patterns]
-        return Plan(tuple(_create_topics(inventory, names)), inventory.failures)
+        return AdminPlan(tuple(_create_topics(inventory, names)), inventory.failures)
     names = select("topic", patterns, inventory.topics)
     steps: list[Step] = []
     for name in names:
@@ -52,18 +52,18 @@ def plan_topics(
     if not steps:
         raise NotFoundError(f"no nsqd has the topic {', '.join(names)}")
     notes = [] if action is not Action.EMPTY or with_channels else _kept(inventory, names)
-    return Plan(_ordered(steps), inventory.failures, tuple(notes))
+    return AdminPlan(_ordered(steps), inventory.failures, tuple(notes))
 
 
 def plan_channels(
     cluster: Cluster, action: Action, topic_patterns: Sequence[str], channels: Sequence[str]
-) -> Plan:
+) -> AdminPlan:
     """Plan a change of channels, given by patterns, of the topics that match. Raises as above."""
     inventory = take_inventory(cluster)
     topics = select("topic", topic_patterns, inventory.topics)
     if action is Action.CREATE:
         names = [check_channel(name) for name in channels]
-        return Plan(tuple(_create_channels(inventory, topics, names)), inventory.failures)
+        return AdminPlan(tuple(_create_channels(inventory, topics, names)), inventory.failures)
     registered = registered_channels(cluster, inventory, topics)
     known = {pair for pairs in registered.values() for pair in pairs}
     for topic in topics:
@@ -80,10 +80,10 @@ def plan_channels(
                 steps.append(_channel_step(address, action, stats, found))
     if not steps:
         raise NotFoundError(f"no nsqd has the channel {', '.join(sorted(chosen))}")
-    return Plan(_ordered(steps), inventory.failures)
+    return AdminPlan(_ordered(steps), inventory.failures)
 
 
-def plan_tombstone(cluster: Cluster, topic: str, node: str) -> Plan:
+def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:
     """Plan to take a topic from one nsqd: hide it with every nsqlookupd, then delete it there.
 
     ``node`` is the nsqd as ``nsq nodes`` shows it. Raises `NotFoundError`.
@@ -98,7 +98,7 @@ def plan_tombstone(cluster: Cluster, topic: str, node: str) -> Plan:
         )
     steps = [
         Step(
-            daemon=Daemon.NSQLOOKUPD,
+            daemon=DaemonKind.NSQLOOKUPD,
             address=address,
             action=Action.TOMBSTONE,
             topic=topic,
@@ -113,7 +113,7 @@ def plan_tombstone(cluster: Cluster, topic: str, node: str) -> Plan:
     ]
     if not there_too:
         raise NotFoundError(f"the nsqd {nsqd.address} does not have the topic {topic}")
-    return Plan((*steps, *there_too), inventory.failures)
+    return AdminPlan((*steps, *there_too), inventory.failures)
 
 
 def _create_topics(inventory: Inventory, names: Iterable[str]) -> Iterator[Step]:
@@ -121,7 +121,9 @@ def _create_topics(inventory: Inventory, names: Iterable[str]) -> Iterator[Step]
         yield from _at_lookupds(inventory.registered, Action.CREATE, name)
         for address in inventory.nodes:
             if address in inventory.given:
-                yield Step(daemon=Daemon.NSQD, address=address, action=Action.CREATE, topic=name)
+                yield Step(
+                    daemon=DaemonKind.NSQD, address=address, action=Action.CREATE, topic=name
+                )
 
 
 def _create_channels(
@@ -133,7 +135,7 @@ def _create_channels(
             yield from _at_lookupds(inventory.registered, Action.CREATE, topic, name)
             for address, _ in inventory.where(topic):
                 yield Step(
-                    daemon=Daemon.NSQD,
+                    daemon=DaemonKind.NSQD,
                     address=address,
                     action=Action.CREATE,
                     topic=topic,
@@ -145,7 +147,13 @@ def _at_lookupds(
     addresses: Iterable[str], action: Action, topic: str, channel: str = ""
 ) -> list[Step]:
     return [
-        Step(daemon=Daemon.NSQLOOKUPD, address=address, action=action, topic=topic, channel=channel)
+        Step(
+            daemon=DaemonKind.NSQLOOKUPD,
+            address=address,
+            action=action,
+            topic=topic,
+            channel=channel,
+        )
         for address in addresses
     ]
 
@@ -158,7 +166,7 @@ def _topic_step(address: str, action: Action, topic: TopicStats) -> Step:
         messages = topic.depth + sum(map(messages_of, topic.channels))
         clients = [client for channel in topic.channels for client in channel.clients or ()]
     return Step(
-        daemon=Daemon.NSQD,
+        daemon=DaemonKind.NSQD,
         address=address,
         action=action,
         topic=topic.topic_name,
@@ -169,7 +177,7 @@ def _topic_step(address: str, action: Action, topic: TopicStats) -> Step:
 
 def _channel_step(address: str, action: Action, topic: TopicStats, channel: ChannelStats) -> Step:
     return Step(
-        daemon=Daemon.NSQD,
+        daemon=DaemonKind.NSQD,
         address=address,
         action=action,
         topic=topic.topic_name,
@@ -194,4 +202,4 @@ def _kept(inventory: Inventory, names: Iterable[str]) -> Iterator[str]:
 
 
 def _ordered(steps: Iterable[Step]) -> tuple[Step, ...]:
-    return tuple(sorted(steps, key=lambda step: step.daemon is Daemon.NSQD))
+    return tuple(sorted(steps, key=lambda step: step.daemon is DaemonKind.NSQD))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nsqtools.cluster.directory import Cluster, DaemonFailure
-from nsqtools.cluster.names import missing
+from nsqtools.cluster.name_patterns import missing
 from nsqtools.errors import ConfigurationError
 from nsqtools.http.http_api import HTTPAPI
 from nsqtools.http.nsqd_http import NsqdHTTPClient
@@ -33,7 +33,7 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Pong:
+class PingResult:
     """How a daemon answered to /ping: after so long, or not (``error``)."""
 
     daemon: str
@@ -43,7 +43,7 @@ class Pong:
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class TopicNodes:
     """The nsqd that have a topic, each with the nsqlookupd that say so, and its channels."""
 
     channels: tuple[str, ...]
@@ -99,20 +99,20 @@ def _status(
     )
 
 
-def ping(cluster: Cluster) -> list[Pong]:
+def ping(cluster: Cluster) -> list[PingResult]:
     """Ask every nsqlookupd, and every nsqd that is given or that they know, for /ping."""
     lookupds = _ping_all(cluster, "nsqlookupd", dict(cluster.lookupds))
     nsqds, failures = cluster.nsqds()
     pongs = _ping_all(cluster, "nsqd", {nsqd.address: nsqd.client for nsqd in nsqds})
     lost = [
-        Pong("nsqd", failure.address, None, str(failure.error))
+        PingResult("nsqd", failure.address, None, str(failure.error))
         for failure in failures
         if failure.address not in cluster.lookupds
     ]
     return [*lookupds, *pongs, *lost]
 
 
-def _ping_all(cluster: Cluster, daemon: str, clients: dict[str, Any]) -> list[Pong]:
+def _ping_all(cluster: Cluster, daemon: str, clients: dict[str, Any]) -> list[PingResult]:
     def measure(client: HTTPAPI) -> float:
         began_s = time.monotonic()
         client.ping()
@@ -121,11 +121,12 @@ def _ping_all(cluster: Cluster, daemon: str, clients: dict[str, Any]) -> list[Po
     answers, failures = cluster.ask(clients, measure)
     errors = {failure.address: str(failure.error) for failure in failures}
     return [
-        Pong(daemon, address, answers.get(address), errors.get(address, "")) for address in clients
+        PingResult(daemon, address, answers.get(address), errors.get(address, ""))
+        for address in clients
     ]
 
 
-def lookup_topic(cluster: Cluster, topic: str) -> Where:
+def lookup_topic(cluster: Cluster, topic: str) -> TopicNodes:
     """Ask every nsqlookupd who has a topic. Raises `NotFoundError` when none knows it."""
     if not cluster.lookupds:
         raise ConfigurationError(
@@ -142,7 +143,7 @@ def lookup_topic(cluster: Cluster, topic: str) -> Where:
         for node in answer.nodes:
             nodes.setdefault((str(node.tcp), str(node.http or "")), []).append(lookupd)
     channels = {channel for answer in answers.values() for channel in answer.channels}
-    return Where(
+    return TopicNodes(
         tuple(sorted(channels)),
         tuple((tcp, http, tuple(lookupds)) for (tcp, http), lookupds in sorted(nodes.items())),
         tuple(failures),

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from nsqtools.cluster.stats import Rates, Row
+from nsqtools.cluster.queue_rows import QueueRow, Rates
 from nsqtools.errors import ConfigurationError
 
 Value = str | int | float | bool | None
 
-Test = Callable[[Row], bool]
+Test = Callable[[QueueRow], bool]
 
 
-def _rate(name: str) -> Callable[[Row], float | None]:
-    def read(row: Row) -> float | None:
+def _rate(name: str) -> Callable[[QueueRow], float | None]:
+    def read(row: QueueRow) -> float | None:
         rates: Rates | None = row.rates
         if rates is None or (name == "finish" and not row.channel):
             return None  # a topic hands its messages on, and finishes none
@@ -27,12 +27,12 @@ def _rate(name: str) -> Callable[[Row], float | None]:
     return read
 
 
-def _slowest(row: Row) -> float | None:
+def _slowest(row: QueueRow) -> float | None:
     """The highest percentile that nsqd keeps, in milliseconds."""
     return max(row.latency)[1] * 1000 if row.latency else None
 
 
-COLUMNS: dict[str, Callable[[Row], Value]] = {
+COLUMNS: dict[str, Callable[[QueueRow], Value]] = {
     "topic": operator.attrgetter("topic"),
     "channel": operator.attrgetter("channel"),
     "node": operator.attrgetter("node"),
@@ -86,7 +86,7 @@ def parse_filter(text: str) -> Test:
     name, sign, right = match.groups()
     read, compare, limit = COLUMNS[check_column(name)], OPERATORS[sign], _limit(name, right)
 
-    def holds(row: Row) -> bool:
+    def holds(row: QueueRow) -> bool:
         value = read(row)
         return value is not None and bool(compare(value, limit))
 
@@ -106,13 +106,13 @@ def _limit(name: str, text: str) -> Any:
         raise ConfigurationError(f"{name} is a number, and {text!r} is none") from None
 
 
-def sort_rows(rows: Iterable[Row], column: str) -> list[Row]:
+def sort_rows(rows: Iterable[QueueRow], column: str) -> list[QueueRow]:
     """Sort by a column: texts from A to Z, numbers from the greatest down, unknown ones last."""
     ordered = sorted(rows, key=lambda row: (row.topic, row.channel, row.node))
     if column in TEXTS:
         return sorted(ordered, key=lambda row: str(COLUMNS[column](row)))
 
-    def size(row: Row) -> float:
+    def size(row: QueueRow) -> float:
         value = COLUMNS[column](row)
         return -float(value) if isinstance(value, int | float) else float("inf")
 
@@ -127,11 +127,11 @@ class Thresholds:
     max_requeue_rate: float | None = None
     min_clients: int | None = None
 
-    def complaints(self, rows: Iterable[Row]) -> list[str]:
+    def complaints(self, rows: Iterable[QueueRow]) -> list[str]:
         """One line for everything that is not. Clients and requeues are watched on channels."""
         return [line for row in rows for line in self._complaints(row)]
 
-    def _complaints(self, row: Row) -> Iterable[str]:
+    def _complaints(self, row: QueueRow) -> Iterable[str]:
         queue = f"{row.topic}/{row.channel}" if row.channel else row.topic
         where = f"{queue} on {row.node}" if row.node else queue
         if self.max_depth is not None and row.depth > self.max_depth:

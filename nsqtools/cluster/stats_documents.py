@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from nsqtools.cluster.directory import NodeReport
+from nsqtools.cluster.queue_rows import QueueRow
 from nsqtools.cluster.sampling import Sample
-from nsqtools.cluster.stats import Row
 from nsqtools.cluster.stats_columns import COLUMNS
+from nsqtools.records.prometheus import Metric, encode_metrics
 
 
 def time_text(time_ns: int) -> str:
@@ -21,7 +22,7 @@ def time_text(time_ns: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def document(sample: Sample, rows: Iterable[Row]) -> dict[str, Any]:
+def document(sample: Sample, rows: Iterable[QueueRow]) -> dict[str, Any]:
     """The sample as JSON. ``rows`` are the ones to show, of each nsqd or of all together."""
     return {
         "time": time_text(sample.time_ns),
@@ -33,7 +34,7 @@ def document(sample: Sample, rows: Iterable[Row]) -> dict[str, Any]:
     }
 
 
-def _queue(row: Row) -> dict[str, Any]:
+def _queue(row: QueueRow) -> dict[str, Any]:
     queue: dict[str, Any] = {name: read(row) for name, read in COLUMNS.items() if name != "e2e_ms"}
     queue["channel"] = row.channel or None
     queue["node"] = row.node or None
@@ -54,7 +55,9 @@ def _node(report: NodeReport) -> dict[str, Any]:
     return node
 
 
-def client_documents(reports: Iterable[NodeReport], rows: Iterable[Row]) -> list[dict[str, Any]]:
+def client_documents(
+    reports: Iterable[NodeReport], rows: Iterable[QueueRow]
+) -> list[dict[str, Any]]:
     """Every consumer of the channels among ``rows``, with its channel and nsqd."""
     shown = {(row.topic, row.channel) for row in rows}
     return [
@@ -80,56 +83,42 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 
 
 # name, type, help, what, whether of topics too
-METRICS: tuple[tuple[str, str, str, Callable[[Row], float], bool], ...] = (
-    ("depth", "gauge", "Messages that wait.", lambda row: row.depth, True),
-    ("backend_depth", "gauge", "Messages that wait on disk.", lambda row: row.disk, True),
-    ("messages_total", "counter", "Messages that came.", lambda row: row.messages, True),
+METRICS: tuple[tuple[str, str, str, Callable[[QueueRow], float], bool], ...] = (
+    ("depth", "gauge", "Messages in the queue.", lambda row: row.depth, True),
+    ("backend_depth", "gauge", "Messages of the queue on disk.", lambda row: row.disk, True),
+    ("messages_total", "counter", "Messages received.", lambda row: row.messages, True),
     ("paused", "gauge", "1 when paused.", lambda row: int(row.paused), True),
-    ("in_flight", "gauge", "Messages at consumers.", lambda row: row.in_flight, False),
-    ("deferred", "gauge", "Messages for later.", lambda row: row.deferred, False),
-    ("requeues_total", "counter", "Messages given back.", lambda row: row.requeued, False),
-    ("timeouts_total", "counter", "Messages not answered.", lambda row: row.timed_out, False),
+    ("in_flight", "gauge", "Messages in flight.", lambda row: row.in_flight, False),
+    ("deferred", "gauge", "Messages deferred.", lambda row: row.deferred, False),
+    ("requeues_total", "counter", "Messages requeued.", lambda row: row.requeued, False),
+    ("timeouts_total", "counter", "Messages timed out.", lambda row: row.timed_out, False),
     ("clients", "gauge", "Connected consumers.", lambda row: row.clients, False),
 )
 
 
 def prometheus_text(sample: Sample) -> str:
     """Every counter of every nsqd, for Prometheus to make rates of; ``nsq_up`` names the dead."""
-    lines = ["# HELP nsq_up Whether the nsqd answered.", "# TYPE nsq_up gauge"]
-    lines += [f"nsq_up{_labels(node=report.address)} 1" for report in sample.reports]
-    lines += [f"nsq_up{_labels(node=failure.address)} 0" for failure in sample.failures]
+    up = [({"node": report.address}, 1) for report in sample.reports]
+    up += [({"node": failure.address}, 0) for failure in sample.failures]
+    metrics = [Metric("nsq_up", "gauge", "Whether the nsqd answered.", up)]
     for kind in ("topic", "channel"):
         rows = [row for row in sample.rows if bool(row.channel) == (kind == "channel")]
-        for name, type_, help_, read, is_of_topics in METRICS:
-            if kind == "topic" and not is_of_topics:
-                continue
-            metric = f"nsq_{kind}_{name}"
-            lines += [f"# HELP {metric} {help_}", f"# TYPE {metric} {type_}"]
-            lines += [f"{metric}{_row_labels(row)} {read(row)}" for row in rows]
-    lines += _latency_lines(sample.rows)
-    return "\n".join(lines) + "\n"
-
-
-def _latency_lines(rows: Iterable[Row]) -> list[str]:
-    metric = "nsq_e2e_latency_seconds"
-    lines = [
-        f"{metric}{_row_labels(row, quantile=f'{quantile:g}')} {seconds:g}"
-        for row in rows
+        metrics += [
+            Metric(f"nsq_{kind}_{name}", type_, help_, [(_labels(row), read(row)) for row in rows])
+            for name, type_, help_, read, is_of_topics in METRICS
+            if is_of_topics or kind == "channel"
+        ]
+    latencies = [
+        ({**_labels(row), "quantile": f"{quantile:g}"}, f"{seconds:g}")
+        for row in sample.rows
         for quantile, seconds in row.latency
     ]
-    head = [f"# HELP {metric} From publishing to finishing.", f"# TYPE {metric} gauge"]
-    return [*head, *lines] if lines else []
+    if latencies:
+        name, help_ = "nsq_e2e_latency_seconds", "Time from publishing to finishing."
+        metrics.append(Metric(name, "gauge", help_, latencies))
+    return encode_metrics(metrics)
 
 
-def _row_labels(row: Row, **more: str) -> str:
+def _labels(row: QueueRow) -> dict[str, str]:
     channel = {"channel": row.channel} if row.channel else {}
-    return _labels(topic=row.topic, **channel, node=row.node, **more)
-
-
-def _labels(**labels: str) -> str:
-    inside = ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
-    return "{" + inside + "}"
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return {"topic": row.topic, **channel, "node": row.node}

@@ -158,5 +158,5 @@ def encode_finishes(ids: Iterable[bytes]) -> bytes:
 
 
 def mpub_size(lengths: Sequence[int]) -> int:
-    """Return the size that nsqd compares with ``--max-body-size``; ``lengths`` are of the bodies."""
+    """Return the size that nsqd compares with ``--max-body-size``, from those of the bodies."""
     return SIZE_BYTES + sum(lengths) + SIZE_BYTES * len(lengths)

@@ -10,7 +10,7 @@ from plugins.http_api import Nsqd
 from plugins.waiting import wait_until
 
 from nsqtools.client.consumer import Consumer
-from nsqtools.cluster.admin import Action, Daemon, apply
+from nsqtools.cluster.admin import Action, DaemonKind, apply
 from nsqtools.cluster.admin_plans import plan_channels, plan_tombstone, plan_topics
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NotFoundError
@@ -29,7 +29,7 @@ def test_create_registers_with_every_nsqlookupd_as_nsqadmin_does(cluster: Runnin
         plan = plan_topics(asked, Action.CREATE, ["clicks"])
         outcomes = apply(asked, plan)
 
-    assert [step.daemon for step in plan.steps] == [Daemon.NSQLOOKUPD] * 2
+    assert [step.daemon for step in plan.steps] == [DaemonKind.NSQLOOKUPD] * 2
     assert [outcome.error for outcome in outcomes] == [None, None]
     assert [each.json("/topics")["topics"] for each in cluster.lookupds] == [["clicks"]] * 2
     assert [topics(nsqd) for nsqd in cluster.nsqds] == [set(), set()]
@@ -65,7 +65,9 @@ def test_delete_goes_to_nsqlookupd_first_and_then_to_every_nsqd_that_has_it(
         plan = plan_topics(asked, Action.DELETE, ["clicks"])
         outcomes = apply(asked, plan)
 
-    assert [step.daemon for step in plan.steps] == [Daemon.NSQLOOKUPD] * 2 + [Daemon.NSQD] * 2
+    assert [step.daemon for step in plan.steps] == [DaemonKind.NSQLOOKUPD] * 2 + [
+        DaemonKind.NSQD
+    ] * 2
     assert [step.messages for step in plan.steps] == [0, 0, 2, 2]
     assert plan.is_destructive
     assert all(outcome.error is None for outcome in outcomes)

@@ -15,8 +15,8 @@ from plugins.waiting import wait_until
 
 from nsqtools.client.consumer import Consumer
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
-from nsqtools.cluster.sampling import Sampler, Subject
-from nsqtools.cluster.stats import totals
+from nsqtools.cluster.queue_rows import totals
+from nsqtools.cluster.sampling import SampleFilter, Sampler
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NotFoundError, ProtocolError
 from nsqtools.http.access import HTTPAccess
 
@@ -35,7 +35,7 @@ def test_lookupd_leads_to_every_nsqd_and_rows_are_added_up(cluster: RunningClust
     places = ClusterAddresses(lookupd_http=[lookupd.http_address for lookupd in cluster.lookupds])
 
     with Cluster(places) as asked:
-        sample = wait_until(lambda: Sampler(asked, Subject()).look(), what="a sample")
+        sample = wait_until(lambda: Sampler(asked, SampleFilter()).sample(), what="a sample")
 
     assert sample.failures == ()
     assert {row.node for row in sample.rows} == {nsqd.http_address for nsqd in cluster.nsqds}
@@ -148,17 +148,18 @@ def test_the_port_beside_a_tcp_address_is_believed_only_when_it_names_it(
         asked.stats()
 
 
-def test_a_name_that_does_not_exist_is_refused_and_a_pattern_may_find_nothing(
+def test_a_name_that_does_not_exist_and_a_pattern_that_matches_nothing_are_refused(
     any_nsqd: Callable[..., Nsqd],
 ) -> None:
     nsqd = any_nsqd()
     nsqd.create_channel("clicks", "arch")
     with Cluster(ClusterAddresses([nsqd.http_address])) as asked:
-        assert Sampler(asked, Subject(["web.*"])).look().rows == []
+        with pytest.raises(NotFoundError, match=r"no topic matches web\.\*"):
+            Sampler(asked, SampleFilter(["web.*"])).sample()
         with pytest.raises(NotFoundError, match="topic click does not exist"):
-            Sampler(asked, Subject(["click"])).look()
+            Sampler(asked, SampleFilter(["click"])).sample()
         with pytest.raises(NotFoundError, match="channel arhc does not exist"):
-            Sampler(asked, Subject(["clicks"], ["arhc"])).look()
+            Sampler(asked, SampleFilter(["clicks"], ["arhc"])).sample()
 
 
 def test_rates_are_those_of_a_known_publisher_within_5_percent(
@@ -173,9 +174,9 @@ def test_rates_are_those_of_a_known_publisher_within_5_percent(
         Consumer("clicks", "arch", nsqd_tcp_addresses=[nsqd.tcp_address]) as consumer,
     ):
         wait_until(lambda: nsqd.channel_stats("clicks", "arch")["client_count"], what="a client")
-        sampler = Sampler(asked, Subject(["clicks"]))
+        sampler = Sampler(asked, SampleFilter(["clicks"]))
         began_s = time.monotonic()
-        sampler.look()
+        sampler.sample()
         for _ in range(20):
             nsqd.publish("clicks", *[b"x"] * 50)
             pause.wait(0.05)
@@ -185,7 +186,7 @@ def test_rates_are_those_of_a_known_publisher_within_5_percent(
                 break
         wait_until(lambda: not nsqd.channel_stats("clicks", "arch")["in_flight_count"], what="FIN")
         elapsed_s = time.monotonic() - began_s
-        rows = totals(sampler.look().rows)
+        rows = totals(sampler.sample().rows)
 
     expected = pytest.approx(1000 / elapsed_s, rel=0.05)
     topic, channel = rows

@@ -68,7 +68,7 @@ def find_names(kind: NameKind, topic: str, cluster: ClusterSettings, runtime: Ru
         from nsqtools.settings import config_path, profile_names
 
         return profile_names(config_path(runtime.environ))
-    from nsqtools.cluster.names import channel_names, topic_names
+    from nsqtools.cluster.name_patterns import channel_names, topic_names
     from nsqtools.protocol.names import is_valid_name
 
     with cluster.open(TIMEOUT) as opened:

@@ -42,7 +42,7 @@ def peek(
         nsq peek -t clicks -c archive -n 1 --json | jq .body
     """
     from nsqtools.cluster.directory import open_cluster
-    from nsqtools.cluster.names import missing
+    from nsqtools.cluster.name_patterns import missing
     from nsqtools.cluster.topics import check_subscription, inspect_topic
     from nsqtools.errors import NsqError
     from nsqtools.tail.peek import peek as peek_at

@@ -159,7 +159,7 @@ def stat(
         nsq stat --max-depth 10000 --min-clients 1 --quiet
     """
     from nsqtools.cli.render.stat_output import printer
-    from nsqtools.cluster.sampling import Sampler, Subject
+    from nsqtools.cluster.sampling import SampleFilter, Sampler
     from nsqtools.cluster.stats_columns import Thresholds, parse_filter
 
     if (once or prometheus) and max_requeue_rate is not None:
@@ -169,7 +169,7 @@ def stat(
     if sum((json, csv, prometheus)) > 1:
         raise ConfigurationError("--json, --csv and --prometheus exclude each other")
     thresholds = Thresholds(max_depth, max_requeue_rate, min_clients)
-    subject = Subject(
+    subject = SampleFilter(
         topic or (), channel or (), clients=show is StatRows.clients, memory=show is StatRows.memory
     )
     emit = printer(
@@ -184,7 +184,7 @@ def stat(
         sampler = Sampler(opened, subject)
         with stopping(sampler.stop) as signals:
             if once or prometheus:
-                watch.see(sampler.look())
+                watch.see(sampler.sample())
             else:
                 rounds = count if interval is not None else count or 1
                 for sample in sampler.samples(interval or INTERVAL_S, rounds):

@@ -40,10 +40,10 @@ def top(
             "nsq top needs a terminal", hint="On a pipe, use nsq stat --interval 2s."
         )
     from nsqtools.cli.top.loop import Top
-    from nsqtools.cluster.sampling import Sampler, Subject
+    from nsqtools.cluster.sampling import SampleFilter, Sampler
 
     with cluster.open() as opened:
-        shown = Top(runtime, Sampler(opened, Subject(topic or ())), interval or INTERVAL_S)
+        shown = Top(runtime, Sampler(opened, SampleFilter(topic or ())), interval or INTERVAL_S)
         with stopping(shown.stop) as signals:
             shown.run()
     return signals.status()

@@ -33,7 +33,7 @@ def list_topics(
 ) -> int:
     """A line for each topic."""
     from nsqtools.cluster.inventory import take_inventory
-    from nsqtools.cluster.names import select
+    from nsqtools.cluster.name_patterns import select
 
     with settings.open() as cluster:
         inventory = take_inventory(cluster)
@@ -55,7 +55,7 @@ def list_channels(
 ) -> int:
     """A line for each channel of some topics."""
     from nsqtools.cluster.inventory import registered_channels, take_inventory
-    from nsqtools.cluster.names import select
+    from nsqtools.cluster.name_patterns import select
 
     with settings.open() as cluster:
         inventory = take_inventory(cluster)
@@ -90,7 +90,7 @@ def list_channels(
 def show_topic(settings: ClusterSettings, runtime: Runtime, name: str, *, json: bool) -> int:
     """One topic: a line for it and for each of its channels, on each nsqd."""
     from nsqtools.cluster.inventory import take_inventory
-    from nsqtools.cluster.names import missing
+    from nsqtools.cluster.name_patterns import missing
 
     with settings.open() as cluster:
         inventory = take_inventory(cluster)
@@ -123,7 +123,7 @@ def show_channel(
 ) -> int:
     """One channel: a line for each nsqd."""
     from nsqtools.cluster.inventory import channel_of, take_inventory
-    from nsqtools.cluster.names import missing
+    from nsqtools.cluster.name_patterns import missing
 
     with settings.open() as cluster:
         inventory = take_inventory(cluster)

@@ -7,8 +7,8 @@ from typing import Any
 
 from nsqtools.cli.render.output import ByteWriter, Cell, cell_text, write_json, write_listing
 from nsqtools.cli.running.runtime import Runtime
+from nsqtools.cluster.queue_rows import QueueRow
 from nsqtools.cluster.sampling import Sample
-from nsqtools.cluster.stats import Row
 from nsqtools.cluster.stats_columns import COLUMNS, Test, sort_rows
 from nsqtools.cluster.stats_documents import (
     client_documents,
@@ -41,7 +41,7 @@ def printer(
     """Return the function that prints samples in one form (``""``: a table, or plain columns)."""
     is_first = True
 
-    def rows_of(sample: Sample) -> list[Row]:
+    def rows_of(sample: Sample) -> list[QueueRow]:
         rows = sample.rows if view == "nodes" else sample.totals
         return sort_rows((row for row in rows if all(test(row) for test in tests)), sort)
 
@@ -70,7 +70,7 @@ def printer(
     return emit
 
 
-def table(view: str, sample: Sample, rows: Sequence[Row], width: int) -> Table:
+def table(view: str, sample: Sample, rows: Sequence[QueueRow], width: int) -> Table:
     """Column names and lines for a view, in so many columns of text."""
     if view == "clients":
         return CLIENT_COLUMNS, _pick(client_documents(sample.reports, rows), CLIENT_COLUMNS)

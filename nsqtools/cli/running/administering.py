@@ -13,7 +13,7 @@ from nsqtools.cli.running.ends import ExitStatus, status_of
 from nsqtools.cli.running.runtime import Runtime
 
 if TYPE_CHECKING:
-    from nsqtools.cluster.admin import Outcome, Plan, Step
+    from nsqtools.cluster.admin import AdminPlan, Step, StepResult
     from nsqtools.cluster.directory import Cluster
 
 TopicGlobs = Annotated[list[str], Argument(metavar="TOPIC", help="Names, or globs such as 'web*'.")]
@@ -71,7 +71,7 @@ def change_channels(
 
 def carry_out(
     cluster: Cluster,
-    plan: Plan,
+    plan: AdminPlan,
     runtime: Runtime,
     *,
     yes: bool = False,
@@ -101,7 +101,7 @@ def carry_out(
     return report(outcomes, runtime, otherwise=partly)
 
 
-def tell_problems(plan: Plan, runtime: Runtime) -> None:
+def tell_problems(plan: AdminPlan, runtime: Runtime) -> None:
     """Name the daemons that were not reached, and what is to be known before."""
     for failure in plan.failures:
         runtime.stderr.write(f"nsq: left out: {failure.error}\n")
@@ -109,7 +109,9 @@ def tell_problems(plan: Plan, runtime: Runtime) -> None:
         runtime.tell(f"nsq: {note}")
 
 
-def report(outcomes: Iterable[Outcome], runtime: Runtime, *, otherwise: ExitStatus) -> ExitStatus:
+def report(
+    outcomes: Iterable[StepResult], runtime: Runtime, *, otherwise: ExitStatus
+) -> ExitStatus:
     """Tell what was done and what failed, node by node; return the exit status."""
     done = [outcome.step for outcome in outcomes if outcome.error is None]
     failed = [outcome for outcome in outcomes if outcome.error is not None]
@@ -168,7 +170,7 @@ def document(step: Step) -> dict[str, Any]:
     }
 
 
-def outcome_document(outcome: Outcome) -> dict[str, Any]:
+def outcome_document(outcome: StepResult) -> dict[str, Any]:
     """A step that was tried, as JSON."""
     error = None if outcome.error is None else str(outcome.error)
     return document(outcome.step) | {"done": error is None, "error": error}

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from nsqtools.cluster.queue_rows import QueueRow
 from nsqtools.cluster.sampling import Sample
-from nsqtools.cluster.stats import Row
 
 Cell = str | int | float | None
 
@@ -45,15 +45,15 @@ CLIENTS = (
 )
 
 
-def topic_lines(rows: Iterable[Row]) -> list[Line]:
+def topic_lines(rows: Iterable[QueueRow]) -> list[Line]:
     """A line for each topic, with what its channels come to."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[QueueRow]] = {}
     for row in rows:
         groups.setdefault(row.topic, []).append(row)
     return [_topic_line(topic, group) for topic, group in groups.items()]
 
 
-def _topic_line(topic: str, rows: Sequence[Row]) -> Line:
+def _topic_line(topic: str, rows: Sequence[QueueRow]) -> Line:
     channels = [row for row in rows if row.channel]
     ingress = next((row.rates.ingress for row in rows if not row.channel and row.rates), None)
     return Line(
@@ -70,7 +70,7 @@ def _topic_line(topic: str, rows: Sequence[Row]) -> Line:
     )
 
 
-def channel_lines(rows: Iterable[Row], topic: str) -> list[Line]:
+def channel_lines(rows: Iterable[QueueRow], topic: str) -> list[Line]:
     """A line for each channel of a topic."""
     return [
         Line(

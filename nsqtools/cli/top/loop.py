@@ -43,7 +43,7 @@ class Top:
 
         Raises what the first look raises, before the screen is taken.
         """
-        self._view.show(self._sampler.look())
+        self._view.show(self._sampler.sample())
         watcher = threading.Thread(target=self._watch, name="nsq-top", daemon=True)
         watcher.start()
         before = signal.signal(signal.SIGWINCH, self._on_resize)
@@ -103,7 +103,7 @@ class Top:
             self._look_now.clear()
             if self._stopped.is_set():
                 return
-            self._looks.put(self._sampler.look(clients=self._view.level is Level.CLIENTS))
+            self._looks.put(self._sampler.sample(clients=self._view.level is Level.CLIENTS))
             self._wake()
 
     def _wake(self) -> None:

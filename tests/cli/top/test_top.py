@@ -16,8 +16,8 @@ from nsqtools.cli.top.screen import short, sparkline
 from nsqtools.cli.top.view import TopView
 from nsqtools.client.consumer import Consumer
 from nsqtools.cluster.directory import NodeReport
+from nsqtools.cluster.queue_rows import rows_of
 from nsqtools.cluster.sampling import Sample
-from nsqtools.cluster.stats import rows_of
 from nsqtools.protocol.stats import read_stats
 
 UP, DOWN, ENTER, ESCAPE = "\x1b[A", "\x1b[B", "\r", "\x1b"

@@ -35,7 +35,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class QueueRow:
     """A channel, or with ``channel == ""`` the topic itself; ``node == ""`` is all nsqd together.
 
     ``latency`` has (quantile, seconds) pairs. ``rates`` is None while they cannot be known.
@@ -66,7 +66,7 @@ class Row:
         return self.depth - self.disk
 
 
-def rows_of(reports: Iterable[NodeReport]) -> list[Row]:
+def rows_of(reports: Iterable[NodeReport]) -> list[QueueRow]:
     """A row for every topic and channel of every nsqd."""
     return [
         row
@@ -76,8 +76,8 @@ def rows_of(reports: Iterable[NodeReport]) -> list[Row]:
     ]
 
 
-def _topic_rows(node: str, topic: TopicStats) -> Iterator[Row]:
-    yield Row(
+def _topic_rows(node: str, topic: TopicStats) -> Iterator[QueueRow]:
+    yield QueueRow(
         node=node,
         topic=topic.topic_name,
         channel="",
@@ -91,8 +91,8 @@ def _topic_rows(node: str, topic: TopicStats) -> Iterator[Row]:
         yield _channel_row(node, topic.topic_name, channel)
 
 
-def _channel_row(node: str, topic: str, channel: ChannelStats) -> Row:
-    return Row(
+def _channel_row(node: str, topic: str, channel: ChannelStats) -> QueueRow:
+    return QueueRow(
         node=node,
         topic=topic,
         channel=channel.channel_name,
@@ -125,19 +125,19 @@ SUMMED = (
 )
 
 
-def totals(rows: Iterable[Row]) -> list[Row]:
+def totals(rows: Iterable[QueueRow]) -> list[QueueRow]:
     """One row for each topic and channel: what its rows on all nsqd come to.
 
     A queue counts as paused when it is paused anywhere. Percentiles cannot be added up: the worst
     of the nsqd stands for all. Rates are the sum of those that are known.
     """
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str], list[QueueRow]] = {}
     for row in rows:
         groups.setdefault((row.topic, row.channel), []).append(row)
     return [_total(group) for _, group in sorted(groups.items())]
 
 
-def _total(rows: Sequence[Row]) -> Row:
+def _total(rows: Sequence[QueueRow]) -> QueueRow:
     sums = {name: sum(getattr(row, name) for row in rows) for name in SUMMED}
     worst: dict[float, float] = {}
     for quantile, seconds in (pair for row in rows for pair in row.latency):
@@ -164,9 +164,9 @@ class RateMeter:
     """Turns one look after the other into rows with rates."""
 
     def __init__(self) -> None:
-        self._before: dict[Key, tuple[float, int, Row]] = {}
+        self._before: dict[Key, tuple[float, int, QueueRow]] = {}
 
-    def measure(self, reports: Sequence[NodeReport]) -> list[Row]:
+    def measure(self, reports: Sequence[NodeReport]) -> list[QueueRow]:
         """Return the rows of all nsqd; those that were there before have rates."""
         moments = {report.address: (report.at_s, report.stats.start_time) for report in reports}
         rows = []
@@ -180,7 +180,7 @@ class RateMeter:
         return rows
 
 
-def rates_between(before: Row, now: Row, elapsed_s: float) -> Rates | None:
+def rates_between(before: QueueRow, now: QueueRow, elapsed_s: float) -> Rates | None:
     """Return the rates of the time between two looks at one queue.
 
     None when no time passed, or when a counter went back: the queue is a new one of the same name.

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from nsqtools.cluster.directory import NodeReport
-from nsqtools.cluster.names import select
-from nsqtools.cluster.stats import RateMeter, Row, rates_between, rows_of, totals
+from nsqtools.cluster.name_patterns import select
+from nsqtools.cluster.queue_rows import QueueRow, RateMeter, rates_between, rows_of, totals
 from nsqtools.cluster.stats_columns import Thresholds, parse_filter, sort_rows
 from nsqtools.errors import ConfigurationError, NotFoundError, ProtocolError
 from nsqtools.protocol.stats import read_stats
 
-ROW = Row(
+ROW = QueueRow(
     node="a:1",
     topic="clicks",
     channel="arch",
@@ -65,7 +65,7 @@ def test_messages_that_return_to_the_queue_do_not_make_a_rate_negative() -> None
 
 
 @pytest.mark.parametrize("now", [replace(ROW, messages=99), replace(ROW, requeued=-1)])
-def test_a_counter_that_went_back_gives_no_rate(now: Row) -> None:
+def test_a_counter_that_went_back_gives_no_rate(now: QueueRow) -> None:
     assert rates_between(ROW, now, 1.0) is None
 
 
