@@ -47,6 +47,7 @@ EDGES: dict[str, set[str]] = {
         *("records", "tail", "transport"),
     },
     "demo": {"errors", "server", "spark"},
+    "testing": {"client", "errors", "http", "server"},
     "cli": {
         *("archive", "bench", "client", "cluster", "demo", "errors", "http", "protocol"),
         *("publish", "records", "replay", "server", "settings", "spark", "tail"),

@@ -66,6 +66,8 @@ TLS_AND_AUTH = "TLS and auth"
 REPLAY = "Replaying an archive"
 SPARK_GUIDE = "nsq-spark.7.md"
 SPARK_VARIABLES = {"JAVA_HOME", "JAVA_TOOL_OPTIONS"}
+# An editable install may be older than the entry point of the plugin, so it is named.
+PYTEST = "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {python} -m pytest -q -p nsqtools.testing.pytest_plugin"
 
 Serve = Callable[[str], Place]
 
@@ -225,7 +227,9 @@ def run_all(blocks: list[Block], place: Place) -> None:
         elif block.language == "python":
             script = place.directory / "recipe.py"
             script.write_text(place.fit(block.text))
-            check(Command(f"{shlex.quote(sys.executable)} recipe.py", None), block, place)
+            python = shlex.quote(sys.executable)
+            runner = PYTEST if "def test_" in block.text else "{python}"
+            check(Command(f"{runner.format(python=python)} recipe.py", None), block, place)
         elif block.language == "ini":
             check_unit(block, place)
         else:

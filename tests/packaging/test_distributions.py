@@ -159,6 +159,14 @@ def test_the_package_is_typed_and_has_its_licence(built: Distributions) -> None:
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
+def test_pytest_finds_the_fixtures_by_itself(built: Distributions) -> None:
+    with zipfile.ZipFile(built.wheel) as wheel:
+        [name] = [name for name in wheel.namelist() if name.endswith("/entry_points.txt")]
+        entry_points = wheel.read(name).decode()
+
+    assert "[pytest11]\nnsqtools = nsqtools.testing.pytest_plugin\n" in f"{entry_points}\n"
+
+
 def test_the_version_stands_in_one_place() -> None:
     assert PROJECT["dynamic"] == ["version"]
     declared = re.compile(rf"""version\s*[=:]\s*["']?{re.escape(nsqtools.__version__)}""", re.I)

@@ -1,0 +1,124 @@
+"""Messages that came from nowhere and record how they are answered.
+
+    message = fake_message(b"42", attempts=3)
+    handle(message)
+    assert message.answers == ["touch", "requeue"]
+    assert message.requeue_delay_s == 30
+
+They are `Message` and `Batch` objects with a recorder in the place of the connection: what a
+handler can do with them, and what is returned to it, is the real code.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable
+
+from nsqtools.client.message import Batch, Message
+
+_ids = itertools.count(1)
+
+
+class _Recorder:
+    """Records answers by message: what `Message` sees in place of a connection."""
+
+    def __init__(self, topic: str, nsqd: str, msg_timeout_s: float) -> None:
+        self.topic = topic
+        self.nsqd = nsqd
+        self.msg_timeout_s = msg_timeout_s
+        self.in_flight: dict[bytes, Message] = {}
+        self.answers: dict[bytes, list[str]] = {}
+        self.requeues: dict[bytes, tuple[float | None, bool]] = {}
+
+    def add(self, message: Message) -> None:
+        self.in_flight[message.id] = message
+        self.answers[message.id] = []
+
+    def finish(self, message_id: bytes) -> None:
+        self.answers[message_id].append("finish")
+
+    def finish_many(self, ids: list[bytes]) -> None:
+        for message_id in ids:
+            self.finish(message_id)
+
+    def requeue(
+        self, message_id: bytes, delay_s: float | None, attempts: int, backoff: bool
+    ) -> None:
+        self.answers[message_id].append("requeue")
+        self.requeues[message_id] = delay_s, backoff
+
+    def touch(self, message_id: bytes) -> None:
+        self.answers[message_id].append("touch")
+
+    def finish_unseen(self, message_id: bytes) -> None:
+        self.answers[message_id].append("give_up")
+
+
+class FakeMessage(Message):
+    """A `Message` that records its answers. `fake_message` and `fake_batch` make it."""
+
+    __slots__ = ()
+
+    _source: _Recorder
+
+    @property
+    def answers(self) -> list[str]:
+        """What was sent for the message, in order: touch, finish, requeue or give_up.
+
+        A call that came after the final answer sent nothing, and is not in the list.
+        """
+        return self._source.answers[self.id]
+
+    @property
+    def requeue_delay_s(self) -> float | None:
+        """The delay of the requeue; None when it named none, or there was no requeue."""
+        return self._source.requeues.get(self.id, (None, False))[0]
+
+    @property
+    def has_backoff(self) -> bool:
+        """Tell whether the message was requeued as a failure, which slows the consumer down."""
+        return self._source.requeues.get(self.id, (None, False))[1]
+
+
+def fake_message(
+    body: bytes = b"",
+    *,
+    topic: str = "topic",
+    nsqd: str = "127.0.0.1:4150",
+    attempts: int = 1,
+    timestamp_ns: int | None = None,
+    id: bytes | None = None,
+    msg_timeout_s: float = 60.0,
+) -> FakeMessage:
+    """Make a message in flight. Without ``timestamp_ns`` it was published now.
+
+    Without ``id`` it gets the next of a sequence.
+    """
+    return _message(_Recorder(topic, nsqd, msg_timeout_s), body, attempts, timestamp_ns, id)
+
+
+def fake_batch(
+    bodies: Iterable[bytes],
+    *,
+    topic: str = "topic",
+    nsqd: str = "127.0.0.1:4150",
+    msg_timeout_s: float = 60.0,
+) -> Batch:
+    """Make a batch of `FakeMessage`, as `Consumer.batches` yields it."""
+    recorder = _Recorder(topic, nsqd, msg_timeout_s)
+    return Batch(recorder, [_message(recorder, body) for body in bodies])
+
+
+def _message(
+    recorder: _Recorder,
+    body: bytes,
+    attempts: int = 1,
+    timestamp_ns: int | None = None,
+    id: bytes | None = None,
+) -> FakeMessage:
+    when_ns = time.time_ns() if timestamp_ns is None else timestamp_ns
+    message_id = b"%016x" % next(_ids) if id is None else id
+    message = FakeMessage(recorder, when_ns, attempts, message_id, body)
+    recorder.add(message)
+    return message

@@ -1,0 +1,70 @@
+"""Fake messages record how they were answered, and behave as real ones do."""
+
+from __future__ import annotations
+
+import pytest
+
+from nsqtools import ConfigurationError, Message
+from nsqtools.testing import FakeMessage, fake_batch, fake_message
+
+
+def test_a_fake_message_is_a_message_with_what_it_was_given() -> None:
+    message = fake_message(
+        b"42", topic="clicks", nsqd="a:1", attempts=3, timestamp_ns=7, id=b"0123456789abcdef"
+    )
+    assert isinstance(message, Message)
+    assert (message.body, message.topic, message.nsqd) == (b"42", "clicks", "a:1")
+    assert (message.attempts, message.timestamp_ns) == (3, 7)
+    assert message.id == b"0123456789abcdef"
+    assert "0123456789abcdef of clicks" in repr(message)
+
+
+def test_ids_differ_and_have_the_form_of_nsqd() -> None:
+    ids = [fake_message().id for _ in range(3)]
+    assert len(set(ids)) == 3
+    assert all(len(id) == 16 and int(id, 16) for id in ids)
+
+
+def test_answers_are_recorded_in_order() -> None:
+    message = fake_message()
+    assert message.answers == []
+    assert message.touch()
+    assert message.touch()
+    assert not message.is_answered
+    assert message.finish()
+    assert message.answers == ["touch", "touch", "finish"]
+    assert message.is_answered
+
+
+def test_a_second_answer_is_refused_as_by_a_real_message() -> None:
+    message = fake_message()
+    assert message.finish()
+    assert not message.finish()
+    assert not message.requeue()
+    assert not message.touch()
+    assert message.answers == ["finish"]
+
+
+@pytest.mark.parametrize(("delay_s", "backoff"), [(None, True), (30.0, True), (0, False)], ids=repr)
+def test_a_requeue_is_recorded_with_its_delay(delay_s: float | None, backoff: bool) -> None:
+    message = fake_message()
+    assert message.requeue(delay_s, backoff=backoff)
+    assert message.answers == ["requeue"]
+    assert message.requeue_delay_s == delay_s
+    assert message.has_backoff is backoff
+
+
+def test_a_bad_delay_is_refused_as_by_a_real_message() -> None:
+    message = fake_message()
+    with pytest.raises(ConfigurationError):
+        message.requeue(-1)
+    assert not message.is_answered
+
+
+def test_the_answers_of_a_batch_are_recorded_by_message() -> None:
+    batch = fake_batch([b"a", b"b", b"c"], topic="clicks")
+    assert batch.topic == "clicks"
+    batch[1].requeue(5)
+    assert batch.finish() == 2
+    messages = [message for message in batch if isinstance(message, FakeMessage)]
+    assert [message.answers for message in messages] == [["finish"], ["requeue"], ["finish"]]
