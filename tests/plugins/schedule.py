@@ -1,4 +1,9 @@
-"""Which worker runs which test, when pytest-xdist runs several (``-n 2 --dist loadgroup``).
+"""Which tests run, and on which worker.
+
+``pytest --quick`` runs what is in `QUICK`, without the tests that need the Go programs or Spark:
+what a change is tried with before all of it runs.
+
+Where pytest-xdist has several workers (``-n 2 --dist loadgroup``):
 
 - All tests that share the Spark session go to one worker: a second session costs a JVM.
 - A test marked ``alone`` measures time or needs the whole machine: while it runs, no other worker
@@ -19,15 +24,64 @@ from typing import Any
 
 import pytest
 
+TESTS = Path(__file__).parents[1]
+QUICK = (
+    "archive",
+    "cli/options",
+    "cli/parsing",
+    "cli/render",
+    "client",
+    "cluster",
+    "files",
+    "http",
+    "plugins",
+    "protocol",
+    "publish",
+    "records",
+    "replay",
+    "tail",
+    "transport",
+    "test_architecture.py",
+    "test_public_api.py",
+    "test_settings.py",
+    "test_startup.py",
+)
+
 SPARK_SESSION = "spark"  # the fixture, and the name of the group
 LOCKS = pytest.StashKey[TemporaryDirectory[str]]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="run the tests that take a minute in all")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not (config.getoption("--quick") and collection_path.is_relative_to(TESTS)):
+        return None
+    path = collection_path.relative_to(TESTS)
+    wanted = (Path(each) for each in QUICK)
+    is_quick = any(path.is_relative_to(each) or each.is_relative_to(path) for each in wanted)
+    return None if is_quick else True
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if SPARK_SESSION in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group(SPARK_SESSION))
+    if config.getoption("--quick"):
+        config.hook.pytest_deselected(items=[item for item in items if not is_quick(item)])
+        items[:] = filter(is_quick, items)
+
+
+def is_quick(item: pytest.Item) -> bool:
+    """Whether a test needs neither the Go programs nor Spark."""
+    from plugins.servers import GO_FIXTURES  # not above: pytest is to rewrite their assertions
+    from plugins.spark import SPARK_FIXTURES
+
+    fixtures = set(getattr(item, "fixturenames", ()))
+    needs = fixtures & (GO_FIXTURES | SPARK_FIXTURES)
+    return not needs and item.get_closest_marker("real_nsqd") is None
 
 
 @pytest.hookimpl(optionalhook=True)
