@@ -8,13 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hypothesis import settings
-
 import nsqtools
-
-# A busy machine makes an example slow, not wrong.
-settings.register_profile("nsqtools", deadline=None)
-settings.load_profile("nsqtools")
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -24,6 +18,7 @@ pytest_plugins = [
     "plugins.cli",
     "plugins.clients",
     "plugins.clusters",
+    "plugins.examples",
     "plugins.disks",
     "plugins.network",
     "plugins.pairs",

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -118,23 +117,6 @@ def test_man_shows_the_pages(page: str, section: str, words: list[str]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     for each in words:
         assert each in done.stdout
-
-
-def test_an_installed_package_brings_all_of_it(rendered: dict[str, str]) -> None:
-    installed = distribution("nsqtools")
-    if "editable" in (installed.read_text("direct_url.json") or ""):
-        pytest.skip("an editable installation")
-    files = {str(file) for file in installed.files or ()}
-    places = {
-        "completions/nsq.bash": "share/bash-completion/completions/nsq",
-        "completions/_nsq": "share/zsh/site-functions/_nsq",
-        "completions/nsq.fish": "share/fish/vendor_completions.d/nsq.fish",
-    }
-
-    for path in rendered:
-        if not path.endswith(".md"):
-            place = places.get(path, f"share/{path}")
-            assert any(file.endswith(f"../{place}") for file in files), place
 
 
 def test_the_guides_have_all_the_lists() -> None:

@@ -12,6 +12,7 @@ import random
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from plugins.examples import examples
 
 from nsqtools.client.backoff import Backoff, BackoffMode, Resume, Wait
 from nsqtools.client.rdy import ReadyControl
@@ -175,5 +176,5 @@ class ReadyMachine(RuleBasedStateMachine):
             assert sum(self.at_nsqd.values()) == self.max_in_flight
 
 
-ReadyMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+ReadyMachine.TestCase.settings = settings(max_examples=examples(50), stateful_step_count=40)
 TestReadyMachine = ReadyMachine.TestCase

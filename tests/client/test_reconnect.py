@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from plugins.examples import examples
 
 from nsqtools.client.reconnect import KnownNsqd, RetryDelays
 from nsqtools.protocol.addresses import Address
@@ -158,7 +159,7 @@ class NsqdMachine(RuleBasedStateMachine):
             assert due <= self.now + 120
 
 
-NsqdMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+NsqdMachine.TestCase.settings = settings(max_examples=examples(30), stateful_step_count=40)
 TestNsqdMachine = NsqdMachine.TestCase
 
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plugins.archives import write_archive
 from plugins.damage import CHANGE, Change, damaged
+from plugins.examples import examples
 
 from nsqtools.archive.layout import decode_index, index_of
 from nsqtools.archive.members import scan_members
@@ -29,7 +30,7 @@ changes = st.lists(CHANGE, min_size=1, max_size=4)
 
 
 @given(what=changes, has_index=st.booleans(), is_compressed=st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(75))
 def test_a_damaged_archive_is_read_without_inventing_messages(
     what: list[Change], has_index: bool, is_compressed: bool
 ) -> None:

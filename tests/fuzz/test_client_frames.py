@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plugins.examples import examples
 
 from nsqtools.errors import ProtocolError
 from nsqtools.protocol.codecs import Codec, DeflateCodec, SnappyCodec
@@ -43,7 +44,7 @@ heads = st.builds(
 pieces = st.lists(st.one_of(st.binary(max_size=60), heads), max_size=20)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100))
 @given(pieces, st.sampled_from([0, 30, 100]))
 def test_random_bytes_are_frames_or_a_protocol_error(
     pieces: list[bytes], max_message_frame: int
@@ -69,7 +70,7 @@ def was_refused(pieces: list[bytes]) -> bool:
 
 
 @pytest.mark.parametrize("make_codec", [SnappyCodec, DeflateCodec])
-@settings(max_examples=200)
+@settings(max_examples=examples(75))
 @given(data=st.binary(max_size=200))
 def test_random_bytes_at_a_decoder_are_bytes_or_a_protocol_error(
     make_codec: type[Codec], data: bytes

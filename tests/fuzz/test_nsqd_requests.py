@@ -13,6 +13,7 @@ import struct
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from plugins.examples import examples
 from plugins.http_api import Nsqd
 from plugins.pairs import NsqdPair
 from plugins.raw_client import sized
@@ -78,8 +79,7 @@ COMMANDS = st.one_of(
 
 
 @settings(
-    max_examples=150,
-    deadline=None,
+    max_examples=examples(60),
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

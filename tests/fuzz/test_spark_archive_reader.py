@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plugins.archives import write_archive
 from plugins.damage import CHANGE, Change, damaged
+from plugins.examples import examples
 
 from nsqtools.archive.layout import index_of
 from nsqtools.archive.reader import find_archives, read_messages
@@ -33,7 +34,7 @@ changes = st.lists(CHANGE, max_size=4)
     is_compressed=st.booleans(),
     partition_bytes=st.integers(1, 5000),
 )
-@settings(max_examples=200)
+@settings(max_examples=examples(60))
 def test_both_readers_read_the_same(
     what: list[Change],
     has_index: bool,

@@ -135,6 +135,20 @@ def test_both_have_every_file_of_the_package(built: Distributions) -> None:
     assert [name for name in in_sdist if name.startswith("tests/go/bin")] == []
 
 
+def test_the_wheel_puts_manual_and_completions_where_programs_look(built: Distributions) -> None:
+    with zipfile.ZipFile(built.wheel) as wheel:
+        shared = {name.partition(".data/data/")[2] for name in wheel.namelist()}
+    manual = {path.relative_to(CHECKOUT) for path in CHECKOUT.glob("man/man?/*")}
+    assert len(manual) > 30
+
+    assert {f"share/{path.as_posix()}" for path in manual} <= shared
+    assert {
+        "share/bash-completion/completions/nsq",
+        "share/zsh/site-functions/_nsq",
+        "share/fish/vendor_completions.d/nsq.fish",
+    } <= shared
+
+
 def place_in_checkout(name: str) -> str:
     """Where a file of the wheel is kept: what Spark wants at the top has a place of its own."""
     return f"nsqtools/spark/top_level/{name}" if name.startswith("pyspark_") else name

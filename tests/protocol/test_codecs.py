@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plugins.examples import examples
 
 from nsqtools.errors import ProtocolError
 from nsqtools.protocol.codecs import Codec, DeflateCodec, SnappyCodec
@@ -37,7 +38,7 @@ def test_no_plaintext_yet_is_nothing_and_no_error(make: Callable[[], Codec]) -> 
 
 
 @both
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=examples(30))
 @given(writes=st.lists(st.binary(max_size=3000), max_size=8))
 def test_every_write_can_be_decoded_at_once(make: Callable[[], Codec], writes: list[bytes]) -> None:
     sender, receiver = make(), make()

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plugins.embedded import EmbeddedLookupServer
+from plugins.examples import examples
 from plugins.http_api import Nsqlookupd
 from plugins.raw_peer import RawPeer, identify
 from plugins.waiting import wait_until
@@ -165,7 +166,7 @@ def test_a_line_that_never_ends_is_cut_off(lookupd: EmbeddedLookupServer) -> Non
     assert_serves(lookupd)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(50))
 @given(
     st.lists(
         st.binary(max_size=30)

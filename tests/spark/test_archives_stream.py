@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plugins.archives import Writer, write_archive
+from plugins.examples import examples
 
 from nsqtools.archive.layout import index_of, part_of
 from nsqtools.archive.reader import TimeRange
@@ -89,7 +90,7 @@ events = st.lists(
 
 
 @given(what=events)
-@settings(max_examples=60)
+@settings(max_examples=examples(25))
 def test_every_message_is_read_once_whatever_happens_in_between(
     what: list[tuple[str, int, int]],
 ) -> None:

@@ -1,0 +1,25 @@
+"""How many examples hypothesis tries: few in an ordinary run, many in a thorough one.
+
+``NSQTOOLS_TEST_THOROUGH=1 tests/run tests/fuzz`` tries twenty times as many. A test that names a
+number of its own says ``@settings(max_examples=examples(75))``.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import settings
+
+ORDINARY = 50
+THOROUGH_FACTOR = 20
+
+
+def examples(ordinary: int) -> int:
+    """The number of examples in this run of what an ordinary run tries ``ordinary`` times."""
+    is_thorough = os.environ.get("NSQTOOLS_TEST_THOROUGH", "0") != "0"
+    return ordinary * THOROUGH_FACTOR if is_thorough else ordinary
+
+
+# A busy machine makes an example slow, not wrong.
+settings.register_profile("nsqtools", deadline=None, max_examples=examples(ORDINARY))
+settings.load_profile("nsqtools")
