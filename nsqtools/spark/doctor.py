@@ -1,16 +1,13 @@
 """Find out why Spark would not work here, before a job does.
 
-Each check is a `Finding`. What is looked at: this Python and its packages, Java, whether a session
-starts, whether the executors run the same Python with the same nsqtools, whether a directory is
-shared by driver and executors (a tiny job writes there), and whether any two nsqd give their
-messages the same identity.
+Each check yields `Finding`s: this Python and its packages, Java, whether a session starts, whether
+the executors run the same Python with the same nsqtools, whether a directory is shared by driver
+and executors (a tiny job writes there), and whether two nsqd give their messages one identity.
 
-Whether any two nsqd give their messages the same identity.
-
-A message id holds the node id of its nsqd, a number below 1024, which nsqd derives from the host's
-name unless ``-node-id`` says otherwise: ids of two nsqd with one node id repeat. That costs nothing
-here, for a message is identified by (topic, nsqd, id). But two nsqd that also announce the same
-address cannot be told apart.
+A message id contains the node id of its nsqd, a number below 1024, which nsqd derives from the host
+name unless ``-node-id`` is given, so the ids of two nsqd may repeat. nsqtools identifies messages
+by (topic, nsqd, id) and does not mind; but two nsqd that also announce the same address cannot be
+distinguished.
 """
 
 from __future__ import annotations
@@ -33,7 +30,8 @@ from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import HTTPError, NsqError
 from nsqtools.http.nsqd_http import NsqdHTTPClient
 from nsqtools.spark.java import find_java
-from nsqtools.spark.session import OLDEST_PYSPARK, require_pyspark
+from nsqtools.spark.pyspark_internals import OLDEST, count_block_managers
+from nsqtools.spark.session import require_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,7 +62,7 @@ def check_driver() -> Iterator[Finding]:
     except NsqError as error:
         yield Finding("pyspark", FAILED, str(error), error.hint)
     else:
-        oldest = ".".join(map(str, OLDEST_PYSPARK))
+        oldest = ".".join(map(str, OLDEST))
         yield Finding("pyspark", OK, f"{metadata.version('pyspark')} ({oldest} or newer is needed)")
         yield Finding("pyarrow", OK, metadata.version("pyarrow"))
     try:
@@ -85,7 +83,9 @@ def check_executors(spark: SparkSession, shared: Path | None) -> Iterator[Findin
             note.write_text(token)
         except OSError as error:
             found = f"the driver cannot write in {shared} ({error.strerror})"
-            yield Finding("shared directory", FAILED, found, "Name another, or see to its owner.")
+            yield Finding(
+                "shared directory", FAILED, found, "Give another one, or correct its permissions."
+            )
             note = None
     try:
         answers = ask_executors(spark, note, token)
@@ -99,7 +99,7 @@ def check_executors(spark: SparkSession, shared: Path | None) -> Iterator[Findin
 
 
 def ask_executors(spark: SparkSession, note: Path | None, token: str) -> list[dict[str, Any]]:
-    """What tasks on every executor say about themselves: one answer an executor and host."""
+    """Run tasks that describe every executor: one answer for each executor and host."""
     path = str(note) if note else ""
     seconds = TASK_S
 
@@ -147,13 +147,12 @@ def ask_executors(spark: SparkSession, note: Path | None, token: str) -> list[di
 
 def wait_for_executors(context: Any) -> None:
     """Wait a little for executors to register; they do not all come at the same moment."""
-    status: Any = context._jsc.sc()
     if context.master.startswith("local"):
         return
     deadline_s = time.monotonic() + EXECUTORS_TIMEOUT_S
     before = -1
     while time.monotonic() < deadline_s:
-        now = status.getExecutorMemoryStatus().size()
+        now = count_block_managers(context)
         if now > 1 and now == before:
             return
         before = now
@@ -193,7 +192,7 @@ def compare_notes(answers: list[dict[str, Any]], note: Path) -> Iterator[Finding
     for each in answers:
         error = each.get("shared_error")
         if error is None and not each["reads"]:
-            error = "reads something else than the driver wrote"
+            error = "does not read what the driver wrote"
         if error is None and not Path(each["wrote"]).exists():
             error = "wrote a file that the driver does not see"
         if error is not None:
@@ -214,7 +213,7 @@ class Identity(NamedTuple):
     node_id: int
     announced: str
     is_derived: bool
-    """The node id is what the host's name gives: nsqd did not say it."""
+    """The node id is derived from the host name, because nsqd did not report it."""
 
 
 def check_nsqds(cluster: Cluster) -> Iterator[Finding]:
@@ -236,12 +235,12 @@ def identity(client: NsqdHTTPClient) -> Identity:
 
 
 def derived_node_id(hostname: str) -> int:
-    """The node id of an nsqd that is not told one (nsqd/options.go)."""
+    """The default node id of an nsqd (nsqd/options.go)."""
     return crc32(md5(hostname.encode(), usedforsecurity=False).digest()) % 1024
 
 
 def compare_identities(identities: dict[str, Identity]) -> Iterator[Finding]:
-    """One finding for each group of nsqd that collide, or one that says that none do."""
+    """One finding for each group of nsqd that collide, or one if none do."""
     by_address: dict[str, list[str]] = {}
     by_node_id: dict[int, list[str]] = {}
     for address, each in identities.items():
@@ -253,16 +252,16 @@ def compare_identities(identities: dict[str, Identity]) -> Iterator[Finding]:
             "nsqd addresses",
             FAILED,
             f"{', '.join(who)} all announce {announced}",
-            "Their messages cannot be told apart: give each its own -broadcast-address.",
+            "Their messages cannot be distinguished: give each its own -broadcast-address.",
         )
     repeated = {number: who for number, who in by_node_id.items() if len(who) > 1}
     for number, who in repeated.items():
-        guessed = ", as their host names give" if identities[who[0]].is_derived else ""
+        guessed = " (derived from their host names)" if identities[who[0]].is_derived else ""
         yield Finding(
             "nsqd node ids",
             WARNING,
             f"{', '.join(who)} have the node id {number}{guessed}: their message ids repeat",
-            "Nothing here is by id alone; for other programs give each its own -node-id.",
+            "nsqtools does not rely on ids alone; for other programs give each its own -node-id.",
         )
     if identities and not shared and not repeated:
         ids = ", ".join(str(each.node_id) for each in identities.values())

@@ -1,9 +1,9 @@
-"""Turn what Spark raises into one error of ours that says the real reason.
+"""Turn what Spark raises into one error of ours with the real reason.
 
-Spark wraps: what went wrong in a Python worker arrives as a Java exception, in a Java exception,
-with two stack traces as its text. What a user needs is in there: the last line of the Python
-traceback, and the hint below it when the error is one of ours (`NsqError` notes its hint, and
-Python prints notes). The rest is in Spark's log, which the error names.
+Spark wraps: a failure in a Python worker arrives as a Java exception in a Java exception, with two
+stack traces as its text. What a user needs is in there: the last line of the Python traceback, and
+below it the hint when the error is one of ours (`NsqError` adds its hint as a note, and Python
+prints notes). The rest is in Spark's log, which the error names.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _passed_py4j(error: BaseException) -> bool:
 
 
 def explain(error: BaseException, settings: SparkSettings) -> NsqError:
-    """The error of ours that says what one of Spark's means."""
+    """Return the error of ours for one of Spark's."""
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import AnalysisException
 
@@ -89,13 +89,13 @@ def explain(error: BaseException, settings: SparkSettings) -> NsqError:
 
 
 def _ended(settings: SparkSettings, log: str) -> NsqError:
-    """Spark is no more, and only its log knows why."""
+    """Spark has ended, and only its log has the reason."""
     said = "\n".join(last_lines(settings.log_path))
     if OUT_OF_MEMORY in said:
         return _out_of_memory(settings, log)
     killed = KILLED.search(said)
     reason = f" ({killed[1].rstrip('.!')})" if killed else ""
-    return NsqError(f"Spark's JVM has ended while it was needed{reason}", hint=log)
+    return NsqError(f"Spark's JVM ended unexpectedly{reason}", hint=log)
 
 
 def _out_of_memory(settings: SparkSettings, log: str) -> NsqError:
@@ -140,5 +140,5 @@ def real_reason(text: str) -> str:
 
 def first_line(text: str) -> str:
     """The first line, without the bracketed condition and the codes around it."""
-    line = next((line for line in text.splitlines() if line.strip()), "no reason was given")
+    line = next((line for line in text.splitlines() if line.strip()), "no reason given")
     return NOISE.sub("", CONDITION.sub("", line)).rstrip(" .;")

@@ -1,20 +1,18 @@
 """Read the options of a data source: ``spark.read.format("nsq-archive").option("since", "-2h")``.
 
-Spark hands options over as text with keys in lower case, so ``maxRowsPerTrigger``,
-``max-rows-per-trigger`` and ``max_rows_per_trigger`` are one option here. An option that nobody
-reads is an error, as everywhere in nsqtools: one that is silently ignored is worse than none.
+Spark passes options as text with keys in lower case, so ``maxRowsPerTrigger``,
+``max-rows-per-trigger`` and ``max_rows_per_trigger`` are one option here. An unknown option is an
+error, as everywhere in nsqtools: an option that is silently ignored is worse than none.
 
-The options of ``format("nsq")`` that say where NSQ is and how to reach it.
-
-They are those of the command line, written as Spark writes options, and mean the same:
+``format("nsq")`` has the connection options of the command line, written as Spark writes options:
 ``nsqdTcpAddress`` (several separated by commas), ``lookupdHttpAddress``, ``nsqdHttpAddress``,
 ``addressMap`` (``OLD=NEW,...``), ``tls``, ``tlsCaFile``, ``tlsCert``, ``tlsKey``, ``tlsInsecure``,
 ``tlsMinVersion``, ``snappy``, ``deflate``, ``deflateLevel``, ``authSecretFile``, and every client
-option under go-nsq's name (``max_in_flight`` or ``maxInFlight``). Addresses come from the
-environment when no option names one, from ``NSQ_NSQD_TCP_ADDRESS`` for example.
+option under go-nsq's name (``max_in_flight`` or ``maxInFlight``). Without an address option the
+environment counts, for example ``NSQ_NSQD_TCP_ADDRESS``.
 
-A secret never is an option: a query's plan shows options to whoever may look at it. It is read from
-``authSecretFile`` or ``NSQ_AUTH_SECRET``, on the driver, and travels to tasks with what they run.
+A secret is never an option, because a query's plan shows its options. It is read from
+``authSecretFile`` or ``NSQ_AUTH_SECRET`` on the driver, and travels with the tasks.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ def normal(name: str) -> str:
 
 
 class Options:
-    """The options of one use of ``format``; ``end`` says that all have been read.
+    """The options of one use of ``format``. Call `end` once all are read.
 
     Every method raises `ConfigurationError`, naming the option, for a value that cannot be read.
     """
@@ -85,14 +83,14 @@ class Options:
         """Return a number that is not below ``low``."""
         number = self._read(name, "a whole number", int)
         if number is not None and number < low:
-            raise ConfigurationError(f"option {name}={number} is below {low}")
+            raise ConfigurationError(f"option {name}={number} must be >= {low}")
         return number
 
     def number(self, name: str) -> float | None:
         """Return a number that is not negative, whole or not."""
         number = self._read(name, "a number", float)
         if number is not None and not 0 <= number < float("inf"):
-            raise ConfigurationError(f"option {name}={number:g} is not a number from 0")
+            raise ConfigurationError(f"option {name}={number:g} must be a number >= 0")
         return number
 
     def size(self, name: str) -> int | None:
@@ -120,11 +118,11 @@ class Options:
         """Return one of some words."""
         value = (self.text(name) or default).strip().lower()
         if value not in choices:
-            raise ConfigurationError(f"option {name}={value} is none of {', '.join(choices)}")
+            raise ConfigurationError(f"option {name}={value} must be one of {', '.join(choices)}")
         return value
 
     def end(self) -> None:
-        """Refuse the options that were given and asked for by nobody."""
+        """Refuse options that were given and not read."""
         for name in sorted(set(self._given) - set(self._known)):
             from difflib import get_close_matches
 
@@ -132,7 +130,9 @@ class Options:
             known = ", ".join(sorted(self._known.values()))
             raise ConfigurationError(
                 f"format {self._format!r} has no option {name!r}",
-                hint=f"Did you mean {self._known[near[0]]}?" if near else f"It has: {known}.",
+                hint=f"Did you mean {self._known[near[0]]}?"
+                if near
+                else f"Its options are: {known}.",
             )
 
     def _read(self, name: str, kind: str, read: Callable[[str], Value]) -> Value | None:
@@ -242,7 +242,7 @@ def _addresses(
 def _statements(options: Options, environ: Mapping[str, str]) -> Iterator[GivenOption]:
     if options.text("auth_secret") is not None:
         raise ConfigurationError(
-            "a secret does not belong into the options, which a query's plan shows",
+            "a secret must not be an option, because a query's plan shows options",
             hint=f'Use .option("{SECRET_FILE}", "FILE") or set {SECRET}.',
         )
     for name, flag in FLAGS.items():

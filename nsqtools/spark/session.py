@@ -3,11 +3,11 @@
     with spark_session(SparkSettings()) as spark:
         spark.read.format("nsq-archive").load("/var/nsq").count()
 
-What has to be right for Spark to work at all comes together here: which Java (see `java`), that
-workers run this very Python and not the first ``python3`` of PATH (`launch`), that the terminal
-stays clean (`jvm`, `log`) and that nothing is left behind (`scratch`).
+Everything that Spark needs comes together here: Java (`java`), workers that run this very Python
+and not the first ``python3`` in PATH (`jvm`), a clean terminal (`jvm`, `session_files`), and
+nothing left on disk (`session_files`).
 
-The session and its JVM end with the ``with``, however it is left: so a later session has a JVM, and
+The session and its JVM end with the ``with``, however it is left, so a later session has a JVM, and
 a heap, of its own.
 """
 
@@ -30,22 +30,29 @@ from nsqtools.spark.java import find_java, java_home
 from nsqtools.spark.jvm import (
     JVM,
     SHARED_VARIABLES,
-    environment,
     jvm_conf,
     jvm_environ,
     reach_master,
     submit_command,
 )
-from nsqtools.spark.session_files import SparkLog, diverted, scratch_directory, silence_accumulators
+from nsqtools.spark.pyspark_internals import (
+    OLDEST,
+    close_gateway,
+    connect_session,
+    environment,
+    forget_context,
+    has_context,
+    redirect_accumulator_errors,
+)
+from nsqtools.spark.session_files import SparkLog, diverted, scratch_directory
 from nsqtools.spark.spark_settings import SparkSettings
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession as SparkSession  # the floor above annotates with it
+    from pyspark.sql import SparkSession as SparkSession  # commands annotate with it
 
 Handler = Callable[[int, FrameType | None], Any] | int | None  # as `signal.signal` has it
 
-OLDEST_PYSPARK = (4, 2, 1)  # the first with read limits and availableNow for Python data sources
 STOP_TIMEOUT_S = 20.0
 HURRIED_S = 1.5
 
@@ -58,9 +65,7 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
     settings. Raises `ConfigurationError` where this process has a session already.
     """
     require_pyspark()
-    from pyspark import SparkContext
-
-    if SparkContext._active_spark_context is not None:
+    if has_context():
         raise ConfigurationError(
             "this process has a Spark session already",
             hint="Use that one: nsqtools.spark.register(spark) makes the formats known to it.",
@@ -81,13 +86,13 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
         stack.callback(jvm.close, HURRIED_S)
         stack.enter_context(spark_errors(settings))
         handler = signal.getsignal(signal.SIGINT)
-        spark = connect(jvm)
+        spark = connect_session(jvm.port, jvm.secret)
         if current_thread() is main_thread():
             signal.signal(signal.SIGINT, cancelling(spark.sparkContext, handler))
             stack.callback(signal.signal, signal.SIGINT, handler)
         hurried = False
         try:
-            silence_accumulators(spark.sparkContext, log)
+            redirect_accumulator_errors(spark.sparkContext, log.write)
             register(spark)
             yield spark
         except BaseException as error:
@@ -106,27 +111,11 @@ def require_pyspark() -> None:
     except ImportError as error:
         raise NsqError(f"Spark needs the package {error.name}", hint=install) from error
     parts = pyspark.__version__.split(".")[:3]
-    if tuple(int(part) for part in parts if part.isdigit()) < OLDEST_PYSPARK:
-        oldest = ".".join(map(str, OLDEST_PYSPARK))
+    if tuple(int(part) for part in parts if part.isdigit()) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
         raise NsqError(
             f"pyspark {pyspark.__version__} is too old: {oldest} or newer is needed", hint=install
         )
-
-
-def connect(jvm: JVM) -> SparkSession:
-    """Connect pyspark to a JVM that runs, as in a program that ``spark-submit`` started."""
-    from pyspark import SparkContext
-    from pyspark.java_gateway import launch_gateway
-    from pyspark.sql import SparkSession as SparkSession  # the floor above annotates with it
-
-    address = {"PYSPARK_GATEWAY_PORT": str(jvm.port), "PYSPARK_GATEWAY_SECRET": jvm.secret}
-    with environment(address):
-        gateway = launch_gateway()  # type: ignore[no-untyped-call]
-    try:
-        return SparkSession(SparkContext(gateway=gateway))
-    except BaseException:
-        SparkContext._gateway = SparkContext._jvm = None  # else the next one would use them
-        raise
 
 
 def cancelling(context: SparkContext, handler: Handler) -> Handler:
@@ -150,7 +139,7 @@ def cancelling(context: SparkContext, handler: Handler) -> Handler:
 
 
 def in_py4j(frame: FrameType | None) -> bool:
-    """Whether ``frame`` was called by py4j."""
+    """Whether py4j called ``frame``."""
     while frame is not None:
         if "/py4j/" in frame.f_code.co_filename:
             return True
@@ -172,20 +161,18 @@ def disconnect(spark: SparkSession, jvm: JVM, *, hurried: bool) -> None:
     The stop is asked for on a thread of its own, because py4j gives each thread a connection: that
     of ours may be in the middle of an answer, when a signal has interrupted it.
     """
-    from pyspark import SparkContext
-
     stopper = Thread(target=_stop, args=(spark,), name="spark-stop", daemon=True)
     stopper.start()
     stopper.join(HURRIED_S if hurried else STOP_TIMEOUT_S)
-    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+    forget_context()
     jvm.close(HURRIED_S if hurried else STOP_TIMEOUT_S)
     stopper.join(HURRIED_S)  # its connection has ended
 
 
 def _stop(spark: SparkSession) -> None:
-    gateway: Any = spark.sparkContext._gateway
+    context = spark.sparkContext
     try:
         spark.stop()
-        gateway.shutdown()
+        close_gateway(context)
     except Exception:  # the JVM is gone, which is what is wanted
         pass

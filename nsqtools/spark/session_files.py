@@ -1,13 +1,12 @@
-"""The log file of Spark: all that the JVM, the Python workers and pyspark itself have to say.
+"""The files of a session: its log, and the directory of everything temporary.
 
-The file is of bounded size, because a stream may run for months. Each session begins with a line of
-its own, so that what an error quotes is never from an earlier one.
+The log receives the output of the JVM, the Python workers and pyspark itself. Its size is bounded,
+because a stream may run for months. Each session begins with a line of its own, so that what an
+error quotes is never from an earlier one.
 
-The directory of one session or command for everything temporary, which is removed with it.
-
-Spark removes its temporary files when it ends in good order. After ``kill -9`` they stay: so each
-session has a directory of its own, locked while it lives, and the next session removes those whose
-lock nobody holds.
+Spark removes its temporary files only when it ends in good order. So each session has a scratch
+directory that is locked while the session lives, and the next session removes those that are not
+locked any more: what ``kill -9`` left.
 """
 
 from __future__ import annotations
@@ -18,24 +17,21 @@ import os
 import shutil
 import tempfile
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
-from typing import IO, Any
+from typing import IO
 
 from nsqtools.errors import OutputError
 from nsqtools.files.locks import try_lock
+from nsqtools.spark.pyspark_internals import QUERY_LOGGERS
 
 LOG_BYTES = 32 << 20
-"""A log that grows beyond this is put aside as ``.1``, and a new one begins."""
+"""A log that exceeds this is renamed to ``.1``, and a new one begins."""
 TAIL_BYTES = 256 << 10
 SESSION = "---- nsqtools starts Spark"
-
-QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
-"""pyspark's own, which write JSON to stderr and take fields that no other logger takes."""
 
 
 class SparkLog:
@@ -62,7 +58,7 @@ class SparkLog:
                 self._append(line)
 
     def write(self, text: str) -> None:
-        """Add text: what a stream has to have to be a logging handler's."""
+        """Add text, as the stream of a logging handler."""
         self._append(text.encode(errors="replace"))
 
     def flush(self) -> None:
@@ -89,7 +85,7 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def last_lines(path: Path) -> list[str]:
-    """What the last session wrote, or the end of it; nothing where there is no such file."""
+    """What the last session wrote, or the end of it; nothing if the file is missing."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, 2)
@@ -102,7 +98,7 @@ def last_lines(path: Path) -> list[str]:
 
 @contextmanager
 def diverted(log: SparkLog) -> Iterator[None]:
-    """Inside, what pyspark says in this process goes to ``log`` and not to stderr."""
+    """Inside, what pyspark logs in this process goes to ``log`` and not to stderr."""
     from pyspark.logger import PySparkLogger
 
     handler = logging.StreamHandler(log)
@@ -125,16 +121,6 @@ def diverted(log: SparkLog) -> Iterator[None]:
         logging.getLogger().removeFilter(not_py4js)
         for logger, (handlers, propagate) in zip(loggers, before, strict=True):
             logger.handlers, logger.propagate = handlers, propagate
-
-
-def silence_accumulators(context: Any, log: SparkLog) -> None:
-    """Let the server that counts for Spark's tasks report the JVM's end to ``log``.
-
-    It is Python's ``socketserver``, which prints a traceback for a connection that ends.
-    """
-    server = getattr(context, "_accumulatorServer", None)
-    if server is not None:
-        server.handle_error = lambda *_: log.write(traceback.format_exc())
 
 
 PREFIX = "nsq-spark-"
@@ -179,7 +165,7 @@ def remove_abandoned(parent: Path) -> None:
         try:
             if try_lock(lock):
                 shutil.rmtree(directory, ignore_errors=True)
-        except OSError:  # where files cannot be locked nobody knows who lives
+        except OSError:  # where files cannot be locked, it is unknown which sessions live
             continue
         finally:
             os.close(lock)

@@ -3,16 +3,16 @@
 An archiver runs on a thread of the process that plans the query's batches, and writes into a
 directory of the query, its *spool*. A message is FINished when it is durable there, so the spool is
 the truth: it belongs to one checkpoint, whose offsets name the run that the directory is called
-after, and a message that comes again after a crash is recognised there.
+after, and a message that is delivered again after a crash is recognized there.
 
-    <spoolDir>/<run>/.spool.json       whose it is
+    <spoolDir>/<run>/.spool.json       topics and channel
     <spoolDir>/<run>/.spool.lock       held by the process that writes
     <spoolDir>/<run>/.in-checkpoint    there since some offset names the run
 
 Until an offset names it, a crash leaves a spool that no checkpoint knows, with messages that nsqd
-does not have any more: the next query of the same topics and channel takes it over (`choose_run`).
+no longer has: the next query of the same topics and channel adopts it (`choose_run`).
 
-Too much unread in the spool pauses the archiver, RDY 0, until half of it is read.
+Too much unread in the spool pauses the archiver (RDY 0) until half of it is read.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class SpoolSettings:
     max_rows: int | None = None
     flush_s: float = 0.05
     idle_s: float = 2.0
-    """A channel that sends nothing for so long is empty, for ``availableNow``."""
+    """A channel that sends nothing for this long is empty, for ``availableNow``."""
 
     def about(self) -> dict[str, object]:
-        """What is written down of whose a spool is."""
+        """The identity of a spool's query, as it is stored."""
         return {"topics": sorted(self.topics), "channel": self.channel}
 
 
@@ -112,10 +112,10 @@ def runs(folder: Path) -> Iterator[Path]:
 
 
 def left_over(folder: Path) -> list[Path]:
-    """Return the spools that hold messages and that nobody writes now.
+    """Return the spools that hold messages and that no process writes now.
 
-    Their queries have ended, or will go on; when their checkpoints are gone, what they hold is read
-    by nobody: ``format("nsq-archive")`` reads it.
+    Their queries have ended, or will continue. If a checkpoint is gone, no query reads its spool;
+    ``format("nsq-archive")`` does.
     """
     found = []
     for directory in runs(folder):
@@ -170,7 +170,7 @@ class Spool:
         return self._begun.is_set() and self._failure is None
 
     def mark(self) -> None:
-        """An offset names this run now: nobody else may take it over."""
+        """An offset names this run now: no other query may adopt it."""
         if not (self.directory / MARK).exists():
             (self.directory / MARK).touch()
             sync_folder(self.directory)
@@ -195,7 +195,7 @@ class Spool:
             if time.monotonic() > deadline_s:
                 raise OutputError(
                     f"another process writes the spool {self.directory}",
-                    hint="A checkpoint is for one query at a time. Is it running elsewhere?",
+                    hint="A checkpoint is for one query at a time: is another one running?",
                 )
             time.sleep(LOCK_POLL_S)
         return descriptor
@@ -214,13 +214,13 @@ class Spool:
         if self._failure is not None:
             raise self._failure
         if self._thread is not None and not self._thread.is_alive():
-            raise NsqError(f"the archiver of {self.directory} has ended by itself")
+            raise NsqError(f"the archiver of {self.directory} ended unexpectedly")
 
     def collect(self, is_past: Callable[[], bool]) -> Collected:
         """Take what there is, and return when the channels are idle or the spool is full.
 
-        On a busy topic that would never be: it ends, too, when ``is_past`` says that what comes now
-        was published after the start.
+        On a busy topic that never happens, so it also ends once ``is_past`` returns that messages
+        now received were published after the start.
         """
         began_s = time.monotonic()
 
@@ -279,7 +279,7 @@ class Spool:
             self._begun.set()
 
     def stop(self) -> None:
-        """Write and FINish what was delivered, finish the files, and give the spool free."""
+        """Write and FINish what was delivered, finish the files, and release the spool."""
         if self._archiver is not None and self._thread is not None:
             self._archiver.stop()
             self._thread.join()
@@ -291,7 +291,7 @@ class Spool:
     # -- not too much of it ---------------------------------------------------------------------
 
     def note_unread(self, unread: Fill) -> None:
-        """So much in the spool is unread now, what was written a moment ago perhaps not counted."""
+        """Note what is unread now; what was written a moment ago may be missing in it."""
         self._note_written()
         self._unread = unread
 

@@ -1,21 +1,19 @@
-"""What the options of ``readStream.format("nsq")`` say. Values only.
+"""A stream over a live topic, without Spark: its options, and the archive's stream over a spool.
 
-    topic, channel, spoolDir     must be there
-    maxSpoolBytes, maxSpoolRows  pause above, go on below half (default: 1 GiB)
+    topic, channel, spoolDir     required
+    maxSpoolBytes, maxSpoolRows  pause above, resume below half (default: 1 GiB)
     flushInterval                how long a message waits for others before it is durable (50ms)
-    idleTimeout                  a channel that is quiet for so long is empty: availableNow (2s)
+    idleTimeout                  a channel that is silent this long is empty: availableNow (2s)
     pollInterval, maxRowsPerTrigger, maxBytesPerTrigger, maxFilesPerTrigger, failOnDataLoss,
     partitionBytes, minPartitions    as of nsq-archive
 
-and those of the connection, see `connection_options`.
+and those of the connection, see `format_options`.
 
-A stream over a live topic, without Spark: the archive's stream over a spool, and its upkeep.
+An offset is that of the archive, and the run whose spool it refers to. Only offsets name the run:
+at the start of a query Spark asks for an initial offset even when it resumes from a checkpoint.
 
-An offset is that of the archive and the run whose spool it is of. Which run, the offsets say, and
-nobody else: at the start of a query Spark asks for a start even when it goes on from a checkpoint.
-
-A batch's files are removed when Spark says that it is committed, which is when the next one is
-planned: only those that the committed offset has as read to their end.
+A batch's files are removed after Spark commits it, which is when it plans the next one: only those
+that the committed offset has as read to their end.
 """
 
 from __future__ import annotations
@@ -78,8 +76,8 @@ def topic_settings(given: Mapping[str, str], environ: Mapping[str, str]) -> Topi
     subscribed = subscription(options)
     if subscribed.channel.endswith(EPHEMERAL):
         raise ConfigurationError(
-            f"channel {subscribed.channel} is deleted, with its messages, when a query ends",
-            hint="A stream needs a channel that stays.",
+            f"channel {subscribed.channel} would be deleted, with its messages, when a query ends",
+            hint="Give a channel that is not ephemeral.",
         )
     folder = Path(local_path(options.required("spoolDir", "/shared/spool")))
     flush_s, idle_s = options.duration_s("flushInterval"), options.duration_s("idleTimeout")
@@ -142,7 +140,7 @@ class TopicStream:
         return _document(self._first_run, Offset(is_start=True))
 
     def freeze(self) -> None:
-        """End when what is in the topics now has been read: ``availableNow``."""
+        """End once what is in the topics now has been read: ``availableNow``."""
         self._is_bounded = True
 
     def latest(self, start: Document, limits: BatchLimits) -> Document:
@@ -181,12 +179,14 @@ class TopicStream:
         """Remove the files that are read to their end, and never asked for again."""
         run, offset = _parse(end)
         if run != self._run or self._spool is None or not self._spool.has_begun:
-            return  # what the archiver must recognise is not known yet: the next commit does it
+            return  # what the archiver must recognize is not known yet: the next commit removes it
         files = Listing(lambda: [self._spool_directory], None).files(lambda damage: None)
         try:
             for key, file in files.items():
                 if isinstance(key, Head) and file.is_finished and offset.has_read(key):
-                    file.path.unlink(missing_ok=True)  # before its index: none is without one
+                    file.path.unlink(
+                        missing_ok=True
+                    )  # before its index, so that no file is without one
                     index_of(file.path).unlink(missing_ok=True)
             for index in list(hidden_below(self._spool_directory, INDEX)):
                 path = owner_of(index)
@@ -196,7 +196,7 @@ class TopicStream:
             raise OutputError(f"cannot remove {exc.filename} ({exc.strerror})") from exc
 
     def stop(self) -> None:
-        """End the archiver; what it was given and did not write goes back to nsqd."""
+        """End the archiver; messages that it received and did not write are requeued."""
         if self._spool is not None:
             self._spool.stop()
             self._spool = None
@@ -214,13 +214,15 @@ class TopicStream:
         self.stop()
         spool = self._new_spool(run, self._settings, self._connection)
         if not is_new and not spool.exists:
-            problem = f"the spool {spool.directory} is gone, with what the stream has not read"
+            problem = (
+                f"the spool {spool.directory} is gone, with messages that the stream has not read"
+            )
             if self._stream.fail_on_data_loss:
                 raise NsqError(
                     problem,
-                    hint="Bring it back, start a new checkpoint, or set failOnDataLoss=false.",
+                    hint="Restore it, start with a new checkpoint, or set failOnDataLoss=false.",
                 )
-            log.warning("%s; going on without it", problem)
+            log.warning("%s; continuing without it", problem)
         spool.open()
         if not is_new:
             spool.mark()
@@ -232,8 +234,8 @@ class TopicStream:
     def _say_what_is_left(self) -> None:
         for directory in left_over(self._settings.folder):
             log.warning(
-                "the spool %s holds messages, and no query reads it now; if its checkpoint is "
-                "gone, read it with format nsq-archive, and remove it",
+                "the spool %s holds messages that no query reads now; if its checkpoint is gone, "
+                "read it with format nsq-archive, then remove it",
                 directory,
             )
 
@@ -247,6 +249,6 @@ def _parse(document: Document) -> tuple[str, Offset]:
         return str(document["run"]), decode_offset(document["archive"])
     except (KeyError, TypeError):
         raise ConfigurationError(
-            f"{document!r} is no offset of format 'nsq'",
+            f"{document!r} is not an offset of format 'nsq'",
             hint="A checkpoint belongs to one source; use another one for another source.",
         ) from None

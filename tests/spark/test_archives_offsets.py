@@ -81,7 +81,7 @@ def test_ten_thousand_files_of_a_writer_take_a_line() -> None:
     ],
 )
 def test_what_is_no_offset_is_refused(document: Any) -> None:
-    with pytest.raises(ConfigurationError, match="is no offset of an archive"):
+    with pytest.raises(ConfigurationError, match="is not an offset of an archive"):
         decode_offset(document)
 
 

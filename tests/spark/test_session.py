@@ -20,7 +20,8 @@ from plugins.cli import Result, RunNsq, SpawnNsq
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.spark.jvm import environment, jvm_conf, jvm_environ, spark_home
+from nsqtools.spark.jvm import jvm_conf, jvm_environ, spark_home
+from nsqtools.spark.pyspark_internals import environment
 from nsqtools.spark.session import cancelling, require_pyspark, spark_session
 from nsqtools.spark.spark_settings import SparkSettings
 

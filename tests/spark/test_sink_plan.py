@@ -66,8 +66,8 @@ def test_what_an_archive_has_can_be_published_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("columns", "complaint", "hint"),
     [
-        ({}, "there is no column 'body' among none", "to_json"),
-        ({"topic": "string"}, "there is no column 'body' among topic", "to_json"),
+        ({}, "column 'body' is missing (columns: none)", "to_json"),
+        ({"topic": "string"}, "column 'body' is missing (columns: topic)", "to_json"),
         ({"body": "int"}, "column 'body' is of type int, not binary or string", "cast"),
         ({"body": "struct<a:int>"}, "is of type struct<a:int>, not binary or string", "to_json"),
         ({**BODY, "defer_ms": "string"}, "'defer_ms' is of type string", "cast"),
@@ -99,8 +99,8 @@ def test_a_topic_must_come_from_somewhere() -> None:
         ({"retryTimeout": "soon"}, "'soon' is not a duration"),
         ({"retryUnknown": "maybe"}, "retryUnknown=maybe is none of"),
         ({"batchRows": "0"}, "batchRows=0 is below 1"),
-        ({"ledgerPath": "s3://bucket"}, "ledgerPath=s3://bucket is no path of a file system"),
-        ({"deadLetterPath": ""}, "deadLetterPath= is no path"),
+        ({"ledgerPath": "s3://bucket"}, "ledgerPath=s3://bucket is not a path of a mounted"),
+        ({"deadLetterPath": ""}, "deadLetterPath= is not a path"),
         ({"deadLetters": "x"}, "has no option 'deadletters'"),
         ({"path": "clicks"}, "has no option 'path'"),
     ],

@@ -17,7 +17,7 @@ from nsqtools.spark.publishing.publish_rows import Prefix, fitting, refusal
         (b"", "clicks", None, "the body is empty, which NSQ cannot carry"),
         (b"x" * 11, "clicks", None, "11 bytes are above the limit of 10"),
         (b"x", None, None, "the topic is null"),
-        (b"x", "a b", None, "'a b' is no name for a topic"),
+        (b"x", "a b", None, "'a b' is not a valid topic"),
         (b"x", "clicks", 3_600_001, "a delay of 3600001 ms is not within 0 and 1h"),
         (b"x", "clicks", -1, "a delay of -1 ms is not within 0 and 1h"),
     ],

@@ -246,7 +246,7 @@ def test_an_nsqd_that_is_not_there_ends_the_query(settings: SpoolSettings) -> No
 
 
 def test_an_offset_of_another_source_is_refused(new_stream: NewStream) -> None:
-    with pytest.raises(ConfigurationError, match="is no offset of format 'nsq'"):
+    with pytest.raises(ConfigurationError, match="is not an offset of format 'nsq'"):
         new_stream().latest({"version": 1, "writers": {}}, BatchLimits())
 
 

@@ -1,13 +1,13 @@
-"""What is in a file of an archive: told by its bytes, never by its name.
+"""Which files of an archive there are now, and what kind of lines each holds.
 
-Which files of an archive there are now, each told apart by its head wherever it is.
+A file is identified by its head (writer and number), wherever it is: it moves from ``.NAME.part``
+to NAME, to another directory, maybe to another rev. A listing may therefore meet it twice or, if
+only one place is looked at, not at all. So files in progress are listed first and finished ones
+after them, and of two with one head one is taken. What a file holds is decided by its bytes, never
+by its name.
 
-A file moves from ``.NAME.part`` to NAME, to another directory, maybe under another rev. Whoever
-lists it meanwhile may meet it twice, or, when only one place is looked at, not at all: so files in
-progress are looked for first and finished ones after them, and of two with one head one is taken.
-
-What was learned of a file is kept for the next listing: a stream asks ten times a second. Of a file
-in progress only the new lines of the index are read.
+What was learned of a file is kept for the next listing, because a stream lists ten times a second.
+Of a file in progress only the new lines of the index are read.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LineKind(Enum):
 
 
 class FileContent(NamedTuple):
-    """What the first line says; ``topic`` is that of its message."""
+    """What the first line shows; ``topic`` is that of its message."""
 
     kind: LineKind
     is_gzip: bool
@@ -61,7 +61,7 @@ class FileContent(NamedTuple):
 
 
 def read_content(archive: ArchiveFile, delimiter: bytes) -> FileContent:
-    """Read as much of a file as it takes to tell what it is. Raises ``OSError``, `OutputError`."""
+    """Read as much as it takes to know what a file is. Raises ``OSError``, `OutputError`."""
     with archive.path.open("rb") as file:
         data = file.read(LOOK_SIZE)
     is_gzip = data.startswith(MAGIC)
@@ -81,7 +81,7 @@ def _look_well(archive: ArchiveFile, delimiter: bytes, is_gzip: bool) -> FileCon
     lines = read_lines(archive, lambda path, problem: problems.append(problem), delimiter=delimiter)
     first = next(lines, None)
     if first is None:
-        # nothing that is readable in a file of ours: reading it says what is wrong
+        # nothing readable in a file of ours: reading it reports the damage
         kind = LineKind.messages if problems and archive.members else LineKind.nothing
         return FileContent(LineKind.bodies if problems and not archive.members else kind, is_gzip)
     if not is_message(first[0]):
@@ -93,7 +93,7 @@ def _look_well(archive: ArchiveFile, delimiter: bytes, is_gzip: bool) -> FileCon
 
 
 Key = Head | str
-"""What a file is called in an offset: its head, or without one its path below the archive."""
+"""Identifies a file in an offset: its head, or without one its path below the archive."""
 
 UNKNOWN = -1  # as a member's count of messages
 
@@ -101,20 +101,20 @@ OnDamage = Callable[[ArchiveDamage], None]
 
 
 class ListedFile:
-    """A file. What is in it is read when it is asked for; methods raise ``OSError``."""
+    """A file, read as far as it is asked for. Methods raise ``OSError``."""
 
     def __init__(self, path: Path, name: str, shown: str) -> None:
         self.path = path
         self.shown = shown
-        """Its path when it is finished, as far as can be told."""
+        """Its path once it is finished, as far as is known."""
         self.name = name
-        """Below the directory that was listed, as it is or will be when finished."""
+        """Its path below the listed directory, as it is or will be when finished."""
         self.is_finished = not is_hidden(path.name, PART)
         self._index = index_of(path if self.is_finished else owner_of(path))
         self._index_read = 0
         self._members: list[Member] = []
         self.head: Head | None = None
-        self.first_ts = 0  # of the first member, where an index tells it
+        self.first_ts = 0  # of the first member, if there is an index
         self.has_index = self._begin()
         self._content: FileContent | None = None
 
@@ -130,7 +130,7 @@ class ListedFile:
         return True
 
     def is_current(self) -> bool:
-        """Tell whether the name still is this file's: one in progress moves on, and leaves it."""
+        """Whether the name still is this file's: one in progress moves when it is finished."""
         if self.is_finished:
             return True
         return head_at(self._index) == self.head
@@ -152,7 +152,7 @@ class ListedFile:
         return self._members
 
     def _read_on(self, file: BinaryIO) -> bool:
-        """Read the lines that are new; tell whether they follow those before."""
+        """Read the new lines; return whether they continue those before."""
         begin = self._index_read or (len(self.head.encode()) if self.head else 0)
         if file.seek(0, os.SEEK_END) < begin:
             return False
@@ -164,7 +164,7 @@ class ListedFile:
         return bool(found) or b"\n" not in lines
 
     def forget_members(self) -> None:
-        """Give the memory free: it was read."""
+        """Release the memory: the file was read."""
         self._members, self._index_read = [], 0
 
     def end(self) -> int:
@@ -175,7 +175,7 @@ class ListedFile:
         return members[-1].end if members else 0
 
     def readable(self) -> list[Member]:
-        """Return all that can be read: the members, and of a finished file what is behind them.
+        """Return all that can be read: the members, and of a finished file what follows them.
 
         That rest is a member with a count that is `UNKNOWN`; in a file without an index it is all.
         """
@@ -186,7 +186,7 @@ class ListedFile:
         return members
 
     def content(self, delimiter: bytes) -> FileContent:
-        """Tell what is in it."""
+        """Return what kind of lines it holds."""
         if self._content is None or self._content.kind is LineKind.nothing:
             archive = ArchiveFile(self.path, self.members() if self.has_index else None, self.head)
             self._content = read_content(archive, delimiter)
@@ -206,7 +206,7 @@ class Listing:
         """Return the files there are, in order of their names.
 
         Raises `NotFoundError` for a place that is not there, `OutputError` for one that cannot be
-        read. Directories below that cannot be listed are told.
+        read. Directories below that cannot be listed are reported.
         """
         roots = self._roots()
         works = [*roots, *([self._work_dir] if self._work_dir else [])]
@@ -253,7 +253,7 @@ class Listing:
             except FileNotFoundError:  # it was finished or removed meanwhile
                 continue
             if longer is None:
-                problem = f"{other.path} goes by the same name, and differs: it is not read"
+                problem = f"not read: {other.path} has the same identity and other data"
                 on_damage(ArchiveDamage(str(file.path), 0, problem))
             else:
                 files[file.key] = longer
@@ -310,7 +310,7 @@ def _head(index: BinaryIO) -> Head | None:
 
 
 def _longer(one: ListedFile, other: ListedFile) -> ListedFile | None:
-    """Of a file on its way, or a copy, return the one that has all that the other has."""
+    """Of a file that is being moved, or a copy, return the one that holds the other."""
     shorter, longer = sorted((one, other), key=lambda file: (len(file.members()), file is one))
     members = shorter.members()
     is_same = shorter.has_index and longer.members()[: len(members)] == members

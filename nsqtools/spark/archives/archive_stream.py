@@ -1,8 +1,8 @@
 """A stream over an archive, without Spark: where it starts, where a batch ends, what it reads.
 
-Everything is decided by the offset and by the files there are, so that a batch planned again after
-a crash is the same batch. What an offset names must be there: a file that is gone, or holds other
-members than those that were counted, is lost data, and said.
+Offsets and files decide everything, so that a batch planned again after a crash is the same batch.
+What an offset names must exist: a file that is gone, or has other members than those counted, is
+lost data and is reported.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Extent:
 
 
 class ArchiveStream:
-    """Answers what a stream's reader is asked. Methods raise `NsqError`."""
+    """Makes the answers of a stream's reader. Methods raise `NsqError`."""
 
     def __init__(
         self, settings: ReadSettings, stream: StreamSettings, *, sleep: Sleep = time.sleep
@@ -110,7 +110,7 @@ class ArchiveStream:
         return planned_again(find)
 
     def freeze(self) -> None:
-        """Take what there is now for all that there will ever be: ``availableNow``."""
+        """End with what there is now: ``availableNow``."""
 
         def find() -> dict[Key, _Extent]:
             unread = self._unread(Offset(), self._files(), None)
@@ -149,14 +149,14 @@ class ArchiveStream:
             return False
         size = file.path.stat().st_size
         if size != before:
-            problem = f"it has {size} bytes now, and had {before} when it was read"
+            problem = f"it has {size} bytes, and had {before} when it was read"
             self._tell_once(
                 ArchiveDamage(file.shown, before, f"{problem}: what is new is not read")
             )
         return True
 
     def _tell_once(self, damage: ArchiveDamage) -> None:
-        """Files are looked at again and again."""
+        """Report a file's damage once: files are looked at again and again."""
         if damage.file not in self._told:
             self._tell(damage)
             self._told.add(damage.file)
@@ -164,7 +164,7 @@ class ArchiveStream:
     # -- how much there is ----------------------------------------------------------------------
 
     def unread(self, start: Offset) -> tuple[int, int]:
-        """Return how many messages and bytes lie behind an offset."""
+        """Return how many messages and bytes follow an offset."""
 
         def count() -> tuple[int, int]:
             files = self._unread(start, self._files(), None)
@@ -175,7 +175,7 @@ class ArchiveStream:
         return planned_again(count)
 
     def has_only_younger(self, timestamp_ns: int) -> bool:
-        """Tell whether each writer's last member has only messages published since a time."""
+        """Whether each writer's last member has only messages published since a time."""
 
         def look() -> bool:
             newest: dict[str, Member] = {}
@@ -227,7 +227,7 @@ class ArchiveStream:
         return self._listing.files(self._tell_once)
 
     def _files_with(self, heads: Mapping[Head, int] | list[Head]) -> dict[Key, ListedFile]:
-        """List the files, and once more when one is missing: it may be on its way."""
+        """List the files, again while one is missing: it may be moving."""
         for _ in range(GONE_TRIES):
             files = self._files()
             if all(head in files for head in heads):
@@ -236,7 +236,7 @@ class ArchiveStream:
         return files
 
     def _is_lost(self, head: Head, offset: Offset, files: Mapping[Key, ListedFile]) -> bool:
-        """Tell, and say, whether a file does not have what an offset says was there."""
+        """Whether a file lacks what an offset says was there; reports it."""
         name = self._names.get(head) or f"file {head.number} of writer {head.writer}"
         if head not in files:
             self._lose(f"{name} is gone")
@@ -256,11 +256,11 @@ class ArchiveStream:
         if self._stream.fail_on_data_loss:
             raise NsqError(
                 f"{what}: messages of {where} are lost to this stream",
-                hint="Put the file back; or go on without it with failOnDataLoss=false.",
+                hint="Restore the file, or continue without it with failOnDataLoss=false.",
             )
         if what not in self._told:
             self._told.add(what)
-            log.warning("%s: messages of %s are lost; going on without them", what, where)
+            log.warning("%s: messages of %s are lost; continuing without them", what, where)
 
 
 def _between(members: list[Member], begin: int, end: int) -> list[Member]:

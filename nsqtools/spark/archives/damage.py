@@ -1,8 +1,8 @@
-"""What cannot be read: it fails the query, or is written down where commands count it.
+"""What cannot be read: it fails the query, or is written where commands count it.
 
-Reports are lines of JSON, ``{"file": .., "pos": .., "problem": ..}``, in files named after what
-they are about: a member of a file, or a file. Whatever is read again - tasks are retried, batches
-repeated - replaces its report, so nothing is counted twice.
+Reports are JSON lines, ``{"file": .., "pos": .., "problem": ..}``, in files named after what they
+are about: a member of a file, or a file. What is read again (a retried task, a repeated batch)
+replaces its report, so nothing is counted twice.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ArchiveDamage(NamedTuple):
 
 
 class DamageReports:
-    """Where damage is told. With a ``folder`` it is written there, without one it is an error.
+    """Reports damage: into files of a ``folder``, or without one by raising an error.
 
     ``remedy`` is what can be done about it, for the error's hint.
     """
@@ -45,7 +45,7 @@ class DamageReports:
         self._remedy = remedy
 
     def tell(self, identity: str, found: Sequence[ArchiveDamage]) -> None:
-        """Tell all that is wrong with a member or file, whose ``identity`` is the same each time.
+        """Report all that is wrong with a member or file, whose ``identity`` never changes.
 
         Raises `NsqError` with the first problem when damage fails the query, and `OutputError`.
         """
@@ -55,12 +55,12 @@ class DamageReports:
         if self._folder is None:
             raise NsqError(
                 f"cannot read {first.file}: {first.problem}",
-                hint=f"{self._remedy}, or have it passed over and reported: options "
-                "onDamage=report and damagePath.",
+                hint=f"{self._remedy}, or skip and report it with the options onDamage=report and "
+                "damagePath.",
             )
         log.warning("%s: %s", first.file, first.problem)
         if len(found) > MOST_LINES:
-            more = ArchiveDamage(first.file, first.pos, f"and {len(found) - MOST_LINES} lines more")
+            more = ArchiveDamage(first.file, first.pos, f"and {len(found) - MOST_LINES} more lines")
             found = [*found[:MOST_LINES], more]
         name = hashlib.sha256(identity.encode()).hexdigest()[:32]
         text = "".join(json.dumps(damage._asdict()) + "\n" for damage in found)

@@ -1,6 +1,6 @@
-"""The files below a directory, again and again: a directory that did not change is not read again.
+"""The files below a directory, listed again and again: an unchanged directory is not read again.
 
-Its time of change tells, unless it is so young that another change may have the same one.
+Its modification time decides, unless it is so recent that another change could have the same one.
 """
 
 from __future__ import annotations

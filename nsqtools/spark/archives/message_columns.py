@@ -1,16 +1,14 @@
-"""The columns of a message in Spark, and the same for Arrow.
+"""The columns of a message in Spark and in Arrow, and text of an archive into such columns.
 
-``ts_ns`` is the time of publishing as nsqd has it, nanoseconds since 1970; ``timestamp`` is the
-same, cut to microseconds, as Spark's own type. Files of bare bodies know only ``body``: the other
-columns are null there. ``file`` and ``pos`` say where an archived message is: the file's path, and
-the byte position of the member that holds it.
+``ts_ns`` is nsqd's time of publishing, nanoseconds since 1970; ``timestamp`` is the same cut to
+microseconds, as Spark's own type. Files of bare bodies know only ``body``: the other columns are
+null. ``file`` and ``pos`` locate an archived message: the file's path, and the byte position of the
+member that holds it.
 
-Text of an archive into columns: by Arrow's JSON reader when all is as to-file writes it.
-
-The fast way takes a text only when every line begins like a message, when Arrow sees as many rows
-as there are lines, and when what it read passes the checks of `records.envelope`. For all else -
-damage, keys in another order, keys that nobody knows - there is the exact way, a line at a time.
-Both give the same rows.
+The fast way reads with Arrow's JSON reader. It takes a text only when every line begins like a
+message, when Arrow sees as many rows as there are lines, and when they pass the checks of
+`records.envelope`. Everything else (damage, keys in another order, unknown keys) goes the exact
+way, line by line. Both give the same rows.
 """
 
 from __future__ import annotations
@@ -70,7 +68,7 @@ Columns = dict[str, Any]
 
 
 def fast_columns(text: bytes, lines: int) -> Columns | None:
-    """Read so many lines of messages; None when they are not what `encode_many` makes of any."""
+    """Read ``lines`` lines of messages; None when they are not as `encode_many` writes them."""
     import pyarrow
     from pyarrow import json
 
@@ -90,7 +88,7 @@ def fast_columns(text: bytes, lines: int) -> Columns | None:
                 explicit_schema=_json_schema(), unexpected_field_behavior="error"
             ),
         )
-        table.validate(full=True)  # it takes bytes that are no UTF-8 for text
+        table.validate(full=True)  # it accepts bytes that are not UTF-8 as text
     except pyarrow.ArrowInvalid:
         return None
     if table.num_rows != lines:
@@ -131,7 +129,7 @@ def _checked(read: Columns) -> Columns | None:
 
 
 def _bodies(body: Any, body64: Any) -> Any:
-    """Unite the two; None when not exactly one of them is there, or base64 is none."""
+    """Unite the two; None unless exactly one of them is given, and base64 is valid."""
     import pyarrow
 
     bodies = body.cast(pyarrow.binary())
@@ -178,7 +176,7 @@ def exact_columns(lines: Sequence[bytes]) -> tuple[Columns, list[int], list[tupl
             rows.append(decode(line))
             kept.append(number)
         except ValueError as exc:
-            problems.append((number, f"line {number + 1} is no message: {exc}"))
+            problems.append((number, f"line {number + 1} is not a message: {exc}"))
     topic, nsqd, ids, ts_ns, attempts, bodies = zip(*rows, strict=True) if rows else [()] * 6
     columns = _columns(
         pyarrow.array(topic, pyarrow.string()),
@@ -192,7 +190,7 @@ def exact_columns(lines: Sequence[bytes]) -> tuple[Columns, list[int], list[tupl
 
 
 def body_columns(bodies: Sequence[bytes], topic: str | None) -> Columns:
-    """Return the columns of bare bodies: nothing is known of them but, perhaps, their topic."""
+    """Return the columns of bare bodies: only their topic may be known."""
     import pyarrow
 
     count = len(bodies)

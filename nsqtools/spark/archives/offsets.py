@@ -1,22 +1,20 @@
-"""How far a stream has read an archive: a small value, whatever the archive's size.
+"""How far a stream has read an archive, and how far its next batch goes.
 
     {"version": 1,
      "writers": {"<32 hex>": {"read": "1-17,19-40", "under_way": {"41": 12345}}},
      "files": {"old/clicks.log.gz": 4711}}
 
-Of each writer there are the numbers of the files that are finished and read to their end, and for
-those under way how many bytes are read: always whole members. Files without a number, of early
-archivers and of nsq_to_file, are there by name and size once they are read, which is when they are
-finished.
+An offset is small whatever the archive's size. For each writer it has the numbers of the files that
+are finished and read to their end, and for files that are partly read the number of bytes: always
+whole members. Files without a number, of early archivers and of nsq_to_file, are there by name and
+size once they are read, which is when they are finished.
 
-``began`` is there in the first offset after a start that was not at the beginning. Spark does not
-write down where a stream started: should the first batch be planned again after a crash, this is
-where it begins.
+``began`` is in the first offset after a start that was not at the beginning. Spark does not store
+where a stream started: if the first batch is planned again after a crash, it begins there.
 
-How far the next batch goes: oldest members first, whole members only, under limits. Pure.
-
-A limit that the first member breaks is broken: a batch that could take nothing would never end.
-A member whose count no index tells, such as a file without index, fills any limit of rows.
+`advance` takes the oldest members first, whole members only, under limits. A limit that the first
+member exceeds is exceeded, because a batch that took nothing would never end. A member with an
+unknown count, such as that of a file without index, exhausts any limit of rows.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ def format_spans(spans: Iterable[Span]) -> str:
 
 
 def has_number(spans: tuple[Span, ...], number: int) -> bool:
-    """Tell whether a number is in some of the spans, which are in order."""
+    """Whether a number is in one of the spans, which are in order."""
     at = bisect_right(spans, number, key=lambda span: span[0]) - 1
     return at >= 0 and number <= spans[at][1]
 
@@ -99,7 +97,7 @@ class Offset:
     began: Offset | None = None
 
     def has_read(self, head: Head) -> bool:
-        """Tell whether a file is finished and read."""
+        """Whether a file is finished and read."""
         return has_number(self.read.get(head.writer, ()), head.number)
 
     def position(self, head: Head) -> int:
@@ -169,8 +167,8 @@ def decode_offset(document: Any) -> Offset:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise ConfigurationError(
-            f"{json.dumps(document)[:200]} is no offset of an archive ({exc!r})",
-            hint="An offset looks as in the checkpoint's directory offsets.",
+            f"{json.dumps(document)[:200]} is not an offset of an archive ({exc!r})",
+            hint="The checkpoint's directory offsets shows what an offset looks like.",
         ) from None
 
 

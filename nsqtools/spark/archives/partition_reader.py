@@ -1,7 +1,7 @@
 """A partition into Arrow record batches: what an executor does.
 
 Memory is bounded by a member or a few megabytes of text, whichever is more. What cannot be read is
-told (`damage`), a member at a time, and everything else of it is read.
+reported (`damage`), one member at a time; the rest of it is read.
 """
 
 from __future__ import annotations

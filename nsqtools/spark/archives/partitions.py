@@ -1,10 +1,8 @@
 """Cut files into ranges of members, and pack these into partitions: the same for the same files.
 
-A range carries the index lines of its members, so that who reads it knows how many messages each
-must have. What no index names is one range without lines; a plain file is cut at round places then,
-and a line belongs to the range in which it begins.
-
-Plan to read all that an archive has now.
+A range carries the index lines of its members, so that its reader knows how many messages each must
+have. What no index covers is one range without lines; a plain file is cut at round positions then,
+and a line belongs to the range in which it begins. `plan_batch` plans to read all there is now.
 """
 
 from __future__ import annotations
@@ -59,25 +57,27 @@ class ReadPartition:
 
 
 def refusal(content: FileContent, settings: ReadSettings, *, has_index: bool) -> str:
-    """Say why a file is not read although nobody left it out; empty when it is."""
+    """Return why a file that no option excludes cannot be read; empty when it can."""
     if content.kind is not LineKind.bodies:
         return ""
     if not has_index and settings.format is not FileFormat.raw:
-        return "it holds no messages as nsq to-file writes them; option format=raw reads bodies"
+        return (
+            "it does not hold messages as nsq to-file writes them; option format=raw reads bodies"
+        )
     if settings.topics and settings.topic is None:
-        return "its bodies are of no topic that is known; name it with the option topic"
+        return "the topic of its bodies is unknown; name it with the option topic"
     return ""
 
 
 def is_left_out(content: FileContent, settings: ReadSettings, *, has_index: bool) -> bool:
-    """Tell whether nothing in a file is of the topics asked for."""
+    """Whether a file has no message of the requested topics."""
     if content.kind is LineKind.nothing:
         return True
     if not settings.topics:
         return False
     if content.kind is LineKind.bodies:
         return settings.topic not in settings.topics
-    # who writes an index writes one topic into a file; others may have mixed them
+    # a file with an index has one topic; other files may mix topics
     return has_index and content.topic != "" and content.topic not in settings.topics
 
 
@@ -118,7 +118,7 @@ def ranges_of(
 
 
 def pack(ranges: list[Range], partition_bytes: int) -> list[ReadPartition]:
-    """Put ranges together, in their order, until a partition has about as many bytes."""
+    """Pack ranges, in their order, into partitions of about ``partition_bytes``."""
     partitions: list[ReadPartition] = []
     held: list[Range] = []
     size = 0
@@ -139,7 +139,7 @@ Part = tuple[ListedFile, FileContent, list[Member]]
 
 
 def partitions_of(parts: Iterable[Part], settings: ReadSettings) -> list[ReadPartition]:
-    """Plan to read parts of files, each of which may be made when it is its turn."""
+    """Plan to read parts of files; ``parts`` may be made lazily."""
     most = settings.partition_bytes
     if settings.min_partitions > 1:
         parts = list(parts)
@@ -183,7 +183,7 @@ def plan_batch(settings: ReadSettings) -> list[ReadPartition]:
 
 
 def damage_reporter(settings: ReadSettings) -> ReportDamage:
-    """Return what tells damage that is found in planning."""
+    """Return a function that reports damage found while planning."""
     damages = DamageReports(settings.damage_path, MOVE_AWAY)
     return lambda damage: damages.tell(f"{damage.file} {damage.pos}", [damage])
 
@@ -202,7 +202,7 @@ def planned_again(plan: Callable[[], Planned]) -> Planned:
 
 
 def is_read(file: ListedFile, settings: ReadSettings, tell: ReportDamage) -> bool:
-    """Tell whether a file is to be read; one that nobody left out and cannot be read is told."""
+    """Whether a file is to be read; one that should be and cannot is reported."""
     content = file.content(settings.delimiter)
     if problem := refusal(content, settings, has_index=file.has_index):
         tell(ArchiveDamage(file.shown, 0, problem))

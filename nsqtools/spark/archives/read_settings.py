@@ -1,4 +1,4 @@
-"""What the options of ``nsq-archive`` say. Values only: cheap to make and to pickle."""
+"""The options of ``nsq-archive``. Values only: cheap to make and to pickle."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FileFormat(Enum):
 
 
 class OnDamage(Enum):
-    """What damage does: fails the query, or is written into the ``damagePath``."""
+    """Whether damage fails the query, or is reported in the ``damagePath``."""
 
     fail = "fail"
     report = "report"
@@ -47,7 +47,7 @@ class ReadSettings:
     format: FileFormat = FileFormat.auto
     delimiter: bytes = b"\n"
     topic: str | None = None
-    """What files of bare bodies are of."""
+    """The topic of files of bare bodies."""
     on_damage: OnDamage = OnDamage.fail
     damage_path: Path | None = None
     partition_bytes: int = DEFAULT_PARTITION_BYTES
@@ -64,7 +64,7 @@ class ReadSettings:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How much a batch takes at most; None is without limit."""
+    """How much a batch takes at most; None for no limit."""
 
     rows: int | None = None
     bytes: int | None = None
@@ -73,7 +73,7 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """Where a stream begins, how fast it goes, and what it does about data that is gone."""
+    """Where a stream begins, how much a batch takes, and whether lost data fails it."""
 
     starting_offsets: str = EARLIEST
     """`EARLIEST`, `LATEST`, or the JSON of an offset."""
@@ -97,8 +97,8 @@ def archive_settings(options: Options) -> ReadSettings:
     damage_path = options.text("damagePath")
     if (on_damage is OnDamage.report) != bool(damage_path):
         raise ConfigurationError(
-            "onDamage=report and damagePath belong together",
-            hint="damagePath is a directory, shared with the executors, for what cannot be read.",
+            "onDamage=report needs damagePath, and damagePath needs onDamage=report",
+            hint="damagePath is a directory, shared with the executors, for reports of damage.",
         )
     format = options.choice("format", [each.value for each in FileFormat], default="auto")
     topic = options.text("topic")
@@ -131,9 +131,7 @@ def stream_settings(options: Options) -> StreamSettings:
     starting = options.text("startingOffsets")
     timestamp_ns = options.time_ns("startingTimestamp")
     if starting and timestamp_ns is not None:
-        raise ConfigurationError(
-            "startingOffsets and startingTimestamp both say where to begin", hint="Give one."
-        )
+        raise ConfigurationError("startingOffsets and startingTimestamp exclude each other")
     poll_s = options.duration_s("pollInterval")
     return StreamSettings(
         starting_offsets=(starting or EARLIEST).strip(),
@@ -165,7 +163,7 @@ def size_option(options: Options, name: str) -> int | None:
     """Read a size that is not nothing. Raises `ConfigurationError`."""
     size = options.size(name)
     if size is not None and size < 1:
-        raise ConfigurationError(f"option {name}={size} is below 1")
+        raise ConfigurationError(f"option {name}={size} must be >= 1")
     return size
 
 
@@ -191,6 +189,6 @@ def _delimiter(text: str | None) -> bytes:
         raise ConfigurationError(f"option delimiter={text!r}: {exc}") from None
     if not delimiter:
         raise ConfigurationError(
-            "option delimiter is empty", hint="Bodies could not be told apart."
+            "option delimiter is empty", hint="Give the bytes that end each body."
         )
     return delimiter

@@ -1,7 +1,7 @@
-"""The text of a range of a file, in pieces of whole lines, each with where it is in the file.
+"""The text of a range of a file, in pieces of whole lines, each with its position in the file.
 
-The position is that of the member; in a plain file that no index names there are no members, and
-each piece begins where its first line does. What is damaged is told and passed over.
+The position is that of the member; a plain file without index has no members, and each piece has
+the position of its first line. Damage is reported and skipped.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ READ_SIZE = 1 << 20
 OPEN_TRIES = 5
 
 ReportProblem = Callable[[int, str], None]
-"""Told a position and what is wrong there."""
+"""Takes a position and the problem there."""
 
 
 class TextPiece(NamedTuple):
-    """Whole lines; ``messages`` is how many the index says there are, or `UNKNOWN`."""
+    """Whole lines; ``messages`` is their number by the index, or `UNKNOWN`."""
 
     pos: int
     text: bytes
@@ -84,7 +84,7 @@ def _member(
         try:
             yield TextPiece(member.offset, inflate(data, GZIP_WINDOW), member.messages)
             return
-        except Exception:  # its own errors: zlib says what is wrong
+        except Exception:  # isal's own errors: zlib names the problem
             pass
     problems: list[str] = []
     for text in read_member(file, member, is_gzip, problems.append):
@@ -145,7 +145,7 @@ def _gzip(
 
 
 def _behind(text: bytes, delimiter: bytes, rest: bytes) -> int:
-    """Where in ``text`` the line ends that began as ``rest``; 0 when it does not."""
+    """Where in ``text`` the line that began as ``rest`` ends; 0 if it does not."""
     overlap = rest[-(len(delimiter) - 1) :] if len(delimiter) > 1 else b""
     found = (overlap + text).find(delimiter)
     return found + len(delimiter) - len(overlap) if found >= 0 else 0
@@ -158,7 +158,7 @@ def _plain(
     pos = wanted.begin
     file.seek(max(0, pos - len(delimiter)))
     held = file.read(READ_SIZE)
-    if pos:  # who has the range before reads the line that this one begins in
+    if pos:  # the line at the beginning belongs to the range before
         pos -= len(delimiter)
         while delimiter not in held:
             more = file.read(READ_SIZE)

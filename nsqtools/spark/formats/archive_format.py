@@ -1,23 +1,21 @@
-"""Spark's read limits, and how often a source that has nothing new is asked.
-
-``format("nsq-archive")``, for Spark; what it decides is in `nsqtools.spark.archives`.
+"""``format("nsq-archive")``, for Spark. Its decisions are in `nsqtools.spark.archives`.
 
     path, paths        what ``nsq to-file`` wrote: files, directories with all below, patterns
-    workDir            where files in progress are, if not there
+    workDir            where files in progress are, if elsewhere
     topics             only these, separated by commas
     since, until       RFC 3339, or -2h; members outside are not even read
-    format=raw         files of bare bodies, too, as nsq_to_file writes them; delimiter, topic
-    onDamage=report    pass over what cannot be read, and write it into damagePath
+    format=raw         also files of bare bodies, as nsq_to_file writes them; delimiter, topic
+    onDamage=report    skip what cannot be read, and report it in damagePath
     partitionBytes     about how much of a file a task reads (16MiB)
-    minPartitions      at least about so many tasks
+    minPartitions      the least number of tasks, approximately
 
     startingOffsets    earliest, latest, or JSON as in a checkpoint; startingTimestamp
     maxRowsPerTrigger, maxBytesPerTrigger, maxFilesPerTrigger
-    failOnDataLoss     false goes on without files that are gone
-    pollInterval       how often it looks for something new (100ms)
+    failOnDataLoss     false continues without files that are gone
+    pollInterval       how often to look for new data (100ms)
 
-The latter are for streams. Spark makes a reader on the driver, pickles it, and reads partitions
-with copies of it on executors: making one must cost nothing.
+The second group is for streams. Spark makes a reader on the driver, pickles it, and reads
+partitions with copies of it on executors: making one must cost nothing.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ if TYPE_CHECKING:
 
     from nsqtools.spark.archives.archive_stream import ArchiveStream
 
-IDLE_SHARE = 2.0  # of the time that looking takes, to be waited before it is looked again
+IDLE_SHARE = 2.0  # how long to wait after a look that found nothing, as a share of its time
 
 
 def default_limit(own: BatchLimits) -> ReadLimit:
@@ -78,7 +76,7 @@ def default_limit(own: BatchLimits) -> ReadLimit:
 
 
 def limits_under(limit: ReadLimit, own: BatchLimits) -> BatchLimits:
-    """Return the limits of a batch: ours, all of them, unless Spark wants everything."""
+    """Return the limits of a batch: all of ours, unless Spark wants everything."""
     return BatchLimits() if isinstance(limit, ReadAllAvailable) else own
 
 
@@ -103,7 +101,7 @@ class Poll:
         return self
 
     def found_something(self, has_found: bool) -> None:
-        """Tell what came of it."""
+        """Note whether the look found something."""
         self._has_found = has_found
 
     def __exit__(
@@ -152,7 +150,7 @@ class SQLArchiveFormat(ArchiveFormat):
 
 @dataclass
 class ArchivePartition(InputPartition):
-    """What one task reads. Spark gives ``None`` to the only task when there is nothing."""
+    """What one task reads. With nothing to read, Spark gives ``None`` to the only task."""
 
     value: ReadPartition | None
 
@@ -231,6 +229,6 @@ def columns(schema: StructType, all_columns: str) -> list[str]:
     for field in schema.fields:
         if known.get(field.name) != field.dataType.simpleString():
             raise ConfigurationError(
-                f"there is no column {field.simpleString()}", hint=f"There are: {all_columns}."
+                f"unknown column {field.simpleString()}", hint=f"The columns are: {all_columns}."
             )
     return [field.name for field in schema.fields]

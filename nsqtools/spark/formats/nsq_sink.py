@@ -2,16 +2,16 @@
 
     df.write.format("nsq").mode("append").option("topic", "clicks").save()
 
-Delivery is *at least once*. A task that fails is run again by Spark and publishes its rows again,
-unless a ledger (`ledgerPath`) says which are done with. A stream has no ledger, because the rows of
-a batch that is repeated need not come in the same order: after a failure its batch is published
-again. NSQ cannot take messages back, so nothing of a job that fails is undone.
+Delivery is *at least once*. Spark retries a task that fails, which publishes its rows again unless
+a ledger (`ledgerPath`) knows which are done. A stream has no ledger, because the rows of a repeated
+batch may come in another order: after a failure its batch is published again. NSQ cannot take
+messages back, so nothing of a failed job is undone.
 
-Columns: ``body`` (binary or string); ``topic``, unless the option says where all rows go;
-``defer_ms``. The options are listed in `plan`.
+Columns: ``body`` (binary or string); ``topic``, unless the option names one for all rows;
+``defer_ms``. The options are listed in `publishing.sink_plan`.
 
-The classes here only stand between Spark and `task`. A writer is made on the driver, and travels to
-the tasks; of a stream another one is made to commit each batch.
+These classes only stand between Spark and `publishing.publish_task`. A writer is made on the
+driver and travels to the tasks; of a stream, another one is made to commit each batch.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ log = logging.getLogger("nsqtools")
 
 
 class Published(WriterCommitMessage):
-    """What a task tells the driver."""
+    """A task's report to the driver."""
 
     def __init__(self, report: PublishReport) -> None:
         self.report = report
@@ -72,7 +72,7 @@ def publish(plan: SinkPlan, batches: Iterator[pyarrow.RecordBatch]) -> Published
 
 
 def reports(messages: Sequence[WriterCommitMessage | None]) -> list[PublishReport]:
-    """What the tasks that ended well have told."""
+    """The reports of the tasks that succeeded."""
     return [message.report for message in messages if isinstance(message, Published)]
 
 
@@ -87,17 +87,17 @@ class NsqWriter(DataSourceArrowWriter):
         return publish(self._plan, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Add up what the tasks did. Raises `NsqError` when rows are left over."""
-        self._tell(messages, is_complete=True)
+        """Add up what the tasks did. Raises `NsqError` when rows were not published."""
+        self._report(messages, is_complete=True)
         require_all(total(reports(messages)))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Say what those tasks did that ended well: it cannot be undone."""
-        self._tell(messages, is_complete=False)
+        """Report what the successful tasks did: it cannot be undone."""
+        self._report(messages, is_complete=False)
 
-    def _tell(self, messages: list[WriterCommitMessage | None], *, is_complete: bool) -> None:
+    def _report(self, messages: list[WriterCommitMessage | None], *, is_complete: bool) -> None:
         report = total(reports(messages))
-        # as a warning, for this process has no logging set up, and says no less than that
+        # as a warning: this process has no logging configured, which drops anything less
         log.warning("%s: %s", "published" if is_complete else "failed", summary(report))
         if self._outcome is not None:
             write_document(self._outcome, report, is_complete=is_complete)
@@ -129,7 +129,7 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
         require_all(report)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Say what those tasks did that ended well: it cannot be undone."""
+        """Report what the successful tasks did: it cannot be undone."""
         log.warning("batch %d failed: %s", batchId, summary(total(reports(messages))))
 
 
@@ -151,7 +151,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> NsqStreamWr
     if settings.plan.ledger is not None:
         raise ConfigurationError(
             "a stream has no ledger: the rows of a repeated batch may come in another order",
-            hint="Leave ledgerPath out; a batch that fails is published again.",
+            hint="Remove ledgerPath; a batch that fails is published again.",
         )
     try:
         return NsqStreamWriter(_prepared(settings))

@@ -1,9 +1,8 @@
 """``format("nsq")``, for Spark: live topics as a stream of rows, and rows as messages.
 
-What it decides is in `nsqtools.spark.topic_stream`, and in the sinks; the options of the
-stream are in `topic_settings`, those of the sinks in `sinks.plan`. The archiver runs in one
-process, that of the reader which Spark asks for offsets; the readers on executors are copies of
-another one, which only read files, and know no address and no secret.
+Its decisions are in `topic_stream`, and those of the sinks in `nsqtools.spark.publishing`. The
+archiver runs in one process, that of the reader which Spark asks for offsets; the readers on
+executors are copies of another one, which only read files, and know no address and no secret.
 """
 
 from __future__ import annotations

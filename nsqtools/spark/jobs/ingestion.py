@@ -1,16 +1,15 @@
-"""Which output and which checkpoint belong together: each has the other's mark.
+"""Ingestion: a live topic or an archive into Parquet by topic and date, each message once.
 
-Spark numbers batches in the checkpoint and believes the output's log about which of them are
-written. A new checkpoint beside an old output would therefore skip its first batches, and an old
-checkpoint beside a new output would begin in the middle: messages would be missing, and nobody
-would say so. So both are marked with one identity, and anything else is refused.
+Spark provides exactly once: the source repeats a batch unchanged, and the log of Spark's file sink
+(``_spark_metadata``) lists the files of the output that count. Both hold only while output and
+checkpoint stay together, which Spark does not check: it numbers batches in the checkpoint and
+believes the output's log about which of them are written. A new checkpoint with an old output would
+skip its first batches, and an old checkpoint with a new output would begin in the middle; messages
+would be missing without a word. So both are marked with one identity (`mark_directories`), and
+anything else is refused.
 
-Remove what batches wrote that were cut off: files that the log of the sink does not name.
-
-Spark itself does not read them. Whoever reads the directory without knowing the log would count
-their messages twice, for the batch was written again.
-
-The query of an ingestion, and following it until it ends or is to end.
+Files that an interrupted batch wrote are not in the sink's log, and Spark ignores them. Other
+readers of the directory would count their messages twice, so they are removed.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def mark_directories(source: str, output: Path, checkpoint: Path) -> None:
     """
     output, checkpoint = output.absolute(), checkpoint.absolute()
     if output == checkpoint or output in checkpoint.parents or checkpoint in output.parents:
-        raise ConfigurationError("--output and --checkpoint must not lie in each other")
+        raise ConfigurationError("--output and --checkpoint must not contain each other")
     try:
         of_checkpoint, of_output = (
             _read_mark(checkpoint / CHECKPOINT_MARK),
@@ -91,20 +90,20 @@ def mark_directories(source: str, output: Path, checkpoint: Path) -> None:
             return
         if of_checkpoint.source != source:
             raise ConfigurationError(
-                f"the checkpoint {checkpoint} is of {of_checkpoint.source}, not of {source}",
+                f"the checkpoint {checkpoint} belongs to {of_checkpoint.source}, not to {source}",
                 hint="Each source needs a checkpoint and an output of its own.",
             )
         if of_checkpoint.output != str(output):
             raise ConfigurationError(
-                f"the checkpoint {checkpoint} is not of {output}, but of {of_checkpoint.output}",
-                hint="Spark's log of an output has its path: leave it there, or begin both anew.",
+                f"the checkpoint {checkpoint} belongs to {of_checkpoint.output}, not to {output}",
+                hint="Spark's log of an output has its path: leave it there, or start both over.",
             )
         if of_output is None and not _is_used(output) and not (checkpoint / BEGUN).exists():
             _write_mark(output / OUTPUT_MARK, of_checkpoint)
         elif of_output is None or of_output.id != of_checkpoint.id:
             raise ConfigurationError(
-                f"{output} is not any more what was written with the checkpoint {checkpoint}",
-                hint="Bring it back, or begin with a new checkpoint and a new output.",
+                f"{output} is not the output that was written with the checkpoint {checkpoint}",
+                hint="Restore it, or start with a new checkpoint and a new output.",
             )
     except OSError as exc:
         raise OutputError(f"cannot use {exc.filename or output} ({exc.strerror})") from exc
@@ -113,14 +112,14 @@ def mark_directories(source: str, output: Path, checkpoint: Path) -> None:
 def _refuse_foreign(output: Path, checkpoint: Path, of_output: IngestMark | None) -> None:
     if _is_used(checkpoint):
         raise ConfigurationError(
-            f"{checkpoint} holds something else than a checkpoint of nsq spark ingest",
+            f"{checkpoint} is not a checkpoint of nsq spark ingest",
             hint="Give a new directory.",
         )
     if of_output is not None:
         raise ConfigurationError(
             f"{output} was written with the checkpoint {of_output.checkpoint}, not with "
             f"{checkpoint}",
-            hint="With another one messages would be missing: give that one, or a new output.",
+            hint="Give that one, or a new output: with another one messages would be missing.",
         )
     if _is_used(output):
         raise ConfigurationError(
@@ -168,7 +167,7 @@ def remove_leftovers(output: Path) -> int:
             path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
         return len(left)
     except OSError as exc:
-        raise OutputError(f"cannot tidy {exc.filename or output} ({exc.strerror})") from exc
+        raise OutputError(f"cannot clean up {exc.filename or output} ({exc.strerror})") from exc
 
 
 def committed(output: Path) -> set[str] | None:
@@ -207,7 +206,7 @@ class IngestSource:
 
 @dataclass(frozen=True, slots=True)
 class IngestSink:
-    """Where it goes, and how often: every so many seconds, or once and at an end (None)."""
+    """Where it goes, and the seconds between batches (None: what is there, then end)."""
 
     output: Path
     checkpoint: Path
@@ -250,9 +249,9 @@ def start_query(spark: SparkSession, source: IngestSource, sink: IngestSink) -> 
 
 
 class QueryFollower:
-    """Counts what a query does; `stop`, on any thread, ends it behind the batch that runs.
+    """Counts what a query does. `stop`, from any thread, ends it after the current batch.
 
-    ``for_s`` ends it after so long. ``show`` is called a few times a second.
+    ``for_s`` ends it after that time. ``show`` is called a few times a second.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
-"""Messages to work on, from archives and from Parquet, which are told apart by what is in them.
+"""Messages to work on, from archives and from Parquet, distinguished by their content.
 
-A file is Parquet when it begins as such; a directory is when the first file in it is. All else is
-an archive. Both become the same columns (`schema.MESSAGE_DDL`); Parquet that has no such columns is
-refused. The output of a stream is read by its log: what an interrupted batch left is no part of it.
+A file is Parquet when it begins as such; a directory is when the first file in it is. Everything
+else is an archive. Both become the same columns (`MESSAGE_DDL`); Parquet without such columns is
+refused. The output of a stream is read by its log, which leaves out what an interrupted batch
+wrote.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Inputs:
 class Choice:
     """Which messages, of what is read: topics (none: all) and times; and what damage does.
 
-    With a ``damage_path`` it is passed over and written down there, else it is an error.
+    With a ``damage_path`` it is skipped and reported there, else it is an error.
     ``delimiter`` ends each of the bare bodies.
     """
 
@@ -51,7 +52,7 @@ class Choice:
 
 
 def find_inputs(paths: Sequence[Path]) -> Inputs:
-    """Tell archives from Parquet. Raises `NotFoundError` and `OutputError`."""
+    """Separate archives from Parquet. Raises `NotFoundError` and `OutputError`."""
     archives: list[Path] = []
     parquet: list[Path] = []
     for path in map(Path.absolute, paths):
@@ -72,13 +73,13 @@ def refuse_nested(option: str, folder: Path, archives: Path) -> None:
     folder, archives = folder.resolve(), archives.resolve()
     if folder == archives or folder in archives.parents or archives in folder.parents:
         raise ConfigurationError(
-            f"{option} {folder} and the archives in {archives} must not lie in each other",
+            f"{option} {folder} and the archives in {archives} must not contain each other",
             hint="Give a directory beside it.",
         )
 
 
 def is_parquet(path: Path) -> bool:
-    """Tell by the first bytes. Raises ``OSError``."""
+    """Whether the first bytes are those of Parquet. Raises ``OSError``."""
     if path.is_dir():
         first = _first_file(path)
         return first is not None and is_parquet(first)
@@ -156,7 +157,7 @@ def _read_parquet(
             f"{paths[0]} is Parquet without the columns {', '.join(missing)}",
             hint="What nsq spark compact and nsq spark ingest write has them.",
         )
-    # said, not inferred: a topic may be called 2026
+    # given, not inferred: a topic may be called 2026
     rows = reader.schema(f"{MESSAGE_DDL}, date date").parquet(*texts)
     return _of_days(rows, choice.within).drop("date")
 

@@ -1,8 +1,8 @@
 """``nsq spark replay``: messages from archives and Parquet back into topics, in parallel.
 
 Each task publishes a partition of the input, in its order; partitions are published side by side,
-so a topic's messages come in no order. With a ledger a replay that was cut short is run again and
-goes on where it stopped: `replay_plan` has what that takes. Files in progress still grow, so with a
+so the messages of a topic come in no order. With a ledger, a replay that was interrupted continues
+where it stopped when it is run again (see `replay_plan`). Files in progress still grow, so with a
 ledger they are left out.
 """
 
@@ -57,9 +57,9 @@ class ReplayPublishing:
 
 @dataclass(frozen=True, slots=True)
 class ReplayOutcome:
-    """How a replay ended. ``is_complete`` is whether all tasks came to their end, ``error`` is why
-    not, or that messages are left over; ``in_doubt`` messages may come twice when it is run again
-    with its ledger."""
+    """How a replay ended. ``is_complete`` is whether all tasks ended, ``error`` is why not, or that
+    messages were not published; ``in_doubt`` messages may come twice when it is run again with its
+    ledger."""
 
     report: PublishReport
     is_complete: bool
@@ -175,20 +175,20 @@ class ReplayJob:
         )
 
     def _refuse_without_topic(self) -> None:
-        """Bare bodies name no topic: said before the first of them is to be published."""
+        """Bare bodies name no topic: refused before anything is published."""
         if self._request.topics.get(""):
             return
         delimiter = self._request.delimiter or b"\n"
         files = listed(self._inputs.archives)
         if any(file.content(delimiter).kind is LineKind.bodies for file in files):
             raise ConfigurationError(
-                "the files have bare bodies, which name no topic", hint="Give --topic."
+                "the files hold bare bodies, which name no topic", hint="Give --topic."
             )
 
     def _selected(self, within: TimeRange) -> DataFrame:
         request, inputs = self._request, self._inputs
         if not (inputs.archives or inputs.parquet):
-            raise NotFoundError("there is no file to replay")
+            raise NotFoundError("no file to replay")
         choice = Choice((), within, request.delimiter, self._damage_path)
         rows = read_messages(self._spark, inputs, choice)
         if request.where:
@@ -213,7 +213,7 @@ class ReplayJob:
         return options
 
     def _found(self) -> tuple[PublishReport, bool]:
-        """What the tasks told, and whether all of them did."""
+        """The sum of the tasks' reports, and whether all tasks reported."""
         try:
             document = json.loads(self._outcome_path.read_bytes())
         except OSError:  # the job ended before the first of them
@@ -224,7 +224,7 @@ class ReplayJob:
 
 
 def with_ledger(outcome: ReplayOutcome, entries: Sequence[LedgerEntry]) -> ReplayOutcome:
-    """What the ledger knows of a replay whose tasks did not all come to tell."""
+    """The outcome by the ledger, of a replay of which not all tasks reported."""
     report = total(
         PublishReport(e.topics, e.rejected, e.unknown, e.dead_lettered, repeated=e.repeated)
         for e in entries

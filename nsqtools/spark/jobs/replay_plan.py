@@ -1,8 +1,8 @@
-"""What a replay with a ledger keeps of its first run, so that the next ones do the same work.
+"""What a replay with a ledger keeps of its first run, so that later runs do the same work.
 
-Which files are read, the moments that ``-2h`` meant, and the size of partitions are written down:
-files that were added since are no part of the replay, and its partitions are the same on any
-cluster. A file that is not what it was is refused.
+The files to read, the times that ``-2h`` meant, and the partition size are stored: files that are
+added later do not belong to the replay, and its partitions are the same on any cluster. A file that
+has changed is refused.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def load_plan(ledger: Path, job: Mapping[str, Any]) -> ReplayPlan | None:
         differing = [name for name in plan.job if plan.job[name] != job[name]]
     except (ValueError, TypeError, KeyError):
         raise ConfigurationError(
-            f"{path} is not the plan of a replay", hint="Give another directory."
+            f"{path} is not a replay's plan", hint="Give another directory."
         ) from None
     if differing:
         raise ConfigurationError(

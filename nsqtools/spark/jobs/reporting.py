@@ -1,25 +1,19 @@
-"""The figures of a report, aggregated in Spark: nothing that grows with the messages leaves it.
+"""A report on topics: figures by interval, gaps, as plain values, as JSON and as a page.
 
-In two steps. First all copies of a message become one row, with their number: that alone tells
-duplicates from messages, and it has only columns of fixed size, which Spark aggregates by hashing.
-Then these rows are aggregated by topic and interval, and once more by topic alone, with the numbers
-as weights: percentiles are exact, because there are not many different sizes.
+Spark aggregates the figures, so nothing that grows with the number of messages leaves it. First all
+copies of a message become one row with their number: that alone distinguishes duplicates from
+messages, and has only columns of fixed size, which Spark aggregates by hashing. Then these rows are
+aggregated by topic and interval, and by topic alone, weighted by the numbers: percentiles are
+exact, because there are few distinct sizes. A message counts once per copy; each further copy is a
+duplicate as well. One that nsqd delivered before (attempts above 1) is a redelivery.
 
-A message counts as often as it is there; what is there more than once is a duplicate as well. One
-that nsqd delivered before (attempts above 1) is a redelivery.
+For gaps, messages are put into slots of the length looked for. A longer gap begins in one slot and
+ends in another, and the slots between are empty, so the first and last message of each slot are
+enough.
 
-Pauses in a topic: nobody published for longer than some time.
-
-Messages are put into slots as long as that time. A pause that is longer begins in one slot and ends
-in another, and the slots between are empty: so the first and last message of each slot are enough,
-and of these there are no more than slots, however many messages there were.
-
-A report as plain values, and as the document that ``--json`` prints and the page shows.
-
-A report as one HTML page: data, script and style in it, for a browser without a network.
-
-The charts are Plotly's, whose script (4.8 MB) is put into the page. What messages were called ends
-up only in the JSON, which the page shows as text, never as markup.
+The page holds data, script and style, for a browser without a network. The charts are Plotly's,
+whose script (4.8 MB) is embedded. Data from messages appears only in the JSON, which the page shows
+as text, never as markup.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ Plain = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class NamedView:
-    """A name for queries, and the files that are behind it."""
+    """A name for queries, and its files."""
 
     name: str
     kind: str
@@ -54,8 +54,8 @@ def named_views(
             name, _, path = text.partition("=")
             if not path or not re.fullmatch(r"[A-Za-z_]\w*", name):
                 raise ConfigurationError(
-                    f"--{kind} {text!r} does not say what it is called",
-                    hint=f"Write --{kind} NAME=PATH; SQL then knows it by that name.",
+                    f"--{kind} {text!r} has no name",
+                    hint=f"Write --{kind} NAME=PATH; SQL knows it by that name.",
                 )
             behind.setdefault((name, kind), []).append(Path(path))
     found = find_inputs(list(paths))
@@ -65,7 +65,7 @@ def named_views(
     names = [name.lower() for name, _ in behind]
     for name, kind in behind:
         if names.count(name.lower()) > 1:
-            raise ConfigurationError(f"{name} is the name of archives and of Parquet")
+            raise ConfigurationError(f"{name} names archives and Parquet")
         find_inputs(behind[name, kind])
     return [
         NamedView(name, kind, tuple(str(path.absolute()) for path in each))
@@ -92,7 +92,7 @@ def plan_query(
         with spark_errors(settings):
             return spark.sql(text)
     except NotFoundError as error:
-        known = ", ".join(view.name for view in views) or "none, for no path was given"
+        known = ", ".join(view.name for view in views) or "none, because no path was given"
         raise NotFoundError(str(error), hint=f"Known here: {known}.") from error
 
 
@@ -123,7 +123,7 @@ class QueryRows:
         self._is_moment = [isinstance(each.dataType, TimestampType) for each in frame.schema]
 
     def first(self, count: int) -> list[Row]:
-        """At most so many rows, computed at once."""
+        """At most ``count`` rows, computed at once."""
         return self._frame.limit(count).collect()
 
     def all(self) -> Iterator[Row]:

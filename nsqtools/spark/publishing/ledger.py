@@ -1,17 +1,17 @@
-"""How far the tasks of a job have come, so that one that is run again goes on where it stopped.
+"""Progress of the tasks of a job on disk, so that a retried task continues where it stopped.
 
-A directory with one file for each partition. A line is appended before rows are sent and says how
-many rows from the beginning are done with, and how many may have been sent; the last whole line
-holds. A line cut by a kill is passed over: the one before it is true, too, only older. So nothing
-is left out, and what a kill can double is what had been sent and was not yet noted as done with:
-the window of unconfirmed batches. Those rows are counted as ``repeated`` when they are sent again.
+A directory with one file for each partition. A line is appended before rows are sent: how many rows
+from the beginning are done, and how many may have been sent. The last whole line counts; a line cut
+by a kill is ignored, because the one before it is true too, only older. So nothing is left out, and
+a kill can duplicate only what had been sent and was not yet noted as done: the window of
+unconfirmed batches. Those rows are counted as ``repeated`` when they are sent again.
 
-It holds only where the rows of a partition come in the same order each time: no shuffle before the
-writer. That is not taken on trust: a checksum of the rows done with stands in each line, and is
-compared before anything is skipped.
+This holds only if the rows of a partition come in the same order each time: no shuffle before the
+writer. It is verified: each line has a checksum of the rows done, which is compared before anything
+is skipped.
 
-One task at a time has a partition's file locked, and one replay at a time the directory. A process
-that is killed loses its locks at once.
+One task at a time holds the lock of a partition's file, and one replay at a time that of the
+directory. A process that is killed loses its locks at once.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ def prepare_ledger(folder: Path, job: str) -> None:
     if found != content:
         raise ConfigurationError(
             f"{folder} is the ledger of another job",
-            hint="Give another directory; without it everything is published again.",
+            hint="Give another directory; everything is published again then.",
         )
 
 
 @contextmanager
 def locked_ledger(folder: Path) -> Iterator[None]:
-    """Have the directory to oneself. Raises `NsqError` when another run has it, `OutputError`."""
+    """Lock the directory. Raises `NsqError` when another run has it, `OutputError`."""
     path = folder / LOCK
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def locked_ledger(folder: Path) -> Iterator[None]:
     try:
         if not try_lock(descriptor):
             raise NsqError(
-                f"the ledger {folder} is in use by another run", hint="Wait until that has ended."
+                f"the ledger {folder} is in use by another run", hint="Wait until it has ended."
             )
         yield
     finally:
@@ -104,9 +104,9 @@ def part_path(folder: Path, partition: int) -> Path:
 
 
 class LedgerPart:
-    """The file of one partition, locked. ``entry`` is what its last line says.
+    """The file of one partition, locked. ``entry`` is its last line.
 
-    Raises `NsqError` when another task has it, `ConfigurationError` when it is no ledger.
+    Raises `NsqError` when another task has it, `ConfigurationError` when it is not a ledger.
     """
 
     def __init__(self, folder: Path, partition: int, *, wait_s: float = LOCK_WAIT_S) -> None:
@@ -127,7 +127,7 @@ class LedgerPart:
             raise
 
     def note(self) -> None:
-        """Append what ``entry`` says now. Raises `OutputError`."""
+        """Append ``entry`` as it is now. Raises `OutputError`."""
         line = json.dumps(asdict(self.entry)).encode() + b"\n"
         try:
             write_all(self._descriptor, line)
@@ -166,7 +166,7 @@ class LedgerPart:
             raise OutputError(f"cannot lock {self.path} ({exc.strerror})") from exc
 
     def _read(self) -> LedgerEntry:
-        """The last whole line; a torn one behind it is cut off, or it would spoil the next."""
+        """The last whole line; a torn one after it is cut off, or it would corrupt the next."""
         try:
             os.lseek(self._descriptor, 0, os.SEEK_SET)
             with open(self._descriptor, "rb", closefd=False) as file:
@@ -194,7 +194,7 @@ def decode_entry(line: bytes, path: Path) -> LedgerEntry:
 
 
 def read_entries(folder: Path) -> list[LedgerEntry]:
-    """What all partitions say, without locking: for a report. Raises as `LedgerPart` does."""
+    """The entries of all partitions, without locking, for a report. Raises as `LedgerPart`."""
     entries = []
     for path in sorted(folder.glob("part-*.jsonl")):
         whole = path.read_bytes().rpartition(b"\n")[0]

@@ -1,11 +1,8 @@
-"""Which rows can be published, and how many of them in one batch. Pure.
+"""Rows as lists, which of them can be published, and which are done. Pure.
 
-Columns of an Arrow record batch as lists, made by Arrow and not by Python row for row.
-
-The rows from the beginning of a partition that are done with, without a gap. Pure.
-
-Spans of rows are sent one after the other and end in any order, since parts of them may be refused,
-halved or sent to another nsqd. What a ledger can note is only the prefix.
+Arrow makes the lists, not Python row by row. Spans of rows are sent one after the other and finish
+in any order, because parts of them may be refused, halved or sent to another nsqd. A ledger can
+only note the *prefix*: the rows from the beginning that are done, without a gap.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ def refusal(body: bytes | None, topic: str | None, defer_ms: int | None, most_by
     if topic is None:
         return "the topic is null"
     if not is_topic(topic):
-        return f"{topic!r} is no name for a topic"
+        return f"{topic!r} is not a valid topic"
     if body is None:
         return "the body is null"
     if not body:
@@ -60,8 +57,8 @@ def fitting(bodies: Sequence[bytes | None], most_bytes: int) -> int:
 
 class Chunk(NamedTuple):
     """Some rows. ``topics`` is None where all go to the topic of the options, ``defers_ms`` where
-    none is deferred; ``message`` makes the envelope of a row that is to be put aside, by its place
-    here and its topic."""
+    none is deferred; ``message`` makes the envelope of a dead letter, from its place here and its
+    topic."""
 
     bodies: list[bytes | None]
     topics: list[str | None] | None
@@ -123,7 +120,7 @@ class RowSpan:
 
 
 class Prefix:
-    """Goes on from ``entry``, which it changes as spans become part of the prefix."""
+    """Continues from ``entry``, which it changes as spans become part of the prefix."""
 
     def __init__(self, entry: LedgerEntry) -> None:
         self.entry = entry
@@ -136,7 +133,7 @@ class Prefix:
         return span
 
     def advance(self) -> None:
-        """Take in the spans that are done with."""
+        """Add the finished spans to the entry."""
         entry = self.entry
         while self._spans and not self._spans[0].pending:
             span = self._spans.popleft()

@@ -1,14 +1,14 @@
-"""Publish the rows of one partition, and know what became of each. Knows nothing of Spark.
+"""Publish the rows of one partition, and account for each. Knows nothing of Spark.
 
-Rows are cut into spans of up to 500 (`batchRows`), a span into a publish for each topic and delay,
-and spans follow each other without waiting: the window of unanswered publishes is the producer's.
-Spans end in any order, since parts of them may be refused, halved or sent to another nsqd; what
-counts is the prefix, the rows from the beginning that are done with without a gap.
+Rows are cut into spans of up to 500 (`batchRows`), a span into one publish per topic and delay, and
+spans follow each other without waiting: the producer limits unanswered publishes. Spans finish in
+any order, because parts of them may be refused, halved or sent to another nsqd; what counts is the
+prefix, the rows from the beginning that are done, without a gap.
 
-A row that nsqd or we refuse is put aside, or counted when there is no place for it: the others must
-not suffer for it, and the job fails at its end, once, instead of publishing everything again with
-each attempt of a task. What is no fault of a row (nsqd is away, or takes nothing from us) ends the
-task.
+A row that nsqd or we refuse becomes a dead letter, or is counted where there is no directory for
+them: the other rows are published, and the job fails once, at its end, instead of publishing
+everything again with each attempt of a task. What no row is to blame for (nsqd is unreachable, or
+refuses us) ends the task.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class PublishTask:
         )
 
     def run(self, chunks: Iterable[Chunk]) -> PublishReport:
-        """Publish everything and return what became of it.
+        """Publish everything and return the outcome.
 
-        Raises `NsqError` when nsqd is away for too long, or refuses what is no fault of a row;
+        Raises `NsqError` when nsqd is unreachable for too long, or refuses, not because of a row;
         `ConfigurationError` when the rows are not those that the ledger knows; `OutputError`.
         """
         began = time.monotonic()
@@ -114,7 +114,7 @@ class PublishTask:
             )
 
     def _skip(self, chunk: Chunk, count: int, rest: int) -> int:
-        """Pass over rows that are done with; return how many more there are."""
+        """Skip rows that are done; return how many more there are."""
         self._add_to_checksum(chunk.bodies[:count])
         self._row += count
         if rest == count and self._checksum != self._prefix.entry.checksum:
@@ -177,7 +177,7 @@ class PublishTask:
     ) -> Iterator[tuple[str, float | None, Sequence[int], list[bytes]]]:
         """What goes into one publish each: topic, delay, places in the chunk, and bodies.
 
-        Rows that cannot be published are put aside on the way.
+        Rows that cannot be published are refused on the way.
         """
         bodies = chunk.bodies[start:stop]
         topics = chunk.topics[start:stop] if chunk.topics is not None else [self._plan.topic]
@@ -227,7 +227,7 @@ class PublishTask:
             error = batch.errors[index]
             if outcome is PublishOutcome.UNSENT or not is_fault_of_row(outcome, error):
                 self._fatal = self._fatal or error or ConnectionFailed("nsqd took nothing")
-                return  # the span stays under way: its rows are not done with
+                return  # the span stays pending: its rows are not done
             if outcome is PublishOutcome.UNKNOWN:
                 span.unknown += 1
             else:
@@ -261,7 +261,7 @@ class PublishTask:
         if self._ledger is None:
             return
         if self._dead_letters is not None and self._has_dead_letters:
-            self._dead_letters.sync()  # before the ledger says that they are done with
+            self._dead_letters.sync()  # before the ledger counts them as done
             self._has_dead_letters = False
         self._ledger.note()
 

@@ -1,15 +1,13 @@
-"""What became of the rows of a task, and of all tasks of a job.
-
-Rows that were not published, with the reason, in a file for each partition.
+"""The outcome of rows: counts of a task and of a job, and dead letters with the reason.
 
     dead-<job>-00003.jsonl    {"topic": ..., "body": ..., "reason": "...", "row": 17}
 
-A line is the envelope that all of nsqtools reads, with two keys more: ``nsq pub --format jsonl``
-publishes the file when the cause is mended. Columns that the rows did not have are empty there.
+A dead letter is the envelope that all of nsqtools reads, with two more keys: ``nsq pub --format
+jsonl`` publishes the file once the cause is fixed. Columns that the rows did not have are empty.
 
-The file appears whole, when its task ends, and replaces that of another attempt of the task: what
-is in it does not depend on how often the task was tried. A task with a ledger does not see again
-the rows it is done with, so it goes on with the file that its earlier attempt left.
+The file of a partition appears whole, when its task ends, and replaces that of another attempt: its
+content does not depend on how often the task was tried. A task with a ledger skips the rows that
+are done, so it continues the file of its earlier attempt.
 """
 
 from __future__ import annotations
@@ -34,9 +32,9 @@ class PublishReport:
     """Counts of rows. ``topics`` has those confirmed, by topic.
 
     ``rejected`` were refused by nsqd or could not be sent at all, the fate of ``unknown`` is not
-    known; ``dead_lettered`` of both were put aside. ``retried`` were sent again, and ``repeated``
-    may have arrived twice. ``before`` of all were done with by an earlier run or attempt, which the
-    ledger knows. ``reasons`` has the first few of why a row was refused.
+    known; ``dead_lettered`` of both are dead letters. ``retried`` were sent again, and ``repeated``
+    may have arrived twice. ``before`` of all were done by an earlier run or attempt, by the ledger.
+    ``reasons`` has the first few reasons of refusals.
     """
 
     topics: dict[str, int] = field(default_factory=dict)
@@ -55,7 +53,7 @@ class PublishReport:
 
     @property
     def left(self) -> int:
-        """Rows that were neither confirmed nor put aside."""
+        """Rows that were neither confirmed nor dead-lettered."""
         return self.rejected + self.unknown - self.dead_lettered
 
     def add(self, other: PublishReport) -> None:
@@ -77,7 +75,7 @@ def total(reports: Iterable[PublishReport]) -> PublishReport:
 
 
 def summary(report: PublishReport) -> str:
-    """The counts in a line: those that are always said, and the others where there are any."""
+    """The counts in a line; those after the first four only where there are any."""
     line = (
         f"{report.confirmed} confirmed, {report.rejected} rejected, {report.unknown} unknown, "
         f"{report.dead_lettered} dead-lettered"
@@ -106,14 +104,14 @@ def write_document(path: Path, report: PublishReport, *, is_complete: bool) -> N
 
 
 def require_all(report: PublishReport) -> None:
-    """Raise `NsqError` when rows were neither published nor put aside."""
+    """Raise `NsqError` when rows were neither published nor dead-lettered."""
     if not report.left:
         return
     first = report.reasons[0] if report.reasons else "all of them by an earlier run"
     kind = "rows were refused" if report.rejected else "rows have an unknown fate"
     raise NsqError(
         f"{report.left} {kind} ({summary(report)}): {first}",
-        hint='.option("deadLetterPath", DIRECTORY) puts them aside and goes on.',
+        hint='.option("deadLetterPath", DIRECTORY) writes them there, and the job succeeds.',
     )
 
 
@@ -121,8 +119,8 @@ NO_ID = b"0" * 16
 
 
 class DeadLetters:
-    """The file of one partition. ``name`` is that of the job, ``attempt`` sets apart attempts that
-    begin anew; with ``done`` the lines of that many rows from the beginning are kept.
+    """The file of one partition. ``name`` is that of the job, ``attempt`` separates attempts that
+    start over; with ``done`` the lines of that many rows from the beginning are kept.
 
     Raises `OutputError` for whatever cannot be written.
     """
@@ -180,7 +178,7 @@ class DeadLetters:
             self._part.unlink(missing_ok=True)
 
     def _keep(self, done: int) -> None:
-        """Take over what an earlier attempt wrote of rows that are done with."""
+        """Keep what an earlier attempt wrote of rows that are done."""
         source = self._part if self._part.exists() else self.path
         try:
             lines = source.read_bytes().splitlines(keepends=True)
@@ -209,7 +207,7 @@ class DeadLetters:
 
 
 def _row_of(line: bytes) -> float:
-    """The number of the row; a line cut by a kill belongs to one that is not done with."""
+    """The number of the row; a line cut by a kill belongs to one that is not done."""
     try:
         return int(json.loads(line)["row"])
     except (ValueError, KeyError, TypeError):

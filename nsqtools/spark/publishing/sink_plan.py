@@ -1,18 +1,16 @@
 """What a task has to know to publish its rows: read from the options once, on the driver.
 
-topic, nsqdTcpAddress ...   see `connection_options`; without an address of nsqd every nsqd that
+topic, nsqdTcpAddress ...   see `format_options`; without an address of nsqd, every nsqd that
                             nsqlookupd knows
-rate, slots                 messages a second in total, and the tasks that share it
-retryTimeout                how long to try when nsqd cannot be reached (1m); a task that is
-                            tried again waits a quarter of what the attempt before it waited
-retryUnknown                whether what nsqd may have taken is sent again (true)
-batchRows                   messages in an MPUB (500)
-max_outstanding             MPUB without an answer (8)
+rate, slots                 messages per second in total, and the tasks that share it
+retryTimeout                how long to retry while nsqd cannot be reached (1m); each attempt of a
+                            task waits a quarter of what the one before it waited
+retryUnknown                whether messages with an unknown outcome are sent again (true)
+batchRows                   messages per MPUB (500)
+max_outstanding             MPUBs without a response (8)
 deadLetterPath              a directory for rows that cannot be published
 ledgerPath, ledgerJob       a directory for `ledger`, and a text that names the job
 outcomePath                 a file for the counts, as JSON
-
-Find the nsqd to publish to, once for a job and on the driver.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from nsqtools.spark.format_options import Options, producer_connection
 
 BATCH_ROWS = 500
 BATCH_BYTES = 1 << 19
-MAX_OUTSTANDING = 8  # what a kill may double is at most so many batches, and two
+MAX_OUTSTANDING = 8  # a kill duplicates at most this many batches, and two
 
 SLOTS = "NSQ_SPARK_SLOTS"
 
@@ -130,7 +128,7 @@ def sink_settings(
 
 
 def make_folders(settings: SinkSettings) -> None:
-    """Make the directories that will be written to, for a job must not find out at its end.
+    """Make the directories that will be written to: a job must not fail for them at its end.
 
     Raises `OutputError`.
     """
@@ -151,7 +149,7 @@ def check_columns(columns: Mapping[str, str], *, has_topic: bool) -> None:
     for name, type in columns.items():
         if name not in known and name not in UNUSED:
             raise ConfigurationError(
-                f"format 'nsq' has no use for the column {name!r}",
+                f"format 'nsq' does not use the column {name!r}",
                 hint='Select what it has: .select("body", "topic", "defer_ms"), the last two as '
                 "needed.",
             )
@@ -162,12 +160,12 @@ def check_columns(columns: Mapping[str, str], *, has_topic: bool) -> None:
             )
     if "body" not in columns:
         raise ConfigurationError(
-            f"there is no column 'body' among {', '.join(columns) or 'none'}",
+            f"column 'body' is missing (columns: {', '.join(columns) or 'none'})",
             hint='Make one: .selectExpr("to_json(struct(*)) AS body")',
         )
     if "topic" not in columns and not has_topic:
         raise ConfigurationError(
-            "there is neither a column nor an option 'topic'",
+            "no topic: neither a column nor an option 'topic' is given",
             hint='Give one: .option("topic", "clicks")',
         )
 
@@ -183,8 +181,8 @@ def _rate_of_a_task(options: Options, environ: Mapping[str, str]) -> float:
         slots = int(text)
     if not slots:
         raise ConfigurationError(
-            "the option 'rate' is for all tasks together, and how many run at a time is not known",
-            hint='Say it: .option("slots", spark.sparkContext.defaultParallelism)',
+            "the option 'rate' is for all tasks, and the number of parallel tasks is unknown",
+            hint='Give it: .option("slots", spark.sparkContext.defaultParallelism)',
         )
     return rate / slots
 
@@ -196,8 +194,8 @@ def _path(options: Options, name: str) -> Path | None:
     path = text.removeprefix("file://")
     if not path or "://" in path:
         raise ConfigurationError(
-            f"option {name}={text} is no path of a file system that is mounted",
-            hint="It has to be the same directory for the driver and all executors.",
+            f"option {name}={text} is not a path of a mounted file system",
+            hint="It must be the same directory for the driver and all executors.",
         )
     return Path(path).absolute()
 
@@ -219,7 +217,7 @@ def producer_addresses(settings: ConnectionSettings) -> tuple[str, ...]:
     }
     if not found:
         raise NotFoundError(
-            f"no nsqd is known to {', '.join(settings.lookupd_http_addresses)}",
+            f"{', '.join(settings.lookupd_http_addresses)} know no nsqd",
             hint="Give one by its address: nsqdTcpAddress.",
         )
     return tuple(sorted(found))

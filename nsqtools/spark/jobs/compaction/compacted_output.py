@@ -1,21 +1,19 @@
-"""Where things are in the output, and how one partition takes the place of another.
+"""The layout of the output, the manifests in it, and how one partition replaces another.
 
-    topic=clicks/date=2026-11-21/           a partition, as Hive and Spark name them
+    topic=clicks/date=2026-11-21/           a partition, named as Hive and Spark do
         part-00000-....zstd.parquet
-        _manifest.json                      what it was made from (see `manifest`)
+        _manifest.json                      what it was made from and what it holds
     _compaction/2026-11-21.json             the manifests of a day, for people and programs
     _compaction/lock                        held while a compaction runs
-    _staging/topic=clicks/date=2026-11-21/  a partition in the making, or the one that was replaced
+    _staging/topic=clicks/date=2026-11-21/  a partition in the making, or one that was replaced
 
-Whatever begins with ``_`` Spark does not read. The manifest is written last into a partition in the
-making: one that has it is whole and verified. Two directories change places in one step where the
-system can do that (Linux, most local file systems). Elsewhere the old one is moved away first, and
-`recover` finishes that when it was interrupted.
+Spark does not read names that begin with ``_``. The manifest is the last file written into a
+partition in the making: one that has it is whole and verified. Two directories are exchanged in one
+step where the system can do that (Linux, most local file systems). Elsewhere the old one is moved
+away first, and `recover` completes that if it was interrupted.
 
-What a partition was made from, and what came out: its manifest.
-
-The one that counts lies in the partition's directory and changes places with it. The manifests of a
-day are gathered in ``_compaction/<date>.json``, which is made anew from them and so may be removed.
+The manifest in the partition's directory is authoritative; the files in ``_compaction`` are derived
+from them, and may be removed.
 """
 
 from __future__ import annotations
@@ -85,14 +83,16 @@ class CompactionOutput:
         if not self.root.exists():
             return
         if not self.root.is_dir():
-            raise ConfigurationError(f"{self.root} is no directory")
+            raise ConfigurationError(f"{self.root} is not a directory")
         names = {path.name for path in self.root.iterdir() if not path.name.startswith(".")}
         if not names or SUMMARIES in names:
             return
         hint = "Give a directory of its own, or one that nsq spark compact has written."
         if "_spark_metadata" in names:
             hint = "It is the output of nsq spark ingest (or another stream). " + hint
-        raise ConfigurationError(f"{self.root} holds files that no compaction wrote", hint=hint)
+        raise ConfigurationError(
+            f"{self.root} holds files that compaction did not write", hint=hint
+        )
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -105,17 +105,17 @@ class CompactionOutput:
                 yield
 
     def recover(self) -> None:
-        """Finish, or throw away, what an interrupted run left."""
+        """Complete, or remove, what an interrupted run left."""
         with naming_path(self.root):
             left = sorted((self.root / STAGING).glob("topic=*/date=*"))
             for staged in left:
                 if not staged.name.endswith(REPLACED):
-                    self._settle(staged, staged.name, is_whole=(staged / MANIFEST).exists())
+                    self._complete(staged, staged.name, is_whole=(staged / MANIFEST).exists())
             for replaced in left:
                 if replaced.name.endswith(REPLACED):
-                    self._settle(replaced, replaced.name.removesuffix(REPLACED), is_whole=True)
+                    self._complete(replaced, replaced.name.removesuffix(REPLACED), is_whole=True)
 
-    def _settle(self, left: Path, name: str, *, is_whole: bool) -> None:
+    def _complete(self, left: Path, name: str, *, is_whole: bool) -> None:
         final = self.root / left.parent.name / name
         if is_whole and not final.exists():
             _move(left, final)
@@ -123,11 +123,11 @@ class CompactionOutput:
             shutil.rmtree(left)
 
     def tidy(self) -> None:
-        """Remove the directories for staging that are empty."""
+        """Remove empty staging directories."""
         for folder, _, _ in os.walk(self.root / STAGING, topdown=False):
             try:
                 Path(folder).rmdir()
-            except OSError:  # what could not be finished waits there for `recover`
+            except OSError:  # what could not be completed waits there for `recover`
                 pass
 
     def take_place(self, slot: Slot) -> None:
@@ -148,7 +148,7 @@ class CompactionOutput:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Let two directories change places in one step; return False where that cannot be done."""
+    """Exchange two directories in one step; return False where that is not supported."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
@@ -167,7 +167,7 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Make files durable that others have written: archives are deleted because of them."""
+    """Make files durable that Spark has written: archives are deleted because of them."""
     for path in folder.iterdir():
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -194,7 +194,7 @@ UNDATED_NAME = "undated"
 class Input:
     """An archive as it was when it was read, and what of it is in the partition.
 
-    ``messages`` is None where only reading tells. One that ``is_damaged`` may have lost some.
+    ``messages`` is None where only reading counts them. One that ``is_damaged`` may have lost some.
     """
 
     file: str
@@ -207,7 +207,7 @@ class Input:
     is_damaged: bool = False
 
     def is_of(self, content: CountedFile) -> bool:
-        """Tell whether it is this file, unchanged; one with a head may have moved."""
+        """Whether it is this file, unchanged; one with a head may have moved."""
         has_moved = self.file != str(content.path)
         return (self.key, self.size) == (content.key, content.size) and (
             has_moved or self.mtime_ns == content.mtime_ns
@@ -271,7 +271,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         if not folder.exists():
             return None
         raise OutputError(
-            f"{folder} has no {MANIFEST}: no compaction wrote it",
+            f"{folder} has no {MANIFEST}: compaction did not write it",
             hint="Move it away, or give another --output.",
         ) from None
     except (OSError, ValueError, TypeError, KeyError) as exc:

@@ -1,10 +1,9 @@
-"""Which archives are not needed any more, and their end.
+"""A compaction from beginning to end, and which archives may be deleted after it.
 
-An archive may go when every message in it is of a partition that was verified with this very file
-among its inputs, and whose Parquet files are still there. One that was read with damage stays, and
-so does what only may be an archive: a file of bare bodies that nsq to-file did not write.
-
-A compaction from beginning to end, but for what a user is asked and told.
+An archive may be deleted when every message in it belongs to a partition that was verified with
+this very file among its inputs, and whose Parquet files still exist. One that was read with damage
+stays, and so does what only may be an archive: a file of bare bodies that nsq to-file did not
+write.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def deletable(
 ) -> Deletable:
     """Look at the finished files that are wholly within the selection.
 
-    ``assumed`` are partitions that a run would make: with them it says what it would delete.
+    ``assumed`` are partitions that a run would make, for what it would delete.
     """
     assumed = set(assumed)
     broken = {
@@ -107,7 +106,7 @@ def _why_never(content: CountedFile) -> Iterator[str]:
     if not content.messages:
         yield "it is empty"
     if UNDATED in content.messages and not content.has_index:
-        yield "it has neither messages nor an index: it may be anything"
+        yield "it has neither messages nor an index, so it may not be an archive"
 
 
 def _why_not(
@@ -171,7 +170,7 @@ class Compaction:
 
     @property
     def changed(self) -> list[Path]:
-        """Files of bare bodies that changed after they were taken: nobody can say what is new."""
+        """Files of bare bodies that changed after they were taken: what is new is unknown."""
         bare = [content for content in self.contents if UNDATED in content.messages]
         return [content.path for content in changed(bare, self.manifests.get(UNDATED))]
 

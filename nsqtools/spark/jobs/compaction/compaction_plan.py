@@ -132,7 +132,7 @@ def may_hold(content: CountedFile, slot: Slot, closing: datetime) -> bool:
 def is_new(content: CountedFile, slot: Slot, known: Mapping[str, Input]) -> bool:
     """Tell whether a file is not yet in a partition, as it is now.
 
-    Bare bodies cannot be told from each other, so a file of them that has changed is not taken a
+    Bare bodies cannot be distinguished, so a file of them that has changed is not taken a
     second time (see `changed`).
     """
     taken = known.get(content.key)

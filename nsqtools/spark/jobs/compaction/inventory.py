@@ -1,14 +1,11 @@
-"""Days in UTC, as `date`, of times in nanoseconds since 1970.
+"""What archives hold: how many messages of which topic and day are in which file.
 
-What archives hold: how many messages of which topic and day are in which file.
+It is read from the indexes, so that terabytes are counted in seconds. Only members that contain a
+midnight are unpacked; files without an index, or with data after it, are read whole. The counts are
+compared with what Spark reads later: two independent readings.
 
-It is read off the indexes, so that a directory of terabytes is known in seconds. Only members that
-contain a midnight are unpacked, and files without an index, or with more behind it, are read whole.
-What is counted here is held against what Spark reads later: two readings that know nothing of each
-other.
-
-A file that nsq to-file wrote has one topic; its first and last member are looked at to see that it
-is so. In a file in progress what is durable counts.
+A file that nsq to-file wrote has one topic; its first and last member are checked for it. Of a file
+in progress the durable part counts.
 """
 
 from __future__ import annotations
@@ -43,12 +40,12 @@ def begin_ns(day: date) -> int:
 
 
 def end_ns(day: date) -> int:
-    """Return the first nanosecond behind a day."""
+    """Return the first nanosecond after a day."""
     return begin_ns(day) + DAY_NS
 
 
 def closes_at(day: date, grace_s: float) -> datetime:
-    """Return when a day is over and its messages had so long to arrive."""
+    """Return when a day is over and its messages had ``grace_s`` to arrive."""
     midnight = datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
     return midnight + timedelta(seconds=grace_s)
 
@@ -73,7 +70,7 @@ UNDATED = Slot(None, None)
 
 @dataclass(frozen=True, slots=True)
 class CountedFile:
-    """A file and the messages in it. ``damage`` is what was found on the way, empty for nothing."""
+    """A file and the messages in it. ``damage`` is what could not be read, empty for nothing."""
 
     path: Path
     key: str
@@ -119,8 +116,8 @@ def slot_of(message: Envelope) -> Slot:
 def take_inventory(directory: Path, work_dir: Path | None = None) -> list[CountedFile]:
     """Look at all archives below a directory (or at one file).
 
-    In ``work_dir`` are files in progress besides. Of copies of a file, told by their heads, one is
-    taken. Raises `NotFoundError` when there is no such directory, and `OutputError`.
+    ``work_dir`` holds more files in progress. Of copies of a file (equal heads) one is taken.
+    Raises `NotFoundError` for a missing directory, and `OutputError`.
     """
     contents = []
     found = find_archives([directory.absolute()])
@@ -146,7 +143,7 @@ def take_inventory(directory: Path, work_dir: Path | None = None) -> list[Counte
 
 
 def key_of(archive: ArchiveFile) -> str:
-    """Return what tells a file from all others, as text."""
+    """Return the identity of a file, as text."""
     return archive.head.encode().decode().strip() if archive.head else str(archive.path)
 
 
@@ -207,6 +204,6 @@ def _by_reading(archive: ArchiveFile) -> _Count:
 
 
 def _messages(path: Path, member: Member, count: _Count) -> Iterator[Envelope]:
-    """The messages of one member; the reader would go on behind it."""
+    """The messages of one member; the reader would continue after it."""
     alone = ArchiveFile(path, [member])
     return islice(read_messages(alone, count.on_damage), member.messages)

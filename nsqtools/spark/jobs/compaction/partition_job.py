@@ -1,12 +1,12 @@
 """One partition in Spark: read, unite, deduplicate, write, read back and compare.
 
 Rows are shuffled by identity, so that all copies of a message meet in one task, which sorts them
-and keeps the one of the first attempt: the result does not depend on the order of files. Then the
-task's rows are sorted by time, and become one file. Counts are taken on the way, by Spark's
-observations: of what was read from archives, of what the partition held before, and of what is
-kept, the last with a checksum over every byte. What is then read back has to be equal.
+and keeps the one of the lowest attempt: the result does not depend on the order of files. Then the
+task's rows are sorted by time, and become one file. Spark's observations count on the way: what was
+read from archives, what the partition held before, and what is kept, the last with a checksum over
+every byte. What is read back must be equal.
 
-Bare bodies are not shuffled: their files are written beside those that are there.
+Bare bodies are not shuffled: their files are added to the existing ones.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ WRITE_OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class ArchiveReading:
-    """How archives are read: what ends a bare body, and whether damage is passed over."""
+    """How archives are read: what ends a bare body, and whether damage is skipped."""
 
     delimiter: bytes | None = None
     skip_damaged: bool = False
@@ -78,7 +78,7 @@ def compact_partition(
     output: CompactionOutput,
     reading: ArchiveReading,
 ) -> PartitionResult:
-    """Make a partition anew from what it holds and from the new archives, and put it in place.
+    """Rebuild a partition from what it holds and from the new archives, and replace it.
 
     Raises `NsqError` when what was written is not what was read, or an archive is damaged; the
     partition is as it was then.
@@ -109,7 +109,7 @@ def compact_partition(
 def damage_folder(
     output: CompactionOutput, slot: Slot, reading: ArchiveReading
 ) -> Iterator[Path | None]:
-    """Where tasks write down what they could not read, while they do."""
+    """Where tasks report what they could not read, while they run."""
     folder = output.root / STAGING / "damage" / folder_of(slot)
     shutil.rmtree(folder, ignore_errors=True)
     yield folder if reading.skip_damaged else None
@@ -169,7 +169,7 @@ def _merge(
 
 
 def deduplicated(rows: DataFrame, partitions: int) -> DataFrame:
-    """Each message once, the copy of the lowest attempt, in so many tasks."""
+    """Each message once, the copy of the lowest attempt, in ``partitions`` tasks."""
     identity = ["nsqd", "id"]
     # dropDuplicates takes the first of a group, and finds the rows sorted as it needs them
     together = rows.repartition(partitions, *identity)
@@ -191,7 +191,7 @@ def _write(rows: DataFrame, folder: Path) -> None:
 
 
 def files_for(size: int) -> int:
-    """Return how many Parquet files so many compressed bytes become."""
+    """Return how many Parquet files ``size`` compressed bytes become."""
     return max(1, -(-size // FILE_BYTES))
 
 
@@ -239,7 +239,7 @@ def _compare(
     before: Manifest | None,
     damaged: set[str],
 ) -> None:
-    """Hold what Spark read against what the archives' indexes and the manifest say."""
+    """Compare what Spark read with the archives' indexes and the manifest."""
     slot = partition.slot
     if before is not None and slot.day is not None:
         expected = (before.rows_written, before.body_bytes)
@@ -252,7 +252,7 @@ def _compare(
 def _compare_written(
     slot: Slot, kept: PartitionTotals, written: tuple[PartitionTotals, int]
 ) -> None:
-    """Hold what was read back against what was kept, byte by byte."""
+    """Compare what was read back with what was kept, byte by byte."""
     found, distinct = written
     if found != kept:
         raise differs(slot, "kept were", kept.rows, found.rows)
@@ -261,7 +261,7 @@ def _compare_written(
 
 
 def differs(slot: Slot, what: str, expected: int, found: int) -> NsqError:
-    """The error that says so; nothing was changed."""
+    """The error for counts that differ; nothing was changed."""
     name = f"{slot.topic} on {slot.day}" if slot.day else "bare bodies"
     return NsqError(
         f"{name}: {what} {expected} rows, {found} were found, or their bytes differ; "
