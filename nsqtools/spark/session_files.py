@@ -11,7 +11,6 @@ locked any more: what ``kill -9`` left.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import shutil
@@ -25,7 +24,8 @@ from threading import Lock
 from typing import IO
 
 from nsqtools.errors import OutputError
-from nsqtools.files.locks import try_lock
+from nsqtools.files.locks import lock_file, try_lock
+from nsqtools.files.opening import open_to_write
 from nsqtools.spark.pyspark_internals import QUERY_LOGGERS
 
 LOG_BYTES = 32 << 20
@@ -81,7 +81,8 @@ class SparkLog:
 
 
 def _open(path: Path) -> IO[bytes]:
-    return open(path, "ab", buffering=0)
+    descriptor = open_to_write(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    return os.fdopen(descriptor, "ab", buffering=0)
 
 
 def last_lines(path: Path) -> list[str]:
@@ -143,13 +144,13 @@ def scratch_directory(parent: Path) -> Iterator[Path]:
             f"cannot make a directory for Spark in {parent} ({error.strerror})",
             hint="Set TMPDIR, or SPARK_LOCAL_DIRS, to a directory that can be written.",
         ) from error
-    lock = os.open(directory / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = lock_file(directory / LOCK)
     try:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-        os.close(lock)
+        if lock is not None:
+            os.close(lock)
 
 
 def remove_abandoned(parent: Path) -> None:
@@ -159,7 +160,7 @@ def remove_abandoned(parent: Path) -> None:
             state = directory.lstat()
             if state.st_uid != os.getuid() or time.time() - state.st_mtime < YOUNG_S:
                 continue
-            lock = os.open(directory / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            lock = open_to_write(directory / LOCK, os.O_RDWR)
         except OSError:  # not a session's directory, or it was removed just now
             continue
         try:

@@ -84,6 +84,6 @@ def default_log_file() -> Path:
             old.unlink(missing_ok=True)
         if not os.access(directory, os.W_OK):
             raise PermissionError
-    except OSError:  # a service may have no home
-        directory = Path(tempfile.gettempdir())
+    except OSError:  # a service may have no home; in /tmp no name must be predictable
+        directory = Path(tempfile.mkdtemp(prefix="nsq-spark-log-"))
     return directory / f"nsq-spark-{os.getpid()}.log"

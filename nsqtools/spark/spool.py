@@ -34,7 +34,7 @@ from nsqtools.archive.finishing import Directories
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import replace_file, sync_folder
-from nsqtools.files.locks import try_lock
+from nsqtools.files.locks import lock_file
 from nsqtools.records.naming import FileNaming, Rotation
 from nsqtools.tail.run_limits import RunLimits
 
@@ -96,7 +96,7 @@ def choose_run(settings: SpoolSettings) -> str:
             if not (directory / MARK).exists() and _about(directory) == settings.about()
         ]
         for directory in orphans:
-            descriptor = _lock(directory)
+            descriptor = lock_file(directory / LOCK)
             if descriptor is not None:
                 os.close(descriptor)
                 return directory.name
@@ -122,7 +122,7 @@ def left_over(folder: Path) -> list[Path]:
         names = [path.name for path in directory.iterdir()]
         if not any(not name.startswith(".") or name.endswith(".part") for name in names):
             continue
-        descriptor = _lock(directory)
+        descriptor = lock_file(directory / LOCK)
         if descriptor is not None:
             os.close(descriptor)
             found.append(directory)
@@ -134,14 +134,6 @@ def _about(directory: Path) -> object:
         return json.loads((directory / ABOUT).read_text("utf-8"))
     except (OSError, ValueError):
         return None
-
-
-def _lock(directory: Path) -> int | None:
-    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    if try_lock(descriptor):
-        return descriptor
-    os.close(descriptor)
-    return None
 
 
 class Spool:
@@ -191,7 +183,7 @@ class Spool:
 
     def _wait_for_lock(self) -> int:
         deadline_s = time.monotonic() + LOCK_WAIT_S
-        while (descriptor := _lock(self.directory)) is None:
+        while (descriptor := lock_file(self.directory / LOCK)) is None:
             if time.monotonic() > deadline_s:
                 raise OutputError(
                     f"another process writes the spool {self.directory}",

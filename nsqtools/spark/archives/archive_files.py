@@ -35,6 +35,7 @@ from nsqtools.archive.layout import (
 from nsqtools.archive.members import GZIP_WINDOW, MAGIC
 from nsqtools.archive.reader import ArchiveFile, is_message, read_lines
 from nsqtools.errors import NotFoundError, OutputError
+from nsqtools.files.opening import open_to_read
 from nsqtools.records.envelope import decode
 from nsqtools.spark.archives.damage import ArchiveDamage
 from nsqtools.spark.archives.folders import Folder, Folders
@@ -62,7 +63,7 @@ class FileContent(NamedTuple):
 
 def read_content(archive: ArchiveFile, delimiter: bytes) -> FileContent:
     """Read as much as it takes to know what a file is. Raises ``OSError``, `OutputError`."""
-    with archive.path.open("rb") as file:
+    with open_to_read(archive.path) as file:
         data = file.read(LOOK_SIZE)
     is_gzip = data.startswith(MAGIC)
     if is_gzip:
@@ -120,7 +121,7 @@ class ListedFile:
 
     def _begin(self) -> bool:
         try:
-            with self._index.open("rb") as file:
+            with open_to_read(self._index) as file:
                 self.head = _head(file)
                 file.seek(len(self.head.encode()) if self.head else 0)
                 first = decode_index(file.readline(200))
@@ -143,7 +144,7 @@ class ListedFile:
         """Return the durable members, in order. The list is the file's own, and grows."""
         if not self.has_index or (self.is_finished and self._index_read):
             return self._members
-        with self._index.open("rb") as file:
+        with open_to_read(self._index) as file:
             if _head(file) != self.head:
                 raise FileNotFoundError(errno.ENOENT, "it has moved", str(self.path))
             if not self._read_on(file):  # lines were taken back after a failed flush
@@ -300,7 +301,7 @@ class _Known(NamedTuple):
 
 def head_at(index: Path) -> Head | None:
     """Read the head of an index. Raises ``OSError``."""
-    with index.open("rb") as file:
+    with open_to_read(index) as file:
         return _head(file)
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from nsqtools.errors import NsqError, OutputError
+from nsqtools.files.durable import replace_file
 
 log = logging.getLogger("nsqtools")
 
@@ -67,11 +67,9 @@ class DamageReports:
         self._write(self._folder, name, text)
 
     def _write(self, folder: Path, name: str, text: str) -> None:
-        beside = folder / f".{name}.{os.getpid()}.tmp"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            beside.write_text(text, "utf-8")
-            beside.replace(folder / (name + SUFFIX))
+            replace_file(folder / (name + SUFFIX), text.encode(), is_durable=False)
         except OSError as exc:
             raise OutputError(f"cannot write into {folder} ({exc.strerror})") from exc
 

@@ -13,6 +13,7 @@ from typing import BinaryIO, NamedTuple
 from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, owner_of
 from nsqtools.archive.members import GZIP_WINDOW, DamagedError, gunzip
 from nsqtools.archive.reader import LONGEST_LINE, read_member
+from nsqtools.files.opening import open_to_read
 from nsqtools.spark.archives.archive_files import UNKNOWN, Listing, head_at
 from nsqtools.spark.archives.partitions import Range
 from nsqtools.spark.archives.read_settings import ReadSettings
@@ -38,11 +39,11 @@ def open_range(wanted: Range, settings: ReadSettings) -> BinaryIO:
     for _ in range(OPEN_TRIES):
         if path is not None and _is_it(path, wanted.key):
             try:
-                return path.open("rb")
+                return open_to_read(path)
             except FileNotFoundError:
                 pass  # it moved in this moment
         path = _find(wanted, settings)
-    return Path(wanted.path).open("rb")
+    return open_to_read(Path(wanted.path))
 
 
 def _is_it(path: Path, key: Head | str) -> bool:

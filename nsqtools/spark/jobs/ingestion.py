@@ -15,6 +15,7 @@ readers of the directory would count their messages twice, so they are removed.
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 import time
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import replace_file
-from nsqtools.files.locks import try_lock
+from nsqtools.files.locks import lock_file
 from nsqtools.spark.archives.message_columns import MESSAGE_DDL
 
 if TYPE_CHECKING:
@@ -58,15 +59,17 @@ def held_directories(source: str, output: Path, checkpoint: Path) -> Iterator[No
     """
     mark_directories(source, output, checkpoint)
     try:
-        file = (checkpoint / LOCK).open("a")
+        descriptor = lock_file(checkpoint / LOCK)
     except OSError as exc:
         raise OutputError(f"cannot write {exc.filename} ({exc.strerror})") from exc
-    with file:
-        if not try_lock(file.fileno()):
-            raise OutputError(f"another nsq spark ingest uses {checkpoint}")
+    if descriptor is None:
+        raise OutputError(f"another nsq spark ingest uses {checkpoint}")
+    try:
         remove_leftovers(output)
         yield
         remove_leftovers(output)
+    finally:
+        os.close(descriptor)
 
 
 def mark_directories(source: str, output: Path, checkpoint: Path) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from nsqtools.archive.layout import PART, is_hidden
 from nsqtools.archive.reader import EVER, TimeRange
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
+from nsqtools.files.opening import open_to_read
 from nsqtools.spark.archives.message_columns import MESSAGE_DDL
 from nsqtools.spark.jobs.compaction.inventory import day_of
 
@@ -83,7 +84,7 @@ def is_parquet(path: Path) -> bool:
     if path.is_dir():
         first = _first_file(path)
         return first is not None and is_parquet(first)
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         return file.read(len(PARQUET_MAGIC)) == PARQUET_MAGIC
 
 

@@ -28,7 +28,8 @@ from typing import Self
 
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.durable import replace_file, write_all
-from nsqtools.files.locks import try_lock
+from nsqtools.files.locks import lock_file, try_lock
+from nsqtools.files.opening import open_to_write
 
 VERSION = 1
 JOB, LOCK = "job.json", "lock"
@@ -85,14 +86,14 @@ def locked_ledger(folder: Path) -> Iterator[None]:
     path = folder / LOCK
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        descriptor = lock_file(path)
     except OSError as exc:
         raise OutputError(f"cannot write {path} ({exc.strerror})") from exc
+    if descriptor is None:
+        raise NsqError(
+            f"the ledger {folder} is in use by another run", hint="Wait until it has ended."
+        )
     try:
-        if not try_lock(descriptor):
-            raise NsqError(
-                f"the ledger {folder} is in use by another run", hint="Wait until it has ended."
-            )
         yield
     finally:
         os.close(descriptor)
@@ -114,9 +115,8 @@ class LedgerPart:
         self.partition = partition
         self._synced_at = time.monotonic()
         try:
-            self._descriptor = os.open(
-                self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640
-            )
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+            self._descriptor = open_to_write(self.path, flags, 0o640)
         except OSError as exc:
             raise OutputError(f"cannot write {self.path} ({exc.strerror})") from exc
         try:

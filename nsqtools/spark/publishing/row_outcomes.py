@@ -22,6 +22,7 @@ from typing import IO, Self
 
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import replace_file, sync_folder
+from nsqtools.files.opening import open_to_append
 from nsqtools.records.envelope import Envelope, encode_many
 
 MAX_REASONS = 5
@@ -185,7 +186,7 @@ class DeadLetters:
             kept = [line for line in lines if _row_of(line) < done]
             if kept:
                 replace_file(self._part, b"".join(kept))
-                self._file = self._part.open("ab")
+                self._file = open_to_append(self._part, 0o640)
             else:
                 self._part.unlink(missing_ok=True)
         except FileNotFoundError:
@@ -197,7 +198,8 @@ class DeadLetters:
         try:
             if self._file is None:
                 self._part.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self._part.open("wb")
+                self._part.unlink(missing_ok=True)
+                self._file = open_to_append(self._part, 0o640)
             self._file.write(line)
         except OSError as exc:
             raise self._error(exc) from exc

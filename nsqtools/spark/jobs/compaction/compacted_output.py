@@ -32,7 +32,7 @@ from typing import Any
 
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import replace_file, sync_folder
-from nsqtools.files.locks import try_lock
+from nsqtools.files.locks import lock_file
 from nsqtools.spark.jobs.compaction.inventory import CountedFile, Slot
 
 SUMMARIES = "_compaction"
@@ -99,10 +99,13 @@ class CompactionOutput:
         """Make the directory, and keep other compactions out of it."""
         with naming_path(self.root):
             (self.root / SUMMARIES).mkdir(parents=True, exist_ok=True)
-            with (self.root / SUMMARIES / LOCK).open("a") as file:
-                if not try_lock(file.fileno()):
-                    raise OutputError(f"another compaction writes to {self.root}")
-                yield
+            descriptor = lock_file(self.root / SUMMARIES / LOCK)
+        if descriptor is None:
+            raise OutputError(f"another compaction writes to {self.root}")
+        try:
+            yield
+        finally:
+            os.close(descriptor)
 
     def recover(self) -> None:
         """Complete, or remove, what an interrupted run left."""

@@ -22,6 +22,7 @@ from nsqtools.archive.layout import Member, owner_of
 from nsqtools.archive.members import is_gzip, scan_members
 from nsqtools.archive.reader import ArchiveFile, find_archives, read_messages
 from nsqtools.errors import OutputError
+from nsqtools.files.opening import open_to_read
 from nsqtools.protocol.durations import NS
 from nsqtools.records.envelope import Envelope
 
@@ -150,7 +151,7 @@ def key_of(archive: ArchiveFile) -> str:
 def look_at(archive: ArchiveFile) -> CountedFile:
     """Count the messages of one file. Raises ``OSError``."""
     status = archive.path.stat()
-    with archive.path.open("rb") as file:
+    with open_to_read(archive.path) as file:
         gzipped = is_gzip(file)
     members = archive.members or []
     if archive.is_in_progress or (members and members[-1].end == status.st_size):
