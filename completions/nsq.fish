@@ -1164,7 +1164,7 @@ function __nsq_describe --no-scope-shadowing
                 'Where a topic\'s messages wait for their batch; default: in the checkpoint.' \
                 'Read files of bare bodies too (nsq_to_file).' \
                 'Where nsq to-file has its files in progress, if not with the finished ones.' \
-                'Take what is readable of damaged archives, and tell what is not.' \
+                'Read what is readable of damaged archives, and report the rest.' \
                 'Go on when the topic does not exist; subscribing creates it.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'nsqlookupd, over HTTP; finds the nsqd of a topic.' 'nsqd, over HTTP.' \
@@ -1203,7 +1203,7 @@ function __nsq_describe --no-scope-shadowing
                 'How long after midnight (UTC) a day stays open for late messages.' \
                 'Take days that are not closed too; a later run merges what is still to come.' \
                 'Where nsq to-file has its files in progress, if not with the finished ones.' \
-                'Take what is readable of damaged archives, and tell what is not.' \
+                'Read what is readable of damaged archives, and report the rest.' \
                 'Afterwards delete the archives of which every message is in verified Parquet.' \
                 'Show what would change, and change nothing.' 'Do not ask.' \
                 'What ends each body in raw files; \\0 for NUL.' 'Print JSON.' \
@@ -1229,7 +1229,7 @@ function __nsq_describe --no-scope-shadowing
                 'A topic in which nothing was published for longer has a gap.' \
                 'Write a page with charts, which needs no network.' 'Print JSON.' \
                 'What ends each body in raw files; \\0 for NUL.' \
-                'Take what is readable of damaged archives, and tell what is not.' \
+                'Read what is readable of damaged archives, and report the rest.' \
                 'Where Spark runs: local[N,4], spark://HOST:7077, yarn, k8s://URL.' \
                 'Heap of the JVM beside this process; in local mode all of Spark is in it.' \
                 'Any setting of Spark: spark.executor.memory=4g.' \
@@ -1316,7 +1316,7 @@ function __nsq_describe --no-scope-shadowing
                 'Archives under a name of their own.' 'Parquet under a name of its own.' \
                 'Read the query from here; - is stdin.' 'Print at most N rows; 0 prints all.' \
                 'Print an object a row.' \
-                'Take what is readable of damaged archives, and tell what is not.' \
+                'Read what is readable of damaged archives, and report the rest.' \
                 'Where Spark runs: local[N,4], spark://HOST:7077, yarn, k8s://URL.' \
                 'Heap of the JVM beside this process; in local mode all of Spark is in it.' \
                 'Any setting of Spark: spark.executor.memory=4g.' \

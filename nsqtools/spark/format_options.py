@@ -38,6 +38,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.durations import parse_duration
 from nsqtools.protocol.names import check_channel, check_topic
 from nsqtools.records.units import parse_size, parse_time
+from nsqtools.spark.location import SHARED, parse_location
 
 Value = TypeVar("Value")
 
@@ -47,6 +48,14 @@ TRUE, FALSE = "true", "false"
 def normal(name: str) -> str:
     """Return the form in which names are compared: lower case, without ``-`` and ``_``."""
     return name.lower().replace("-", "").replace("_", "")
+
+
+def read_location(name: str, text: str) -> Path:
+    """Return the absolute path in an option. Raises `ConfigurationError`."""
+    try:
+        return parse_location(text).expanduser().absolute()
+    except ValueError as exc:
+        raise ConfigurationError(f"{name}: {exc}", hint=SHARED) from None
 
 
 class Options:
@@ -109,6 +118,11 @@ class Options:
             "a time such as 2026-11-21T08:00:00Z or -2h",
             lambda text: parse_time(text, now_ns=now_ns),
         )
+
+    def location(self, name: str) -> Path | None:
+        """Return the absolute path of a location."""
+        text = self.text(name)
+        return None if text is None else read_location(name, text)
 
     def flag(self, name: str, *, default: bool) -> bool:
         """Return ``true`` or ``false``."""

@@ -37,12 +37,11 @@ from nsqtools.spark.archives.read_settings import (
     BatchLimits,
     ReadSettings,
     StreamSettings,
-    local_path,
     read_limits,
     size_option,
     split_settings,
 )
-from nsqtools.spark.format_options import Options, consumer_connection, subscription
+from nsqtools.spark.format_options import Options, consumer_connection, read_location, subscription
 from nsqtools.spark.spool import (
     Collected,
     Fill,
@@ -79,7 +78,7 @@ def topic_settings(given: Mapping[str, str], environ: Mapping[str, str]) -> Topi
             f"channel {subscribed.channel} would be deleted, with its messages, when a query ends",
             hint="Give a channel that is not ephemeral.",
         )
-    folder = Path(local_path(options.required("spoolDir", "/shared/spool")))
+    folder = read_location("spoolDir", options.required("spoolDir", "/shared/spool"))
     flush_s, idle_s = options.duration_s("flushInterval"), options.duration_s("idleTimeout")
     poll_s = options.duration_s("pollInterval")
     spool = SpoolSettings(folder, subscribed.topics, subscribed.channel)

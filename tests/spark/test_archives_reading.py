@@ -268,7 +268,7 @@ def test_a_copy_of_a_file_is_not_read_twice_and_another_of_that_name_is_told(
     other.write(messages(5, 7))
     other.finish()
 
-    with pytest.raises(NsqError, match="goes by the same name, and differs"):
+    with pytest.raises(NsqError, match="has the same identity and other data"):
         bodies(tmp_path)
 
 
@@ -288,7 +288,7 @@ def test_bare_bodies_are_read_when_asked_for(tmp_path: Path) -> None:
     assert {row["topic"] for row in found} == {"clicks"}
     assert {row[name] for row in found for name in ("id", "nsqd", "ts_ns", "attempts")} == {None}
     with pytest.raises(
-        NsqError, match=r"cannot read .*a\.log: it holds no messages as nsq to-file"
+        NsqError, match=r"cannot read .*a\.log: it does not hold messages as nsq to-file"
     ):
         bodies(tmp_path)
 
@@ -303,7 +303,7 @@ def test_bare_bodies_of_to_file_are_known_by_their_index(tmp_path: Path) -> None
     finish(file.path, Directories(tmp_path, tmp_path))
 
     assert bodies(tmp_path) == [b"one", b"two"]
-    with pytest.raises(NsqError, match="of no topic that is known"):
+    with pytest.raises(NsqError, match="the topic of its bodies is unknown"):
         bodies(tmp_path, topics=frozenset({"clicks"}))
     assert bodies(tmp_path, topics=frozenset({"clicks"}), topic="clicks") == [b"one", b"two"]
 
@@ -408,7 +408,7 @@ def test_a_thousand_reports_of_a_member_are_enough(tmp_path: Path) -> None:
 
     told = read_damage(reports)
     assert len(told) == 1001
-    assert ArchiveDamage(str(archive / "a.jsonl.gz"), 0, "and 500 lines more") in told
+    assert ArchiveDamage(str(archive / "a.jsonl.gz"), 0, "and 500 more lines") in told
 
 
 def test_base64_of_nothing_and_of_much(tmp_path: Path) -> None:

@@ -101,17 +101,17 @@ def test_patterns_name_what_is_there(tmp_path: Path) -> None:
     ("given", "complaint"),
     [
         ({"path": ""}, "needs a path"),
-        ({"path": "s3://bucket/x"}, "archives are read from a file system"),
-        ({"path": "file://host/x"}, "archives are read from a file system"),
-        ({"ondamage": "report"}, "onDamage=report and damagePath belong together"),
-        ({"damagepath": "/r"}, "onDamage=report and damagePath belong together"),
-        ({"ondamage": "ignore"}, "onDamage=ignore is none of fail, report"),
-        ({"format": "csv"}, "format=csv is none of auto, raw"),
+        ({"path": "s3://bucket/x"}, "is not supported, only mounted file systems"),
+        ({"path": "file://host/x"}, "is not supported, only mounted file systems"),
+        ({"ondamage": "report"}, "onDamage=report needs damagePath"),
+        ({"damagepath": "/r"}, "onDamage=report needs damagePath"),
+        ({"ondamage": "ignore"}, "onDamage=ignore must be one of fail, report"),
+        ({"format": "csv"}, "format=csv must be one of auto, raw"),
         ({"topics": "a b"}, "a b"),
         ({"delimiter": ""}, "option delimiter is empty"),
         ({"delimiter": "\\q"}, "unknown escape"),
-        ({"partitionbytes": "0"}, "partitionBytes=0 is below 1"),
-        ({"minpartitions": "0"}, "minPartitions=0 is below 1"),
+        ({"partitionbytes": "0"}, "partitionBytes=0 must be >= 1"),
+        ({"minpartitions": "0"}, "minPartitions=0 must be >= 1"),
         ({"sinc": "-2h"}, "has no option 'sinc'"),
     ],
 )
@@ -123,10 +123,10 @@ def test_what_cannot_be_meant_is_refused(given: dict[str, str], complaint: str) 
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"startingoffsets": "latest", "startingtimestamp": "-1h"}, "both say where to begin"),
+        ({"startingoffsets": "latest", "startingtimestamp": "-1h"}, "exclude each other"),
         ({"maxrowspertrigger": "many"}, "is not a whole number"),
         ({"pollinterval": "often"}, "is not a duration"),
-        ({"failondataloss": "no"}, "is none of true, false"),
+        ({"failondataloss": "no"}, "must be one of true, false"),
     ],
 )
 def test_what_a_stream_cannot_mean_is_refused(given: dict[str, str], complaint: str) -> None:

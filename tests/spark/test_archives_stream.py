@@ -283,7 +283,7 @@ def test_a_file_that_grows_after_it_was_read_is_told(tmp_path: Path) -> None:
     assert (found, more) == ([1, 2], [])
     (damage,) = read_damage(reports)
     assert damage[:2] == (str(path), 4)
-    assert "it has 6 bytes now, and had 4 when it was read" in damage.problem
+    assert "it has 6 bytes, and had 4 when it was read" in damage.problem
 
 
 # -- what is gone ---------------------------------------------------------------------------------
@@ -341,6 +341,78 @@ def test_a_stream_may_go_on_without_what_is_gone(
     assert found == list(range(10, 15))
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert drain(stream, offset)[0] == []
+
+
+def six_files(tmp_path: Path) -> list[Path]:
+    writer = Writer(tmp_path)
+    files = []
+    for n in range(6):
+        writer.write(messages(5 * n, 5 * n + 5))
+        files.append(writer.finish())
+    return files
+
+
+def test_a_file_deleted_before_the_stream_read_it_fails_it_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    files = six_files(tmp_path)
+    one_file = BatchLimits(files=1)
+    stream = stream_of(tmp_path)
+    offset = stream.initial()
+    for _ in range(2):
+        offset = through_json(stream.latest(offset, one_file))
+    files[3].unlink()
+    index_of(files[3]).unlink()
+
+    with pytest.raises(NsqError, match=r"file 4 of writer [0-9a-f]{32} was deleted before it was"):
+        stream_of(tmp_path).latest(offset, one_file)
+
+
+def test_a_file_deleted_before_it_was_read_is_reported_when_that_is_allowed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = six_files(tmp_path)
+    offset = through_json(stream_of(tmp_path).latest(Offset(is_start=True), BatchLimits(files=1)))
+    for path in (files[2], files[3]):
+        path.unlink()
+        index_of(path).unlink()
+
+    found, end = drain(stream_of(tmp_path, fail_on_data_loss=False), offset)
+
+    assert found == [*range(5, 10), *range(20, 30)]
+    assert not end.unread
+    [record] = caplog.records
+    assert "file 3-4 of writer" in record.getMessage()
+
+
+def test_a_number_that_was_left_out_is_reported_and_fails_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = six_files(tmp_path)
+    files[2].unlink()
+    index_of(files[2]).unlink()
+
+    found, _ = drain(stream_of(tmp_path), Offset(is_start=True), BatchLimits(files=1))
+
+    assert found == [*range(10), *range(15, 30)]
+    [record] = caplog.records
+    assert "file 3 of writer" in record.getMessage()
+    assert "deleted before this stream saw it, or never written" in record.getMessage()
+
+
+def test_a_file_that_was_read_may_be_deleted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = six_files(tmp_path)
+    offset = stream_of(tmp_path).latest(Offset(is_start=True), BatchLimits(files=3))
+    for path in files[:3]:
+        path.unlink()
+        index_of(path).unlink()
+
+    found, _ = drain(stream_of(tmp_path), through_json(offset))
+
+    assert found == list(range(15, 30))
+    assert caplog.records == []
 
 
 def test_a_file_on_its_way_is_not_gone(tmp_path: Path) -> None:

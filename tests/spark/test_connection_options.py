@@ -77,8 +77,8 @@ def test_durations_are_those_of_the_client_options() -> None:
         ({"max_in_flight": "-1"}, "max_in_flight is out of bounds"),
         ({"addressMap": "a:1"}, "invalid addressMap 'a:1': not OLD=NEW"),
         ({"authSecretFile": "/nonexistent"}, "/nonexistent .No such file or directory"),
-        ({"auth_secret": "s3cret"}, "a secret does not belong into the options"),
-        ({"authSecret": "s3cret"}, "a secret does not belong into the options"),
+        ({"auth_secret": "s3cret"}, "a secret must not be an option"),
+        ({"authSecret": "s3cret"}, "a secret must not be an option"),
         ({"maxInFlihgt": "1"}, "has no option 'maxinflihgt'"),
     ],
 )

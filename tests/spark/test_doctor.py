@@ -79,7 +79,7 @@ def test_an_executor_that_differs_is_named_with_what_to_do(
     ("differences", "text"),
     [
         ({"shared_error": "[Errno 13] Permission denied: '/x'"}, "Permission denied"),
-        ({"reads": False}, "reads something else than the driver wrote"),
+        ({"reads": False}, "does not read what the driver wrote"),
         ({"wrote": "/nowhere/x"}, "wrote a file that the driver does not see"),
     ],
 )

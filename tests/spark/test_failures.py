@@ -213,7 +213,7 @@ def test_a_jvm_that_is_gone_is_said_to_be_and_out_of_memory_where_it_was(tmp_pat
     gone = ConnectionRefusedError(111, "Connection refused")
 
     log.write_text(f"java.lang.OutOfMemoryError: of another session\n{SESSION} at noon\nall well\n")
-    assert str(explain(gone, settings)) == "Spark's JVM has ended while it was needed"
+    assert str(explain(gone, settings)) == "Spark's JVM ended unexpectedly"
 
     with log.open("a") as file:
         file.write("ERROR Backend: Application has been killed. Reason: Master removed it!\n")

@@ -44,13 +44,13 @@ def test_an_output_does_not_move(places: tuple[Path, Path], tmp_path: Path) -> N
     """Spark's log of it has its path in every line."""
     places[0].rename(tmp_path / "moved")
 
-    assert f"but of {places[0]}" in refused(SOURCE, tmp_path / "moved", places[1])
+    assert f"belongs to {places[0]}" in refused(SOURCE, tmp_path / "moved", places[1])
 
 
 def test_an_output_that_was_replaced_is_refused(places: tuple[Path, Path]) -> None:
     shutil.rmtree(places[0])
 
-    assert "is not any more what was written" in refused(SOURCE, *places)
+    assert "is not the output that was written" in refused(SOURCE, *places)
 
 
 def test_one_ingestion_at_a_time(places: tuple[Path, Path]) -> None:
@@ -100,7 +100,7 @@ def test_with_a_log_that_cannot_be_read_nothing_is_removed(places: tuple[Path, P
 def test_another_source_is_refused(places: tuple[Path, Path]) -> None:
     message = refused("the archive /var/nsq", *places)
 
-    assert f"is of {SOURCE}, not of the archive /var/nsq" in message
+    assert f"belongs to {SOURCE}, not to the archive /var/nsq" in message
 
 
 def test_a_new_checkpoint_beside_an_old_output_is_refused(
@@ -115,14 +115,14 @@ def test_a_new_checkpoint_beside_an_old_output_is_refused(
 def test_an_old_checkpoint_beside_a_new_output_is_refused(
     places: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    assert f"but of {places[0]}" in refused(SOURCE, tmp_path / "new", places[1])
+    assert f"belongs to {places[0]}" in refused(SOURCE, tmp_path / "new", places[1])
 
 
 def test_two_pairs_are_not_mixed(places: tuple[Path, Path], tmp_path: Path) -> None:
     mark_directories(SOURCE, tmp_path / "out2", tmp_path / "checkpoint2")
     (tmp_path / "checkpoint2" / BEGUN).mkdir()
 
-    assert "is not of" in refused(SOURCE, places[0], tmp_path / "checkpoint2")
+    assert f"not to {places[0]}" in refused(SOURCE, places[0], tmp_path / "checkpoint2")
 
 
 def test_what_others_wrote_is_left_alone(tmp_path: Path) -> None:
@@ -134,13 +134,13 @@ def test_what_others_wrote_is_left_alone(tmp_path: Path) -> None:
     of_checkpoint = refused(SOURCE, tmp_path / "new", tmp_path / "checkpoint")
 
     assert "holds files that nsq spark ingest did not write" in of_output
-    assert "holds something else than a checkpoint" in of_checkpoint
+    assert "is not a checkpoint of nsq spark ingest" in of_checkpoint
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("names", [("a", "a"), ("a", "a/b"), ("a/b", "a")])
 def test_one_does_not_lie_in_the_other(tmp_path: Path, names: tuple[str, str]) -> None:
-    assert "must not lie in each other" in refused(SOURCE, *(tmp_path / name for name in names))
+    assert "must not contain each other" in refused(SOURCE, *(tmp_path / name for name in names))
 
 
 def test_a_kill_between_the_two_marks_does_no_harm(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_only_one_that_is_too_old_is_named_with_its_version(tmp_path: Path) -> N
 def test_what_is_no_java_is_as_if_it_were_not_there(tmp_path: Path, script: str) -> None:
     home = make_java(tmp_path, script, "")
 
-    with pytest.raises(NsqError, match="and there is none"):
+    with pytest.raises(NsqError, match="and none was found"):
         find_java({"JAVA_HOME": str(home), "PATH": ""})
 
 

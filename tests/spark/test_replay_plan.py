@@ -76,14 +76,14 @@ def test_another_replay_is_refused_and_the_difference_named(
 def test_what_is_no_plan_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / PLAN).write_text(content)
 
-    with pytest.raises(ConfigurationError, match=r"replay.json is not the plan of a replay"):
+    with pytest.raises(ConfigurationError, match=r"replay.json is not a replay's plan"):
         load_plan(tmp_path, REQUEST.job())
 
 
 def test_a_plan_of_another_version_is_refused(tmp_path: Path) -> None:
     save_plan(tmp_path, replace(PLANNED, version=99))
 
-    with pytest.raises(ConfigurationError, match="is not the plan of a replay"):
+    with pytest.raises(ConfigurationError, match="is not a replay's plan"):
         load_plan(tmp_path, REQUEST.job())
 
 

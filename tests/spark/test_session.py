@@ -255,7 +255,7 @@ def test_no_java_is_one_line_with_the_remedy(
 
     assert result.status == 1
     first, hint, *rest = result.err.splitlines()
-    assert first == "nsq: error: Spark needs Java 17 or newer, and there is none"
+    assert first == "nsq: error: Spark needs Java 17 or newer, and none was found"
     assert "apt install openjdk-17-jre-headless" in hint
     assert "pip install 'nsqtools[spark-java]'" in hint
     assert rest == []

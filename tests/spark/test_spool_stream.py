@@ -257,9 +257,9 @@ GIVEN = {"topic": TOPIC, "channel": CHANNEL, "spooldir": "/shared/spool"}
     ("changed", "complaint"),
     [
         ({"spooldir": ""}, "needs the option 'spoolDir'"),
-        ({"channel": "c#ephemeral"}, "is deleted, with its messages"),
+        ({"channel": "c#ephemeral"}, "would be deleted, with its messages"),
         ({"topic": "a b"}, "a b"),
-        ({"maxspoolbytes": "0"}, "maxSpoolBytes=0 is below 1"),
+        ({"maxspoolbytes": "0"}, "maxSpoolBytes=0 must be >= 1"),
         ({"spoolrows": "1"}, "has no option 'spoolrows'"),
     ],
 )

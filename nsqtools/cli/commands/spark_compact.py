@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from nsqtools.cli.options.params import SAFETY, SELECTION, Delimiter, DryRun, Json, Yes
-from nsqtools.cli.options.spark_options import SkipDamaged, WorkDir, naming_skip_damaged
+from nsqtools.cli.options.spark_options import SkipDamaged, WorkDir, location, naming_skip_damaged
 from nsqtools.cli.options.spark_session import SparkChoice, SparkOptions, job_progress, open_spark
 from nsqtools.cli.render.compaction_output import (
     delete_needless,
@@ -39,10 +39,14 @@ def parse_day(text: str) -> date:
 
 
 ArchiveDir = Annotated[
-    Path, Argument(metavar="ARCHIVE_DIR", help="Where nsq to-file writes; all below is read.")
+    Path,
+    Argument(
+        parser=location, metavar="ARCHIVE_DIR", help="Where nsq to-file writes; all below is read."
+    ),
 ]
-CompactionOutput = Annotated[
-    Path, Option("--output", "-o", metavar="DIR", help="Where the Parquet files go.")
+Output = Annotated[
+    Path,
+    Option("--output", "-o", parser=location, metavar="DIR", help="Where the Parquet files go."),
 ]
 Topics = Annotated[
     list[str] | None,
@@ -104,7 +108,7 @@ DeleteArchives = Annotated[
 
 def compact(
     archive_dir: ArchiveDir,
-    output: CompactionOutput,
+    output: Output,
     topic: Topics = None,
     day: Day = None,
     until_day: UntilDay = None,

@@ -15,6 +15,7 @@ from nsqtools.cli.options.cluster_connection import (
     ClusterSettings,
 )
 from nsqtools.cli.options.params import Json
+from nsqtools.cli.options.spark_options import location
 from nsqtools.cli.options.spark_session import SparkChoice, SparkOptions, open_spark
 from nsqtools.cli.render.output import write_json, write_listing
 from nsqtools.cli.running.ends import ExitStatus, explain
@@ -28,6 +29,7 @@ SharedDir = Annotated[
     Path | None,
     Option(
         "--shared-dir",
+        parser=location,
         metavar="DIR",
         help="Look whether the driver and all executors can write here.",
     ),

@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.params import LIMITS, Channel, For
-from nsqtools.cli.options.spark_options import SkipDamaged, WorkDir, naming_skip_damaged
+from nsqtools.cli.options.spark_options import SkipDamaged, WorkDir, location, naming_skip_damaged
 from nsqtools.cli.options.spark_session import SparkOptions, open_spark
 from nsqtools.cli.options.subscribing import Create, look_before
 from nsqtools.cli.render.outcomes import report_damages
@@ -33,21 +33,30 @@ CHANNEL = "spark-ingest"
 
 ArchiveDir = Annotated[
     Path | None,
-    Argument(metavar="ARCHIVE_DIR", help="An archive that nsq to-file writes, not a topic."),
+    Argument(
+        parser=location,
+        metavar="ARCHIVE_DIR",
+        help="An archive that nsq to-file writes, not a topic.",
+    ),
 ]
 Topic = Annotated[
     str | None, Option("--topic", "-t", metavar="TOPIC", help="A live topic, not an archive.")
 ]
 Output = Annotated[
-    Path, Option("--output", "-o", metavar="DIR", help="Where the Parquet files go.")
+    Path,
+    Option("--output", "-o", parser=location, metavar="DIR", help="Where the Parquet files go."),
 ]
 Checkpoint = Annotated[
-    Path, Option("--checkpoint", metavar="DIR", help="Where the stream notes how far it is.")
+    Path,
+    Option(
+        "--checkpoint", parser=location, metavar="DIR", help="Where the stream notes how far it is."
+    ),
 ]
 SpoolDir = Annotated[
     Path | None,
     Option(
         "--spool-dir",
+        parser=location,
         metavar="DIR",
         help="Where a topic's messages wait for their batch; default: in the checkpoint.",
         rich_help_panel=STREAM,

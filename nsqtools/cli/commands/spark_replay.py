@@ -29,6 +29,7 @@ from nsqtools.cli.options.publishing import (
     progress_option,
     topic_map,
 )
+from nsqtools.cli.options.spark_options import location, locations
 from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
 from nsqtools.cli.render.outcomes import DamageReporter, report_publishing
 from nsqtools.cli.render.output import write_json, write_listing
@@ -48,7 +49,11 @@ def parse_written_moment(text: str) -> Moment:
 
 Paths = Annotated[
     list[Path],
-    Argument(metavar="PATH", help="Archives or Parquet: files, or directories with all below."),
+    Argument(
+        parser=locations,
+        metavar="PATH",
+        help="Archives or Parquet: files, or directories with all below.",
+    ),
 ]
 Since = Annotated[Moment | None, since_option(parse_written_moment)]
 Until = Annotated[Moment | None, until_option(parse_written_moment)]
@@ -62,11 +67,12 @@ Where = Annotated[
         rich_help_panel=SELECTION,
     ),
 ]
-Ledger = Annotated[Path | None, progress_option("--ledger", "DIR")]
+Ledger = Annotated[Path | None, progress_option("--ledger", "DIR", location)]
 DeadLetters = Annotated[
     Path | None,
     Option(
         "--dead-letters",
+        parser=location,
         metavar="DIR",
         help="Write messages that cannot be published there, as JSON with the reason.",
         rich_help_panel=DELIVERY,

@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from nsqtools.cli.options.params import OUTPUT, SELECTION, Delimiter, Json, Since, Until, time_range
-from nsqtools.cli.options.spark_options import SkipDamaged, naming_skip_damaged
+from nsqtools.cli.options.spark_options import SkipDamaged, locations, naming_skip_damaged
 from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
 from nsqtools.cli.render.outcomes import report_damages
 from nsqtools.cli.render.report_output import check_page, show_report, write_page
@@ -38,7 +38,11 @@ def parse_gap(text: str) -> float:
 
 Paths = Annotated[
     list[Path],
-    Argument(metavar="PATH", help="Archives or Parquet: files, or directories with all below."),
+    Argument(
+        parser=locations,
+        metavar="PATH",
+        help="Archives or Parquet: files, or directories with all below.",
+    ),
 ]
 By = Annotated[
     float,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from nsqtools.cli.options.params import LIMITS, OUTPUT
-from nsqtools.cli.options.spark_options import SkipDamaged, naming_skip_damaged
+from nsqtools.cli.options.spark_options import SkipDamaged, locations, naming_skip_damaged
 from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
 from nsqtools.cli.render.outcomes import report_damages
 from nsqtools.cli.render.output import ByteWriter, write_listing
@@ -31,6 +31,7 @@ Query = Annotated[
 Paths = Annotated[
     list[Path] | None,
     Argument(
+        parser=locations,
         metavar="PATH",
         help="Archives, in the query called archive, or Parquet, there called parquet.",
     ),
@@ -87,11 +88,12 @@ def sql(
         nsq spark sql 'SELECT body FROM parquet WHERE date = "2026-11-21"' /data --json
     """
     from nsqtools.spark.archives.damage import read_damage
+    from nsqtools.spark.format_options import read_location
     from nsqtools.spark.jobs.sql import QueryRows, named_views, plan_query
 
     bare = list(paths or ())
     if file is not None and query is not None:
-        bare.insert(0, Path(query))
+        bare.insert(0, read_location("PATH", query))
     text = query if file is None else read_query(file, runtime)
     if not text:
         raise ConfigurationError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,10 +57,11 @@ def unsent_option(help: str) -> Any:
     return Option("--unsent-file", metavar="FILE", help=help, rich_help_panel=DELIVERY)
 
 
-def progress_option(name: str, metavar: str) -> Any:
+def progress_option(name: str, metavar: str, parser: Callable[[str], Path] | None = None) -> Any:
     """Where a replay notes what is confirmed: a checkpoint, or a ledger of Spark."""
     return Option(
         name,
+        parser=parser,
         metavar=metavar,
         help="Note here what is confirmed, and continue from there the next time.",
         rich_help_panel=DELIVERY,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -13,10 +13,24 @@ from nsqtools.errors import NsqError
 
 ARCHIVES = "Archives"
 
+
+def location(text: str) -> Path:
+    """Read a path or a ``file:`` URL. Raises ``ValueError`` for anything that is not local."""
+    from nsqtools.spark.location import parse_location
+
+    return parse_location(text)
+
+
+def locations(texts: Iterable[str]) -> list[Path]:
+    """Read several of them. Raises ``ValueError``."""
+    return [location(text) for text in texts]
+
+
 WorkDir = Annotated[
     Path | None,
     Option(
         "--work-dir",
+        parser=location,
         metavar="DIR",
         help="Where nsq to-file has its files in progress, if not with the finished ones.",
         rich_help_panel=ARCHIVES,
@@ -26,7 +40,7 @@ SkipDamaged = Annotated[
     bool,
     Option(
         "--skip-damaged",
-        help="Take what is readable of damaged archives, and tell what is not.",
+        help="Read what is readable of damaged archives, and report the rest.",
         rich_help_panel=ARCHIVES,
     ),
 ]
@@ -34,7 +48,7 @@ SkipDamaged = Annotated[
 
 @contextmanager
 def naming_skip_damaged() -> Iterator[None]:
-    """Where the format tells of its options for damage, tell of ours."""
+    """Rewrite hints that name the format's options for damage to name our flag."""
     try:
         yield
     except NsqError as error:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from nsqtools.cli.options.spark_options import location
 from nsqtools.cli.parsing.binding import From
 from nsqtools.cli.render.progress import INTERVAL_S, Progress
 from nsqtools.cli.running.ends import SIGNALS, StopSignals, stopping
@@ -65,6 +66,7 @@ SparkLog = Annotated[
     Path | None,
     Option(
         "--spark-log",
+        parser=location,
         metavar="FILE",
         help="Where Spark's own messages go; default: below ~/.local/state/nsqtools.",
         rich_help_panel=SPARK,

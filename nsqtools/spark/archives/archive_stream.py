@@ -14,12 +14,21 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
 from nsqtools.archive.layout import Head, Member
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.spark.archives.archive_files import Key, ListedFile, Listing
 from nsqtools.spark.archives.damage import ArchiveDamage
-from nsqtools.spark.archives.offsets import Offset, Unread, advance, decode_offset
+from nsqtools.spark.archives.offsets import (
+    Offset,
+    Unread,
+    advance,
+    decode_offset,
+    format_spans,
+    spans_of,
+    unite,
+)
 from nsqtools.spark.archives.partitions import (
     Part,
     ReadPartition,
@@ -103,8 +112,10 @@ class ArchiveStream:
         """Return where the next batch ends, or ``start`` when there is nothing new."""
 
         def find() -> Offset:
-            files = self._files_with(start.under_way)
+            files = self._files_with([*start.under_way, *start.unread])
             lost = [head for head in start.under_way if self._is_lost(head, start, files)]
+            lost += self._deleted_unread(start, files)
+            self._report_gaps(start, files)
             return advance(self._unread(start, files, self._frozen), start.with_read(lost), limits)
 
         return planned_again(find)
@@ -226,7 +237,7 @@ class ArchiveStream:
     def _files(self) -> dict[Key, ListedFile]:
         return self._listing.files(self._tell_once)
 
-    def _files_with(self, heads: Mapping[Head, int] | list[Head]) -> dict[Key, ListedFile]:
+    def _files_with(self, heads: list[Head]) -> dict[Key, ListedFile]:
         """List the files, again while one is missing: it may be moving."""
         for _ in range(GONE_TRIES):
             files = self._files()
@@ -235,11 +246,41 @@ class ArchiveStream:
             self._sleep(GONE_PAUSE_S)
         return files
 
+    def _deleted_unread(self, start: Offset, files: Mapping[Key, ListedFile]) -> list[Head]:
+        """Return, and report, the files that held messages and are gone without being read."""
+        gone = [head for head in start.unread if head not in files]
+        for writer, spans in spans_of(gone).items():
+            numbers = format_spans(spans)
+            self._lose(f"file {numbers} of writer {writer} was deleted before it was read")
+        self._told.update(f"{self._name(head)} is gone" for head in gone)  # not again in `plan`
+        return gone
+
+    def _name(self, head: Head) -> str:
+        return self._names.get(head) or f"file {head.number} of writer {head.writer}"
+
+    def _report_gaps(self, start: Offset, files: Mapping[Key, ListedFile]) -> None:
+        """Report numbers of files that this stream never saw, between others that it did.
+
+        They may have been deleted before it looked, or never have been: see `TopicLock`.
+        """
+        seen = {*(key for key in files if isinstance(key, Head)), *start.under_way, *start.unread}
+        for writer, spans in spans_of(seen).items():
+            known = unite([*spans, *start.read.get(writer, ())])
+            gaps = [(one[1] + 1, other[0] - 1) for one, other in pairwise(known)]
+            reached = max((high for _, high in start.read.get(writer, ())), default=0)
+            new = format_spans(gap for gap in gaps if gap[1] > reached)
+            if new and f"{writer} {new}" not in self._told:
+                self._told.add(f"{writer} {new}")
+                log.warning(
+                    "file %s of writer %s is missing in %s: deleted before this stream saw it, "
+                    "or never written (the archiver crashed, or its disk was full)",
+                    *(new, writer, ", ".join(self._settings.paths)),
+                )
+
     def _is_lost(self, head: Head, offset: Offset, files: Mapping[Key, ListedFile]) -> bool:
         """Whether a file lacks what an offset says was there; reports it."""
-        name = self._names.get(head) or f"file {head.number} of writer {head.writer}"
         if head not in files:
-            self._lose(f"{name} is gone")
+            self._lose(f"{self._name(head)} is gone")
             return True
         position = offset.position(head)
         file = files[head]

@@ -1,13 +1,15 @@
 """How far a stream has read an archive, and how far its next batch goes.
 
     {"version": 1,
-     "writers": {"<32 hex>": {"read": "1-17,19-40", "under_way": {"41": 12345}}},
+     "writers": {"<32 hex>": {"read": "1-17,19-40", "under_way": {"41": 12345}, "unread": "42"}},
      "files": {"old/clicks.log.gz": 4711}}
 
 An offset is small whatever the archive's size. For each writer it has the numbers of the files that
-are finished and read to their end, and for files that are partly read the number of bytes: always
-whole members. Files without a number, of early archivers and of nsq_to_file, are there by name and
-size once they are read, which is when they are finished.
+are finished and read to their end, for files that are partly read the number of bytes (always whole
+members), and the numbers of files that hold messages and have not been read at all: one of them
+that is gone is lost data. Numbers that are nowhere prove nothing: an archiver that crashes, or
+finds a full disk, leaves one out. Files without a number, of early archivers and of nsq_to_file,
+are there by name and size once they are read, which is when they are finished.
 
 ``began`` is in the first offset after a start that was not at the beginning. Spark does not store
 where a stream started: if the first batch is planned again after a crash, it begins there.
@@ -70,6 +72,14 @@ def unite(spans: Iterable[Span]) -> tuple[Span, ...]:
     return tuple(united)
 
 
+def spans_of(heads: Iterable[Head]) -> dict[str, tuple[Span, ...]]:
+    """Return the numbers of files by writer."""
+    numbers: dict[str, list[Span]] = {}
+    for head in heads:
+        numbers.setdefault(head.writer, []).append((head.number, head.number))
+    return {writer: unite(numbers[writer]) for writer in sorted(numbers)}
+
+
 def numbers_beyond(spans: tuple[Span, ...], before: tuple[Span, ...]) -> list[int]:
     """Return the numbers in ``spans`` that are not in ``before``."""
     numbers: list[int] = []
@@ -92,6 +102,8 @@ class Offset:
     read: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
     under_way: Mapping[Head, int] = field(default_factory=dict)
     files: Mapping[str, int] = field(default_factory=dict)
+    unread: frozenset[Head] = frozenset()
+    """Files that held messages when this was made, and of which nothing is read."""
     is_start: bool = False
     """It is where the stream starts, and no batch ended there."""
     began: Offset | None = None
@@ -106,15 +118,12 @@ class Offset:
 
     def with_read(self, heads: Iterable[Head]) -> Offset:
         """Return the offset when these files, too, are read."""
-        spans: dict[str, list[Span]] = {}
         heads = set(heads)
-        for head in heads:
-            spans.setdefault(head.writer, []).append((head.number, head.number))
         read = {**self.read}
-        for writer, more in spans.items():
+        for writer, more in spans_of(heads).items():
             read[writer] = unite([*read.get(writer, ()), *more])
         under_way = {head: pos for head, pos in self.under_way.items() if head not in heads}
-        return replace(self, read=read, under_way=under_way)
+        return replace(self, read=read, under_way=under_way, unread=self.unread - heads)
 
     def heads_beyond(self, before: Offset) -> list[Head]:
         """Return the files that are read here and were not in an offset before."""
@@ -129,6 +138,9 @@ class Offset:
         writers: dict[str, dict[str, Any]] = {}
         for writer in sorted({*self.read, *(head.writer for head in self.under_way)}):
             writers[writer] = {"read": format_spans(self.read.get(writer, ())), "under_way": {}}
+        for writer, spans in spans_of(self.unread).items():
+            state = writers.setdefault(writer, {"read": "", "under_way": {}})
+            state["unread"] = format_spans(spans)
         for head in sorted(self.under_way):
             writers[head.writer]["under_way"][str(head.number)] = self.under_way[head]
         document: dict[str, Any] = {"version": VERSION, "writers": writers}
@@ -151,7 +163,10 @@ def decode_offset(document: Any) -> Offset:
             )
         read: dict[str, tuple[Span, ...]] = {}
         under_way: dict[Head, int] = {}
+        unread: set[Head] = set()
         for writer, state in document["writers"].items():
+            for low, high in parse_spans(state.get("unread", "")):
+                unread.update(Head(writer, number) for number in range(low, high + 1))
             if spans := parse_spans(state["read"]):
                 read[writer] = spans
             for number, position in state["under_way"].items():
@@ -160,6 +175,7 @@ def decode_offset(document: Any) -> Offset:
             read,
             under_way,
             {str(name): int(size) for name, size in document.get("files", {}).items()},
+            frozenset(unread),
             is_start=bool(document.get("is_start", False)),
             began=decode_offset(document["began"]) if "began" in document else None,
         )
@@ -194,6 +210,7 @@ def advance(files: Iterable[Unread], start: Offset, limits: BatchLimits) -> Offs
     ends = _admit(files, limits)
     under_way = {**start.under_way}
     read: list[Head] = []
+    unread: list[Head] = []
     names = {**start.files}
     for file in files:
         position = ends.get(file.key, file.begin)
@@ -205,12 +222,13 @@ def advance(files: Iterable[Unread], start: Offset, limits: BatchLimits) -> Offs
             read.append(file.key)
         elif position > start.position(file.key):
             under_way[file.key] = position
+        elif file.end and not position:
+            unread.append(file.key)
     end = Offset(start.read, under_way, names).with_read(read)
     if (end.read, end.under_way, end.files) == (start.read, start.under_way, start.files):
         return start
-    if start.is_start and (start.read or start.under_way or start.files):
-        return Offset(end.read, end.under_way, end.files, began=start)
-    return end
+    began = start if start.is_start and (start.read or start.under_way or start.files) else None
+    return replace(end, unread=frozenset(unread), began=began)
 
 
 def _admit(files: list[Unread], limits: BatchLimits) -> dict[Key, int]:

@@ -7,13 +7,12 @@ import json
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from nsqtools.archive.reader import EVER, TimeRange
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import unescape
-from nsqtools.spark.format_options import Options
+from nsqtools.spark.format_options import Options, read_location
 
 DEFAULT_PARTITION_BYTES = 16 << 20
 DEFAULT_POLL_S = 0.1
@@ -94,7 +93,7 @@ def archive_settings(options: Options) -> ReadSettings:
     on_damage = OnDamage(
         options.choice("onDamage", [each.value for each in OnDamage], default="fail")
     )
-    damage_path = options.text("damagePath")
+    damage_path = options.location("damagePath")
     if (on_damage is OnDamage.report) != bool(damage_path):
         raise ConfigurationError(
             "onDamage=report needs damagePath, and damagePath needs onDamage=report",
@@ -102,17 +101,16 @@ def archive_settings(options: Options) -> ReadSettings:
         )
     format = options.choice("format", [each.value for each in FileFormat], default="auto")
     topic = options.text("topic")
-    work_dir = options.text("workDir")
     settings = ReadSettings(
-        paths=tuple(local_path(path) for path in paths),
-        work_dir=Path(local_path(work_dir)) if work_dir else None,
+        paths=tuple(str(read_location("path", path)) for path in paths),
+        work_dir=options.location("workDir"),
         topics=frozenset(map(check_topic, options.list("topics"))),
         within=TimeRange(options.time_ns("since"), options.time_ns("until")),
         format=FileFormat(format),
         delimiter=_delimiter(options.text("delimiter")),
         topic=check_topic(topic) if topic else None,
         on_damage=on_damage,
-        damage_path=Path(local_path(damage_path)) if damage_path else None,
+        damage_path=damage_path,
     )
     return split_settings(options, settings)
 
@@ -165,19 +163,6 @@ def size_option(options: Options, name: str) -> int | None:
     if size is not None and size < 1:
         raise ConfigurationError(f"option {name}={size} must be >= 1")
     return size
-
-
-def local_path(text: str) -> str:
-    """Return the absolute path in ``text``, which may be a URL. Raises `ConfigurationError`."""
-    scheme, _, rest = text.partition(":")
-    if rest.startswith("/") and scheme.isalnum():
-        if scheme != "file" or urlsplit(text).netloc:
-            raise ConfigurationError(
-                f"cannot read {text}: archives are read from a file system",
-                hint="Give a path that this machine and the executors have mounted.",
-            )
-        text = unquote(urlsplit(text).path)
-    return str(Path(text).expanduser().absolute())
 
 
 def _delimiter(text: str | None) -> bytes:

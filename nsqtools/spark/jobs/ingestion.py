@@ -30,6 +30,7 @@ from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import replace_file
 from nsqtools.files.locks import lock_file
 from nsqtools.spark.archives.message_columns import MESSAGE_DDL
+from nsqtools.spark.location import spark_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -243,8 +244,8 @@ def start_query(spark: SparkSession, source: IngestSource, sink: IngestSink) -> 
         rows.writeStream.format("parquet")
         .partitionBy("topic", "date")
         .option("compression", "zstd")
-        .option("path", str(sink.output.absolute()))
-        .option("checkpointLocation", str(sink.checkpoint.absolute()))
+        .option("path", spark_url(sink.output))
+        .option("checkpointLocation", spark_url(sink.checkpoint))
     )
     if sink.trigger_s is None:
         return writer.trigger(availableNow=True).start()

@@ -22,6 +22,7 @@ from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.files.opening import open_to_read
 from nsqtools.spark.archives.message_columns import MESSAGE_DDL
 from nsqtools.spark.jobs.compaction.inventory import day_of
+from nsqtools.spark.location import spark_url
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -149,17 +150,17 @@ def _read_parquet(
 ) -> DataFrame:
     """The rows of one dataset: all of it, or those of its directories and files that are given."""
     reader = spark.read
-    texts = [str(path) for path in paths]
-    if texts != [str(root)]:
-        reader = reader.option("basePath", str(root))
-    known = {field.name for field in reader.parquet(*texts).schema.fields}
+    urls = [spark_url(path) for path in paths]
+    if list(paths) != [root]:
+        reader = reader.option("basePath", spark_url(root))
+    known = {field.name for field in reader.parquet(*urls).schema.fields}
     if missing := [name for name in NEEDED if name not in known]:
         raise ConfigurationError(
             f"{paths[0]} is Parquet without the columns {', '.join(missing)}",
             hint="What nsq spark compact and nsq spark ingest write has them.",
         )
     # given, not inferred: a topic may be called 2026
-    rows = reader.schema(f"{MESSAGE_DDL}, date date").parquet(*texts)
+    rows = reader.schema(f"{MESSAGE_DDL}, date date").parquet(*urls)
     return _of_days(rows, choice.within).drop("date")
 
 

@@ -20,6 +20,7 @@ from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import Moment
 from nsqtools.spark.archives.archive_files import ListedFile, Listing
 from nsqtools.spark.jobs.inputs import Inputs
+from nsqtools.spark.location import spark_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,7 +100,9 @@ def listed(paths: Sequence[Path]) -> list[ListedFile]:
 
 def parquet_files(spark: SparkSession, paths: Sequence[Path]) -> dict[str, int]:
     """The files that Spark reads at some paths, with their sizes. Raises `OutputError`."""
-    urls = [url for path in paths for url in sorted(spark.read.parquet(str(path)).inputFiles())]
+    urls = [
+        url for path in paths for url in sorted(spark.read.parquet(spark_url(path)).inputFiles())
+    ]
     found = [unquote(urlsplit(url).path) for url in urls]
     return {path: size_of(path) for path in found}
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.spark.failures import spark_errors
 from nsqtools.spark.jobs.inputs import damage_options, find_inputs
+from nsqtools.spark.location import SHARED, parse_location, spark_url
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -57,7 +58,7 @@ def named_views(
                     f"--{kind} {text!r} has no name",
                     hint=f"Write --{kind} NAME=PATH; SQL knows it by that name.",
                 )
-            behind.setdefault((name, kind), []).append(Path(path))
+            behind.setdefault((name, kind), []).append(parse_named(kind, text, path))
     found = find_inputs(list(paths))
     for kind, bare in ((ARCHIVE, found.archives), (PARQUET, found.parquet)):
         for each in bare:
@@ -71,6 +72,14 @@ def named_views(
         NamedView(name, kind, tuple(str(path.absolute()) for path in each))
         for (name, kind), each in behind.items()
     ]
+
+
+def parse_named(kind: str, text: str, path: str) -> Path:
+    """Read the path of ``NAME=PATH``. Raises `ConfigurationError`."""
+    try:
+        return parse_location(path)
+    except ValueError as exc:
+        raise ConfigurationError(f"--{kind} {text}: {exc}", hint=SHARED) from None
 
 
 def plan_query(
@@ -104,7 +113,7 @@ def _read(spark: SparkSession, view: NamedView, damage_path: Path | None) -> Dat
     before = spark.conf.get(INFERENCE) or "true"
     spark.conf.set(INFERENCE, "false")
     try:
-        frame = spark.read.parquet(*view.paths)
+        frame = spark.read.parquet(*map(spark_url, map(Path, view.paths)))
     finally:
         spark.conf.set(INFERENCE, before)
     is_text = dict(frame.dtypes).get("date") == "string"

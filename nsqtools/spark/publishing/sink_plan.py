@@ -103,7 +103,7 @@ def sink_settings(
     topic = options.text("topic")
     check_columns(columns, has_topic=topic is not None)
     retry_s = options.duration_s("retryTimeout")
-    ledger = _path(options, "ledgerPath")
+    ledger = options.location("ledgerPath")
     job = "\n".join([options.text("ledgerJob") or "", topic or "", *sorted(columns)])
     # the same each time where a ledger leads the job on, else that of no other job
     named = hashlib.sha256(f"{ledger}\n{job}".encode()).hexdigest() if ledger else uuid.uuid4().hex
@@ -119,10 +119,10 @@ def sink_settings(
         named[:12],
         _rate_of_a_task(options, environ),
         options.integer("batchRows") or BATCH_ROWS,
-        _path(options, "deadLetterPath"),
+        options.location("deadLetterPath"),
         ledger,
     )
-    settings = SinkSettings(connection, plan, job, _path(options, "outcomePath"))
+    settings = SinkSettings(connection, plan, job, options.location("outcomePath"))
     options.end()
     return settings
 
@@ -185,19 +185,6 @@ def _rate_of_a_task(options: Options, environ: Mapping[str, str]) -> float:
             hint='Give it: .option("slots", spark.sparkContext.defaultParallelism)',
         )
     return rate / slots
-
-
-def _path(options: Options, name: str) -> Path | None:
-    text = options.text(name)
-    if text is None:
-        return None
-    path = text.removeprefix("file://")
-    if not path or "://" in path:
-        raise ConfigurationError(
-            f"option {name}={text} is not a path of a mounted file system",
-            hint="It must be the same directory for the driver and all executors.",
-        )
-    return Path(path).absolute()
 
 
 def producer_addresses(settings: ConnectionSettings) -> tuple[str, ...]:

@@ -356,8 +356,8 @@ def test_a_place_that_is_not_there_or_not_ours_is_refused(
     missing = run_nsq(["spark", "compact", str(tmp_path / "no"), "-o", str(tmp_path / "new")])
 
     assert (foreign.status, nested.status, missing.status) == (2, 2, 3)
-    assert "must not lie in each other" in nested.err
-    assert "holds files that no compaction wrote" in foreign.err
+    assert "must not contain each other" in nested.err
+    assert "holds files that compaction did not write" in foreign.err
     assert "there is no" in missing.err
 
 

@@ -53,7 +53,7 @@ def test_a_table_on_a_pipe_and_hints_beside_it(
     assert states["shared directory"] == "failed"
     assert states["nsqd node ids"] == "warning"
     assert "have the node id 7" in result.out.decode()
-    assert "hint: Nothing here is by id alone" in result.err
+    assert "hint: nsqtools does not rely on ids alone" in result.err
 
 
 def test_an_nsqd_says_its_node_id_and_one_that_does_not_is_guessed(

@@ -145,8 +145,8 @@ def test_a_query_comes_from_a_file(run_spark: RunSpark, archive: Path, tmp_path:
         (["SELECT nix FROM archive", "ARCHIVE"], 2, "`nix` cannot be resolved"),
         (["SELECT * FROM nix", "ARCHIVE"], 3, "`nix` cannot be found"),
         (["SELECT 1", "/nowhere"], 3, "there is no /nowhere"),
-        (["SELECT 1", "--archive", "ARCHIVE"], 2, "does not say what it is called"),
-        (["SELECT 1", "--archive", "a b=ARCHIVE"], 2, "does not say what it is called"),
+        (["SELECT 1", "--archive", "ARCHIVE"], 2, "has no name"),
+        (["SELECT 1", "--archive", "a b=ARCHIVE"], 2, "has no name"),
         ([], 2, "there is no query"),
         (["-f", "/nowhere.sql"], 3, "there is no /nowhere.sql"),
     ],
@@ -194,7 +194,7 @@ def test_a_name_that_is_given_twice_has_both_paths(archive: Path, tmp_path: Path
 
 
 def test_one_name_for_two_kinds_is_refused(archive: Path) -> None:
-    with pytest.raises(ConfigurationError, match="is the name of archives and of Parquet"):
+    with pytest.raises(ConfigurationError, match="names archives and Parquet"):
         named_views([f"a={archive}"], [f"A={archive}"], [])
 
 

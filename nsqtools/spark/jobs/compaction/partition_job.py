@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.errors import NsqError
+from nsqtools.errors import NsqError, OutputError
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
 from nsqtools.spark.jobs.compaction.compacted_output import (
     STAGING,
@@ -36,6 +36,7 @@ from nsqtools.spark.jobs.compaction.compacted_output import (
 from nsqtools.spark.jobs.compaction.compaction_plan import PlannedPartition
 from nsqtools.spark.jobs.compaction.inventory import CountedFile, Slot, begin_ns, end_ns
 from nsqtools.spark.jobs.inputs import damage_options, escaped
+from nsqtools.spark.location import spark_url
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -96,6 +97,8 @@ def compact_partition(
     damaged = {damage.file for damage in damages}
     _compare(partition, read, held, before, damaged)
     _compare_written(slot, kept, read_back(spark, staged))
+    if (found := rows_in_place(staged)) != kept.rows:
+        raise differs(slot, f"{staged} should hold", kept.rows, found)
     if slot.day is None and before is not None:
         _link(output.final(slot), staged)
         kept = _plus(kept, before)
@@ -159,7 +162,7 @@ def _merge(
     rows, held = archived, None
     size = partition.size
     if before is not None:
-        stored = spark.read.schema(STORED_DDL).parquet(str(output.final(partition.slot)))
+        stored = spark.read.schema(STORED_DDL).parquet(spark_url(output.final(partition.slot)))
         stored, held = observed(stored)
         rows = archived.unionByName(stored)
         size += sum(before.files.values())
@@ -187,7 +190,7 @@ def _append(
 
 
 def _write(rows: DataFrame, folder: Path) -> None:
-    rows.write.mode("overwrite").options(**WRITE_OPTIONS).parquet(str(folder))
+    rows.write.mode("overwrite").options(**WRITE_OPTIONS).parquet(spark_url(folder))
 
 
 def files_for(size: int) -> int:
@@ -225,11 +228,24 @@ def read_back(spark: SparkSession, folder: Path) -> tuple[PartitionTotals, int]:
     """Read what was written: its totals, and how many different messages have an id."""
     from pyspark.sql import functions as F
 
-    rows = spark.read.schema(STORED_DDL).parquet(str(folder))
+    rows = spark.read.schema(STORED_DDL).parquet(spark_url(folder))
     measures = _measures(checksum=True)
     row: Any = rows.agg(*measures, F.count_distinct("nsqd", "id").alias("distinct")).first()
     found = row.asDict()
     return PartitionTotals(found["rows"], found["body_bytes"], found["checksum"]), found["distinct"]
+
+
+def rows_in_place(folder: Path) -> int:
+    """Count the rows of the files in a directory, as this process sees them, without Spark.
+
+    Archives are deleted for these files: what Spark wrote elsewhere, it would read back there.
+    """
+    from pyarrow import ArrowException, parquet
+
+    try:
+        return sum(parquet.read_metadata(path).num_rows for path in data_files(folder))
+    except (OSError, ArrowException) as exc:
+        raise OutputError(f"cannot read back what was written into {folder} ({exc})") from exc
 
 
 def _compare(

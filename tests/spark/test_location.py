@@ -1,0 +1,117 @@
+"""Paths and URLs: local ones are parsed alike everywhere, others refused before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nsqtools.cli.main import main
+from nsqtools.errors import ConfigurationError
+from nsqtools.spark.archives.read_settings import archive_settings
+from nsqtools.spark.format_options import Options
+from nsqtools.spark.location import parse_location, spark_url
+from nsqtools.spark.publishing.sink_plan import sink_settings
+from nsqtools.spark.topic_stream import topic_settings
+
+REMOTE = "s3a://bucket/lake"
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("/var/nsq", "/var/nsq"),
+        ("relative/x", "relative/x"),
+        ("./s3a:/bucket", "s3a:/bucket"),
+        ("topic:clicks/x", "topic:clicks/x"),
+        ("file:///var/a%20b", "/var/a b"),
+        ("file:/var/nsq", "/var/nsq"),
+        ("FILE://localhost/var/nsq", "/var/nsq"),
+        ("file:///var/clicks#ephemeral?", "/var/clicks#ephemeral?"),
+    ],
+)
+def test_a_local_path_is_parsed(text: str, path: str) -> None:
+    assert parse_location(text) == Path(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(REMOTE, "s3://bucket", "gs://b/x", "abfss://c@a.dfs.core.windows.net/x", "hdfs:///x"),
+        *("hdfs://name:8020/x", "webhdfs://h/x", "dbfs:/x", "wasb://x", "S3A://bucket"),
+        *("file://host/x", "file://host", "", str(Path(REMOTE))),
+    ],
+)
+def test_what_is_not_local_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"not supported|empty"):
+        parse_location(text)
+
+
+def test_spark_is_given_a_scheme_and_no_escapes(tmp_path: Path) -> None:
+    assert spark_url(Path("/lake/topic=a%2Fb x")) == "file:///lake/topic=a%2Fb x"
+
+
+@pytest.mark.parametrize("name", ["path", "paths", "workDir", "damagePath"])
+def test_an_archive_elsewhere_is_refused(name: str) -> None:
+    given = {"path": "/var/nsq", "onDamage": "report", "damagePath": "/tmp/damage", name: REMOTE}
+
+    with pytest.raises(ConfigurationError, match=f"{REMOTE}: s3a: is not supported"):
+        archive_settings(Options("nsq-archive", given))
+
+
+def test_a_file_url_names_an_archive() -> None:
+    settings = archive_settings(Options("nsq-archive", {"path": "file:///var/nsq"}))
+
+    assert settings.paths == ("/var/nsq",)
+
+
+@pytest.mark.parametrize("name", ["deadLetterPath", "ledgerPath", "outcomePath"])
+def test_a_sink_refuses_to_write_elsewhere(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name}: {REMOTE}: s3a: is not supported"):
+        sink_settings({"topic": "clicks", name: REMOTE}, {"body": "binary"}, {})
+
+
+def test_a_spool_elsewhere_is_refused() -> None:
+    given = {"topic": "clicks", "channel": "spark", "spoolDir": REMOTE}
+
+    with pytest.raises(ConfigurationError, match=f"spoolDir: {REMOTE}: s3a: is not supported"):
+        topic_settings(given, {})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compact", "archive", "--output", REMOTE, "--delete-archives", "--yes"],
+        ["compact", REMOTE, "--output", "lake"],
+        ["compact", "archive", "--output", "lake", "--work-dir", REMOTE],
+        ["ingest", REMOTE, "--output", "lake", "--checkpoint", "check"],
+        ["ingest", "archive", "--output", REMOTE, "--checkpoint", "check"],
+        ["ingest", "archive", "--output", "lake", "--checkpoint", REMOTE],
+        ["ingest", "-t", "t", "-o", "lake", "--checkpoint", "check", "--spool-dir", REMOTE],
+        ["replay", REMOTE],
+        ["replay", "archive", "--ledger", REMOTE],
+        ["replay", "archive", "--dead-letters", REMOTE],
+        ["report", REMOTE],
+        ["sql", "SELECT 1", REMOTE],
+        ["sql", "--file", "query.sql", REMOTE],
+        ["sql", "SELECT 1", "--archive", f"a={REMOTE}"],
+        ["sql", "SELECT 1", "--parquet", f"a={REMOTE}"],
+        ["doctor", "--shared-dir", REMOTE],
+    ],
+)
+def test_a_command_refuses_what_is_not_local_before_anything_runs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    own_logging: None,
+    arguments: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "query.sql").write_text("SELECT 1")
+
+    status = main(["spark", *arguments])
+
+    assert status == 2
+    assert f"{REMOTE}: s3a: is not supported" in capfd.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"archive", "query.sql"}
