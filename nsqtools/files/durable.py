@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,12 +51,20 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, content: bytes, mode: int = 0o640, *, is_durable: bool = True) -> None:
+def replace_file(
+    path: Path,
+    content: bytes,
+    mode: int = 0o640,
+    *,
+    is_durable: bool = True,
+    name_is_durable: bool = True,
+) -> None:
     """Make ``content`` what a file holds, durably: its readers see the old or the new, no mixture.
 
     ``mode`` is that of the new file, less the umask. A link at ``path`` is replaced, not followed.
     ``is_durable`` false leaves it to the system when the new content reaches the disk: for what is
-    written often and can be lost. Raises ``OSError``; then the old file is still there.
+    written often and can be lost. ``name_is_durable`` false means that after a power failure the
+    old content may be there again, whole. Raises ``OSError``; then the old file is still there.
     """
     beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
     descriptor = os.open(beside, NEW | os.O_WRONLY, mode)
@@ -71,8 +80,40 @@ def replace_file(path: Path, content: bytes, mode: int = 0o640, *, is_durable: b
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
-    if is_durable:
+    if is_durable and name_is_durable:
         sync_folder(path.parent)
+
+
+class NewestContent:
+    """A file that several threads replace: content that is older than what it has is left out.
+
+    `number` is called on one thread only, when the content is put together.
+    """
+
+    def __init__(self, path: Path, mode: int, *, name_is_durable: bool = True) -> None:
+        self._path = path
+        self._mode = mode
+        self._name_is_durable = name_is_durable
+        self._lock = threading.Lock()
+        self._number = self._written = 0
+
+    def number(self) -> int:
+        """Return the number of the content that is being put together now."""
+        self._number += 1
+        return self._number
+
+    def write(self, content: bytes, number: int) -> None:
+        """Replace the file, unless it has newer content or was removed. Raises ``OSError``."""
+        with self._lock:
+            if number > self._written:
+                replace_file(self._path, content, self._mode, name_is_durable=self._name_is_durable)
+                self._written = number
+
+    def remove(self) -> None:
+        """Remove the file; content that was put together before is not written any more."""
+        with self._lock:
+            self._written = self.number()
+            self._path.unlink(missing_ok=True)
 
 
 def remove_temporaries(folder: Path) -> None:

@@ -3,16 +3,26 @@
 Trap: asyncio turns Nagle's algorithm off only for sockets that name their protocol, which those of
 `socket.create_server` do not; an answer in two writes would then take 40 ms. It is turned off here,
 and accepted sockets inherit that.
+
+Trap: at each wake-up asyncio accepts as often as ``backlog`` says, and when descriptors run out
+each of these fails, is reported with a traceback, and is tried again a second later. So asyncio is
+given a small number, the socket keeps the large one, and `report_errors` says it once a second.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
+from collections.abc import Callable
+from ssl import SSLContext
 
 from nsqtools.errors import ConfigurationError
+from nsqtools.server.daemon_log import DaemonLog
 
-BACKLOG = 1024
+_BACKLOG = 1024
+_ACCEPTED_AT_ONCE = 8
+_REPORT_S = 1.0
 _EVERYWHERE = ("", "0.0.0.0", "::")
 
 
@@ -38,11 +48,11 @@ def listen(address: str) -> socket.socket:
 def _listen_tcp(host: str, port: int) -> socket.socket:
     if host in _EVERYWHERE and socket.has_dualstack_ipv6():
         listener = socket.create_server(
-            ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG
+            ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG
         )
     else:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
@@ -58,7 +68,7 @@ def _listen_unix(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(path)
-        listener.listen(BACKLOG)
+        listener.listen(_BACKLOG)
     except OSError:
         listener.close()
         raise
@@ -78,3 +88,33 @@ def real_port(listener: socket.socket) -> int:
     """Return the port, -1 for a unix socket."""
     name = listener.getsockname()
     return -1 if isinstance(name, str) else int(name[1])
+
+
+async def accept(
+    listener: socket.socket,
+    make_protocol: Callable[[], asyncio.Protocol],
+    tls_context: SSLContext | None = None,
+) -> asyncio.Server:
+    """Serve on a listening socket from now on, in the running loop."""
+    server = await asyncio.get_running_loop().create_server(
+        make_protocol, sock=listener, backlog=_ACCEPTED_AT_ONCE, ssl=tls_context
+    )
+    listener.listen(_BACKLOG)
+    return server
+
+
+def report_errors(loop: asyncio.AbstractEventLoop, log: DaemonLog) -> None:
+    """Write what asyncio has to report to the daemon's log, a repeated error once a second."""
+    last_s: dict[str, float] = {}
+
+    def report(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        text, now_s = str(context.get("message")), loop.time()
+        if now_s - last_s.get(text, -_REPORT_S) < _REPORT_S:
+            return
+        last_s[text] = now_s
+        if len(last_s) > _ACCEPTED_AT_ONCE:
+            del last_s[next(iter(last_s))]
+        exc = context.get("exception")
+        log.error(f"{text} - {exc}" if exc else text)
+
+    loop.set_exception_handler(report)

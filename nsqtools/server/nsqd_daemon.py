@@ -20,7 +20,7 @@ from nsqtools.server.http.foundation import HTTPApi
 from nsqtools.server.http.nsqd_api import NsqdHTTP, Ports
 from nsqtools.server.http.server import HTTPServer
 from nsqtools.server.http.stats_api import StatsHTTP
-from nsqtools.server.listen import BACKLOG, listen, real_address, real_port
+from nsqtools.server.listen import accept, listen, real_address, real_port, report_errors
 from nsqtools.server.lookup.lookup_registry import LookupRegistry
 from nsqtools.server.queues.data_path import DataPathLock
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
@@ -79,6 +79,7 @@ class NsqdDaemon:
     async def start(self) -> None:
         """Load the data and serve. Raises `ConfigurationError`, ``OSError``."""
         loop = asyncio.get_running_loop()
+        report_errors(loop, self._log)
         self.nsqd = NsqdQueues(self._options, loop, self._log)
         try:
             self.nsqd.load()
@@ -89,7 +90,7 @@ class NsqdDaemon:
         self._registry = LookupRegistry(self.nsqd, self._own_info())
         self._registry.set_addresses(self._options.lookupd_tcp_address)
         self.nsqd.registry = self._registry
-        await self._serve_tcp(loop)
+        await self._serve_tcp()
         await self._serve_http()
         self._push_to_statsd()
 
@@ -109,15 +110,14 @@ class NsqdDaemon:
             return None
         return AuthServers(self._options, self._log)
 
-    async def _serve_tcp(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def _serve_tcp(self) -> None:
         if self._tcp is None:
             return
         context = self._context
         protocols = {b"  V2": lambda connection: ProtocolV2(connection, context)}
-        self._server = await loop.create_server(
+        self._server = await accept(
+            self._tcp,
             lambda: ClientConnection(protocols, _REFUSAL, self._connections, self._log),
-            sock=self._tcp,
-            backlog=BACKLOG,
         )
         self._log.info(f"TCP: listening on {self.tcp_address}")
 

@@ -12,7 +12,7 @@ from nsqtools.server.http.debug_api import pprof_handlers
 from nsqtools.server.http.foundation import HTTPApi
 from nsqtools.server.http.nsqlookupd_api import NsqlookupdHTTP
 from nsqtools.server.http.server import HTTPServer
-from nsqtools.server.listen import BACKLOG, listen, real_address, real_port
+from nsqtools.server.listen import accept, listen, real_address, real_port, report_errors
 from nsqtools.server.lookup.registrations import Registrations
 from nsqtools.server.settings.flag_kinds import seconds_to_ns
 from nsqtools.server.settings.nsqlookupd_options import NsqlookupdOptions
@@ -53,10 +53,10 @@ class NsqlookupdDaemon:
     async def start(self) -> None:
         """Serve from now on."""
         protocols = {MAGIC_V1: self._speak}
-        self._tcp_server = await asyncio.get_running_loop().create_server(
+        report_errors(asyncio.get_running_loop(), self._log)
+        self._tcp_server = await accept(
+            self._tcp,
             lambda: ClientConnection(protocols, _REFUSAL, self._connections, self._log),
-            sock=self._tcp,
-            backlog=BACKLOG,
         )
         self._log.info(f"TCP: listening on {self.tcp_address}")
         handlers = {

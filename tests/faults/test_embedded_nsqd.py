@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import socket
 import struct
 import threading
@@ -13,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from plugins.auth_server import AuthServer
 from plugins.daemons import EmbeddedNsqdProcess, GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.raw_client import RawClient, sized
@@ -255,6 +257,83 @@ def test_a_large_multi_publish_is_published_whole_though_the_client_leaves(proce
     with RawClient(nsqd.tcp_address) as client:
         client.send(b"MPUB t\n" + sized(body))
     wait_until(lambda: nsqd.depth("t") == len(bodies), what="all of it is published")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"ttl": 1' + b"0" * 400 + b', "authorizations": []}',
+        b"[" * 200_000,
+        b'{"ttl": 1, "authorizations": ' + b'{"a":' * 100_000,
+        b'{"ttl": 1, "authorizations": [{"topic": "(", "channels": 7, "permissions": [[]]}]}',
+        b'{"ttl": 1, "authorizations": {"a": 1}, "identity": 1}',
+        b" " * 2_000_000,
+        b"null",
+    ],
+)
+def test_an_answer_about_a_secret_may_have_any_shape(
+    process: Start, auth_server: AuthServer, answer: bytes
+) -> None:
+    auth_server.answer("s", 200, answer)
+    nsqd = process(f"-auth-http-address={auth_server.address}")
+    with RawClient(nsqd.tcp_address) as client:
+        client.send(b"AUTH\n" + sized(b"s"))
+        assert client.read_error() == b"E_AUTH_FAILED AUTH failed"
+
+
+def test_json_that_is_nested_without_end_ends_the_connection_only(process: Start) -> None:
+    nsqd = process()
+    with RawClient(nsqd.tcp_address) as client:
+        client.send(b"IDENTIFY\n" + sized(b"[" * 1_000_000))
+        client.socket.shutdown(socket.SHUT_WR)
+        while client.socket.recv(1 << 16):
+            pass
+    assert nsqd.request("PUT", "/config/nsqlookupd_tcp_addresses", b"[" * 100_000)[0] == 400
+    assert_serves(nsqd)
+    assert "Traceback" not in nsqd.log
+
+
+def test_a_slow_disk_delays_no_publisher(
+    data_path: Callable[[], Path], serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The syncs by the clock, and nsqd.dat, are not written on the loop."""
+    fsync = os.fsync
+
+    def slow(descriptor: int) -> None:
+        time.sleep(0.1)
+        fsync(descriptor)
+
+    nsqd = serve(EmbeddedServer(data_path(), "-mem-queue-size=0", "-sync-timeout=100ms"))
+    with RawClient(nsqd.tcp_address) as client:
+        for number in range(20):
+            client.publish(f"t{number}", b"x")
+        monkeypatch.setattr(os, "fsync", slow)
+        slowest_s = 0.0
+        until_s = time.monotonic() + 2
+        while time.monotonic() < until_s:
+            started_s = time.monotonic()
+            client.publish(f"t{int(started_s * 1000) % 20}", b"x")
+            slowest_s = max(slowest_s, time.monotonic() - started_s)
+        monkeypatch.undo()
+    assert slowest_s < 0.1
+    nsqd.stop()
+    nsqd.start()
+    assert sum(nsqd.depth(f"t{number}") for number in range(20)) > 20
+
+
+def test_running_out_of_descriptors_is_said_once_a_second(process: Start) -> None:
+    nsqd = process()
+    resource.prlimit(nsqd.pid, resource.RLIMIT_NOFILE, (60, 60))
+    with ExitStack() as stack:
+        for _ in range(120):
+            stack.enter_context(RawClient(nsqd.tcp_address))
+        nsqd.wait_for_log("out of system resource")
+        time.sleep(1.5)
+        assert 1 <= nsqd.log.count("out of system resource") <= 4
+    assert_serves(nsqd)
+    nsqd.stop()
+    assert "Traceback" not in nsqd.log
+    assert "Invalid file descriptor" not in nsqd.log
 
 
 def test_a_thousand_connections_are_borne(process: Start) -> None:

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from nsqtools.server.http.foundation import HTTPApi
-from nsqtools.server.listen import BACKLOG
+from nsqtools.server.listen import accept
 
 # uvicorn's messages about broken requests would go to stderr between nsqd's lines
 logging.getLogger("uvicorn").addHandler(logging.NullHandler())
@@ -51,11 +51,10 @@ class HTTPServer:
     async def start(self) -> None:
         """Serve from now on."""
         self._config.load()
-        self._server = await asyncio.get_running_loop().create_server(
+        self._server = await accept(
+            self._listener,
             lambda: H11Protocol(self._config, self._state, app_state={}),
-            sock=self._listener,
-            backlog=BACKLOG,
-            ssl=self._tls_context,
+            self._tls_context,
         )
 
     async def stop(self) -> None:

@@ -112,7 +112,7 @@ class StatsHTTP:
 def _string_list(body: bytes) -> list[str] | None:
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Refusal(400, "INVALID_VALUE") from None
     if value is None or (isinstance(value, list) and all(isinstance(item, str) for item in value)):
         return value

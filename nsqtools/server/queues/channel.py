@@ -10,7 +10,6 @@ The messages of a consumer that went away stay in flight until they time out, as
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop, TimerHandle
-from collections import deque
 from collections.abc import Callable, Iterable
 from math import inf
 from typing import Protocol
@@ -69,7 +68,7 @@ class Channel:
         self.is_ephemeral = is_ephemeral(name)
         self.backlog = backlog
         self.deferred = DeferredMessages()
-        self.consumers: deque[ChannelConsumer] = deque()
+        self.consumers: dict[ChannelConsumer, None] = {}  # in the order of their turns
         self.latency = latency
         self.is_paused = False
         self.message_count = self.requeue_count = self.timeout_count = 0
@@ -77,9 +76,8 @@ class Channel:
         self._loop = loop
         self._log = log
         self._max_consumers = max_consumers
-        self._in_flight: list[
-            InFlightMessages
-        ] = []  # of the consumers, and of those that went away
+        # of the consumers, and of those that went away
+        self._in_flight: dict[int, InFlightMessages] = {}
         self._turn_scheduled = False
         self._is_closed = False
         self._timer: TimerHandle | None = None
@@ -87,7 +85,7 @@ class Channel:
     @property
     def in_flight_count(self) -> int:
         """How many messages consumers hold."""
-        return sum(map(len, self._in_flight))
+        return sum(map(len, self._in_flight.values()))
 
     # consumers
 
@@ -98,25 +96,28 @@ class Channel:
                 f"consumers for {self.topic_name}:{self.name} exceeds limit of "
                 f"{self._max_consumers}"
             )
-        self.consumers.append(consumer)
-        self._in_flight.append(consumer.in_flight)
+        self.consumers[consumer] = None
+        self._in_flight[id(consumer.in_flight)] = consumer.in_flight
 
     def remove_consumer(self, consumer: ChannelConsumer) -> None:
         """Forget a client that went away; what it held times out in its own time."""
         if self._is_closed:
             return
-        self.consumers.remove(consumer)
-        self._drop_abandoned()
+        del self.consumers[consumer]
+        if not consumer.in_flight:
+            del self._in_flight[id(consumer.in_flight)]
         if not self.consumers:
             self.on_left(self)
 
     def _drop_abandoned(self) -> None:
         present = {id(consumer.in_flight) for consumer in self.consumers}
-        self._in_flight = [held for held in self._in_flight if held or id(held) in present]
+        self._in_flight = {
+            key: held for key, held in self._in_flight.items() if held or key in present
+        }
 
     def why_not_in_flight(self, message_id: bytes) -> str:
         """Return why a consumer that does not hold the message cannot answer it."""
-        if any(message_id in held for held in self._in_flight):
+        if any(message_id in held for held in self._in_flight.values()):
             return "client does not own message"
         return "ID not in flight"
 
@@ -169,7 +170,7 @@ class Channel:
 
     def empty(self) -> None:
         """Drop all messages, those in flight and deferred included. Raises ``OSError``."""
-        for held in self._in_flight:
+        for held in self._in_flight.values():
             held.clear()
         self._drop_abandoned()
         self.deferred.clear()
@@ -216,8 +217,8 @@ class Channel:
                     return
                 consumer.deliver(messages, now_s)
                 # whoever was served last is asked last
-                self.consumers.remove(consumer)
-                self.consumers.append(consumer)
+                del self.consumers[consumer]
+                self.consumers[consumer] = None
 
     def watch(self, when_s: float) -> None:
         """Have the timer look at deadlines at ``when_s`` or before."""
@@ -230,7 +231,9 @@ class Channel:
     def _look_at_deadlines(self) -> None:
         self._timer = None
         now_s = self._loop.time()
-        expired = [message for held in self._in_flight for message in held.take_expired(now_s)]
+        expired = [
+            message for held in self._in_flight.values() for message in held.take_expired(now_s)
+        ]
         if expired:
             self.timeout_count += len(expired)
             self._drop_abandoned()
@@ -238,7 +241,7 @@ class Channel:
         due = self.deferred.take_due(now_s)
         if due:
             self._queue_again(due)
-        deadlines = [held.next_deadline_s() for held in self._in_flight]
+        deadlines = [held.next_deadline_s() for held in self._in_flight.values()]
         deadlines.append(self.deferred.next_due_s())
         next_s = min((when for when in deadlines if when is not None), default=None)
         if next_s is not None:
@@ -257,7 +260,7 @@ class Channel:
         self.backlog.close(self._unfinished())
 
     def _unfinished(self) -> Iterable[bytes]:
-        for held in self._in_flight:
+        for held in self._in_flight.values():
             yield from map(delivered_to_record, held)
         yield from map(to_record, self.deferred)
 

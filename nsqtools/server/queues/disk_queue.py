@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from nsqtools.files.durable import replace_file
+from nsqtools.files.durable import NewestContent
 from nsqtools.files.opening import open_to_write
 from nsqtools.protocol.message import MIN_MESSAGE_SIZE
 from nsqtools.server.daemon_log import DaemonLog
@@ -71,6 +71,7 @@ class DiskQueue:
         self._reader: RecordReader | None = None
         self._writer = -1
         self._operations = 0  # since the last sync
+        self._meta = NewestContent(self._meta_path, 0o600, name_is_durable=False)
         self._open(may_have_files)
 
     @property
@@ -130,14 +131,14 @@ class DiskQueue:
         """Drop everything and go on in a new file. Raises ``OSError``."""
         self._log.info(f"DISKQUEUE({self.name}): emptying")
         self._skip_to_new_file()
-        self._meta_path.unlink(missing_ok=True)
+        self._meta.remove()
         self._operations = 0
 
     def delete(self) -> None:
         """Close and remove all files. Raises ``OSError``."""
         self._log.info(f"DISKQUEUE({self.name}): deleting")
         self._skip_to_new_file()
-        self._meta_path.unlink(missing_ok=True)
+        self._meta.remove()
 
     def close(self) -> None:
         """Sync and close. Raises ``OSError``."""
@@ -153,13 +154,38 @@ class DiskQueue:
         """Make what was put and read durable. Raises ``OSError``."""
         if self._writer >= 0:
             os.fsync(self._writer)
-        replace_file(
-            self._meta_path,
-            f"{self.depth}\n{self._read_file},{self._read_position}\n"
-            f"{self._write_file},{self._write_position}\n".encode(),
-            0o600,
-        )
+        self._meta.write(self._positions(), self._meta.number())
         self._operations = 0
+
+    def begin_sync(self) -> tuple[Callable[[], None], Callable[[], None]]:
+        """Return what another thread has to do for a sync, and what to call here once it is done.
+
+        The first is called exactly once, and may raise ``OSError``. Everything up to now is durable
+        then; the queue may be used meanwhile.
+        """
+        data = os.dup(self._writer) if self._writer >= 0 else -1
+        positions, number = self._positions(), self._meta.number()
+        operations = self._operations
+
+        def work() -> None:
+            try:
+                if data >= 0:
+                    os.fsync(data)
+                self._meta.write(positions, number)
+            finally:
+                if data >= 0:
+                    os.close(data)
+
+        def done() -> None:
+            self._operations = max(0, self._operations - operations)
+
+        return work, done
+
+    def _positions(self) -> bytes:
+        return (
+            f"{self.depth}\n{self._read_file},{self._read_position}\n"
+            f"{self._write_file},{self._write_position}\n"
+        ).encode()
 
     def try_sync(self) -> None:
         """Make it durable; a failure is logged and the next sync tries again."""

@@ -1,20 +1,22 @@
 """The queues of one nsqd: its topics, their files, and what has to follow when they change.
 
 No sockets: the TCP and HTTP sides call in here. Creating and deleting schedule a write of nsqd.dat;
-many changes in a short time are few writes.
+many changes in a short time are few writes. What has to wait for the disk in regular operation, the
+syncs by the clock and these writes, is done on a thread: the loop serves clients meanwhile.
 """
 
 from __future__ import annotations
 
 import errno
 import time
-from asyncio import AbstractEventLoop, TimerHandle
+from asyncio import AbstractEventLoop, Future, Task, sleep
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.files.durable import remove_temporaries, replace_file
+from nsqtools.files.durable import NewestContent, remove_temporaries
 from nsqtools.protocol.names import is_ephemeral, is_valid_name
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.backlog import Backlog, DiskHealth
@@ -77,7 +79,9 @@ class NsqdQueues:
         self._queues_with_files: set[str] = set()  # when it was loaded
         self._persist_scheduled = False
         self._is_loading = False
-        self._sync_timer: TimerHandle | None = None
+        self._metadata_file = NewestContent(self._data_path / FILE_NAME, 0o600)
+        self._disk_thread = ThreadPoolExecutor(1, thread_name_prefix="nsqd-disk")
+        self._syncing: Task[None] | None = None
 
     # topics
 
@@ -183,7 +187,7 @@ class NsqdQueues:
             if exc.errno not in _FULL:
                 raise
             self.log.error(f"failed to persist metadata - {exc}")  # what was read still stands
-        self._sync_timer = self.loop.call_later(self.options.sync_timeout, self._sync)
+        self._syncing = self.loop.create_task(self._sync_by_the_clock())
 
     def _load_topic(self, listed: TopicMetadata) -> None:
         if not is_valid_name(listed.name):
@@ -200,10 +204,13 @@ class NsqdQueues:
 
     def persist(self) -> None:
         """Write nsqd.dat now. Raises ``OSError``."""
+        self._metadata_file.write(*self._next_metadata())
+
+    def _next_metadata(self) -> tuple[bytes, int]:
         self._persist_scheduled = False
         path = self._data_path / FILE_NAME
         self.log.info(f"NSQ: persisting topic/channel metadata to {path}")
-        replace_file(path, encode_metadata(list(self._metadata())), 0o600)
+        return encode_metadata(list(self._metadata())), self._metadata_file.number()
 
     def _metadata(self) -> Iterator[TopicMetadata]:
         for topic in self.topics.values():
@@ -223,9 +230,14 @@ class NsqdQueues:
     def _try_persist(self) -> None:
         if not self._persist_scheduled:
             return
-        try:
-            self.persist()
-        except OSError as exc:
+        content, number = self._next_metadata()
+        writing = self.loop.run_in_executor(
+            self._disk_thread, self._metadata_file.write, content, number
+        )
+        writing.add_done_callback(self._persisted)
+
+    def _persisted(self, writing: Future[None]) -> None:
+        if not writing.cancelled() and (exc := writing.exception()) is not None:
             self.log.error(f"failed to persist metadata - {exc}")
 
     def _disks(self) -> Iterator[DiskQueue]:
@@ -233,11 +245,20 @@ class NsqdQueues:
             backlogs = [topic.backlog, *(each.backlog for each in topic.channels.values())]
             yield from (backlog.disk for backlog in backlogs if backlog.disk is not None)
 
-    def _sync(self) -> None:
-        for disk in self._disks():
-            if disk.needs_sync:
-                disk.try_sync()
-        self._sync_timer = self.loop.call_later(self.options.sync_timeout, self._sync)
+    async def _sync_by_the_clock(self) -> None:
+        while True:
+            await sleep(self.options.sync_timeout)
+            for disk in [disk for disk in self._disks() if disk.needs_sync]:
+                await self._sync(disk)
+
+    async def _sync(self, disk: DiskQueue) -> None:
+        try:
+            work, done = disk.begin_sync()
+            await self.loop.run_in_executor(self._disk_thread, work)
+        except OSError as exc:
+            self.log.error(f"DISKQUEUE({disk.name}) failed to sync - {exc}")
+        else:
+            done()
 
     def close(self) -> None:
         """Write nsqd.dat and every message that is not finished to disk."""
@@ -253,5 +274,6 @@ class NsqdQueues:
     def abandon(self) -> None:
         """Stop the timers and write nothing, as after a kill."""
         self._persist_scheduled = False
-        if self._sync_timer is not None:
-            self._sync_timer.cancel()
+        if self._syncing is not None:
+            self._syncing.cancel()
+        self._disk_thread.shutdown()  # what it has begun is finished

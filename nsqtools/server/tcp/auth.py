@@ -6,6 +6,7 @@ documentation promises.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
@@ -27,6 +28,7 @@ from nsqtools.server.settings.nsqd_options import NsqdOptions
 from nsqtools.server.tcp.client_connection import ClientConnection, Pause
 
 _PERMISSIONS = {"subscribe", "publish"}
+_MAX_ANSWER_BYTES = 1 << 20
 
 
 class AuthFailed(Exception):
@@ -101,6 +103,7 @@ class AuthServers:
         self._timeout = httpx.Timeout(
             options.http_client_request_timeout, connect=options.http_client_connect_timeout
         )
+        self._deadline_s = options.http_client_connect_timeout + options.http_client_request_timeout
         self._tls = ssl.create_default_context(cafile=options.tls_root_ca_file or None)
         self._log = log
 
@@ -109,31 +112,44 @@ class AuthServers:
         start = random.randrange(len(self._addresses))
         for address in (*self._addresses[start:], *self._addresses[:start]):
             try:
-                return await self._ask(address, request)
-            except (AuthFailed, httpx.HTTPError, httpx.InvalidURL) as exc:
-                self._log.error(f"failed auth request to {address} - {exc}")
+                async with asyncio.timeout(self._deadline_s):
+                    return await self._ask(address, request)
+            except (AuthFailed, httpx.HTTPError, httpx.InvalidURL, TimeoutError) as exc:
+                reason = str(exc) or "timeout"
+                self._log.error(f"failed auth request to {address} - {reason}")
         raise AuthFailed("Unable to access auth server")
 
     async def _ask(self, address: str, request: AuthRequest) -> AuthState:
         base = address if "://" in address else f"http://{address}/auth"
-        headers = {"Accept": "application/vnd.nsq; version=1.0"}
+        headers = {"Accept": "application/vnd.nsq; version=1.0", "Accept-Encoding": "identity"}
         async with httpx.AsyncClient(
             timeout=self._timeout, verify=self._tls, trust_env=False
         ) as client:
             url = f"{base}?{request.query}"
-            response = await client.get(url, headers=headers)
-            if response.status_code == 403 and url.startswith("http:"):
-                response = await client.get(_on_https(url, response.content), headers=headers)
-        if response.status_code != 200:
-            raise AuthFailed(f"got response {response.status_code}")
-        return decode_answer(response.content)
+            status, content = await _get(client, url, headers)
+            if status == 403 and url.startswith("http:"):
+                status, content = await _get(client, _on_https(url, content), headers)
+        if status != 200:
+            raise AuthFailed(f"got response {status}")
+        return decode_answer(content)
+
+
+async def _get(client: httpx.AsyncClient, url: str, headers: dict[str, str]) -> tuple[int, bytes]:
+    """Return status and body, which must be of a reasonable size."""
+    body = bytearray()
+    async with client.stream("GET", url, headers=headers) as response:
+        async for piece in response.aiter_raw():
+            body += piece
+            if len(body) > _MAX_ANSWER_BYTES:
+                raise AuthFailed(f"the answer has more than {_MAX_ANSWER_BYTES} bytes")
+    return response.status_code, bytes(body)
 
 
 def _on_https(url: str, body: bytes) -> str:
     """Return the URL at the HTTPS port that a 403 TLS_REQUIRED names."""
     try:
         port = json.loads(body)["https_port"]
-    except (ValueError, TypeError, KeyError) as exc:
+    except Exception as exc:  # JSON of any shape and depth
         raise AuthFailed("got response 403") from exc
     parts = urlsplit(url)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
@@ -153,7 +169,9 @@ def decode_answer(body: bytes) -> AuthState:
             tuple(_authorization(entry) for entry in answer.get("authorizations") or ()),
             time.monotonic() + ttl_s,
         )
-    except (ValueError, TypeError, KeyError, AttributeError, re.error) as exc:
+    except (AuthFailed, MemoryError):
+        raise
+    except Exception as exc:  # JSON of any shape, depth and size; any pattern
         raise AuthFailed(f"invalid answer ({exc})") from exc
 
 

@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol, cast
 
-from nsqtools.errors import ProtocolError
 from nsqtools.protocol.codecs import Codec
 from nsqtools.protocol.requests import Incomplete, LineTooLong, RequestError
 from nsqtools.server.daemon_log import DaemonLog
@@ -181,8 +180,8 @@ class ClientConnection(asyncio.Protocol):
                 if self._loop.time() >= until_s:
                     self._go_on()
                     break
-        except ProtocolError as exc:
-            self._log.error(f"client({self.remote_address}) - {exc}")
+        except Exception as exc:  # such as a RecursionError of JSON: it concerns this client only
+            self._log.error(f"client({self.remote_address}) - {str(exc) or repr(exc)}")
             self.close()
         if self._is_over:
             return
@@ -274,6 +273,9 @@ class ClientConnection(asyncio.Protocol):
             await until()
         except RequestError as error:
             refusal = error
+        except Exception as exc:
+            self._log.error(f"client({self.remote_address}) - {str(exc) or repr(exc)}")
+            self.abort()
         self._pause = None
         if self._is_over or self._protocol is None:
             return
