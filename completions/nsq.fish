@@ -364,17 +364,18 @@ function __nsq_describe --no-scope-shadowing
             set options \
                 '*-t,--topic=@topics' '--topic-pattern=' '--topic-refresh=' '-c,--channel=@channels' \
                 '--on-file=' '--metrics-file=@file' '-n,--count=' '--until-empty' '--exit-idle=' \
-                '--for=' '--create' '--output-dir=@dir' '--work-dir=@dir' '--filename-format=' \
-                '--datetime-format=' '--partition-format=' '--partition-by=arrival|message' '--utc' \
-                '--host-identifier=' '--file-mode=' '--dir-mode=' '--format=jsonl|raw' \
-                '-d,--delimiter=' '--gzip' '--gzip-level=' '--rotate-size=' '--rotate-text-size=' \
-                '--rotate-interval=' '--rotate-age=' '--skip-empty-files,--no-skip-empty-files' \
-                '--sync-interval=' '--sync-bytes=' '--sync-count=' '*--nsqd-tcp-address=' \
-                '*--lookupd-http-address=' '*--nsqd-http-address=' '*--address-map=' \
-                '-P,--profile=@profiles' '--max-in-flight=' '*-X,--consumer-opt=@options' \
-                '--tls,--no-tls' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' \
-                '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' \
-                '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '--timeout=' \
+                '--for=' '--exit-when-deleted' '--create' '--output-dir=@dir' '--work-dir=@dir' \
+                '--filename-format=' '--datetime-format=' '--partition-format=' \
+                '--partition-by=arrival|message' '--utc' '--host-identifier=' '--file-mode=' \
+                '--dir-mode=' '--format=jsonl|raw' '-d,--delimiter=' '--gzip' '--gzip-level=' \
+                '--rotate-size=' '--rotate-text-size=' '--rotate-interval=' '--rotate-age=' \
+                '--skip-empty-files,--no-skip-empty-files' '--sync-interval=' '--sync-bytes=' \
+                '--sync-count=' '*--nsqd-tcp-address=' '*--lookupd-http-address=' \
+                '*--nsqd-http-address=' '*--address-map=' '-P,--profile=@profiles' \
+                '--max-in-flight=' '*-X,--consumer-opt=@options' '--tls,--no-tls' \
+                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
+                '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate' \
+                '--deflate-level=' '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '--help'
             set option_helps \
@@ -384,6 +385,7 @@ function __nsq_describe --no-scope-shadowing
                 'Write counts to this file, as Prometheus text.' 'Stop after N.' \
                 'Stop when the channel is empty.' \
                 'Stop after DURATION without messages (5s, 1m30s).' 'Stop after DURATION.' \
+                'Exit, with status 3, when every --topic was deleted; default: wait for it.' \
                 'Go on when the topic does not exist; subscribing creates it.' \
                 'Where finished files go.' \
                 'Where files in progress go, if not to --output-dir; any file system will do.' \

@@ -2,8 +2,11 @@
 
 Each topic has a `TopicArchiver`. This one starts them (those given, and those that a pattern finds,
 now and later), watches limits, and stops them. A topic that was deleted is let go rather than
-brought back: when its connection is lost and it is gone from wherever topics can be looked up, its
-files are finished and its consumer ends before it would subscribe again, which would create it.
+brought back: its files are finished, and its consumer ends before it would subscribe again, which
+would create it. When the topic is there again, so is its archiver.
+
+The trap is to take a topic for deleted that is not: nobody would archive it. So only nsqd decides,
+and only once the topic has no connection; an nsqlookupd that was restarted has nothing to say.
 """
 
 from __future__ import annotations
@@ -31,13 +34,14 @@ from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.directory import open_cluster
-from nsqtools.cluster.topics import inspect_topic
-from nsqtools.errors import NsqError, OutputError
+from nsqtools.cluster.topics import is_on_nsqd
+from nsqtools.errors import NotFoundError, NsqError, OutputError
 from nsqtools.tail.run_limits import End, RunLimits
 
 log = logging.getLogger("nsqtools")
 
 TICK_S = 0.5
+RETRY_S = 5.0  # how often it is asked whether a topic is there again
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class Archiver:
         discovery: TopicDiscovery | None = None,
         refresh_s: float = 60.0,
         limits: RunLimits | None = None,
+        exits_when_deleted: bool = False,
         on_finished: Callable[[Path], None] = lambda path: None,
         on_tick: Callable[[], None] = lambda: None,
     ) -> None:
@@ -79,6 +84,7 @@ class Archiver:
         self._settings = settings
         self._discovery = discovery
         self._refresh_s = refresh_s
+        self._exits_when_deleted = exits_when_deleted
         self._on_finished = on_finished
         self._on_tick = on_tick
         self._quota = Quota(self._limits.count)
@@ -90,7 +96,8 @@ class Archiver:
         self._is_stopping = False
         self._has_discovered = False
         self._suspects: queue.SimpleQueue[str] = queue.SimpleQueue()  # topics that may be deleted
-        self._run_name = f"{time.time_ns():x}"
+        self._absent: set[str] = set()  # topics given that wait until they are there again
+        self._deleted: list[str] = []
 
     # -- from any thread ------------------------------------------------------------------------
 
@@ -145,8 +152,9 @@ class Archiver:
     def run(self) -> End:
         """Archive until a limit is reached or `stop` is called; return what ended it.
 
-        Raises `OutputError` when a directory cannot be used, `ConfigurationError` when another
-        process archives the same, the connection error when a topic that was given cannot be
+        Raises `NotFoundError` when every topic was deleted and that is to end it, `OutputError`
+        when a directory cannot be used, `ConfigurationError` when another process archives the
+        same, the connection error when a topic that was given cannot be
         reached at the start or nobody can be asked for the topics of a pattern, and the last error
         of writing when it did not work at the end.
         """
@@ -166,6 +174,8 @@ class Archiver:
         self._end_all(drain=end is not End.COUNT)
         if self._unwritten:
             raise self._unwritten[0]
+        if self._deleted and end is End.STOPPED and not self._is_stopping:
+            raise NotFoundError(f"topic {', '.join(self._deleted)} was deleted")
         return end
 
     def _begin(self, topic: str, *, fail_fast: bool) -> None:
@@ -178,7 +188,7 @@ class Archiver:
                 work,
                 topic,
                 source.channel,
-                run=self._run_name,
+                run=f"{time.time_ns():x}",  # a topic may end, and begin again
                 size=max(2 * source.options.max_in_flight, 1000),
                 is_durable=self._is_durable,
                 now_s=time.time(),
@@ -227,7 +237,7 @@ class Archiver:
 
     def _watch(self) -> End:
         began = time.monotonic()
-        refresh_at = began
+        refresh_at = retry_at = began
         while True:
             now = time.monotonic()
             if self._discovery is not None and now >= refresh_at:
@@ -235,6 +245,9 @@ class Archiver:
                 self._refresh(self._discovery)
             self._let_deleted_go()
             self._reap()
+            if self._absent and now >= retry_at:
+                retry_at = now + min(self._refresh_s, RETRY_S)
+                self._begin_those_that_are_back()
             if end := self._end(began, now):
                 return end
             self._on_tick()
@@ -243,7 +256,7 @@ class Archiver:
 
     def _end(self, began: float, now: float) -> End | None:
         limits = self._limits
-        if self._is_stopping or not (self._archivers or self._discovery):
+        if self._is_stopping or not (self._archivers or self._absent or self._discovery):
             return End.STOPPED
         if limits.count is not None and self.totals.messages >= limits.count:
             return End.COUNT
@@ -258,48 +271,71 @@ class Archiver:
     def _refresh(self, discovery: TopicDiscovery) -> None:
         try:
             known = discovery.ask()
-        except NsqError as exc:
+        except (NsqError, OSError) as exc:
             if not self._has_discovered:
                 raise
             log.warning("no topics were found: %s; trying again", exc)
             return
         self._has_discovered = True
         for topic in sorted(known.names - set(self._archivers) - set(self._topics)):
-            try:
-                self._begin(topic, fail_fast=False)
-            except NsqError as exc:  # its directory, or another process: the others go on
-                log.error("topic %s is not archived: %s", topic, exc)
-                self._forget(topic)
+            self._try_to_begin(topic)
         if known.is_complete:
             for topic in set(self._archivers) - known.names - set(self._topics):
-                self._let_go(topic)
+                self._suspects.put(topic)
+
+    def _try_to_begin(self, topic: str) -> None:
+        """Begin with a topic; its trouble (directory, descriptors) is not that of the others."""
+        try:
+            self._begin(topic, fail_fast=False)
+        except (NsqError, OSError) as exc:
+            log.error("topic %s is not archived: %s; trying again", topic, exc)
+            if (archiver := self._archivers.get(topic)) is not None:
+                archiver.consumer.abort()
+            self._forget(topic)
+        else:
+            self._absent.discard(topic)
+
+    def _begin_those_that_are_back(self) -> None:
+        with open_cluster(self._source.connection) as cluster:
+            present = [topic for topic in self._absent if is_on_nsqd(cluster, topic)]
+        for topic in present:
+            self._try_to_begin(topic)
 
     def _let_deleted_go(self) -> None:
-        """Look up the topics that lost a connection."""
+        """Let go of topics that lost their connections and that no nsqd has."""
         suspects = set()
         while not self._suspects.empty():
             suspects.add(self._suspects.get())
-        if not (suspects := suspects & set(self._archivers)):
+        suspects = {
+            topic
+            for topic in suspects & set(self._archivers)
+            if not self._archivers[topic].consumer.connections
+        }
+        if not suspects:
             return
         with open_cluster(self._source.connection) as cluster:
-            reports = [inspect_topic(cluster, topic) for topic in suspects]
-        for report in reports:
-            if report.asked and not report.failed and not report.exists:
-                self._let_go(report.topic)
-
-    def _let_go(self, topic: str) -> None:
-        log.warning("topic %s was deleted; it is not archived any more", topic)
-        self._archivers[topic].stop()
+            gone = [topic for topic in suspects if is_on_nsqd(cluster, topic) is False]
+        for topic in gone:
+            waits = topic in self._topics and not self._exits_when_deleted
+            what = "waiting until it is there again" if waits else "it is not archived any more"
+            log.warning("topic %s was deleted; %s", topic, what)
+            self._deleted.append(topic)
+            self._archivers[topic].stop()
 
     # -- ending ---------------------------------------------------------------------------------
 
     def _reap(self) -> None:
-        """Take leave of the topics that have ended."""
+        """Forget the topics that have ended; those given begin again when they are there."""
         for archiver in self._running():
             if archiver.is_over and archiver.join():
                 self._forget(archiver.topic)
-                if archiver.failure is not None:
-                    raise archiver.failure
+                failure = archiver.failure
+                if failure is not None and not isinstance(failure, NsqError | OSError):
+                    raise failure
+                if failure is not None:
+                    log.error("topic %s: %s; trying again", archiver.topic, failure)
+                if archiver.topic in self._topics and (failure or not self._exits_when_deleted):
+                    self._absent.add(archiver.topic)
 
     def _end_all(self, *, drain: bool) -> None:
         """Stop all topics at the same time, and wait for them."""

@@ -60,6 +60,20 @@ def inspect_topic(cluster: Cluster, topic: str) -> TopicReport:
     return report
 
 
+def is_on_nsqd(cluster: Cluster, topic: str) -> bool | None:
+    """Ask every nsqd for a topic; None when that does not decide it: one that failed may have it.
+
+    What nsqlookupd says of the topic does not count: one that was restarted knows no topic, and no
+    nsqd, for as long as nsqd takes to register again.
+    """
+    nsqds, failures = cluster.nsqds()
+    clients = {nsqd.address: nsqd.client for nsqd in nsqds}
+    answers, failed = cluster.ask(clients, lambda nsqd: _topics(nsqd, topic))
+    if any(answers.values()):
+        return True
+    return False if answers and not failures and not failed else None
+
+
 def _topics(nsqd: NsqdHTTPClient, topic: str = "") -> tuple[TopicStats, ...]:
     return read_stats(nsqd.stats(topic)).topics or ()
 

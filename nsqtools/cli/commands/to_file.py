@@ -57,6 +57,14 @@ OnFile = Annotated[
         rich_help_panel=FILES,
     ),
 ]
+ExitWhenDeleted = Annotated[
+    bool,
+    Option(
+        "--exit-when-deleted",
+        help="Exit, with status 3, when every --topic was deleted; default: wait for it.",
+        rich_help_panel=LIMITS,
+    ),
+]
 MetricsFile = Annotated[
     Path | None,
     Option("--metrics-file", metavar="FILE", help="Write counts to this file, as Prometheus text."),
@@ -74,6 +82,7 @@ def to_file(
     until_empty: UntilEmpty = False,
     exit_idle: ExitIdle = None,
     for_: For = None,
+    exit_when_deleted: ExitWhenDeleted = False,
     create: Create = False,
     *,
     settings: ArchiveOptions,
@@ -85,7 +94,8 @@ def to_file(
     Runs until it is stopped or a limit is reached. Files in progress are hidden (.NAME.part);
     finished ones appear whole. After a crash, the next run repairs and finishes what was left, and
     writes no message twice. When a disk is full the messages stay in the queue, and writing
-    continues when there is room. SIGHUP finishes the files in progress.
+    continues when there is room. A topic that is deleted is archived again once it is there again.
+    SIGHUP finishes the files in progress.
 
     Examples:
         nsq to-file -t clicks --output-dir /var/nsq --gzip
@@ -105,6 +115,7 @@ def to_file(
     discovery = None
     if topic_pattern is not None:
         discovery = TopicDiscovery(topic_pattern, connection)
+    allow_descriptors()
     hook = FileHook(on_file) if on_file is not None else None
     options = connection.client_options(**THROUGHPUT)
     look_before(topics, channel, connection, runtime, create=create, force=True)
@@ -116,14 +127,11 @@ def to_file(
     with Progress(runtime) as progress:
         archiver = Archiver(
             topics,
-            ArchiveSource(
-                channel,
-                connection,
-                options,
-            ),
+            ArchiveSource(channel, connection, options),
             settings,
             discovery=discovery,
             refresh_s=topic_refresh,
+            exits_when_deleted=exit_when_deleted,
             limits=RunLimits(count, EMPTY_AFTER_S if until_empty else exit_idle, for_),
             on_finished=finished,
             on_tick=lambda: tick(archiver, progress, metrics_file),
@@ -143,6 +151,18 @@ def to_file(
     if archiver.falls_short:
         return signals.status(otherwise=ExitStatus.LIMIT_NOT_REACHED)
     return signals.status()
+
+
+def allow_descriptors() -> None:
+    """Raise the soft limit of open files to the hard one, as Go does: a topic takes several."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (ValueError, OSError):  # a system may refuse what it says that it allows
+            pass
 
 
 def tick(archiver: Archiver, progress: Progress, metrics_file: Path | None) -> None:

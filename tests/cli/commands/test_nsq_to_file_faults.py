@@ -497,13 +497,13 @@ def test_a_misspelt_topic_is_not_created(nsqd: GoNsqd, out: Path, run_nsq: RunNs
 
 def test_a_deleted_topic_is_not_brought_back(nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq) -> None:
     publish(nsqd, b"one")
-    process = spawn_nsq(to_file(nsqd, out))
+    process = spawn_nsq(to_file(nsqd, out, "--exit-when-deleted"))
     wait_until_drained(nsqd)
 
     nsqd.post("/topic/delete", topic=TOPIC)
     _, stderr = process.communicate(timeout=DEADLINE_S)
 
-    assert process.returncode == 0
+    assert process.returncode == 3
     assert "was deleted" in stderr.decode()
     assert nsqd.stats()["topics"] == []
     assert len(messages_of(out)) == 1

@@ -1,0 +1,164 @@
+"""``nsq to-file`` when topics go and come back, and when nsqlookupd forgets them for a while."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from plugins.archives import messages_of
+from plugins.cli import SpawnNsq
+from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.waiting import patience_s, wait_until
+
+CHANNEL = "archive"
+DEADLINE_S = patience_s(30.0)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def lookupd(nsqlookupd: Callable[..., GoNsqlookupd]) -> GoNsqlookupd:
+    return nsqlookupd()
+
+
+@pytest.fixture
+def nsqd(go_nsqd: Callable[..., GoNsqd], lookupd: GoNsqlookupd) -> GoNsqd:
+    return go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
+
+
+def by_pattern(lookupd: GoNsqlookupd, out: Path) -> list[str]:
+    place = ["--lookupd-http-address", lookupd.http_address, "--output-dir", str(out)]
+    pattern = ["--topic-pattern", "^orders", "--topic-refresh", "300ms", "-c", CHANNEL]
+    return ["to-file", *pattern, *place, "-X", "lookupd_poll_interval=300ms"]
+
+
+def wait_for_topic(lookupd: GoNsqlookupd, topic: str) -> None:
+    wait_until(lambda: len(lookupd.producers(topic)) == 1, what=f"{topic} at nsqlookupd")
+
+
+def wait_for_consumer(nsqd: GoNsqd, topic: str) -> None:
+    def clients() -> int:
+        topics = nsqd.stats()["topics"] or ()
+        channels = [c for t in topics if t["topic_name"] == topic for c in t["channels"]]
+        return sum(c["client_count"] for c in channels if c["channel_name"] == CHANNEL)
+
+    wait_until(lambda: clients() == 1, what=f"the archiver at {topic}", timeout_s=DEADLINE_S)
+
+
+def archive(nsqd: GoNsqd, topic: str, *bodies: bytes) -> None:
+    """Publish, and wait until the archiver has finished them."""
+    if bodies:
+        nsqd.publish(topic, *bodies)
+    count = nsqd.channel_stats(topic, CHANNEL)["message_count"]
+    wait_until(
+        lambda: (
+            (now := nsqd.channel_stats(topic, CHANNEL))["message_count"] >= max(count, len(bodies))
+            and not now["depth"] + now["in_flight_count"]
+        ),
+        what="the messages are archived",
+        timeout_s=DEADLINE_S,
+    )
+
+
+def bodies_after(process: subprocess.Popen[bytes], out: Path) -> list[bytes]:
+    process.terminate()
+    process.communicate(timeout=DEADLINE_S)
+    return sorted(message["body"] for message in messages_of(out))
+
+
+def test_an_nsqlookupd_that_forgot_everything_ends_no_topic(
+    lookupd: GoNsqlookupd, nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq
+) -> None:
+    nsqd.create_channel("orders", CHANNEL)
+    wait_for_topic(lookupd, "orders")
+    process = spawn_nsq(by_pattern(lookupd, out))
+    wait_for_consumer(nsqd, "orders")
+    archive(nsqd, "orders", b"before")
+
+    lookupd.stop()
+    lookupd.start()  # nsqd registers again at its next heartbeat, in up to 15 s
+    assert lookupd.json("/topics")["topics"] == []
+    with pytest.raises(AssertionError):
+        wait_until(
+            lambda: nsqd.channel_stats("orders", CHANNEL)["client_count"] == 0,
+            what="the archiver has left",
+            timeout_s=3,
+        )
+    archive(nsqd, "orders", b"meanwhile")
+
+    assert process.poll() is None
+    assert len(bodies_after(process, out)) == 2
+
+
+@pytest.mark.parametrize("how", ["pattern", "topic"])
+def test_a_topic_that_is_deleted_and_made_again_is_archived_again(
+    how: str, lookupd: GoNsqlookupd, nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq
+) -> None:
+    nsqd.create_channel("orders", CHANNEL)
+    wait_for_topic(lookupd, "orders")
+    args = by_pattern(lookupd, out)
+    if how == "topic":
+        args[1:3] = ["-t", "orders"]
+    process = spawn_nsq(args)
+    wait_for_consumer(nsqd, "orders")
+    archive(nsqd, "orders", b"before")
+
+    nsqd.post("/topic/delete", topic="orders")
+    lookupd.post("/topic/delete", topic="orders")
+    wait_until(lambda: not nsqd.stats()["topics"], what="the topic is deleted")
+    wait_until(lambda: len(list(out.glob("orders*"))) > 0, what="its files", timeout_s=DEADLINE_S)
+    assert not nsqd.stats()["topics"]
+    nsqd.publish("orders", b"after 1", b"after 2")
+    wait_for_consumer(nsqd, "orders")
+    archive(nsqd, "orders", b"after 3")
+
+    assert process.poll() is None
+    assert len(bodies_after(process, out)) == 4
+
+
+def test_exit_when_deleted_ends_with_the_status_of_a_topic_that_does_not_exist(
+    nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq
+) -> None:
+    nsqd.create_channel("orders", CHANNEL)
+    place = ["--nsqd-tcp-address", nsqd.tcp_address, "--nsqd-http-address", nsqd.http_address]
+    flags = ["-c", CHANNEL, "--output-dir", str(out), "--exit-when-deleted"]
+    process = spawn_nsq(["to-file", "-t", "orders", *place, *flags])
+    wait_for_consumer(nsqd, "orders")
+    archive(nsqd, "orders", b"before")
+
+    nsqd.post("/topic/delete", topic="orders")
+    _, stderr = process.communicate(timeout=DEADLINE_S)
+
+    assert process.returncode == 3
+    assert "topic orders was deleted" in stderr.decode()
+    assert len(messages_of(out)) == 1
+
+
+def test_many_topics_fit_under_a_low_soft_limit_of_descriptors(
+    lookupd: GoNsqlookupd, nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq
+) -> None:
+    topics = [f"orders{number}" for number in range(30)]
+    for topic in topics:
+        nsqd.create_channel(topic, CHANNEL)
+        nsqd.publish(topic, b"one")
+    wait_until(
+        lambda: len(lookupd.json("/topics")["topics"]) == len(topics), what="the topics are known"
+    )
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        process = spawn_nsq(by_pattern(lookupd, out))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    for topic in topics:
+        wait_for_consumer(nsqd, topic)
+        archive(nsqd, topic)
+
+    assert len(bodies_after(process, out)) == len(topics)
