@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from nsqtools.archive.archive_settings import ArchiveSettings
 from nsqtools.archive.discovery import TopicDiscovery
@@ -30,6 +29,7 @@ from nsqtools.archive.notify import TopicState
 from nsqtools.archive.topic_archiver import Quota, TopicArchiver
 from nsqtools.archive.topic_lock import TopicLock
 from nsqtools.archive.topic_writer import ArchiveTotals, TopicWriter
+from nsqtools.client.backlog import Backlog
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
@@ -209,9 +209,7 @@ class Archiver:
         archiver.start(fail_fast=fail_fast)
         log.info("archiving topic %s, channel %s", topic, source.channel)
 
-    def _make_consumer(
-        self, topic: str, max_in_flight: int, deliveries: queue.SimpleQueue[Any]
-    ) -> Consumer:
+    def _make_consumer(self, topic: str, max_in_flight: int, backlog: Backlog) -> Consumer:
         source = self._source
         return Consumer(
             topic,
@@ -221,7 +219,7 @@ class Archiver:
             options=replace(source.options, max_in_flight=max_in_flight),
             address_map=source.connection.address_map,
             on_error=lambda error: self._suspects.put(topic),
-            deliveries=deliveries,
+            backlog=backlog,
         )
 
     def _is_durable(self, name: str, offset: int, length: int) -> bool:

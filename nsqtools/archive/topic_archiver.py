@@ -16,14 +16,13 @@ into memory at the size of the last ones.
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from nsqtools.archive.archive_settings import Flush
 from nsqtools.archive.topic_writer import TopicWriter, WriteFailed
+from nsqtools.client.backlog import Backlog
 from nsqtools.client.consumer import Consumer, Stopped
 from nsqtools.client.message import Batch
 from nsqtools.client.reconnect import RetryDelays
@@ -37,7 +36,7 @@ RETRY_MAX_S = 30.0
 FIRST_COUNT = 64  # in flight, before a message was seen
 MEMORY_BYTES = 32 << 20
 
-# put among the deliveries
+# put in the backlog among the messages
 ROTATE = object()
 PAUSE = object()
 RESUME = object()
@@ -96,7 +95,7 @@ class TopicArchiver:
     def __init__(
         self,
         topic: str,
-        make_consumer: Callable[[str, int, queue.SimpleQueue[Any]], Consumer],
+        make_consumer: Callable[[str, int, Backlog], Consumer],
         most_in_flight: int,
         writer: TopicWriter,
         flush: Flush,
@@ -111,9 +110,9 @@ class TopicArchiver:
         self.failure: BaseException | None = None
         self.last_error: NsqError | None = None  # of writing; None since it works again
         self.last_message_s = time.monotonic()
-        self._deliveries: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._backlog = Backlog()
         self._in_flight = InFlightLimit(most_in_flight)
-        self.consumer = make_consumer(topic, self._in_flight.count, self._deliveries)
+        self.consumer = make_consumer(topic, self._in_flight.count, self._backlog)
         self._flush = flush
         self._quota = quota
         self._on_end = on_end
@@ -130,15 +129,15 @@ class TopicArchiver:
 
     def rotate(self) -> None:
         """Finish the files now; the next message begins new ones."""
-        self._deliveries.put(ROTATE)
+        self._backlog.put(ROTATE)
 
     def pause(self) -> None:
         """Take no more until `resume`; the connections stay."""
-        self._deliveries.put(PAUSE)
+        self._backlog.put(PAUSE)
 
     def resume(self) -> None:
         """Take messages again."""
-        self._deliveries.put(RESUME)
+        self._backlog.put(RESUME)
 
     def stop(self, *, drain: bool = True) -> None:
         """Take no more, write what was delivered, finish the files. Returns at once."""
@@ -178,10 +177,7 @@ class TopicArchiver:
 
     def _turn(self) -> bool:
         """Handle one delivery, or what it is time for; return False when there will be no more."""
-        try:
-            delivery = self._deliveries.get(timeout=self._wait_s(time.monotonic()))
-        except queue.Empty:
-            delivery = None
+        delivery = self._backlog.get(self._wait_s(time.monotonic()))
         if isinstance(delivery, Stopped):
             return False
         if isinstance(delivery, Batch):
@@ -222,7 +218,7 @@ class TopicArchiver:
         if now - self._held_since_s >= flush.interval_s:
             return True
         is_enough = held >= self._in_flight.count // 2 or self.consumer.is_starved
-        return is_enough and self._deliveries.empty()
+        return is_enough and self._backlog.is_empty
 
     def _adapt(self) -> None:
         """Have as many messages in flight as fit into memory, going by those that are held."""

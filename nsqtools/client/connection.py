@@ -37,8 +37,11 @@ PROVEN_AFTER_S = 30.0
 class ConnectionUser(Protocol):
     """What a connection reports, on the I/O thread.
 
-    ``make_message`` builds each message: see `FrameBuffer.take`.
+    ``make_message`` builds each message: see `FrameBuffer.take`. ``received_at`` is set before:
+    the time after which nsqd sent what is being read.
     """
+
+    received_at: float
 
     @property
     def make_message(self) -> Callable[[Any, int, int, bytes, bytes], Any]: ...
@@ -121,6 +124,7 @@ class Connection:
         if data == b"":
             raise ConnectionLost(f"{self.nsqd} closed the connection")
         self._last_read = self._loop.now()
+        self._user.received_at = self._loop.bytes_since
         try:
             if data:
                 # compressed bytes may decode to nothing yet, which is not the end of the stream

@@ -5,24 +5,29 @@
             store(message.body)
             message.finish()
 
-A thread of the consumer's own does all network traffic: heartbeats are answered however long a
-handler takes. Messages come to the handler's thread in batches, one for each read of the socket,
-through a queue without bound: it holds no more than max_in_flight messages plus what nsqd delivers
-again, and a bounded one would stop the reader, and with it the heartbeats.
+A thread of the consumer does all network traffic: heartbeats are answered however long a handler
+takes. Messages come to the handlers' threads through a `Backlog`, in batches, one for each read of
+a socket; handlers that are slow share a batch, message by message.
+
+A handler never gets a message that has waited for more than half of msg_timeout, or that nsqd has
+delivered again since: such a message went back to nsqd or is superseded. How many messages are in
+flight follows the measured speed of the handlers; max_in_flight is the upper limit.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from nsqtools.client.consumer_io import ConsumerIO, ConsumerStats, GivenUp
+from nsqtools.client.backlog import Backlog
+from nsqtools.client.consumer_io import ConsumerIO
+from nsqtools.client.delivery import ConsumerStats
 from nsqtools.client.discovery import Discovery
+from nsqtools.client.giving_up import GivingUp, Policy
 from nsqtools.client.handshake import tls_context
 from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
@@ -34,7 +39,7 @@ log = logging.getLogger("nsqtools")
 
 
 class Stopped:
-    """Put in the queue when a consumer will deliver no more."""
+    """Put in the backlog when a consumer will deliver no more."""
 
     __slots__ = ("consumer",)
 
@@ -42,8 +47,7 @@ class Stopped:
         self.consumer = consumer
 
 
-Delivery = Batch | GivenUp | Stopped
-DeliveryQueue = queue.SimpleQueue[Delivery]
+SHARE_S = 0.005  # a thread takes about as many messages at a time as it handles in this time
 
 
 class RequeueWithoutBackoff(Exception):
@@ -62,11 +66,17 @@ class Consumer:
 
     Give addresses of nsqd, of nsqlookupd, or both: a sequence of them, or just one.
 
-    ``on_error`` is told of every connection that fails or is lost (on the I/O thread; it must not
-    block); ``on_giving_up`` of each message that was delivered more than max_attempts times and is
-    finished unseen, on a handler's thread.
-    Several consumers may share one ``deliveries`` queue, whose reader then tells their batches
-    apart by `Batch.topic`.
+    ``on_error`` is called with the error of every connection that fails or is lost (on the I/O
+    thread; it must not block).
+
+    A message that was delivered more than max_attempts times is given up: ``on_giving_up`` is
+    called with it on a handler's thread, and it is finished, or requeued with ``giving_up`` as
+    "requeue", or published to the topic ``dead_letter`` on the same nsqd, and finished when nsqd
+    has confirmed that. Deliveries that expired here before a handler saw them do not count. A
+    message that no handler of this process has seen is given up only above twice max_attempts.
+
+    Several consumers may share one ``backlog``, whose reader distinguishes their batches by
+    `Batch.topic`.
 
     Raises `ConfigurationError` for bad names, addresses or options.
     """
@@ -82,7 +92,9 @@ class Consumer:
         address_map: Mapping[str, str] | None = None,
         on_error: Callable[[NsqError], None] | None = None,
         on_giving_up: Callable[[Message], None] | None = None,
-        deliveries: DeliveryQueue | None = None,
+        giving_up: Policy = "finish",
+        dead_letter: str = "",
+        backlog: Backlog | None = None,
     ) -> None:
         self.topic = check_topic(topic)
         self.channel = check_channel(channel)
@@ -95,10 +107,8 @@ class Consumer:
             )
         if self.options.heartbeat_interval_s < 0:
             raise ConfigurationError("nsqd refuses consumers without heartbeats")
-        self.deliveries: DeliveryQueue = (
-            deliveries if deliveries is not None else queue.SimpleQueue()
-        )
-        self._on_giving_up = on_giving_up
+        self.backlog = backlog if backlog is not None else Backlog()
+        self._giving_up = GivingUp(self.options, on_giving_up, giving_up, dead_letter)
         self._discovery = (
             Discovery(lookupd_http_addresses, topic, self.options, self._on_round, address_map)
             if lookupd_http_addresses
@@ -111,7 +121,8 @@ class Consumer:
             self.options,
             tls_context(self.options),
             expects_lookup=self._discovery is not None,
-            deliver=self.deliveries.put,
+            backlog=self.backlog,
+            on_giving_up=self._giving_up.messages,
             on_stopped=self._end_deliveries,
             on_error=on_error or (lambda error: None),
             on_lost_discovered=self._ask_soon,
@@ -155,7 +166,7 @@ class Consumer:
         with self._life:
             self._drains = drain and (self._drains or not self._is_stopping)
             if not self._is_started and not self._is_stopping:
-                self.deliveries.put(Stopped(self))
+                self.backlog.put(Stopped(self))
             self._is_stopping = True
             if self._discovery is not None:
                 self._discovery.stop()
@@ -204,22 +215,12 @@ class Consumer:
         """The last batch has been put in the queue (the I/O thread, which alone can know that)."""
         if not self._drains:
             self._requeue_undelivered()
-        self.deliveries.put(Stopped(self))
+        self.backlog.put(Stopped(self))
 
     def _requeue_undelivered(self) -> None:
-        """Requeue our batches that nobody has taken from the queue, and keep the rest in it."""
-        kept: list[Delivery] = []
-        try:
-            while True:
-                delivery = self.deliveries.get_nowait()
-                batch = delivery.batch if isinstance(delivery, GivenUp) else delivery
-                if isinstance(batch, Batch) and self._io.owns(batch):
-                    batch.requeue(0, backoff=False)
-                else:
-                    kept.append(delivery)
-        except queue.Empty:
-            for delivery in kept:
-                self.deliveries.put(delivery)
+        """Requeue our messages that nobody has taken."""
+        for batch in self._io.delivery.withdraw():
+            batch.requeue(0, backoff=False)
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -228,25 +229,25 @@ class Consumer:
 
         Every message must be answered, on any thread: `Batch.finish` finishes what is left.
         """
+        return self._take(timeout_s)
+
+    def _take(self, timeout_s: float | None = None, most: int | None = None) -> Batch | None:
         self._io.loop.wake()  # whoever asks for more has answered: send it
         give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
-            try:
-                delivery = self.deliveries.get(timeout=left_s)
-            except queue.Empty:
+            entry = self.backlog.get(left_s, most=most)
+            if entry is None:
                 return None
-            if isinstance(delivery, Stopped):
-                self.deliveries.put(delivery)  # for whoever asks next, on any thread
+            if isinstance(entry, Stopped):
+                self.backlog.put(entry)  # for whoever asks next, on any thread
                 if self._io.loop.failure is not None:
                     raise RuntimeError("the I/O thread failed") from self._io.loop.failure
                 return None
-            if isinstance(delivery, GivenUp):
-                self.give_up(delivery)
-            elif self._drains:
-                return delivery
-            else:
-                delivery.requeue(0, backoff=False)
+            assert isinstance(entry, Batch)
+            if self._drains:
+                return entry
+            entry.requeue(0, backoff=False)
 
     def batches(self, timeout_s: float | None = None) -> Iterator[Batch]:
         """Iterate over batches until the consumer stops, or for ``timeout_s`` none came.
@@ -261,26 +262,41 @@ class Consumer:
                 yield batch
         finally:
             self._handled.pop(thread, None)
+            self.backlog.leave()
 
     def __iter__(self) -> Iterator[Message]:
         """Iterate over messages until the consumer stops. Each must be answered.
 
-        Leaving the loop requeues the messages of the batch that were not reached. A message that
-        timed out in the queue and was delivered anew is passed over the first time.
+        Threads that iterate at the same time share the messages: each takes about as many at a
+        time as it handles in `SHARE_S`. Leaving the loop requeues those that it did not reach.
         """
-        for batch in self.batches():
-            reached = 0
-            in_flight = batch.source.in_flight
-            try:
-                for message in batch:
-                    if not self._drains:
-                        break
-                    reached += 1
-                    if in_flight.get(message.id) is message:
-                        yield message
-            finally:
-                for message in batch[reached:]:
-                    message.requeue(0, backoff=False)
+        self.start()
+        thread, now = threading.get_ident(), time.monotonic
+        most = 1
+        try:
+            while (batch := self._take(most=most)) is not None:
+                self._handled[thread] = batch
+                in_flight = batch.source.in_flight
+                reached = 0
+                began_at = now()
+                until = began_at + 2 * SHARE_S
+                try:
+                    for message in batch:
+                        if not self._drains or (now() > until and reached):
+                            break
+                        reached += 1
+                        if in_flight.get(message.id) is message:
+                            yield message
+                except GeneratorExit:
+                    Batch(batch.source, batch[reached:]).requeue(0, backoff=False)
+                    raise
+                if reached < len(batch):
+                    self.backlog.put_back(Batch(batch.source, batch[reached:]))
+                took_s = now() - began_at
+                most = max(1, min(4 * most, int(reached * SHARE_S / max(took_s, 1e-6))))
+        finally:
+            self._handled.pop(thread, None)
+            self.backlog.leave()
 
     def run(self, handler: Callable[[Message], object], *, workers: int = 1) -> None:
         """Call ``handler`` with each message until the consumer stops, on ``workers`` threads.
@@ -309,24 +325,13 @@ class Consumer:
         for message in self:
             _handle(handler, message)
 
-    def give_up(self, given_up: GivenUp) -> None:
-        """Tell of messages that were delivered too often, and finish them."""
-        for message in given_up.batch:
-            log.warning("giving up %r", message)
-            if self._on_giving_up is not None:
-                try:
-                    self._on_giving_up(message)
-                except Exception:
-                    log.exception("on_giving_up failed for %r", message)
-            message.give_up()
-
     # -- state ----------------------------------------------------------------------------------
 
     def set_max_in_flight(self, count: int) -> None:
         """Change max_in_flight while running; 0 pauses."""
         if count < 0:
             raise ConfigurationError("max_in_flight must not be negative")
-        self._io.loop.call_soon(lambda: self._io.set_max_in_flight(count))
+        self._io.loop.call_soon(lambda: self._io.delivery.set_maximum(count))
 
     @property
     def is_starved(self) -> bool:

@@ -15,11 +15,12 @@ import collections
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nsqtools.client.backlog import Backlog
 from nsqtools.client.backoff import Backoff, Resume, Wait
 from nsqtools.client.connection import LIVENESS_TICK_S, Connection
+from nsqtools.client.delivery import Delivery
 from nsqtools.client.dialer import Dialer
 from nsqtools.client.io_loop import IOLoop, Timer
 from nsqtools.client.message import Batch
@@ -42,30 +43,13 @@ BACKOFF_RETRY_S = 1.0  # when backoff ends and there is no connection to test on
 WARN_INTERVAL_S = 10.0
 
 
-@dataclass(slots=True)
-class ConsumerStats:
-    """Counts of messages since the start; ``late`` counts answers that nsqd refused as late."""
-
-    received: int = 0
-    finished: int = 0
-    requeued: int = 0
-    given_up: int = 0
-    late: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class GivenUp:
-    """Delivered in place of messages that were delivered more than max_attempts times."""
-
-    batch: Batch
-
-
 class ConsumerIO:
     """Owns the loop and all connections of one consumer.
 
-    ``deliver`` takes each `Batch`, and `GivenUp`; ``on_stopped`` is called when nothing more will
-    be delivered; ``on_error`` with every lost or failed connection; ``on_lost_discovered`` asks for
-    a lookup soon. All four are called on the I/O thread and must not block.
+    Messages go to the ``backlog``. ``on_giving_up`` is called on a handler's thread with messages
+    that were delivered too often. The others are called on the I/O thread and must not block:
+    ``on_stopped`` when nothing more will be delivered, ``on_error`` with every lost or failed
+    connection, ``on_lost_discovered`` to ask for a lookup soon.
     """
 
     def __init__(
@@ -77,7 +61,8 @@ class ConsumerIO:
         tls: ssl.SSLContext | None,
         *,
         expects_lookup: bool,
-        deliver: Callable[[Batch | GivenUp], None],
+        backlog: Backlog,
+        on_giving_up: Callable[[Batch], None],
         on_stopped: Callable[[], None],
         on_error: Callable[[NsqError], None],
         on_lost_discovered: Callable[[], None],
@@ -86,7 +71,6 @@ class ConsumerIO:
         self.loop = IOLoop(f"nsq-{topic}-{channel}", self._each_turn, self._at_end)
         self.wake = self.loop.wake
         self.now = self.loop.now
-        self.stats = ConsumerStats()
         self.settled = threading.Event()  # every address known at the start was tried once
         self.first_errors: list[NsqError] = []
         self.subscriptions: dict[Subscription, None] = {}
@@ -95,7 +79,9 @@ class ConsumerIO:
         self.answered = self._answered.append  # subscriptions with answers to collect
         self._gathers_until = 0.0
         self._options = options
-        self._deliver = deliver
+        self.delivery = Delivery(self.loop, backlog, options, on_giving_up, self._limit_changed)
+        self.stats = self.delivery.stats
+        self.redelivered = self.delivery.redelivered
         self._on_stopped = on_stopped
         self._on_error = on_error
         self._on_lost_discovered = on_lost_discovered
@@ -109,7 +95,7 @@ class ConsumerIO:
             self.loop, addresses, options, tls, Subscribe(topic, channel), self._connected
         )
         self.rdy: ReadyControl[Subscription] = ReadyControl(
-            options.max_in_flight,
+            self.delivery.limit,
             idle_timeout_s=options.low_rdy_idle_timeout_s,
             hold_timeout_s=options.low_rdy_timeout_s,
         )
@@ -162,6 +148,7 @@ class ConsumerIO:
             options.rdy_resend == "auto" and not has_windowed_rdy(reply.version)
         )
         self.rdy.add(subscription, reply.max_rdy_count, now, resend=resend)
+        self.delivery.connected(subscription)
         log.info("connected to %s (nsqd %s)", subscription.nsqd, reply.version or "before 0.2.19")
 
     def _settle(self) -> None:
@@ -178,6 +165,7 @@ class ConsumerIO:
     def _forget(self, subscription: Subscription) -> None:
         subscription.connection.close()
         del self.subscriptions[subscription]
+        self.delivery.lost(subscription)
         subscription.in_flight.clear()  # from here on its messages count as answered
         self.rdy.remove(subscription, self.loop.now())
         self.loop.wake()  # the turn may be past the point where RDY changes are sent
@@ -198,38 +186,32 @@ class ConsumerIO:
         """Tell whether a batch was delivered here (from any thread)."""
         return batch.source in self.subscriptions
 
-    def received(self, subscription: Subscription, batch: Batch, redelivered: int) -> None:
-        """Messages arrived; ``redelivered`` of them replace an unanswered delivery."""
+    def received(self, subscription: Subscription, batch: Batch, replaced: int) -> None:
+        """New deliveries, ``replaced`` of them of messages that are in flight."""
         now = self.loop.now()
         self.stats.received += len(batch)
         self.rdy.received(subscription, len(batch), now)
-        if redelivered:
-            self.rdy.answered(subscription, redelivered, now)
+        if replaced:
+            self.rdy.answered(subscription, replaced, now)
         if self._stopping and self._stopping.refuses(now):
             batch.requeue(0, backoff=False)
             return
-        limit = self._options.max_attempts
-        if limit and max([message.attempts for message in batch]) > limit:
-            given_up = Batch(subscription, [m for m in batch if m.attempts > limit])
-            self.stats.given_up += len(given_up)
-            self._deliver(GivenUp(given_up))
-            batch = Batch(subscription, [m for m in batch if m.attempts <= limit])
-        if batch:
-            self._deliver(batch)
+        self.delivery.deliver(subscription, batch)
 
     def _collect(self, subscription: Subscription) -> None:
-        count, answers = subscription.collect()
+        finished, answers = subscription.collect()
         now = self.loop.now()
         for answer in answers:
             if answer.is_final:
                 self.rdy.answered(subscription, 1, now)
             if answer.failure is not None:
+                self.delivery.note_seen(subscription, [answer.message_id])
                 self.stats.requeued += 1
                 backoff = self.backoff
                 self._apply(backoff.failure() if answer.failure else backoff.neutral())
-        if count:
-            self.stats.finished += count
-            self.rdy.answered(subscription, count, now)
+        if finished:
+            self.delivery.finished(subscription, finished)
+            self.rdy.answered(subscription, len(finished), now)
             self._apply(self.backoff.success())
 
     def answer_refused(self, error: ServerError) -> None:
@@ -244,9 +226,10 @@ class ConsumerIO:
         options = self._options
         return min(options.default_requeue_delay_s * attempts, options.max_requeue_delay_s)
 
-    def set_max_in_flight(self, count: int) -> None:
-        """Change the total."""
-        self.rdy.set_max_in_flight(count, self.loop.now())
+    def _limit_changed(self, count: int) -> None:
+        if count != self.rdy.max_in_flight:
+            self.rdy.set_max_in_flight(count, self.loop.now())
+            self.loop.wake()  # the turn may be past the point where RDY changes are sent
 
     def _apply(self, action: Wait | Resume | None) -> None:
         if action is None or self._stopping:

@@ -20,6 +20,8 @@ from typing import Any, Protocol
 
 log = logging.getLogger("nsqtools")
 
+MAX_CATCHING_UP_TURNS = 100  # under a stream that does not end
+
 
 class Watched(Protocol):
     """What can be registered: a descriptor and what to do when it is ready."""
@@ -66,6 +68,14 @@ class IOLoop:
         self._sequence = itertools.count()
         self._calls: collections.deque[Callable[[], object]] = collections.deque()
         self._unflushed: list[Watched] = []
+        # a turn that took longer was a pause: of the process, or the interpreter was held elsewhere
+        self.pause_after_s: float | None = None
+        self.bytes_since = 0.0  # what this turn reads was sent after this time, as far as we know
+        self._polled_at = 0.0
+        self.after_pause: Callable[[], None] | None = None  # when all sockets have been read
+        self._catches_up = False
+        self._catching_up_turns = 0
+        self._current_until = 0.0
         self.max_sleep_s: float | None = None  # for work that other threads leave without a wake-up
         self._asleep = False
         self._is_woken = False
@@ -105,6 +115,14 @@ class IOLoop:
                 self._wake_sender.send(b"w")
             except OSError:
                 pass  # full: it is being woken; closed: it has ended
+
+    @property
+    def has_ended(self) -> bool:
+        return self._has_ended
+
+    def is_current(self, now: float) -> bool:
+        """Tell whether all sockets were read a moment ago, or will never be again."""
+        return now < self._current_until or self.pause_after_s is None or self._has_ended
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the thread to end; return whether it has. On the thread itself, False."""
@@ -167,7 +185,9 @@ class IOLoop:
 
     def _turn(self) -> None:
         self._asleep = True
-        for key, events in self._selector.select(self._sleep_s()):
+        ready = self._selector.select(self._sleep_s())
+        self._note_poll(any(key.data is not None for key, _ in ready))
+        for key, events in ready:
             owner: Any = key.data
             if owner is None:
                 self._drain_wake_ups()
@@ -179,16 +199,38 @@ class IOLoop:
         self._asleep = False
         self._is_woken = False  # before the work is looked at: what comes later is seen next turn
         self._make_calls()
-        self._run_timers()
+        if not self._catches_up:
+            self._run_timers()
         self._each_turn()
         while self._unflushed:
             unflushed, self._unflushed = self._unflushed, []
             for connection in unflushed:
                 connection.flush()
+        if self.pause_after_s is not None and not self._catches_up:
+            self._current_until = self._polled_at + self.pause_after_s
+
+    def _note_poll(self, has_bytes: bool) -> None:
+        """Notice a pause; then everything is read before anybody relies on what was read earlier.
+
+        The poll that a stop of the process interrupts returns nothing: the next one counts.
+        """
+        now = self.now()
+        if self.pause_after_s is not None:
+            if now - self._polled_at > self.pause_after_s and self._polled_at:
+                self._catches_up = True
+                self._catching_up_turns = 0
+            elif self._catches_up:
+                self._catching_up_turns += 1
+                self._catches_up = has_bytes and self._catching_up_turns < MAX_CATCHING_UP_TURNS
+                if not self._catches_up and self.after_pause is not None:
+                    self.after_pause()
+        self._polled_at = now
+        if not self._catches_up:
+            self.bytes_since = now
 
     def _sleep_s(self) -> float | None:
         # looked at after _asleep was set: who woke us before is seen here, who comes later sends
-        if self._is_woken:
+        if self._is_woken or self._catches_up:
             return 0
         if not self._timers:
             return self.max_sleep_s

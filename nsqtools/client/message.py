@@ -10,6 +10,7 @@ A message is identified by (topic, nsqd, id): ids repeat between nsqd.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -22,10 +23,10 @@ class Answers(Protocol):
     topic: str
     nsqd: str
     in_flight: dict[bytes, Message]
-
-    @property
-    def msg_timeout_s(self) -> float:
-        """How long a message may stay unanswered and untouched, as negotiated."""
+    msg_timeout_s: float
+    """How long a message may stay unanswered and untouched, as negotiated."""
+    received_at: float
+    """The time after which nsqd sent what was read last, by the monotonic clock."""
 
     def finish(self, message_id: bytes) -> None: ...
     def finish_many(self, ids: list[bytes]) -> None: ...
@@ -41,14 +42,16 @@ class Message:
 
     ``timestamp_ns`` is the time of publishing in nanoseconds since 1970, ``attempts`` counts the
     deliveries including this one, ``id`` is 16 bytes of hexadecimal text, ``body`` is bytes.
+    ``received_at`` is when it arrived, or was touched last, by the monotonic clock.
     """
 
-    __slots__ = ("_source", "attempts", "body", "id", "timestamp_ns")
+    __slots__ = ("_source", "attempts", "body", "id", "received_at", "timestamp_ns")
 
     def __init__(
         self, source: Answers, timestamp_ns: int, attempts: int, id: bytes, body: bytes
     ) -> None:
         self._source = source
+        self.received_at = source.received_at
         self.timestamp_ns = timestamp_ns
         self.attempts = attempts
         self.id = id
@@ -64,19 +67,25 @@ class Message:
         return self._source.nsqd
 
     @property
+    def deadline(self) -> float:
+        """When nsqd will deliver the message again, by `time.monotonic`, unless it is answered or
+        touched before."""
+        return self.received_at + self._source.msg_timeout_s
+
+    @property
     def is_answered(self) -> bool:
         """Tell whether it was finished or requeued, or its connection is gone."""
         return self._source.in_flight.get(self.id) is not self
 
     def finish(self) -> bool:
-        """The message is done with. Returns False when it was answered before."""
+        """Report the message as handled. Returns False when it was answered before."""
         if not self._take():
             return False
         self._source.finish(self.id)
         return True
 
     def requeue(self, delay_s: float | None = None, *, backoff: bool = True) -> bool:
-        """Have the message delivered again, after ``delay_s`` seconds (0: at once).
+        """Deliver the message again, after ``delay_s`` seconds (0: at once).
 
         Without a delay it is default_requeue_delay times the attempts, at most max_requeue_delay.
         With ``backoff`` it counts as a failure of the handler and slows the whole consumer down.
@@ -91,14 +100,19 @@ class Message:
         return True
 
     def touch(self) -> bool:
-        """Start the message's timeout anew. Returns False when it was answered before."""
+        """Restart the message's timeout. Returns False when it was answered before.
+
+        nsqd delivers it again all the same when its max_msg_timeout has passed (15 minutes unless
+        set).
+        """
         if self.is_answered:
             return False
         self._source.touch(self.id)
+        self.received_at = time.monotonic()
         return True
 
     def give_up(self) -> bool:
-        """Finish the message without having handled it, which is no success for backoff."""
+        """Finish the message without having handled it: backoff does not count a success."""
         if not self._take():
             return False
         self._source.finish_unseen(self.id)
@@ -139,7 +153,7 @@ class Batch(list[Message]):
         ids = [message.id for message in self]
         pop = self.source.in_flight.pop
         taken = [pop(message_id, None) for message_id in ids]
-        if taken != self:  # some were answered one by one, or delivered anew meanwhile
+        if taken != self:  # some were answered one by one, or delivered again meanwhile
             ids = self._sort_out(taken)
         if ids:
             self.source.finish_many(ids)

@@ -76,6 +76,7 @@ class ProducerIO:
         self._outstanding: collections.deque[Publication] = collections.deque()
         self._settled: list[Publication] = []
         self._read_buffer = memoryview(bytearray(READ_SIZE // 16))
+        self.received_at = 0.0
         self._has_answered = False
         self._last_answer = 0.0  # to a publish: heartbeats go on when nsqd's disk hangs
 

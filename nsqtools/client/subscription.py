@@ -9,7 +9,7 @@ send one message more between a FIN and the RDY 0 after it), and all of it leave
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import NamedTuple, Protocol
 
 from nsqtools.client.connection import Connection
@@ -34,7 +34,15 @@ class SubscriptionUser(Protocol):
 
     def now(self) -> float: ...
     def requeue_delay_s(self, attempts: int) -> float: ...
-    def received(self, subscription: Subscription, batch: Batch, redelivered: int) -> None: ...
+    def redelivered(
+        self, subscription: Subscription, again: Set[bytes], dropped: list[bytes]
+    ) -> None:
+        """Messages in flight came ``again``: called before the new deliveries take over. Others
+        were ``dropped``, for a later delivery came in the same read."""
+
+    def received(self, subscription: Subscription, batch: Batch, replaced: int) -> None:
+        """New deliveries, ``replaced`` of them of messages that are in flight."""
+
     def answer_refused(self, error: ServerError) -> None: ...
     def lost(self, subscription: Subscription, error: NsqError) -> None: ...
 
@@ -42,9 +50,10 @@ class SubscriptionUser(Protocol):
 class Answer(NamedTuple):
     """A REQ, a TOUCH or the FIN of a message that was given up, on its way to the I/O thread.
 
-    A TOUCH is not ``final``. ``failure`` is None where backoff does not count the answer.
+    A TOUCH is not ``final``. ``failure`` is None where the answer is not a handler's.
     """
 
+    message_id: bytes
     command: bytes
     is_final: bool = False
     failure: bool | None = None
@@ -63,6 +72,7 @@ class Subscription:
         self.in_flight: dict[bytes, Message] = {}
         self.saw_close_wait = False
         self._user = user
+        self.received_at = 0.0
         self._now: Callable[[], float] = user.now
         self._is_closing = False  # CLS has been sent
         # ``in_flight`` would not do: a handler takes a message out before it queues the answer
@@ -97,19 +107,32 @@ class Subscription:
         if delay_s is None:
             delay_s = self._user.requeue_delay_s(attempts)
         delay_ms = round(min(delay_s, commands.MAX_DELAY_S) * 1000)
-        self._answers.append(
-            Answer(commands.Requeue(message_id, delay_ms).encode(), is_final=True, failure=backoff)
-        )
+        command = commands.Requeue(message_id, delay_ms).encode()
+        self._answers.append(Answer(message_id, command, is_final=True, failure=backoff))
         self._note()
 
     def touch(self, message_id: bytes) -> None:
-        self._answers.append(Answer(commands.Touch(message_id).encode()))
+        self._answers.append(Answer(message_id, commands.Touch(message_id).encode()))
         self._note()
 
     def finish_unseen(self, message_id: bytes) -> None:
         """FIN a message that was given up: not a result of the handler."""
-        self._answers.append(Answer(commands.Finish(message_id).encode(), is_final=True))
+        command = commands.Finish(message_id).encode()
+        self._answers.append(Answer(message_id, command, is_final=True))
         self._note()
+
+    def give_back(self, batch: Batch, *, in_time: bool) -> list[bytes]:
+        """Return messages to nsqd that no handler has seen; return the ids of those in flight.
+
+        If it is not ``in_time`` for a REQ, nsqd takes them back by their timeout.
+        """
+        ids = [m.id for m in batch if self.in_flight.get(m.id) is m]
+        for message_id in ids:
+            del self.in_flight[message_id]
+            command = commands.Requeue(message_id, 0).encode() if in_time else b""
+            self._answers.append(Answer(message_id, command, is_final=True))
+        self._note()
+        return ids
 
     def _note(self) -> None:
         # in this order: `collect` clears the flag before it looks
@@ -121,16 +144,26 @@ class Subscription:
     # -- on the I/O thread: what nsqd sends -----------------------------------------------------
 
     def on_messages(self, messages: list[Message]) -> None:
-        redelivered = 0
+        replaced = 0
         if max([message.attempts for message in messages]) == 1:
             self.in_flight.update({message.id: message for message in messages})
         else:
-            redelivered = self._replace(messages)
-        self._unanswered += len(messages) - redelivered
-        self._user.received(self, Batch(self, messages), redelivered)
+            messages = self._without_superseded(messages)
+            replaced = self._replace(messages)
+        self._unanswered += len(messages) - replaced
+        self._user.received(self, Batch(self, messages), replaced)
+
+    def _without_superseded(self, messages: list[Message]) -> list[Message]:
+        """Keep the latest delivery of each message: one read may bring several."""
+        latest = {message.id: message for message in messages}
+        dropped = [m.id for m in messages if latest[m.id] is not m]
+        again = latest.keys() & self.in_flight.keys()
+        if dropped or again:
+            self._user.redelivered(self, again, dropped)
+        return list(latest.values()) if dropped else messages
 
     def _replace(self, messages: list[Message]) -> int:
-        """Take messages in flight, and the place of their earlier deliveries: return how many.
+        """Put messages in flight in the place of their earlier deliveries: return how many.
 
         One by one, as taking an earlier delivery out is what decides against its handler.
         """
@@ -155,13 +188,14 @@ class Subscription:
 
     # -- on the I/O thread: what the consumer sends ---------------------------------------------
 
-    def collect(self) -> tuple[int, list[Answer]]:
-        """Take the answers since the last time: how many FINs of handlers, and the others.
+    def collect(self) -> tuple[list[bytes], list[Answer]]:
+        """Take the answers since the last time: ids that handlers finished, and the others.
 
         The commands go out with `send_answers`.
         """
         self._is_noted = False
         # other threads append meanwhile; counted first, so that a TOUCH stays before its FIN
+        ids: list[bytes] = []
         count = len(self._finished)
         answers = [self._answers.popleft() for _ in range(len(self._answers))]
         self._outgoing += [answer.command for answer in answers]
@@ -170,7 +204,7 @@ class Subscription:
             del self._finished[:count]
             self._outgoing.append(commands.encode_finishes(ids))
         self._unanswered -= count + sum(answer.is_final for answer in answers)
-        return count, answers
+        return ids, answers
 
     def send_answers(self) -> None:
         """Write what was collected."""

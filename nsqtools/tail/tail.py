@@ -8,13 +8,12 @@ could not be written, are requeued at once and without backoff.
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from nsqtools.client.consumer import Consumer, DeliveryQueue, Stopped
-from nsqtools.client.consumer_io import GivenUp
+from nsqtools.client.backlog import Backlog
+from nsqtools.client.consumer import Consumer, Stopped
 from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
 from nsqtools.tail.run_limits import End, LimitWatch, RunLimits
@@ -48,7 +47,7 @@ class Tail:
         self._write = write
         self._encode = encode
         self._keep = keep
-        self._deliveries: DeliveryQueue = queue.SimpleQueue()
+        self._backlog = Backlog()
         self._consumers = {
             topic: Consumer(
                 topic,
@@ -57,7 +56,7 @@ class Tail:
                 lookupd_http_addresses=lookupd_http_addresses,
                 options=options,
                 address_map=address_map,
-                deliveries=self._deliveries,
+                backlog=self._backlog,
             )
             for topic in topics
         }
@@ -101,17 +100,12 @@ class Tail:
             now = time.monotonic()
             if (end := self._watch.end(now)) is not None:
                 return end
-            try:
-                delivery = self._deliveries.get(timeout=self._watch.wait_s(now))
-            except queue.Empty:
-                continue
-            if isinstance(delivery, Stopped):
+            entry = self._backlog.get(self._watch.wait_s(now))
+            if isinstance(entry, Stopped):
                 running -= 1
-            elif isinstance(delivery, GivenUp):
-                self._consumers[delivery.batch.topic].give_up(delivery)
-            else:
+            elif isinstance(entry, Batch):
                 self._watch.saw_message(time.monotonic())
-                self._pass_on(delivery)
+                self._pass_on(entry)
         return End.STOPPED
 
     def _pass_on(self, batch: Batch) -> None:

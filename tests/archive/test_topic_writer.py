@@ -25,6 +25,7 @@ class Source:
     """A connection that notes the answers."""
 
     msg_timeout_s = 60.0
+    received_at = 0.0
 
     def __init__(self) -> None:
         self.topic = "clicks"

@@ -221,9 +221,9 @@ def test_an_answer_never_goes_to_the_next_connection(
     again.message(b"x", message_id=message_id, attempts=2)
     [new] = batch_of(consumer)
     assert not old.finish()
-    assert again.not_yet_expected == []
+    assert not [line for line in again.not_yet_expected if line.startswith("FIN")]
     assert new.finish()
-    again.expect(f"FIN {message_id}")
+    again.skip_to(f"FIN {message_id}")
 
 
 def test_a_redelivered_message_replaces_its_unanswered_delivery(

@@ -16,7 +16,7 @@ from nsqtools.protocol.identify import IdentifyReply
 
 class Loop:
     def __init__(self) -> None:
-        self.time = 100.0
+        self.time = self.bytes_since = 100.0
         self.watched: list[bool] = []
         self.unflushed: list[Connection] = []
 
@@ -63,6 +63,7 @@ class User:
 
     def __init__(self) -> None:
         self.events: list[str] = []
+        self.received_at = 0.0
         self.connection: Connection | None = None
 
     def on_messages(self, messages: list[Any]) -> None: ...

@@ -124,7 +124,7 @@ def test_giving_up_is_neither_success_nor_failure(
     conn.skip_to("RDY 5")
     conn.message(b"bad")
     conn.skip_to("RDY 1")
-    hopeless = conn.message(b"hopeless", attempts=4)
+    hopeless = conn.message(b"hopeless", attempts=8)
     conn.expect(f"FIN {hopeless}")
     assert given_up.get(timeout=5) == b"hopeless"
     is_at(consumer, 1)

@@ -21,7 +21,7 @@ import pytest
 from plugins.http_api import Nsqd
 from plugins.waiting import patience_s
 
-from nsqtools.client import stopping
+from nsqtools.client import in_flight_limit, stopping
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Message
 from nsqtools.client.options import ClientOptions
@@ -67,8 +67,12 @@ def in_background() -> Iterator[Callable[..., Future[Any]]]:
 
 
 @pytest.fixture
-def consume(in_background: object) -> Iterator[Consume]:
-    """A factory of started consumers of ``clicks/archive``."""
+def consume(in_background: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Consume]:
+    """A factory of started consumers of ``clicks/archive``.
+
+    They begin with all of max_in_flight, not with what an unknown handler can take.
+    """
+    monkeypatch.setattr(in_flight_limit, "START", 1 << 20)
     with ExitStack() as consumers:
 
         def make(
