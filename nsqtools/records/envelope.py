@@ -5,8 +5,9 @@
 ``"body64"`` stands in place of ``"body"`` when the bytes are not UTF-8. Keys, their order and the
 separators are fixed, a line never contains a newline, and decoding gives every byte back.
 
-The line is put together by hand, with the one function of the json module that matters (quoting a
-string, in C): 3.5 times as fast as dumping a dict. Decoding is strict; whoever reads the lines
+The line is put together by hand, and the json module only quotes strings, in C: 3.5 times as fast
+as dumping a dict. What quotes is private to json; the public way to it takes a third longer for a
+whole line, and is taken where the private name is missing. Decoding is strict; whoever reads the lines
 knows their numbers and puts them before the message of the ``ValueError``.
 """
 
@@ -16,7 +17,6 @@ import json
 from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterable
-from json.encoder import encode_basestring as quote
 from typing import Any, NamedTuple, Protocol
 
 
@@ -36,6 +36,8 @@ class MessageLike(Protocol):
     @property
     def body(self) -> bytes: ...
 
+
+quote = getattr(json.encoder, "encode_basestring", json.JSONEncoder(ensure_ascii=False).encode)
 
 INT64 = range(-(2**63), 2**63)
 UINT16 = range(2**16)

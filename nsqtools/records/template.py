@@ -118,6 +118,7 @@ def _moment(form: str) -> Get:
 
 
 def _quoted() -> Get:
-    from json.encoder import encode_basestring_ascii as quote
+    from json import JSONEncoder
 
+    quote = JSONEncoder().encode
     return lambda message: quote(message.body.decode("utf-8", "surrogateescape")).encode()

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsqtools.protocol.message import WireMessage
-from nsqtools.records.envelope import Envelope, decode, decode_body, encode_many
+from nsqtools.records.envelope import Envelope, decode, decode_body, encode_many, quote
 
 LINE = (
     b'{"topic": "clicks", "nsqd": "127.0.0.1:4150", "id": "0f1e2d3c4b5a6978",'
@@ -132,3 +132,9 @@ def test_for_publishing_the_body_alone_is_enough() -> None:
 
 def test_keys_that_we_do_not_know_are_ignored() -> None:
     assert decode(with_fields(offset=7)).body == b"hello"
+
+
+def test_what_is_relied_on_of_the_private_interface_of_json_is_there() -> None:
+    assert quote is json.encoder.encode_basestring
+    for text in ("", "plain", 'a"b\\c', "\x00\x1f\n\t", "ü\u2028\U0001f600"):
+        assert quote(text) == json.dumps(text, ensure_ascii=False)
