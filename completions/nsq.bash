@@ -233,7 +233,7 @@ _nsq_describe() {
             options=(
                 '-t,--topic=@topics' '--format=raw|jsonl' '-d,--delimiter=' '--rate=' '--defer='
                 '--mode=all|round-robin|failover' '--retry-timeout=' '--retry-unknown'
-                '--unsent-file=@file' '*--nsqd-tcp-address=' '-P,--profile=@profiles'
+                '--unsent-file=@file' '--json' '*--nsqd-tcp-address=' '-P,--profile=@profiles'
                 '*-X,--producer-opt=@options' '--tls,--no-tls' '--tls-ca-file=@file'
                 '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
@@ -338,7 +338,7 @@ _nsq_describe() {
                 '*-t,--topic=@topics' '--since=' '--until=' '-g,--grep=' '--dedupe'
                 '-d,--delimiter=' '--rate=' '--speed=' '--mode=all|round-robin|failover'
                 '--retry-timeout=' '--retry-unknown' '--checkpoint=@file' '--unsent-file=@file'
-                '--dry-run' '*--nsqd-tcp-address=' '-P,--profile=@profiles'
+                '--dry-run' '--json' '*--nsqd-tcp-address=' '-P,--profile=@profiles'
                 '*-X,--producer-opt=@options' '--tls,--no-tls' '--tls-ca-file=@file'
                 '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'

@@ -302,7 +302,7 @@ function __nsq_describe --no-scope-shadowing
             set options \
                 '-t,--topic=@topics' '--format=raw|jsonl' '-d,--delimiter=' '--rate=' '--defer=' \
                 '--mode=all|round-robin|failover' '--retry-timeout=' '--retry-unknown' \
-                '--unsent-file=@file' '*--nsqd-tcp-address=' '-P,--profile=@profiles' \
+                '--unsent-file=@file' '--json' '*--nsqd-tcp-address=' '-P,--profile=@profiles' \
                 '*-X,--producer-opt=@options' '--tls,--no-tls' '--tls-ca-file=@file' \
                 '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate' \
@@ -316,8 +316,8 @@ function __nsq_describe --no-scope-shadowing
                 'With several nsqd: every message to all of them, to each in turn, or to the first that works.' \
                 'How long to retry when nsqd cannot be reached; 0s for not at all.' \
                 'Also publish again what nsqd may have accepted just before the connection broke: such messages can arrive twice.' \
-                'Append every record that was not confirmed to this file, byte for byte.' \
-                'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
+                'Append every record that was not confirmed to this file, byte for byte. With --mode all and several nsqd, to one for each: FILE.HOST:PORT.' \
+                'Print JSON.' 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Named settings from the configuration file.' \
                 'Any option of the producer; \'list\' lists them.' \
                 'Require TLS; never fall back to plain text.' 'Certificates to trust, PEM.' \
@@ -510,7 +510,7 @@ function __nsq_describe --no-scope-shadowing
                 '*-t,--topic=@topics' '--since=' '--until=' '-g,--grep=' '--dedupe' \
                 '-d,--delimiter=' '--rate=' '--speed=' '--mode=all|round-robin|failover' \
                 '--retry-timeout=' '--retry-unknown' '--checkpoint=@file' '--unsent-file=@file' \
-                '--dry-run' '*--nsqd-tcp-address=' '-P,--profile=@profiles' \
+                '--dry-run' '--json' '*--nsqd-tcp-address=' '-P,--profile=@profiles' \
                 '*-X,--producer-opt=@options' '--tls,--no-tls' '--tls-ca-file=@file' \
                 '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate' \
@@ -528,8 +528,8 @@ function __nsq_describe --no-scope-shadowing
                 'How long to retry when nsqd cannot be reached; 0s for not at all.' \
                 'Also publish again what nsqd may have accepted just before the connection broke: such messages can arrive twice.' \
                 'Note here what is confirmed, and continue from there the next time.' \
-                'Append every message that was not confirmed to this file, as JSON.' \
-                'Publish nothing; print how many messages would go to which topic.' \
+                'Append every message that was not confirmed to this file, as JSON. With --mode all and several nsqd, to one for each: FILE.HOST:PORT.' \
+                'Publish nothing; print how many messages would go to which topic.' 'Print JSON.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Named settings from the configuration file.' \
                 'Any option of the producer; \'list\' lists them.' \

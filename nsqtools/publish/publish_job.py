@@ -3,7 +3,7 @@
 What cannot be published is known before it is sent where that is possible: empty records, which NSQ
 cannot carry, are skipped and counted; records above the message limit and, with JSON lines, records
 that are no message, are rejected. Every record that does not end as confirmed goes to the unsent
-file, byte for byte with its delimiter, when there is one.
+file when there is one, byte for byte with its delimiter, in the order of the input.
 
 When nsqd stays away for longer than the retry timeout the rest of the input is not published: it
 goes to the unsent file, or is left unread when there is none.
@@ -12,9 +12,11 @@ goes to the unsent file, or is left unread when there is none.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import NsqError, OutputError
@@ -30,23 +32,31 @@ from nsqtools.publish.source import RecordSource
 from nsqtools.records.envelope import decode_body
 
 
-class UnsentFile:
-    """Appends records to a file. It is opened at once: a bad path must not show at the end."""
+class UnsentFiles:
+    """Appends records to a file, or to one for each nsqd where every record goes to several.
 
-    def __init__(self, path: str, delimiter: bytes) -> None:
-        self._path = path
+    The file of an nsqd is ``PATH.HOST:PORT``: publishing it again to that nsqd repeats nothing on
+    the others. Files are opened at once: a bad path must not show at the end.
+    """
+
+    def __init__(self, path: Path, delimiter: bytes, addresses: Sequence[str] = ()) -> None:
         self._delimiter = delimiter
+        self._files: dict[str, IO[bytes]] = {}
+        names = {address: f"{path}.{address}" for address in addresses} or {"": str(path)}
         try:
-            self._file = open(path, "ab")  # noqa: SIM115 - closed by __exit__
+            for address, name in names.items():
+                self._files[address] = open(name, "ab")  # noqa: SIM115 - closed by __exit__
         except OSError as exc:
-            raise OutputError(f"cannot write {path} ({exc.strerror})") from exc
+            raise OutputError(f"cannot write {name} ({exc.strerror})") from exc
 
-    def write(self, record: bytes) -> None:
-        """Append a record. Raises `OutputError`."""
-        try:
-            self._file.write(record + self._delimiter)
-        except OSError as exc:
-            raise OutputError(f"cannot write {self._path} ({exc.strerror})") from exc
+    def write(self, record: bytes, lacking: Collection[str] | None = None) -> None:
+        """Append a record for the nsqd that lack it (None: all). Raises `OutputError`."""
+        for address, file in self._files.items():
+            if lacking is None or not address or address in lacking:
+                try:
+                    file.write(record + self._delimiter)
+                except OSError as exc:
+                    raise OutputError(f"cannot write {file.name} ({exc.strerror})") from exc
 
     def __enter__(self) -> Self:
         return self
@@ -57,10 +67,31 @@ class UnsentFile:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        try:
-            self._file.close()
-        except OSError as exc:
-            raise OutputError(f"cannot write {self._path} ({exc.strerror})") from exc
+        for file in self._files.values():
+            try:
+                file.close()
+            except OSError as exc:
+                raise OutputError(f"cannot write {file.name} ({exc.strerror})") from exc
+
+
+class InputBatch:
+    """The records that were read together, and those of them that were not confirmed.
+
+    ``awaited`` counts the publishes of it that have not ended; ``lacking`` has, by its place, the
+    nsqd that lack a record (None: all).
+    """
+
+    __slots__ = ("awaited", "is_taken", "lacking", "records")
+
+    def __init__(self, records: Sequence[bytes]) -> None:
+        self.records = records
+        self.lacking: dict[int, Collection[str] | None] = {}
+        self.awaited = 0
+        self.is_taken = False
+
+    @property
+    def has_ended(self) -> bool:
+        return self.is_taken and not self.awaited
 
 
 class PublishJob:
@@ -68,7 +99,7 @@ class PublishJob:
 
     ``rate`` is messages a second, 0 without limit. ``warn`` is told once of each kind of record
     that was refused before sending, ``show`` is called after each batch. `stop` may be called from
-    any thread: reading ends, what is under way is settled.
+    any thread: reading ends, and what was sent is waited for.
     """
 
     def __init__(
@@ -82,7 +113,7 @@ class PublishJob:
         rate: float = 0,
         client_options: ClientOptions,
         options: PublishOptions,
-        unsent: UnsentFile | None = None,
+        unsent: UnsentFiles | None = None,
         warn: Callable[[str], None] = lambda line: None,
         show: Callable[[PublishCounts], None] = lambda counts: None,
     ) -> None:
@@ -95,6 +126,7 @@ class PublishJob:
         self._warn = warn
         self._show = show
         self._number = 0  # of records read
+        self._open_batches: deque[InputBatch] = deque()
         self._source = RecordSource(paths, delimiter, lambda: self._is_stopped)
         self._publisher = Publisher(addresses, client_options, options, lambda: self._is_stopped)
 
@@ -103,12 +135,17 @@ class PublishJob:
         return self._publisher.counts
 
     @property
+    def counts_by_nsqd(self) -> Mapping[str, PublishCounts]:
+        """The outcomes on each nsqd, where every record goes to several."""
+        return self._publisher.counts_by_nsqd
+
+    @property
     def last_error(self) -> NsqError | None:
         """The latest reason why something was not published."""
         return self._publisher.last_error
 
     def stop(self) -> None:
-        """Read no more; what is under way is settled."""
+        """Read no more, and wait for what was sent."""
         self._is_stopped = True
 
     def run(self) -> PublishCounts:
@@ -123,22 +160,42 @@ class PublishJob:
         return self.counts
 
     def _take(self, records: list[bytes]) -> None:
-        records, bodies = self._publishable(records)
+        if self._publisher.has_given_up:
+            self._publisher.drain()  # what was read before comes first in the unsent file
+        batch = InputBatch(records)
+        if self._unsent is not None:
+            self._open_batches.append(batch)
+        places, bodies = self._publishable(batch)
         while bodies and not self._publisher.has_given_up and not self._is_stopped:
             count = self._allowance(len(bodies))
-            self._publish(bodies[:count], records[:count])
-            bodies, records = bodies[count:], records[count:]
+            self._publish(batch, places[:count], bodies[:count])
+            places, bodies = places[count:], bodies[count:]
             self._show(self.counts)
-        for record in records:
-            self.counts.add(PublishOutcome.UNSENT)
-            self._keep(record)
+        for place in places:
+            self._publisher.count_unsendable(PublishOutcome.UNSENT)
+            batch.lacking[place] = None
+        batch.is_taken = True
+        self._keep_unconfirmed()
 
-    def _publish(self, bodies: list[bytes], records: list[bytes]) -> None:
-        def keep_unconfirmed(batch: PublishBatch) -> None:
-            for index in sorted(batch.failures):
-                self._keep(records[index])
+    def _publish(self, batch: InputBatch, places: Sequence[int], bodies: list[bytes]) -> None:
+        def on_ended(published: PublishBatch) -> None:
+            for index in published.failures:
+                batch.lacking[places[index]] = [
+                    nsqd for nsqd, missing in published.missing.items() if index in missing
+                ]
+            batch.awaited -= 1
+            self._keep_unconfirmed()
 
-        self._publisher.publish(self._topic, bodies, keep_unconfirmed)
+        batch.awaited += 1
+        self._publisher.publish(self._topic, bodies, on_ended)
+
+    def _keep_unconfirmed(self) -> None:
+        """Write what was not confirmed to the unsent file, in the order of the input."""
+        while self._open_batches and self._open_batches[0].has_ended:
+            batch = self._open_batches.popleft()
+            if self._unsent is not None:
+                for place in sorted(batch.lacking):
+                    self._unsent.write(batch.records[place], batch.lacking[place])
 
     def _allowance(self, wanted: int) -> int:
         if self._rate is None:
@@ -151,43 +208,38 @@ class PublishJob:
 
     # -- records that cannot be published -------------------------------------------------------
 
-    def _publishable(self, records: list[bytes]) -> tuple[list[bytes], list[bytes]]:
-        """Return the records that can be published, and their bodies."""
+    def _publishable(self, batch: InputBatch) -> tuple[Sequence[int], list[bytes]]:
+        """Return the places of the records that can be published, and their bodies."""
+        records = batch.records
         before = self._number
         self._number += len(records)
         if not self._is_jsonl and all(records) and max(map(len, records)) <= self._limit:
-            return records, records
-        kept, bodies = [], []
-        for number, record in enumerate(records, before + 1):
+            return range(len(records)), list(records)
+        places, bodies = [], []
+        for place, record in enumerate(records):
             if not record:
                 self.counts.skipped += 1
                 continue
-            body = self._body(record, number)
-            if body is not None:
-                kept.append(record)
+            body, reason = self._body(record)
+            if not reason:
+                places.append(place)
                 bodies.append(body)
-        return kept, bodies
+                continue
+            self._warn(f"record {before + place + 1} is rejected: {reason}")
+            self._publisher.count_unsendable(PublishOutcome.REJECTED)
+            batch.lacking[place] = None
+        return places, bodies
 
-    def _body(self, record: bytes, number: int) -> bytes | None:
-        reason = ""
+    def _body(self, record: bytes) -> tuple[bytes, str]:
+        """Return the body of a record, and why it cannot be published, if it cannot."""
         body = record
         if self._is_jsonl:
             try:
                 body = decode_body(record)
             except ValueError as exc:
-                reason = str(exc)
-        if not reason and not body:
-            reason = "the body is empty, which NSQ cannot carry"
-        if not reason and len(body) > self._limit:
-            reason = f"{len(body)} bytes are above the limit of {self._limit}"
-        if not reason:
-            return body
-        self._warn(f"record {number} is rejected: {reason}")
-        self.counts.add(PublishOutcome.REJECTED)
-        self._keep(record)
-        return None
-
-    def _keep(self, record: bytes) -> None:
-        """Write a record that was not confirmed to the unsent file, if there is one."""
-        if self._unsent is not None:
-            self._unsent.write(record)
+                return b"", str(exc)
+        if not body:
+            return body, "the body is empty, which NSQ cannot carry"
+        if len(body) > self._limit:
+            return body, f"{len(body)} bytes are above the limit of {self._limit}"
+        return body, ""

@@ -45,30 +45,30 @@ class PublishOutcome(enum.IntEnum):
 class PublishBatch:
     """Bodies for one topic, and what to call when all have their outcome.
 
-    ``unsettled`` counts the answers still to come, one for each record and nsqd; ``failures`` holds
+    ``awaited`` counts the answers still to come, one for each record and nsqd; ``failures`` holds
     the worst outcome of each record that was not confirmed everywhere, by its place among the
-    bodies, and ``errors`` the reason.
+    bodies, ``errors`` the reason, and ``missing`` the places that each nsqd did not confirm.
     """
 
     topic: str
     bodies: Sequence[bytes]
-    unsettled: int
+    awaited: int
     on_ended: Callable[[PublishBatch], None]
     defer_s: float | None = None
     failures: dict[int, PublishOutcome] = field(default_factory=dict)
     errors: dict[int, NsqError | None] = field(default_factory=dict)
+    missing: dict[str, set[int]] = field(default_factory=dict)
 
-    def settle(
-        self, part: BatchPart, outcome: PublishOutcome, error: NsqError | None = None
-    ) -> bool:
+    def note(self, part: BatchPart, outcome: PublishOutcome, error: NsqError | None = None) -> bool:
         """Note the outcome of a part; return whether it was the last one awaited."""
         if outcome is not PublishOutcome.CONFIRMED:
+            self.missing.setdefault(part.address, set()).update(range(part.start, part.stop))
             for index in range(part.start, part.stop):
                 if outcome >= self.failures.get(index, outcome):
                     self.failures[index] = outcome
                     self.errors[index] = error
-        self.unsettled -= len(part)
-        return self.unsettled == 0
+        self.awaited -= len(part)
+        return self.awaited == 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,11 +148,18 @@ class PublishOptions:
     defer_s: float | None = None
 
 
+def each_counted(mode: PublishMode, addresses: Sequence[str]) -> list[str]:
+    """The nsqd that have outcomes of their own: those of mode all, when there are several."""
+    distinct = list(dict.fromkeys(addresses))
+    return distinct if mode is PublishMode.ALL and len(distinct) > 1 else []
+
+
 class Publisher:
     """Publishes on one or more nsqd. ``is_stopped`` ends retrying.
 
-    ``retried`` counts records that were sent again, and ``repeated`` those of them that nsqd may
-    have had already.
+    ``counts`` has each record once, by its worst outcome. ``counts_by_nsqd`` has it once for each
+    nsqd that it was for, where every record goes to several. ``retried`` counts records that were
+    sent again, and ``repeated`` those of them that nsqd may have had already.
     """
 
     def __init__(
@@ -163,6 +170,9 @@ class Publisher:
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self.counts = PublishCounts()
+        self.counts_by_nsqd = {
+            address: PublishCounts() for address in each_counted(options.mode, addresses)
+        }
         self.retried = 0
         self.repeated = 0
         self.last_error: NsqError | None = None
@@ -171,7 +181,7 @@ class Publisher:
         self._producers = {address: Producer(address, client_options) for address in addresses}
         self._targets = Targets(addresses, options.mode)
         self._delays = RetryDelays(RETRY_BASE_S, RETRY_MAX_S)
-        self._settled: queue.SimpleQueue[tuple[BatchPart, PublishError | None]] = (
+        self._outcomes: queue.SimpleQueue[tuple[BatchPart, PublishError | None]] = (
             queue.SimpleQueue()
         )
         self._retries: list[BatchPart] = []
@@ -194,7 +204,7 @@ class Publisher:
         """Send a batch; block while an earlier one has to be sent again.
 
         ``on_ended`` is called when each body has its outcome, on the thread that calls this method,
-        `settle` or `finish`. ``defer_s`` goes before that of the options.
+        `drain` or `finish`. ``defer_s`` goes before that of the options.
         """
         self.poll()
         while self._retries:
@@ -208,22 +218,27 @@ class Publisher:
             for start in range(0, len(bodies), size):
                 self._send(BatchPart(batch, start, start + size, address))
 
+    def count_unsendable(self, outcome: PublishOutcome) -> None:
+        """Count a record that was not even sent, to any nsqd."""
+        for counts in (self.counts, *self.counts_by_nsqd.values()):
+            counts.add(outcome)
+
     def poll(self) -> None:
         """Act on the outcomes that are there, without waiting."""
         try:
             while True:
-                self._act_on(*self._settled.get_nowait())
+                self._act_on(*self._outcomes.get_nowait())
         except queue.Empty:
             pass
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Wait until every record has its outcome."""
         while self._under_way or self._retries:
             self._wait()
 
     def finish(self) -> None:
         """Wait until every record has its outcome, then close the connections."""
-        self.settle()
+        self.drain()
         self.close()
 
     def close(self) -> None:
@@ -232,15 +247,15 @@ class Publisher:
             producer.stop(POLL_S)
 
     def _send(self, part: BatchPart) -> None:
-        def settled(publication: Publication) -> None:
-            self._settled.put((part, publication.error))
+        def ended(publication: Publication) -> None:
+            self._outcomes.put((part, publication.error))
 
         try:
             self._producers[part.address].submit(
-                part.batch.topic, part.bodies, defer_s=part.batch.defer_s, on_settled=settled
+                part.batch.topic, part.bodies, defer_s=part.batch.defer_s, on_settled=ended
             )
         except PublishNotSent as exc:  # no room in the window for as long as publish_timeout
-            self._settled.put((part, exc))
+            self._outcomes.put((part, exc))
         self._under_way += 1
 
     # -- outcomes -------------------------------------------------------------------------------
@@ -253,7 +268,7 @@ class Publisher:
         else:
             timeout_s = POLL_S
         try:
-            self._act_on(*self._settled.get(timeout=timeout_s))
+            self._act_on(*self._outcomes.get(timeout=timeout_s))
         except queue.Empty:
             pass
         self.poll()
@@ -306,7 +321,9 @@ class Publisher:
         self, part: BatchPart, outcome: PublishOutcome, error: PublishError | None = None
     ) -> None:
         batch = part.batch
-        if not batch.settle(part, outcome, error):
+        if self.counts_by_nsqd:
+            self.counts_by_nsqd[part.address].add(outcome, len(part))
+        if not batch.note(part, outcome, error):
             return
         self.counts.add(PublishOutcome.CONFIRMED, len(batch.bodies) - len(batch.failures))
         for failure in batch.failures.values():

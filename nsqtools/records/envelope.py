@@ -7,8 +7,8 @@ separators are fixed, a line never contains a newline, and decoding gives every 
 
 The line is put together by hand, and the json module only quotes strings, in C: 3.5 times as fast
 as dumping a dict. What quotes is private to json; the public way to it takes a third longer for a
-whole line, and is taken where the private name is missing. Decoding is strict; whoever reads the lines
-knows their numbers and puts them before the message of the ``ValueError``.
+whole line, and is taken where the private name is missing. Decoding is strict; whoever reads the
+lines knows their numbers and puts them before the message of the ``ValueError``.
 """
 
 from __future__ import annotations

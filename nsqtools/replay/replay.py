@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from nsqtools.archive.layout import PART, is_hidden, owner_of
 from nsqtools.archive.reader import EVER, ArchiveFile, OnDamage, TimeRange
@@ -69,7 +69,8 @@ class Replay:
 
     ``speed`` None is as fast as nsqd takes them, ``rate`` 0 without limit. With ``dry_run`` nothing
     is published, and what would be counts as confirmed. ``on_unconfirmed`` gets each message that
-    did not end as confirmed, as a line of JSON; ``show`` is called after each batch.
+    did not end as confirmed, as a line of JSON, and the nsqd that lack it (None: all). ``show`` is
+    called after each batch.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Replay:
         dry_run: bool = False,
         checkpoint: Checkpoint | None = None,
         on_damage: OnDamage,
-        on_unconfirmed: Callable[[bytes, PublishOutcome], None] | None = None,
+        on_unconfirmed: Callable[[bytes, Collection[str] | None], None] | None = None,
         show: Callable[[], None] = lambda: None,
     ) -> None:
         self.read = 0
@@ -101,25 +102,25 @@ class Replay:
         self._on_damage = on_damage
         self._on_unconfirmed = on_unconfirmed
         self._show = show
-        self._refused = PublishCounts()  # before they were sent
         self._seen: set[tuple[str, str, bytes]] = set()
         self._stopped = threading.Event()
         self._publisher = Publisher(addresses, client_options, options, self._stopped.is_set)
 
     def stop(self) -> None:
-        """End behind the batch under way."""
+        """Stop after the batch that is being published."""
         self._stopped.set()
 
     @property
     def counts(self) -> PublishCounts:
         """The outcomes of all topics together."""
-        total = PublishCounts()
-        for counts in (self._refused, self._publisher.counts):
-            for name in PublishCounts.__slots__:
-                setattr(total, name, getattr(total, name) + getattr(counts, name))
         if self._dry_run:
-            total.confirmed = sum(self.planned.values())
-        return total
+            return replace(self._publisher.counts, confirmed=sum(self.planned.values()))
+        return self._publisher.counts
+
+    @property
+    def counts_by_nsqd(self) -> Mapping[str, PublishCounts]:
+        """The outcomes on each nsqd, where every message goes to several."""
+        return self._publisher.counts_by_nsqd
 
     @property
     def last_error(self) -> NsqError | None:
@@ -233,13 +234,14 @@ class Replay:
 
     def _publish_to(self, topic: str, messages: list[Envelope]) -> None:
         def hand_out_unconfirmed(batch: PublishBatch) -> None:
-            for index, outcome in sorted(batch.failures.items()):
-                self._hand_out(messages[index], outcome)
+            for index in sorted(batch.failures):
+                lacking = [nsqd for nsqd, places in batch.missing.items() if index in places]
+                self._hand_out(messages[index], lacking)
 
         self._publisher.publish(topic, [message.body for message in messages], hand_out_unconfirmed)
 
     def _confirm(self, batch: list[Archived], checkpoint: Checkpoint) -> bool:
-        self._publisher.settle()
+        self._publisher.drain()
         counts = self.counts
         if counts.unsent or counts.unknown:
             return False
@@ -250,17 +252,17 @@ class Replay:
 
     def _is_publishable(self, message: Envelope) -> bool:
         if not message.body:
-            self._refused.skipped += 1
+            self._publisher.counts.skipped += 1
             return False
         if len(message.body) > self._client_options.publish_max_msg_size:
-            self._refused.add(PublishOutcome.REJECTED)
-            self._hand_out(message, PublishOutcome.REJECTED)
+            self._publisher.count_unsendable(PublishOutcome.REJECTED)
+            self._hand_out(message)
             return False
         return True
 
-    def _hand_out(self, message: Envelope, outcome: PublishOutcome) -> None:
+    def _hand_out(self, message: Envelope, lacking: Collection[str] | None = None) -> None:
         if self._on_unconfirmed is not None:
-            self._on_unconfirmed(_line(message), outcome)
+            self._on_unconfirmed(_line(message), lacking)
 
 
 def _line(message: Envelope) -> bytes:

@@ -17,7 +17,7 @@ from plugins.waiting import wait_until
 from nsqtools import ClientOptions
 from nsqtools.client.spread import PublishMode
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.publish.publish_job import PublishJob, UnsentFile
+from nsqtools.publish.publish_job import PublishJob, UnsentFiles
 from nsqtools.publish.publisher import PublishCounts, PublishOptions
 
 FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=3)
@@ -53,7 +53,7 @@ def test_empty_records_are_skipped_and_long_ones_rejected_before_they_are_sent(
 ) -> None:
     path = write_input(b"one\n\n" + b"x" * 2_000_000 + b"\ntwo\n")
     warnings: list[str] = []
-    with UnsentFile(str(tmp_path / "unsent"), b"\n") as unsent:
+    with UnsentFiles(tmp_path / "unsent", b"\n") as unsent:
         counts = run_job(path, [nsqd.tcp_address], unsent=unsent, warn=warnings.append)
 
     assert counts == PublishCounts(confirmed=2, rejected=1, skipped=1)
@@ -215,11 +215,16 @@ def test_what_was_sent_and_not_answered_is_unknown_unless_it_may_be_doubled(
     assert job.counts == expected
 
 
-def test_when_nsqd_stays_away_the_rest_of_the_input_goes_to_the_unsent_file(
-    write_input: Callable[[bytes], str], unreachable_address: str, tmp_path: Path
+# more than the 64 batches of 1000 that may be outstanding at a time
+@pytest.mark.parametrize("count", [5000, 200_000])
+def test_when_nsqd_stays_away_the_whole_input_goes_to_the_unsent_file_in_its_order(
+    count: int,
+    write_input: Callable[[bytes], str],
+    unreachable_address: str,
+    tmp_path: Path,
 ) -> None:
-    text = b"\n".join(b"%d" % n for n in range(5000)) + b"\n"
-    with UnsentFile(str(tmp_path / "unsent"), b"\n") as unsent:
+    text = b"\n".join(b"%d" % n for n in range(count)) + b"\n"
+    with UnsentFiles(tmp_path / "unsent", b"\n") as unsent:
         counts = run_job(
             write_input(text),
             [unreachable_address],
@@ -227,8 +232,56 @@ def test_when_nsqd_stays_away_the_rest_of_the_input_goes_to_the_unsent_file(
             unsent=unsent,
         )
 
-    assert counts == PublishCounts(unsent=5000)
+    assert counts == PublishCounts(unsent=count)
     assert (tmp_path / "unsent").read_bytes() == text
+
+
+def test_rejected_records_stand_in_their_place_in_the_unsent_file(
+    write_input: Callable[[bytes], str], unreachable_address: str, tmp_path: Path
+) -> None:
+    lines = [b"x" * 2_000_000 if n % 3 == 1 else b"%d" % n for n in range(10)]
+    text = b"\n".join(lines) + b"\n"
+    with UnsentFiles(tmp_path / "unsent", b"\n") as unsent:
+        counts = run_job(
+            write_input(text),
+            [unreachable_address],
+            options=PublishOptions(retry_timeout_s=0.2),
+            unsent=unsent,
+        )
+
+    assert counts == PublishCounts(unsent=7, rejected=3)
+    assert (tmp_path / "unsent").read_bytes() == text
+
+
+def test_mode_all_counts_by_nsqd_and_keeps_for_each_what_it_lacks(
+    nsqd: GoNsqd,
+    write_input: Callable[[bytes], str],
+    unreachable_address: str,
+    tmp_path: Path,
+) -> None:
+    lines = [b"1", b"2", b"x" * 2_000_000, b"3"]
+    addresses = [nsqd.tcp_address, unreachable_address]
+    with UnsentFiles(tmp_path / "unsent", b"\n", addresses) as unsent:
+        job = PublishJob(
+            "events",
+            addresses,
+            paths=[write_input(b"\n".join(lines))],
+            client_options=FAST,
+            options=PublishOptions(retry_timeout_s=0.3),
+            unsent=unsent,
+        )
+        job.run()
+
+    assert job.counts == PublishCounts(rejected=1, unsent=3)
+    assert job.counts_by_nsqd == {
+        nsqd.tcp_address: PublishCounts(confirmed=3, rejected=1),
+        unreachable_address: PublishCounts(rejected=1, unsent=3),
+    }
+    assert nsqd.depth("events") == 3
+    kept = {address: tmp_path / f"unsent.{address}" for address in addresses}
+    assert kept[nsqd.tcp_address].read_bytes().splitlines() == [lines[2]]
+    assert kept[unreachable_address].read_bytes().splitlines() == lines
+    assert not (tmp_path / "unsent").exists()
 
 
 def test_a_cut_connection_loses_no_count(
@@ -279,7 +332,7 @@ def test_stopping_settles_what_is_under_way_and_leaves_the_rest(
 
 def test_an_unusable_unsent_file_shows_before_anything_is_published() -> None:
     with pytest.raises(OutputError, match="cannot write /no/such/directory/unsent"):
-        UnsentFile("/no/such/directory/unsent", b"\n")
+        UnsentFiles(Path("/no/such/directory/unsent"), b"\n")
 
 
 def test_a_topic_that_is_two_words_is_refused(

@@ -10,11 +10,11 @@ def batch_of(count: int, nsqd: int) -> PublishBatch:
     return PublishBatch("events", bodies, count * nsqd, on_ended=lambda batch: None)
 
 
-def test_a_batch_is_settled_when_every_nsqd_has_answered() -> None:
+def test_a_batch_has_ended_when_every_nsqd_has_answered() -> None:
     batch = batch_of(4, nsqd=2)
 
-    assert not batch.settle(BatchPart(batch, 0, 4, "a"), PublishOutcome.CONFIRMED)
-    assert batch.settle(BatchPart(batch, 0, 4, "b"), PublishOutcome.CONFIRMED)
+    assert not batch.note(BatchPart(batch, 0, 4, "a"), PublishOutcome.CONFIRMED)
+    assert batch.note(BatchPart(batch, 0, 4, "b"), PublishOutcome.CONFIRMED)
     assert batch.failures == {}
 
 
@@ -28,11 +28,11 @@ def test_halves_are_the_whole_and_end_in_single_records() -> None:
 
 def test_the_worst_outcome_of_a_record_counts() -> None:
     batch = batch_of(2, nsqd=3)
-    batch.settle(BatchPart(batch, 0, 2, "a"), PublishOutcome.CONFIRMED)
-    batch.settle(BatchPart(batch, 0, 1, "b"), PublishOutcome.UNKNOWN)
-    batch.settle(BatchPart(batch, 1, 2, "b"), PublishOutcome.REJECTED)
+    batch.note(BatchPart(batch, 0, 2, "a"), PublishOutcome.CONFIRMED)
+    batch.note(BatchPart(batch, 0, 1, "b"), PublishOutcome.UNKNOWN)
+    batch.note(BatchPart(batch, 1, 2, "b"), PublishOutcome.REJECTED)
 
-    assert batch.settle(BatchPart(batch, 0, 2, "c"), PublishOutcome.UNSENT)
+    assert batch.note(BatchPart(batch, 0, 2, "c"), PublishOutcome.UNSENT)
     assert batch.failures == {0: PublishOutcome.UNSENT, 1: PublishOutcome.REJECTED}
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from nsqtools.cli.options.connection import ProducerConnection
-from nsqtools.cli.options.params import INPUT, Topic, delimiter_option, duration_option
+from nsqtools.cli.options.params import INPUT, Json, Topic, delimiter_option, duration_option
 from nsqtools.cli.options.publishing import (
     DELIVERY,
     Rate,
@@ -19,7 +19,7 @@ from nsqtools.cli.options.publishing import (
     Spread,
     UnsentRecords,
 )
-from nsqtools.cli.render.outcomes import report_publishing
+from nsqtools.cli.render.outcomes import report_counts
 from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import stopping
 from nsqtools.cli.running.runtime import Runtime, Session
@@ -89,6 +89,7 @@ def pub(
     retry_timeout: RetryTimeout = None,
     retry_unknown: RetryUnknown = False,
     unsent_file: UnsentRecords = None,
+    json: Json = False,
     *,
     connection: ProducerConnection,
     runtime: Session,
@@ -109,12 +110,14 @@ def pub(
         nsq tail -t clicks --json -n 1000 | nsq pub -t clicks-copy --format jsonl
         find . -print0 | nsq pub -t files -d '\\0' --rate 100
     """
-    from nsqtools.publish.publish_job import PublishJob, UnsentFile
-    from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishOptions
+    from nsqtools.publish.publish_job import PublishJob, UnsentFiles
+    from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishOptions, each_counted
 
     check_topic(topic)
     ending = b"\n" if delimiter is None else delimiter
-    unsent = UnsentFile(str(unsent_file), ending) if unsent_file else None
+    unsent = None
+    if unsent_file is not None:
+        unsent = UnsentFiles(unsent_file, ending, each_counted(mode, connection.nsqd_tcp_addresses))
     with Progress(runtime) as progress:
         job = PublishJob(
             topic,
@@ -136,14 +139,7 @@ def pub(
         )
         with stopping(job.stop) as signals, unsent or nullcontext():
             job.run()
-    status = report_publishing(
-        runtime,
-        job.counts.summary(),
-        confirmed=job.counts.confirmed,
-        is_complete=not job.counts.unconfirmed,
-        error=job.last_error,
-    )
-    return signals.status(otherwise=status)
+    return signals.status(otherwise=report_counts(runtime, job, json=json))
 
 
 def warn(runtime: Runtime, progress: Progress, line: str) -> None:

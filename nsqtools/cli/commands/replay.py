@@ -14,6 +14,7 @@ from nsqtools.cli.options.params import (
     ArchivePaths,
     Delimiter,
     Grep,
+    Json,
     Since,
     Until,
     time_range,
@@ -30,7 +31,8 @@ from nsqtools.cli.options.publishing import (
     progress_option,
     topic_map,
 )
-from nsqtools.cli.render.outcomes import DamageReporter, report_publishing
+from nsqtools.cli.render.outcomes import DamageReporter, report_counts
+from nsqtools.cli.render.output import write_json
 from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
@@ -89,6 +91,7 @@ def replay(
     checkpoint: CheckpointFile = None,
     unsent_file: UnsentMessages = None,
     dry_run: DryRun = False,
+    json: Json = False,
     *,
     connection: ProducerConnection,
     runtime: Session,
@@ -106,8 +109,8 @@ def replay(
         nsq replay /var/nsq --checkpoint replay.json --rate 5000
     """
     from nsqtools.archive.reader import find_archives
-    from nsqtools.publish.publish_job import UnsentFile
-    from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishOptions
+    from nsqtools.publish.publish_job import UnsentFiles
+    from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishOptions, each_counted
     from nsqtools.replay.checkpoint import Checkpoint
     from nsqtools.replay.replay import MessageSelection, Replay
 
@@ -119,7 +122,9 @@ def replay(
         b"\n" if delimiter is None else delimiter,
     )
     archives = find_archives(paths)
-    unsent = UnsentFile(str(unsent_file), b"") if unsent_file else None
+    unsent = None
+    if unsent_file is not None:
+        unsent = UnsentFiles(unsent_file, b"", each_counted(mode, connection.nsqd_tcp_addresses))
     with Progress(runtime) as progress, unsent or nullcontext():
         damage = DamageReporter(runtime, progress)
         job = Replay(
@@ -135,13 +140,13 @@ def replay(
             dry_run=dry_run,
             checkpoint=Checkpoint(checkpoint) if checkpoint else None,
             on_damage=damage,
-            on_unconfirmed=(lambda line, outcome: unsent.write(line)) if unsent else None,
+            on_unconfirmed=unsent.write if unsent else None,
             show=lambda: progress.show(lambda: how_far(job, runtime.monotonic() - began)),
         )
         began = runtime.monotonic()
         with stopping(job.stop) as signals:
             job.run()
-    status = report(runtime, job, damage, dry_run=dry_run)
+    status = report(runtime, job, damage, dry_run=dry_run, json=json)
     if checkpoint is not None and (job.counts.unknown or job.counts.unsent):
         runtime.tell(
             "nsq: run it again to continue; up to 1000 messages of the last batch may come twice"
@@ -160,19 +165,16 @@ def how_far(job: Replay, elapsed_s: float) -> str:
     return text
 
 
-def report(runtime: Runtime, job: Replay, damage: DamageReporter, *, dry_run: bool) -> ExitStatus:
+def report(
+    runtime: Runtime, job: Replay, damage: DamageReporter, *, dry_run: bool, json: bool
+) -> ExitStatus:
     """Report what was published, or would be; return the exit status."""
-    counts = job.counts
     if not dry_run:
-        return report_publishing(
-            runtime,
-            counts.summary(job.repeated),
-            confirmed=counts.confirmed,
-            is_complete=not counts.unconfirmed,
-            error=job.last_error,
-            damage=damage,
-        )
-    for topic, count in sorted(job.planned.items()):
-        runtime.stdout.write(f"{topic}\t{count}\n")
-    runtime.tell(f"nsq: {counts.confirmed} messages would be published")
+        return report_counts(runtime, job, json=json, repeated=job.repeated, damage=damage)
+    if json:
+        write_json(runtime, {"topics": job.planned}, indent=2)
+    else:
+        for topic, count in sorted(job.planned.items()):
+            runtime.stdout.write(f"{topic}\t{count}\n")
+    runtime.tell(f"nsq: {job.counts.confirmed} messages would be published")
     return damage.status

@@ -70,11 +70,17 @@ def progress_option(name: str, metavar: str, parser: Callable[[str], Path] | Non
 
 UnsentRecords = Annotated[
     Path | None,
-    unsent_option("Append every record that was not confirmed to this file, byte for byte."),
+    unsent_option(
+        "Append every record that was not confirmed to this file, byte for byte. With --mode all "
+        "and several nsqd, to one for each: FILE.HOST:PORT."
+    ),
 ]
 UnsentMessages = Annotated[
     Path | None,
-    unsent_option("Append every message that was not confirmed to this file, as JSON."),
+    unsent_option(
+        "Append every message that was not confirmed to this file, as JSON. With --mode all and "
+        "several nsqd, to one for each: FILE.HOST:PORT."
+    ),
 ]
 TopicMap = Annotated[
     list[str] | None,

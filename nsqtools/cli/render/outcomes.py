@@ -12,14 +12,18 @@ and every command that publishes ends with one line of counts. The exit status f
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.ends import ExitStatus, report_error, status_of_work
 from nsqtools.cli.running.runtime import Runtime
 
 if TYPE_CHECKING:
     from nsqtools.cli.render.progress import Progress
+    from nsqtools.publish.publish_job import PublishJob
+    from nsqtools.replay.replay import Replay
     from nsqtools.spark.archives.damage import ArchiveDamage
 
 
@@ -53,6 +57,35 @@ def report_damages(runtime: Runtime, damages: Iterable[ArchiveDamage]) -> ExitSt
     reporter = DamageReporter(runtime)
     reporter.report_all(damages)
     return reporter.status
+
+
+def report_counts(
+    runtime: Runtime,
+    job: PublishJob | Replay,
+    *,
+    json: bool,
+    repeated: int = 0,
+    damage: DamageReporter | None = None,
+) -> ExitStatus:
+    """Report the counts of a job, by nsqd where they differ; return the exit status."""
+    counts = job.counts
+    if json:
+        document: dict[str, Any] = asdict(counts)
+        if job.counts_by_nsqd:
+            document["nsqd"] = {nsqd: asdict(own) for nsqd, own in job.counts_by_nsqd.items()}
+        write_json(runtime, document | {"repeated": repeated} if repeated else document, indent=2)
+    if counts.unconfirmed:
+        for nsqd, own in job.counts_by_nsqd.items():
+            runtime.tell(f"nsq: {nsqd}: {own.summary()}")
+    everywhere = ", on every nsqd" if job.counts_by_nsqd else ""
+    return report_publishing(
+        runtime,
+        counts.summary(repeated) + everywhere,
+        confirmed=counts.confirmed + sum(own.confirmed for own in job.counts_by_nsqd.values()),
+        is_complete=not counts.unconfirmed,
+        error=job.last_error,
+        damage=damage,
+    )
 
 
 def report_publishing(

@@ -82,7 +82,7 @@ class PublishTask:
                 self._publish_chunk(chunk, skipped)
             if rest:
                 raise self._changed_input()
-            self._publisher.settle()
+            self._publisher.drain()
             self._check()
             self._note()
             if self._ledger is not None:

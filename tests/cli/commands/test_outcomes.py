@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -83,3 +84,33 @@ def test_damage_is_one_line_in_every_command_and_the_work_is_partly_done(
     assert reported
     for result in results:
         assert [line for line in result.err.splitlines() if str(damaged) in line] == reported
+
+
+def test_mode_all_says_what_each_nsqd_has(run_nsq: RunNsq, nsqd: GoNsqd, tmp_path: Path) -> None:
+    both = ["--nsqd-tcp-address", nsqd.tcp_address, "--nsqd-tcp-address", NOBODY]
+    options = ["--retry-timeout", "300ms", "--unsent-file", str(tmp_path / "unsent"), "--json"]
+
+    result = run_nsq(["pub", "-t", "fan", *both, *options], stdin=b"1\n2\n3\n")
+
+    assert result.status == 6
+    assert f"nsq: {nsqd.tcp_address}: 3 confirmed, 0 rejected, 0 unknown, 0 unsent" in result.err
+    assert f"nsq: {NOBODY}: 0 confirmed, 0 rejected, 0 unknown, 3 unsent" in result.err
+    document = json.loads(result.out)
+    assert (document["confirmed"], document["unsent"]) == (0, 3)
+    assert document["nsqd"][nsqd.tcp_address]["confirmed"] == 3
+    assert (tmp_path / f"unsent.{NOBODY}").read_bytes() == b"1\n2\n3\n"
+    assert (tmp_path / f"unsent.{nsqd.tcp_address}").read_bytes() == b""
+
+
+def test_the_counts_are_on_stdout_as_json_when_asked(
+    run_nsq: RunNsq, nsqd: GoNsqd, tmp_path: Path
+) -> None:
+    to = ["--nsqd-tcp-address", nsqd.tcp_address, "--json", "--quiet"]
+    archive(tmp_path / "a.gz", b"a", b"", TOO_LARGE)
+
+    published = run_nsq(["pub", "-t", "clicks", *to], stdin=b"a\n\n" + TOO_LARGE + b"\n")
+    replayed = run_nsq(["replay", str(tmp_path / "a.gz"), *to])
+
+    expected = {"confirmed": 1, "rejected": 1, "unknown": 0, "unsent": 0, "skipped": 1}
+    assert json.loads(published.out) == json.loads(replayed.out) == expected
+    assert (published.status, replayed.status) == (6, 6)
