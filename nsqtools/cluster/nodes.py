@@ -86,7 +86,7 @@ def _status(
     address: str, info: dict[str, Any], entries: dict[str, KnownNode], error: str
 ) -> NodeStatus:
     entry = next(iter(entries.values()), None)
-    tcp = f"{info['broadcast_address']}:{info['tcp_port']}" if info else ""
+    tcp = f"{info.get('broadcast_address')}:{info['tcp_port']}" if info else ""
     return NodeStatus(
         address,
         str(entry.node.tcp) if entry else tcp,

@@ -1,27 +1,40 @@
-"""What the HTTP APIs of nsqd and nsqlookupd have in common, on httpx.
+"""What the HTTP APIs of nsqd and nsqlookupd have in common, on httpcore.
 
 One client per address keeps its connection. Every failure becomes one of our errors and names the
-URL. Both the plain JSON of NSQ 1.0 and the wrapped form before it (``status_code``, ``data``) are
-read.
+URL: what a daemon sends, however odd, is never an error of usage nor a bug of ours. Both the plain
+JSON of NSQ 1.0 and the wrapped form before it (``status_code``, ``data``) are read.
+
+Proxies of the environment are not used, for daemons are not behind them, and redirects are not
+followed: they would take the token elsewhere.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
 
-from nsqtools.errors import ConnectionFailed, DeadlineExceeded, HTTPError, ProtocolError, TLSError
+from nsqtools.errors import (
+    ConnectionFailed,
+    DeadlineExceeded,
+    HTTPError,
+    NsqError,
+    ProtocolError,
+    TLSError,
+)
 
 if TYPE_CHECKING:
     import ssl
 
-    import httpx
+    from nsqtools.http.exchange import Answer
 
 NSQ_V1 = "application/vnd.nsq; version=1.0"
 
 
 class HTTPAPI:
-    """One HTTP address. ``url`` is the base URL; timeouts are seconds.
+    """One HTTP address. ``url`` is the base URL; ``timeout_s`` is for a whole exchange.
 
     Thread-safe. Close it, or use it as a context manager.
     """
@@ -35,23 +48,29 @@ class HTTPAPI:
         tls: ssl.SSLContext | None = None,
         bearer: str = "",
     ) -> None:
-        import httpx
+        from nsqtools.http.exchange import Exchanges
 
         self.url = url
-        headers = {"Accept": NSQ_V1, "User-Agent": "nsqtools"}
-        if bearer:
-            headers["Authorization"] = f"Bearer {bearer}"
-        self._client = httpx.Client(
-            timeout=httpx.Timeout(timeout_s, connect=connect_timeout_s),
-            # certificates are loaded only where they are used: it takes longer than a request
-            verify=tls if tls is not None else url.startswith("https:"),
-            headers=headers,
-            trust_env=False,  # daemons are not behind the proxy of the environment
+        parts = urlsplit(url)
+        user, at, host = parts.netloc.rpartition("@")
+        self._headers: dict[bytes | str, bytes | str] = {
+            "Host": host,
+            "Accept": NSQ_V1,
+            "Accept-Encoding": "identity",
+            "User-Agent": "nsqtools",
+        }
+        if at:
+            pair = base64.b64encode(unquote(user).encode()).decode()
+            self._headers["Authorization"] = f"Basic {pair}"
+        elif bearer:
+            self._headers["Authorization"] = f"Bearer {bearer}"
+        self._exchanges = Exchanges(
+            connect_timeout_s=connect_timeout_s, timeout_s=timeout_s, tls=tls
         )
 
     def close(self) -> None:
         """Close the connection."""
-        self._client.close()
+        self._exchanges.close()
 
     def __enter__(self) -> Self:
         return self
@@ -74,7 +93,7 @@ class HTTPAPI:
 
     def get_text(self, path: str) -> str:
         """GET and return the body as it is, with the same errors."""
-        return self._request("GET", self.url + path, None).text
+        return decode_text(self._request("GET", self.url + path, None))
 
     def post(self, path: str, **parameters: str) -> None:
         """POST with nothing but parameters, with the same errors."""
@@ -92,27 +111,35 @@ class HTTPAPI:
         url: str,
         parameters: dict[str, str] | None,
         content: bytes | None = None,
-    ) -> httpx.Response:
-        import httpx
+    ) -> bytes:
+        import httpcore
 
+        parts = urlsplit(url)
+        query = "&".join(filter(None, (parts.query, urlencode(parameters or {}))))
+        host = parts.netloc.rpartition("@")[2]
+        url = urlunsplit(parts._replace(netloc=host, path=parts.path or "/", query=query))
         try:
-            response = self._client.request(method, url, params=parameters, content=content)
-        except httpx.TimeoutException as exc:
+            answer = self._exchanges.request(method, url, self._headers, content)
+        except (httpcore.TimeoutException, DeadlineExceeded) as exc:
             raise DeadlineExceeded(f"{self.url}: no answer in time") from exc
-        except httpx.HTTPError as exc:
+        except ProtocolError as exc:
+            raise ProtocolError(f"{self.url}: {exc}") from exc
+        except (UnicodeError, httpcore.UnsupportedProtocol, httpcore.LocalProtocolError) as exc:
+            raise ConnectionFailed(f"{self.url}: {exc}", hint="Check the address.") from exc
+        except (httpcore.NetworkError, httpcore.ProtocolError) as exc:
             raise self._map(exc) from exc
-        if response.is_success:
-            return response
-        code = _error_code(response)
+        if 200 <= answer.status < 300:
+            return answer.body
+        code = _error_code(answer)
         raise HTTPError(
-            f"{self.url}: {code or response.reason_phrase} (HTTP {response.status_code})",
-            status=response.status_code,
+            f"{self.url}: {code or answer.reason} (HTTP {answer.status})",
+            status=answer.status,
             code=code,
             hint=_STATUS_HINTS.get(code, ""),
         )
 
-    def _map(self, exc: httpx.HTTPError) -> Exception:
-        import httpx
+    def _map(self, exc: Exception) -> NsqError:
+        import httpcore
 
         cause: BaseException = exc
         while cause.__cause__ or cause.__context__:
@@ -122,21 +149,22 @@ class HTTPAPI:
             return TLSError(
                 f"{self.url}: {reason}", hint="Give the CA of its certificate with --tls-ca-file."
             )
-        if isinstance(exc, httpx.ConnectError):
+        if isinstance(exc, httpcore.ConnectError):
             return ConnectionFailed(
                 f"cannot connect to {self.url} ({reason})", hint="Check the address and port."
             )
-        if isinstance(exc, httpx.RemoteProtocolError):
+        if isinstance(exc, httpcore.RemoteProtocolError):
             return ProtocolError(
                 f"{self.url} does not speak HTTP ({reason})",
                 hint="nsqd's HTTP port is usually 4151, nsqlookupd's 4161.",
             )
         return ConnectionFailed(f"{self.url}: {reason}")
 
-    def _decode(self, response: httpx.Response) -> Any:
+    def _decode(self, body: bytes) -> Any:
+        """Read JSON, wrapped or not. Raises `ProtocolError`."""
         try:
-            answer = response.json()
-        except ValueError as exc:
+            answer = json.loads(body)
+        except (ValueError, RecursionError) as exc:
             raise self._unlike_nsq() from exc
         if isinstance(answer, dict) and "status_code" in answer and "data" in answer:
             return answer["data"]
@@ -154,9 +182,14 @@ _STATUS_HINTS = {
 }
 
 
-def _error_code(response: httpx.Response) -> str:
+def decode_text(body: bytes) -> str:
+    """Read text as UTF-8, whatever charset the answer claims."""
+    return body.decode("utf-8", "backslashreplace")
+
+
+def _error_code(answer: Answer) -> str:
     try:
-        message = response.json()["message"]
-    except (ValueError, KeyError, TypeError):
+        message = json.loads(answer.body)["message"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ""
     return message if isinstance(message, str) else ""

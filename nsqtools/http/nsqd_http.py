@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from nsqtools.errors import HTTPError, ProtocolError
-from nsqtools.http.http_api import HTTPAPI
+from nsqtools.http.http_api import HTTPAPI, decode_text
 
 
 class NsqdHTTPClient(HTTPAPI):
@@ -18,7 +18,12 @@ class NsqdHTTPClient(HTTPAPI):
 
     def info(self) -> dict[str, Any]:
         """Return what /info says: version, ports, limits. Raises what `HTTPAPI.get` raises."""
-        return self._object("/info", "tcp_port")
+        info = self._object("/info", "tcp_port")
+        ports = [info["tcp_port"], info.get("http_port", 0)]
+        host = info.setdefault("broadcast_address", "")
+        if not isinstance(host, str) or not all(type(p) is int and 0 <= p < 65536 for p in ports):
+            raise self._unlike_nsqd()
+        return info
 
     def stats(
         self, topic: str = "", channel: str = "", *, clients: bool = False, memory: bool = False
@@ -50,20 +55,20 @@ class NsqdHTTPClient(HTTPAPI):
 
     def config(self, option: str) -> Any:
         """Return one option of the running nsqd: a number, a switch, a list, or text."""
-        return self._setting(self._request("GET", f"{self.url}/config/{option}", None).text)
+        return self._setting(self._request("GET", f"{self.url}/config/{option}", None))
 
     def set_config(self, option: str, value: str) -> Any:
         """Change one option of the running nsqd, until it ends, and return its new value."""
         answer = self._request("PUT", f"{self.url}/config/{option}", None, value.encode())
-        return self._setting(answer.text)
+        return self._setting(answer)
 
     @staticmethod
-    def _setting(text: str) -> Any:
+    def _setting(body: bytes) -> Any:
         """nsqd writes text bare, and everything else as JSON."""
         try:
-            return json.loads(text)
-        except ValueError:
-            return text
+            return json.loads(body)
+        except (ValueError, RecursionError):
+            return decode_text(body)
 
     def _object(self, path: str, expected: str, **parameters: str) -> dict[str, Any]:
         try:

@@ -1,13 +1,26 @@
-"""The HTTP API of nsqlookupd, as far as clients need it."""
+"""The HTTP API of nsqlookupd, as far as clients need it.
+
+Whoever reaches nsqlookupd's TCP port can announce whatever it likes, so nothing in an answer is
+believed to be well-formed: a node without a usable address is reported once and left out, and the
+others are used.
+"""
 
 from __future__ import annotations
 
+import functools
+import logging
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nsqtools.errors import HTTPError, ProtocolError
 from nsqtools.http.http_api import HTTPAPI
-from nsqtools.protocol.addresses import Address, lookup_url
+from nsqtools.protocol.addresses import Address, announced_host, lookup_url
+from nsqtools.protocol.names import is_valid_name
+
+log = logging.getLogger("nsqtools")
+
+MAX_NODES = 4096
+"""An nsqlookupd that announces more nsqd than this is not believed."""
 
 
 class ProducerNode(NamedTuple):
@@ -72,7 +85,7 @@ class NsqlookupdHTTPClient(HTTPAPI):
         producers = answer.get("producers") if isinstance(answer, dict) else None
         if not isinstance(producers, list):
             raise _unlike_nsqlookupd(self.url)
-        known = (_known_node(producer) for producer in producers)
+        known = (_known_node(producer, self.url) for producer in _checked(producers, self.url))
         return [node for node in known if node is not None]
 
     def administer(self, action: str, topic: str, channel: str = "") -> None:
@@ -101,46 +114,67 @@ def decode_lookup(answer: Any, url: str) -> Lookup:
     producers = answer.get("producers")
     if not isinstance(producers, list):
         raise _unlike_nsqlookupd(url)
-    nodes = (_node(producer) for producer in producers)
+    nodes = (_node(producer, url) for producer in _checked(producers, url))
     return Lookup(True, frozenset(channels), frozenset(node for node in nodes if node is not None))
 
 
-def _node(producer: Any) -> ProducerNode | None:
+def _checked(producers: list[Any], url: str) -> list[Any]:
+    if len(producers) > MAX_NODES:
+        raise ProtocolError(f"{url} announces {len(producers)} nsqd; at most {MAX_NODES} are asked")
+    return producers
+
+
+def _node(producer: Any, url: str) -> ProducerNode | None:
     """Return where a producer listens: its broadcast address, or the best there is instead."""
     if not isinstance(producer, dict):
         return None
-    remote_host = str(producer.get("remote_address") or "").rpartition(":")[0].strip("[]")
-    host = producer.get("broadcast_address") or producer.get("hostname") or remote_host
-    if not isinstance(host, str) or not host:
-        return None
+    remote_host = str(producer.get("remote_address") or "").rpartition(":")[0]
+    name = producer.get("broadcast_address") or producer.get("hostname") or remote_host
+    host = announced_host(name)
     tcp, http = (_listener(host, producer.get(key)) for key in ("tcp_port", "http_port"))
-    return None if tcp is None else ProducerNode(tcp, http)
+    if tcp is None:
+        _report(url, f"{name!r:.80}, port {producer.get('tcp_port')!r:.20}")
+        return None
+    return ProducerNode(tcp, http)
 
 
-def _known_node(producer: Any) -> KnownNode | None:
-    node = _node(producer)
+@functools.lru_cache(maxsize=1024)
+def _report(url: str, address: str) -> None:
+    log.warning("%s announces an nsqd at %s, which is not an address; left out", url, address)
+
+
+def _known_node(producer: Any, url: str) -> KnownNode | None:
+    node = _node(producer, url)
     if node is None:
         return None
-    topics = [topic for topic in producer.get("topics") or () if isinstance(topic, str)]
-    hidden = producer.get("tombstones") or ()
+    topics, hidden = (
+        each if isinstance(each := producer.get(key), list) else []
+        for key in ("topics", "tombstones")
+    )
+    pairs = zip(topics, [*hidden, *[False] * len(topics)], strict=False)
+    named = [(topic, is_hidden) for topic, is_hidden in pairs if _is_name(topic)]
     return KnownNode(
         node,
         str(producer.get("hostname") or ""),
         str(producer.get("version") or ""),
-        frozenset(topics),
-        frozenset(topic for topic, is_hidden in zip(topics, hidden, strict=False) if is_hidden),
+        frozenset(topic for topic, _ in named),
+        frozenset(topic for topic, is_hidden in named if is_hidden),
     )
 
 
 def _listener(host: str, port: Any) -> Address | None:
-    return Address(host, port) if type(port) is int and 0 < port < 65536 else None
+    return Address(host, port) if host and type(port) is int and 0 < port < 65536 else None
 
 
 def _names(answer: Any, key: str, url: str) -> list[str]:
     names = answer.get(key) if isinstance(answer, dict) else None
     if not isinstance(names, list):
         raise _unlike_nsqlookupd(url)
-    return [name for name in names if isinstance(name, str)]
+    return list(filter(_is_name, names))
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and is_valid_name(name)
 
 
 def _unlike_nsqlookupd(url: str) -> ProtocolError:

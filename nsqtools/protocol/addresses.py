@@ -6,6 +6,7 @@ daemon that moved is found again (go-nsq#104). IPv6 addresses stand in brackets.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -15,6 +16,10 @@ NSQD_TCP_PORT = 4150
 NSQD_HTTP_PORT = 4151
 LOOKUPD_TCP_PORT = 4160
 LOOKUPD_HTTP_PORT = 4161
+
+MAX_HOST_LENGTH = 255
+_HOST = re.compile(r"[a-zA-Z0-9][\w-]{0,62}(\.[\w-]{1,63})*\.?", re.ASCII)
+_IPV6 = re.compile(r"[0-9a-fA-F:.]{2,45}(%[\w.-]+)?", re.ASCII)
 
 
 class Address(NamedTuple):
@@ -64,6 +69,15 @@ def _bad_address(text: str) -> ConfigurationError:
     return ConfigurationError(
         f"invalid address {text!r}", hint="Write host:port, with a port from 1 to 65535."
     )
+
+
+def announced_host(name: object) -> str:
+    """Return the host that a daemon announces, without brackets; "" for what is not one."""
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_HOST_LENGTH:
+        return ""
+    host = name[1:-1] if name.startswith("[") and name.endswith("]") else name
+    pattern = _IPV6 if ":" in host else _HOST
+    return host if pattern.fullmatch(host) else ""
 
 
 def http_url(text: str, default_port: int) -> str:

@@ -108,7 +108,7 @@ def decode_identify_reply(data: bytes) -> IdentifyReply:
         return IdentifyReply()
     try:
         reply = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         reply = None
     if not isinstance(reply, dict):
         raise ProtocolError(f"the answer to IDENTIFY is neither OK nor JSON: {data[:60]!r}")

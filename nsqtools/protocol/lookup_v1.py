@@ -50,7 +50,7 @@ def decode_peer_info(data: bytes) -> PeerInfo:
             tcp_port=document.get("tcp_port") or 0,
             version=document.get("version") or "",
         )
-    except (ValueError, AttributeError) as exc:
+    except (ValueError, AttributeError, RecursionError) as exc:
         raise ProtocolError(f"no description of a daemon: {data[:60]!r}") from exc
     texts = (info.broadcast_address, info.hostname, info.version)
     ports = (info.http_port, info.tcp_port)

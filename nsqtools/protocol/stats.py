@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from nsqtools.errors import ProtocolError
-from nsqtools.protocol.go_text import go_json
+from nsqtools.protocol.go_text import INT64, go_json
 
 T = TypeVar("T")
 
@@ -212,23 +212,30 @@ def _latency(document: Any) -> LatencyStats:
     if not isinstance(document, dict):
         return LatencyStats()
     count, percentiles = document.get("count"), document.get("percentiles")
-    if not isinstance(percentiles, list):
-        return LatencyStats(count=count if isinstance(count, int) else 0)
     pairs = ((pair.get("quantile"), pair.get("value")) for pair in _objects(percentiles))
     return LatencyStats(
-        count=count if isinstance(count, int) else 0,
+        count=count if type(count) is int and count in INT64 else 0,
         percentiles=tuple(
             (float(quantile), float(value))
             for quantile, value in pairs
-            if isinstance(quantile, int | float) and isinstance(value, int | float)
-        ),
+            if _is_number(quantile) and _is_number(value)
+        )
+        if isinstance(percentiles, list)
+        else None,
     )
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    """Tell whether Go's float64 or int64 holds the value, and it is not infinite."""
+    return isinstance(value, int | float) and INT64.start <= value < INT64.stop
 
 
 def _memory(document: Any) -> dict[str, int] | None:
     if not isinstance(document, dict):
         return None
-    return {name: value for name, value in document.items() if isinstance(value, int)}
+    return {
+        name: value for name, value in document.items() if isinstance(value, int) and value in INT64
+    }
 
 
 def _fill(kind: type[T], document: dict[str, Any], **read: Any) -> T:
@@ -238,7 +245,8 @@ def _fill(kind: type[T], document: dict[str, Any], **read: Any) -> T:
         if field.name not in read:
             empty = _EMPTY[str(field.type)]
             value = document.get(field.name)
-            values[field.name] = value if type(value) is type(empty) else empty
+            is_usable = type(value) is type(empty) and (type(value) is not int or value in INT64)
+            values[field.name] = value if is_usable else empty
     return kind(**values)
 
 

@@ -1,0 +1,132 @@
+"""One HTTP exchange within budgets: so many seconds in all, so many bytes, nothing compressed.
+
+httpcore's timeouts are for each read, so a daemon that sends a byte now and then could hold a
+caller for ever. Here every read and write gets what is left of the exchange's own time; the network
+backend of a pool is where that can be done for the head of the answer, too. An answer is read up to
+a limit and refused when it is compressed: a megabyte of gzip can be a gigabyte of JSON.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import httpcore
+
+from nsqtools.errors import DeadlineExceeded, ProtocolError
+
+if TYPE_CHECKING:
+    import ssl
+
+MAX_ANSWER_BYTES = 64 << 20
+"""/stats of 10,000 consumers is a tenth of this."""
+
+KEEP_ALIVE_S = 5.0
+
+_exchange = threading.local()  # its ``ends_at_s``: an exchange is one thread's
+
+
+class Answer(NamedTuple):
+    """What came back. ``reason`` is the server's word for the status."""
+
+    status: int
+    reason: str
+    body: bytes
+
+
+class Exchanges:
+    """Connections to one server, kept for a moment. Thread-safe."""
+
+    def __init__(
+        self, *, connect_timeout_s: float, timeout_s: float, tls: ssl.SSLContext | None
+    ) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._timeout_s = timeout_s
+        self._pool = httpcore.ConnectionPool(
+            ssl_context=tls, keepalive_expiry=KEEP_ALIVE_S, network_backend=_Network()
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.close()
+
+    def request(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[bytes | str, bytes | str],
+        content: bytes | None,
+    ) -> Answer:
+        """Send a request and read the answer.
+
+        Raises what httpcore raises, `DeadlineExceeded` and `ProtocolError`.
+        """
+        _exchange.ends_at_s = time.monotonic() + self._timeout_s
+        timeouts = dict.fromkeys(("read", "write", "pool"), self._timeout_s)
+        with self._pool.stream(
+            method,
+            url,
+            headers=headers,
+            content=content or b"",
+            extensions={"timeout": {**timeouts, "connect": self._connect_timeout_s}},
+        ) as response:
+            if any(
+                name.lower() == b"content-encoding" and value.lower() != b"identity"
+                for name, value in response.headers
+            ):
+                raise ProtocolError("the answer is compressed, which was not asked for")
+            parts, size = [], 0
+            for part in response.iter_stream():
+                size += len(part)
+                if size > MAX_ANSWER_BYTES:
+                    raise ProtocolError(f"the answer is longer than {MAX_ANSWER_BYTES >> 20} MiB")
+                parts.append(part)
+            reason = response.extensions.get("reason_phrase", b"").decode("latin-1")
+            return Answer(response.status, reason, b"".join(parts))
+
+
+def _left_s(timeout_s: float | None) -> float:
+    left_s: float = _exchange.ends_at_s - time.monotonic()
+    if left_s <= 0:
+        raise DeadlineExceeded("no answer in time")
+    return left_s if timeout_s is None else min(left_s, timeout_s)
+
+
+class _Network(httpcore.SyncBackend):
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.NetworkStream:
+        stream = super().connect_tcp(host, port, _left_s(timeout), local_address, socket_options)
+        return _Stream(stream)
+
+
+class _Stream(httpcore.NetworkStream):
+    def __init__(self, stream: httpcore.NetworkStream) -> None:
+        self._stream = stream
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self._stream.read(max_bytes, _left_s(timeout))
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._stream.write(buffer, _left_s(timeout))
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.NetworkStream:
+        return _Stream(self._stream.start_tls(ssl_context, server_hostname, _left_s(timeout)))
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)

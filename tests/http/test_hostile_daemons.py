@@ -1,0 +1,250 @@
+"""What a hostile or broken daemon sends costs a bounded time and memory, and is its own error."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from plugins.cli import RunNsq
+from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools.errors import DeadlineExceeded, NsqError, ProtocolError
+from nsqtools.http.exchange import MAX_ANSWER_BYTES
+from nsqtools.http.nsqd_http import NsqdHTTPClient
+from nsqtools.http.nsqlookupd_http import MAX_NODES, NsqlookupdHTTPClient, decode_lookup
+from nsqtools.protocol.identify import decode_identify_reply
+from nsqtools.protocol.stats import read_stats
+
+Sends = Callable[[Iterable[bytes]], str]
+
+NESTED = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.fixture
+def sends() -> Iterator[Sends]:
+    """``sends(pieces)``: the URL of a server that sends the pieces to whoever connects first."""
+    listeners: list[socket.socket] = []
+    threads: list[threading.Thread] = []
+
+    def serve(pieces: Iterable[bytes]) -> str:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listeners.append(listener)
+
+        def answer() -> None:
+            accepted, _ = listener.accept()
+            with accepted:
+                accepted.recv(10_000)
+                try:
+                    for piece in pieces:
+                        accepted.sendall(piece)
+                except OSError:
+                    pass  # the client has had enough
+
+        threads.append(threading.Thread(target=answer))
+        threads[-1].start()
+        return "http://{}:{}".format(*listener.getsockname())
+
+    yield serve
+    for thread in threads:
+        thread.join(10)
+    for listener in listeners:
+        listener.close()
+
+
+def answer(body: bytes, *headers: str) -> list[bytes]:
+    head = ["HTTP/1.1 200 OK", f"Content-Length: {len(body)}", *headers]
+    return ["\r\n".join(head).encode() + b"\r\n\r\n", body]
+
+
+def slowly(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    for piece in pieces:
+        yield piece
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"HTTP/1.1 200 OK\r\n", *[b"X-A: b\r\n"] * 100],
+        [b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n", *[b" "] * 100],
+    ],
+    ids=["head", "body"],
+)
+def test_an_answer_that_drips_ends_with_the_timeout(pieces: list[bytes], sends: Sends) -> None:
+    began_s = time.monotonic()
+
+    with (
+        NsqlookupdHTTPClient(sends(slowly(pieces)), timeout_s=0.5) as lookupd,
+        pytest.raises(DeadlineExceeded, match="no answer in time"),
+    ):
+        lookupd.topics()
+
+    assert time.monotonic() - began_s < patience_s(2)
+
+
+def test_an_endless_answer_is_given_up_at_a_limit(sends: Sends) -> None:
+    head = b"HTTP/1.1 200 OK\r\n\r\n"
+    endless = itertools.chain([head], itertools.repeat(b" " * (1 << 20)))
+
+    with (
+        NsqlookupdHTTPClient(sends(endless), timeout_s=patience_s(30)) as lookupd,
+        pytest.raises(ProtocolError, match=f"longer than {MAX_ANSWER_BYTES >> 20} MiB"),
+    ):
+        lookupd.topics()
+
+
+def test_a_compressed_answer_is_refused(sends: Sends) -> None:
+    pieces = answer(gzip.compress(b" " * (1 << 20)), "Content-Encoding: gzip")
+
+    with (
+        NsqlookupdHTTPClient(sends(pieces)) as lookupd,
+        pytest.raises(ProtocolError, match="is compressed"),
+    ):
+        lookupd.topics()
+
+
+def test_json_that_is_nested_deeply_is_not_an_answer_of_nsq(sends: Sends) -> None:
+    with (
+        NsqlookupdHTTPClient(sends(answer(NESTED))) as lookupd,
+        pytest.raises(ProtocolError, match="does not answer like NSQ"),
+    ):
+        lookupd.topics()
+    with pytest.raises(ProtocolError):
+        decode_identify_reply(NESTED)
+
+
+def test_a_charset_is_not_believed(sends: Sends) -> None:
+    pieces = answer(b"OK", "Content-Type: text/plain; charset=zlib_codec")
+
+    with NsqdHTTPClient(sends(pieces)) as nsqd:
+        nsqd.ping()
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        {"tcp_port": "x"},
+        {"tcp_port": 10**400},
+        {"tcp_port": 4150, "http_port": [1]},
+        {"tcp_port": 4150, "broadcast_address": {}},
+    ],
+    ids=str,
+)
+def test_an_info_that_makes_no_sense_is_not_an_answer_of_nsqd(info: object, sends: Sends) -> None:
+    with (
+        NsqdHTTPClient(sends(answer(json.dumps(info).encode()))) as nsqd,
+        pytest.raises(ProtocolError, match="does not answer like nsqd"),
+    ):
+        nsqd.info()
+
+
+def test_absurd_numbers_of_statistics_count_as_nothing() -> None:
+    huge = 10**400
+    percentiles = [{"quantile": huge, "value": 1}, {"quantile": 0.5, "value": float("inf")}]
+    topic = {
+        "topic_name": "t",
+        "depth": huge,
+        "e2e_processing_latency": {"count": huge, "percentiles": percentiles},
+    }
+
+    [read] = read_stats({"start_time": huge, "topics": [topic]}).topics or ()
+
+    assert read.depth == 0
+    assert (read.e2e_processing_latency.count, read.e2e_processing_latency.percentiles) == (0, ())
+
+
+def test_more_nsqd_than_a_cluster_has_are_refused() -> None:
+    producers = [{"broadcast_address": "h", "tcp_port": 1}] * (MAX_NODES + 1)
+
+    with pytest.raises(ProtocolError, match=f"announces {MAX_NODES + 1} nsqd"):
+        decode_lookup({"channels": [], "producers": producers}, "url")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["[", "a b", "a/b", "u@h", "a?b", "\x1b[2J", "a..b", "a" * 64, "é" * 10, "x" * 300, "::z", "-"],
+    ids=ascii,
+)
+def test_a_node_with_a_malformed_address_is_reported_and_left_out(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, good = ({"broadcast_address": a, "tcp_port": 4150} for a in (address, "good"))
+    answer = {"channels": [], "producers": [bad, good]}
+
+    with caplog.at_level(logging.WARNING, "nsqtools"):
+        for _ in range(2):
+            lookup = decode_lookup(answer, f"http://{os.urandom(4).hex()}")
+            assert [node.tcp.host for node in lookup.nodes] == ["good"]
+
+    assert len(caplog.messages) == 2
+    assert "is not an address; left out" in caplog.messages[0]
+    assert caplog.messages[0].isprintable()
+
+
+def announce(lookupd: GoNsqlookupd, address: str) -> socket.socket:
+    """Announce an nsqd and its topic, as anybody can: nsqlookupd asks for no secret."""
+    host, _, port = lookupd.tcp_address.rpartition(":")
+    rogue = socket.create_connection((host, int(port)))
+    info = {
+        "broadcast_address": address,
+        "hostname": "rogue",
+        "tcp_port": 1,
+        "http_port": 2,
+        "version": "1.3.0",
+    }
+    body = json.dumps(info).encode()
+    rogue.sendall(b"  V1IDENTIFY\n" + struct.pack(">I", len(body)) + body + b"REGISTER good\n")
+    return rogue
+
+
+def test_one_malformed_announcement_stops_no_command(
+    go_nsqd: Callable[..., GoNsqd],
+    nsqlookupd: Callable[..., GoNsqlookupd],
+    run_nsq: RunNsq,
+    tmp_path: Path,
+) -> None:
+    lookupd = nsqlookupd()
+    nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
+    nsqd.create_channel("good", "c")
+    nsqd.publish("good", b"one")
+    where = [f"--lookupd-http-address={lookupd.http_address}"]
+    with announce(lookupd, "["):
+        wait_until(lambda: len(lookupd.producers("good")) == 2, what="both are announced")
+
+        nodes = run_nsq(["nodes", *where])
+        stat = run_nsq(["stat", "--once", *where])
+        topics = run_nsq(["topic", "list", *where])
+        tail = run_nsq(["tail", "-t", "good", "-c", "c", "-n", "1", *where])
+        out = ["--output-dir", str(tmp_path), "--for", "1s"]
+        to_file = run_nsq(["to-file", "--topic-pattern", ".", *where, *out])
+
+    assert [each.status for each in (nodes, stat, topics, tail, to_file)] == [0] * 5, tail.err
+    assert tail.out == b"one\n"
+    assert "announces an nsqd at '['" in nodes.err
+
+
+@pytest.mark.parametrize("broadcast", ["::1", "[::1]"])
+def test_a_v6_address_is_taken_with_and_without_brackets(broadcast: str) -> None:
+    producer = {"broadcast_address": broadcast, "tcp_port": 4150, "http_port": 4151}
+
+    [node] = decode_lookup({"channels": [], "producers": [producer]}, "url").nodes
+
+    assert (str(node.tcp), str(node.http)) == ("[::1]:4150", "[::1]:4151")
+
+
+def test_an_error_that_nests_its_json_is_the_error_of_its_status(sends: Sends) -> None:
+    pieces = [b"HTTP/1.1 500 Oops\r\nContent-Length: %d\r\n\r\n" % len(NESTED), NESTED]
+
+    with NsqlookupdHTTPClient(sends(pieces)) as lookupd, pytest.raises(NsqError, match="Oops"):
+        lookupd.topics()
