@@ -127,3 +127,22 @@ def test_a_queue_that_cannot_be_written_does_not_keep_the_others_from_the_disk(
 
     assert "TOPIC(a): failed to close" in log.getvalue()
     assert {path.name[0] for path in tmp_path.glob("*.diskqueue.000000.dat")} == {"b", "c"}
+
+
+def test_a_broken_list_of_topics_is_rebuilt_from_the_queue_files(tmp_path: Path) -> None:
+    log = io.StringIO()
+    nsqd = EmbeddedNsqd(data_path=str(tmp_path), log=log)
+    with nsqd, RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch")
+        client.publish("t", b"in the channel")
+        client.publish("other", b"in the topic")
+    (tmp_path / "nsqd.dat").write_bytes((tmp_path / "nsqd.dat").read_bytes()[:40])
+
+    with nsqd, RawClient(nsqd.tcp_address) as client, RawClient(nsqd.tcp_address) as second:
+        client.subscribe("t", "ch", ready=1)
+        assert client.read_message().body == b"in the channel"
+        second.subscribe("other", "ch", ready=1)
+        assert second.read_message().body == b"in the topic"
+
+    assert "failed to parse metadata" in log.getvalue()
+    assert (tmp_path / "nsqd.dat.broken").stat().st_size == 40

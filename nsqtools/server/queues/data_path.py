@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,20 @@ def decode_metadata(content: bytes) -> list[TopicMetadata]:
             ),
         )
         for topic in _objects(document, "topics")
+    ]
+
+
+def metadata_of_queues(names: Iterable[str]) -> list[TopicMetadata]:
+    """Return what nsqd.dat would list, from names of queues: ``TOPIC`` and ``TOPIC:CHANNEL``."""
+    channels: dict[str, list[str]] = {}
+    for name in sorted(names):
+        topic, _, channel = name.partition(":")
+        channels.setdefault(topic, [])
+        if channel:
+            channels[topic].append(channel)
+    return [
+        TopicMetadata(topic, False, tuple((name, False) for name in found))
+        for topic, found in channels.items()
     ]
 
 

@@ -34,11 +34,13 @@ from nsqtools.server.queues.record_file import (
 )
 
 _DATA_FILE = re.compile(r"(.+)\.diskqueue\.(\d{6,})\.dat")
+_ANY_FILE = re.compile(r"(.+)\.diskqueue\.(?:\d{6,}|meta)\.dat")
 
 
-def queues_with_files(data_path: Path) -> set[str]:
-    """Return the names of the queues that have data files. Raises ``OSError``."""
-    found = (_DATA_FILE.fullmatch(name) for name in os.listdir(data_path))
+def queues_with_files(data_path: Path, *, with_meta: bool = False) -> set[str]:
+    """Return the names of the queues that have data files, or a meta file. Raises ``OSError``."""
+    pattern = _ANY_FILE if with_meta else _DATA_FILE
+    found = (pattern.fullmatch(name) for name in os.listdir(data_path))
     return {match[1] for match in found if match}
 
 

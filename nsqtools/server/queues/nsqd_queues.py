@@ -26,6 +26,7 @@ from nsqtools.server.queues.data_path import (
     TopicMetadata,
     decode_metadata,
     encode_metadata,
+    metadata_of_queues,
 )
 from nsqtools.server.queues.disk_queue import DiskQueue, queues_with_files
 from nsqtools.server.queues.latency import LatencyWindow
@@ -166,15 +167,10 @@ class NsqdQueues:
     def load(self) -> None:
         """Create what nsqd.dat lists, write it again, and begin to sync.
 
-        Raises `ConfigurationError` when it is not readable, ``OSError`` when it is not writable.
+        One that is broken is replaced by the names of the queue files; without any it raises
+        `ConfigurationError`. Raises ``OSError`` when nsqd.dat cannot be written.
         """
-        path = self._data_path / FILE_NAME
-        try:
-            metadata = decode_metadata(path.read_bytes())
-        except FileNotFoundError:
-            metadata = []
-        except ValueError as exc:
-            raise ConfigurationError(f"failed to parse metadata in {path} - {exc}") from exc
+        metadata = self._read_metadata()
         remove_temporaries(self._data_path)
         self._queues_with_files = queues_with_files(self._data_path)
         self._is_loading = True
@@ -188,6 +184,25 @@ class NsqdQueues:
                 raise
             self.log.error(f"failed to persist metadata - {exc}")  # what was read still stands
         self._syncing = self.loop.create_task(self._sync_by_the_clock())
+
+    def _read_metadata(self) -> list[TopicMetadata]:
+        path = self._data_path / FILE_NAME
+        try:
+            return decode_metadata(path.read_bytes())
+        except FileNotFoundError:
+            return []
+        except (ValueError, RecursionError) as exc:
+            found = metadata_of_queues(queues_with_files(self._data_path, with_meta=True))
+            if not found:
+                raise ConfigurationError(f"failed to parse metadata in {path} - {exc}") from exc
+            path.replace(path.with_name(f"{FILE_NAME}.broken"))
+            names = [":".join((t.name, *(name for name, _ in t.channels))) for t in found]
+            self.log.error(
+                f"failed to parse metadata in {path} - {exc}; it is kept as {FILE_NAME}.broken, "
+                "and topics and channels are those that have queue files, none paused: "
+                f"{' '.join(names)}. Create the others again before anybody publishes"
+            )
+            return found
 
     def _load_topic(self, listed: TopicMetadata) -> None:
         if not is_valid_name(listed.name):
