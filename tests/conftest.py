@@ -19,6 +19,7 @@ pytest_plugins = [
     "plugins.clients",
     "plugins.clusters",
     "plugins.examples",
+    "plugins.disk_calls",
     "plugins.disks",
     "plugins.network",
     "plugins.pairs",

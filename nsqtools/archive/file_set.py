@@ -8,6 +8,7 @@ while messages come for them.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,7 @@ class OpenFile:
     batches: list[Batch] = field(default_factory=list)
     adopted: list[Batch] = field(default_factory=list)
     """Second deliveries of what is held: FINished with it, and not written."""
+    began_s: float = field(default_factory=time.monotonic)
     is_dirty: bool = False
     """A flush failed: it must be rolled back before it is used."""
 
@@ -177,7 +179,10 @@ class FileSet:
     def _is_over(self, file: OpenFile, now_s: float) -> bool:
         offset = self._settings.moment(now_s).utcoffset()
         offset_s = offset.total_seconds() if offset else 0.0
-        if self._settings.rotation.is_over(file.part.opened_at_s, now_s, offset_s):
+        rotation = self._settings.rotation
+        if rotation.age_s is not None and time.monotonic() - file.began_s >= rotation.age_s:
+            return True  # although the clock was set back
+        if rotation.is_over(file.part.opened_at_s, now_s, offset_s):
             return True
         if self._settings.partition_by is PartitionBy.arrival:
             return file.stem != self.stem(now_s, now_s)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from plugins.archives import finished_files, lines_of, messages_of, parts
+from plugins.disk_calls import DiskCalls
 
 from nsqtools.archive.archive_settings import ArchiveSettings, PartitionBy, RecordFormat
 from nsqtools.archive.finishing import Directories
@@ -111,18 +112,30 @@ def test_nothing_is_finished_before_the_flush(new_writer: NewWriter, source: Sou
     assert (writer.held_count, source.finished) == (0, ids(1, 2))
 
 
-def test_the_fin_comes_after_both_fsyncs(
-    new_writer: NewWriter, source: Source, monkeypatch: pytest.MonkeyPatch
+def test_the_fin_comes_after_the_data_and_the_index_are_on_disk(
+    new_writer: NewWriter, source: Source, disk_calls: DiskCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced: list[int] = []
-    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(len(source.finished)))
+    finish_many = source.finish_many
+    monkeypatch.setattr(
+        source, "finish_many", lambda ids: (disk_calls.note("FIN"), finish_many(ids))
+    )
     writer = new_writer()
-    writer.take(source.deliver(1), NOW)
+    writer.take(source.deliver(1, 2), NOW)
+    disk_calls.seen.clear()
 
     writer.flush()
 
-    assert synced == [0, 0]
-    assert source.finished == ids(1)
+    (journal, *rest) = disk_calls.seen
+    assert journal[0] == "write"
+    assert journal[1].endswith(".journal")
+    assert [(call, Path(name).suffix) for call, name in rest] == [
+        ("write", ".part"),
+        ("fdatasync", ".part"),
+        ("write", ".index"),
+        ("fdatasync", ".index"),
+        ("FIN", ""),
+    ]
+    assert source.finished == ids(1, 2)
 
 
 def test_a_message_that_is_written_already_is_finished_and_not_written_again(

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+from plugins.disk_calls import DiskCalls
 
-from nsqtools.files.durable import place, remove_temporaries, replace_file
+from nsqtools.files.durable import NewestContent, place, remove_temporaries, replace_file
 
 
 def names(folder: Path) -> list[str]:
@@ -35,6 +36,30 @@ def test_a_disk_that_fills_up_leaves_the_old_content(small_disk: Path) -> None:
     assert caught.value.filename == str(path)
     assert path.read_bytes() == b"old"
     assert names(small_disk) == ["filler", "nsqd.dat"]
+
+
+def test_the_content_is_on_disk_before_the_name_and_the_name_at_the_end(
+    tmp_path: Path, disk_calls: DiskCalls
+) -> None:
+    replace_file(tmp_path / "nsqd.dat", b"new")
+
+    written, synced, renamed, named = disk_calls.seen
+    assert (written[0], synced) == ("write", ("fsync", written[1]))
+    assert (renamed, named) == (("replace", "nsqd.dat"), ("fsync", tmp_path.name))
+
+
+def test_older_content_never_replaces_newer(tmp_path: Path) -> None:
+    path = tmp_path / "nsqd.dat"
+    file = NewestContent(path, 0o600)
+    first, second = file.number(), file.number()
+    file.write(b"second", second)
+    file.write(b"first", first)
+    assert path.read_bytes() == b"second"
+
+    late = file.number()
+    file.remove()
+    file.write(b"late", late)
+    assert not path.exists()
 
 
 def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plugins.disk_calls import DiskCalls
 
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.disk_queue import DiskQueue
@@ -186,3 +187,53 @@ def test_nothing_is_lost_through_reopening(
         assert disk.depth == put - got
     assert disk.get(1000, ALL) == [record(number) for number in range(got, put)]
     disk.close()
+
+
+@pytest.mark.parametrize("on_a_thread", [False, True])
+def test_the_positions_name_only_records_that_are_on_disk(
+    tmp_path: Path, disk_calls: DiskCalls, on_a_thread: bool
+) -> None:
+    disk = queue(tmp_path)
+    disk.put([RECORD])
+    disk_calls.seen.clear()
+    if on_a_thread:
+        work, done = disk.begin_sync()
+        work()
+        done()
+    else:
+        disk.sync()
+
+    data, meta_name = "t:ch.diskqueue.000000.dat", "t:ch.diskqueue.meta.dat"
+    synced, written, meta_synced, renamed = disk_calls.seen
+    assert (synced, renamed) == (("fsync", data), ("replace", meta_name))
+    assert written[0] == "write"
+    assert meta_synced == ("fsync", written[1])
+    assert not disk.needs_sync
+    disk.close()
+
+
+def test_a_sync_on_a_thread_never_writes_older_positions_over_newer(tmp_path: Path) -> None:
+    disk = queue(tmp_path)
+    disk.put([record(1)])
+    work, _ = disk.begin_sync()
+    disk.put([record(2)])
+    disk.sync()
+    work()
+    assert meta(tmp_path).startswith("2\n")
+
+    late, _ = disk.begin_sync()
+    disk.delete()
+    late()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_happens_during_a_sync_on_a_thread_is_still_to_be_synced(tmp_path: Path) -> None:
+    disk = queue(tmp_path)
+    disk.put([record(1)])
+    work, done = disk.begin_sync()
+    disk.put([record(2)])
+    work()
+    done()
+    assert disk.needs_sync
+    disk.close()
+    assert meta(tmp_path).startswith("2\n")
