@@ -130,13 +130,13 @@ def read_text(
         with open_to_read(archive.path) as file:
             gzipped = is_gzip(file)
             on_problem = functools.partial(on_damage, archive.path)
-            end = 0
+            end, size = 0, file.seek(0, os.SEEK_END)
             for member in archive.members or ():
                 end = member.end
                 if within.may_have(member):
                     yield from read_member(file, member, gzipped, on_problem)
             if not archive.is_in_progress:
-                yield from _read_rest(file, archive.path, end, gzipped, on_damage)
+                yield from _read_rest(file, archive.path, min(end, size), gzipped, on_damage)
     except NotRegularError as exc:
         on_damage(archive.path, str(exc.strerror))
     except OSError as exc:

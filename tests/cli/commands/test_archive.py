@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import resource
+import zlib
 from pathlib import Path
 
 import pytest
@@ -138,3 +141,50 @@ def test_info_tells_messages_topics_and_times(archive: Path, run_nsq: RunNsq) ->
 
 def test_a_path_that_is_not_there_is_not_found(tmp_path: Path, run_nsq: RunNsq) -> None:
     assert run_nsq(["archive", "cat", str(tmp_path / "nope")]).status == 3
+
+
+# archives that somebody else made
+
+
+@pytest.mark.parametrize("command", ["verify", "info", "cat"])
+def test_what_is_not_a_file_is_reported_and_the_rest_is_read(
+    archive: Path, run_nsq: RunNsq, command: str
+) -> None:
+    os.mkfifo(archive.parent / "fifo.log")
+    (archive.parent / "zero.log").symlink_to("/dev/zero")
+    os.mkfifo(archive.parent / ".hidden.log.part")
+
+    result = run_nsq(["archive", command, str(archive.parent)])
+
+    said = result.out.decode() + result.err
+    for name in ("fifo.log", "zero.log"):
+        assert name in said
+    assert "it is not a regular file" in said
+    assert {"verify": "20 messages", "info": "20", "cat": "body 19"}[command] in said
+
+
+@pytest.mark.parametrize("length", [10**18 - 1, 10**18, 10**30])
+def test_an_index_that_claims_more_than_there_is_is_damage(
+    archive: Path, run_nsq: RunNsq, length: int
+) -> None:
+    index_of(archive).write_text(f"0 {length} 20 1 2\n")
+
+    result = run_nsq(["archive", "verify", str(archive)])
+    assert "a bug" not in result.err
+    assert result.status in (0, 1)  # an index that cannot be read is as good as none
+    assert b"body 19" in run_nsq(["archive", "cat", str(archive), "--bodies"]).out
+
+
+def test_a_member_that_unpacks_to_gigabytes_takes_bounded_memory(
+    tmp_path: Path, run_nsq: RunNsq
+) -> None:
+    path = tmp_path / "bomb.log.gz"
+    compressor = zlib.compressobj(9, zlib.DEFLATED, 31)
+    packed = b"".join(compressor.compress(bytes(1 << 20)) for _ in range(1 << 10))
+    packed += compressor.flush()
+    path.write_bytes(packed)
+    index_of(path).write_text(f"0 {len(packed)} 1 1 2\n")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    assert run_nsq(["archive", "verify", str(path)]).status == 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 800 << 10
