@@ -43,7 +43,7 @@ _nsq() {
     fi
 }
 
-# The words in front of the cursor, whole again: before, and the one at the cursor: current.
+# Sets before to the words before the cursor, joined again, and current to the one at the cursor.
 _nsq_split() {
     local rest=$COMP_LINE space last='' index
     for ((index = 0; index <= COMP_CWORD; index++)); do

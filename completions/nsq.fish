@@ -150,7 +150,7 @@ function __nsq_offer_values --no-scope-shadowing
         case @options
             string match -qr -- '[=,]' $argv[2]; or printf '%s\n' $argv[1](__nsq_client_options)
         case '@*'
-            # OLD=NEW: what is in front of the last = stays
+            # OLD=NEW: what precedes the last = stays
             set -l start (string replace -rf -- '(.*=).*' '$1' $argv[2])
             printf '%s\n' "$argv[1]$start"(__nsq_names (string sub -s 2 -- $spec))
         case '*'
@@ -168,8 +168,8 @@ end
 function __nsq_client_options
     printf '%s\t%s\n' \
         'dial_timeout=' 'time to connect, name resolution included' \
-        'read_timeout=' 'give a connection up that was silent for so long' \
-        'write_timeout=' 'give a connection up whose writes made no progress for so long' \
+        'read_timeout=' 'give up a connection that was silent for this long' \
+        'write_timeout=' 'give up a connection whose writes made no progress for this long' \
         'local_addr=' 'local host:port to connect from' \
         'reconnect_base=' 'first delay before an nsqd given by address is tried again; doubles' \
         'reconnect_max=' 'longest delay between such tries' \
@@ -205,8 +205,8 @@ function __nsq_client_options
         'backoff_strategy=' 'how backoff grows' \
         'backoff_multiplier=' 'unit of backoff' \
         'max_backoff_duration=' 'longest backoff (0: no backoff)' \
-        'low_rdy_idle_timeout=' 'take RDY from a connection idle so long, when there is too little for all' \
-        'low_rdy_timeout=' 'take RDY from any connection after so long, when others wait' \
+        'low_rdy_idle_timeout=' 'take RDY from a connection idle for this long, if there is too little for all' \
+        'low_rdy_timeout=' 'take RDY from any connection after this time, if others wait' \
         'rdy_redistribute_interval=' 'time between redistributions' \
         'rdy_resend=' 'send RDY again when a quarter is left (auto: only to nsqd before 0.3.0)' \
         'drain_timeout=' 'time for running handlers when stopping' \
@@ -1161,7 +1161,7 @@ function __nsq_describe --no-scope-shadowing
             set option_helps \
                 'Where the Parquet files go.' 'Where the stream notes how far it is.' \
                 'A live topic, not an archive.' 'Name of the channel.' 'Take what is there and end.' \
-                'Stop after DURATION.' 'A batch every so long; 0s for one after the other.' \
+                'Stop after DURATION.' 'Time between batches; 0s for none.' \
                 'At most about so many messages in a batch.' \
                 'Where a topic\'s messages wait for their batch; default: in the checkpoint.' \
                 'Read files of bare bodies too (nsq_to_file).' \

@@ -9,7 +9,7 @@
     auth-secret-file = "/etc/nsq/staging.secret"
     consumer-opt = { max_attempts = 10, msg_timeout = "5m" }
 
-Keys are the names of the options without the dashes in front. Flags and environment variables are
+Keys are the names of the options without the leading dashes. Flags and environment variables are
 stronger than anything here; every value remembers its origin. Unknown keys are errors, since a
 setting that is silently ignored is worse than none.
 """

@@ -1,7 +1,7 @@
 """Archive topics: what ``nsq to-file`` runs.
 
 Each topic has a `TopicArchiver`. This one starts them (those given, and those that a pattern finds,
-now and later), watches limits, and stops them. A topic that was deleted is let go rather than
+now and later), watches limits, and stops them. A deleted topic is dropped rather than
 brought back: its files are finished, and its consumer ends before it would subscribe again, which
 would create it. When the topic is there again, so is its archiver.
 

@@ -112,7 +112,7 @@ class PartFile:
         return descriptor
 
     def _lock(self) -> None:
-        """Raise when somebody took the empty file for one left behind, just before it is locked."""
+        """Raise when somebody took the empty file for a leftover just before it is locked."""
         if not try_lock(self._data) or not os.fstat(self._data).st_nlink:
             raise FileExistsError(f"{self.path} is being recovered by another process")
 

@@ -6,7 +6,7 @@
     e2e   consumers, then publishers, which stay a bounded number of messages ahead of them
 
 What is our own is gone afterwards. An ephemeral topic goes with its last channel, so publishers
-leave one behind by entering and leaving it. `sub` needs queues that discard nothing: its topic (or
+leave one by entering and leaving it. `sub` needs queues that discard nothing: its topic (or
 its channel, in a topic of the user's) is a lasting one and is deleted by nsqd's HTTP API, which is
 asked before anything is created.
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("nsqtools")
 
 STALLED_S = 5.0
-"""Consumers that get nothing for so long will not get what is missing."""
+"""After this time without messages, consumers will not get what is missing."""
 
 FILL_BATCH_BYTES = 64 << 10
 
@@ -271,7 +271,7 @@ class Bench:
             except NsqError as error:
                 # an ephemeral topic does not outlive its nsqd
                 level = logging.INFO if isinstance(error, ConnectionFailed) else logging.WARNING
-                log.log(level, "topic %s may be left behind: %s", self.topic, error)
+                log.log(level, "topic %s may not have been deleted: %s", self.topic, error)
 
     def _cluster(self) -> Cluster:
         """nsqd's HTTP API. Raises when the topic or channel could not be deleted afterwards."""
@@ -299,7 +299,7 @@ class Bench:
         )
         for failure in failures:
             what = f"channel {channel} of topic {self.topic}" if channel else f"topic {self.topic}"
-            log.warning("%s may be left behind: %s", what, failure.error)
+            log.warning("%s may not have been deleted: %s", what, failure.error)
 
     def _wait_until_queued(self, cluster: Cluster, total: int) -> None:
         """nsqd moves messages from the topic to the channel in its own time."""
@@ -328,7 +328,7 @@ def _also(plan: BenchPlan, published: Sequence[Any]) -> Sequence[Any]:
 def _no_http_api(failures: Sequence[DaemonFailure]) -> NsqError:
     why = f" ({failures[0].error})" if failures else ""
     error = NsqError(
-        f"nsqd's HTTP API is needed to delete what sub leaves behind{why}",
+        f"nsqd's HTTP API is needed to delete what sub creates{why}",
         hint="Give --nsqd-http-address, one for each --nsqd-tcp-address.",
     )
     error.category = failures[0].error.category if failures else ConfigurationError.category

@@ -28,7 +28,7 @@ class BenchMode(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchPlan:
-    """One measurement. Sizes are bytes, times seconds; a None is no limit.
+    """One measurement. Sizes are bytes, times seconds; None means no limit.
 
     Each nsqd of ``nsqd_tcp_addresses`` gets at least one of the ``connections``, and as many
     publishers as consumers where there are both. ``topic`` is one of the user's, or None for one of
@@ -115,7 +115,7 @@ class PublisherJob:
 class ConsumerJob:
     """What one consuming process does, until all together have the messages there are.
 
-    Messages with a stamp are told from others by the ``tag``; without one, all count.
+    Stamped messages are recognized by the ``tag``; without one, all count.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Message bodies for measurements: text that compresses as log lines do, and stamps in front of it.
+"""Message bodies for measurements: text that compresses as log lines do, preceded by stamps.
 
 A stamp is two numbers of 64 bits in the machine's own order, for both sides are on one machine: the
 time, and a word that no other message of the run has. The sum of all words, modulo 2**64, is the
@@ -37,7 +37,7 @@ class Bodies:
         self._turn = 0
 
     def batch(self, count: int) -> list[bytes]:
-        """So many bodies without a stamp. They come round again: making them is no part of it."""
+        """``count`` bodies without a stamp. They repeat: making them is not measured."""
         if not self._batches or len(self._batches[0]) < count:
             self._batches = [
                 [self._cut(self._size()) for _ in range(count)] for _ in range(KEPT_BATCHES)

@@ -59,7 +59,7 @@ class ConsumingWorker:
         self._consumer.start(fail_fast=True)
 
     def run(self, begin: float) -> ConsumerResult:
-        """Consume until all consumers together have what there is, or are told to stop."""
+        """Consume until all consumers together have everything, or are asked to stop."""
         job, counters, result = self._job, self._counters, self._result
         time.sleep(max(0.0, begin - time.monotonic()))
         measured_from = begin + job.warm_up_s

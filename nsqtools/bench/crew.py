@@ -1,4 +1,4 @@
-"""Worker processes, seen from outside: started, told when to begin, heard, and ended.
+"""Worker processes, seen from outside: started, triggered, read and ended.
 
 They are programs of their own (`worker`) and not forks: nothing of a caller's threads or of its
 ``__main__`` matters to them. An interrupt of the terminal is not for them: they end when they are

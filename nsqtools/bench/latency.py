@@ -19,7 +19,7 @@ BOUNDS_MS = tuple(round(step * 10.0**power, 3) for power in range(-3, 6) for ste
 
 
 class Class(NamedTuple):
-    """How many ``values`` are above ``low_ms`` and up to ``high_ms``; None is no bound."""
+    """How many ``values`` are above ``low_ms`` and up to ``high_ms``; None means unbounded."""
 
     low_ms: float
     high_ms: float | None

@@ -35,5 +35,5 @@ def _busy_and_total() -> tuple[int, int] | None:
             ticks = [int(word) for word in file.readline().split()[1:9]]
     except (OSError, ValueError):
         return None
-    idle = sum(ticks[3:5])  # waiting for a disk is no work
+    idle = sum(ticks[3:5])  # waiting for a disk is not work
     return sum(ticks) - idle, sum(ticks)

@@ -32,7 +32,7 @@ def main() -> None:
         pickle.dump(value, stdout)
         stdout.flush()
 
-    logging.disable()  # how it ended is told by whoever gets the answer
+    logging.disable()  # the receiver of the answer reports how it ended
     try:
         job = pickle.load(stdin)
         counters = Counters(connections, fileno)

@@ -6,7 +6,8 @@ failure raises it, a requeue without backoff keeps it; then the wait starts agai
 everything is restored. Answers in WAIT are ignored, so fifty failures at once count as one.
 
 Backoff protects what the handler works on, so it covers all connections (as in go-nsq and pynsq).
-Unlike go-nsq's, the level keeps its meaning at the cap, and a message given up unseen is no result.
+Unlike go-nsq's, the level keeps its meaning at the cap, and a message given up unseen does not
+count as a result.
 """
 
 from __future__ import annotations

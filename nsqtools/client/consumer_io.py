@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("nsqtools")
 
 GATHER_S = 0.025  # the longest a single answer waits to be joined with others (see `_each_turn`)
-BACKOFF_RETRY_S = 1.0  # when backoff ends and there is no connection to test on
+BACKOFF_RETRY_S = 1.0  # when backoff ends without a connection to test on
 WARN_INTERVAL_S = 10.0
 
 

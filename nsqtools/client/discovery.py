@@ -4,7 +4,7 @@ All of them are asked in every round, at the same time, and the answers are unit
 not talk to each other, and one that is down, slow or empty must not hide what another knows. An
 error costs no connection; it is logged and the next round tries again.
 
-The thread sleeps ``lookupd_poll_interval`` plus a random share of it between rounds, anew for each
+The thread sleeps ``lookupd_poll_interval`` plus a random share of it between rounds, drawn for each
 round, so that a fleet of clients spreads out. A lost connection asks for an earlier round.
 """
 

@@ -65,10 +65,10 @@ class ClientOptions:
     # connecting
     dial_timeout_s: float = _duration(5.0, "time to connect, name resolution included", 0.001)
     read_timeout_s: float = _duration(
-        60.0, "give a connection up that was silent for so long", 0.1, 300
+        60.0, "give up a connection that was silent for this long", 0.1, 300
     )
     write_timeout_s: float = _duration(
-        10.0, "give a connection up whose writes made no progress for so long", 0.1, 300
+        10.0, "give up a connection whose writes made no progress for this long", 0.1, 300
     )
     local_addr: str = _option("", "text", "local host:port to connect from")
     reconnect_base_s: float = _duration(
@@ -153,10 +153,13 @@ class ClientOptions:
         120.0, "longest backoff (0: no backoff)", 0, MAX_DELAY_S
     )
     low_rdy_idle_timeout_s: float = _duration(
-        10.0, "take RDY from a connection idle so long, when there is too little for all", 1, 300
+        10.0,
+        "take RDY from a connection idle for this long, if there is too little for all",
+        1,
+        300,
     )
     low_rdy_timeout_s: float = _duration(
-        30.0, "take RDY from any connection after so long, when others wait", 1, 300
+        30.0, "take RDY from any connection after this time, if others wait", 1, 300
     )
     rdy_redistribute_interval_s: float = _duration(5.0, "time between redistributions", 0.001, 5)
     rdy_resend: str = _option(

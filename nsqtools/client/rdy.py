@@ -59,7 +59,7 @@ class ReadyState:
 class ReadyControl(Generic[K]):
     """Decides the RDY of every connection; keys are whatever the caller uses for a connection.
 
-    After each event the caller sends what `take_changes` returns, in order, in front of any FIN or
+    After each event the caller sends what `take_changes` returns, in order, before any FIN or
     REQ of the same turn (go-nsq#83).
     """
 

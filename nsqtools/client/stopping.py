@@ -1,6 +1,6 @@
-"""Stopping a consumer without losing a FIN. Pure: told about connections and the time.
+"""Stopping a consumer without losing a FIN. Pure: fed with connections and the time.
 
-Closing a socket right behind CLS and FINs loses them: nsqd may be writing, the close becomes a
+Closing a socket right after CLS and FINs loses them: nsqd may be writing, the close becomes a
 reset, and what it had not read is gone (measured: all of 250 FINs, in half of the runs). So each
 connection goes through: CLS sent; CLOSE_WAIT seen (or a second passed); every message answered and
 every byte sent; our direction shut down; nsqd's end of stream read (or a second passed); closed.

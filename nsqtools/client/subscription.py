@@ -2,7 +2,7 @@
 
 Handler threads call the methods of `message.Answers`: they only append to ``_finished`` and
 ``_answers``, and note the subscription for its consumer. Everything else runs on the I/O thread.
-There the consumer collects the answers of a turn, puts RDY changes in front of them (nsqd would
+There the consumer collects the answers of a turn, puts RDY changes before them (nsqd would
 send one message more between a FIN and the RDY 0 after it), and all of it leaves in one write.
 """
 
@@ -213,7 +213,7 @@ class Subscription:
             self._outgoing.clear()
 
     def send_ready(self, count: int) -> None:
-        """Write RDY; it goes in front of the answers of this turn."""
+        """Write RDY, before the answers of this turn."""
         if not self._is_closing:
             self.connection.write(commands.Ready(count).encode())
 

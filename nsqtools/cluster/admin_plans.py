@@ -6,7 +6,7 @@ Where a change goes:
     delete    every nsqlookupd and nsqd that has it
     the rest  every nsqd that has it
 
-Two traps of nsqd are told before: emptying a topic leaves what is in its channels, and a deleted
+The plan warns of two traps of nsqd: emptying a topic leaves what is in its channels, and a deleted
 topic comes back as soon as a consumer reconnects or a producer publishes.
 """
 

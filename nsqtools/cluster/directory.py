@@ -38,7 +38,7 @@ from nsqtools.protocol.addresses import (
 )
 from nsqtools.protocol.stats import NsqdStats, read_stats
 
-HTTP_PORT_OFFSET = 1  # nsqd listens on 4150 and 4151 unless told otherwise
+HTTP_PORT_OFFSET = 1  # nsqd listens on 4150 and 4151 unless configured otherwise
 MAX_WORKERS = 32
 
 C = TypeVar("C")

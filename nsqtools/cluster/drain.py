@@ -2,7 +2,7 @@
 
 Each message is published to its topic on the other nsqd, and finished here only when that is
 confirmed: nothing is lost; when the connection breaks in between, a message can be there twice. A
-new message has a new id and timestamp, and no attempts behind it.
+new message has a new id and timestamp, and no attempts.
 
 The trap is that NSQ publishes to topics and not to channels: on the other nsqd every channel of the
 topic gets the message, those that had done with it too. So a topic with several channels is left

@@ -34,7 +34,7 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class PingResult:
-    """How a daemon answered to /ping: after so long, or not (``error``)."""
+    """How a daemon answered /ping: after which time, or not (``error``)."""
 
     daemon: str
     address: str

@@ -65,5 +65,5 @@ def set_option(cluster: Cluster, name: str, value: str) -> Answers:
 def _option(name: str) -> str:
     option = name.replace("-", "_")
     if not re.fullmatch("[a-z0-9_]+", option):
-        raise ConfigurationError(f"{name!r} is no name of an option")
+        raise ConfigurationError(f"{name!r} is not the name of an option")
     return option

@@ -10,7 +10,7 @@ that nsqd. With the counters of a channel (a message is queued, deferred, in fli
 
 nsq_stat takes messages - depth for egress, which is negative when messages return to the queue.
 Emptying a channel looks like finishing, for nsqd does not count it. Counters that went back, or an
-nsqd that started anew, give no rate rather than a wrong one.
+restarted nsqd, give no rate rather than a wrong one.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def run_pipeline(stage: Stage, teller: Teller) -> None:
 
 
 def _date_back(stage: Stage) -> None:
-    """Write the archive anew, each message with a time of some days before."""
+    """Write the archive again, each message with a time some days earlier."""
     place = stage.directory / OLD_ARCHIVE
     place.mkdir()
     with open(place / "clicks.log", "w", encoding="utf-8") as file:

@@ -1,7 +1,7 @@
 """The HTTP API of nsqd, as far as clients need it.
 
-A server that is no nsqd is told by its answers, not by its status alone: to ``/stats`` nsqlookupd
-says 404 as any other web server does, which must not read as "the topic is not there".
+A server other than nsqd is recognized by its answers, not by its status alone: to ``/stats``
+nsqlookupd says 404 as any other web server does, which must not read as "the topic is not there".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Addresses of daemons: ``host:port`` for TCP, ``host:port`` or a URL for HTTP.
 
-An address keeps the *name* it was given: a name is resolved anew at every connect, so that a
+An address keeps the *name* it was given: a name is resolved again at every connect, so that a
 daemon that moved is found again (go-nsq#104). IPv6 addresses stand in brackets.
 """
 
@@ -94,7 +94,7 @@ def http_url(text: str, default_port: int) -> str:
     try:
         parts = urlsplit(text)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is no number, a bracket that is not closed
+    except ValueError:  # a port that is not a number, a bracket that is not closed
         usable = False
     if not usable or parts.fragment or any(c.isspace() for c in text):
         raise ConfigurationError(

@@ -101,7 +101,7 @@ class SnappyCodec:
         return plain
 
     def _chunks_end(self, limit: int) -> int:
-        """Return where the whole chunks end that may decode to ``limit`` bytes; 0 is no limit."""
+        """Return the end of the chunks that decode to at most ``limit`` bytes (0: no limit)."""
         received = self._received
         end = size = 0
         while len(received) - end >= _SNAPPY_HEAD and (not limit or size < limit):

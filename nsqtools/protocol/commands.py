@@ -35,7 +35,7 @@ def pack_size(number: int) -> bytes:
 
 
 def sized(body: bytes) -> bytes:
-    """Return the body with its size in front."""
+    """Return the body preceded by its size."""
     return len(body).to_bytes(4, "big") + body
 
 
@@ -144,7 +144,7 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """``TOUCH``: start the message's timeout anew."""
+    """``TOUCH``: restart the message's timeout."""
 
     id: bytes
 

@@ -78,7 +78,7 @@ class FrameBuffer:
     def next_frame(self) -> tuple[int, bytes] | None:
         """Return the next frame as (type, data), or None while it is incomplete.
 
-        Raises `ProtocolError` when the bytes are no frame.
+        Raises `ProtocolError` if the bytes are not a frame.
         """
         if self._length < self._wanted:
             return None
@@ -98,7 +98,7 @@ class FrameBuffer:
         """Take every complete frame: the messages, and the other frames as (type, data).
 
         Each message is built by ``make(source, timestamp_ns, attempts, id, body)``. Raises
-        `ProtocolError` when the bytes are no frames; what stood before them is lost with the
+        `ProtocolError` if the bytes are not frames; what came before them is lost with the
         connection, and nsqd delivers it again.
         """
         messages: list[M] = []
@@ -152,7 +152,7 @@ class FrameBuffer:
             )
         if frame_type == _TYPE_THAT_SPELLS_AN_ERROR:
             raise ProtocolError(
-                "the peer is no nsqd (it answers E_BAD_PROTOCOL)",
+                "the peer is not an nsqd (it answers E_BAD_PROTOCOL)",
                 hint="nsqlookupd's TCP port answers like this; nsqd's is usually 4150.",
             )
         if size < 4:

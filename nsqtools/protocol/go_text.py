@@ -34,7 +34,7 @@ def quote(data: bytes) -> bytes:
     out = ['"']
     for char in data.decode("utf-8", "surrogateescape"):
         code = ord(char)
-        if 0xDC80 <= code <= 0xDCFF:  # a byte that was no UTF-8
+        if 0xDC80 <= code <= 0xDCFF:  # a byte that was not UTF-8
             out.append(f"\\x{code - 0xDC00:02x}")
         elif code in _ESCAPES:
             out.append(_ESCAPES[code])

@@ -159,9 +159,9 @@ _EMPTY: dict[str, Any] = {"int": 0, "str": "", "bool": False}  # annotations are
 
 
 def read_stats(document: Any) -> NsqdStats:
-    """Return the statistics in a decoded answer. Raises `ProtocolError` for what is no object."""
+    """Return the statistics in a decoded answer. Raises `ProtocolError` if it is not an object."""
     if not isinstance(document, dict):
-        raise ProtocolError("the statistics are no JSON object")
+        raise ProtocolError("the statistics are not a JSON object")
     producers = document.get("producers")
     return _fill(
         NsqdStats,

@@ -97,7 +97,7 @@ class InputBatch:
 class PublishJob:
     """Publishes everything of ``paths`` (``-`` is standard input) to one topic.
 
-    ``rate`` is messages a second, 0 without limit. ``warn`` is told once of each kind of record
+    ``rate`` is messages a second, 0 without limit. ``warn`` is called once for each kind of record
     that was refused before sending, ``show`` is called after each batch. `stop` may be called from
     any thread: reading ends, and what was sent is waited for.
     """

@@ -212,7 +212,7 @@ class Publisher:
         chosen = self._targets.choose()
         defer_s = self._options.defer_s if defer_s is None else defer_s
         batch = PublishBatch(topic, bodies, len(bodies) * len(chosen), on_ended, defer_s)
-        # there is no deferred MPUB
+        # NSQ has no deferred MPUB
         size = len(bodies) if defer_s is None else 1
         for address in chosen:
             for start in range(0, len(bodies), size):

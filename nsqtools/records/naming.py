@@ -5,7 +5,7 @@
 
 A name is made in two steps. `FileNaming.stem` fills in everything but ``<REV>``: files are rotated
 when the stem changes. `with_rev` gives the n-th file of a stem its name. A format without ``<REV>``
-is no problem: the first file has none, and a later one of the same name gets it before its
+does no harm: the first file has none, and a later one of the same name gets it before its
 extension, so that a name never has to be used twice.
 
 Two traps of nsq_to_file are avoided. Times go through strftime and nothing else (literal digits in

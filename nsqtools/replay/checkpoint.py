@@ -1,6 +1,6 @@
 """How far a replay has come: of each file, how many messages are done with.
 
-The file is replaced whole and fsynced after each batch, so an interrupted replay goes on where it
+The file is replaced whole and fsynced after each batch, so an interrupted replay continues where it
 stopped: nothing is left out, and what is doubled is at most the one batch under way.
 """
 

@@ -1,4 +1,4 @@
-"""Publish archived messages again: the service behind ``nsq replay``.
+"""Publish archived messages again, for ``nsq replay``.
 
 Messages are merged by time, selected, and published in batches, each to the topic it came from or
 to the one it is sent to. With a checkpoint the batches go one by one: the next begins when the one

@@ -140,7 +140,7 @@ class Stream:
         return bytes(buffer[:filled])
 
     def _take_decrypted(self) -> bytes:
-        """Return what TLS has decrypted already: no selector would tell of it."""
+        """Return what TLS has decrypted already: no selector reports it."""
         pending: int = self._socket.pending()  # type: ignore[attr-defined]
         return self._socket.recv(pending) if pending else b""
 

@@ -69,9 +69,7 @@ def test_a_slow_handler_gets_every_message_once_and_in_time(
         seen[message.body] += 1
 
     with running(nsqd, handler) as consumer:
-        wait_until(
-            lambda: len(seen) == count, what="all messages", timeout_s=3 * count * handler_s
-        )
+        wait_until(lambda: len(seen) == count, what="all messages", timeout_s=3 * count * handler_s)
         wait_until(lambda: consumer.stats.finished >= count, what="the last FIN")
         stats = nsqd.channel_stats(TOPIC, CHANNEL)
     assert sorted(seen) == sorted(bodies)
@@ -178,8 +176,10 @@ def test_after_a_pause_of_the_process_no_message_is_handed_out_twice(
         time.sleep(5)
         os.kill(process.pid, signal.SIGCONT)
         wait_until(
-            lambda: nsqd.channel_stats(TOPIC, CHANNEL)["depth"] == 0
-            and nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 0,
+            lambda: (
+                nsqd.channel_stats(TOPIC, CHANNEL)["depth"] == 0
+                and nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 0
+            ),
             what="an empty channel",
             timeout_s=10,
         )

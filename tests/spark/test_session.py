@@ -265,7 +265,7 @@ def test_no_java_is_one_line_with_the_remedy(
     ("arguments", "text"),
     [
         (["--driver-memory", "lots"], "driver memory 'lots' is not a size that Java reads"),
-        (["--conf", "executor.memory=1g"], "'executor.memory=1g' is no setting of Spark"),
+        (["--conf", "executor.memory=1g"], "'executor.memory=1g' is not a setting of Spark"),
         (["--spark-log", "/proc/x/y"], "cannot write Spark's log /proc/x/y"),
         (["--master", "spark://127.0.0.1:1"], "cannot connect to 127.0.0.1:1 (connection refused)"),
         (["--driver-memory", "9999999g"], "Spark's JVM did not start (Error occurred during"),

@@ -137,7 +137,7 @@ def path(*, json: Json = False, runtime: Session) -> None:
         return
     runtime.stdout.write(f"{file}\n")
     if not file.exists():
-        runtime.tell("nsq: there is no such file yet; it is TOML, see man nsq-config")
+        runtime.tell("nsq: this file does not exist yet; it is TOML, see man nsq-config")
 
 
 def _profile_row(context: Context) -> SettingRow:

@@ -22,10 +22,10 @@ WithSpark = Annotated[
 def demo(spark: WithSpark = True, *, runtime: Session) -> int:
     """Publish, tail, archive and replay a few thousand clicks on an nsqd of its own.
 
-    Needs no NSQ and leaves nothing behind. Each step shows the command line it stands for, which
-    you can type where nsqd and nsqlookupd have their usual ports, and checks its own numbers. Where
-    the spark extra is installed the archive goes through Spark at the end, which takes longer than
-    all the rest.
+    Needs no NSQ and removes everything afterwards. Each step shows the command line it stands for,
+    which you can type where nsqd and nsqlookupd have their usual ports, and checks its own numbers.
+    Where the spark extra is installed the archive goes through Spark at the end, which takes longer
+    than all the rest.
 
     Examples:
         nsq demo

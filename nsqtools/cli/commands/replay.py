@@ -155,7 +155,7 @@ def replay(
 
 
 def how_far(job: Replay, elapsed_s: float) -> str:
-    """The progress line: messages, and the time that is left where that can be told."""
+    """The progress line: messages, and the time left if it is known."""
     from nsqtools.protocol.durations import format_duration
 
     text = f"{job.counts.confirmed:,} confirmed"

@@ -69,7 +69,7 @@ Trigger = Annotated[
         "--trigger",
         parser=parse_span,
         metavar="DURATION",
-        help="A batch every so long; 0s for one after the other.",
+        help="Time between batches; 0s for none.",
         rich_help_panel=STREAM,
     ),
 ]
@@ -111,8 +111,8 @@ def ingest(
 ) -> int:
     """Stream a topic or an archive into Parquet by topic and date, each message once.
 
-    Runs until it is interrupted, and ends behind the batch that is being written; or, with --once,
-    takes what is there and ends, for cron. Run again with the same checkpoint it goes on where it
+    Runs until it is interrupted, and ends after the batch that is being written; or, with --once,
+    takes what is there and ends, for cron. Run again with the same checkpoint it continues where it
     was, however it ended. A topic's messages are finished when they are safe in the spool: that,
     the checkpoint and the output belong together. The default channel is spark-ingest.
 
@@ -154,7 +154,7 @@ def ingest(
         source = topic_source(topic, channel, spool, connection, limits)
         hand_on_secret(connection, os.environ)
     sink = IngestSink(output, checkpoint, None if once else trigger)
-    told = set(read_damage(damage_path))
+    reported = set(read_damage(damage_path))
     with (
         held_directories(source.name, output, checkpoint),
         naming_skip_damaged(),
@@ -170,7 +170,7 @@ def ingest(
         )
         with stopping(follower.stop) as signals:
             follower.run()
-    found = [damage for damage in read_damage(damage_path) if damage not in told]
+    found = [damage for damage in read_damage(damage_path) if damage not in reported]
     return signals.status(otherwise=tell_outcome(runtime, follower.counts, found))
 
 

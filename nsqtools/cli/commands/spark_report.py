@@ -89,7 +89,7 @@ def report(
 ) -> int:
     """Report what went through topics: messages, bytes, sizes, attempts, duplicates and gaps.
 
-    Reads archives, and the Parquet of nsq spark compact and ingest; they are told apart by what is
+    Reads archives, and the Parquet of nsq spark compact and ingest; they are recognized by what is
     in them. A message counts as often as it is there; one that is there again (the same topic, nsqd
     and id) is a duplicate too, one that was delivered before (attempts above 1) a redelivery.
     Times are in UTC.

@@ -80,7 +80,7 @@ def sql(
 
     Archives have the columns topic, nsqd, id, timestamp, ts_ns, attempts, body (binary), file and
     pos. Times are UTC. On a terminal the result is a table, on a pipe tab-separated text; with
-    --json bytes that are not UTF-8 are in base64, under the name of their column with 64 behind it.
+    --json bytes that are not UTF-8 are in base64, under the name of their column followed by 64.
 
     Examples:
         nsq spark sql 'SELECT topic, count(*) FROM archive GROUP BY 1' /var/nsq
@@ -97,7 +97,7 @@ def sql(
     text = query if file is None else read_query(file, runtime)
     if not text:
         raise ConfigurationError(
-            "there is no query", hint="Give it as the first argument, or a file with --file."
+            "missing query", hint="Give it as the first argument, or a file with --file."
         )
     views = named_views(archive or (), parquet or (), bare)
     if count is None:
@@ -119,7 +119,7 @@ def sql(
 
 
 def read_query(file: Path, runtime: Runtime) -> str:
-    """The text of a file. Raises `NotFoundError`, and `ConfigurationError` for what is no text."""
+    """The text of a file. Raises `NotFoundError`, and `ConfigurationError` for what is not text."""
     if str(file) == "-":
         return runtime.stdin.read()
     try:

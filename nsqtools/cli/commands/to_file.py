@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nsqtools.archive.archiver import Archiver
 
 
-EMPTY_AFTER_S = 2.0  # a connected channel that sends nothing for so long has nothing to send
+EMPTY_AFTER_S = 2.0  # a connected channel that is silent for this long is empty
 METRICS_EVERY_S = 5.0
 
 Pattern = Annotated[

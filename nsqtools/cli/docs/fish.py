@@ -169,7 +169,7 @@ function __nsq_offer_values --no-scope-shadowing
         case @options
             string match -qr -- '[=,]' $argv[2]; or printf '%s\n' $argv[1](__nsq_client_options)
         case '@*'
-            # OLD=NEW: what is in front of the last = stays
+            # OLD=NEW: what precedes the last = stays
             set -l start (string replace -rf -- '(.*=).*' '$1' $argv[2])
             printf '%s\n' "$argv[1]$start"(__nsq_names (string sub -s 2 -- $spec))
         case '*'

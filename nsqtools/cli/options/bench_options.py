@@ -62,7 +62,7 @@ def parse_sizes(text: str) -> Sizes:
     low, dash, high = text.partition("-")
     sizes = Sizes(parse_size(low), parse_size(high if dash else low))
     if sizes.low > sizes.high:
-        raise ValueError(f"{text!r} is no range: its end is below its beginning")
+        raise ValueError(f"{text!r} is not a range: its end is below its beginning")
     return sizes
 
 

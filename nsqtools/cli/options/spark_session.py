@@ -112,7 +112,7 @@ def parse_conf(texts: Iterable[str]) -> dict[str, str]:
         key, equals, value = text.partition("=")
         if not equals or not key.startswith("spark."):
             raise ConfigurationError(
-                f"--conf {text!r} is no setting of Spark",
+                f"--conf {text!r} is not a setting of Spark",
                 hint="Write spark.KEY=VALUE, for example spark.executor.memory=4g.",
             )
         conf[key] = value

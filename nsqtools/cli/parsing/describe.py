@@ -77,7 +77,7 @@ def _argument_usage(argument: Any) -> str:
 
 
 def notes(parameter: Any) -> list[str]:
-    """What stands in brackets behind the help of a parameter."""
+    """What follows the help of a parameter in brackets."""
     noted = []
     if parameter.envvar:
         noted.append(f"env: {parameter.envvar}")

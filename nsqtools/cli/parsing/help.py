@@ -123,7 +123,7 @@ def _row(label: str, text: str, label_width: int, width: int, painted: str) -> l
 
 
 def _example(command: str, width: int) -> list[str]:
-    """A command line; what is too wide goes on after a backslash, as a shell reads it."""
+    """A command line; what is too wide continues after a backslash, as a shell reads it."""
     lines = [INDENT + command]
     while len(line := lines[-1]) > width:
         ends = [at for at in range(width - 1) if _may_end(line, at)]

@@ -61,7 +61,8 @@ def write_listing(
 ) -> None:
     """Write rows: a table on a terminal, tab-separated text on a pipe, objects with ``--json``.
 
-    The tab-separated text begins with the columns' names, unless it goes on (not ``headed``).
+    The tab-separated text begins with the columns' names, unless it continues earlier output (not
+    ``headed``).
     """
     if json:
         write_json(runtime, [dict(zip(columns, row, strict=True)) for row in rows], indent=2)

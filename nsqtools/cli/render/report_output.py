@@ -74,7 +74,7 @@ def check_page(path: Path) -> None:
     """Refuse a page that cannot be written, before the work. Raises `OutputError`."""
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise NotFoundError(f"there is no directory {folder} for {path.name}")
+        raise NotFoundError(f"directory {folder} for {path.name} does not exist")
     if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
         raise OutputError(f"cannot write {path}")
 

@@ -58,7 +58,7 @@ class Runtime:
 
     @property
     def width(self) -> int:
-        """Columns of stdout; 100 where it is no terminal."""
+        """Columns of stdout; 100 if it is not a terminal."""
         return terminal_width(self.stdout)
 
     def tell(self, line: str) -> None:

@@ -64,7 +64,7 @@ def _sequence_length(text: str) -> int:
 def keys_at_once(fileno: int) -> Iterator[None]:
     """Inside, keys come one by one and unseen; at the end the terminal is as it was.
 
-    ^C still interrupts. ^Z does nothing: it would leave our screen in front of the shell.
+    ^C still interrupts. ^Z does nothing: it would leave our screen on top of the shell.
     """
     before = termios.tcgetattr(fileno)
     try:

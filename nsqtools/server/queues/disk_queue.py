@@ -6,8 +6,8 @@ buffered, but a position moves only when a record is handed over.
 
 Durability is Go's: an fsync of the data, then the meta file, after every so many operations, after
 ``sync_timeout`` (by the owner, see `needs_sync`), at a new file, and at close. What was written
-after the last meta is found again by the file being longer than the meta says; then reading goes on
-to its end and writing in the next file. A file that cannot be read on is renamed to
+after the last meta is found again by the file being longer than the meta says; then reading
+continues to its end and writing in the next file. A file that cannot be read on is renamed to
 ``.bad`` and the next one is tried.
 
 Two faults of the original are not copied: data files without a meta file are read and not

@@ -7,7 +7,7 @@ a new message. A disk record holds the attempts made so far, which is one less.
 
 An id is 16 hexadecimal digits of time, node and sequence, increasing within a topic. A tick is 2^20
 ns; in each there are 4096 ids. Where nsqd sleeps a millisecond when they run out or the clock goes
-back, this generator goes on in the next tick: the ids stay unique and increasing, and the loop
+back, this generator continues in the next tick: the ids stay unique and increasing, and the loop
 never waits. Two topics can produce the same id, as in nsqd.
 """
 

@@ -1,6 +1,6 @@
 """The data files of a disk queue: records of an int32 length and so many bytes, end to end.
 
-Reading goes forward in large pieces. Where the bytes are no record there is nothing to find the
+Reading goes forward in large pieces. Where the bytes are not a record there is nothing to find the
 next one by, so the rest of the file is given up (`CorruptFile`).
 """
 

@@ -33,7 +33,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """What was given: options by name, and the flags that are no options."""
+    """What was given: options by name, and the flags that are not options."""
 
     options: dict[str, Any]
     config: str

@@ -35,7 +35,7 @@ _MAGIC_LENGTH = 4
 
 
 class Pause(Exception):
-    """Nothing goes on before ``until()`` is done; then the command at ``position`` is run."""
+    """Nothing continues before ``until()`` is done; then the command at ``position`` is run."""
 
     def __init__(self, position: int, until: Callable[[], Awaitable[object]]) -> None:
         super().__init__(position)

@@ -136,7 +136,7 @@ def test_options_of_nsqd_are_read_and_two_are_changed(
     ("arguments", "complaint"),
     [
         (["get", "max_rdy"], "has no option max_rdy"),
-        (["get", "../ping"], "is no name of an option"),
+        (["get", "../ping"], "is not the name of an option"),
         (["set", "max_rdy_count", "1"], "cannot be changed while nsqd runs"),
         (["set", "log_level", "loud"], "does not take 'loud' for log_level"),
     ],

@@ -147,7 +147,7 @@ def test_a_query_comes_from_a_file(run_spark: RunSpark, archive: Path, tmp_path:
         (["SELECT 1", "/nowhere"], 3, "there is no /nowhere"),
         (["SELECT 1", "--archive", "ARCHIVE"], 2, "has no name"),
         (["SELECT 1", "--archive", "a b=ARCHIVE"], 2, "has no name"),
-        ([], 2, "there is no query"),
+        ([], 2, "missing query"),
         (["-f", "/nowhere.sql"], 3, "there is no /nowhere.sql"),
     ],
 )

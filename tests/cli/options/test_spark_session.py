@@ -18,7 +18,7 @@ def test_settings_of_spark_may_hold_equals_signs() -> None:
 
 @pytest.mark.parametrize("text", ["spark.a", "a=1", "=1", ""])
 def test_what_is_no_setting_is_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="is no setting of Spark"):
+    with pytest.raises(ConfigurationError, match="is not a setting of Spark"):
         parse_conf([text])
 
 
