@@ -27,6 +27,7 @@ class _Recorder:
         self.topic = topic
         self.nsqd = nsqd
         self.msg_timeout_s = msg_timeout_s
+        self.received_at = time.monotonic()
         self.in_flight: dict[bytes, Message] = {}
         self.answers: dict[bytes, list[str]] = {}
         self.requeues: dict[bytes, tuple[float | None, bool]] = {}
