@@ -111,7 +111,7 @@ def test_what_is_left_after_a_frame_is_handed_over_whole() -> None:
     ("head", "complaint"),
     [
         (b"HTTP/1.1", "speaks HTTP"),
-        (b"\x00\x00\x00\x0eE_BAD_PROTOCOL", "no nsqd"),
+        (b"\x00\x00\x00\x0eE_BAD_PROTOCOL", "not an nsqd"),
         (struct.pack(">II", 3, 0), "size 3 is below 4"),
         (struct.pack(">II", 0, 0), "size 0 is below 4"),
         (struct.pack(">II", 10, 3), "unknown frame type 3"),
