@@ -14,6 +14,7 @@
     ├── HTTPError                             an HTTP API answered with an error status
     ├── PublishError                          a publish did not end as published
     │   ├── PublishRejected                   nsqd refused it; a retry would be refused again
+    │   ├── PublishRefused       "refused"    nsqd does not accept this client; nothing was sent
     │   ├── PublishNotSent       "connect"    nsqd certainly does not have it; safe to retry
     │   └── PublishUnknown       "connect"    nsqd may have it; a retry may double it
     └── OutputError                           a file or stream could not be written
@@ -37,6 +38,7 @@ __all__ = [
     "ProtocolError",
     "PublishError",
     "PublishNotSent",
+    "PublishRefused",
     "PublishRejected",
     "PublishUnknown",
     "RefusedError",
@@ -151,6 +153,15 @@ class PublishRejected(PublishError):
         super().__init__(message, hint=hint)
         self.cause = cause
         self.category = cause.category
+
+
+class PublishRefused(PublishError):
+    """nsqd does not accept this client (TLS, secret, permission), so nothing was sent.
+
+    Publishing again is refused again until the options or nsqd's settings change.
+    """
+
+    category = "refused"
 
 
 class PublishNotSent(PublishError):

@@ -235,6 +235,11 @@ class Connection:
                 self._loop.unregister(self)
             self._stream.close()
 
+    def close_copy(self) -> None:
+        """In a forked child: close its copy of the socket. The connection is the parent's."""
+        self.is_open = False
+        self._stream.close()
+
 
 def silence_limit_s(options: ClientOptions) -> float | None:
     """Return after how many seconds of silence nsqd is dead, None without heartbeats."""

@@ -131,6 +131,15 @@ class IOLoop:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def close_copies(self) -> None:
+        """In a forked child: close its copies of the descriptors; the thread is the parent's.
+
+        Nothing is unregistered: the kernel's list of what is watched is shared with the parent.
+        """
+        self._selector.close()
+        self._wake_receiver.close()
+        self._wake_sender.close()
+
     @property
     def is_own_thread(self) -> bool:
         return threading.current_thread() is self._thread

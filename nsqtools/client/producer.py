@@ -1,4 +1,4 @@
-"""Producer: publish to one nsqd and know what became of every message.
+"""Producer: publish to nsqd and know what became of every message.
 
     with Producer("127.0.0.1:4150") as producer:
         producer.publish("clicks", b"...")                # waits for nsqd's confirmation
@@ -6,27 +6,42 @@
         publication = producer.submit("clicks", [b"..."])  # does not wait
         publication.wait()
 
-Every publish ends in one of four ways: confirmed, rejected, certainly not sent (safe to publish
-again), or unknown (the connection broke before the answer: publishing again may double it).
+Every publish ends in one of five ways: confirmed, rejected, refused with this client, certainly not
+sent (safe to publish again), or unknown (the connection broke before the answer: publishing again
+may double it).
+
+A producer belongs to its process. After a fork the child's copy starts afresh, with a connection of
+its own; what the parent had under way stays with the parent. When the interpreter ends, started
+producers wait for what is under way and report what could not be published.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
+import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from nsqtools.client.handshake import tls_context
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.producer_io import ProducerIO
+from nsqtools.client.producer_io import ProducerIO, PublishPolicy
 from nsqtools.client.publication import Publication
-from nsqtools.errors import ConfigurationError, DeadlineExceeded, PublishNotSent
-from nsqtools.protocol import commands
+from nsqtools.client.spread import PublishMode
+from nsqtools.errors import ConfigurationError, DeadlineExceeded, PublishNotSent, PublishUnknown
 from nsqtools.protocol.addresses import parse_address
+from nsqtools.protocol.commands import MAX_DELAY_S, SIZE_BYTES, mpub_size
 from nsqtools.protocol.names import check_topic
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+log = logging.getLogger("nsqtools")
 
 WINDOW_BYTES = 4 << 20  # outstanding besides the publication that is being added
 
@@ -34,23 +49,62 @@ _check_topic = functools.lru_cache(maxsize=1024)(check_topic)
 
 
 class Producer:
-    """A connection to one nsqd for publishing, made when needed and made again when lost.
+    """Publishes to one or several nsqd. Connections are made when needed and again when lost.
+
+    With several addresses, ``mode`` says which of them gets a publish: with ``"failover"`` the
+    first that works, with ``"round-robin"`` all that work, in turn. A publish that one nsqd
+    certainly did not take goes to another.
+
+    While none works, a publish fails at once; with ``retry_timeout_s`` it is tried again for so
+    many seconds after it was submitted. One whose fate is unknown is tried again only with
+    ``retry_unknown``, because its messages may arrive twice then.
+
+    ``linger_s`` joins single messages that are published at the same time, on several threads or
+    with `submit`, into one MPUB, which is several times faster. A message waits only while an
+    earlier one is unanswered, and for ``linger_s`` seconds at most. Publishes of a topic are
+    confirmed in order; with retries, with several nsqd and after a rejection they may be stored in
+    another.
 
     Thread-safe. Raises `ConfigurationError` for a bad address or bad options.
     """
 
     def __init__(
-        self, nsqd_tcp_address: str = "127.0.0.1:4150", options: ClientOptions | None = None
+        self,
+        nsqd_tcp_addresses: str | Sequence[str] = "127.0.0.1:4150",
+        options: ClientOptions | None = None,
+        *,
+        mode: str | PublishMode = PublishMode.FAILOVER,
+        retry_timeout_s: float = 0.0,
+        retry_unknown: bool = False,
+        linger_s: float = 0.0,
     ) -> None:
         self.options = options or ClientOptions()
-        address = parse_address(nsqd_tcp_address)
-        self.nsqd = str(address)
-        self._io = ProducerIO(address, self.options, tls_context(self.options), self._on_settled)
+        given = [nsqd_tcp_addresses] if isinstance(nsqd_tcp_addresses, str) else nsqd_tcp_addresses
+        self._addresses = list(dict.fromkeys(map(parse_address, given)))
+        if not self._addresses:
+            raise ConfigurationError("a producer needs an address", hint="Give one of an nsqd.")
+        if PublishMode(mode) is PublishMode.ALL:
+            raise ConfigurationError(
+                "a producer publishes each message once", hint="Use one producer for each nsqd."
+            )
+        self.nsqd = ", ".join(map(str, self._addresses))
+        self._policy = PublishPolicy(PublishMode(mode), retry_timeout_s, retry_unknown, linger_s)
+        self._tls = tls_context(self.options)
+        self._begin_life()
+
+    def _begin_life(self) -> None:
+        self._io = ProducerIO(
+            self._addresses, self.options, self._tls, self._policy, self._on_settled
+        )
         self._room = threading.Condition()
-        self._outstanding = 0
-        self._outstanding_bytes = 0
+        self._unsettled: dict[Publication, None] = {}
+        self._unsettled_bytes = 0
         self._is_started = False
         self._is_stopped = False
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._is_stopped else f"{len(self._unsettled)} publishes under way"
+        return f"<Producer to {self.nsqd}, {state}>"
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -60,6 +114,21 @@ class Producer:
             if not self._is_started and not self._is_stopped:
                 self._is_started = True
                 self._io.start()
+                _started.add(self)
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until everything submitted so far has settled; return whether it has in time.
+
+        Whether it was published, each `Publication` knows.
+        """
+        self._io.loop.call_soon(self._io.flush)
+        give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._room:
+            for publication in list(self._unsettled):
+                left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
+                if not self._room.wait_for(lambda p=publication: p.is_settled, left_s):  # type: ignore[misc]
+                    return False
+        return True
 
     def stop(self, timeout_s: float | None = None) -> bool:
         """Wait for what is outstanding, then close; return whether that was done in time.
@@ -69,6 +138,7 @@ class Producer:
         with self._room:
             self._is_stopped = True
             self._room.notify_all()
+        _started.discard(self)
         if not self._is_started:
             return True
         self._io.loop.call_soon(self._io.begin_stop)
@@ -90,58 +160,118 @@ class Producer:
     ) -> None:
         self.stop(self.options.publish_timeout_s)
 
+    def _stop_at_exit(self) -> None:
+        failed: list[Publication] = []
+        with self._room:
+            under_way = list(self._unsettled)
+        self.stop(self.options.publish_timeout_s)
+        failed = [publication for publication in under_way if publication.error is not None]
+        if failed:
+            count = sum(len(publication.bodies) for publication in failed)
+            log.warning(
+                "the program ended before %d messages were published: %s", count, failed[0].error
+            )
+
+    def _start_afresh(self) -> None:
+        """In a forked child: the thread is the parent's, and so is what it has under way."""
+        unsettled = list(self._unsettled)
+        self._io.close_copies()
+        was_stopped = self._is_stopped
+        self._begin_life()
+        self._is_stopped = was_stopped
+        for publication in unsettled:
+            if not publication.is_settled:
+                publication.settle(
+                    PublishUnknown("the process that this one was forked from has it")
+                )
+
     # -- publishing -----------------------------------------------------------------------------
 
-    def publish(self, topic: str, body: bytes) -> None:
-        """Publish one message and wait for the confirmation. Raises `PublishError`."""
-        self.submit(topic, [body]).wait()
+    def publish(self, topic: str, body: ReadableBuffer, *, timeout_s: float | None = None) -> None:
+        """Publish one message and wait for the confirmation. Raises `PublishError`.
 
-    def publish_deferred(self, topic: str, body: bytes, defer_s: float) -> None:
+        ``timeout_s`` is for everything together. When it has passed, the error says whether the
+        message may have been published; the default is publish_timeout for each step.
+        """
+        self._submit_and_wait(topic, [body], None, timeout_s)
+
+    def publish_deferred(
+        self, topic: str, body: ReadableBuffer, defer_s: float, *, timeout_s: float | None = None
+    ) -> None:
         """Publish one message that channels deliver after ``defer_s`` seconds, and wait.
 
         Raises `PublishError`, and `ConfigurationError` when the delay is not 0 to 3600 seconds.
         """
-        self.submit(topic, [body], defer_s=defer_s).wait()
+        self._submit_and_wait(topic, [body], defer_s, timeout_s)
 
-    def publish_many(self, topic: str, bodies: Sequence[bytes]) -> None:
+    def _submit_and_wait(
+        self,
+        topic: str,
+        bodies: Sequence[ReadableBuffer],
+        defer_s: float | None,
+        timeout_s: float | None,
+    ) -> None:
+        if self._io.loop.is_own_thread:
+            raise ConfigurationError(
+                "a callback cannot wait for a publish: it runs on the thread that publishes",
+                hint="Use submit() there.",
+            )
+        self.submit(topic, bodies, defer_s=defer_s, timeout_s=timeout_s).wait()
+
+    def publish_many(
+        self, topic: str, bodies: Sequence[ReadableBuffer], *, timeout_s: float | None = None
+    ) -> None:
         """Publish messages in as few MPUB as nsqd's limits allow, and wait. Raises `PublishError`.
 
         Each MPUB is taken whole or not at all; several of them are not one transaction.
         """
-        publications = [self.submit(topic, part) for part in self.split(bodies)]
+        give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
+        publications = []
+        for part in self.split(bodies):
+            left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
+            publications.append(self.submit(topic, part, timeout_s=left_s))
         for publication in publications:
             publication.wait()
 
     def submit(
         self,
         topic: str,
-        bodies: Sequence[bytes],
+        bodies: Sequence[ReadableBuffer],
         *,
         defer_s: float | None = None,
+        timeout_s: float | None = None,
         on_settled: Callable[[Publication], None] | None = None,
     ) -> Publication:
         """Send a publish without waiting for its outcome.
 
         One body goes as PUB, several as one MPUB; with ``defer_s`` it must be one. Blocks while
-        the window of outstanding publishes is full, for publish_timeout at most, and raises
-        `PublishNotSent` then. ``on_settled`` is called on the I/O thread and must not block, so it
-        must not publish.
-        Raises `ConfigurationError` for what nsqd would refuse: it closes the connection over a bad
-        publish, and the neighbours' publishes would suffer.
+        the window of outstanding publishes is full, for ``timeout_s`` (by default publish_timeout)
+        at most, and raises `PublishNotSent` then. With ``timeout_s`` the publication settles in
+        that time. ``on_settled`` is called on the I/O thread and must not block; it may submit,
+        which raises `PublishNotSent` at once where it would block.
+        Raises ``TypeError`` for a body that is not bytes, and `ConfigurationError` for what nsqd
+        would refuse: it closes the connection over a bad publish, and the publishes after it would
+        suffer.
         """
-        command = self._encode(_check_topic(topic), bodies, defer_s)
-        self.start()
-        self._wait_for_room(len(command))
-        publication = Publication(topic, bodies, command, time.monotonic(), on_settled)
-        self._io.loop.call_soon(functools.partial(self._io.submit, publication))
+        whole = _whole_bodies(bodies)
+        lengths = list(map(len, whole))
+        self._check(lengths, defer_s)
+        size = sum(lengths)
+        publication = Publication(
+            _check_topic(topic), whole, size, time.monotonic(), defer_s, timeout_s, on_settled
+        )
+        if not self._is_started:
+            self.start()
+        self._wait_for_room(publication)
+        self._io.submit(publication)
         return publication
 
-    def split(self, bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
+    def split(self, bodies: Iterable[ReadableBuffer]) -> Iterator[list[bytes]]:
         """Group bodies into MPUBs that stay within publish_max_body_size."""
         group: list[bytes] = []
-        empty = size = commands.mpub_size(())
-        for body in bodies:
-            added = commands.SIZE_BYTES + len(body)
+        empty = size = mpub_size(())
+        for body in _whole_bodies(bodies):
+            added = SIZE_BYTES + len(body)
             if group and size + added > self.options.publish_max_body_size:
                 yield group
                 group, size = [], empty
@@ -150,11 +280,10 @@ class Producer:
         if group:
             yield group
 
-    def _encode(self, topic: str, bodies: Sequence[bytes], defer_s: float | None) -> bytes:
-        if not bodies:
+    def _check(self, lengths: list[int], defer_s: float | None) -> None:
+        if not lengths:
             raise ConfigurationError("a publish needs a message")
         limit = self.options.publish_max_msg_size
-        lengths = list(map(len, bodies))
         if min(lengths) == 0:
             raise ConfigurationError("nsqd refuses empty messages")
         if max(lengths) > limit:
@@ -163,45 +292,86 @@ class Producer:
                 hint="nsqd's limit is its --max-msg-size; ours is publish_max_msg_size.",
             )
         if defer_s is not None:
-            if len(bodies) > 1:
+            if len(lengths) > 1:
                 raise ConfigurationError("only single messages can be deferred")
-            if not 0 <= defer_s <= commands.MAX_DELAY_S:
+            if not 0 <= defer_s <= MAX_DELAY_S:
                 raise ConfigurationError(
                     f"cannot defer for {defer_s} s", hint="0 to 1h is allowed."
                 )
-            return commands.DeferredPublish(topic, round(defer_s * 1000), bodies[0]).encode()
-        if len(bodies) == 1:
-            return commands.Publish(topic, bodies[0]).encode()
-        if commands.mpub_size(lengths) > self.options.publish_max_body_size:
+        elif len(lengths) > 1 and mpub_size(lengths) > self.options.publish_max_body_size:
             raise ConfigurationError(
                 f"a batch of {sum(lengths)} bytes is above publish_max_body_size",
                 hint="Split it: Producer.split does.",
             )
-        return commands.MultiPublish(topic, bodies).encode()
 
     # -- the window -----------------------------------------------------------------------------
 
-    def _wait_for_room(self, size: int) -> None:
+    def _wait_for_room(self, publication: Publication) -> None:
+        timeout_s = self.options.publish_timeout_s
+        if publication.timeout_s is not None:
+            timeout_s = publication.timeout_s
         with self._room:
-            has_room = self._room.wait_for(self._has_room, self.options.publish_timeout_s)
+            if not self._has_room():
+                if self._io.loop.is_own_thread:  # nobody else makes room
+                    timeout_s = 0
+                if not self._room.wait_for(self._has_room, timeout_s):
+                    raise PublishNotSent(
+                        f"{self.nsqd}: no room for another publish in {timeout_s:.3g} s",
+                    ) from DeadlineExceeded(f"{self.nsqd} confirms nothing")
             if self._is_stopped:
                 raise PublishNotSent(f"{self.nsqd}: the producer has stopped")
-            if not has_room:
-                raise PublishNotSent(
-                    f"{self.nsqd}: no room for another publish in "
-                    f"{self.options.publish_timeout_s:.0f} s",
-                ) from DeadlineExceeded(f"{self.nsqd} confirms nothing")
-            self._outstanding += 1
-            self._outstanding_bytes += size
+            self._unsettled[publication] = None
+            self._unsettled_bytes += publication.size
 
     def _has_room(self) -> bool:
         return self._is_stopped or (
-            self._outstanding < self.options.max_outstanding
-            and self._outstanding_bytes < WINDOW_BYTES
+            len(self._unsettled) < self.options.max_outstanding
+            and self._unsettled_bytes < WINDOW_BYTES
         )
 
     def _on_settled(self, settled: list[Publication]) -> None:
         with self._room:
-            self._outstanding -= len(settled)
-            self._outstanding_bytes -= sum(len(p.command) for p in settled)
+            for publication in settled:
+                if self._unsettled.pop(publication, self) is None:
+                    self._unsettled_bytes -= publication.size
             self._room.notify_all()
+
+
+def _whole_bodies(bodies: Iterable[ReadableBuffer]) -> list[bytes]:
+    """Return the bodies as bytes, which nobody can change while they wait."""
+    if isinstance(bodies, str | bytes | bytearray | memoryview):
+        raise TypeError("bodies must be a list of messages, not one message")
+    given = list(bodies)
+    if set(map(type, given)) <= {bytes}:
+        return given  # type: ignore[return-value]
+    return [body if type(body) is bytes else _whole(body) for body in given]
+
+
+def _whole(body: ReadableBuffer) -> bytes:
+    if isinstance(body, str):
+        raise TypeError("a message body is bytes, not str: encode it, as in body.encode()")
+    try:
+        return memoryview(body).tobytes()
+    except TypeError:
+        raise TypeError(f"a message body is bytes, not {type(body).__name__}") from None
+
+
+# -- the process ----------------------------------------------------------------------------------
+
+_started: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+def _stop_all() -> None:
+    for producer in list(_started):
+        producer._stop_at_exit()
+
+
+def _start_all_afresh() -> None:
+    producers = list(_started)
+    _started.clear()
+    for producer in producers:
+        producer._start_afresh()
+
+
+atexit.register(_stop_all)
+os.register_at_fork(after_in_child=_start_all_afresh)

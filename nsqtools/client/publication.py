@@ -1,4 +1,4 @@
-"""One publish command and what became of it."""
+"""One publish and what became of it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,29 @@ import threading
 from collections.abc import Callable, Sequence
 
 from nsqtools.errors import DeadlineExceeded, PublishError
+from nsqtools.protocol import commands
 
 
 class Publication:
-    """A PUB, MPUB or DPUB on its way. It settles exactly once.
+    """A publish on its way: one message, or several as one MPUB. It settles exactly once.
 
     When ``is_settled``, ``error`` is None if nsqd has confirmed it, else a `PublishRejected` (nsqd
-    refused it), `PublishNotSent` (nsqd does not have it) or `PublishUnknown` (nsqd may have it).
+    refused it), `PublishRefused` (nsqd does not accept this client), `PublishNotSent` (nsqd does
+    not have it) or `PublishUnknown` (nsqd may have it).
     """
 
     __slots__ = (
-        "_on_settled",
         "_settled",
         "bodies",
-        "command",
+        "defer_s",
         "error",
+        "is_alone",
         "is_settled",
+        "is_written",
+        "on_settled",
+        "size",
         "submitted_at",
+        "timeout_s",
         "topic",
     )
 
@@ -30,28 +36,41 @@ class Publication:
         self,
         topic: str,
         bodies: Sequence[bytes],
-        command: bytes,
+        size: int,
         submitted_at: float,
-        on_settled: Callable[[Publication], None] | None,
+        defer_s: float | None = None,
+        timeout_s: float | None = None,
+        on_settled: Callable[[Publication], None] | None = None,
     ) -> None:
         self.topic = topic
         self.bodies = bodies
-        self.command = command
+        self.size = size
         self.submitted_at = submitted_at
+        self.defer_s = defer_s
+        self.timeout_s = timeout_s
+        self.on_settled = on_settled
         self.error: PublishError | None = None
         self.is_settled = False
-        self._on_settled = on_settled
+        self.is_written = False  # handed to a connection; the I/O thread's
+        self.is_alone = False  # must not be joined with others; the I/O thread's
         # a lock held until the outcome is known: an Event costs several times as much
         self._settled = threading.Lock()
         self._settled.acquire()
 
+    def encode(self) -> bytes:
+        """Return the command for nsqd."""
+        if self.defer_s is not None:
+            defer_ms = round(self.defer_s * 1000)
+            return commands.DeferredPublish(self.topic, defer_ms, self.bodies[0]).encode()
+        if len(self.bodies) == 1:
+            return commands.Publish(self.topic, self.bodies[0]).encode()
+        return commands.MultiPublish(self.topic, self.bodies).encode()
+
     def settle(self, error: PublishError | None) -> None:
-        """Set the outcome (the producer's I/O thread)."""
+        """Set the outcome, once (the producer's I/O thread)."""
         self.error = error
         self.is_settled = True
         self._settled.release()
-        if self._on_settled is not None:
-            self._on_settled(self)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for the outcome. Raises `PublishError`, or `DeadlineExceeded` when the time passed
@@ -61,3 +80,10 @@ class Publication:
         self._settled.release()
         if self.error is not None:
             raise self.error
+
+    def __repr__(self) -> str:
+        outcome = ("published" if self.error is None else repr(self.error)) * self.is_settled
+        return (
+            f"<Publication of {len(self.bodies)} messages to {self.topic},"
+            f" {outcome or 'not settled'}>"
+        )

@@ -26,9 +26,9 @@ from nsqtools.errors import (
     NsqError,
     PublishError,
     PublishNotSent,
+    PublishRefused,
     PublishRejected,
     PublishUnknown,
-    RefusedError,
 )
 
 
@@ -285,7 +285,7 @@ class Publisher:
             self._on_rejected(part, error)
         elif isinstance(error, PublishUnknown) and not self._options.retry_unknown:
             self._end(part, PublishOutcome.UNKNOWN, error)
-        elif isinstance(error.__cause__, RefusedError):  # it would be refused again
+        elif isinstance(error, PublishRefused):
             self._end(part, PublishOutcome.UNSENT, error)
         else:
             self._retry_later(part, error)

@@ -173,9 +173,9 @@ def test_what_no_byte_was_sent_of_is_not_unknown(
     producer.publish(TOPIC, b"x")
     proxy.pause(TO_SERVER)
     sent = [producer.submit(TOPIC, [b"x" * (15 << 20)])]
-    wait_until(lambda: producer._io._connection.is_jammed, what="a jam")
+    wait_until(lambda: producer._io.links[0].connection.is_jammed, what="a jam")
     sent.append(producer.submit(TOPIC, [b"y" * 1000]))
-    wait_until(lambda: len(producer._io._outstanding) == 2, what="the second to be queued")
+    wait_until(lambda: len(producer._io.links[0].outstanding) == 2, what="the second to be queued")
     assert [outcome(publication) for publication in sent] == ["PublishUnknown", "PublishNotSent"]
 
 
@@ -196,7 +196,7 @@ def test_the_next_publish_after_a_restart_works(nsqd: GoNsqd, produce: Produce) 
     producer = produce(nsqd.tcp_address)
     producer.publish(TOPIC, b"x")
     nsqd.stop()
-    wait_until(lambda: producer._io._connection is None, what="the loss")
+    wait_until(lambda: producer._io.links[0].connection is None, what="the loss")
     nsqd.start()
     producer.publish(TOPIC, b"x")
     assert nsqd.depth(TOPIC) == 2
@@ -206,7 +206,7 @@ def test_it_is_tried_again_in_time_after_failures(nsqd: GoNsqd, produce: Produce
     producer = produce(nsqd.tcp_address)
     producer.publish(TOPIC, b"x")
     nsqd.stop()
-    wait_until(lambda: producer._io._connection is None, what="the loss")
+    wait_until(lambda: producer._io.links[0].connection is None, what="the loss")
     for _ in range(3):
         with pytest.raises(PublishNotSent, match=f"connect to {nsqd.tcp_address}"):
             producer.publish(TOPIC, b"x")
@@ -295,7 +295,7 @@ def test_a_flood_stays_in_its_window(nsqd: GoNsqd, produce: Produce) -> None:
     publications = []
     for _ in range(20_000):
         publications.append(producer.submit(TOPIC, [b"x"]))
-        most = max(most, producer._outstanding)
+        most = max(most, len(producer._unsettled))
     for publication in publications:
         publication.wait(10)
     assert most <= 64

@@ -1,0 +1,124 @@
+"""What a fork and the end of the interpreter mean to a producer, in programs of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from plugins.clients import bodies_in
+from plugins.daemons import GoNsqd
+
+
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-X", "dev", "-c", textwrap.dedent(program), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+FORKS = {
+    "os.fork": """
+        import os
+        def in_child(call):
+            pid = os.fork()
+            if not pid:
+                try:
+                    call()
+                finally:
+                    os._exit(0)
+            os.waitpid(pid, 0)
+        """,
+    "multiprocessing": """
+        import multiprocessing
+        def in_child(call):
+            child = multiprocessing.get_context("fork").Process(target=call)
+            child.start()
+            child.join()
+        """,
+}
+
+
+@pytest.mark.parametrize("fork", FORKS.values(), ids=FORKS)
+def test_a_forked_child_publishes_on_a_connection_of_its_own(nsqd: GoNsqd, fork: str) -> None:
+    program = textwrap.dedent(fork) + textwrap.dedent(
+        """
+        import signal, sys, warnings
+        from nsqtools import Producer
+        warnings.simplefilter("ignore", DeprecationWarning)
+        signal.alarm(20)
+        producer = Producer(sys.argv[1])
+        producer.publish("forked", b"parent before")
+        for number in range(2):
+            in_child(lambda: producer.publish("forked", b"child %d" % number))
+            producer.publish("forked", b"parent after %d" % number)
+        producer.stop()
+        """
+    )
+    done = run(program, nsqd.tcp_address)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bodies_in(nsqd, "forked", 5) == [
+        b"child 0",
+        b"child 1",
+        b"parent after 0",
+        b"parent after 1",
+        b"parent before",
+    ]
+
+
+def test_what_the_parent_has_under_way_is_not_waited_for_in_the_child(nsqd: GoNsqd) -> None:
+    done = run(
+        """
+        import os, signal, sys, warnings
+        from nsqtools import Producer, PublishUnknown
+        warnings.simplefilter("ignore", DeprecationWarning)
+        signal.alarm(20)
+        producer = Producer(sys.argv[1], retry_timeout_s=10)
+        publication = producer.submit("forked", [b"x"])
+        pid = os.fork()
+        if not pid:
+            try:
+                publication.wait()
+                os._exit(3)
+            except PublishUnknown as error:
+                os._exit(4 if "forked" in str(error) else 5)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
+        """,
+        "127.0.0.1:1",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_was_submitted_is_published_before_the_interpreter_ends(nsqd: GoNsqd) -> None:
+    done = run(
+        """
+        import sys
+        from nsqtools import Producer
+        producer = Producer(sys.argv[1])
+        for number in range(20):
+            producer.submit("end", [b"%02d" % number])
+        """,
+        nsqd.tcp_address,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bodies_in(nsqd, "end", 20) == [b"%02d" % number for number in range(20)]
+
+
+def test_the_interpreter_says_at_its_end_what_was_not_published() -> None:
+    done = run(
+        """
+        from nsqtools import ClientOptions, Producer
+        producer = Producer(
+            "127.0.0.1:1", ClientOptions(publish_timeout_s=0.5), retry_timeout_s=60
+        )
+        for number in range(20):
+            producer.submit("end", [b"x"])
+        """
+    )
+    assert done.returncode == 0
+    assert "the program ended before 20 messages were published" in done.stderr
+    assert "127.0.0.1:1" in done.stderr

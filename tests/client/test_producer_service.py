@@ -1,0 +1,428 @@
+"""A producer in a service: callbacks, timeouts, several nsqd, retries, joined publishes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from plugins.auth_server import AuthServer
+from plugins.clients import TOPIC, Produce, bodies_in
+from plugins.daemons import GoNsqd
+from plugins.network import TO_CLIENT, Proxy
+from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.waiting import wait_until
+
+from nsqtools import (
+    ClientOptions,
+    ConfigurationError,
+    Producer,
+    Publication,
+    PublishError,
+    PublishNotSent,
+    PublishRefused,
+    PublishRejected,
+    PublishUnknown,
+    RefusedError,
+)
+
+InBackground = Callable[..., "Future[Any]"]
+Make = Callable[..., Producer]
+DEAD = "127.0.0.1:1"
+
+
+@pytest.fixture
+def make() -> Any:
+    """A factory of producers that takes all that `Producer` takes."""
+    made: list[Producer] = []
+
+    def make(addresses: Any, options: ClientOptions | None = None, **more: Any) -> Producer:
+        made.append(Producer(addresses, options, **more))
+        return made[-1]
+
+    yield make
+    for producer in made:
+        producer.stop(5)
+
+
+# -- bodies ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        bytearray(b"whole"),
+        memoryview(array("i", [1, 2, 3])),
+        memoryview(b"abcdef")[::2],
+        array("d", [1.5, 2.5]),
+    ],
+    ids=["bytearray", "wide items", "with gaps", "array"],
+)
+def test_whatever_holds_bytes_is_published_whole(nsqd: GoNsqd, produce: Produce, body: Any) -> None:
+    producer = produce(nsqd.tcp_address)
+    producer.publish(TOPIC, body)
+    producer.publish_many(TOPIC, [body, b"x"])
+    whole = memoryview(body).tobytes()
+    assert bodies_in(nsqd, TOPIC, 3) == sorted([whole, whole, b"x"])
+
+
+def test_a_body_that_changes_after_the_submit_is_published_as_it_was(
+    nsqd: GoNsqd, produce: Produce
+) -> None:
+    body = bytearray(b"before")
+    publication = produce(nsqd.tcp_address).submit(TOPIC, [body])
+    body[:] = b"after!"
+    publication.wait(5)
+    assert bodies_in(nsqd, TOPIC, 1) == [b"before"]
+
+
+@pytest.mark.parametrize(
+    ("bodies", "complaint"),
+    [
+        (["text"], "not str: encode it"),
+        ([b"x", "text"], "not str: encode it"),
+        ([7], "bytes, not int"),
+        ([None], "bytes, not NoneType"),
+        (b"one message", "a list of messages"),
+        ("one message", "a list of messages"),
+    ],
+    ids=repr,
+)
+def test_what_is_not_bytes_is_refused_clearly(
+    produce: Produce, bodies: Any, complaint: str
+) -> None:
+    producer = produce(DEAD)
+    with pytest.raises(TypeError, match=complaint):
+        producer.submit(TOPIC, bodies)
+
+
+# -- callbacks ------------------------------------------------------------------------------------
+
+
+def test_a_callback_can_submit_the_next_one_even_with_a_window_of_one(
+    nsqd: GoNsqd, produce: Produce
+) -> None:
+    producer = produce(nsqd.tcp_address, max_outstanding=1)
+    done = threading.Event()
+
+    def next_one(publication: Publication) -> None:
+        number = int(publication.bodies[0])
+        if number == 10:
+            done.set()
+        else:
+            producer.submit(TOPIC, [b"%d" % (number + 1)], on_settled=next_one)
+
+    producer.submit(TOPIC, [b"1"], on_settled=next_one)
+    assert done.wait(5)
+    assert nsqd.depth(TOPIC) == 10
+
+
+def test_a_callback_that_finds_the_window_full_is_refused_at_once(
+    nsqd: GoNsqd, produce: Produce
+) -> None:
+    producer = produce(nsqd.tcp_address, max_outstanding=2)
+    caught: list[tuple[Exception, float]] = []
+
+    def flood(publication: Publication) -> None:
+        began = time.monotonic()
+        try:
+            for _ in range(3):
+                producer.submit(TOPIC, [b"x"])
+        except PublishError as exc:
+            caught.append((exc, time.monotonic() - began))
+
+    producer.submit(TOPIC, [b"x"], on_settled=flood).wait(5)
+    wait_until(lambda: bool(caught), what="an error")
+    [(error, took_s)] = caught
+    assert isinstance(error, PublishNotSent)
+    assert took_s < 0.5
+    producer.publish(TOPIC, b"and it goes on")
+
+
+def test_a_callback_cannot_wait_for_its_own_thread(nsqd: GoNsqd, produce: Produce) -> None:
+    producer = produce(nsqd.tcp_address)
+    caught: list[Exception] = []
+
+    def wait(publication: Publication) -> None:
+        try:
+            producer.publish(TOPIC, b"x")
+        except ConfigurationError as exc:
+            caught.append(exc)
+
+    producer.submit(TOPIC, [b"x"], on_settled=wait).wait(5)
+    wait_until(lambda: bool(caught), what="an error")
+
+
+# -- time -----------------------------------------------------------------------------------------
+
+
+def test_a_publish_ends_within_its_own_timeout(
+    scripted_nsqd: ScriptedNsqd, produce: Produce
+) -> None:
+    producer = produce(scripted_nsqd.address)
+    began = time.monotonic()
+    waiting = producer.submit(TOPIC, [b"x"], timeout_s=0.2)
+    with pytest.raises(PublishNotSent, match=r"within 0\.2 s"):
+        waiting.wait(5)
+    conn = scripted_nsqd.accept()
+    conn.expect("IDENTIFY")
+    conn.reply_identify()
+    sent = producer.submit(TOPIC, [b"y"], timeout_s=0.3)
+    with pytest.raises(PublishUnknown, match=r"within 0\.3 s"):
+        sent.wait(5)
+    assert time.monotonic() - began < 3
+
+
+def test_an_answer_after_the_timeout_is_not_taken_for_another(
+    scripted_nsqd: ScriptedNsqd, produce: Produce
+) -> None:
+    producer = produce(scripted_nsqd.address)
+    late = producer.submit(TOPIC, [b"late"], timeout_s=0.3)
+    conn = scripted_nsqd.accept()
+    conn.expect("IDENTIFY")
+    conn.reply_identify()
+    conn.expect(f"PUB {TOPIC}")
+    with pytest.raises(PublishError):
+        late.wait(5)
+    after = producer.submit(TOPIC, [b"after"])
+    conn.expect(f"PUB {TOPIC}")
+    conn.ok()
+    with pytest.raises(TimeoutError):
+        after.wait(0.2)
+    conn.ok()
+    after.wait(5)
+
+
+def test_a_full_window_costs_no_more_than_the_timeout_of_the_call(
+    scripted_nsqd: ScriptedNsqd, produce: Produce
+) -> None:
+    producer = produce(scripted_nsqd.address, max_outstanding=1)
+    producer.submit(TOPIC, [b"x"])
+    began = time.monotonic()
+    with pytest.raises(PublishNotSent, match="no room"):
+        producer.publish(TOPIC, b"x", timeout_s=0.2)
+    assert time.monotonic() - began < 2
+
+
+def test_flush_waits_for_what_was_submitted(nsqd: GoNsqd, make: Make) -> None:
+    producer = make(nsqd.tcp_address, linger_s=5.0)
+    publications = [producer.submit(TOPIC, [b"x"]) for _ in range(50)]
+    began = time.monotonic()
+    assert producer.flush()
+    assert time.monotonic() - began < 3
+    assert all(publication.is_settled for publication in publications)
+    assert nsqd.depth(TOPIC) == 50
+
+
+def test_a_flush_that_runs_out_of_time_says_so(
+    scripted_nsqd: ScriptedNsqd, produce: Produce
+) -> None:
+    producer = produce(scripted_nsqd.address)
+    producer.submit(TOPIC, [b"x"])
+    assert not producer.flush(0.1)
+
+
+def test_a_producer_shows_where_it_publishes_and_its_state(nsqd: GoNsqd, produce: Produce) -> None:
+    producer = produce(nsqd.tcp_address)
+    assert repr(producer) == f"<Producer to {nsqd.tcp_address}, 0 publishes under way>"
+    publication = producer.submit(TOPIC, [b"x"])
+    publication.wait(5)
+    assert repr(publication) == f"<Publication of 1 messages to {TOPIC}, published>"
+    producer.stop()
+    assert repr(producer).endswith("stopped>")
+
+
+# -- several nsqd ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["failover", "round-robin"])
+def test_a_dead_nsqd_costs_no_message(
+    go_nsqd: Callable[..., GoNsqd], make: Make, mode: str
+) -> None:
+    nsqd = go_nsqd()
+    producer = make([DEAD, nsqd.tcp_address, "127.0.0.1:2"], mode=mode)
+    for number in range(50):
+        producer.publish(TOPIC, b"%d" % number)
+    assert nsqd.depth(TOPIC) == 50
+
+
+def test_failover_uses_the_first_and_comes_back_to_it(
+    go_nsqd: Callable[..., GoNsqd], make: Make
+) -> None:
+    first, second = go_nsqd(), go_nsqd()
+    producer = make([first.tcp_address, second.tcp_address])
+    producer.publish(TOPIC, b"x")
+    assert first.depth(TOPIC) == 1
+    first.stop()
+    for _ in range(10):
+        producer.publish(TOPIC, b"x")
+    assert second.depth(TOPIC) == 10
+    first.start()
+
+    def is_back() -> bool:
+        producer.publish(TOPIC, b"x")
+        return first.depth(TOPIC) > 1
+
+    wait_until(is_back, what="the first nsqd to be used again", timeout_s=15)
+
+
+@pytest.mark.parametrize("linger_s", [0, 0.01])
+def test_round_robin_shares(go_nsqd: Callable[..., GoNsqd], make: Make, linger_s: float) -> None:
+    nsqds = [go_nsqd(), go_nsqd()]
+    addresses = [nsqd.tcp_address for nsqd in nsqds]
+    producer = make(addresses, mode="round-robin", linger_s=linger_s)
+    producer.publish(TOPIC, b"x")
+    wait_until(lambda: all(link.connection for link in producer._io.links), what="both")
+    for _ in range(20):
+        producer.publish(TOPIC, b"x")
+    depths = [nsqd.depth(TOPIC) for nsqd in nsqds]
+    assert sum(depths) == 21
+    assert min(depths) >= 10
+
+
+def test_an_address_that_swallows_packets_delays_a_publish_by_seconds_at_most(
+    nsqd: GoNsqd, unreachable_address: str, make: Make
+) -> None:
+    producer = make([unreachable_address, nsqd.tcp_address], ClientOptions(dial_timeout_s=30))
+    began = time.monotonic()
+    producer.publish(TOPIC, b"x")
+    assert time.monotonic() - began < 4
+
+
+@pytest.mark.parametrize(
+    ("addresses", "more"),
+    [([], {}), ([DEAD], {"mode": "all"})],
+    ids=["no address", "mode all"],
+)
+def test_what_cannot_work_is_refused(addresses: list[str], more: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        Producer(addresses, **more)
+
+
+# -- retries --------------------------------------------------------------------------------------
+
+
+def test_a_restart_within_the_retry_timeout_is_not_noticed(
+    nsqd: GoNsqd, make: Make, in_background: InBackground
+) -> None:
+    producer = make(nsqd.tcp_address, retry_timeout_s=20)
+    producer.publish(TOPIC, b"x")
+    nsqd.stop()
+    wait_until(lambda: producer._io.links[0].connection is None, what="the loss")
+    done = [in_background(producer.publish, TOPIC, b"x") for _ in range(10)]
+    assert not any(future.done() for future in done)
+    nsqd.start()
+    for future in done:
+        future.result(15)
+    assert nsqd.depth(TOPIC) == 11
+
+
+def test_retrying_ends_with_the_retry_timeout(make: Make) -> None:
+    producer = make(DEAD, retry_timeout_s=0.5)
+    began = time.monotonic()
+    with pytest.raises(PublishNotSent, match=f"connect to {DEAD}"):
+        producer.publish(TOPIC, b"x")
+    assert 0.5 <= time.monotonic() - began < 4
+
+
+def test_an_unknown_fate_is_retried_only_on_request(
+    nsqd: GoNsqd, proxy_to: Callable[[str], Proxy], make: Make
+) -> None:
+    proxy = proxy_to(nsqd.tcp_address)
+    options = ClientOptions(publish_timeout_s=0.5)
+    for retry_unknown in (False, True):
+        producer = make(proxy.address, options, retry_timeout_s=10, retry_unknown=retry_unknown)
+        producer.publish(TOPIC, b"x")
+        proxy.pause(TO_CLIENT)
+        publication = producer.submit(TOPIC, [b"y"])
+        wait_until(lambda p=publication: p.is_written, what="it to be written")
+        proxy.cut(reset=True)
+        proxy.resume(TO_CLIENT)
+        if retry_unknown:
+            publication.wait(10)
+        else:
+            with pytest.raises(PublishUnknown):
+                publication.wait(10)
+
+
+def test_a_refused_client_is_not_told_that_publishing_again_is_safe(
+    go_nsqd: Callable[..., GoNsqd], auth_server: AuthServer, make: Make
+) -> None:
+    nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")
+    producer = make(nsqd.tcp_address, retry_timeout_s=10)
+    began = time.monotonic()
+    with pytest.raises(PublishRefused, match="requires authentication") as caught:
+        producer.publish(TOPIC, b"x")
+    assert time.monotonic() - began < 5
+    assert not isinstance(caught.value, PublishNotSent)
+    assert isinstance(caught.value.__cause__, RefusedError)
+    assert caught.value.category == "refused"
+
+
+# -- joined publishes -----------------------------------------------------------------------------
+
+
+def test_publishes_at_the_same_time_are_joined(nsqd: GoNsqd, make: Make) -> None:
+    producer = make(nsqd.tcp_address, linger_s=0.05)
+    bodies = [b"%03d" % number for number in range(300)]
+    publications = [producer.submit(TOPIC, [body]) for body in bodies]
+    for publication in publications:
+        publication.wait(5)
+    assert bodies_in(nsqd, TOPIC, 300) == bodies
+    sent = nsqd.topic_stats(TOPIC)
+    assert sent["message_count"] == 300
+
+
+def test_a_bad_body_fails_only_its_own_publish(go_nsqd: Callable[..., GoNsqd], make: Make) -> None:
+    nsqd = go_nsqd("-max-msg-size=100")
+    producer = make(nsqd.tcp_address, linger_s=0.05)
+    bodies = [b"x" * (101 if number in (7, 33) else 10) for number in range(60)]
+    publications = [producer.submit(TOPIC, [body]) for body in bodies]
+    assert producer.flush(10)
+    kinds = [type(publication.error) for publication in publications]
+    assert kinds == [PublishRejected if len(body) > 100 else type(None) for body in bodies]
+    assert nsqd.depth(TOPIC) == 58
+
+
+def test_a_joined_batch_stays_within_the_limits_of_nsqd(
+    go_nsqd: Callable[..., GoNsqd], make: Make
+) -> None:
+    nsqd = go_nsqd("-max-body-size=1000", "-max-msg-size=500")
+    options = ClientOptions(publish_max_body_size=1000, publish_max_msg_size=500)
+    producer = make(nsqd.tcp_address, options, linger_s=0.05)
+    publications = [producer.submit(TOPIC, [b"x" * 300]) for _ in range(60)]
+    assert producer.flush(10)
+    assert [p.error for p in publications] == [None] * 60
+    assert nsqd.log.count("E_BAD") == 0
+
+
+def test_a_lone_publish_does_not_linger(nsqd: GoNsqd, make: Make) -> None:
+    producer = make(nsqd.tcp_address, linger_s=2.0)
+    producer.publish(TOPIC, b"x")
+    times = []
+    for _ in range(200):
+        began = time.perf_counter()
+        producer.publish(TOPIC, b"x")
+        times.append(time.perf_counter() - began)
+    assert sorted(times)[100] < 0.1
+
+
+def test_a_message_lingers_no_longer_than_it_should(
+    scripted_nsqd: ScriptedNsqd, make: Make
+) -> None:
+    producer = make(scripted_nsqd.address, linger_s=0.1)
+    producer.submit(TOPIC, [b"1"])
+    conn = scripted_nsqd.accept()
+    conn.expect("IDENTIFY")
+    conn.reply_identify()
+    conn.expect(f"PUB {TOPIC}")
+    producer.submit(TOPIC, [b"2"])
+    producer.submit(TOPIC, [b"3"])
+    conn.expect(f"MPUB {TOPIC}")  # though the first is not answered
+    conn.ok()
+    conn.ok()
+    assert producer.flush(5)
