@@ -211,7 +211,7 @@ _nsq_describe() {
                 'nsqd' 'nsqlookupd' 'options' 'completion'
             )
             options=(
-                '--version' '--help'
+                '--version' '-h,--help'
             )
             ;;
         'nsq tail')
@@ -226,7 +226,7 @@ _nsq_describe() {
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
                 '--deflate-level=' '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             ;;
         'nsq pub')
@@ -238,7 +238,7 @@ _nsq_describe() {
                 '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
                 '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '*@file'
@@ -254,7 +254,7 @@ _nsq_describe() {
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
                 '--deflate-level=' '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             ;;
         'nsq to-file')
@@ -274,7 +274,7 @@ _nsq_describe() {
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
                 '--deflate-level=' '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             ;;
         'nsq stat')
@@ -288,7 +288,7 @@ _nsq_describe() {
                 '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file'
                 '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
                 '--timeout=' '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet'
-                '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
             )
             ;;
         'nsq archive')
@@ -296,12 +296,12 @@ _nsq_describe() {
                 'verify' 'repair' 'cat' 'info'
             )
             options=(
-                '--help'
+                '-h,--help'
             )
             ;;
         'nsq archive verify')
             options=(
-                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '*@file'
@@ -310,7 +310,7 @@ _nsq_describe() {
         'nsq archive repair')
             options=(
                 '-d,--delimiter=' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug'
-                '--help'
+                '-h,--help'
             )
             arguments=(
                 '*@file'
@@ -319,7 +319,7 @@ _nsq_describe() {
         'nsq archive cat')
             options=(
                 '--bodies' '-d,--delimiter=' '--since=' '--until=' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '*@file'
@@ -327,7 +327,7 @@ _nsq_describe() {
             ;;
         'nsq archive info')
             options=(
-                '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '*@file'
@@ -343,7 +343,7 @@ _nsq_describe() {
                 '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
                 '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '*@file'
@@ -356,7 +356,7 @@ _nsq_describe() {
                 '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file'
                 '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
                 '--timeout=' '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet'
-                '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
             )
             ;;
         'nsq topic')
@@ -364,7 +364,7 @@ _nsq_describe() {
                 'list' 'info' 'create' 'delete' 'empty' 'pause' 'unpause'
             )
             options=(
-                '--help'
+                '-h,--help'
             )
             ;;
         'nsq topic list')
@@ -374,7 +374,7 @@ _nsq_describe() {
                 '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
                 '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '*@topics'
@@ -387,7 +387,7 @@ _nsq_describe() {
                 '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
                 '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '@topics'
@@ -400,7 +400,7 @@ _nsq_describe() {
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '*@topics'
@@ -413,7 +413,7 @@ _nsq_describe() {
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '*@topics'
@@ -426,7 +426,7 @@ _nsq_describe() {
                 '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file'
                 '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
                 '--timeout=' '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet'
-                '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '*@topics'
@@ -439,7 +439,7 @@ _nsq_describe() {
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '*@topics'
@@ -452,7 +452,7 @@ _nsq_describe() {
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '*@topics'
@@ -463,7 +463,7 @@ _nsq_describe() {
                 'list' 'info' 'create' 'delete' 'empty' 'pause' 'unpause'
             )
             options=(
-                '--help'
+                '-h,--help'
             )
             ;;
         'nsq channel list')
@@ -473,7 +473,7 @@ _nsq_describe() {
                 '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
                 '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '*@topics'
@@ -486,7 +486,7 @@ _nsq_describe() {
                 '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
                 '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '@topics' '@channels'
@@ -499,7 +499,7 @@ _nsq_describe() {
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '@topics' '*@channels'
@@ -512,7 +512,7 @@ _nsq_describe() {
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '@topics' '*@channels'
@@ -525,7 +525,7 @@ _nsq_describe() {
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '@topics' '*@channels'
@@ -538,7 +538,7 @@ _nsq_describe() {
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '@topics' '*@channels'
@@ -551,7 +551,7 @@ _nsq_describe() {
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '@topics' '*@channels'
@@ -564,7 +564,7 @@ _nsq_describe() {
                 '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
                 '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             ;;
         'nsq lookup')
@@ -574,7 +574,7 @@ _nsq_describe() {
                 '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
                 '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '@topics'
@@ -587,7 +587,7 @@ _nsq_describe() {
                 '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
                 '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             ;;
         'nsq info')
@@ -597,7 +597,7 @@ _nsq_describe() {
                 '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
                 '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             ;;
         'nsq tombstone')
@@ -607,7 +607,7 @@ _nsq_describe() {
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '@topics' ''
@@ -619,7 +619,7 @@ _nsq_describe() {
                 '--tls,--no-tls' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file'
                 '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy'
                 '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet'
-                '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 ''
@@ -630,7 +630,7 @@ _nsq_describe() {
                 'show' 'path' 'get' 'set'
             )
             options=(
-                '--help'
+                '-h,--help'
             )
             ;;
         'nsq config show')
@@ -642,12 +642,12 @@ _nsq_describe() {
                 '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy'
                 '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             ;;
         'nsq config path')
             options=(
-                '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
             )
             ;;
         'nsq config get')
@@ -657,7 +657,7 @@ _nsq_describe() {
                 '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
                 '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 ''
@@ -670,7 +670,7 @@ _nsq_describe() {
                 '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
                 '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '' ''
@@ -681,7 +681,7 @@ _nsq_describe() {
                 'ingest' 'compact' 'report' 'replay' 'doctor' 'sql'
             )
             options=(
-                '--help'
+                '-h,--help'
             )
             ;;
         'nsq spark ingest')
@@ -696,7 +696,7 @@ _nsq_describe() {
                 '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '--master=' '--driver-memory='
                 '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json'
-                '--debug' '--help'
+                '--debug' '-h,--help'
             )
             arguments=(
                 '@dir'
@@ -708,7 +708,7 @@ _nsq_describe() {
                 '--open-days' '--work-dir=@dir' '--skip-damaged' '--delete-archives' '--dry-run'
                 '-y,--yes' '-d,--delimiter=' '--json' '--master=' '--driver-memory=' '*--conf='
                 '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug'
-                '--help'
+                '-h,--help'
             )
             arguments=(
                 '@dir'
@@ -719,7 +719,7 @@ _nsq_describe() {
                 '--by=hour|day' '*-t,--topic=@topics' '--since=' '--until=' '--gap=' '--html=@file'
                 '--json' '-d,--delimiter=' '--skip-damaged' '--master=' '--driver-memory='
                 '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json'
-                '--debug' '--help'
+                '--debug' '-h,--help'
             )
             arguments=(
                 '*@file'
@@ -735,7 +735,7 @@ _nsq_describe() {
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
                 '--deflate-level=' '--auth-secret-file=@file' '--master=' '--driver-memory='
                 '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json'
-                '--debug' '--help'
+                '--debug' '-h,--help'
             )
             arguments=(
                 '*@file'
@@ -749,14 +749,14 @@ _nsq_describe() {
                 '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
                 '--lookupd-authorization,--no-lookupd-authorization' '--master=' '--driver-memory='
                 '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json'
-                '--debug' '--help'
+                '--debug' '-h,--help'
             )
             ;;
         'nsq spark sql')
             options=(
                 '*--archive=' '*--parquet=' '-f,--file=@file' '-n,--count=' '--json'
                 '--skip-damaged' '--master=' '--driver-memory=' '*--conf=' '--spark-log=@file'
-                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '' '*@file'
@@ -767,7 +767,7 @@ _nsq_describe() {
                 'pub' 'sub' 'e2e'
             )
             options=(
-                '--help'
+                '-h,--help'
             )
             ;;
         'nsq bench pub')
@@ -779,7 +779,7 @@ _nsq_describe() {
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
                 '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             )
             ;;
         'nsq bench sub')
@@ -791,7 +791,7 @@ _nsq_describe() {
                 '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
                 '--snappy,--no-snappy' '--deflate,--no-deflate' '--deflate-level='
                 '--auth-secret-file=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json'
-                '--debug' '--help'
+                '--debug' '-h,--help'
             )
             ;;
         'nsq bench e2e')
@@ -803,13 +803,13 @@ _nsq_describe() {
                 '--tls,--no-tls' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file'
                 '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy'
                 '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet'
-                '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
             )
             ;;
         'nsq demo')
             options=(
                 '--spark,--no-spark' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug'
-                '--help'
+                '-h,--help'
             )
             ;;
         'nsq nsqd')
@@ -846,12 +846,12 @@ _nsq_describe() {
             ;;
         'nsq options')
             options=(
-                '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
             )
             ;;
         'nsq completion')
             options=(
-                '--help'
+                '-h,--help'
             )
             arguments=(
                 'bash|zsh|fish'

@@ -253,7 +253,7 @@ function __nsq_describe --no-scope-shadowing
                 'List every client option with its default, bounds and meaning.' \
                 'Print the completion script for bash, zsh or fish.'
             set options \
-                '--version' '--help'
+                '--version' '-h,--help'
             set option_helps \
                 'Show the version and exit.' 'Show this message and exit.'
         case 'nsq tail'
@@ -268,7 +268,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate' \
                 '--deflate-level=' '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Name of the topic.' 'Name of the channel.' 'Stop after N.' \
                 'Stop after DURATION without messages (5s, 1m30s).' 'Stop after DURATION.' \
@@ -307,7 +307,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate' \
                 '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Name of the topic.' \
                 'raw: each record is a body. jsonl: what tail --json and archives write.' \
@@ -340,7 +340,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate' \
                 '--deflate-level=' '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Name of the topic.' 'Name of the channel.' 'Messages to show.' \
                 'Stop after DURATION without messages (5s, 1m30s).' 'Print JSON.' \
@@ -377,7 +377,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate' \
                 '--deflate-level=' '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Name of the topic.' 'Also every topic, now and later, whose name matches.' \
                 'How often to look for topics of the pattern.' 'Name of the channel.' \
@@ -429,7 +429,7 @@ function __nsq_describe --no-scope-shadowing
                 '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' \
                 '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' \
                 '--timeout=' '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' \
-                '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Only these topics: names, or globs such as \'web*\'.' \
                 'Only these channels: names, or globs such as \'tail*\'.' \
@@ -461,12 +461,12 @@ function __nsq_describe --no-scope-shadowing
                 'Print the messages in archives of any format and compression.' \
                 'List archives with their messages, topics and times.'
             set options \
-                '--help'
+                '-h,--help'
             set option_helps \
                 'Show this message and exit.'
         case 'nsq archive verify'
             set options \
-                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Print errors only.' 'Log more; -vv logs everything.' \
                 'Format of log lines on stderr.' 'Log everything, and show tracebacks of errors.' \
@@ -476,7 +476,7 @@ function __nsq_describe --no-scope-shadowing
         case 'nsq archive repair'
             set options \
                 '-d,--delimiter=' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' \
-                '--help'
+                '-h,--help'
             set option_helps \
                 'What ends each body in raw files; \\0 for NUL.' 'Print errors only.' \
                 'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
@@ -486,7 +486,7 @@ function __nsq_describe --no-scope-shadowing
         case 'nsq archive cat'
             set options \
                 '--bodies' '-d,--delimiter=' '--since=' '--until=' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Print only the bodies, each ended by --delimiter.' \
                 'What ends each body in raw files; \\0 for NUL.' \
@@ -498,7 +498,7 @@ function __nsq_describe --no-scope-shadowing
                 '*@file'
         case 'nsq archive info'
             set options \
-                '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Print JSON.' 'Print errors only.' 'Log more; -vv logs everything.' \
                 'Format of log lines on stderr.' 'Log everything, and show tracebacks of errors.' \
@@ -515,7 +515,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate' \
                 '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Where to publish, if not to the topic that a message came from.' \
                 'Only messages published at this time or later (2026-11-21T08:00:00Z, -2h).' \
@@ -550,7 +550,7 @@ function __nsq_describe --no-scope-shadowing
                 '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' \
                 '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' \
                 '--timeout=' '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' \
-                '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Only these topics: names, or globs such as \'web*\'.' 'Time between two samples.' \
                 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
@@ -576,7 +576,7 @@ function __nsq_describe --no-scope-shadowing
                 'Pause topics: messages stay in them and do not reach the channels.' \
                 'Resume paused topics.'
             set options \
-                '--help'
+                '-h,--help'
             set option_helps \
                 'Show this message and exit.'
         case 'nsq topic list'
@@ -586,7 +586,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' \
                 '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
@@ -608,7 +608,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' \
                 '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
@@ -630,7 +630,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
                 '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Show what would change, and change nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
                 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
@@ -653,7 +653,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
                 '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Do not ask.' 'Show what would change, and change nothing.' 'Print JSON.' \
                 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
@@ -676,7 +676,7 @@ function __nsq_describe --no-scope-shadowing
                 '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' \
                 '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' \
                 '--timeout=' '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' \
-                '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Empty the channels too.' 'Do not ask.' \
                 'Show what would change, and change nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
@@ -700,7 +700,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
                 '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Show what would change, and change nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
                 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
@@ -723,7 +723,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
                 '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Show what would change, and change nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
                 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
@@ -751,7 +751,7 @@ function __nsq_describe --no-scope-shadowing
                 'Pause channels: messages stay in them and are not delivered.' \
                 'Resume paused channels.'
             set options \
-                '--help'
+                '-h,--help'
             set option_helps \
                 'Show this message and exit.'
         case 'nsq channel list'
@@ -761,7 +761,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' \
                 '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
@@ -783,7 +783,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' \
                 '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
@@ -805,7 +805,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
                 '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Show what would change, and change nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
                 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
@@ -828,7 +828,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
                 '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Do not ask.' 'Show what would change, and change nothing.' 'Print JSON.' \
                 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
@@ -851,7 +851,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
                 '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Do not ask.' 'Show what would change, and change nothing.' 'Print JSON.' \
                 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
@@ -874,7 +874,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
                 '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Show what would change, and change nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
                 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
@@ -897,7 +897,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
                 '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Show what would change, and change nothing.' 'Print JSON.' 'nsqd, over HTTP.' \
                 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
@@ -920,7 +920,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' \
                 '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
@@ -940,7 +940,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' \
                 '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
@@ -962,7 +962,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' \
                 '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
@@ -982,7 +982,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' \
                 '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
@@ -1002,7 +1002,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
                 '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Do not ask.' 'Show what would change, and change nothing.' 'Print JSON.' \
                 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
@@ -1024,7 +1024,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls,--no-tls' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' \
                 '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' \
                 '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet' \
-                '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'HTTP address of the nsqd that takes over.' \
                 'Move topics with several channels too: each channel then gets what any of them had left.' \
@@ -1048,7 +1048,7 @@ function __nsq_describe --no-scope-shadowing
                 'Print the path of the configuration file.' 'Show one option of every running nsqd.' \
                 'Change one option of every running nsqd, until it exits.'
             set options \
-                '--help'
+                '-h,--help'
             set option_helps \
                 'Show this message and exit.'
         case 'nsq config show'
@@ -1060,7 +1060,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' \
                 '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Say where each value stands.' 'Print JSON.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
@@ -1082,7 +1082,7 @@ function __nsq_describe --no-scope-shadowing
                 'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq config path'
             set options \
-                '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Print JSON.' 'Print errors only.' 'Log more; -vv logs everything.' \
                 'Format of log lines on stderr.' 'Log everything, and show tracebacks of errors.' \
@@ -1094,7 +1094,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' \
                 '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
@@ -1116,7 +1116,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' \
                 '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Print JSON.' 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
@@ -1142,7 +1142,7 @@ function __nsq_describe --no-scope-shadowing
                 'Check Java, versions, executors, the shared directory and nsqd.' \
                 'Query archives and Parquet in SQL.'
             set options \
-                '--help'
+                '-h,--help'
             set option_helps \
                 'Show this message and exit.'
         case 'nsq spark ingest'
@@ -1157,7 +1157,7 @@ function __nsq_describe --no-scope-shadowing
                 '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '--master=' '--driver-memory=' \
                 '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' \
-                '--debug' '--help'
+                '--debug' '-h,--help'
             set option_helps \
                 'Where the Parquet files go.' 'Where the stream notes how far it is.' \
                 'A live topic, not an archive.' 'Name of the channel.' 'Take what is there and end.' \
@@ -1197,7 +1197,7 @@ function __nsq_describe --no-scope-shadowing
                 '--open-days' '--work-dir=@dir' '--skip-damaged' '--delete-archives' '--dry-run' \
                 '-y,--yes' '-d,--delimiter=' '--json' '--master=' '--driver-memory=' '*--conf=' \
                 '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' \
-                '--help'
+                '-h,--help'
             set option_helps \
                 'Where the Parquet files go.' 'Only these topics.' \
                 'Only this day (2026-11-21, in UTC), which must be closed.' \
@@ -1223,7 +1223,7 @@ function __nsq_describe --no-scope-shadowing
                 '--by=hour|day' '*-t,--topic=@topics' '--since=' '--until=' '--gap=' '--html=@file' \
                 '--json' '-d,--delimiter=' '--skip-damaged' '--master=' '--driver-memory=' \
                 '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' \
-                '--debug' '--help'
+                '--debug' '-h,--help'
             set option_helps \
                 'How long an interval is.' 'Only these.' \
                 'Only messages published at this time or later (2026-11-21T08:00:00Z, -2h).' \
@@ -1251,7 +1251,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate' \
                 '--deflate-level=' '--auth-secret-file=@file' '--master=' '--driver-memory=' \
                 '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' \
-                '--debug' '--help'
+                '--debug' '-h,--help'
             set option_helps \
                 'Where to publish, if not to the topic that a message came from.' \
                 'Only messages published at this time or later (2026-11-21T08:00:00Z, -2h).' \
@@ -1290,7 +1290,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout=' \
                 '--lookupd-authorization,--no-lookupd-authorization' '--master=' '--driver-memory=' \
                 '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' \
-                '--debug' '--help'
+                '--debug' '-h,--help'
             set option_helps \
                 'Look whether the driver and all executors can write here.' 'Print JSON.' \
                 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
@@ -1313,7 +1313,7 @@ function __nsq_describe --no-scope-shadowing
             set options \
                 '*--archive=' '*--parquet=' '-f,--file=@file' '-n,--count=' '--json' \
                 '--skip-damaged' '--master=' '--driver-memory=' '*--conf=' '--spark-log=@file' \
-                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Archives under a name of their own.' 'Parquet under a name of its own.' \
                 'Read the query from here; - is stdin.' 'Print at most N rows; 0 prints all.' \
@@ -1336,7 +1336,7 @@ function __nsq_describe --no-scope-shadowing
                 'Measure how fast a backlog is consumed, each message finished.' \
                 'Measure how long messages take from a publisher through nsqd to a consumer.'
             set options \
-                '--help'
+                '-h,--help'
             set option_helps \
                 'Show this message and exit.'
         case 'nsq bench pub'
@@ -1348,7 +1348,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate' \
                 '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet' '*-v,--verbose' \
-                '--log-format=text|json' '--debug' '--help'
+                '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Messages in one publish command.' \
                 'Publish commands of a connection that may be unanswered at a time.' \
@@ -1381,7 +1381,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' \
                 '--snappy,--no-snappy' '--deflate,--no-deflate' '--deflate-level=' \
                 '--auth-secret-file=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' \
-                '--debug' '--help'
+                '--debug' '-h,--help'
             set option_helps \
                 'Measure N messages.' 'Measure for DURATION; 5s without --count and --for.' \
                 'Go on when the topic does not exist; subscribing creates it.' 'Print JSON.' \
@@ -1411,7 +1411,7 @@ function __nsq_describe --no-scope-shadowing
                 '--tls,--no-tls' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' \
                 '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' \
                 '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet' \
-                '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Messages in one publish command.' \
                 'Publish commands of a connection that may be unanswered at a time.' \
@@ -1439,7 +1439,7 @@ function __nsq_describe --no-scope-shadowing
         case 'nsq demo'
             set options \
                 '--spark,--no-spark' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' \
-                '--help'
+                '-h,--help'
             set option_helps \
                 'End with the part that needs Spark, or leave it out.' 'Print errors only.' \
                 'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
@@ -1533,14 +1533,14 @@ function __nsq_describe --no-scope-shadowing
             set has_go_flags yes
         case 'nsq options'
             set options \
-                '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '--help'
+                '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
                 'Print JSON.' 'Print errors only.' 'Log more; -vv logs everything.' \
                 'Format of log lines on stderr.' 'Log everything, and show tracebacks of errors.' \
                 'Show this message and exit.'
         case 'nsq completion'
             set options \
-                '--help'
+                '-h,--help'
             set option_helps \
                 'Show this message and exit.'
             set arguments \

@@ -1,4 +1,4 @@
-"""The entry of ``nsq``: answer at the door what needs no program, run the rest, map every end.
+"""The entry of ``nsq``: answer at once what needs no command, run the rest, map every end.
 
 ``nsq``, ``nsq --help`` and ``nsq --version`` are answered from the registry before typer is
 imported. Everything else goes to `app`. However a command ends - a result, one of our errors, a
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False  # importing typing would triple the front door's time
+TYPE_CHECKING = False  # importing typing would triple the time of nsq --version
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -38,14 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return report_error(error, sys.stderr, debug=debug)
 
 
-def at_the_door(arguments: Sequence[str]) -> str | None:
+def quick_answer(arguments: Sequence[str]) -> str | None:
     """The text that answers ``arguments`` without any command, or None when one has to run."""
     first = arguments[0] if arguments else "--help"
-    if first == "--version":
+    if first in ("--version", "version"):
         from nsqtools import __version__
 
         return f"nsq {__version__}\n"
-    if first == "--help":
+    if first in ("--help", "-h", "help"):
         from nsqtools.cli.parsing.help import rendered_for_stdout, root_page
 
         return rendered_for_stdout(root_page())
@@ -53,7 +53,9 @@ def at_the_door(arguments: Sequence[str]) -> str | None:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    answer = at_the_door(arguments)
+    if arguments[:1] == ["help"] and len(arguments) > 1:  # nsq help topic list
+        arguments = [*arguments[1:], "--help"]
+    answer = quick_answer(arguments)
     if answer is not None:
         sys.stdout.write(answer)
         return 0

@@ -1,4 +1,4 @@
-"""What ``nsq`` can do, as pure data: the front door, the typer tree and the documents read it.
+"""What ``nsq`` can do, as pure data: ``nsq --help``, the typer tree and the documents read it.
 
 Nothing is imported here, so that ``nsq --help`` costs no more than starting Python. The code of a
 command is named the way entry points name it, ``"package.module:function"``, and is imported when
@@ -8,7 +8,7 @@ docstring, which a test compares.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # importing typing would triple the front door's time
+TYPE_CHECKING = False  # importing typing would triple the time of nsq --version
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -70,7 +70,7 @@ ROOT_HELP = "One tool for NSQ: tail, publish, archive, replay and administer top
 
 ROOT_OPTIONS = (
     ("--version", "Show the version and exit."),
-    ("--help", "Show this message and exit."),
+    ("-h, --help", "Show this message and exit."),
 )
 
 ROOT_EXAMPLES = (

@@ -26,7 +26,7 @@ are asked from the cluster that the command line names, and never for longer tha
 
 ARGUMENTS = (("bash|zsh|fish", "Which shell. [required]"),)
 
-OPTIONS = (("--help", "Show this message and exit."),)
+OPTIONS = (("-h, --help", "Show this message and exit."),)
 
 EXAMPLES = (
     'eval "$(nsq completion bash)"    # in ~/.bashrc',
@@ -37,7 +37,7 @@ EXAMPLES = (
 
 def completion(arguments: list[str]) -> int:
     """Print the completion script for bash, zsh or fish."""
-    if "--help" in arguments:
+    if "--help" in arguments or "-h" in arguments:
         sys.stdout.write(rendered_for_stdout(page()))
         return 0
     if len(arguments) != 1 or arguments[0] not in FILES:

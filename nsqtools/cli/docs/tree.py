@@ -16,7 +16,7 @@ from typer import Context
 from nsqtools.cli.docs.values import Candidates, Value, value_of
 from nsqtools.cli.options.connection import PANEL as TLS
 from nsqtools.cli.options.origins import CONNECTION
-from nsqtools.cli.parsing.app import LazyGroup, command_tree
+from nsqtools.cli.parsing.app import HELP_NAMES, LazyGroup, command_tree
 from nsqtools.cli.parsing.describe import choices, describe, metavar, notes
 from nsqtools.cli.parsing.help import HelpPage, group_page, root_page
 from nsqtools.cli.registry import ROOT_OPTIONS, Command
@@ -87,14 +87,14 @@ class Page:
             yield from command.walk()
 
 
-HELP_OPTION = Option(("--help",), dict(ROOT_OPTIONS)["--help"])
+HELP_OPTION = Option(tuple(HELP_NAMES), dict(ROOT_OPTIONS)[", ".join(HELP_NAMES)])
 
 
 def read_tree() -> Page:
     """Load every command that is not hidden, and return the page of ``nsq``."""
     tree = command_tree()
-    context = Context(tree, info_name="nsq")
-    options = tuple(Option((name,), help) for name, help in ROOT_OPTIONS)
+    context = Context(tree, info_name="nsq", help_option_names=HELP_NAMES)
+    options = tuple(Option(tuple(names.split(", ")), help) for names, help in ROOT_OPTIONS)
     page = root_page()
     commands = _commands(tree, context, ("nsq",))
     return Page(("nsq",), page.description, page, options, commands=commands)
@@ -103,7 +103,9 @@ def read_tree() -> Page:
 def cluster_options() -> tuple[Option, ...]:
     """The options that say which cluster to ask for names."""
     tree = command_tree()
-    page = _command(tree, Context(tree, info_name="nsq"), ("nsq", COMPLETE))
+    page = _command(
+        tree, Context(tree, info_name="nsq", help_option_names=HELP_NAMES), ("nsq", COMPLETE)
+    )
     return tuple(option for option in page.options if option.panel in (CONNECTION, TLS))
 
 

@@ -29,6 +29,8 @@ from nsqtools.cli.registry import COMMANDS, ROOT_HELP, Command, Group
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import ConfigurationError
 
+HELP_NAMES = ["-h", "--help"]
+
 
 class Stub(TyperCommand):
     """A command that is known by name and not imported yet."""
@@ -100,7 +102,9 @@ def run(arguments: Sequence[str], runtime: Runtime | None = None) -> int:
     tree = command_tree()
     runtime = runtime or Runtime.of_process()
     try:
-        with tree.make_context("nsq", list(arguments), obj=runtime) as context:
+        with tree.make_context(
+            "nsq", list(arguments), obj=runtime, help_option_names=HELP_NAMES
+        ) as context:
             return tree.invoke(context) or 0
     except Exit as answered:  # --help has been printed
         return answered.exit_code

@@ -1,4 +1,4 @@
-"""Help: the front door's and each command's, from one layout, within 100 columns."""
+"""Help: that of nsq and of each command, from one layout, within 100 columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plugins.cli import Given, RunNsq, TerminalNsq, all_commands
 from typer import Argument
 
 from nsqtools.cli import registry
-from nsqtools.cli.main import at_the_door
+from nsqtools.cli.main import quick_answer
 from nsqtools.cli.parsing import app
 from nsqtools.cli.parsing.help import HelpPage, render
 from nsqtools.errors import ConfigurationError
@@ -86,7 +86,7 @@ def test_the_full_renderer_gives_the_same_page_as_the_front_door(
 ) -> None:
     assert app.run(["--help"]) == 0
 
-    assert capsys.readouterr().out == at_the_door(["--help"])
+    assert capsys.readouterr().out == quick_answer(["--help"])
 
 
 def check_page(page: str, name: str, width: int) -> None:
