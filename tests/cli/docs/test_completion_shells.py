@@ -26,7 +26,7 @@ STATIC = {
     "nsq tail -t clicks --to": {"--topic"},
     "nsq pub -t clicks --to": set(),
     "nsq pub -tclicks --to": set(),
-    "nsq tail --tls --no-": {"--no-deflate", "--no-snappy"},
+    "nsq tail --tls --no-": {"--no-deflate", "--no-lookupd-authorization", "--no-snappy"},
     "nsq tail -v --verb": {"--verbose"},
     # values: in the next word, behind =, behind letters in one word
     "nsq pub --mode ": {"all", "failover", "round-robin"},

@@ -152,7 +152,7 @@ def test_a_page_names_the_statuses_and_variables_of_its_command(tree: Page) -> N
     assert r"\fB141\fR" not in nsqd
     for variable in ("NSQ_NSQD_TCP_ADDRESS", "NSQ_PROFILE", "NSQ_AUTH_SECRET", "NO_COLOR"):
         assert rf"\fB{variable}\fR" in tail
-    assert "NSQ_AUTH_SECRET" not in page_of(tree, "nsq topic list")
+    assert "NSQ_AUTH_SECRET" not in page_of(tree, "nsq archive cat")
     assert "NSQ_AUTH_SECRET" in page_of(tree, "nsq")
 
 
