@@ -94,3 +94,8 @@ def missing(what: str, pattern: str, names: Collection[str]) -> NotFoundError:
     near = difflib.get_close_matches(pattern, sorted(names), n=3)
     hint = f"Did you mean {' or '.join(near)}?" if near else ""
     return NotFoundError(f"{what} {pattern} does not exist", hint=hint)
+
+
+def on_no_nsqd(topic: str) -> str:
+    """What there is to say of a topic that only nsqlookupd knows."""
+    return f"topic {topic} is registered with nsqlookupd, but no nsqd has it"

@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nsqtools.cluster.directory import Cluster, DaemonFailure, NodeReport
-from nsqtools.cluster.name_patterns import is_pattern, matches, select
+from nsqtools.cluster.name_patterns import is_pattern, matches, on_no_nsqd, select
 from nsqtools.cluster.queue_rows import QueueRow, RateMeter, totals
+from nsqtools.errors import NotFoundError
+from nsqtools.http.nsqlookupd_http import NsqlookupdHTTPClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class Sampler:
         )
         rows = self._meter.measure(stats.nodes)
         if not self._taken:
-            wanted.check(rows)
+            self._check(rows)
         self._taken += 1
         return Sample(
             time.time_ns(),
@@ -93,6 +95,18 @@ class Sampler:
             stats.failures,
             self._taken > 1,
         )
+
+    def _check(self, rows: Sequence[QueueRow]) -> None:
+        try:
+            self._wanted.check(rows)
+        except NotFoundError:
+            listed, _ = self._cluster.ask(self._cluster.lookupds, NsqlookupdHTTPClient.topics)
+            registered = {name for names in listed.values() for name in names}
+            present = {row.topic for row in rows}
+            for topic in self._wanted.topics:
+                if topic in registered and topic not in present:
+                    raise NotFoundError(on_no_nsqd(topic)) from None
+            raise
 
     def samples(self, interval_s: float, count: int | None = None) -> Iterator[Sample]:
         """Sample every ``interval_s`` seconds, the first time after one interval, with rates.

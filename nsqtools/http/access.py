@@ -7,6 +7,8 @@ announcement that led to it.
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -17,6 +19,8 @@ from nsqtools.protocol.addresses import NSQD_HTTP_PORT, Address, http_url, parse
 
 if TYPE_CHECKING:
     import ssl
+
+log = logging.getLogger("nsqtools")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,8 @@ class HTTPAccess:
 
     def nsqlookupd(self, url: str) -> NsqlookupdHTTPClient:
         """Return the client for one nsqlookupd, to be closed."""
+        if self.bearer and not url.startswith("https:"):
+            _warn_of_plain_text(url)
         return NsqlookupdHTTPClient(
             url,
             connect_timeout_s=self.connect_timeout_s,
@@ -69,3 +75,8 @@ class HTTPAccess:
     def _mapped(self, announced: Address) -> str:
         name = str(announced)
         return self.address_map.get(name) or self.address_map.get(announced.host) or name
+
+
+@functools.cache
+def _warn_of_plain_text(url: str) -> None:
+    log.warning("the auth secret goes to %s in plain text; give an https:// address", url)

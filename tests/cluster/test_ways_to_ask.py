@@ -137,13 +137,14 @@ def test_the_secret_goes_to_nsqlookupd_as_a_bearer_token_when_that_is_wanted(
     where = [f"--lookupd-http-address={lookupd.address}"]
     secret = {"NSQ_AUTH_SECRET": "s3cret"}
 
-    run_nsq([*command, *where, "--lookupd-authorization"], env=secret)
+    plain = run_nsq([*command, *where, "--lookupd-authorization"], env=secret)
     wanted = {headers.get("Authorization") for _, headers in lookupd.requests}
     lookupd.requests.clear()
     run_nsq([*command, *where], env=secret)
     unwanted = {headers.get("Authorization") for _, headers in lookupd.requests}
 
     assert (wanted, unwanted) == ({"Bearer s3cret"}, {None})
+    assert "the auth secret goes to http://" in plain.err
 
 
 @pytest.mark.parametrize("form", ["host", "host and port"])

@@ -54,10 +54,13 @@ def lookup(
         nsq lookup clicks --lookupd-http-address lookup:4161
         nsq lookup clicks --json | jq -r '.nodes[].nsqd'
     """
+    from nsqtools.cluster.name_patterns import on_no_nsqd
     from nsqtools.cluster.nodes import lookup_topic
 
     with cluster.open() as opened:
         where = lookup_topic(opened, topic)
+    if not where.nodes:
+        runtime.tell(f"nsq: {on_no_nsqd(topic)}")
     if json:
         found = [
             {"nsqd": tcp, "node": http, "lookupds": list(lookupds)}

@@ -90,13 +90,15 @@ def list_channels(
 def show_topic(settings: ClusterSettings, runtime: Runtime, name: str, *, json: bool) -> int:
     """One topic: a line for it and for each of its channels, on each nsqd."""
     from nsqtools.cluster.inventory import take_inventory
-    from nsqtools.cluster.name_patterns import missing
+    from nsqtools.cluster.name_patterns import missing, on_no_nsqd
 
     with settings.open() as cluster:
         inventory = take_inventory(cluster)
     if name not in inventory.topics:
         raise missing("topic", name, inventory.topics)
     found = list(inventory.where(name))
+    if not found:
+        runtime.tell(f"nsq: {on_no_nsqd(name)}")
     if json:
         nodes = [{"node": address, **topic.document()} for address, topic in found]
         known = inventory.lookupds_that_know(name)

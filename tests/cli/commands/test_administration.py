@@ -77,10 +77,21 @@ def test_topics_only_nsqlookupd_knows_are_listed(
 ) -> None:
     created = run_nsq(["topic", "create", "clicks", "--json", *cluster.lookupd_options])
     listed = run_nsq(["topic", "list", *cluster.lookupd_options])
+    options = cluster.lookupd_options
+    shown = [
+        run_nsq([*command, *options])
+        for command in (
+            ["topic", "info", "clicks"],
+            ["lookup", "clicks"],
+            ["stat", "--once", "-t", "clicks"],
+        )
+    ]
     deleted = run_nsq(["topic", "delete", "clicks", "--yes", *cluster.lookupd_options])
 
     assert len(valid_json("outcomes", created.out)) == 2
     assert listed.out.decode().splitlines()[1] == "clicks\t0\t0\t0\t0\tno"
+    assert [each.status for each in shown] == [0, 0, 3]
+    assert all("clicks is registered with nsqlookupd, but no nsqd has it" in s.err for s in shown)
     assert deleted.err == "nsq: delete topic clicks: done on 2 nsqlookupd\n"
     assert run_nsq(["topic", "list", *cluster.lookupd_options]).out.count(b"\n") == 1
 

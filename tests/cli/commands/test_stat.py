@@ -155,6 +155,17 @@ def test_filters_and_sorting_choose_rows(run_nsq: RunNsq, nsqd: Nsqd) -> None:
     assert topics("-t", "v*") == ["views"]
 
 
+def test_a_check_with_a_pattern_that_matches_nothing_does_not_pass(
+    run_nsq: RunNsq, nsqd: Nsqd
+) -> None:
+    topic = run_nsq(at(nsqd, "--once", "-t", "nomatch*", "--max-depth", "1"))
+    channel = run_nsq(at(nsqd, "--once", "-t", "clicks", "-c", "nomatch*"))
+
+    assert [topic.status, channel.status] == [3, 3]
+    assert "no topic matches nomatch*" in topic.err
+    assert "no channel matches nomatch*" in channel.err
+
+
 def test_a_threshold_that_is_passed_is_reported_and_fails(run_nsq: RunNsq, nsqd: Nsqd) -> None:
     result = run_nsq(at(nsqd, "--once", "--quiet", "--max-depth", "2", "--min-clients", "1"))
     well = run_nsq(at(nsqd, "--max-depth", "3", "--max-requeue-rate", "0"))
