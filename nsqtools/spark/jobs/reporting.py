@@ -87,7 +87,7 @@ def collect_figures(messages: DataFrame, step_ns: int) -> tuple[list[Figures], l
 
 
 def _by_message(messages: DataFrame, step_ns: int) -> DataFrame:
-    """A row for each message, with the number of its copies; bare bodies are told by size."""
+    """A row for each message, with the number of its copies; bare bodies are identified by size."""
     from pyspark.sql import functions as F
 
     begin = F.col("ts_ns") - F.pmod("ts_ns", F.lit(step_ns))

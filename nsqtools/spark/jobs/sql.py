@@ -49,7 +49,7 @@ def named_views(
     A name that is given several times has all its paths. Raises `ConfigurationError`, and
     `NotFoundError` for a path that is not there.
     """
-    behind: dict[tuple[str, str], list[Path]] = {}
+    paths_of: dict[tuple[str, str], list[Path]] = {}
     for kind, texts in ((ARCHIVE, archives), (PARQUET, parquet)):
         for text in texts:
             name, _, path = text.partition("=")
@@ -58,19 +58,19 @@ def named_views(
                     f"--{kind} {text!r} has no name",
                     hint=f"Write --{kind} NAME=PATH; SQL knows it by that name.",
                 )
-            behind.setdefault((name, kind), []).append(parse_named(kind, text, path))
+            paths_of.setdefault((name, kind), []).append(parse_named(kind, text, path))
     found = find_inputs(list(paths))
     for kind, bare in ((ARCHIVE, found.archives), (PARQUET, found.parquet)):
         for each in bare:
-            behind.setdefault((kind, kind), []).append(each)
-    names = [name.lower() for name, _ in behind]
-    for name, kind in behind:
+            paths_of.setdefault((kind, kind), []).append(each)
+    names = [name.lower() for name, _ in paths_of]
+    for name, kind in paths_of:
         if names.count(name.lower()) > 1:
             raise ConfigurationError(f"{name} names archives and Parquet")
-        find_inputs(behind[name, kind])
+        find_inputs(paths_of[name, kind])
     return [
         NamedView(name, kind, tuple(str(path.absolute()) for path in each))
-        for (name, kind), each in behind.items()
+        for (name, kind), each in paths_of.items()
     ]
 
 

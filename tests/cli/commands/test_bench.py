@@ -231,7 +231,7 @@ def test_an_nsqd_that_dies_ends_it(nsqd: GoNsqd, spawn_nsq: SpawnNsq, mode: str)
     assert process.returncode == 4
     said = err.decode().splitlines()
     assert [line.startswith("nsq: error: not ") for line in said[-2:]] == [True, False]
-    left = [line for line in said[:-2] if " may be left behind: " in line]
+    left = [line for line in said[:-2] if " may not have been deleted: " in line]
     assert said[:-2] == left
     assert bool(left) is (mode == "sub")  # the topic of the others was in memory only
 

@@ -142,7 +142,7 @@ def test_bare_bodies_have_a_line_without_topic_and_time(
         (["nowhere"], 3, "there is no"),
         ([".", "--by", "0s"], 2, "is too short; write hour, day or 10m"),
         ([".", "--gap", "0s"], 2, "is too short; write 5m or 1s"),
-        ([".", "--html", "/nowhere/at/all.html"], 3, "there is no directory /nowhere/at"),
+        ([".", "--html", "/nowhere/at/all.html"], 3, "directory /nowhere/at"),
         ([".", "--html", "."], 1, "cannot write"),
     ],
 )
