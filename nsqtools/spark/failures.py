@@ -31,7 +31,8 @@ NOISE = re.compile(
     r"^(?:SparkException|IOException): |\s*SQLSTATE: \w+|; line \d+ pos \d+|\. Consider setting .*"
 )
 OUT_OF_MEMORY = "java.lang.OutOfMemoryError"
-SHUT_DOWN = re.compile("SparkContext was shut down|on a stopped SparkContext")
+SHUT_DOWN_TEXT = "SparkContext was shut down"
+SHUT_DOWN = re.compile(f"{SHUT_DOWN_TEXT}|on a stopped SparkContext")
 KILLED = re.compile(r"Application has been killed\. Reason: (.*)")
 SAVE_MODE = "UNSUPPORTED_DATA_SOURCE_SAVE_MODE"
 NOT_FOUND = ("PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND")
@@ -73,7 +74,7 @@ def explain(error: BaseException, settings: SparkSettings) -> NsqError:
     from pyspark.errors import AnalysisException
 
     log = f"Spark's log is {settings.log_path}."
-    text = str(error)
+    text = _text(error)
     if found := list(OURS.finditer(text)):
         return _from_worker(found[-1], log)
     if isinstance(error, AnalysisException):
@@ -86,6 +87,14 @@ def explain(error: BaseException, settings: SparkSettings) -> NsqError:
     if OUT_OF_MEMORY in text:
         return _out_of_memory(settings, log)
     return NsqError(f"Spark failed: {real_reason(text)}", hint=log)
+
+
+def _text(error: BaseException) -> str:
+    """The text of an error: of most of Spark's the JVM has it, which may have ended."""
+    try:
+        return str(error)
+    except Exception:
+        return SHUT_DOWN_TEXT
 
 
 def _ended(settings: SparkSettings, log: str) -> NsqError:

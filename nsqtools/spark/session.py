@@ -92,9 +92,10 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
             stack.callback(signal.signal, signal.SIGINT, handler)
         hurried = False
         try:
-            redirect_accumulator_errors(spark.sparkContext, log.write)
-            register(spark)
-            yield spark
+            with spark_errors(settings):  # while the JVM can still say what went wrong
+                redirect_accumulator_errors(spark.sparkContext, log.write)
+                register(spark)
+                yield spark
         except BaseException as error:
             hurried = not isinstance(error, Exception)  # a signal
             raise

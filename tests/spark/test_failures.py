@@ -6,10 +6,12 @@ import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import MagicMock
 
 import pytest
 
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
+from nsqtools.spark import session
 from nsqtools.spark.failures import explain, real_reason, spark_errors
 from nsqtools.spark.session_files import SESSION
 from nsqtools.spark.spark_settings import SparkSettings
@@ -229,3 +231,37 @@ def test_a_jvm_that_is_gone_is_said_to_be_and_out_of_memory_where_it_was(tmp_pat
 def test_errors_of_others_pass_untouched(spark_settings: SparkSettings) -> None:
     with pytest.raises(ZeroDivisionError), spark_errors(spark_settings):
         _ = 1 / 0
+
+
+class OnlyTheJVMKnows(Exception):
+    """As pyspark's errors are: their text is in the JVM."""
+
+    __module__ = "pyspark.errors"
+
+    def __init__(self, jvm: list[str]) -> None:
+        self._jvm = jvm
+
+    def __str__(self) -> str:
+        assert self._jvm
+        return self._jvm[0]
+
+
+def test_an_error_is_explained_before_the_session_forgets_its_jvm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jvm = ["[BAD] the real reason"]
+    for name in ("has_context", "find_java", "java_home", "JVM", "connect_session", "register"):
+        monkeypatch.setattr(session, name, MagicMock(return_value=None))
+    monkeypatch.setattr(session, "connect_session", MagicMock())
+    monkeypatch.setattr(session, "JVM", MagicMock())
+    monkeypatch.setattr(session, "disconnect", lambda *_, hurried: jvm.clear())
+    settings = SparkSettings(log_file=tmp_path / "spark.log")
+
+    with pytest.raises(NsqError, match="the real reason"), session.spark_session(settings):
+        raise OnlyTheJVMKnows(jvm)
+
+
+def test_an_error_whose_jvm_is_gone_is_no_fault_of_ours(tmp_path: Path) -> None:
+    settings = SparkSettings(log_file=tmp_path / "spark.log")
+
+    assert str(explain(OnlyTheJVMKnows([]), settings)) == "Spark's JVM ended unexpectedly"

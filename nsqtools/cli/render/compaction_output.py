@@ -109,8 +109,7 @@ def tell_outcome(runtime: Runtime, compaction: Compaction) -> ExitStatus:
     """Tell what was done and what was not; return the exit status."""
     status = tell_changed(runtime, compaction)
     results = compaction.results
-    damages = [damage for result in results for damage in result.damages]
-    status = report_damages(runtime, damages) or status
+    status = report_damages(runtime, compaction.damages) or status
     open_days = Counter(
         (partition.slot.day, partition.reason)
         for partition in compaction.partitions

@@ -34,6 +34,14 @@ class ArchiveDamage(NamedTuple):
     problem: str
 
 
+def unreadable(file: str, problem: str, remedy: str = REPAIR) -> NsqError:
+    """Return the error for damage that fails a query."""
+    return NsqError(
+        f"cannot read {file}: {problem}",
+        hint=f"{remedy}, or skip and report it with the options onDamage=report and damagePath.",
+    )
+
+
 class DamageReports:
     """Reports damage: into files of a ``folder``, or without one by raising an error.
 
@@ -53,11 +61,7 @@ class DamageReports:
             return
         first = found[0]
         if self._folder is None:
-            raise NsqError(
-                f"cannot read {first.file}: {first.problem}",
-                hint=f"{self._remedy}, or skip and report it with the options onDamage=report and "
-                "damagePath.",
-            )
+            raise unreadable(first.file, first.problem, self._remedy)
         log.warning("%s: %s", first.file, first.problem)
         if len(found) > MOST_LINES:
             more = ArchiveDamage(first.file, first.pos, f"and {len(found) - MOST_LINES} more lines")

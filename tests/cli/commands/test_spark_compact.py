@@ -214,6 +214,42 @@ def test_a_damaged_archive_changes_nothing_unless_it_is_told_to(
     assert path.exists()
 
 
+HOSTILE = ("../../etc/x", "..", "a b", "esc\x1b]0;pwned\x07", "new\nline", "x" * 65)
+
+
+def test_a_record_of_an_invalid_topic_blocks_no_other_and_is_never_dropped_silently(
+    run_spark: RunSpark, archive: Path, output: Path
+) -> None:
+    lines = [
+        {
+            "topic": topic,
+            "nsqd": "n:1",
+            "id": f"{n:016x}",
+            "ts": BEGIN + n,
+            "attempts": 1,
+            "body": "x",
+        }
+        for n, topic in enumerate([*HOSTILE, "clicks", "clicks"])
+    ]
+    path = archive / "hostile.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    common = ("compact", archive, "--output", output, "--open-days")
+
+    refused = run_spark(*common)
+    assert refused.status == 1
+    assert f"cannot read {path}: 6 messages of invalid topics: '..', '../../etc/x'" in refused.err
+    assert "--skip-damaged" in refused.err
+    assert rows_of(output) == []
+
+    done = run_spark(*common, "--skip-damaged", "--delete-archives", "--yes")
+    assert done.status == 6
+    assert "6 messages of invalid topics" in done.err
+    assert "\x1b" not in done.err
+    assert bodies_of(rows_of(output)) == [b"x", b"x"]
+    assert path.exists()
+    assert {each.name for each in output.iterdir() if each.name[0] != "_"} == {"topic=clicks"}
+
+
 def test_archives_go_when_all_of_them_is_in_parquet_and_not_before(
     run_spark: RunSpark, valid_json: ValidJson, archive: Path, output: Path
 ) -> None:

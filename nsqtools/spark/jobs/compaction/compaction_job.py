@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from nsqtools.archive.layout import index_of
 from nsqtools.errors import NotFoundError, NsqError, OutputError
 from nsqtools.files.durable import sync_folder
+from nsqtools.spark.archives.damage import ArchiveDamage, unreadable
 from nsqtools.spark.jobs.compaction.compacted_output import (
     CompactionOutput,
     Input,
@@ -103,6 +104,8 @@ def deletable(
 def _why_never(content: CountedFile) -> Iterator[str]:
     if content.damage:
         yield content.damage
+    if content.invalid_topics:
+        yield content.invalid_topics
     if not content.messages:
         yield "it is empty"
     if UNDATED in content.messages and not content.has_index:
@@ -174,6 +177,17 @@ class Compaction:
         bare = [content for content in self.contents if UNDATED in content.messages]
         return [content.path for content in changed(bare, self.manifests.get(UNDATED))]
 
+    @property
+    def damages(self) -> list[ArchiveDamage]:
+        """What could not be read in this run, and messages that belong to no topic of NSQ."""
+        taken = {content.path for result in self.results for content in result.partition.contents}
+        refused = [
+            ArchiveDamage(str(content.path), 0, content.invalid_topics)
+            for content in self.contents
+            if content.invalid_topics and (content.path in taken or not content.messages)
+        ]
+        return [*refused, *(damage for result in self.results for damage in result.damages)]
+
     def stop(self) -> None:
         """End after the partition that is being made."""
         self.stopped = True
@@ -183,6 +197,8 @@ class Compaction:
 
         Small ones are made several at a time, for most of their time Spark prepares and waits.
         """
+        if not reading.skip_damaged:
+            self._refuse_invalid_topics()
         small = [partition for partition in self.work if partition.size < SMALL_BYTES]
         large = [partition for partition in self.work if partition.size >= SMALL_BYTES]
         try:
@@ -194,6 +210,12 @@ class Compaction:
         finally:
             summarise(self.output, self.manifests.values())
             self.output.tidy()
+
+    def _refuse_invalid_topics(self) -> None:
+        for partition in self.work:
+            for content in partition.contents:
+                if content.invalid_topics:
+                    raise unreadable(str(content.path), content.invalid_topics)
 
     def _make(
         self, spark: SparkSession, reading: ArchiveReading, partition: PlannedPartition

@@ -24,6 +24,7 @@ from nsqtools.archive.reader import ArchiveFile, find_archives, read_messages
 from nsqtools.errors import OutputError
 from nsqtools.files.opening import open_to_read
 from nsqtools.protocol.durations import NS
+from nsqtools.protocol.names import is_valid_name
 from nsqtools.records.envelope import Envelope
 
 DAY_NS = 86_400 * NS
@@ -67,6 +68,7 @@ class Slot(NamedTuple):
 
 
 UNDATED = Slot(None, None)
+MOST_NAMES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class CountedFile:
     has_index: bool = True
     min_ts: int | None = None
     damage: str = ""
+    invalid_topics: str = ""
+    """Names the topics that NSQ does not allow; their messages are not in ``messages``."""
 
     @property
     def topics(self) -> set[str | None]:
@@ -100,18 +104,30 @@ class CountedFile:
 class _Count:
     messages: Counter[Slot] = field(default_factory=Counter)
     damage: list[str] = field(default_factory=list)
+    invalid: Counter[str] = field(default_factory=Counter)
 
     def on_damage(self, _path: Path, problem: str) -> None:
         self.damage.append(problem)
 
     def add(self, messages: Iterator[Envelope]) -> None:
         for message in messages:
-            self.messages[slot_of(message)] += 1
+            day = day_of(message.timestamp_ns) if message.topic else None
+            self.count(message.topic or None, day, 1)
 
+    def count(self, topic: str | None, day: date | None, messages: int) -> None:
+        """Count messages. A topic becomes a directory and an option: only NSQ's names may."""
+        if topic is not None and not is_valid_name(topic):
+            self.invalid[topic] += messages
+        else:
+            self.messages[Slot(topic, day)] += messages
 
-def slot_of(message: Envelope) -> Slot:
-    """Return where a message belongs."""
-    return Slot(message.topic, day_of(message.timestamp_ns)) if message.topic else UNDATED
+    def describe_invalid(self) -> str:
+        if not self.invalid:
+            return ""
+        names = ", ".join(f"{name[:64]!r}" for name in sorted(self.invalid)[:MOST_NAMES])
+        more = len(self.invalid) - MOST_NAMES
+        names += f" and {more} more" if more > 0 else ""
+        return f"{self.invalid.total()} messages of invalid topics: {names}"
 
 
 def take_inventory(directory: Path, work_dir: Path | None = None) -> list[CountedFile]:
@@ -176,6 +192,7 @@ def look_at(archive: ArchiveFile) -> CountedFile:
         archive.members is not None,
         min(times) if times else None,
         "; ".join(count.damage),
+        count.describe_invalid(),
     )
 
 
@@ -190,9 +207,9 @@ def _by_members(path: Path, members: Sequence[Member]) -> _Count:
     for member in members:
         first, last = day_of(member.min_ts), day_of(member.max_ts)
         if not topic:
-            count.messages[UNDATED] += member.messages
+            count.count(None, None, member.messages)
         elif first == last and member.max_ts:
-            count.messages[Slot(topic, first)] += member.messages
+            count.count(topic, first, member.messages)
         else:
             count.add(_messages(path, member, count))
     return count
