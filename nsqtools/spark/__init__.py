@@ -35,9 +35,14 @@ __all__ = ["register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Register the formats ``nsq-archive``, ``nsq_archive`` (for SQL) and ``nsq``. Idempotent."""
+    """Register the formats ``nsq-archive``, ``nsq_archive`` (for SQL) and ``nsq``. Idempotent.
+
+    Raises `ConfigurationError` when Spark's workers would run a Python without nsqtools.
+    """
+    from nsqtools.spark.doctor import check_worker_python
     from nsqtools.spark.formats.archive_format import ArchiveFormat, SQLArchiveFormat
     from nsqtools.spark.formats.nsq_source import NsqFormat
 
+    check_worker_python(spark)
     for source in (ArchiveFormat, SQLArchiveFormat, NsqFormat):
         spark.dataSource.register(source)

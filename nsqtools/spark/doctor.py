@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
+import subprocess
 import sys
 import time
 import uuid
@@ -27,7 +29,7 @@ from zlib import crc32
 
 from nsqtools import __version__
 from nsqtools.cluster.directory import Cluster
-from nsqtools.errors import HTTPError, NsqError
+from nsqtools.errors import ConfigurationError, HTTPError, NsqError
 from nsqtools.http.nsqd_http import NsqdHTTPClient
 from nsqtools.spark.java import find_java
 from nsqtools.spark.pyspark_internals import OLDEST, count_block_managers
@@ -72,6 +74,26 @@ def check_driver() -> Iterator[Finding]:
     else:
         through = "" if java.has_vector_module else ", through a shim"
         yield Finding("java", OK, f"{java.version} of {java.origin} ({java.program}{through})")
+
+
+def check_worker_python(spark: SparkSession) -> None:
+    """Check the Python that Spark runs data sources with, on this machine too.
+
+    It is ``python3`` of PATH unless PYSPARK_PYTHON says otherwise, and not this one. Raises
+    `ConfigurationError` when it cannot import nsqtools.
+    """
+    try:
+        worker = shutil.which(spark.sparkContext.pythonExec)
+    except Exception:  # a Spark Connect session has no context, and a server with its own Python
+        return
+    if worker is None or os.path.abspath(worker) == os.path.abspath(sys.executable):
+        return
+    done = subprocess.run([worker, "-c", "import nsqtools, pyarrow"], capture_output=True)
+    if done.returncode:
+        raise ConfigurationError(
+            f"Spark's workers run {worker}, which cannot import nsqtools and pyarrow",
+            hint=f"Set PYSPARK_PYTHON={sys.executable} before the session is made.",
+        )
 
 
 def check_executors(spark: SparkSession, shared: Path | None) -> Iterator[Finding]:

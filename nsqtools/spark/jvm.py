@@ -84,6 +84,8 @@ def jvm_conf(settings: SparkSettings, scratch: Path) -> dict[str, str]:
         # A second attempt of a task that still runs would publish everything twice.
         "spark.speculation": "false",
     }
+    if settings.is_local:  # any user of this machine could reach Spark's ports
+        conf["spark.authenticate"] = "true"
     conf.update(settings.conf)
     options = conf.get("spark.driver.extraJavaOptions", "")
     conf["spark.driver.extraJavaOptions"] = f'-Djava.io.tmpdir="{scratch}" {options}'.strip()

@@ -47,8 +47,9 @@ class SparkSettings:
             )
         if self.master.startswith("sc://"):
             raise ConfigurationError(
-                f"{self.master} is a Spark Connect server, which takes no data sources",
-                hint="Give the cluster's own address: spark://HOST:7077, yarn or k8s://...",
+                f"{self.master} is a Spark Connect server, but nsq spark starts its own driver",
+                hint="Give the cluster's own address: spark://HOST:7077, yarn or k8s://... In a "
+                "Connect session of yours the formats work: nsqtools.spark.register(spark).",
             )
 
     @property

@@ -156,6 +156,10 @@ class Spool:
     def exists(self) -> bool:
         return self.directory.is_dir()
 
+    def about(self) -> object:
+        """Return whose spool it is, as `SpoolSettings.about` has it; None when there is none."""
+        return _about(self.directory)
+
     @property
     def has_begun(self) -> bool:
         """Whether the archiver knows what was written before."""

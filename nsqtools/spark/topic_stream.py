@@ -18,6 +18,7 @@ that the committed offset has as read to their end.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -222,6 +223,8 @@ class TopicStream:
                     hint="Restore it, start with a new checkpoint, or set failOnDataLoss=false.",
                 )
             log.warning("%s; continuing without it", problem)
+        if not is_new:
+            self._refuse_other_topics(spool)
         spool.open()
         if not is_new:
             spool.mark()
@@ -229,6 +232,15 @@ class TopicStream:
         read = replace(self._read, paths=(str(spool.directory),))
         self._run, self._spool, self._archive = run, spool, ArchiveStream(read, self._stream)
         return spool, self._archive
+
+    def _refuse_other_topics(self, spool: Spool) -> None:
+        before = spool.about()
+        if before is not None and before != self._settings.about():
+            raise ConfigurationError(
+                f"the checkpoint belongs to {json.dumps(before)}, not to "
+                f"{json.dumps(self._settings.about())}",
+                hint="Give each set of topics and each channel a checkpoint of its own.",
+            )
 
     def _say_what_is_left(self) -> None:
         for directory in left_over(self._settings.folder):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -447,6 +448,32 @@ def test_topics_and_times_are_left_out_and_offsets_pass_over_them(tmp_path: Path
 
     assert bodies(stream.plan(Offset(), end), chosen) == list(range(5, 12))
     assert stream.latest(end, ALL) == end
+
+
+@pytest.mark.parametrize("wider", [TimeRange(), TimeRange(BASE_NS + 4, BASE_NS + 12)])
+def test_a_checkpoint_refuses_a_wider_time_than_it_was_written_with(
+    tmp_path: Path, wider: TimeRange
+) -> None:
+    Writer(tmp_path).write(messages(0, 10), messages(10, 20))
+    narrow = stream_of(tmp_path, read={"within": TimeRange(BASE_NS + 5, BASE_NS + 12)})
+    offset = through_json(narrow.latest(Offset(is_start=True), ALL))
+
+    with pytest.raises(ConfigurationError, match=r"option since was 2023-11-14T.* do not"):
+        stream_of(tmp_path, read={"within": wider}).latest(offset, ALL)
+    later = TimeRange(BASE_NS + 5, BASE_NS + 13)
+    with pytest.raises(ConfigurationError, match="option until was"):
+        stream_of(tmp_path, read={"within": later}).latest(offset, ALL)
+
+
+def test_a_checkpoint_takes_the_same_or_a_narrower_time(tmp_path: Path) -> None:
+    Writer(tmp_path).write(messages(0, 10))
+    offset = Offset(is_start=True)
+    for since in (None, 5, 5, 6):
+        within = TimeRange(None if since is None else BASE_NS + since)
+        offset = through_json(stream_of(tmp_path, read={"within": within}).latest(offset, ALL))
+        Writer(tmp_path, topic=f"after-{since}").write(messages(0, 10), name=f"{uuid.uuid4()}.gz")
+
+    assert offset.within == TimeRange(BASE_NS + 6)
 
 
 def test_an_index_that_was_truncated_and_rewritten_is_followed(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def test_a_jvm_that_is_gone_is_said_to_be_and_out_of_memory_where_it_was(tmp_pat
 
     with log.open("a") as file:
         file.write("ERROR Backend: Application has been killed. Reason: Master removed it!\n")
-    assert str(explain(gone, settings)).endswith("it was needed (Master removed it)")
+    assert str(explain(gone, settings)).endswith("unexpectedly (Master removed it)")
 
     with log.open("a") as file:
         file.write("java.lang.OutOfMemoryError: Java heap space\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from nsqtools.errors import OutputError
 from nsqtools.spark import session_files
 from nsqtools.spark.session_files import SparkLog, diverted, last_lines
+from nsqtools.spark.spark_settings import default_log_file
 
 
 def test_a_second_session_goes_on_in_the_file_and_is_quoted_alone(tmp_path: Path) -> None:
@@ -22,6 +24,30 @@ def test_a_second_session_goes_on_in_the_file_and_is_quoted_alone(tmp_path: Path
 
     assert last_lines(path) == ["second", "third"]
     assert "first" in path.read_text()
+
+
+def test_the_log_is_written_through_no_link(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious\n")
+    (tmp_path / "spark.log").symlink_to(victim)
+
+    with pytest.raises(OutputError, match="it is a symbolic link"):
+        SparkLog(tmp_path / "spark.log")
+
+    assert victim.read_text() == "precious\n"
+
+
+def test_without_a_home_the_log_is_where_nobody_else_can_put_a_file_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").write_text("not a directory")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    path = default_log_file.__wrapped__()
+
+    assert path.parent.parent == tmp_path
+    assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_log_that_has_grown_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,14 @@ import sys
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import MagicMock, PropertyMock
 
 import pytest
 from plugins.archives import write_archive
 
 import nsqtools
 import nsqtools.spark
+from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.message import WireMessage
 from nsqtools.spark.java import find_java, java_home
 
@@ -47,6 +49,44 @@ def test_registering_twice_does_no_harm_and_sql_knows_the_archive(
     finally:
         spark.catalog.dropTempView("v")
     assert "ts_ns" in spark.readStream.format("nsq").load().columns
+
+
+@pytest.mark.parametrize("source", ["exit 1", 'exec "$NSQ_PYTHON" -S "$@"'])
+def test_a_worker_without_nsqtools_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.setenv("NSQ_PYTHON", sys.executable)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.chdir(tmp_path)
+    worker = tmp_path / "python3"
+    worker.write_text(f"#!/bin/sh\n{source}\n")
+    worker.chmod(0o700)
+    spark = MagicMock()
+    spark.sparkContext.pythonExec = str(worker)
+
+    with pytest.raises(ConfigurationError, match=f"{worker}, which cannot import") as caught:
+        nsqtools.spark.register(spark)
+
+    assert caught.value.hint.startswith(f"Set PYSPARK_PYTHON={sys.executable} before")
+
+
+@pytest.mark.parametrize("worker", [sys.executable, "no-such-python"])
+def test_a_worker_that_runs_this_python_or_cannot_be_tried_is_taken(worker: str) -> None:
+    spark = MagicMock()
+    spark.sparkContext.pythonExec = worker
+
+    nsqtools.spark.register(spark)
+
+    assert spark.dataSource.register.call_count == 3
+
+
+def test_a_spark_connect_session_has_no_context_to_ask() -> None:
+    spark = MagicMock()
+    type(spark).sparkContext = PropertyMock(side_effect=RuntimeError)
+
+    nsqtools.spark.register(spark)
+
+    assert spark.dataSource.register.call_count == 3
 
 
 def directory_of_modules() -> Path:

@@ -34,6 +34,15 @@ LONG = "SELECT count(*) FROM range(100000000000) WHERE hash(id, id) % 7 = 3"
 RunSql = Callable[..., Result]
 
 
+def test_no_other_user_of_the_machine_reaches_the_ports_of_a_local_session(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    assert spark.conf.get("spark.authenticate") == "true"
+    assert "spark.authenticate" not in jvm_conf(SparkSettings("spark://m:7077"), tmp_path)
+    chosen = SparkSettings(conf={"spark.authenticate": "false"})
+    assert jvm_conf(chosen, tmp_path)["spark.authenticate"] == "false"
+
+
 def test_workers_run_this_python(spark: SparkSession) -> None:
     import sys
 

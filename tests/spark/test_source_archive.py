@@ -77,7 +77,7 @@ def test_an_empty_archive_has_no_rows(spark: SparkSession, tmp_path: Path) -> No
         ({"topicss": "a"}, "Did you mean topics"),
         ({"since": "yesterday"}, "option since='yesterday' is not a time"),
         ({"maxRowsPerTrigger": "5"}, "has no option 'maxrowspertrigger'"),
-        ({"path": "s3://bucket/archive"}, "archives are read from a file system"),
+        ({"path": "s3://bucket/archive"}, "is not supported, only mounted file systems"),
         ({"path": "/nowhere/at/all"}, "there is no /nowhere/at/all"),
     ],
 )

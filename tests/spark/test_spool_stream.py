@@ -129,6 +129,20 @@ def test_a_batch_planned_again_is_the_same_batch(nsqd: Nsqd, new_stream: NewStre
     assert bodies(again, other_start, end) == before
 
 
+@pytest.mark.parametrize("other", [{"topics": ("other",)}, {"channel": "other"}])
+def test_a_checkpoint_belongs_to_its_topics_and_channel(
+    nsqd: Nsqd, new_stream: NewStream, settings: SpoolSettings, other: dict[str, Any]
+) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, *numbered(0, 50))
+    first = new_stream()
+    _, offset = upto(first, first.initial(), 50)
+    first.stop()
+
+    with pytest.raises(ConfigurationError, match=r"the checkpoint belongs to .*, not to .*other"):
+        new_stream(replace(settings, **other)).latest(offset, UNLIMITED)
+
+
 def test_a_spool_that_no_offset_names_is_taken_over(nsqd: Nsqd, new_stream: NewStream) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, *numbered(0, 50))

@@ -13,11 +13,14 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
 
 from nsqtools.archive.layout import Head, Member
+from nsqtools.archive.reader import TimeRange
 from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.protocol.durations import NS
 from nsqtools.spark.archives.archive_files import Key, ListedFile, Listing
 from nsqtools.spark.archives.damage import ArchiveDamage
 from nsqtools.spark.archives.offsets import (
@@ -110,6 +113,7 @@ class ArchiveStream:
 
     def latest(self, start: Offset, limits: BatchLimits) -> Offset:
         """Return where the next batch ends, or ``start`` when there is nothing new."""
+        narrowed = narrower(start.within, self._settings.within)
 
         def find() -> Offset:
             files = self._files_with([*start.under_way, *start.unread])
@@ -118,7 +122,8 @@ class ArchiveStream:
             self._report_gaps(start, files)
             return advance(self._unread(start, files, self._frozen), start.with_read(lost), limits)
 
-        return planned_again(find)
+        end = planned_again(find)
+        return end if end is start else replace(end, within=narrowed)
 
     def freeze(self) -> None:
         """End with what there is now: ``availableNow``."""
@@ -302,6 +307,28 @@ class ArchiveStream:
         if what not in self._told:
             self._told.add(what)
             log.warning("%s: messages of %s are lost; continuing without them", what, where)
+
+
+def narrower(before: TimeRange, now: TimeRange) -> TimeRange:
+    """Return the times that a stream reads from now on.
+
+    Raises `ConfigurationError` when they are wider than before: older messages are behind the
+    offset, and would be silently left out.
+    """
+    was_since, was_until = before.since_ns, before.until_ns
+    wider = []
+    if was_since is not None and (now.since_ns is None or now.since_ns < was_since):
+        wider.append(("since", was_since))
+    if was_until is not None and (now.until_ns is None or now.until_ns > was_until):
+        wider.append(("until", was_until))
+    for name, was_ns in wider:
+        moment = datetime.fromtimestamp(was_ns / NS, UTC).isoformat()
+        raise ConfigurationError(
+            f"option {name} was {moment} for this checkpoint: messages that were skipped do not "
+            "come again",
+            hint="Give it as it was; read the others as a batch, or with a new checkpoint.",
+        )
+    return now
 
 
 def _between(members: list[Member], begin: int, end: int) -> list[Member]:

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nsqtools.archive.layout import Head, Member
+from nsqtools.archive.reader import EVER, TimeRange
 from nsqtools.errors import ConfigurationError
 from nsqtools.spark.archives.archive_files import UNKNOWN, Key
 from nsqtools.spark.archives.read_settings import BatchLimits
@@ -104,6 +105,8 @@ class Offset:
     files: Mapping[str, int] = field(default_factory=dict)
     unread: frozenset[Head] = frozenset()
     """Files that held messages when this was made, and of which nothing is read."""
+    within: TimeRange = EVER
+    """The times that were read so far: messages outside are skipped for good."""
     is_start: bool = False
     """It is where the stream starts, and no batch ended there."""
     began: Offset | None = None
@@ -146,6 +149,8 @@ class Offset:
         document: dict[str, Any] = {"version": VERSION, "writers": writers}
         if self.files:
             document["files"] = {name: self.files[name] for name in sorted(self.files)}
+        if self.within != EVER:
+            document["within"] = [self.within.since_ns, self.within.until_ns]
         if self.is_start:
             document["is_start"] = True
         if self.began is not None:
@@ -176,6 +181,7 @@ def decode_offset(document: Any) -> Offset:
             under_way,
             {str(name): int(size) for name, size in document.get("files", {}).items()},
             frozenset(unread),
+            TimeRange(*document["within"]) if "within" in document else EVER,
             is_start=bool(document.get("is_start", False)),
             began=decode_offset(document["began"]) if "began" in document else None,
         )
@@ -227,6 +233,7 @@ def advance(files: Iterable[Unread], start: Offset, limits: BatchLimits) -> Offs
     end = Offset(start.read, under_way, names).with_read(read)
     if (end.read, end.under_way, end.files) == (start.read, start.under_way, start.files):
         return start
+    end = replace(end, within=start.within)
     began = start if start.is_start and (start.read or start.under_way or start.files) else None
     return replace(end, unread=frozenset(unread), began=began)
 
