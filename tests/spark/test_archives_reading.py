@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from nsqtools.archive.reader import TimeRange
 from nsqtools.errors import NsqError
 from nsqtools.protocol.message import WireMessage
 from nsqtools.records.envelope import encode_many
+from nsqtools.spark.archives import partitions
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
 from nsqtools.spark.archives.message_columns import exact_columns, fast_columns
 from nsqtools.spark.archives.partition_reader import read_partition
@@ -201,8 +203,41 @@ def test_a_large_file_is_many_partitions_and_small_files_are_one(tmp_path: Path)
         return [sum(r.end - r.begin for r in each.ranges) for each in planned]
 
     assert len(plan()) == 1
-    assert len(plan(min_partitions=4)) in (4, 5)
+    assert len(plan(min_partitions=4)) == 6  # 11 files of about one weight, two to each
     assert max(plan(partition_bytes=size // 10)) <= size // 10
+
+
+def test_many_small_files_are_spread_over_all_that_run_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(300):
+        write_archive(tmp_path / f"{number:03}.log.gz", messages(number, number + 1))
+    settings = ReadSettings((str(tmp_path),))
+
+    monkeypatch.setenv("NSQ_SPARK_SLOTS", "8")
+    wide = plan_batch(settings)
+    monkeypatch.setenv("NSQ_SPARK_SLOTS", "2")
+    narrow = plan_batch(settings)
+
+    assert len(wide) >= 8
+    assert len(narrow) == 3  # of 128 files at most
+    assert max(len(each.ranges) for each in wide) <= 300 // 8
+    assert len(plan_batch(replace(settings, min_partitions=1))) == 3
+
+
+def test_rows_that_compress_well_are_cut_by_their_number(tmp_path: Path) -> None:
+    write_archive(tmp_path / "a.log.gz", *[messages(n, n + 10) for n in range(0, 1000, 10)])
+    size = (tmp_path / "a.log.gz").stat().st_size
+    half = ReadSettings((str(tmp_path),), partition_bytes=size * 2, min_partitions=1)
+
+    assert len(plan_batch(half)) == 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(partitions, "ROWS_OF_PARTITION", 200)
+        planned = plan_batch(half)
+
+    rows = [sum(m.messages for r in each.ranges for m in r.members) for each in planned]
+    assert sum(rows) == 1000
+    assert max(rows) <= 200
 
 
 def test_times_prune_members_and_rows_exactly(tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ class ListedFile:
         self.is_finished = not is_hidden(path.name, PART)
         self._index = index_of(path if self.is_finished else owner_of(path))
         self._index_read = 0
+        self._index_lines: bytes | None = None  # all of a short one, until they are asked for
         self._members: list[Member] = []
         self.head: Head | None = None
         self.first_ts = 0  # of the first member, if there is an index
@@ -122,12 +123,16 @@ class ListedFile:
     def _begin(self) -> bool:
         try:
             with open_to_read(self._index) as file:
-                self.head = _head(file)
-                file.seek(len(self.head.encode()) if self.head else 0)
-                first = decode_index(file.readline(200))
+                text = file.read(LOOK_SIZE)
         except FileNotFoundError:
             return False
+        head_line, newline, rest = text.partition(b"\n")
+        self.head = split_head(head_line + newline)[0]
+        lines = rest if self.head else text
+        first = decode_index(lines[: lines.find(b"\n") + 1])
         self.first_ts = first[0].min_ts if first else 0
+        if self.is_finished and len(text) < LOOK_SIZE:
+            self._index_lines = lines
         return True
 
     def is_current(self) -> bool:
@@ -143,6 +148,11 @@ class ListedFile:
     def members(self) -> list[Member]:
         """Return the durable members, in order. The list is the file's own, and grows."""
         if not self.has_index or (self.is_finished and self._index_read):
+            return self._members
+        if self._index_lines is not None:
+            lines, self._index_lines = self._index_lines, None
+            self._members = decode_index(lines)
+            self._index_read = len(lines)
             return self._members
         with open_to_read(self._index) as file:
             if _head(file) != self.head:

@@ -7,9 +7,10 @@ and a line belongs to the range in which it begins. `plan_batch` plans to read a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import TypeVar
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Self, TypeVar
 
 from nsqtools.archive.layout import Head, Member, decode_index, encode_members
 from nsqtools.errors import OutputError
@@ -23,6 +24,14 @@ from nsqtools.spark.archives.archive_files import (
 )
 from nsqtools.spark.archives.damage import MOVE_AWAY, ArchiveDamage, DamageReports
 from nsqtools.spark.archives.read_settings import FileFormat, ReadSettings
+
+ROWS_OF_PARTITION = 500_000
+FILES_OF_PARTITION = 128
+SLOTS = "NSQ_SPARK_SLOTS"
+"""The variable in which a session of ours says how many tasks run at a time."""
+
+Part = tuple[ListedFile, FileContent, list[Member]]
+"""What is to be read of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +90,43 @@ def is_left_out(content: FileContent, settings: ReadSettings, *, has_index: bool
     return has_index and content.topic != "" and content.topic not in settings.topics
 
 
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What reading costs, in bytes: those of members, and their equivalent for rows and files.
+
+    Rows that compress well are few bytes and much work; a file that is opened is work by itself.
+    A partition of ``partition_bytes`` has at most so many rows, or files.
+    """
+
+    row: float
+    file: float
+
+    @classmethod
+    def for_partitions_of(cls, partition_bytes: int) -> Self:
+        return cls(partition_bytes / ROWS_OF_PARTITION, partition_bytes / FILES_OF_PARTITION)
+
+    def of(self, member: Member) -> float:
+        return member.length + self.row * max(0, member.messages)
+
+
+def parallelism(environ: Mapping[str, str]) -> int:
+    """Return how many tasks run at a time, as far as the process that plans can know."""
+    slots = environ.get(SLOTS, "")
+    return int(slots) if slots.isdecimal() and int(slots) else os.cpu_count() or 1
+
+
 def ranges_of(
     file: ListedFile,
     content: FileContent,
     members: Iterable[Member],
     settings: ReadSettings,
-    most_bytes: int,
-) -> Iterator[Range]:
-    """Iterate over the ranges that the members of a file make, none much above ``most_bytes``."""
+    weights: Weights,
+    most: float,
+) -> Iterator[tuple[Range, float]]:
+    """Iterate over the ranges of a file's members, none much above ``most``, and their weights."""
     path = str(file.path)
     held: list[Member] = []
+    weight = 0.0
 
     def range_of(some: list[Member]) -> Range:
         lines = encode_members(some)
@@ -98,60 +134,76 @@ def ranges_of(
 
     for member in members:
         is_known = member.messages != UNKNOWN
-        begins_anew = held and (
-            not is_known
-            or member.offset != held[-1].end
-            or member.end - held[0].offset > most_bytes
+        must_begin_another = held and (
+            not is_known or member.offset != held[-1].end or weight + weights.of(member) > most
         )
-        if begins_anew:
-            yield range_of(held)
-            held = []
+        if must_begin_another:
+            yield range_of(held), weight
+            held, weight = [], 0.0
         if not is_known:
-            size = most_bytes if _can_be_cut(content, settings) else member.length
+            size = round(most) if _can_be_cut(content, settings) else member.length
             for begin in range(member.offset, member.end, max(1, size)):
                 end = min(begin + size, member.end)
-                yield Range(path, file.key, content, begin, end, file.shown)
+                wanted = Range(path, file.key, content, begin, end, file.shown)
+                yield wanted, end - begin
         elif settings.within.may_have(member):
             held.append(member)
+            weight += weights.of(member)
     if held:
-        yield range_of(held)
+        yield range_of(held), weight
 
 
-def pack(ranges: list[Range], partition_bytes: int) -> list[ReadPartition]:
-    """Pack ranges, in their order, into partitions of about ``partition_bytes``."""
+def pack(
+    ranges: Iterable[tuple[Range, float]], file_weight: float, limit: float
+) -> list[ReadPartition]:
+    """Pack ranges, in their order, into partitions of about the weight ``limit``."""
     partitions: list[ReadPartition] = []
     held: list[Range] = []
-    size = 0
-    for each in ranges:
-        length = each.end - each.begin
-        if held and size + length > partition_bytes:
+    total = 0.0
+    for each, weight in ranges:
+        before = held[-1] if held else None
+        is_next = before is not None and before.path == each.path
+        weight += 0.0 if is_next else file_weight
+        if held and total + weight > limit:
             partitions.append(ReadPartition(tuple(held)))
-            held, size = [], 0
-        held.append(each)
-        size += length
+            held, total, before = [], 0.0, None
+        if before is not None and is_next and before.end == each.begin and each.lines:
+            held[-1] = replace(before, end=each.end, lines=before.lines + each.lines)
+        else:
+            held.append(each)
+        total += weight
     if held:
         partitions.append(ReadPartition(tuple(held)))
     return partitions
 
 
-Part = tuple[ListedFile, FileContent, list[Member]]
-"""What is to be read of a file."""
-
-
 def partitions_of(parts: Iterable[Part], settings: ReadSettings) -> list[ReadPartition]:
-    """Plan to read parts of files; ``parts`` may be made lazily."""
-    most = settings.partition_bytes
-    if settings.min_partitions > 1:
+    """Plan to read parts of files; ``parts`` may be made lazily.
+
+    There are at least as many partitions as run at a time, but none below a quarter of the wanted
+    size unless `ReadSettings.min_partitions` asks for it. Files are cut that fine, and joined again
+    as their total allows: the members of a large archive are never in memory all at once.
+    """
+    most = float(settings.partition_bytes)
+    weights = Weights.for_partitions_of(settings.partition_bytes)
+    if settings.min_partitions:
         parts = list(parts)
         members = [member for _, _, members in parts for member in members]
-        total = sum(member.length for member in members if settings.within.may_have(member))
-        most = max(1, min(most, -(-total // settings.min_partitions)))
+        total = sum(weights.of(each) for each in members if settings.within.may_have(each))
+        total += weights.file * len(parts)
+        limit = cut = max(1.0, min(most, total / settings.min_partitions))
+    else:
+        cut = max(1.0, most / 4)
     ranges = [
         each
         for file, content, members in parts
-        for each in ranges_of(file, content, members, settings, most)
+        for each in ranges_of(file, content, members, settings, weights, cut)
     ]
-    return pack(ranges, most)
+    if not settings.min_partitions:
+        files = len({each.path for each, _ in ranges})
+        total = sum(weight for _, weight in ranges) + files * weights.file
+        limit = max(cut, min(most, total / parallelism(os.environ)))
+    return pack(ranges, weights.file, limit)
 
 
 def _can_be_cut(content: FileContent, settings: ReadSettings) -> bool:

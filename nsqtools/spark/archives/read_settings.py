@@ -50,7 +50,8 @@ class ReadSettings:
     on_damage: OnDamage = OnDamage.fail
     damage_path: Path | None = None
     partition_bytes: int = DEFAULT_PARTITION_BYTES
-    min_partitions: int = 1
+    min_partitions: int = 0
+    """0: as many as run at a time, when there is enough for them."""
 
     def roots(self) -> list[Path]:
         """Return the files and directories that the paths name now: patterns change."""

@@ -51,6 +51,8 @@ class Choice:
     within: TimeRange = EVER
     delimiter: bytes | None = None
     damage_path: Path | None = None
+    min_partitions: int = 0
+    """Of archives; 0 leaves it to the format."""
 
 
 def find_inputs(paths: Sequence[Path]) -> Inputs:
@@ -119,6 +121,7 @@ def _read_archives(spark: SparkSession, paths: Sequence[Path], choice: Choice) -
         "since": _moment(choice.within.since_ns),
         "until": _moment(choice.within.until_ns, up=999),
         "delimiter": escaped(choice.delimiter),
+        "minPartitions": str(choice.min_partitions or ""),
         **damage_options(choice.damage_path),
     }
     reader = reader.options(**{name: text for name, text in options.items() if text})

@@ -189,7 +189,9 @@ class ReplayJob:
         request, inputs = self._request, self._inputs
         if not (inputs.archives or inputs.parquet):
             raise NotFoundError("no file to replay")
-        choice = Choice((), within, request.delimiter, self._damage_path)
+        # a ledger needs the same partitions on any cluster
+        partitions = 1 if self._publishing.ledger is not None else 0
+        choice = Choice((), within, request.delimiter, self._damage_path, partitions)
         rows = read_messages(self._spark, inputs, choice)
         if request.where:
             rows = rows.where(request.where)
