@@ -129,6 +129,7 @@ class TopicStream:
         self._first_run = ""
         self._spool: Spool | None = None
         self._archive: ArchiveStream | None = None
+        self._reached: Offset | None = None
         self._run = ""
         self._is_bounded = False
         self._collected: Collected | None = None
@@ -153,7 +154,14 @@ class TopicStream:
             spool.start()
             end = archive.latest(offset, limits)
             spool.note_unread(Fill(*archive.unread(end)))
+        self._reached = end
         return start if end == offset else _document(run, end)
+
+    def lag(self) -> dict[str, int] | None:
+        """Return how much of the spool follows the last offset; None before there is one."""
+        if self._archive is None or self._reached is None:
+            return None
+        return self._archive.lag(self._reached)
 
     def _latest_bounded(
         self, spool: Spool, archive: ArchiveStream, offset: Offset, limits: BatchLimits

@@ -435,6 +435,21 @@ def test_a_file_on_its_way_is_not_gone(tmp_path: Path) -> None:
     assert stream.latest(offset, ALL) == offset
 
 
+def test_the_lag_is_what_follows_the_offset_as_of_the_last_look(tmp_path: Path) -> None:
+    Writer(tmp_path).write(messages(0, 10), messages(10, 20))
+    stream = stream_of(tmp_path)
+    offset = stream.latest(Offset(is_start=True), BatchLimits(rows=10))
+
+    lag = stream.lag(offset)
+
+    assert lag is not None
+    assert lag["rows_behind"] == 10
+    assert lag["bytes_behind"] > 0
+    assert lag["seconds_behind"] > 86_400  # they were published in 2023
+    end = stream.latest(offset, ALL)
+    assert stream.lag(end) == {"rows_behind": 0, "bytes_behind": 0, "seconds_behind": 0}
+
+
 # -- choosing -------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import pytest
 from plugins.archives import Writer, write_archive
 
 from nsqtools.protocol.message import WireMessage
+from nsqtools.spark.jobs.ingestion import _rows_behind
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,8 +91,10 @@ def test_what_cannot_be_meant_is_said(
         ).load().count()
 
 
-def drained(spark: SparkSession, path: Path, checkpoint: Path, **options: object) -> list[bytes]:
-    """What a stream with ``availableNow`` finds, in batches of its own."""
+def drained(
+    spark: SparkSession, path: Path, checkpoint: Path, lags: list[int], **options: object
+) -> list[bytes]:
+    """What a stream with ``availableNow`` finds; the lag of each batch is added to ``lags``."""
     found: list[bytes] = []
     stream = spark.readStream.format("nsq-archive").options(**options).load(str(path))
     query = (
@@ -101,6 +104,7 @@ def drained(spark: SparkSession, path: Path, checkpoint: Path, **options: object
         .start()
     )
     query.awaitTermination()
+    lags.extend(_rows_behind(each["sources"][0]["latestOffset"]) for each in query.recentProgress)
     return found
 
 
@@ -111,16 +115,18 @@ def test_a_stream_goes_on_where_it_ended_whatever_became_of_the_files(
     archive.mkdir()
     writer = Writer(archive)
     writer.write(messages(0, 20))
-    first = drained(spark, archive, checkpoint, maxRowsPerTrigger=15)
+    lags: list[int] = []
+    first = drained(spark, archive, checkpoint, [], maxRowsPerTrigger=15)
     writer.write(messages(20, 30))
     writer.finish()
     writer.write(messages(30, 40))
-    second = drained(spark, archive, checkpoint, maxRowsPerTrigger=15)
-    third = drained(spark, archive, checkpoint)
+    second = drained(spark, archive, checkpoint, lags, maxRowsPerTrigger=15)
+    third = drained(spark, archive, checkpoint, [])
 
     assert first == bodies_of(messages(0, 20))
     assert second == bodies_of(messages(20, 40))
     assert third == []
+    assert lags[:2] == [10, 0]
 
 
 def test_a_stream_fails_with_one_line_when_a_file_is_gone(
@@ -130,9 +136,9 @@ def test_a_stream_fails_with_one_line_when_a_file_is_gone(
     archive.mkdir()
     writer = Writer(archive)
     writer.write(messages(0, 20))
-    drained(spark, archive, checkpoint)
+    drained(spark, archive, checkpoint, [])
     for path in archive.iterdir():
         path.unlink()
 
     with pytest.raises(Exception, match=r"NsqError: file 1 of writer \w+ is gone: messages of"):
-        drained(spark, archive, checkpoint)
+        drained(spark, archive, checkpoint, [])

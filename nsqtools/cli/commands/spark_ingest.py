@@ -204,6 +204,8 @@ def topic_source(
 def how_far(counts: IngestCounts) -> str:
     """The progress line."""
     text = f"{counts.rows:,} rows in {counts.batches:,} batches, {counts.rows_per_s:,.0f} rows/s"
+    if counts.rows_behind:
+        text += f", {counts.rows_behind:,} rows behind"
     if counts.lag_s is not None:
         text += f", newest was {format_duration(round(counts.lag_s, 1))} old"
     return text

@@ -75,6 +75,7 @@ class ArchiveStream:
         self._sleep = sleep
         self._tell = damage_reporter(settings)
         self._listing = Listing(settings.roots, settings.work_dir)
+        self._listed: dict[Key, ListedFile] = {}
         self._frozen: Mapping[Key, _Extent] | None = None
         self._names: dict[Head, str] = {}  # of files that were there
         self._told: set[str] = set()
@@ -190,6 +191,24 @@ class ArchiveStream:
 
         return planned_again(count)
 
+    def lag(self, reached: Offset) -> dict[str, int] | None:
+        """Return how much of what the last look found follows an offset; None if unknown.
+
+        Seconds are those since the oldest unread message was published. Files without an index
+        count bytes only.
+        """
+        try:
+            files = self._unread(reached, self._listed, self._frozen)
+            members = [member for file in files for member in file.members()]
+        except OSError:  # a file is moving
+            return None
+        oldest_ns = min((member.min_ts for member in members if member.min_ts), default=0)
+        return {
+            "rows_behind": sum(max(0, member.messages) for member in members),
+            "bytes_behind": sum(member.length for member in members),
+            "seconds_behind": max(0, (time.time_ns() - oldest_ns) // NS) if oldest_ns else 0,
+        }
+
     def has_only_younger(self, timestamp_ns: int) -> bool:
         """Whether each writer's last member has only messages published since a time."""
 
@@ -240,7 +259,8 @@ class ArchiveStream:
     # -- what is gone ---------------------------------------------------------------------------
 
     def _files(self) -> dict[Key, ListedFile]:
-        return self._listing.files(self._tell_once)
+        self._listed = self._listing.files(self._tell_once)
+        return self._listed
 
     def _files_with(self, heads: list[Head]) -> dict[Key, ListedFile]:
         """List the files, again while one is missing: it may be moving."""

@@ -45,7 +45,7 @@ from pyspark.sql.types import StructType
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.spark.archives.message_columns import ARCHIVED_DDL
-from nsqtools.spark.archives.offsets import decode_offset
+from nsqtools.spark.archives.offsets import Offset, decode_offset
 from nsqtools.spark.archives.partitions import ReadPartition
 from nsqtools.spark.archives.read_settings import (
     BatchLimits,
@@ -175,6 +175,7 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads what comes. One of it lives as long as the query does, and decides; its copies read."""
 
     def __init__(self, settings: ReadSettings, stream: StreamSettings, names: list[str]) -> None:
+        self._reached: Offset | None = None
         self._settings = settings
         self._options = stream
         self._names = names
@@ -198,9 +199,14 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         limits = limits_under(limit, self._options.limits)
         with self._poll as poll:
-            end = self._stream.latest(decode_offset(start), limits).encode()
+            self._reached = self._stream.latest(decode_offset(start), limits)
+            end = self._reached.encode()
             poll.found_something(end != start)
         return end
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The lag in a query's progress, as of the last look."""
+        return None if self._reached is None else self._stream.lag(self._reached)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._stream.freeze()

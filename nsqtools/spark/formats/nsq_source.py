@@ -103,6 +103,10 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             poll.found_something(end != start)
         return end
 
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The lag in a query's progress, as of the last look: of the spool, not of nsqd."""
+        return self._stream.lag()
+
     def prepareForTriggerAvailableNow(self) -> None:
         self._stream.freeze()
 

@@ -219,13 +219,17 @@ class IngestSink:
 
 @dataclass(slots=True)
 class IngestCounts:
-    """What was ingested. ``lag_s`` is the age of the newest message when its batch ended."""
+    """What was ingested. ``lag_s`` is the age of the newest message when its batch ended.
+
+    ``rows_behind`` are waiting in the archive or the spool.
+    """
 
     rows: int = 0
     batches: int = 0
     body_bytes: int = 0
     rows_per_s: float = 0.0
     lag_s: float | None = None
+    rows_behind: int = 0
 
 
 def start_query(spark: SparkSession, source: IngestSource, sink: IngestSink) -> StreamingQuery:
@@ -315,8 +319,15 @@ class QueryFollower:
         self.counts.batches += 1
         took_ms = progress["durationMs"].get("triggerExecution", 0)
         self.counts.rows_per_s = seen["rows"] * 1000 / took_ms if took_ms else 0.0
+        self.counts.rows_behind = _rows_behind(progress["sources"][0]["latestOffset"])
         if seen["newest_ns"] is not None:
             self.counts.lag_s = max(0.0, (time.time_ns() - seen["newest_ns"]) / 1e9)
+
+
+def _rows_behind(latest: Any) -> int:
+    """The lag that the source reports as its latest offset, which Spark gives as JSON."""
+    document = json.loads(latest) if isinstance(latest, str) else latest
+    return int(document.get("rows_behind", 0)) if isinstance(document, dict) else 0
 
 
 def _has_run(progress: Any) -> bool:
