@@ -310,7 +310,7 @@ def test_bare_bodies_need_a_topic(nsqd: GoNsqd, replay: Replay, tmp_path: Path) 
         (["/no/such/path"], 3, "there is no /no/such/path"),
         (["{archive}", "--where", "colour = 'red'"], 2, "colour"),
         (["{archive}", "--where", "attempts >"], 2, "Syntax error"),
-        (["{archive}", "--topic", "a="], 2, "--topic 'a=' cannot be followed"),
+        (["{archive}", "--topic", "a="], 2, "invalid --topic 'a='"),
         (["{archive}", "--topic", "a b"], 2, "invalid topic name"),
         (["{archive}", "--since", "soon"], 2, "'soon' is not a time"),
         (["{archive}", "--tls-ca-file", "x"], 2, "TLS is not enabled"),
