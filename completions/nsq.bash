@@ -231,11 +231,11 @@ _nsq_describe() {
             ;;
         'nsq pub')
             options=(
-                '-t,--topic=@topics' '--format=raw|jsonl' '-d,--delimiter=' '--rate=' '--defer='
-                '--mode=all|round-robin|failover' '--retry-timeout=' '--retry-unknown'
-                '--unsent-file=@file' '--json' '*--nsqd-tcp-address=' '-P,--profile=@profiles'
-                '*-X,--producer-opt=@options' '--tls,--no-tls' '--tls-ca-file=@file'
-                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '-t,--topic=@topics' '*-m,--message=' '--format=raw|jsonl' '-d,--delimiter='
+                '--rate=' '--defer=' '--mode=all|round-robin|failover' '--retry-timeout='
+                '--retry-unknown' '--unsent-file=@file' '--json' '*--nsqd-tcp-address='
+                '-P,--profile=@profiles' '*-X,--producer-opt=@options' '--tls,--no-tls'
+                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
                 '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet' '*-v,--verbose'
                 '--log-format=text|json' '--debug' '-h,--help'

@@ -300,16 +300,16 @@ function __nsq_describe --no-scope-shadowing
                 'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
         case 'nsq pub'
             set options \
-                '-t,--topic=@topics' '--format=raw|jsonl' '-d,--delimiter=' '--rate=' '--defer=' \
-                '--mode=all|round-robin|failover' '--retry-timeout=' '--retry-unknown' \
-                '--unsent-file=@file' '--json' '*--nsqd-tcp-address=' '-P,--profile=@profiles' \
-                '*-X,--producer-opt=@options' '--tls,--no-tls' '--tls-ca-file=@file' \
-                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
+                '-t,--topic=@topics' '*-m,--message=' '--format=raw|jsonl' '-d,--delimiter=' \
+                '--rate=' '--defer=' '--mode=all|round-robin|failover' '--retry-timeout=' \
+                '--retry-unknown' '--unsent-file=@file' '--json' '*--nsqd-tcp-address=' \
+                '-P,--profile=@profiles' '*-X,--producer-opt=@options' '--tls,--no-tls' \
+                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate' \
                 '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
-                'Name of the topic.' \
+                'Name of the topic.' 'Publish this text, and do not read standard input.' \
                 'raw: each record is a body. jsonl: what tail --json and archives write.' \
                 'What ends each record; \\0 for NUL.' 'At most N messages a second; 0 for no limit.' \
                 'Defer delivery of each message by DURATION, up to 1h.' \

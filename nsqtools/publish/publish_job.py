@@ -20,6 +20,7 @@ from typing import IO, Self
 
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import NsqError, OutputError
+from nsqtools.protocol.commands import mpub_size
 from nsqtools.publish.pacing import RateLimit
 from nsqtools.publish.publisher import (
     PublishBatch,
@@ -95,7 +96,7 @@ class InputBatch:
 
 
 class PublishJob:
-    """Publishes everything of ``paths`` (``-`` is standard input) to one topic.
+    """Publishes everything of ``paths`` (``-`` is standard input), or ``records``, to one topic.
 
     ``rate`` is messages a second, 0 without limit. ``warn`` is called once for each kind of record
     that was refused before sending, ``show`` is called after each batch. `stop` may be called from
@@ -108,6 +109,7 @@ class PublishJob:
         addresses: Sequence[str],
         *,
         paths: Sequence[str] = ("-",),
+        records: Sequence[bytes] | None = None,
         delimiter: bytes = b"\n",
         is_jsonl: bool = False,
         rate: float = 0,
@@ -121,6 +123,9 @@ class PublishJob:
         self._is_stopped = False
         self._is_jsonl = is_jsonl
         self._limit = client_options.publish_max_msg_size
+        self._batch_limit = client_options.publish_max_body_size
+        self._largest_rejected = 0
+        self._records = records
         self._rate = RateLimit(rate, time.monotonic()) if rate else None
         self._unsent = unsent
         self._warn = warn
@@ -144,6 +149,16 @@ class PublishJob:
         """The latest reason why something was not published."""
         return self._publisher.last_error
 
+    @property
+    def options_for_larger(self) -> list[str]:
+        """The client options with which no record would have been above the limit."""
+        if not self._largest_rejected:
+            return []
+        options = [f"publish_max_msg_size={self._largest_rejected}"]
+        if (size := mpub_size([self._largest_rejected])) > self._batch_limit:
+            options.append(f"publish_max_body_size={size}")
+        return options
+
     def stop(self) -> None:
         """Read no more, and wait for what was sent."""
         self._is_stopped = True
@@ -151,7 +166,8 @@ class PublishJob:
     def run(self) -> PublishCounts:
         """Publish everything and return the counts. Raises `OutputError` for input and files."""
         try:
-            for records in self._source.batches():
+            batches = self._source.batches() if self._records is None else iter([self._records])
+            for records in batches:
                 self._take(records)
                 if self._publisher.has_given_up and self._unsent is None:
                     break
@@ -159,7 +175,7 @@ class PublishJob:
             self._publisher.finish()
         return self.counts
 
-    def _take(self, records: list[bytes]) -> None:
+    def _take(self, records: Sequence[bytes]) -> None:
         if self._publisher.has_given_up:
             self._publisher.drain()  # what was read before comes first in the unsent file
         batch = InputBatch(records)
@@ -241,5 +257,6 @@ class PublishJob:
         if not body:
             return body, "the body is empty, which NSQ cannot carry"
         if len(body) > self._limit:
+            self._largest_rejected = max(self._largest_rejected, len(body))
             return body, f"{len(body)} bytes are above the limit of {self._limit}"
         return body, ""

@@ -24,9 +24,10 @@ from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import stopping
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.client.spread import PublishMode
+from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.commands import MAX_DELAY_S
 from nsqtools.protocol.names import check_topic
-from nsqtools.records.units import parse_span, unescape
+from nsqtools.records.units import argument_bytes, parse_span, unescape
 
 
 def parse_delimiter(text: str) -> bytes:
@@ -55,6 +56,16 @@ Paths = Annotated[
     list[Path] | None,
     Argument(metavar="FILE", help="Files to publish; without any, or -, standard input."),
 ]
+Messages = Annotated[
+    list[str] | None,
+    Option(
+        "--message",
+        "-m",
+        metavar="TEXT",
+        help="Publish this text, and do not read standard input.",
+        rich_help_panel=INPUT,
+    ),
+]
 Format = Annotated[
     InputFormat,
     Option(
@@ -81,6 +92,7 @@ Defer = Annotated[
 def pub(
     topic: Topic,
     files: Paths = None,
+    message: Messages = None,
     format: Format = InputFormat.raw,
     delimiter: Delimiter = None,
     rate: Rate = 0.0,
@@ -105,6 +117,7 @@ def pub(
     of the error.
 
     Examples:
+        nsq pub -t clicks -m hello
         cat log | nsq pub -t events
         tail -f app.log | nsq pub -t events --unsent-file unsent.log
         nsq tail -t clicks --json -n 1000 | nsq pub -t clicks-copy --format jsonl
@@ -114,6 +127,14 @@ def pub(
     from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishOptions, each_counted
 
     check_topic(topic)
+    if message and files:
+        raise ConfigurationError("give either messages (-m) or files")
+    for path in files or ():
+        if str(path) != "-" and not path.exists():
+            raise OutputError(
+                f"cannot read {path} (No such file or directory)",
+                hint=f"To publish the text itself: -m {path}",
+            )
     ending = b"\n" if delimiter is None else delimiter
     unsent = None
     if unsent_file is not None:
@@ -123,6 +144,7 @@ def pub(
             topic,
             connection.nsqd_tcp_addresses,
             paths=[str(path) for path in files] if files else ["-"],
+            records=[argument_bytes(text) for text in message] if message else None,
             delimiter=ending,
             is_jsonl=format is InputFormat.jsonl,
             rate=rate,
@@ -139,7 +161,11 @@ def pub(
         )
         with stopping(job.stop) as signals, unsent or nullcontext():
             job.run()
-    return signals.status(otherwise=report_counts(runtime, job, json=json))
+    status = report_counts(runtime, job, json=json)
+    if job.options_for_larger:
+        words = " ".join(f"-X {option}" for option in job.options_for_larger)
+        runtime.tell(f"hint: Where nsqd takes larger messages: {words}")
+    return signals.status(otherwise=status)
 
 
 def warn(runtime: Runtime, progress: Progress, line: str) -> None:

@@ -144,6 +144,7 @@ def to_file(
                 signal.signal(signal.SIGHUP, before)
                 if hook is not None:
                     hook.close()
+                progress.clear()
                 runtime.tell(summary(archiver))
     if hook is not None and hook.failures:
         runtime.tell(f"nsq: the command for finished files failed {hook.failures} times")

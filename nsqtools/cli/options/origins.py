@@ -10,11 +10,13 @@ line never also consumes from the cluster that the profile names.
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 from typer import Context, Option
 
 from nsqtools.client.connection_settings import DEFAULT_NSQD_TCP_ADDRESS
+from nsqtools.errors import ConfigurationError
 from nsqtools.settings import REPEATABLE, Origin, Setting, config_path, load_settings
 
 CONNECTION = "Connection"  # the panel of help
@@ -26,9 +28,16 @@ ORIGIN_OF_SOURCE = {"COMMANDLINE": Origin.FLAG, "ENVIRONMENT": Origin.ENVIRONMEN
 def apply_profile(context: Context, name: str | None) -> str | None:
     """Load the file, and the profile if one is named; remember where each value stands."""
     path = config_path(context.obj.environ)
-    if context.resilient_parsing or not (name or path.exists()):
+    if context.resilient_parsing or not (name or os.path.exists(path)):
         return name
-    settings = load_settings(path, name, REPEATABLE)
+    try:
+        settings = load_settings(path, name, REPEATABLE)
+    except ConfigurationError as error:
+        # setpriv and its like leave the HOME of another user: only what was asked for must be read
+        if name or not isinstance(error.__cause__, OSError):
+            raise
+        context.obj.tell(f"nsq: {str(error).splitlines()[0]}; going on without it")
+        return name
     context.meta[SETTINGS] = settings
     context.default_map = {key: setting.value for key, setting in settings.items()}
     return name

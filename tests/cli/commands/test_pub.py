@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from plugins.auth_server import AuthServer
 from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
+from plugins.clients import bodies_in
 from plugins.daemons import GoNsqd
 from plugins.waiting import wait_until
 
@@ -188,3 +189,45 @@ def test_bad_input_is_one_line_with_a_remedy(
     assert named in lines[0]
     assert all(line.startswith("hint: ") for line in lines[1:])
     assert len(lines) <= 2
+
+
+def test_a_message_can_stand_on_the_command_line(run_nsq: RunNsq, nsqd: GoNsqd) -> None:
+    result = run_nsq([*to(nsqd), "-m", "hello", "--message", "two\nlines"], stdin=b"not read")
+
+    assert result.status == 0
+    assert result.err == "nsq: 2 confirmed, 0 rejected, 0 unknown, 0 unsent\n"
+    assert bodies_in(nsqd, "events", 2) == [b"hello", b"two\nlines"]
+
+
+def test_a_message_and_a_file_exclude_each_other(run_nsq: RunNsq) -> None:
+    result = run_nsq(["pub", "-t", "events", "-m", "hello", "log.txt"])
+
+    assert result.status == 2
+    assert "give either messages (-m) or files" in result.err
+
+
+def test_a_text_where_a_file_is_expected_leads_to_the_option(run_nsq: RunNsq) -> None:
+    result = run_nsq(["pub", "-t", "events", "hello"])
+
+    assert result.status == 1
+    assert result.err == (
+        "nsq: error: cannot read hello (No such file or directory)\n"
+        "hint: To publish the text itself: -m hello\n"
+    )
+
+
+def test_a_line_above_the_usual_limit_names_the_options_that_raise_it(
+    run_nsq: RunNsq, go_nsqd: Callable[..., GoNsqd]
+) -> None:
+    nsqd = go_nsqd("-max-msg-size=4000000", "-max-body-size=8000000")
+    line = b"x" * 1_500_000 + b"\n"
+
+    refused = run_nsq(to(nsqd), stdin=line)
+    raised = [word for word in refused.err.splitlines()[-1].split() if "=" in word]
+    taken = run_nsq([*to(nsqd), *(part for word in raised for part in ("-X", word))], stdin=line)
+
+    assert refused.status == 1
+    assert refused.err.splitlines()[-1] == (
+        "hint: Where nsqd takes larger messages: -X publish_max_msg_size=1500000"
+    )
+    assert (taken.status, nsqd.depth("events")) == (0, 1)
