@@ -12,7 +12,8 @@ Two invariants hold whatever happens, in whatever order:
   connection uses the larger of its RDY and its messages in flight. Messages in flight outlive the
   RDY that brought them, and without this rule moving RDY would double them (pynsq#177).
 
-What could not be granted is remembered in `_wanting` and tried again when room appears.
+What could not be granted is remembered in `_wanting` and retried when room appears. The sums are
+running totals, so that an answer costs the same with one connection as with a thousand.
 
 With fewer messages allowed than connections, `redistribute` takes RDY 1 from connections that were
 idle or held it long, and gives it to others at random.
@@ -78,6 +79,10 @@ class ReadyControl(Generic[K]):
         self._states: dict[K, ReadyState] = {}
         self._wanting: dict[K, None] = {}  # ordered: the first to want is the first to get
         self._changes: list[tuple[K, int]] = []
+        self._use = 0  # of all connections
+        self._rdy = 0
+        self._in_flight = 0
+        self._sharers = 0  # connections that are not closing
         self._mode = _Mode.SHARING
         self._tester: K | None = None
 
@@ -98,7 +103,7 @@ class ReadyControl(Generic[K]):
     @property
     def in_flight(self) -> int:
         """Messages in flight on all connections."""
-        return sum(s.in_flight for s in self._states.values())
+        return self._in_flight
 
     def take_changes(self) -> list[tuple[K, int]]:
         """Return and forget the RDY commands to send, in order."""
@@ -110,6 +115,7 @@ class ReadyControl(Generic[K]):
     def add(self, key: K, cap: int, now: float, *, resend: bool = True) -> None:
         """A connection has subscribed."""
         self._states[key] = ReadyState(cap, resend, last_message=now, last_change=now)
+        self._sharers += 1
         if self._mode is _Mode.SHARING:
             self._lower_to_share(now)
             self._set(key, 1, now)
@@ -117,6 +123,9 @@ class ReadyControl(Generic[K]):
 
     def remove(self, key: K, now: float) -> None:
         """A connection is gone; its messages come again from nsqd."""
+        state = self._states[key]
+        self._update(state, rdy=0, in_flight=0)
+        self._sharers -= not state.closing
         del self._states[key]
         self._wanting.pop(key, None)
         self._changes = [change for change in self._changes if change[0] != key]
@@ -129,8 +138,10 @@ class ReadyControl(Generic[K]):
     def close(self, key: K, now: float) -> None:
         """CLS is being sent on a connection: it gets no more RDY."""
         state = self._states[key]
+        self._sharers -= not state.closing
         state.closing = True
-        state.rdy = state.left = 0
+        state.left = 0
+        self._update(state, rdy=0, in_flight=state.in_flight)
         self._wanting.pop(key, None)
         if key == self._tester:
             self._tester = None
@@ -141,7 +152,7 @@ class ReadyControl(Generic[K]):
     def received(self, key: K, count: int, now: float) -> None:
         """Messages arrived on a connection."""
         state = self._states[key]
-        state.in_flight += count
+        self._update(state, rdy=state.rdy, in_flight=state.in_flight + count)
         state.left -= count
         state.last_message = now
         if self._mode is not _Mode.SHARING or state.closing:
@@ -154,7 +165,8 @@ class ReadyControl(Generic[K]):
 
     def answered(self, key: K, count: int, now: float) -> None:
         """Messages of a connection were finished, requeued or replaced by a newer delivery."""
-        self._states[key].in_flight -= count
+        state = self._states[key]
+        self._update(state, rdy=state.rdy, in_flight=state.in_flight - count)
         if self._wanting:
             self._retry_wanting(now)
         self._find_tester(now)
@@ -203,7 +215,7 @@ class ReadyControl(Generic[K]):
             return
         if self._mode is _Mode.TESTING:
             self._move_idle_tester(now)
-        elif sum(not s.closing for s in self._states.values()) > self.max_in_flight:
+        elif self._sharers > self.max_in_flight:
             self._rotate(now)
         else:
             self._raise_to_share(now)
@@ -213,14 +225,21 @@ class ReadyControl(Generic[K]):
     def _share(self, state: ReadyState) -> int:
         if self.max_in_flight == 0:
             return 0
-        sharers = sum(not s.closing for s in self._states.values())
-        return min(state.cap, max(1, self.max_in_flight // max(1, sharers)))
+        return min(state.cap, max(1, self.max_in_flight // max(1, self._sharers)))
+
+    def _update(self, state: ReadyState, *, rdy: int, in_flight: int) -> None:
+        """Change a connection, and the totals with it."""
+        self._rdy += rdy - state.rdy
+        self._in_flight += in_flight - state.in_flight
+        self._use -= state.use
+        state.rdy, state.in_flight = rdy, in_flight
+        self._use += state.use
 
     def _lower_to_share(self, now: float) -> None:
         for key, state in self._states.items():
             if state.rdy > (share := self._share(state)):
                 self._set(key, share, now)
-        over = sum(s.rdy for s in self._states.values()) - self.max_in_flight
+        over = self._rdy - self.max_in_flight
         for key, state in self._states.items():  # more connections than messages allowed
             if over > 0 and state.rdy > 0:
                 over -= state.rdy
@@ -232,9 +251,11 @@ class ReadyControl(Generic[K]):
                 self._set(key, share, now)
 
     def _retry_wanting(self, now: float) -> None:
-        for key in list(self._wanting):
-            state = self._states[key]
-            self._set(key, self._share(state), now)
+        while self._wanting and self._use < self.max_in_flight:
+            key = next(iter(self._wanting))
+            self._set(key, self._share(self._states[key]), now)
+            if key in self._wanting:
+                return  # there was room for a part of its share
 
     def _set(self, key: K, wish: int, now: float) -> None:
         """Bring a connection to the wished RDY, as far as the invariants allow."""
@@ -243,7 +264,7 @@ class ReadyControl(Generic[K]):
             return
         count = min(wish, state.cap)
         if count > state.rdy:
-            others = sum(s.use for k, s in self._states.items() if k != key)
+            others = self._use - state.use
             granted = min(count, self.max_in_flight - others)
             if granted < count:
                 self._wanting[key] = None
@@ -255,7 +276,8 @@ class ReadyControl(Generic[K]):
             self._send(key, state, count)
 
     def _send(self, key: K, state: ReadyState, count: int) -> None:
-        state.rdy = state.left = count
+        state.left = count
+        self._update(state, rdy=count, in_flight=state.in_flight)
         self._changes.append((key, count))
 
     def _find_tester(self, now: float, *, besides: K | None = None) -> None:
@@ -286,8 +308,7 @@ class ReadyControl(Generic[K]):
 
     def _move_idle_tester(self, now: float) -> None:
         tester = self._tester
-        others = sum(not s.closing for s in self._states.values()) - 1
-        if tester is None or others < 1:
+        if tester is None or self._sharers < 2:
             return
         state = self._states[tester]
         if state.in_flight == 0 and now - state.last_change > self._idle_timeout_s:
@@ -310,7 +331,7 @@ class ReadyControl(Generic[K]):
             self._set(key, 1, now)
         # those that just gave it back come last: what others still wait for is not theirs
         for key in revoked:
-            if sum(s.rdy for s in self._states.values()) + len(self._wanting) < self.max_in_flight:
+            if self._rdy + len(self._wanting) < self.max_in_flight:
                 self._set(key, 1, now)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import pytest
 
@@ -268,3 +269,28 @@ def test_what_is_not_added_is_never_given_rdy() -> None:
     rdy.set_max_in_flight(20, 6.0)
     assert sent(rdy) == []
     assert not rdy.test(7.0)
+
+
+@pytest.mark.parametrize("connections", [10, 500])
+def test_an_answer_costs_the_same_however_many_connections_want_rdy(connections: int) -> None:
+    """Counted in lines of Python, which a busy machine does not change."""
+    names = [f"n{number}" for number in range(connections)]
+    rdy = control(connections // 2, *names)
+    ready = [name for name, _ in sent(rdy)]
+    rdy.redistribute(5.0)  # now all others want some
+    lines = 0
+
+    def count(*_: object) -> object:
+        nonlocal lines
+        lines += 1
+        return count
+
+    for name in ready[:5]:
+        rdy.received(name, 1, 6.0)
+    sys.settrace(count)
+    try:
+        for name in ready[:5]:
+            rdy.answered(name, 1, 6.0)
+    finally:
+        sys.settrace(None)
+    assert lines < 300
