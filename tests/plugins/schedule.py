@@ -3,9 +3,10 @@
 ``pytest --quick`` runs what is in `QUICK`, without the tests that need the Go programs or Spark:
 what a change is tried with before all of it runs.
 
-Where pytest-xdist has several workers (``-n 2 --dist loadgroup``):
+Where pytest-xdist has several workers (``-n 2``):
 
-- All tests that share the Spark session go to one worker: a second session costs a JVM.
+- Tests go to the worker that is free, one by one, but those of a group all go to the same worker:
+  `group_of`. A second Spark session costs a JVM, a second image a build.
 - A test marked ``alone`` measures time or needs the whole machine: while it runs, no other worker
   runs anything. Two locked files see to that. Every test takes ``turn``, then ``machine`` (shared;
   an ``alone`` test exclusively), and gives ``turn`` back at once. An ``alone`` test that waits for
@@ -47,7 +48,9 @@ QUICK = (
     "test_startup.py",
 )
 
-SPARK_SESSION = "spark"  # the fixture, and the name of the group
+BUILDERS = ("tests/docker/", "tests/packaging/")  # what is built is shared by the tests of a file
+OWN_JVM = ("tests/faults/", "tests/fuzz/", "tests/spark/test_cluster.py")
+
 LOCKS = pytest.StashKey[TemporaryDirectory[str]]()
 
 
@@ -64,11 +67,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if is_quick else True
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        if SPARK_SESSION in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group(SPARK_SESSION))
     if config.getoption("--quick"):
         config.hook.pytest_deselected(items=[item for item in items if not is_quick(item)])
         items[:] = filter(is_quick, items)
@@ -82,6 +81,32 @@ def is_quick(item: pytest.Item) -> bool:
     fixtures = set(getattr(item, "fixturenames", ()))
     needs = fixtures & (GO_FIXTURES | SPARK_FIXTURES)
     return not needs and item.get_closest_marker("real_nsqd") is None
+
+
+def group_of(node_id: str) -> str:
+    """The tests that run on the same worker have the same group; most are alone in theirs."""
+    if node_id.startswith(BUILDERS):
+        return node_id.partition("::")[0]
+    if "spark" in node_id and not node_id.startswith(OWN_JVM):
+        return "spark"
+    return node_id
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if "spark" in getattr(item, "fixturenames", ()) and group_of(item.nodeid) != "spark":
+        raise pytest.UsageError(f"{item.nodeid} uses the Spark session: name it test_spark_...")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The scheduler of ``--dist loadscope``, with our groups in place of modules."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return Groups(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
