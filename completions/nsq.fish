@@ -228,13 +228,13 @@ function __nsq_describe --no-scope-shadowing
                 'nodes' 'lookup' 'ping' 'info' 'tombstone' 'drain' 'config' 'spark' 'bench' 'demo' \
                 'nsqd' 'nsqlookupd' 'options' 'completion'
             set command_helps \
-                'Print the messages of one or more topics as they come.' \
+                'Print the messages of one or more topics as they arrive.' \
                 'Publish the lines of standard input, or of files, to a topic.' \
-                'Show some messages of a channel and give them back.' \
+                'Show some messages of a channel and requeue them.' \
                 'Archive topics to files, each message finished once it is on disk.' \
                 'Show depth, rates, clients and latency of topics and channels.' \
                 'Check, repair and read archives.' \
-                'Publish archived messages again, in the order of their times.' \
+                'Publish archived messages again, in order of time.' \
                 'Watch topics, channels and consumers live, in full screen.' \
                 'List topics, and create, delete, empty or pause them.' \
                 'List channels, and create, delete, empty or pause them.' \
@@ -272,7 +272,7 @@ function __nsq_describe --no-scope-shadowing
             set option_helps \
                 'Name of the topic.' 'Name of the channel.' 'Stop after N.' \
                 'Stop after DURATION without messages (5s, 1m30s).' 'Stop after DURATION.' \
-                'Go on when the topic does not exist; subscribing creates it.' \
+                'Continue although the topic does not exist; subscribing creates it.' \
                 'Continue although the topic has no channel yet and a backlog, which would be lost.' \
                 'Print JSON.' \
                 'Print by a template: {topic} {nsqd} {id} {timestamp} {attempts} {size} {body}; {timestamp:%H:%M:%S}, {body:hex|base64|json}; \\n \\t \\0 \\xNN; {{ and }} for braces.' \
@@ -280,7 +280,7 @@ function __nsq_describe --no-scope-shadowing
                 'What ends each message; \\0 for NUL, \'\' for nothing.' \
                 'Print \'TOPIC | \' before a message.' \
                 'Only messages whose body matches; the others are finished and not printed.' \
-                'Ignore case in --grep.' 'Only messages without --grep.' \
+                'Ignore case in --grep.' 'Only messages whose body does not match --grep.' \
                 'Only this share of the messages, drawn at random (10%, 0.1).' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'nsqlookupd, over HTTP; finds the nsqd of a topic.' 'nsqd, over HTTP.' \
@@ -386,7 +386,7 @@ function __nsq_describe --no-scope-shadowing
                 'Stop when the channel is empty.' \
                 'Stop after DURATION without messages (5s, 1m30s).' 'Stop after DURATION.' \
                 'Exit, with status 3, when every --topic was deleted; default: wait for it.' \
-                'Go on when the topic does not exist; subscribing creates it.' \
+                'Continue although the topic does not exist; subscribing creates it.' \
                 'Where finished files go.' \
                 'Where files in progress go, if not to --output-dir; any file system will do.' \
                 'Name of a file: <TOPIC> <HOST> <PID> <DATETIME> <PARTITION> <REV>; / for directories.' \
@@ -527,7 +527,7 @@ function __nsq_describe --no-scope-shadowing
                 'With several nsqd: every message to all of them, to each in turn, or to the first that works.' \
                 'How long to retry when nsqd cannot be reached; 0s for not at all.' \
                 'Also publish again what nsqd may have accepted just before the connection broke: such messages can arrive twice.' \
-                'Note here what is confirmed, and continue from there the next time.' \
+                'Record here what is confirmed, and continue from there the next time.' \
                 'Append every message that was not confirmed to this file, as JSON. With --mode all and several nsqd, to one for each: FILE.HOST:PORT.' \
                 'Publish nothing; print how many messages would go to which topic.' 'Print JSON.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
@@ -1062,7 +1062,7 @@ function __nsq_describe --no-scope-shadowing
                 '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose' \
                 '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
-                'Say where each value stands.' 'Print JSON.' \
+                'Show where each value comes from.' 'Print JSON.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'nsqlookupd, over HTTP; finds the nsqd of a topic.' 'nsqd, over HTTP.' \
                 'Connect to NEW in place of OLD, the address that an nsqd announces.' \
@@ -1159,15 +1159,15 @@ function __nsq_describe --no-scope-shadowing
                 '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' \
                 '--debug' '-h,--help'
             set option_helps \
-                'Where the Parquet files go.' 'Where the stream notes how far it is.' \
+                'Where the Parquet files go.' 'Where the stream records its progress.' \
                 'A live topic, not an archive.' 'Name of the channel.' 'Take what is there and end.' \
                 'Stop after DURATION.' 'Time between batches; 0s for none.' \
-                'At most about so many messages in a batch.' \
+                'At most about N messages in a batch.' \
                 'Where a topic\'s messages wait for their batch; default: in the checkpoint.' \
                 'Read files of bare bodies too (nsq_to_file).' \
                 'Where nsq to-file has its files in progress, if not with the finished ones.' \
                 'Read what is readable of damaged archives, and report the rest.' \
-                'Go on when the topic does not exist; subscribing creates it.' \
+                'Continue although the topic does not exist; subscribing creates it.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'nsqlookupd, over HTTP; finds the nsqd of a topic.' 'nsqd, over HTTP.' \
                 'Connect to NEW in place of OLD, the address that an nsqd announces.' \
@@ -1225,7 +1225,7 @@ function __nsq_describe --no-scope-shadowing
                 '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' \
                 '--debug' '-h,--help'
             set option_helps \
-                'How long an interval is.' 'Only these.' \
+                'Length of an interval.' 'Only these.' \
                 'Only messages published at this time or later (2026-11-21T08:00:00Z, -2h).' \
                 'Only messages published before this time.' \
                 'A topic in which nothing was published for longer has a gap.' \
@@ -1256,12 +1256,12 @@ function __nsq_describe --no-scope-shadowing
                 'Where to publish, if not to the topic that a message came from.' \
                 'Only messages published at this time or later (2026-11-21T08:00:00Z, -2h).' \
                 'Only messages published before this time.' \
-                'Only messages for which it is true; columns: topic, nsqd, id, timestamp, ts_ns, attempts, body.' \
+                'Only messages for which this is true; columns: topic, nsqd, id, timestamp, ts_ns, attempts, body.' \
                 'What ends each body in raw files; \\0 for NUL.' \
                 'At most N messages a second; 0 for no limit.' \
                 'How long to retry when nsqd cannot be reached; 0s for not at all.' \
                 'Also publish again what nsqd may have accepted just before the connection broke: such messages can arrive twice.' \
-                'Note here what is confirmed, and continue from there the next time.' \
+                'Record here what is confirmed, and continue from there the next time.' \
                 'Write messages that cannot be published there, as JSON with the reason.' \
                 'Publish nothing; print how many messages would go to which topic.' 'Print JSON.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
@@ -1292,7 +1292,7 @@ function __nsq_describe --no-scope-shadowing
                 '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' \
                 '--debug' '-h,--help'
             set option_helps \
-                'Look whether the driver and all executors can write here.' 'Print JSON.' \
+                'Check that the driver and all executors can write here.' 'Print JSON.' \
                 'nsqd, over HTTP.' 'nsqlookupd, over HTTP; finds the nsqd of a topic.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Connect to NEW in place of OLD, the address that an nsqd announces.' \
@@ -1317,7 +1317,7 @@ function __nsq_describe --no-scope-shadowing
             set option_helps \
                 'Archives under a name of their own.' 'Parquet under a name of its own.' \
                 'Read the query from here; - is stdin.' 'Print at most N rows; 0 prints all.' \
-                'Print an object a row.' \
+                'Print one object per row.' \
                 'Read what is readable of damaged archives, and report the rest.' \
                 'Where Spark runs: local[N,4], spark://HOST:7077, yarn, k8s://URL.' \
                 'Heap of the JVM beside this process; in local mode all of Spark is in it.' \
@@ -1384,7 +1384,7 @@ function __nsq_describe --no-scope-shadowing
                 '--debug' '-h,--help'
             set option_helps \
                 'Measure N messages.' 'Measure for DURATION; 5s without --count and --for.' \
-                'Go on when the topic does not exist; subscribing creates it.' 'Print JSON.' \
+                'Continue although the topic does not exist; subscribing creates it.' 'Print JSON.' \
                 'Publish into this topic; by default into one of its own, deleted afterwards.' \
                 'Size of a message, or a range to draw it from (100-2KiB).' \
                 'Connections each way, each in a process of its own.' \
@@ -1418,7 +1418,7 @@ function __nsq_describe --no-scope-shadowing
                 'Publish N messages a second in total; 0 for full speed.' 'Measure N messages.' \
                 'Measure for DURATION; 5s without --count and --for.' \
                 'Run for DURATION before the measurement begins.' \
-                'Go on when the topic does not exist; subscribing creates it.' 'Print JSON.' \
+                'Continue although the topic does not exist; subscribing creates it.' 'Print JSON.' \
                 'Publish into this topic; by default into one of its own, deleted afterwards.' \
                 'Size of a message, or a range to draw it from (100-2KiB).' \
                 'Connections each way, each in a process of its own.' \

@@ -81,7 +81,7 @@ ROOT_EXAMPLES = (
 COMMANDS: dict[str, Command | Group] = {
     "tail": Command(
         "nsqtools.cli.commands.tail:tail",
-        "Print the messages of one or more topics as they come.",
+        "Print the messages of one or more topics as they arrive.",
         panel="Messages",
     ),
     "pub": Command(
@@ -91,7 +91,7 @@ COMMANDS: dict[str, Command | Group] = {
     ),
     "peek": Command(
         "nsqtools.cli.commands.peek:peek",
-        "Show some messages of a channel and give them back.",
+        "Show some messages of a channel and requeue them.",
         panel="Messages",
     ),
     "to-file": Command(
@@ -129,7 +129,7 @@ COMMANDS: dict[str, Command | Group] = {
     ),
     "replay": Command(
         "nsqtools.cli.commands.replay:replay",
-        "Publish archived messages again, in the order of their times.",
+        "Publish archived messages again, in order of time.",
         panel="Archives",
     ),
     "top": Command(

@@ -20,9 +20,9 @@ FILES = {"bash": "nsq.bash", "zsh": "_nsq", "fish": "nsq.fish"}
 DESCRIPTION = """\
 Print the completion script for bash, zsh or fish.
 
-Installed packages bring the scripts along, where shells look for them: in share/ below the
-directory that nsq was installed into. This is for everything else. Names of topics and channels
-are asked from the cluster that the command line names, and never for longer than a second."""
+A normal installation puts the scripts where shells look for them: in share/ below the directory
+that nsq was installed into. This command is for all other cases. Names of topics and channels
+are requested from the cluster that the command line names, for at most a second."""
 
 ARGUMENTS = (("bash|zsh|fish", "Which shell. [required]"),)
 

@@ -45,7 +45,7 @@ def set_(
 ) -> int:
     """Change one option of every running nsqd, until it exits.
 
-    log_level and nsqlookupd_tcp_addresses can be changed. nsqd does not keep it over a restart.
+    log_level and nsqlookupd_tcp_addresses can be changed. nsqd forgets the change when it restarts.
 
     Examples:
         nsq config set log_level debug

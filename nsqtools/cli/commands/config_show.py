@@ -88,7 +88,7 @@ def in_force(
 def show(
     origin: Annotated[
         bool,
-        Option("--origin", help="Say where each value stands.", rich_help_panel=OUTPUT),
+        Option("--origin", help="Show where each value comes from.", rich_help_panel=OUTPUT),
     ] = False,
     json: Json = False,
     *,
@@ -123,7 +123,7 @@ def show(
 def path(*, json: Json = False, runtime: Session) -> None:
     """Print the path of the configuration file.
 
-    The file need not be there; --json says whether it is, and which profiles it has.
+    The file may not exist yet; --json says whether it does, and which profiles it has.
 
     Examples:
         nsq config path

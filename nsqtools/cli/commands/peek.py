@@ -31,7 +31,7 @@ def peek(
     connection: ConsumerConnection,
     runtime: Session,
 ) -> None:
-    """Show some messages of a channel and give them back.
+    """Show some messages of a channel and requeue them.
 
     Stops after --count messages, or after --exit-idle (2s) without one. nsqd has to deliver a
     message to show it: its attempts grow by one, and the consumers of the channel do not get it

@@ -96,7 +96,7 @@ def replay(
     connection: ProducerConnection,
     runtime: Session,
 ) -> int:
-    """Publish archived messages again, in the order of their times.
+    """Publish archived messages again, in order of time.
 
     Reads what nsq to-file and nsq_to_file write, compressed or not, files in progress and damaged
     ones too (what is damaged is skipped and reported). With --checkpoint an interrupted replay

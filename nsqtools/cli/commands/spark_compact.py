@@ -127,10 +127,10 @@ def compact(
 ) -> int:
     """Turn archives into Parquet by topic and date, with each message once.
 
-    A day is taken when it is closed: it was over for --grace, and no file in progress can still
-    hold messages of it. Messages that come later are merged in by the next run. What is written is
+    A day is compacted once it is closed: --grace has passed since its end, and no file in progress
+    can still hold messages of it. Later messages are merged in by the next run. What is written is
     read back and compared with what was read before it takes its place, so a run that was killed
-    is just run again. Messages are identified by topic, nsqd and id; bare bodies (raw files) have
+    can simply be repeated. Messages are identified by topic, nsqd and id; bare bodies (raw files) have
     none of these and are all kept, without topic and date.
 
     Examples:

@@ -31,7 +31,7 @@ SharedDir = Annotated[
         "--shared-dir",
         parser=location,
         metavar="DIR",
-        help="Look whether the driver and all executors can write here.",
+        help="Check that the driver and all executors can write here.",
     ),
 ]
 

@@ -49,7 +49,10 @@ Output = Annotated[
 Checkpoint = Annotated[
     Path,
     Option(
-        "--checkpoint", parser=location, metavar="DIR", help="Where the stream notes how far it is."
+        "--checkpoint",
+        parser=location,
+        metavar="DIR",
+        help="Where the stream records its progress.",
     ),
 ]
 SpoolDir = Annotated[
@@ -79,7 +82,7 @@ MaxRows = Annotated[
         "--max-rows-per-trigger",
         metavar="N",
         min=1,
-        help="At most about so many messages in a batch.",
+        help="At most about N messages in a batch.",
         rich_help_panel=STREAM,
     ),
 ]

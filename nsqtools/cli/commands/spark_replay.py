@@ -62,7 +62,7 @@ Where = Annotated[
     Option(
         "--where",
         metavar="SQL",
-        help="Only messages for which it is true; columns: topic, nsqd, id, timestamp, ts_ns, "
+        help="Only messages for which this is true; columns: topic, nsqd, id, timestamp, ts_ns, "
         "attempts, body.",
         rich_help_panel=SELECTION,
     ),

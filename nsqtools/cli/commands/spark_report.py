@@ -46,7 +46,7 @@ Paths = Annotated[
 ]
 By = Annotated[
     float,
-    Option("--by", parser=parse_step, metavar="hour|day|DURATION", help="How long an interval is."),
+    Option("--by", parser=parse_step, metavar="hour|day|DURATION", help="Length of an interval."),
 ]
 Topics = Annotated[
     list[str] | None,
@@ -90,9 +90,9 @@ def report(
     """Report what went through topics: messages, bytes, sizes, attempts, duplicates and gaps.
 
     Reads archives, and the Parquet of nsq spark compact and ingest; they are recognized by what is
-    in them. A message counts as often as it is there; one that is there again (the same topic, nsqd
-    and id) is a duplicate too, one that was delivered before (attempts above 1) a redelivery.
-    Times are in UTC.
+    in them. Every copy of a message counts; a further copy (the same topic, nsqd and id) is also a
+    duplicate, and one that was delivered before (attempts above 1) a redelivery. Times are in
+    UTC.
 
     Examples:
         nsq spark report /var/nsq --since -24h

@@ -26,14 +26,14 @@ ROWS_ON_A_TERMINAL = 100
 ROWS_AT_A_TIME = 1000
 
 Query = Annotated[
-    str | None, Argument(metavar="SQL", help="The query, if it is in no file.", show_default=False)
+    str | None, Argument(metavar="SQL", help="The query, unless --file has it.", show_default=False)
 ]
 Paths = Annotated[
     list[Path] | None,
     Argument(
         parser=locations,
         metavar="PATH",
-        help="Archives, in the query called archive, or Parquet, there called parquet.",
+        help="Archives, called archive in the query, or Parquet, called parquet.",
     ),
 ]
 Archives = Annotated[
@@ -60,7 +60,14 @@ Count = Annotated[
         rich_help_panel=LIMITS,
     ),
 ]
-JsonLines = Annotated[bool, Option("--json", help="Print an object a row.", rich_help_panel=OUTPUT)]
+JsonLines = Annotated[
+    bool,
+    Option(
+        "--json",
+        help="Print one object per row.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 
 
 def sql(

@@ -50,7 +50,7 @@ def tail(
     connection: ConsumerConnection,
     runtime: Session,
 ) -> int:
-    """Print the messages of one or more topics as they come.
+    """Print the messages of one or more topics as they arrive.
 
     Runs until it is interrupted, or until a limit (-n, --exit-idle, --for) is reached. Each message
     is finished once it is printed. Without --channel the channel is ephemeral: nsqd creates it now

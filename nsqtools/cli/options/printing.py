@@ -40,7 +40,11 @@ def message_filter(
     ] = False,
     invert: Annotated[
         bool,
-        Option("--invert", help="Only messages without --grep.", rich_help_panel=FILTERS),
+        Option(
+            "--invert",
+            help="Only messages whose body does not match --grep.",
+            rich_help_panel=FILTERS,
+        ),
     ] = False,
     sample: Annotated[
         float | None,

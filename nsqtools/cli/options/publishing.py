@@ -63,7 +63,7 @@ def progress_option(name: str, metavar: str, parser: Callable[[str], Path] | Non
         name,
         parser=parser,
         metavar=metavar,
-        help="Note here what is confirmed, and continue from there the next time.",
+        help="Record here what is confirmed, and continue from there the next time.",
         rich_help_panel=DELIVERY,
     )
 

@@ -16,7 +16,7 @@ Create = Annotated[
     bool,
     Option(
         "--create",
-        help="Go on when the topic does not exist; subscribing creates it.",
+        help="Continue although the topic does not exist; subscribing creates it.",
         rich_help_panel=SAFETY,
     ),
 ]

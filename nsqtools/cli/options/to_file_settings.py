@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nsqtools.archive.archive_settings import ArchiveSettings
 
 FILES = "Files"
-FORM = "Form"
+FORM = "Format"
 ROTATION = "Rotation"
 FLUSHING = "Flushing"
 

@@ -21,7 +21,7 @@ from nsqtools.cli.parsing.binding import From
 from nsqtools.cli.parsing.help import terminal_width, wants_colour
 from nsqtools.errors import ConfigurationError
 
-PANEL = "Messages about the run"
+PANEL = "Logging"
 
 
 @dataclass(frozen=True)
