@@ -25,7 +25,7 @@ from typing import NamedTuple, Self, TypeVar
 
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.discovery import http_access
-from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError
 from nsqtools.http.access import HTTPAccess
 from nsqtools.http.nsqd_http import NsqdHTTPClient
 from nsqtools.http.nsqlookupd_http import KnownNode, NsqlookupdHTTPClient, ProducerNode
@@ -229,7 +229,15 @@ class Cluster:
         tcp = self._unproven.get(client.url)
         if tcp is None and not self.lookupds:
             return ""
-        info = client.info()
+        try:
+            info = client.info()
+        except ConnectionFailed as exc:
+            if tcp is None:
+                raise
+            raise ConnectionFailed(
+                f"{exc}, the usual HTTP port beside {tcp}",
+                hint="Give nsqd's HTTP address with --nsqd-http-address.",
+            ) from exc
         if tcp is not None:
             if info["tcp_port"] != tcp.port:
                 raise ConfigurationError(

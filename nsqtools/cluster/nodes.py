@@ -54,7 +54,7 @@ class TopicNodes:
 def list_nodes(cluster: Cluster) -> tuple[list[NodeStatus], list[DaemonFailure]]:
     """Every nsqd, those that do not answer too; and the nsqlookupd that do not.
 
-    Raises the first failure when there is nobody at all.
+    Raises the first failure when nobody answers at all.
     """
     known, failures = cluster.known_nodes()
     nsqds, impostors = cluster.nsqds_among(entry.node for each in known.values() for entry in each)
@@ -62,6 +62,8 @@ def list_nodes(cluster: Cluster) -> tuple[list[NodeStatus], list[DaemonFailure]]
     if failures and not nsqds:
         raise failures[0].error
     answers, failed = cluster.ask({nsqd.address: nsqd.client for nsqd in nsqds}, _info_and_health)
+    if not known and not answers:
+        raise failed[0].error
     errors = {failure.address: str(failure.error) for failure in failed}
     nodes = []
     for nsqd in nsqds:

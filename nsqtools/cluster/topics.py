@@ -11,7 +11,7 @@ import difflib
 from dataclasses import dataclass, field
 
 from nsqtools.cluster.directory import Cluster
-from nsqtools.errors import ConfigurationError, NotFoundError
+from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.http.nsqd_http import NsqdHTTPClient
 from nsqtools.http.nsqlookupd_http import NsqlookupdHTTPClient
 from nsqtools.protocol.names import is_ephemeral
@@ -31,7 +31,7 @@ class TopicReport:
     channels: set[str] = field(default_factory=set)
     backlog: int = 0
     asked: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
+    failed: list[NsqError] = field(default_factory=list)
     known_topics: set[str] = field(default_factory=set)
 
 
@@ -47,7 +47,7 @@ def inspect_topic(cluster: Cluster, topic: str) -> TopicReport:
     clients = {nsqd.address: nsqd.client for nsqd in nsqds}
     answers, failed = cluster.ask(clients, lambda nsqd: _topics(nsqd, topic))
     report.asked += [*lookups, *answers]
-    report.failed += [str(failure.error) for failure in (*failures, *impostors, *failed)]
+    report.failed += [failure.error for failure in (*failures, *impostors, *failed)]
     report.exists = any(lookup.is_known for lookup in lookups.values()) or any(answers.values())
     for lookup in lookups.values():
         report.channels |= lookup.channels

@@ -1,4 +1,4 @@
-"""The ``E_*`` codes of nsqd: which of them close the connection, and which error each becomes.
+"""The ``E_*`` codes, for both sides: which close the connection, and which error each becomes.
 
 Only the three answers to a late FIN, REQ or TOUCH leave the connection open; every other code,
 known or not, is fatal (protocol page, and nsqd/protocol_v2.go). A frame's data is the code, a
@@ -33,3 +33,11 @@ def decode_error(data: bytes, where: str = "") -> ServerError:
     kind = ServerRefused if code in REFUSING_CODES or wants_tls else ServerError
     hint = _HINT_TLS if wants_tls else _HINTS.get(code, "")
     return kind(code, text, fatal=code not in SURVIVABLE_CODES, where=where, hint=hint)
+
+
+class RequestError(Exception):
+    """A request that is refused, and the connection with it: code and text of the error frame."""
+
+    def __init__(self, code: str, text: str | bytes) -> None:
+        super().__init__(code, text)
+        self.data = code.encode() + b" " + (text.encode() if isinstance(text, str) else text)

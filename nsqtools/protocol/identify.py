@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from nsqtools.errors import ProtocolError
+from nsqtools.protocol.error_codes import RequestError
 from nsqtools.protocol.go_text import INT32, INT64, go_members
-from nsqtools.protocol.requests import RequestError
 
 DISABLED = -1  # for heartbeat_interval_ms, output_buffer_size and output_buffer_timeout_ms
 
@@ -128,8 +128,7 @@ def decode_identify_reply(data: bytes) -> IdentifyReply:
     return decoded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceivedIdentify:
+class ReceivedIdentify(NamedTuple):
     """The fields as received; what was absent has Go's zero value."""
 
     client_id: str = ""
@@ -147,8 +146,7 @@ class ReceivedIdentify:
     msg_timeout: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdentifyLimits:
+class IdentifyLimits(NamedTuple):
     """What this nsqd accepts, in milliseconds and bytes."""
 
     max_heartbeat_interval: int
@@ -159,8 +157,8 @@ class IdentifyLimits:
 
 
 _KINDS: dict[str, type | range] = {
-    field.name: INT64 if type(field.default) is int else type(field.default)
-    for field in fields(ReceivedIdentify)
+    name: INT64 if type(default) is int else type(default)
+    for name, default in ReceivedIdentify._field_defaults.items()
 } | {"sample_rate": INT32}
 
 

@@ -15,6 +15,7 @@ import re
 import struct
 from typing import NamedTuple
 
+from nsqtools.protocol.error_codes import RequestError
 from nsqtools.protocol.go_text import quote
 from nsqtools.protocol.message import ID_LENGTH
 from nsqtools.protocol.names import is_valid_name
@@ -25,14 +26,6 @@ _SIZE = struct.Struct(">i")
 _UINT64 = 1 << 64
 _FINISH_RUN = re.compile(rb"(?:FIN [^\n\r ]{16}\n)++")
 _FINISH = struct.Struct("4x16sx")
-
-
-class RequestError(Exception):
-    """A request that is refused, and the connection with it: code and text of the error frame."""
-
-    def __init__(self, code: str, text: str | bytes) -> None:
-        super().__init__(code, text)
-        self.data = code.encode() + b" " + (text.encode() if isinstance(text, str) else text)
 
 
 class Incomplete(Exception):

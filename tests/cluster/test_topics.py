@@ -10,7 +10,7 @@ from plugins.waiting import wait_until
 
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.cluster.topics import TopicReport, check_subscription, inspect_topic
-from nsqtools.errors import ConfigurationError, NotFoundError
+from nsqtools.errors import ConfigurationError, ConnectionFailed, NotFoundError
 
 
 def inspect(topic: str, addresses: ClusterAddresses) -> TopicReport:
@@ -39,7 +39,7 @@ def test_an_http_port_of_another_nsqd_is_not_believed(nsqd: GoNsqd) -> None:
     if beside == nsqd.tcp_address:
         pytest.skip("the ports happen to stand side by side")
     assert not report.asked
-    assert "is not the HTTP port of" in report.failed[0]
+    assert "is not the HTTP port of" in str(report.failed[0])
 
 
 def test_the_backlog_is_what_waits_in_a_topic_without_channels(nsqd: GoNsqd) -> None:
@@ -73,11 +73,11 @@ def test_lookupd_leads_to_the_nsqd_and_a_dead_one_is_noted(
 
     assert report.backlog == 3
     assert len(report.failed) == 1
-    assert unreachable_address in report.failed[0]
+    assert unreachable_address in str(report.failed[0])
 
 
 def test_nobody_to_ask_is_a_warning_and_no_obstacle() -> None:
-    report = TopicReport("clicks", failed=["connection refused"])
+    report = TopicReport("clicks", failed=[ConnectionFailed("connection refused")])
 
     warning = check_subscription(report, "c")
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsqtools.protocol.error_codes import RequestError
 from nsqtools.protocol.lookup_v1 import (
     MAX_IDENTIFY_SIZE,
     PeerInfo,
@@ -18,7 +19,7 @@ from nsqtools.protocol.lookup_v1 import (
     read_words,
     topic_and_channel,
 )
-from nsqtools.protocol.requests import Incomplete, LineTooLong, RequestError
+from nsqtools.protocol.requests import Incomplete, LineTooLong
 
 INFO = PeerInfo(
     broadcast_address="nsqd.example",

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsqtools.protocol.error_codes import RequestError
 from nsqtools.protocol.requests import (
     BodiesReader,
     Incomplete,
     LineTooLong,
-    RequestError,
     as_int64,
     parse_uint64,
     read_finishes,

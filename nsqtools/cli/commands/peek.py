@@ -49,6 +49,8 @@ def peek(
 
     with open_cluster(connection) as cluster:
         report = inspect_topic(cluster, topic)
+    if not report.asked and report.failed:
+        raise report.failed[0]
     if problem := check_subscription(report, channel, force=True):
         raise NsqError(problem, hint="Give --nsqd-http-address: a look must not create anything.")
     if channel not in report.channels:

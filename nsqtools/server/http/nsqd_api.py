@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from starlette.responses import Response
 
+from nsqtools.protocol.error_codes import RequestError
 from nsqtools.protocol.names import is_valid_name
-from nsqtools.protocol.requests import BodiesReader, Incomplete, RequestError
+from nsqtools.protocol.requests import BodiesReader, Incomplete
 from nsqtools.server.daemon_log import NSQ_VERSION
 from nsqtools.server.http.foundation import (
     Call,

@@ -1,8 +1,7 @@
 """One TCP client: bytes in, bytes out, through TLS and compression, with no task per client.
 
-What a read brought is handed command by command to the *protocol* that the first four bytes chose.
-Its answers collect until the read is done, so a thousand commands in one read are answered in one
-write.
+What a read brought goes command by command to the *protocol* that the first four bytes chose. Its
+answers collect until the read is done: a thousand commands in one read are answered in one write.
 
 A protocol can interrupt a read in two ways: `Incomplete` (more bytes are needed) and `Pause`
 (something slow, such as an auth server, has to answer first: nothing is read meanwhile).
@@ -24,7 +23,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol, cast
 
 from nsqtools.protocol.codecs import Codec
-from nsqtools.protocol.requests import Incomplete, LineTooLong, RequestError
+from nsqtools.protocol.error_codes import RequestError
+from nsqtools.protocol.requests import Incomplete, LineTooLong
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.tcp.tls_layer import HandshakeFailed, TLSLayer
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from nsqtools.protocol.durations import go_duration
+from nsqtools.protocol.error_codes import RequestError
 from nsqtools.protocol.lookup_v1 import (
     PeerInfo,
     encode_response,
@@ -17,7 +18,6 @@ from nsqtools.protocol.lookup_v1 import (
     read_words,
     topic_and_channel,
 )
-from nsqtools.protocol.requests import RequestError
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.lookup.registrations import RegisteredNsqd, Registration, Registrations
 from nsqtools.server.tcp.client_connection import ClientConnection

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from nsqtools.protocol.error_codes import RequestError
 from nsqtools.protocol.identify import (
     IdentifyLimits,
     IdentifyReply,
     ReceivedIdentify,
     check_identify,
 )
-from nsqtools.protocol.requests import RequestError
 from nsqtools.server.daemon_log import NSQ_VERSION
 from nsqtools.server.settings.nsqd_options import NsqdOptions
 

@@ -14,11 +14,11 @@ from ssl import SSLContext
 from typing import Final
 
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec
+from nsqtools.protocol.error_codes import RequestError
 from nsqtools.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, OK, RESPONSE, encode_frame
 from nsqtools.protocol.identify import decode_identify
 from nsqtools.protocol.requests import (
     Request,
-    RequestError,
     as_int64,
     channel_name,
     message_id,

@@ -9,12 +9,12 @@ import asyncio
 from collections import Counter
 from functools import partial
 
+from nsqtools.protocol.error_codes import RequestError
 from nsqtools.protocol.frames import OK, RESPONSE, encode_frame
 from nsqtools.protocol.requests import (
     BodiesReader,
     Incomplete,
     Request,
-    RequestError,
     as_int64,
     parse_uint64,
     read_message,

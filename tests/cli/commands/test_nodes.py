@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 import pytest
@@ -150,3 +151,26 @@ def test_what_nsqd_would_refuse_is_explained(
 
     assert result.status == 2
     assert complaint in result.err.splitlines()[0]
+
+
+def test_where_no_daemon_answers_the_status_is_that_of_no_connection(
+    run_nsq: RunNsq, unused_address: str
+) -> None:
+    tcp, http = (f"--nsqd-{kind}-address={unused_address}" for kind in ("tcp", "http"))
+    runs = [
+        run_nsq(["nodes", http]),
+        run_nsq(["stat", "--once", tcp]),
+        run_nsq(["peek", "-t", "t", "-c", "c", tcp]),
+        run_nsq(["peek", "-t", "t", "-c", "c", http]),
+    ]
+
+    assert [run.status for run in runs] == [4] * 4
+    assert f"the usual HTTP port beside {unused_address}" in runs[1].err
+    assert f"the usual HTTP port beside {unused_address}" in runs[2].err
+    assert "--nsqd-http-address" in runs[1].err
+
+
+@pytest.fixture
+def unused_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return "{}:{}".format(*listener.getsockname())
