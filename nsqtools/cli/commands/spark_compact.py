@@ -130,8 +130,8 @@ def compact(
     A day is compacted once it is closed: --grace has passed since its end, and no file in progress
     can still hold messages of it. Later messages are merged in by the next run. What is written is
     read back and compared with what was read before it takes its place, so a run that was killed
-    can simply be repeated. Messages are identified by topic, nsqd and id; bare bodies (raw files) have
-    none of these and are all kept, without topic and date.
+    can simply be repeated. Messages are identified by topic, nsqd and id; bare bodies (raw files)
+    have none of these and are all kept, without topic and date.
 
     Examples:
         nsq spark compact /var/nsq --output /data/nsq --dry-run
