@@ -145,7 +145,8 @@ def info(paths: ArchivePaths, json: Json = False, *, runtime: Session) -> int:
             )
         )
     columns = ("file", "messages", "topics", "first", "last", "bytes", "format", "state")
-    write_listing(runtime, columns, rows, json=json)
+    optional = ("bytes", "format", "first", "topics")
+    write_listing(runtime, columns, rows, json=json, optional=optional)
     return ExitStatus.DONE
 
 

@@ -40,7 +40,8 @@ def nodes(json: Json = False, *, cluster: ClusterConnection, runtime: Session) -
             )
             for node in found
         ]
-        write_listing(runtime, NODES, rows, json=False)
+        optional = ("lookupds", "hostname", "tombstoned", "version", "topics")
+        write_listing(runtime, NODES, rows, json=False, optional=optional)
     status = tell_left_out(failures, runtime)
     return ExitStatus.PARTLY_DONE if any(node.error for node in found) else status
 
@@ -121,5 +122,6 @@ def info(json: Json = False, *, cluster: ClusterConnection, runtime: Session) ->
         write_json(runtime, documents, indent=2)
     else:
         rows = [[document.get(column) for column in INFO] for document in documents]
-        write_listing(runtime, INFO, rows, json=False)
+        optional = ("start_time", "hostname", "broadcast_address")
+        write_listing(runtime, INFO, rows, json=False, optional=optional)
     return tell_left_out(failures, runtime)

@@ -116,7 +116,7 @@ def show_topic(settings: ClusterSettings, runtime: Runtime, name: str, *, json: 
                     channel.paused,
                 )
             )
-    write_listing(runtime, TOPIC_NODES, rows, json=False)
+    write_listing(runtime, TOPIC_NODES, rows, json=False, optional=("disk", "messages"))
     return tell_left_out(inventory.failures, runtime)
 
 
@@ -149,7 +149,8 @@ def show_channel(
             )
             for address, each in found
         ]
-        write_listing(runtime, CHANNEL_NODES, rows, json=False)
+        optional = ("disk", "timed_out", "requeued", "messages", "deferred")
+        write_listing(runtime, CHANNEL_NODES, rows, json=False, optional=optional)
     return tell_left_out(inventory.failures, runtime)
 
 

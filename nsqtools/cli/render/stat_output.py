@@ -20,10 +20,13 @@ from nsqtools.cluster.stats_documents import (
 
 Table = tuple[Sequence[str], list[Sequence[Cell]]]
 
-NARROW = ("topic", "channel", "depth", "in_flight", "ingress", "egress", "finish", "clients")
-"""The columns for a terminal that has no room for all; the node comes with them where asked."""
-
-ALL_COLUMNS_WIDTH = 160
+OPTIONAL = (
+    *("e2e_ms", "messages", "requeued", "timed_out", "memory", "disk", "requeue", "deferred"),
+    *("finish", "egress", "ingress"),
+    *("user_agent", "requeue_count", "finish_count", "message_count", "client_id"),
+    *("gc_total_runs", "next_gc_bytes", "heap_released_bytes", "heap_objects"),
+)
+"""The columns that a narrow terminal does without, in this order."""
 
 CLIENT_COLUMNS = (
     *("topic", "channel", "node", "client_id", "remote_address", "user_agent", "ready_count"),
@@ -57,30 +60,25 @@ def printer(
                 answer["clients"] = client_documents(sample.reports, rows)
             write_json(runtime, answer)
             return
-        width = runtime.width if runtime.stdout_is_tty and not form else ALL_COLUMNS_WIDTH
-        columns, lines = table(view, sample, rows, width)
+        columns, lines = table(view, sample, rows)
         if form == "csv":
             head = [("time", *columns)] if is_first else []
             stamped = [(time_text(sample.time_ns), *map(_csv_cell, line)) for line in lines]
             ByteWriter(runtime.stdout.fileno()).write(csv_text([*head, *stamped]).encode())
         else:
-            write_listing(runtime, columns, lines, json=False, headed=is_first)
+            write_listing(runtime, columns, lines, json=False, headed=is_first, optional=OPTIONAL)
         is_first = False
 
     return emit
 
 
-def table(view: str, sample: Sample, rows: Sequence[QueueRow], width: int) -> Table:
-    """Column names and lines for a view, in so many columns of text."""
+def table(view: str, sample: Sample, rows: Sequence[QueueRow]) -> Table:
+    """Column names and lines for a view."""
     if view == "clients":
         return CLIENT_COLUMNS, _pick(client_documents(sample.reports, rows), CLIENT_COLUMNS)
     if view == "memory":
         return MEMORY_COLUMNS, _pick(_memory(sample), MEMORY_COLUMNS)
-    names = list(COLUMNS) if width >= ALL_COLUMNS_WIDTH else list(NARROW)
-    if view == "nodes" and "node" not in names:
-        names.insert(2, "node")
-    elif view == "queues" and "node" in names:
-        names.remove("node")
+    names = [name for name in COLUMNS if view == "nodes" or name != "node"]
     return names, [[_cell(COLUMNS[name](row)) for name in names] for row in rows]
 
 

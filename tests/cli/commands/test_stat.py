@@ -54,11 +54,29 @@ def test_a_terminal_gets_a_table_that_fits_it(nsq_on_a_terminal: TerminalNsq, ns
 
     plain = re.sub(r"\x1b\[\d*m", "", shown).splitlines()
     assert [line.rstrip() for line in plain] == [
-        "topic   channel  depth  in_flight  ingress  egress  finish  clients",
-        "clicks  -            0          0      0.0     0.0       -        0",
-        "clicks  arch         3          0      0.0     0.0     0.0        0",
-        "views   -            0          0      0.0     0.0       -        0",
+        "topic   channel  depth  in_flight  ingress  egress  finish  clients  paused",
+        "clicks  -            0          0      0.0     0.0       -        0  no",
+        "clicks  arch         3          0      0.0     0.0     0.0        0  no",
+        "views   -            0          0      0.0     0.0       -        0  yes",
+        "nsq: left out on this narrow terminal: memory, disk, deferred, requeue, requeued, "
+        "timed_out, messages, e2e_ms",
     ]
+
+
+@pytest.mark.parametrize("columns", [20, 44, 80])
+def test_no_number_and_no_address_is_cut_however_narrow_the_terminal(
+    columns: int, nsq_on_a_terminal: TerminalNsq, nsqd: Nsqd
+) -> None:
+    nsqd.publish("clicks", *(b"%d" % n for n in range(12_345)))
+
+    def words(*arguments: str) -> list[str]:
+        shown = nsq_on_a_terminal(list(arguments), env={"NO_COLOR": "1"}, columns=columns).read()
+        assert "…" not in shown
+        return shown.split()
+
+    assert nsqd.http_address in words("nodes", "--nsqd-http-address", nsqd.http_address)
+    assert "12348" in words(*at(nsqd, "--once"))
+    assert nsqd.http_address in words(*at(nsqd, "--show", "nodes", "--once"))
 
 
 def test_json_is_a_document_a_sample(run_nsq: RunNsq, nsqd: Nsqd, valid_json: ValidJson) -> None:
