@@ -33,6 +33,7 @@ EDGES: dict[str, set[str]] = {
     "transport": {"errors", "protocol"},
     "http": {"errors", "protocol"},
     "client": {"errors", "http", "protocol", "transport"},
+    "aio": {"client", "errors"},
     "server": {"errors", "files", "protocol"},
     "cluster": {"client", "errors", "http", "protocol", "records"},
     "publish": {"client", "errors", "protocol", "records"},

@@ -1,0 +1,22 @@
+"""The client for asyncio: the same Consumer and Producer, with ``async`` and ``await``.
+
+    async with Producer("127.0.0.1:4150") as producer:
+        await producer.publish("clicks", b"...")
+
+    async with Consumer("clicks", "billing", nsqd_tcp_addresses=["127.0.0.1:4150"]) as consumer:
+        async for message in consumer:
+            await bill(message.body)
+            await message.finish()
+
+There is no second implementation of the protocol: the I/O threads of `nsqtools.client` do the
+network traffic, and wake the event loop when there is something for it. Heartbeats are answered
+even while a task blocks the event loop. Options, errors and outcomes are those of `nsqtools`.
+"""
+
+from __future__ import annotations
+
+from nsqtools.aio.consumer import Consumer
+from nsqtools.aio.message import Message
+from nsqtools.aio.producer import Producer
+
+__all__ = ["Consumer", "Message", "Producer"]

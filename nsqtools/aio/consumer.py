@@ -1,0 +1,258 @@
+"""Consumer for asyncio: hands the messages of `nsqtools.Consumer` to tasks of one event loop.
+
+The I/O thread puts messages in the backlog and wakes the event loop; a task that wants one takes it
+there without blocking. Messages are taken in small numbers and handed out one by one, so that tasks
+that iterate at the same time share them, and what was not handed out stays with the backlog, which
+returns it to nsqd when it has waited too long.
+
+Trap: a loop body that never really waits would keep the event loop to itself. So the iterator
+yields to other tasks whenever it takes messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Literal, Self
+
+from nsqtools.aio.message import Message
+from nsqtools.client import consumer as client
+from nsqtools.client.backlog import Backlog
+from nsqtools.client.delivery import ConsumerStats
+from nsqtools.client.message import Batch
+from nsqtools.client.message import Message as ClientMessage
+from nsqtools.client.options import ClientOptions
+from nsqtools.errors import NsqError
+
+SHARE_S = 0.005  # how much work is taken at a time
+
+
+class Consumer:
+    """One channel of one topic, on all nsqd that have it, for one event loop.
+
+    The parameters are those of `nsqtools.Consumer`; ``on_error`` is called on the I/O thread and
+    ``on_giving_up`` on the event loop's, and neither may block.
+
+    Raises `ConfigurationError` for bad names, addresses or options.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        nsqd_tcp_addresses: str | Sequence[str] = (),
+        lookupd_http_addresses: str | Sequence[str] = (),
+        options: ClientOptions | None = None,
+        address_map: Mapping[str, str] | None = None,
+        on_error: Callable[[NsqError], None] | None = None,
+        on_giving_up: Callable[[ClientMessage], None] | None = None,
+        giving_up: Literal["finish", "requeue"] = "finish",
+        dead_letter: str = "",
+    ) -> None:
+        self._backlog = _LoopBacklog()
+        self._consumer = _Source(
+            topic,
+            channel,
+            nsqd_tcp_addresses=nsqd_tcp_addresses,
+            lookupd_http_addresses=lookupd_http_addresses,
+            options=options,
+            address_map=address_map,
+            on_error=on_error,
+            on_giving_up=on_giving_up,
+            giving_up=giving_up,
+            dead_letter=dead_letter,
+            backlog=self._backlog,
+        )
+        # what was taken and not handed out yet: from `_reached` to `_count`
+        self._held: Batch
+        self._in_flight: Mapping[bytes, ClientMessage] = {}
+        self._count = self._reached = 0
+        self._taken_at = self._until = 0.0
+        self._most = 1
+
+    @property
+    def topic(self) -> str:
+        return self._consumer.topic
+
+    @property
+    def channel(self) -> str:
+        return self._consumer.channel
+
+    # -- life -----------------------------------------------------------------------------------
+
+    async def start(self, *, fail_fast: bool = False) -> None:
+        """Connect. With ``fail_fast`` wait for the first tries, and raise the first error if none
+        of them led to a connection; otherwise failures are logged and tried again."""
+        self._backlog.serve(asyncio.get_running_loop())
+        if fail_fast:
+            await asyncio.to_thread(self._consumer.start, fail_fast=True)
+        else:
+            self._consumer.start()
+
+    def begin_stop(self, *, drain: bool = False) -> None:
+        """End the iteration: `nsqtools.Consumer.begin_stop`. Leaving ``async with`` waits for it.
+
+        Without ``drain`` messages that no task has got are requeued at once; with it they are
+        still delivered.
+        """
+        self._consumer.begin_stop(drain=drain)
+        if not drain:
+            self._requeue_held()
+
+    def _requeue_held(self) -> None:
+        if rest := self._take_held():
+            rest.requeue(0, backoff=False)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.begin_stop()
+        else:
+            self._consumer.abort()
+        self._requeue_held()
+        self._backlog.leave()
+        await asyncio.shield(asyncio.to_thread(self._consumer.wait_for_end))
+
+    # -- messages -------------------------------------------------------------------------------
+
+    def __aiter__(self) -> Self:
+        """Iterate over messages until the consumer stops. Each must be answered.
+
+        Several tasks may iterate at the same time: each message goes to one of them.
+        """
+        return self
+
+    async def __anext__(self) -> Message:
+        while True:
+            # everything here is once a message: attributes, not calls
+            while (reached := self._reached) < self._count and (
+                not reached or time.monotonic() < self._until
+            ):
+                message = self._held[reached]
+                self._reached = reached + 1
+                if self._in_flight.get(message.id) is message:
+                    return Message(message)
+            if self._count:
+                self._return_rest()
+                await asyncio.sleep(0)
+                continue
+            has_stopped = self._backlog.has_stopped
+            self._backlog.expect()
+            batch = self._consumer.take_now(self._most)
+            if batch is not None:
+                self._hold(batch)
+            elif has_stopped:
+                raise StopAsyncIteration
+            else:
+                await self._backlog.wait()
+
+    def _hold(self, batch: Batch) -> None:
+        self._held = batch
+        self._in_flight = batch.source.in_flight
+        self._count, self._reached = len(batch), 0
+        self._taken_at = time.monotonic()
+        self._until = self._taken_at + 2 * SHARE_S
+
+    def _return_rest(self) -> None:
+        """Return what took too long to come to, and fit how much is taken next."""
+        took_s = time.monotonic() - self._taken_at
+        share = int(self._reached * SHARE_S / max(took_s, 1e-6))
+        self._most = max(1, min(4 * self._most, share))
+        if rest := self._take_held():
+            self._backlog.put_back(rest)
+
+    def _take_held(self) -> Batch | None:
+        """Return what was taken and not handed out, and forget it."""
+        reached, count, self._count = self._reached, self._count, 0
+        return Batch(self._held.source, self._held[reached:]) if reached < count else None
+
+    # -- state ----------------------------------------------------------------------------------
+
+    def set_max_in_flight(self, count: int) -> None:
+        """Change max_in_flight while running; 0 pauses."""
+        self._consumer.set_max_in_flight(count)
+
+    @property
+    def is_starved(self) -> bool:
+        """Tell whether some connection has 85 % of its RDY in flight."""
+        return self._consumer.is_starved
+
+    @property
+    def connections(self) -> list[str]:
+        """The addresses of the nsqd connected to now."""
+        return self._consumer.connections
+
+    @property
+    def stats(self) -> ConsumerStats:
+        """Counts since the start."""
+        return self._consumer.stats
+
+    def __repr__(self) -> str:
+        return f"<aio.Consumer of {self.topic}/{self.channel}>"
+
+
+class _LoopBacklog(Backlog):
+    """Wakes an event loop when something is put in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_stopped = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._filled = asyncio.Event()
+        self._is_expected = False
+        self._wakes = threading.Lock()
+
+    def serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def put(self, entry: object) -> None:
+        super().put(entry)
+        if isinstance(entry, client.Stopped):
+            self.has_stopped = True
+        self._wake()
+
+    def put_first(self, entry: object) -> None:
+        super().put_first(entry)
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._wakes:
+            is_expected, self._is_expected = self._is_expected, False
+        if is_expected and self._loop is not None:
+            try:
+                self._loop.call_soon_threadsafe(self._filled.set)
+            except RuntimeError:
+                pass  # the event loop has ended
+
+    def expect(self) -> None:
+        """What is put in from here on ends the next `wait` (the event loop)."""
+        self._filled.clear()
+        with self._wakes:
+            self._is_expected = True
+
+    async def wait(self) -> None:
+        await self._filled.wait()
+
+
+class _Source(client.Consumer):
+    """What the event loop needs of a consumer, without blocking."""
+
+    def take_now(self, most: int) -> Batch | None:
+        """Return what is there, at most so many messages, or None."""
+        return self._take(0, most)
+
+    def wait_for_end(self) -> None:
+        """Wait until the I/O thread has ended (any other thread)."""
+        self._wait()

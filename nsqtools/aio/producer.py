@@ -1,0 +1,206 @@
+"""Producer for asyncio: `nsqtools.Producer` with outcomes to await.
+
+The window of the synchronous producer blocks a thread when it is full, which an event loop must
+not; so the same window is kept here, with tasks that wait for room in order. Outcomes come in on
+the I/O thread, many at a time, and wake the event loop once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from nsqtools.client import producer as client
+from nsqtools.client.options import ClientOptions
+from nsqtools.client.publication import Publication
+from nsqtools.client.spread import PublishMode
+from nsqtools.errors import PublishNotSent
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+class Producer:
+    """Publishes to one or several nsqd from one event loop.
+
+    The parameters are those of `nsqtools.Producer`. With ``linger_s`` publishes of many tasks are
+    joined, which is several times faster.
+
+    Cancelling a task that publishes does not take the message back: it may be published. Raises
+    `ConfigurationError` for a bad address or bad options.
+    """
+
+    def __init__(
+        self,
+        nsqd_tcp_addresses: str | Sequence[str] = "127.0.0.1:4150",
+        options: ClientOptions | None = None,
+        *,
+        mode: str | PublishMode = PublishMode.FAILOVER,
+        retry_timeout_s: float = 0.0,
+        retry_unknown: bool = False,
+        linger_s: float = 0.0,
+    ) -> None:
+        self._producer = client.Producer(
+            nsqd_tcp_addresses,
+            options,
+            mode=mode,
+            retry_timeout_s=retry_timeout_s,
+            retry_unknown=retry_unknown,
+            linger_s=linger_s,
+        )
+        self.options = self._producer.options
+        self._begin(None)
+
+    def _begin(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Serve an event loop; what another one waited for is forgotten."""
+        self._loop = loop
+        self._under_way: dict[Publication, asyncio.Future[None]] = {}
+        self._bytes = 0
+        self._waiters: collections.deque[asyncio.Future[None]] = collections.deque()
+        self._let_in_now = 0  # of the waiters, and not yet under way
+        self._settled: collections.deque[Publication] = collections.deque()
+
+    async def __aenter__(self) -> Self:
+        self._producer.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop(self.options.publish_timeout_s)
+
+    async def stop(self, timeout_s: float | None = None) -> bool:
+        """Wait for what is outstanding, then close; return whether that was done in time."""
+        return await asyncio.shield(asyncio.to_thread(self._producer.stop, timeout_s))
+
+    async def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until everything published so far has settled; return whether it has in time."""
+        return await asyncio.to_thread(self._producer.flush, timeout_s)
+
+    async def publish(
+        self, topic: str, body: ReadableBuffer, *, timeout_s: float | None = None
+    ) -> None:
+        """Publish one message and wait for the confirmation. Raises `PublishError`.
+
+        ``timeout_s`` is for everything together: see `nsqtools.Producer.publish`.
+        """
+        await self._publish(topic, [body], None, timeout_s)
+
+    async def publish_deferred(
+        self, topic: str, body: ReadableBuffer, defer_s: float, *, timeout_s: float | None = None
+    ) -> None:
+        """Publish one message that channels deliver after ``defer_s`` seconds, and wait.
+
+        Raises `PublishError`, and `ConfigurationError` when the delay is not 0 to 3600 seconds.
+        """
+        await self._publish(topic, [body], defer_s, timeout_s)
+
+    async def publish_many(
+        self, topic: str, bodies: Sequence[ReadableBuffer], *, timeout_s: float | None = None
+    ) -> None:
+        """Publish messages in as few MPUB as nsqd's limits allow, and wait. Raises `PublishError`.
+
+        Each MPUB is taken whole or not at all; several of them are not one transaction.
+        """
+        publishes = [
+            self._publish(topic, part, None, timeout_s) for part in self._producer.split(bodies)
+        ]
+        outcomes = await asyncio.gather(*publishes, return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+
+    async def _publish(
+        self,
+        topic: str,
+        bodies: Sequence[ReadableBuffer],
+        defer_s: float | None,
+        timeout_s: float | None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._begin(loop)
+        if self._waiters or not self._has_room():
+            timeout_s = await self._wait_for_room(loop, timeout_s)
+        publication = self._producer.submit(
+            topic, bodies, defer_s=defer_s, timeout_s=timeout_s, on_settled=self._on_settled
+        )
+        outcome = loop.create_future()
+        self._under_way[publication] = outcome
+        self._bytes += publication.size
+        await outcome
+
+    # -- the window -----------------------------------------------------------------------------
+
+    def _has_room(self) -> bool:
+        return (
+            len(self._under_way) + self._let_in_now < self.options.max_outstanding
+            and self._bytes < client.WINDOW_BYTES
+        )
+
+    async def _wait_for_room(
+        self, loop: asyncio.AbstractEventLoop, timeout_s: float | None
+    ) -> float | None:
+        """Wait in line; return what is left of the time."""
+        limit_s = self.options.publish_timeout_s if timeout_s is None else timeout_s
+        until = loop.time() + limit_s
+        turn = loop.create_future()
+        self._waiters.append(turn)
+        try:
+            async with asyncio.timeout_at(until):
+                await turn
+        except BaseException as exc:
+            if turn.done() and not turn.cancelled():  # another may have the room
+                self._let_in_now -= 1
+                self._let_in()
+            elif turn in self._waiters:
+                self._waiters.remove(turn)
+            if isinstance(exc, TimeoutError):
+                raise PublishNotSent(
+                    f"{self._producer.nsqd}: no room for another publish in {limit_s:.3g} s"
+                ) from exc
+            raise
+        self._let_in_now -= 1
+        return None if timeout_s is None else max(0.0, until - loop.time())
+
+    def _let_in(self) -> None:
+        while self._waiters and self._has_room():
+            turn = self._waiters.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                self._let_in_now += 1
+
+    # -- outcomes -------------------------------------------------------------------------------
+
+    def _on_settled(self, publication: Publication) -> None:  # on the I/O thread
+        self._settled.append(publication)
+        if len(self._settled) == 1 and self._loop is not None:
+            try:
+                self._loop.call_soon_threadsafe(self._take_settled)
+            except RuntimeError:
+                pass  # the event loop has ended, and with it whoever waited
+
+    def _take_settled(self) -> None:
+        settled = self._settled
+        while settled:
+            publication = settled[0]
+            outcome = self._under_way.pop(publication, None)
+            if outcome is not None:
+                self._bytes -= publication.size
+                if outcome.done():  # its task was cancelled
+                    pass
+                elif publication.error is None:
+                    outcome.set_result(None)
+                else:
+                    outcome.set_exception(publication.error)
+            settled.popleft()  # last: while there is one, nobody wakes us
+        self._let_in()
+
+    def __repr__(self) -> str:
+        return repr(self._producer).replace("<Producer", "<aio.Producer")

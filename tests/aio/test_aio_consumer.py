@@ -1,0 +1,264 @@
+"""Consuming with asyncio: one core, many tasks, and no message is lost to a cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from plugins.daemons import GoNsqd
+from plugins.waiting import wait_until
+
+from nsqtools import ClientOptions, ConnectionFailed
+from nsqtools import Producer as SyncProducer
+from nsqtools.aio import Consumer, Message
+
+TOPIC, CHANNEL = "clicks", "tasks"
+OPTIONS = ClientOptions(output_buffer_timeout_s=0.025, drain_timeout_s=3.0)
+
+
+def consumer_of(nsqd: GoNsqd, **options: Any) -> Consumer:
+    return Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address, options=OPTIONS, **options)
+
+
+def publish(nsqd: GoNsqd, count: int) -> list[bytes]:
+    bodies = [b"%05d" % number for number in range(count)]
+    nsqd.create_channel(TOPIC, CHANNEL)
+    with SyncProducer(nsqd.tcp_address) as producer:
+        producer.publish_many(TOPIC, bodies)
+    return bodies
+
+
+def left_over(nsqd: GoNsqd) -> int:
+    stats = nsqd.channel_stats(TOPIC, CHANNEL)
+    return int(stats["depth"] + stats["in_flight_count"] + stats["deferred_count"])
+
+
+def test_messages_are_iterated_and_finished(nsqd: GoNsqd) -> None:
+    bodies = publish(nsqd, 500)
+
+    async def main() -> list[bytes]:
+        got = []
+        async with consumer_of(nsqd) as consumer:
+            async for message in consumer:
+                got.append(message.body)
+                assert await message.finish()
+                assert not await message.finish()
+                if len(got) == 500:
+                    break
+        return got
+
+    assert sorted(asyncio.run(main())) == bodies
+    assert left_over(nsqd) == 0
+
+
+def test_a_message_shows_what_a_message_shows(nsqd: GoNsqd) -> None:
+    publish(nsqd, 1)
+
+    async def main() -> Message:
+        async with consumer_of(nsqd) as consumer:
+            async for message in consumer:
+                assert (message.topic, message.nsqd) == (TOPIC, nsqd.tcp_address)
+                assert (message.attempts, len(message.id)) == (1, 16)
+                assert abs(message.timestamp_ns / 1e9 - time.time()) < 60
+                assert time.monotonic() < message.deadline
+                assert await message.touch()
+                assert not message.is_answered
+                assert await message.requeue(0, backoff=False)
+                assert message.is_answered
+                break
+            async for message in consumer:
+                assert message.attempts == 2
+                await message.finish()
+                return message
+        raise AssertionError
+
+    assert f"of {TOPIC} from {nsqd.tcp_address}" in repr(asyncio.run(main()))
+
+
+def test_tasks_share_the_messages(nsqd: GoNsqd) -> None:
+    publish(nsqd, 40)
+
+    async def main() -> tuple[float, list[int]]:
+        counts = [0] * 8
+        async with consumer_of(nsqd) as consumer:
+
+            async def work(number: int) -> None:
+                async for message in consumer:
+                    await asyncio.sleep(0.05)
+                    await message.finish()
+                    counts[number] += 1
+                    if sum(counts) == 40:
+                        consumer.begin_stop()
+
+            began = time.monotonic()
+            async with asyncio.TaskGroup() as group:
+                for number in range(8):
+                    group.create_task(work(number))
+            return time.monotonic() - began, counts
+
+    took_s, counts = asyncio.run(main())
+    assert sum(counts) == 40
+    assert min(counts) >= 1
+    assert took_s < 1.5  # 2 s one by one
+    assert left_over(nsqd) == 0
+
+
+def test_a_loop_that_never_waits_leaves_time_for_other_tasks(nsqd: GoNsqd) -> None:
+    publish(nsqd, 2000)
+
+    async def main() -> int:
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        count = 0
+        async with consumer_of(nsqd) as consumer:
+            async for message in consumer:
+                await message.finish()
+                count += 1
+                if count == 2000:
+                    break
+        task.cancel()
+        return turns
+
+    assert asyncio.run(main()) > 10
+
+
+def test_messages_come_although_another_task_holds_the_event_loop(nsqd: GoNsqd) -> None:
+    publish(nsqd, 50)
+
+    async def main() -> None:
+        async def hold() -> None:
+            while True:
+                time.sleep(0.03)  # what a task should not do
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(hold())
+        count = 0
+        async with consumer_of(nsqd) as consumer:
+            async for message in consumer:
+                await message.finish()
+                count += 1
+                if count == 50:
+                    break
+        task.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), 15))
+    assert left_over(nsqd) == 0
+
+
+def test_a_cancelled_task_leaves_its_messages_to_the_queue(nsqd: GoNsqd) -> None:
+    publish(nsqd, 20)
+
+    async def main() -> float:
+        got = asyncio.Event()
+
+        async def work() -> None:
+            async with consumer_of(nsqd) as consumer:
+                async for _message in consumer:
+                    got.set()
+                    await asyncio.sleep(60)
+
+        task = asyncio.create_task(work())
+        await got.wait()
+        began = time.monotonic()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return time.monotonic() - began
+
+    assert asyncio.run(main()) < 2
+    wait_until(
+        lambda: nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 0, what="the requeues"
+    )
+    assert left_over(nsqd) == 20
+
+
+def test_a_failing_task_of_a_group_requeues_what_the_others_hold(nsqd: GoNsqd) -> None:
+    publish(nsqd, 20)
+
+    async def main() -> None:
+        async with consumer_of(nsqd) as consumer, asyncio.TaskGroup() as group:
+
+            async def work(fails: bool) -> None:
+                async for _message in consumer:
+                    await asyncio.sleep(0.1)
+                    if fails:
+                        raise LookupError
+                    await asyncio.sleep(60)
+
+            for number in range(4):
+                group.create_task(work(number == 3))
+
+    with pytest.raises(ExceptionGroup):
+        asyncio.run(main())
+    wait_until(
+        lambda: nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 0, what="the requeues"
+    )
+    assert left_over(nsqd) == 20
+
+
+def test_waiting_for_a_message_can_time_out_and_go_on(nsqd: GoNsqd) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+
+    async def main() -> bytes:
+        async with consumer_of(nsqd) as consumer:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(consumer), 0.2)
+            publish(nsqd, 1)
+            message = await asyncio.wait_for(anext(consumer), 5)
+            await message.finish()
+            return message.body
+
+    assert asyncio.run(main()) == b"00000"
+
+
+def test_a_stop_ends_every_iteration(nsqd: GoNsqd) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+
+    async def main() -> None:
+        async with consumer_of(nsqd) as consumer:
+
+            async def work() -> None:
+                async for message in consumer:
+                    raise AssertionError(message)
+
+            tasks = [asyncio.create_task(work()) for _ in range(3)]
+            await asyncio.sleep(0.1)
+            consumer.begin_stop()
+            await asyncio.wait_for(asyncio.gather(*tasks), 5)
+
+    asyncio.run(main())
+
+
+def test_a_drain_hands_out_what_was_delivered(nsqd: GoNsqd) -> None:
+    publish(nsqd, 100)
+
+    async def main() -> int:
+        count = 0
+        async with consumer_of(nsqd) as consumer:
+            async for message in consumer:
+                count += 1
+                await message.finish()
+                consumer.begin_stop(drain=True)
+        return count
+
+    count = asyncio.run(main())
+    assert count + left_over(nsqd) == 100
+    assert nsqd.channel_stats(TOPIC, CHANNEL)["requeue_count"] == 0
+
+
+def test_a_start_can_fail_fast() -> None:
+    async def main() -> None:
+        consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses="127.0.0.1:1")
+        with pytest.raises(ConnectionFailed):
+            await consumer.start(fail_fast=True)
+
+    asyncio.run(main())

@@ -1,0 +1,113 @@
+"""Publishing with asyncio: outcomes, the window, and cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+from plugins.clients import bodies_in
+from plugins.daemons import GoNsqd
+from plugins.scripted_nsqd import ScriptedNsqd
+
+from nsqtools import ClientOptions, ConfigurationError, PublishNotSent, PublishRejected
+from nsqtools.aio import Producer
+
+TOPIC = "clicks"
+
+
+def test_every_way_of_publishing_arrives(nsqd: GoNsqd) -> None:
+    async def main() -> None:
+        async with Producer(nsqd.tcp_address) as producer:
+            await producer.publish(TOPIC, b"one")
+            await producer.publish_many(TOPIC, [b"two", b"three"])
+            await producer.publish_deferred(TOPIC, b"four", 0.01)
+            assert nsqd.tcp_address in repr(producer)
+
+    asyncio.run(main())
+    assert bodies_in(nsqd, TOPIC, 4) == [b"four", b"one", b"three", b"two"]
+
+
+@pytest.mark.parametrize("linger_s", [0, 0.005])
+def test_many_tasks_publish_at_the_same_time(nsqd: GoNsqd, linger_s: float) -> None:
+    bodies = [b"%04d" % number for number in range(1000)]
+
+    async def main() -> None:
+        options = ClientOptions(max_outstanding=16)
+        producer = Producer(nsqd.tcp_address, options, linger_s=linger_s)
+        async with producer, asyncio.TaskGroup() as group:
+            for body in bodies:
+                group.create_task(producer.publish(TOPIC, body))
+
+    asyncio.run(main())
+    assert bodies_in(nsqd, TOPIC, 1000) == bodies
+
+
+def test_a_full_window_does_not_hold_the_event_loop(scripted_nsqd: ScriptedNsqd) -> None:
+    async def main() -> float:
+        options = ClientOptions(max_outstanding=1)
+        producer = Producer(scripted_nsqd.address, options)
+        first = asyncio.create_task(producer.publish(TOPIC, b"x"))
+        await asyncio.sleep(0)
+        began = time.monotonic()
+        second = asyncio.create_task(producer.publish(TOPIC, b"x", timeout_s=0.3))
+        longest = 0.0
+        while not second.done():
+            before = time.monotonic()
+            await asyncio.sleep(0.01)
+            longest = max(longest, time.monotonic() - before)
+        with pytest.raises(PublishNotSent, match="no room"):
+            await second
+        assert time.monotonic() - began < 3
+        first.cancel()
+        await producer.stop(0)
+        return longest
+
+    assert asyncio.run(main()) < 0.25
+
+
+def test_errors_are_those_of_the_synchronous_producer(
+    go_nsqd: Callable[..., GoNsqd],
+) -> None:
+    nsqd = go_nsqd("-max-msg-size=10")
+
+    async def main() -> None:
+        async with Producer("127.0.0.1:1") as producer:
+            with pytest.raises(PublishNotSent):
+                await producer.publish(TOPIC, b"x")
+            with pytest.raises(TypeError, match="not str"):
+                await producer.publish(TOPIC, "text")  # type: ignore[arg-type]
+            with pytest.raises(ConfigurationError):
+                await producer.publish("bad topic", b"x")
+        async with Producer(nsqd.tcp_address) as producer:
+            with pytest.raises(PublishRejected):
+                await producer.publish(TOPIC, b"eleven byte")
+            await producer.publish(TOPIC, b"x")
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_publish_frees_its_place_when_it_settles(nsqd: GoNsqd) -> None:
+    async def main() -> None:
+        options = ClientOptions(max_outstanding=2)
+        async with Producer(nsqd.tcp_address, options) as producer:
+            for _ in range(20):
+                tasks = [asyncio.create_task(producer.publish(TOPIC, b"x")) for _ in range(5)]
+                await asyncio.sleep(0)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.wait_for(producer.publish(TOPIC, b"last"), 5)
+            assert await producer.flush(5)
+
+    asyncio.run(main())
+    assert nsqd.depth(TOPIC) >= 1
+
+
+def test_a_producer_can_serve_one_event_loop_after_the_other(nsqd: GoNsqd) -> None:
+    producer = Producer(nsqd.tcp_address)
+    for _ in range(3):
+        asyncio.run(producer.publish(TOPIC, b"x"))
+    assert asyncio.run(producer.stop(5))
+    assert nsqd.depth(TOPIC) == 3
