@@ -1,1 +1,1 @@
-"""The daemons of a cluster as one: who has what, how it fares, and what is changed in it."""
+"""The daemons of a cluster as one: which there are, what they hold, and changes to them."""

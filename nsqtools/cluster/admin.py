@@ -5,7 +5,7 @@
     outcomes = apply(cluster, plan)  the same steps, each with how it ended
 
 A dry run is a plan that is not applied. Steps stand in the order of nsqadmin: nsqlookupd before
-nsqd, so that nobody is sent to what is being deleted. One that fails stops no other.
+nsqd, so that nobody is sent to what is being deleted. A step that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Action(enum.Enum):
 
     @property
     def is_destructive(self) -> bool:
-        """Tell whether it cannot be taken back."""
+        """Tell whether it cannot be undone."""
         return self in (Action.DELETE, Action.EMPTY, Action.TOMBSTONE)
 
 
@@ -44,8 +44,8 @@ class DaemonKind(enum.Enum):
 class Step:
     """One change at one daemon. ``channel`` is "" for the topic itself.
 
-    ``messages`` are lost with it. ``clients`` are connected consumers, who would create again what
-    is deleted. ``node`` is the nsqd to hide, for a tombstone.
+    ``messages`` are lost with it. ``clients`` are connected consumers, which would recreate what is
+    deleted. ``node`` is the nsqd to hide, for a tombstone.
     """
 
     daemon: DaemonKind
@@ -66,7 +66,7 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class AdminPlan:
     """What will change, where. ``failures`` are daemons that could not be asked about it;
-    ``notes`` are what to know before."""
+    ``notes`` are warnings to show first."""
 
     steps: tuple[Step, ...]
     failures: tuple[DaemonFailure, ...] = ()
@@ -87,7 +87,7 @@ class StepResult:
 
 
 def apply(cluster: Cluster, plan: AdminPlan) -> list[StepResult]:
-    """Carry out every step of a plan, in order; none is left out because another failed."""
+    """Carry out every step of a plan, in order, whether or not others fail."""
     return [StepResult(step, _try(cluster, step)) for step in plan.steps]
 
 

@@ -188,7 +188,7 @@ def _channel_step(address: str, action: Action, topic: TopicStats, channel: Chan
 
 
 def _call(client: ClientStats) -> str:
-    """How a client is named to people: whose program it is, and where."""
+    """Describe a client for people: its host, its program and its address."""
     return f"{client.hostname} ({client.user_agent or 'unknown program'}, {client.remote_address})"
 
 

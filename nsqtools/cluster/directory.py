@@ -8,7 +8,7 @@
 All are asked at the same time, and a dead one costs the others nothing but its timeout; it is named
 and left out. Only when nobody answers is that an error.
 
-An nsqd whose address is given is asked there, and never under the name it announces. One that
+An nsqd whose address is given is asked there, not under the name it announces. One that
 nsqlookupd announces is asked under its broadcast address, which the address map may replace. Where
 only a TCP address is known the usual HTTP port beside it is tried, and believed if its /info names
 that TCP port: nobody administers another nsqd than the one that was named.
@@ -148,7 +148,7 @@ class Cluster:
     def nsqds_among(
         self, nodes: Iterable[ProducerNode] = ()
     ) -> tuple[list[NsqdToAsk], list[DaemonFailure]]:
-        """Return the nsqd given and the ``nodes`` announced; and who is not the one meant."""
+        """Return the nsqd given and the ``nodes`` announced; and those that are others than meant."""
         announced, impostors = self.ask(self._given_clients(), self._name)
         given = set(announced)
         for node in nodes:
@@ -195,7 +195,7 @@ class Cluster:
         return answers, failures
 
     def nsqd(self, address: str) -> NsqdHTTPClient:
-        """The nsqd at an address that `nsqds` or `stats` named."""
+        """Return the client of an nsqd at an address that `nsqds` or `stats` gave."""
         return self._client(address)
 
     def reachable(self, announced: Address) -> Address:
@@ -248,7 +248,7 @@ class Cluster:
         return f"{info.get('broadcast_address')}:{info.get('http_port')}"
 
     def _client(self, address: str) -> NsqdHTTPClient:
-        """The client for an address or URL, made once. Called on one thread only."""
+        """Return the client for an address or URL, made once. Call it on one thread only."""
         url = http_url(address, NSQD_HTTP_PORT)
         if url not in self._clients:
             self._clients[url] = self._access.nsqd(url)
@@ -256,5 +256,5 @@ class Cluster:
 
 
 def short_address(url: str) -> str:
-    """Return how a daemon is named to people: ``host:port``, or an https URL."""
+    """Return how a daemon is shown to people: ``host:port``, or an https URL."""
     return url.removeprefix("http://")

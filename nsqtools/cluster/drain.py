@@ -5,7 +5,7 @@ confirmed: nothing is lost; when the connection breaks in between, a message can
 new message has a new id and timestamp, and no attempts.
 
 The trap is that NSQ publishes to topics and not to channels: on the other nsqd every channel of the
-topic gets the message, those that had done with it too. So a topic with several channels is left
+topic gets the message, even one that had finished it. So a topic with several channels is left
 alone unless that is allowed; each of its messages is then published once, whichever of its channels
 still held it, for all channels share the ids.
 """
@@ -37,7 +37,7 @@ IDLE_S = 1.0
 class Move:
     """The messages of one topic; ``channels`` are those that hold some, none for the topic's own.
 
-    ``repeats`` tells that channels may get messages again that they had done with.
+    ``repeats`` tells that channels may get messages again that they had finished.
     """
 
     topic: str
@@ -48,7 +48,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class DrainPlan:
-    """What can be moved, and in a line each what cannot, and why."""
+    """What can be moved, and a line for each queue that cannot, with the reason."""
 
     moves: tuple[Move, ...]
     left: tuple[str, ...]
@@ -99,13 +99,13 @@ class Drain:
     ) -> None:
         self._source = source
         self._target = target
-        # none is given up: that would finish it
+        # none is given up on: that would finish it
         self._options = replace(options, max_attempts=0)
         self._stopped = threading.Event()
         self.moved = 0
 
     def stop(self) -> None:
-        """Ask `run` to end after the batch at hand."""
+        """Ask `run` to end after the present batch."""
         self._stopped.set()
 
     def plan(self, *, allow_repeats: bool) -> DrainPlan:
@@ -118,7 +118,7 @@ class Drain:
     def run(self, plan: DrainPlan) -> int:
         """Carry the plan out; return how many messages are left on the source.
 
-        What came meanwhile is moved too. What consumers hold and what is deferred is left. Raises
+        Messages that arrive meanwhile are moved too; those in flight or deferred stay. Raises
         what publishing raises; every message that was not published is still on the source.
         """
         with Producer(tcp_address(self._target), self._options) as producer:
@@ -176,10 +176,10 @@ def tcp_address(nsqd: NsqdHTTPClient) -> str:
 
 
 def plan_lines(moves: Sequence[Move]) -> list[str]:
-    """The plan for people."""
+    """Describe the plan, a line for each topic."""
     return [
         f"move about {move.messages} messages of topic {move.topic}"
         + (f" from {', '.join(move.channels)}" if move.channels else "")
-        + (", which may reach channels again that had done with them" if move.repeats else "")
+        + (", which may reach channels again that had finished them" if move.repeats else "")
         for move in moves
     ]

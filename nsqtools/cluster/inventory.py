@@ -1,7 +1,7 @@
 """Which topics and channels there are, and where: on nsqd, and registered with nsqlookupd.
 
-The two differ: a topic that was only created with nsqlookupd is on no nsqd yet, and one of which
-the last nsqd is gone stays registered.
+The two differ: a topic that was only created with nsqlookupd is on no nsqd yet, and a topic stays
+registered when its last nsqd is gone.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ def registered_channels(
 
 
 def channel_of(topic: TopicStats, name: str) -> ChannelStats | None:
-    """The channel of that name."""
+    """Return the channel of that name."""
     return next((channel for channel in topic.channels if channel.channel_name == name), None)
 
 
 def messages_of(channel: ChannelStats) -> int:
-    """All messages that a channel holds, wherever they are."""
+    """Count the messages of a channel: queued, in flight and deferred."""
     return channel.depth + channel.in_flight_count + channel.deferred_count
 
 

@@ -1,4 +1,4 @@
-"""Names of topics and channels: which there are, and which a pattern chooses.
+"""Names of topics and channels: list them, and select by pattern.
 
 A pattern is a glob as in a shell: ``clicks``, ``web*``. No name of NSQ contains ``*``, ``?`` or
 ``[``, so a text with one of them is always a pattern.
@@ -64,19 +64,19 @@ def channel_names(cluster: Cluster, topic: str) -> list[str]:
 
 
 def is_pattern(text: str) -> bool:
-    """Tell whether the text can stand for several names."""
+    """Tell whether the text can match several names."""
     return any(mark in text for mark in "*?[")
 
 
 def matches(name: str, patterns: Collection[str]) -> bool:
-    """Tell whether one of the patterns stands for the name; no patterns stand for every name."""
+    """Tell whether one of the patterns matches the name; without patterns every name matches."""
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def select(what: str, patterns: Iterable[str], names: Collection[str]) -> list[str]:
-    """Return the names that the patterns stand for, in order.
+    """Return the names that the patterns match, in order.
 
-    Raises `NotFoundError`, with names that are near, for a pattern that stands for none.
+    Raises `NotFoundError`, with similar names, for a pattern that matches none.
     """
     chosen: set[str] = set()
     for pattern in patterns:
@@ -88,7 +88,7 @@ def select(what: str, patterns: Iterable[str], names: Collection[str]) -> list[s
 
 
 def missing(what: str, pattern: str, names: Collection[str]) -> NotFoundError:
-    """The error for a name or pattern that nothing has."""
+    """Return the error for a name that does not exist or a pattern that matches nothing."""
     if is_pattern(pattern):
         return NotFoundError(f"no {what} matches {pattern}")
     near = difflib.get_close_matches(pattern, sorted(names), n=3)
@@ -97,5 +97,5 @@ def missing(what: str, pattern: str, names: Collection[str]) -> NotFoundError:
 
 
 def on_no_nsqd(topic: str) -> str:
-    """What there is to say of a topic that only nsqlookupd knows."""
+    """Return the message about a topic that only nsqlookupd knows."""
     return f"topic {topic} is registered with nsqlookupd, but no nsqd has it"

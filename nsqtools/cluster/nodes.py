@@ -34,7 +34,7 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class PingResult:
-    """How a daemon answered /ping: after which time, or not (``error``)."""
+    """How long a daemon took to answer /ping, or why it did not (``error``)."""
 
     daemon: str
     address: str

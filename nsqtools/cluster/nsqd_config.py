@@ -1,4 +1,4 @@
-"""The options of running nsqd, by /config: all can be read, two can be changed until it ends."""
+"""The options of running nsqd, by /config: all can be read, two can be changed while it runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def get_option(cluster: Cluster, name: str) -> Answers:
 def set_option(cluster: Cluster, name: str, value: str) -> Answers:
     """Change an option of every nsqd; the answers are the new values.
 
-    Addresses are given with commas between. Raises `ConfigurationError` for what nsqd refuses.
+    Addresses are separated by commas. Raises `ConfigurationError` for what nsqd refuses.
     """
     option = _option(name)
     if option not in CHANGEABLE:

@@ -3,10 +3,10 @@
 Rates are differences of nsqd's counters over the time that really passed between two answers of
 that nsqd. With the counters of a channel (a message is queued, deferred, in flight or done):
 
-    ingress     what came:       messages
-    egress      what was sent:   messages + requeued + timed out - depth - deferred
-    finish      what is done:    messages - depth - deferred - in flight
-    requeue     what was given back or timed out
+    ingress     received:        messages
+    egress      sent:            messages + requeued + timed out - depth - deferred
+    finish      finished:        messages - depth - deferred - in flight
+    requeue     requeued or timed out
 
 nsq_stat takes messages - depth for egress, which is negative when messages return to the queue.
 Emptying a channel looks like finishing, for nsqd does not count it. Counters that went back, or an
@@ -62,7 +62,7 @@ class QueueRow:
 
     @property
     def memory(self) -> int:
-        """Messages that wait in memory."""
+        """Messages queued in memory."""
         return self.depth - self.disk
 
 
@@ -126,7 +126,7 @@ SUMMED = (
 
 
 def totals(rows: Iterable[QueueRow]) -> list[QueueRow]:
-    """One row for each topic and channel: what its rows on all nsqd come to.
+    """One row for each topic and channel: the sum of its rows on all nsqd.
 
     A queue counts as paused when it is paused anywhere. Percentiles cannot be added up: the worst
     of the nsqd stands for all. Rates are the sum of those that are known.
@@ -161,7 +161,7 @@ def _total(rows: Sequence[QueueRow]) -> QueueRow:
 
 
 class RateMeter:
-    """Turns one look after the other into rows with rates."""
+    """Turns successive statistics into rows with rates."""
 
     def __init__(self) -> None:
         self._before: dict[Key, tuple[float, int, QueueRow]] = {}
@@ -181,7 +181,7 @@ class RateMeter:
 
 
 def rates_between(before: QueueRow, now: QueueRow, elapsed_s: float) -> Rates | None:
-    """Return the rates of the time between two looks at one queue.
+    """Return the rates between two rows of one queue.
 
     None when no time passed, or when a counter went back: the queue is a new one of the same name.
     """

@@ -69,14 +69,14 @@ _FILTER = re.compile(r"\s*(\w+)\s*(>=|<=|!=|==|=|>|<)\s*(\S+)\s*")
 def check_column(name: str) -> str:
     """Return the name. Raises `ConfigurationError` when there is no such column."""
     if name not in COLUMNS:
-        raise ConfigurationError(f"{name!r} is none of {', '.join(COLUMNS)}")
+        raise ConfigurationError(f"unknown column {name!r}; the columns are {', '.join(COLUMNS)}")
     return name
 
 
 def parse_filter(text: str) -> Test:
     """Read a condition on a column: ``depth>1000``, ``paused=yes``, ``channel!=archive``.
 
-    A value that is not known fulfils none. Raises `ConfigurationError`.
+    An unknown value meets no condition. Raises `ConfigurationError`.
     """
     match = _FILTER.fullmatch(text)
     if match is None:
@@ -103,7 +103,7 @@ def _limit(name: str, text: str) -> Any:
     try:
         return float(text)
     except ValueError:
-        raise ConfigurationError(f"{name} is a number, and {text!r} is none") from None
+        raise ConfigurationError(f"{name} is a number, not {text!r}") from None
 
 
 def sort_rows(rows: Iterable[QueueRow], column: str) -> list[QueueRow]:
@@ -121,14 +121,14 @@ def sort_rows(rows: Iterable[QueueRow], column: str) -> list[QueueRow]:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What is still well; None is not watched. ``max_requeue_rate`` is messages a second."""
+    """Alert thresholds; None is not watched. ``max_requeue_rate`` is messages a second."""
 
     max_depth: int | None = None
     max_requeue_rate: float | None = None
     min_clients: int | None = None
 
     def complaints(self, rows: Iterable[QueueRow]) -> list[str]:
-        """One line for everything that is not. Clients and requeues are watched on channels."""
+        """Return a line for each threshold passed; clients and requeues are those of channels."""
         return [line for row in rows for line in self._complaints(row)]
 
     def _complaints(self, row: QueueRow) -> Iterable[str]:

@@ -58,7 +58,7 @@ def _node(report: NodeReport) -> dict[str, Any]:
 def client_documents(
     reports: Iterable[NodeReport], rows: Iterable[QueueRow]
 ) -> list[dict[str, Any]]:
-    """Every consumer of the channels among ``rows``, with its channel and nsqd."""
+    """Return every consumer of the channels among ``rows``, with its channel and nsqd."""
     shown = {(row.topic, row.channel) for row in rows}
     return [
         {
@@ -76,7 +76,7 @@ def client_documents(
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-    """Rows of CSV; what is not known is empty."""
+    """Return CSV; unknown values are empty."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
@@ -97,7 +97,7 @@ METRICS: tuple[tuple[str, str, str, Callable[[QueueRow], float], bool], ...] = (
 
 
 def prometheus_text(sample: Sample) -> str:
-    """Every counter of every nsqd, for Prometheus to make rates of; ``nsq_up`` names the dead."""
+    """Return every counter of every nsqd; ``nsq_up`` is 0 for those that do not answer."""
     up = [({"node": report.address}, 1) for report in sample.reports]
     up += [({"node": failure.address}, 0) for failure in sample.failures]
     metrics = [Metric("nsq_up", "gauge", "Whether the nsqd answered.", up)]

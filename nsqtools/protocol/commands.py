@@ -4,8 +4,8 @@
 size in front. Names are checked where they enter the program (`names`), sizes by the caller, who
 knows the server's limits.
 
-The answers to messages go out by the hundred, so beside the values there are functions that
-encode a whole batch in one join.
+The answers to messages go out by the hundred, so there are also functions that encode a whole
+batch in one join.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """``FIN``: the message is done with."""
+    """``FIN``: the message is finished."""
 
     id: bytes
 

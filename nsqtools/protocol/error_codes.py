@@ -3,7 +3,7 @@
 Only the three answers to a late FIN, REQ or TOUCH leave the connection open; every other code,
 known or not, is fatal (protocol page, and nsqd/protocol_v2.go). A frame's data is the code, a
 blank and a text for people: the text may name ids and may change, so only the code is compared. The
-one exception is an nsqd that takes TLS only, which says so nowhere but in the text of E_INVALID.
+one exception is an nsqd that requires TLS, which says so only in the text of E_INVALID.
 """
 
 from __future__ import annotations

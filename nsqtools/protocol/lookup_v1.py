@@ -71,7 +71,7 @@ def encode_register(topic: str, channel: str = "") -> bytes:
 
 
 def encode_unregister(topic: str, channel: str = "") -> bytes:
-    """Return the command that takes a topic or a channel back."""
+    """Return the command that withdraws a topic or a channel."""
     return f"UNREGISTER {topic} {channel}".rstrip().encode() + b"\n"
 
 

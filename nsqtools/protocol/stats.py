@@ -1,7 +1,7 @@
 """/stats of nsqd, written and read, with the keys of its JSON in nsqd's order.
 
 Reading is tolerant, because the nsqd of a cluster are of several ages: what is missing or of
-another type is taken as 0, "", or not there. Only what is not an object is not an answer of nsqd.
+another type is taken as 0, "", or not there. Only a document that is not an object is refused.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ClientStats:
     tls_negotiated_protocol_is_mutual: bool
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON object; what is about auth and publishing is left out when empty."""
+        """Return the JSON object; auth and publishing fields are left out when empty."""
         document = {field.name: getattr(self, field.name) for field in fields(self)}
         document["pub_counts"] = [
             {"topic": topic, "count": count} for topic, count in self.pub_counts

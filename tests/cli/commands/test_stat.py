@@ -215,7 +215,7 @@ def test_a_dead_nsqd_is_left_out_and_named(run_nsq: RunNsq, cluster: RunningClus
         (["-t", "click"], 3, "topic click does not exist"),
         (["--once", "--max-requeue-rate", "1"], 2, "--max-requeue-rate needs two samples"),
         (["--json", "--csv"], 2, "exclude each other"),
-        (["--sort", "dept"], 2, "'dept' is none of topic"),
+        (["--sort", "dept"], 2, "unknown column 'dept'; the columns are topic"),
         (["--filter", "depth"], 2, "'depth' is not a condition"),
     ],
 )
