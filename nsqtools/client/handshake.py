@@ -183,8 +183,7 @@ class _Handshake:
         if not self._options.auth_secret:
             raise RefusedError(
                 f"{self._stream.address} requires authentication",
-                hint="Set the client option auth_secret; for the nsq command:"
-                " --auth-secret-file or NSQ_AUTH_SECRET.",
+                hint="Set auth_secret (nsq: --auth-secret-file or NSQ_AUTH_SECRET).",
             )
         self._send(commands.Auth(self._options.auth_secret.encode()).encode())
         self._answer()  # the identity, as JSON; a refusal raises

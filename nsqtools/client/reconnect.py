@@ -86,7 +86,10 @@ class KnownNsqd:
         }
 
     def listed(self, addresses: Iterable[Address], now: float) -> None:
-        """A lookup round found these nsqd. A connected one that is missing stays connected."""
+        """A lookup round found these nsqd. A connected one that is missing stays connected.
+
+        One that is missing and not connected is forgotten once its delay is over.
+        """
         for nsqd in self._nsqds.values():
             nsqd.is_listed = nsqd.is_direct
         for address in addresses:

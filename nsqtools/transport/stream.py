@@ -12,11 +12,16 @@ A client certificate that TLS 1.3 refuses shows at the first read, not in the ha
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import itertools
+import math
+import os
+import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from nsqtools.errors import (
     ConnectionFailed,
@@ -31,6 +36,9 @@ if TYPE_CHECKING:
     import ssl
 
 READ_SIZE = 1 << 18  # what one turn takes from a connection at most, so that others get theirs
+STAGGER_S = 0.25  # between the attempts to reach the addresses of one name
+
+_IPAddress = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]  # of getaddrinfo
 
 
 class Deadline:
@@ -159,7 +167,7 @@ class Stream:
             raise self._map(exc) from exc
 
     def shutdown_write(self) -> None:
-        """Tell the peer that nothing more comes; what it still sends can be read."""
+        """End our direction of the stream; what the peer still sends can be read."""
         with contextlib.suppress(OSError):  # it may have gone first
             # not SSLSocket's own, which would end the decryption of what still comes
             socket.socket.shutdown(self._socket, socket.SHUT_WR)
@@ -170,49 +178,95 @@ class Stream:
 
 
 def connect(address: Address, deadline: Deadline, local_address: str = "") -> Stream:
-    """Connect to an address, trying each IP address its name has, within one deadline.
+    """Connect to the first IP address of a name that answers, within one deadline.
 
+    A new address is tried when one fails, and every `STAGGER_S` while none has answered (RFC 8305):
+    an address that drops packets costs that long, not the deadline.
     Raises `ConnectionFailed` or `DeadlineExceeded`, with the address and the system's reason.
     """
     source = parse_address(local_address, 0) if local_address else None
-    failure: OSError | None = None
-    for family, kind, protocol, _, target in _resolve(address):
-        if deadline.has_passed:
-            break
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.settimeout(max(deadline.remaining_s(), 0.001))
-            if source is not None:
-                sock.bind(source)
-            sock.connect(target)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        except OSError as exc:
-            sock.close()
-            failure = exc
-        else:
-            return Stream(sock, address)
-    if failure is None or isinstance(failure, TimeoutError):
+    try:
+        sock = _connect_first(_resolve(address), source, deadline)
+    except TimeoutError as exc:
         raise DeadlineExceeded(
             f"cannot connect to {address} (timed out)",
             hint="Check the address, and that a firewall does not drop the packets.",
-        )
-    raise ConnectionFailed(
-        f"cannot connect to {address} ({_reason(failure)})",
-        hint="Is nsqd running there? Its TCP port is usually 4150.",
-    )
+        ) from exc
+    except OSError as exc:
+        raise ConnectionFailed(
+            f"cannot connect to {address} ({_reason(exc)})",
+            hint="Is nsqd running there? Its TCP port is usually 4150.",
+        ) from exc
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return Stream(sock, address)
 
 
-def _resolve(
-    address: Address,
-) -> list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[object, ...]]]:
+def _resolve(address: Address) -> list[_IPAddress]:
+    """Return the IP addresses of a name, IPv6 and IPv4 in turn."""
     try:
-        return list(socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
+        found = list(socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
     except (OSError, ValueError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not a host name"
         raise ConnectionFailed(
             f"cannot connect to {address} ({reason})", hint="Check the host name."
         ) from exc
+    families: dict[int, list[_IPAddress]] = {}
+    for each in found:
+        families.setdefault(each[0], []).append(each)
+    turns = itertools.zip_longest(*families.values())
+    return [each for turn in turns for each in turn if each is not None]
+
+
+def _connect_first(
+    addresses: list[_IPAddress], source: Address | None, deadline: Deadline
+) -> socket.socket:
+    """Return the first socket that connects. Raises `OSError`."""
+    untried = collections.deque(addresses)
+    pending: set[socket.socket] = set()
+    failure: OSError | None = None
+    next_try = Deadline(0)
+    try:
+        with selectors.DefaultSelector() as selector:
+            while (untried or pending) and not deadline.has_passed:
+                if untried and (not pending or next_try.has_passed):
+                    next_try = Deadline(STAGGER_S)
+                    try:
+                        sock = _begin_connecting(untried.popleft(), source)
+                    except OSError as exc:
+                        failure = exc
+                        continue
+                    pending.add(sock)
+                    selector.register(sock, selectors.EVENT_WRITE, sock)
+                stagger_s = next_try.remaining_s() if untried else math.inf
+                for key, _ in selector.select(min(deadline.remaining_s(), stagger_s)):
+                    sock = cast(socket.socket, key.data)
+                    code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    pending.remove(sock)
+                    if not code:
+                        return sock
+                    selector.unregister(sock)
+                    sock.close()
+                    failure = OSError(code, os.strerror(code))
+    finally:
+        for sock in pending:
+            sock.close()
+    raise TimeoutError if pending or failure is None else failure
+
+
+def _begin_connecting(address: _IPAddress, source: Address | None) -> socket.socket:
+    family, kind, protocol, _, target = address
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setblocking(False)
+        if source is not None:
+            sock.bind(source)
+        with contextlib.suppress(BlockingIOError):
+            sock.connect(target)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def _reason(exc: OSError) -> str:
@@ -225,8 +279,8 @@ def _map_tls_error(exc: OSError, address: Address) -> NsqError | None:
     if isinstance(exc, ssl.SSLCertVerificationError):
         return TLSError(
             f"{address}: the certificate is not acceptable ({exc.verify_message})",
-            hint="Give its CA with --tls-ca-file, and connect by a name or IP address that is "
-            "in the certificate.",
+            hint="Set tls_root_ca_file (nsq: --tls-ca-file) to its CA, and connect by a name or IP"
+            " address that is in the certificate.",
         )
     if isinstance(exc, ssl.SSLEOFError | ssl.SSLZeroReturnError):
         return ConnectionLost(f"{address}: the TLS connection ended")
@@ -234,6 +288,9 @@ def _map_tls_error(exc: OSError, address: Address) -> NsqError | None:
         reason = (exc.reason or str(exc)).lower().replace("_", " ")
         hint = ""
         if "certificate required" in reason or "bad certificate" in reason:
-            hint = "nsqd wants a client certificate: give --tls-cert and --tls-key."
+            hint = (
+                "nsqd requires a client certificate: set tls_cert and tls_key"
+                " (nsq: --tls-cert and --tls-key)."
+            )
         return TLSError(f"{address}: TLS failed ({reason})", hint=hint)
     return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -165,3 +167,50 @@ def test_a_deadline_counts_down_to_zero() -> None:
     assert deadline.has_passed
     now[0] = 200.0
     assert deadline.remaining_s() == 0
+
+
+@pytest.fixture
+def black_hole() -> Iterator[tuple[str, int]]:
+    """An address that accepts no connection and refuses none: its backlog is full."""
+    with contextlib.ExitStack() as sockets:
+        listener = sockets.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(3):
+            filler = sockets.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        yield listener.getsockname()
+
+
+def resolve_to(monkeypatch: pytest.MonkeyPatch, *targets: tuple[str, int]) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", target) for target in targets]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: found)
+
+
+def test_a_first_address_that_drops_packets_costs_a_quarter_of_a_second(
+    monkeypatch: pytest.MonkeyPatch, black_hole: tuple[str, int]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        resolve_to(monkeypatch, black_hole, black_hole, server.getsockname())
+        began = time.monotonic()
+        stream = connect(Address("two-addresses", 4150), Deadline(5))
+        took_s = time.monotonic() - began
+        stream.close()
+    assert 0.45 < took_s < 2
+
+
+def test_an_address_that_refuses_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        resolve_to(monkeypatch, ("127.0.0.1", 1), server.getsockname())
+        began = time.monotonic()
+        connect(Address("two-addresses", 4150), Deadline(5)).close()
+        assert time.monotonic() - began < 0.25
+
+
+def test_addresses_that_all_drop_packets_end_with_the_deadline(
+    monkeypatch: pytest.MonkeyPatch, black_hole: tuple[str, int]
+) -> None:
+    resolve_to(monkeypatch, black_hole, black_hole)
+    with pytest.raises(DeadlineExceeded, match="timed out"):
+        connect(Address("two-addresses", 4150), Deadline(0.6))
