@@ -9,7 +9,8 @@ __version__ = "0.2.0"
 
 TYPE_CHECKING = False  # importing typing would double the time of nsq --version
 if TYPE_CHECKING:
-    from nsqtools.client.consumer import Consumer, RequeueWithoutBackoff
+    from nsqtools.client.consumer import Consumer
+    from nsqtools.client.handling import RequeueWithoutBackoff
     from nsqtools.client.message import Batch, Message
     from nsqtools.client.options import ClientOptions
     from nsqtools.client.producer import Producer
@@ -71,7 +72,7 @@ _HOMES = {
     "Message": "client.message",
     "Producer": "client.producer",
     "Publication": "client.publication",
-    "RequeueWithoutBackoff": "client.consumer",
+    "RequeueWithoutBackoff": "client.handling",
 }
 
 

@@ -17,9 +17,11 @@ flight follows the measured speed of the handlers; max_in_flight is the upper li
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Self
 
@@ -28,6 +30,7 @@ from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.client.delivery import ConsumerStats
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.giving_up import GivingUp, Policy
+from nsqtools.client.handling import Handling, stopping_on_signals
 from nsqtools.client.handshake import tls_context
 from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
@@ -48,17 +51,6 @@ class Stopped:
 
 
 SHARE_S = 0.005  # a thread takes about as many messages at a time as it handles in this time
-
-
-class RequeueWithoutBackoff(Exception):
-    """Raise it in a handler of `Consumer.run` to requeue the message without slowing down.
-
-    ``delay_s`` as in `Message.requeue`.
-    """
-
-    def __init__(self, delay_s: float | None = None) -> None:
-        super().__init__(delay_s)
-        self.delay_s = delay_s
 
 
 class Consumer:
@@ -129,10 +121,16 @@ class Consumer:
         )
         # re-entrant: a signal handler may stop what its thread is starting
         self._life = threading.RLock()
+        self._process = os.getpid()
         self._is_started = False
         self._is_stopping = False
         self._drains = True  # until a stop says otherwise
         self._handled: dict[int, Batch] = {}  # by the threads that iterate or run handlers
+
+    def __repr__(self) -> str:
+        return (
+            f"<Consumer of {self.topic}/{self.channel}, {len(self._io.subscriptions)} connections>"
+        )
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -142,6 +140,7 @@ class Consumer:
 
         A consumer is started once: after a stop this does nothing.
         """
+        self._check_process()
         with self._life:
             if self._is_started or self._is_stopping:
                 return
@@ -187,7 +186,17 @@ class Consumer:
         return self._wait(timeout_s)
 
     def _wait(self, timeout_s: float | None = None) -> bool:
-        return self._io.loop.join(timeout_s) if self._is_started else True
+        is_over = self._io.loop.join(timeout_s) if self._is_started else True
+        if is_over:
+            self._giving_up.stop()
+        return is_over
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise ConfigurationError(
+                f"{self!r} belongs to the process that made it, which this one was forked from",
+                hint="Make a consumer after the fork.",
+            )
 
     def abort(self) -> None:
         """Stop without waiting for running handlers: what they hold is requeued."""
@@ -232,6 +241,7 @@ class Consumer:
         return self._take(timeout_s)
 
     def _take(self, timeout_s: float | None = None, most: int | None = None) -> Batch | None:
+        self._check_process()
         self._io.loop.wake()  # whoever asks for more has answered: send it
         give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -298,32 +308,51 @@ class Consumer:
             self._handled.pop(thread, None)
             self.backlog.leave()
 
-    def run(self, handler: Callable[[Message], object], *, workers: int = 1) -> None:
+    def run(
+        self,
+        handler: Callable[[Message], object],
+        *,
+        workers: int = 1,
+        signals: bool = False,
+        auto_answer: bool = True,
+        auto_touch: bool = False,
+    ) -> None:
         """Call ``handler`` with each message until the consumer stops, on ``workers`` threads.
 
         A message that the handler has not answered itself is finished when it returns, requeued
         with backoff when it returns False or raises (the exception is logged), and requeued without
-        backoff when it raises `RequeueWithoutBackoff`.
-        """
-        self.start()
-        threads = [
-            threading.Thread(target=self._work, args=(handler,), name=f"nsq-worker-{n}")
-            for n in range(workers - 1)
-        ]
-        for thread in threads:
-            thread.start()
-        try:
-            self._work(handler)
-        except BaseException:
-            self.begin_stop()  # or the other threads would go on
-            raise
-        finally:
-            for thread in threads:
-                thread.join()
+        backoff when it raises `RequeueWithoutBackoff`. Without ``auto_answer`` a message whose
+        handler returns is answered later, by the program. With ``auto_touch`` messages are touched
+        while their handler runs. With ``signals`` the first SIGTERM or SIGINT stops the consumer
+        when everything delivered is handled, and the second at once.
 
-    def _work(self, handler: Callable[[Message], object]) -> None:
+        Raises `ConfigurationError` with ``signals`` outside the main thread.
+        """
+        handling = Handling(handler, answers=auto_answer)
+        with stopping_on_signals(self) if signals else nullcontext():
+            self.start()
+            if auto_touch:
+                self._io.delivery.on_tick = handling.touch
+            threads = [
+                threading.Thread(target=self._work, args=(handling,), name=f"nsq-worker-{n}")
+                for n in range(workers - 1)
+            ]
+            for thread in threads:
+                thread.start()
+            try:
+                self._work(handling)
+            except BaseException:
+                self.begin_stop()  # or the other threads would go on
+                raise
+            finally:
+                for thread in threads:
+                    thread.join()
+            if signals:
+                self._wait()
+
+    def _work(self, handling: Handling) -> None:
         for message in self:
-            _handle(handler, message)
+            handling.handle(message)
 
     # -- state ----------------------------------------------------------------------------------
 
@@ -361,21 +390,3 @@ class Consumer:
 
 def _sequence(addresses: str | Sequence[str]) -> Sequence[str]:
     return [addresses] if isinstance(addresses, str) else addresses
-
-
-def _handle(handler: Callable[[Message], object], message: Message) -> None:
-    try:
-        result = handler(message)
-    except RequeueWithoutBackoff as exc:
-        message.requeue(exc.delay_s, backoff=False)
-    except Exception:
-        log.exception("the handler failed for %r", message)
-        message.requeue()
-    except BaseException:  # an interrupt: nobody will answer the message any more
-        message.requeue(0, backoff=False)
-        raise
-    else:
-        if result is False:
-            message.requeue()
-        else:
-            message.finish()

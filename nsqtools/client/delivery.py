@@ -58,6 +58,7 @@ class Delivery:
     ) -> None:
         self.stats = ConsumerStats()
         self.give_up = on_giving_up
+        self.on_tick: Callable[[float], None] | None = None  # several times in msg_timeout
         self._loop = loop
         self._backlog = backlog
         self._max_attempts = options.max_attempts
@@ -156,6 +157,8 @@ class Delivery:
     def _tick(self) -> None:
         """Return what has waited too long, and see whether a handler is stuck."""
         self._return_expired()
+        if self.on_tick is not None:
+            self.on_tick(self._loop.now())
         self._adapt()
         self._loop.call_later(self._tick_s, self._tick)
 

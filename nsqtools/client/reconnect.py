@@ -90,14 +90,20 @@ class KnownNsqd:
 
         One that is missing and not connected is forgotten once its delay is over.
         """
-        for nsqd in self._nsqds.values():
+        listed = set(addresses)
+        for address, nsqd in list(self._nsqds.items()):
             nsqd.is_listed = nsqd.is_direct
-        for address in addresses:
+            if not (nsqd.is_direct or nsqd.is_busy or address in listed or nsqd.not_before > now):
+                del self._nsqds[address]
+        for address in listed:
             if address in self._nsqds:
                 self._nsqds[address].is_listed = True
             else:
                 delays = RetryDelays(DISCOVERED_BASE_S, self._discovered_maximum_s, rng=self._rng)
                 self._nsqds[address] = _Nsqd(delays, False, now)
+
+    def __len__(self) -> int:
+        return len(self._nsqds)
 
     def take_due(self, now: float) -> list[Address]:
         """Return the addresses to connect to now; each counts as busy from here on."""

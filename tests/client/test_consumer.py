@@ -10,7 +10,8 @@ from plugins.clients import CHANNEL, TOPIC, Consume, Handle
 from plugins.daemons import GoNsqd
 from plugins.waiting import wait_until
 
-from nsqtools.client.consumer import Consumer, RequeueWithoutBackoff
+from nsqtools.client.consumer import Consumer
+from nsqtools.client.handling import RequeueWithoutBackoff
 from nsqtools.client.message import Message
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError

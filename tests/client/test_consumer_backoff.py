@@ -8,7 +8,8 @@ from plugins.clients import CHANNEL, TOPIC, Consume, Handle
 from plugins.scripted_nsqd import Connection, ScriptedNsqd
 from plugins.waiting import wait_until
 
-from nsqtools.client.consumer import Consumer, RequeueWithoutBackoff
+from nsqtools.client.consumer import Consumer
+from nsqtools.client.handling import RequeueWithoutBackoff
 from nsqtools.client.message import Message
 
 QUICK = {"backoff_multiplier_s": 0.02}  # first delays: 40, 80, 160 ms

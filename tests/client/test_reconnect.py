@@ -170,3 +170,14 @@ def test_the_floor_of_a_listed_nsqd_ends_at_the_poll_interval(poll_interval_s: f
     known.take_due(0)
     delays = [known.failed(FOUND, 0) for _ in range(20)]
     assert max(delays) == poll_interval_s
+
+
+def test_a_discovered_nsqd_that_is_gone_is_forgotten_after_its_delay() -> None:
+    known = known_nsqd(DIRECT)
+    for number in range(100):
+        known.listed([Address(f"pod-{number}", 4150)], number * 100.0)
+        for address in known.take_due(number * 100.0):
+            known.failed(address, number * 100.0)
+    assert len(known) == 2
+    known.listed([], 20_000)
+    assert len(known) == 1

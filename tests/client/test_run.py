@@ -1,0 +1,151 @@
+"""Consumer.run: signals, late answers, automatic TOUCH, and a fork."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from plugins.clients import CHANNEL, TOPIC, Consume, Handle
+from plugins.daemons import GoNsqd
+from plugins.embedded import EmbeddedServer
+from plugins.servers import Serve
+from plugins.waiting import wait_until
+
+from nsqtools.client.message import Message
+from nsqtools.errors import ConfigurationError
+
+WORKER = """
+import sys, time
+from nsqtools import Consumer
+def handle(message):
+    print(message.body.decode(), flush=True)
+    time.sleep(0.1)
+consumer = Consumer("clicks", "archive", nsqd_tcp_addresses=sys.argv[1])
+consumer.run(handle, workers=2, signals=True)
+print("over", repr(consumer))
+"""
+
+
+def unanswered(nsqd: GoNsqd) -> int:
+    stats = nsqd.channel_stats(TOPIC, CHANNEL)
+    return int(stats["in_flight_count"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_a_worker_program_handle_what_was_delivered(
+    nsqd: GoNsqd, tmp_path: Path, number: signal.Signals
+) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, *[b"%d" % n for n in range(100)])
+    program = tmp_path / "worker.py"
+    program.write_text(WORKER)
+    with subprocess.Popen(
+        [sys.executable, str(program), nsqd.tcp_address], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline()]
+        process.send_signal(number)
+        lines += process.stdout.read().splitlines()
+        assert process.wait(10) == 0
+    assert lines[-1] == "over <Consumer of clicks/archive, 0 connections>"
+    stats = nsqd.channel_stats(TOPIC, CHANNEL)
+    assert stats["in_flight_count"] == 0
+    assert len(lines) - 1 == 100 - stats["depth"]
+
+
+def test_signals_are_refused_outside_the_main_thread(
+    nsqd: GoNsqd, consume: Consume, in_background: Callable[..., object]
+) -> None:
+    consumer = consume(nsqd.tcp_address)
+    running = in_background(consumer.run, lambda message: None, signals=True)
+    with pytest.raises(ConfigurationError, match="main thread"):
+        running.result(5)  # type: ignore[attr-defined]
+
+
+def test_a_message_can_be_answered_after_its_handler_returned(
+    nsqd: GoNsqd, consume: Consume, in_background: Callable[..., object]
+) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, b"1", b"2")
+    kept: list[Message] = []
+    consumer = consume(nsqd.tcp_address)
+    in_background(consumer.run, kept.append, auto_answer=False)
+    wait_until(lambda: len(kept) == 2, what="both messages")
+    assert unanswered(nsqd) == 2
+    assert [message.finish() for message in kept] == [True, True]
+    wait_until(lambda: unanswered(nsqd) == 0, what="the FINs")
+
+
+@pytest.mark.parametrize(("auto_touch", "timeouts"), [(True, 0), (False, 1)])
+def test_a_long_handler_keeps_its_message_with_auto_touch(
+    serve: Serve,
+    data_path: Callable[[], Path],
+    consume: Consume,
+    in_background: Callable[..., object],
+    auto_touch: bool,
+    timeouts: int,
+) -> None:
+    """On the embedded nsqd, which looks for timeouts in a new channel at once."""
+    nsqd = serve(EmbeddedServer(data_path(), "--msg-timeout=1s"))
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, b"x")
+    seen: list[int] = []
+
+    def handler(message: Message) -> None:
+        seen.append(message.attempts)
+        if len(seen) == 1:
+            time.sleep(1.8)
+
+    consumer = consume(nsqd.tcp_address)
+    in_background(consumer.run, handler, auto_touch=auto_touch)
+    wait_until(lambda: consumer.stats.finished == 1, what="the FIN")
+    assert nsqd.channel_stats(TOPIC, CHANNEL)["timeout_count"] == timeouts
+
+
+def test_a_consumer_in_a_forked_child_is_refused(nsqd: GoNsqd, consume: Consume) -> None:
+    consumer = consume(nsqd.tcp_address, fail_fast=True)
+    child = os.fork()
+    if not child:
+        try:
+            consumer.next_batch(timeout_s=1)
+        except ConfigurationError as error:
+            os._exit(42 if "fork" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
+
+
+def test_nobody_wakes_while_handlers_are_at_work(
+    nsqd: GoNsqd, consume: Consume, handle: Handle
+) -> None:
+    """It took 40 turns a second while a message was unanswered."""
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, b"x")
+    release, started = threading.Event(), threading.Event()
+
+    def handler(message: Message) -> None:
+        started.set()
+        release.wait(20)
+
+    consumer = consume(nsqd.tcp_address, rdy_redistribute_interval_s=5)
+    handle(consumer, handler)
+    assert started.wait(5)
+    time.sleep(0.3)
+    turns = 0
+    turn = consumer._io._each_turn
+
+    def counted() -> None:
+        nonlocal turns
+        turns += 1
+        turn()
+
+    consumer._io.loop._each_turn = counted  # type: ignore[method-assign]
+    time.sleep(2)
+    release.set()
+    assert turns <= 8
