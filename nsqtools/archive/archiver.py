@@ -34,7 +34,7 @@ from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.directory import open_cluster
-from nsqtools.cluster.topics import is_on_nsqd
+from nsqtools.cluster.topics import topics_on_nsqds
 from nsqtools.errors import NotFoundError, NsqError, OutputError
 from nsqtools.tail.run_limits import End, RunLimits
 
@@ -295,8 +295,8 @@ class Archiver:
 
     def _begin_those_that_are_back(self) -> None:
         with open_cluster(self._source.connection) as cluster:
-            present = [topic for topic in self._absent if is_on_nsqd(cluster, topic)]
-        for topic in present:
+            names, _ = topics_on_nsqds(cluster)
+        for topic in self._absent & names:
             self._try_to_begin(topic)
 
     def _let_deleted_go(self) -> None:
@@ -312,8 +312,8 @@ class Archiver:
         if not suspects:
             return
         with open_cluster(self._source.connection) as cluster:
-            gone = [topic for topic in suspects if is_on_nsqd(cluster, topic) is False]
-        for topic in gone:
+            names, are_all = topics_on_nsqds(cluster)
+        for topic in suspects - names if are_all else ():
             waits = topic in self._topics and not self._exits_when_deleted
             what = "waiting until it is there again" if waits else "it is not archived any more"
             log.warning("topic %s was deleted; %s", topic, what)

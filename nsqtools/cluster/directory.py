@@ -148,7 +148,7 @@ class Cluster:
     def nsqds_among(
         self, nodes: Iterable[ProducerNode] = ()
     ) -> tuple[list[NsqdToAsk], list[DaemonFailure]]:
-        """Return the nsqd given and the ``nodes`` announced; and those that are others than meant."""
+        """Return the nsqd given, the ``nodes`` announced, and failures to be the nsqd meant."""
         announced, impostors = self.ask(self._given_clients(), self._name)
         given = set(announced)
         for node in nodes:

@@ -60,18 +60,16 @@ def inspect_topic(cluster: Cluster, topic: str) -> TopicReport:
     return report
 
 
-def is_on_nsqd(cluster: Cluster, topic: str) -> bool | None:
-    """Ask every nsqd for a topic; None when that does not decide it: one that failed may have it.
+def topics_on_nsqds(cluster: Cluster) -> tuple[set[str], bool]:
+    """Return the topics that any nsqd has, and whether these are all: some nsqd and each answered.
 
-    What nsqlookupd says of the topic does not count: one that was restarted knows no topic, and no
-    nsqd, for as long as nsqd takes to register again.
+    What nsqlookupd says of topics does not count: one that was restarted knows none, and no nsqd,
+    for as long as nsqd takes to register again.
     """
     nsqds, failures = cluster.nsqds()
-    clients = {nsqd.address: nsqd.client for nsqd in nsqds}
-    answers, failed = cluster.ask(clients, lambda nsqd: _topics(nsqd, topic))
-    if any(answers.values()):
-        return True
-    return False if answers and not failures and not failed else None
+    answers, failed = cluster.ask({nsqd.address: nsqd.client for nsqd in nsqds}, _topics)
+    names = {each.topic_name for topics in answers.values() for each in topics}
+    return names, bool(answers) and not failures and not failed
 
 
 def _topics(nsqd: NsqdHTTPClient, topic: str = "") -> tuple[TopicStats, ...]:
