@@ -261,8 +261,8 @@ _nsq_describe() {
             options=(
                 '*-t,--topic=@topics' '--topic-pattern=' '--topic-refresh=' '-c,--channel=@channels'
                 '--on-file=' '--metrics-file=@file' '-n,--count=' '--until-empty' '--exit-idle='
-                '--for=' '--exit-when-deleted' '--create' '--output-dir=@dir' '--work-dir=@dir'
-                '--filename-format=' '--datetime-format=' '--partition-format='
+                '--for=' '--exit-when-deleted' '--create' '--json' '--output-dir=@dir'
+                '--work-dir=@dir' '--filename-format=' '--datetime-format=' '--partition-format='
                 '--partition-by=arrival|message' '--utc' '--host-identifier=' '--file-mode='
                 '--dir-mode=' '--format=jsonl|raw' '-d,--delimiter=' '--gzip' '--gzip-level='
                 '--rotate-size=' '--rotate-text-size=' '--rotate-interval=' '--rotate-age='
@@ -301,7 +301,7 @@ _nsq_describe() {
             ;;
         'nsq archive verify')
             options=(
-                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
+                '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
             )
             arguments=(
                 '*@file'
@@ -309,8 +309,8 @@ _nsq_describe() {
             ;;
         'nsq archive repair')
             options=(
-                '-d,--delimiter=' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug'
-                '-h,--help'
+                '-d,--delimiter=' '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json'
+                '--debug' '-h,--help'
             )
             arguments=(
                 '*@file'

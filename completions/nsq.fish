@@ -364,8 +364,8 @@ function __nsq_describe --no-scope-shadowing
             set options \
                 '*-t,--topic=@topics' '--topic-pattern=' '--topic-refresh=' '-c,--channel=@channels' \
                 '--on-file=' '--metrics-file=@file' '-n,--count=' '--until-empty' '--exit-idle=' \
-                '--for=' '--exit-when-deleted' '--create' '--output-dir=@dir' '--work-dir=@dir' \
-                '--filename-format=' '--datetime-format=' '--partition-format=' \
+                '--for=' '--exit-when-deleted' '--create' '--json' '--output-dir=@dir' \
+                '--work-dir=@dir' '--filename-format=' '--datetime-format=' '--partition-format=' \
                 '--partition-by=arrival|message' '--utc' '--host-identifier=' '--file-mode=' \
                 '--dir-mode=' '--format=jsonl|raw' '-d,--delimiter=' '--gzip' '--gzip-level=' \
                 '--rotate-size=' '--rotate-text-size=' '--rotate-interval=' '--rotate-age=' \
@@ -386,7 +386,7 @@ function __nsq_describe --no-scope-shadowing
                 'Stop when the channel is empty.' \
                 'Stop after DURATION without messages (5s, 1m30s).' 'Stop after DURATION.' \
                 'Exit, with status 3, when every --topic was deleted; default: wait for it.' \
-                'Continue although the topic does not exist; subscribing creates it.' \
+                'Continue although the topic does not exist; subscribing creates it.' 'Print JSON.' \
                 'Where finished files go.' \
                 'Where files in progress go, if not to --output-dir; any file system will do.' \
                 'Name of a file: <TOPIC> <HOST> <PID> <DATETIME> <PARTITION> <REV>; / for directories.' \
@@ -466,19 +466,19 @@ function __nsq_describe --no-scope-shadowing
                 'Show this message and exit.'
         case 'nsq archive verify'
             set options \
-                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
+                '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
             set option_helps \
-                'Print errors only.' 'Log more; -vv logs everything.' \
+                'Print JSON.' 'Print errors only.' 'Log more; -vv logs everything.' \
                 'Format of log lines on stderr.' 'Log everything, and show tracebacks of errors.' \
                 'Show this message and exit.'
             set arguments \
                 '*@file'
         case 'nsq archive repair'
             set options \
-                '-d,--delimiter=' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' \
-                '-h,--help'
+                '-d,--delimiter=' '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' \
+                '--debug' '-h,--help'
             set option_helps \
-                'What ends each body in raw files; \\0 for NUL.' 'Print errors only.' \
+                'What ends each body in raw files; \\0 for NUL.' 'Print JSON.' 'Print errors only.' \
                 'Log more; -vv logs everything.' 'Format of log lines on stderr.' \
                 'Log everything, and show tracebacks of errors.' 'Show this message and exit.'
             set arguments \

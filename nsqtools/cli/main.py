@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from nsqtools.cli.running.ends import report_error
 
         debug = "--debug" in arguments or bool(os.environ.get("NSQ_DEBUG"))
-        return report_error(error, sys.stderr, debug=debug)
+        return report_error(error, sys.stderr, debug=debug, json="--json" in arguments[1:])
 
 
 def quick_answer(arguments: Sequence[str]) -> str | None:

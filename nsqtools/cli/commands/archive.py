@@ -13,7 +13,7 @@ from typer import Option
 
 from nsqtools.cli.options.params import ArchivePaths, Delimiter, Json, Since, Until, time_range
 from nsqtools.cli.render.outcomes import DamageReporter
-from nsqtools.cli.render.output import ByteWriter, write_listing
+from nsqtools.cli.render.output import ByteWriter, counted, write_json, write_listing
 from nsqtools.cli.running.ends import ExitStatus
 from nsqtools.cli.running.runtime import Session
 from nsqtools.errors import OutputError
@@ -22,7 +22,7 @@ from nsqtools.protocol.durations import NS
 LINES_A_WRITE = 1000
 
 
-def verify(paths: ArchivePaths, *, runtime: Session) -> int:
+def verify(paths: ArchivePaths, json: Json = False, *, runtime: Session) -> int:
     """Read archives and report what is damaged.
 
     Every member is unpacked, every line of JSON is read, and each file is compared with its index.
@@ -30,6 +30,7 @@ def verify(paths: ArchivePaths, *, runtime: Session) -> int:
 
     Examples:
         nsq archive verify /var/nsq
+        nsq archive verify /var/nsq --json | jq -r '.damaged[].file'
     """
     from nsqtools.archive.reader import find_archives
     from nsqtools.archive.repair import verify as verify_archive
@@ -37,15 +38,24 @@ def verify(paths: ArchivePaths, *, runtime: Session) -> int:
     archives = find_archives(paths)
     verdicts = [verify_archive(archive) for archive in archives]
     damaged = [verdict for verdict in verdicts if verdict.problems]
-    for verdict in damaged:
-        for problem in verdict.problems:
-            runtime.stdout.write(f"{verdict.path}: {problem}\n")
     messages = sum(verdict.messages for verdict in verdicts)
-    runtime.tell(f"nsq: {len(archives)} files, {messages} messages, {len(damaged)} files damaged")
+    if json:
+        found = [{"file": str(each.path), "problems": list(each.problems)} for each in damaged]
+        write_json(
+            runtime, {"files": len(archives), "messages": messages, "damaged": found}, indent=2
+        )
+    else:
+        for verdict in damaged:
+            for problem in verdict.problems:
+                runtime.stdout.write(f"{verdict.path}: {problem}\n")
+    files = counted(len(archives), "file")
+    runtime.tell(f"nsq: {files}, {messages} messages, {len(damaged)} damaged")
     return ExitStatus.FAILED if damaged else ExitStatus.DONE
 
 
-def repair(paths: ArchivePaths, delimiter: Delimiter = None, *, runtime: Session) -> int:
+def repair(
+    paths: ArchivePaths, delimiter: Delimiter = None, json: Json = False, *, runtime: Session
+) -> int:
     """Finish files that a crash left, and repair damaged archives.
 
     Files in progress without a writer are cut back to their last durable message and get their
@@ -60,15 +70,23 @@ def repair(paths: ArchivePaths, delimiter: Delimiter = None, *, runtime: Session
     from nsqtools.archive.repair import verify as verify_archive
 
     archives = find_archives(paths)
+    finished: list[str] = []
+    repaired: list[dict[str, str | int]] = []
     for path in paths:
         if path.is_dir():
-            for finished in recover(Directories(path.absolute(), path.absolute())):
-                runtime.stdout.write(f"{finished}: finished\n")
+            for ended in recover(Directories(path.absolute(), path.absolute())):
+                finished.append(str(ended))
+                if not json:
+                    runtime.stdout.write(f"{ended}: finished\n")
     for archive in archives:
         if archive.is_in_progress or not verify_archive(archive).problems:
             continue
         count = repair_archive(archive, b"\n" if delimiter is None else delimiter)
-        runtime.stdout.write(f"{archive.path}: repaired, {count} messages\n")
+        repaired.append({"file": str(archive.path), "messages": count})
+        if not json:
+            runtime.stdout.write(f"{archive.path}: repaired, {count} messages\n")
+    if json:
+        write_json(runtime, {"finished": finished, "repaired": repaired}, indent=2)
     return ExitStatus.DONE
 
 

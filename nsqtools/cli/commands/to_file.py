@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,11 +16,13 @@ from nsqtools.cli.options.params import (
     Count,
     ExitIdle,
     For,
+    Json,
     OptionalTopics,
     duration_option,
 )
 from nsqtools.cli.options.subscribing import Create, look_before
 from nsqtools.cli.options.to_file_settings import FILES, ArchiveOptions
+from nsqtools.cli.render.output import counted, write_json
 from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Session
@@ -84,6 +87,7 @@ def to_file(
     for_: For = None,
     exit_when_deleted: ExitWhenDeleted = False,
     create: Create = False,
+    json: Json = False,
     *,
     settings: ArchiveOptions,
     connection: ConsumerConnection,
@@ -145,6 +149,10 @@ def to_file(
                 if hook is not None:
                     hook.close()
                 progress.clear()
+                if json:
+                    failed = hook.failures if hook is not None else 0
+                    document = asdict(archiver.totals) | {"on_file_failures": failed}
+                    write_json(runtime, document, indent=2)
                 runtime.tell(summary(archiver))
     if hook is not None and hook.failures:
         runtime.tell(f"nsq: the command for finished files failed {hook.failures} times")
@@ -182,7 +190,5 @@ def summary(archiver: Archiver) -> str:
     """The counts in a line."""
     totals = archiver.totals
     again = f", {totals.already_written} were written already" if totals.already_written else ""
-    return (
-        f"nsq: {totals.messages} messages, {totals.bytes} bytes, {totals.files} files finished"
-        f"{again}"
-    )
+    files = counted(totals.files, "file")
+    return f"nsq: {totals.messages} messages, {totals.bytes} bytes, {files} finished{again}"

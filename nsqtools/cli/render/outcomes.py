@@ -85,6 +85,7 @@ def report_counts(
         is_complete=not counts.unconfirmed,
         error=job.last_error,
         damage=damage,
+        json=json,
     )
 
 
@@ -96,10 +97,11 @@ def report_publishing(
     is_complete: bool,
     error: Exception | None = None,
     damage: DamageReporter | None = None,
+    json: bool = False,
 ) -> ExitStatus:
     """Report how publishing ended, and why not all of it is confirmed; return the exit status."""
     if error is not None and not is_complete:
-        report_error(error, runtime.stderr)
+        report_error(error, runtime.stderr, json=json)
     runtime.tell(f"nsq: {summary}")
     if not is_complete:
         return status_of_work(error, is_whole=False, is_anything_done=confirmed > 0)

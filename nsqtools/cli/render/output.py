@@ -88,6 +88,11 @@ def write_json(runtime: Runtime, document: Any, *, indent: int | None = None) ->
     ByteWriter(runtime.stdout.fileno()).write(text.encode())
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 file``, ``2 files``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def cell_text(cell: Cell) -> str:
     """A value as tables show it. Nothing of it steers a terminal, or breaks a line in two."""
     if cell is None:

@@ -108,14 +108,23 @@ def stopping(stop: Callable[[], object]) -> Iterator[StopSignals]:
 # -- errors -------------------------------------------------------------------------------------
 
 
-def report_error(error: Exception, stderr: TextIO, *, debug: bool = False) -> ExitStatus:
+def report_error(
+    error: Exception, stderr: TextIO, *, debug: bool = False, json: bool = False
+) -> ExitStatus:
     """Write the line that says what is wrong, and the hint if there is one; return the status.
 
-    ``debug`` adds the traceback.
+    With ``json`` that is an object on one line. ``debug`` adds the traceback.
     """
     if debug:
         traceback.print_exception(error, file=stderr)
     message, hint = explain(error)
+    if json:
+        from json import dumps
+
+        fields = {"error": message, "hint": hint or None, "status": int(status_of(error))}
+        stderr.write(dumps(fields) + "\n")
+        stderr.flush()
+        return status_of(error)
     stderr.write(f"nsq: error: {_one_line(message)}\n")
     if hint:
         stderr.write(f"hint: {_one_line(hint)}\n")

@@ -49,7 +49,7 @@ def test_a_good_archive_is_verified(archive: Path, run_nsq: RunNsq) -> None:
     result = run_nsq(["archive", "verify", str(archive.parent)])
 
     assert (result.status, result.out) == (0, b"")
-    assert "1 files, 20 messages, 0 files damaged" in result.err
+    assert "1 file, 20 messages, 0 damaged" in result.err
 
 
 def test_damage_is_found_and_named(torn: Path, run_nsq: RunNsq) -> None:

@@ -68,7 +68,7 @@ def test_every_step_shows_its_command_and_its_counts(
     assert [line[4:] for line in text.splitlines() if line.startswith("  $ ")] == COMMANDS
     assert "    nsq: 5000 confirmed, 0 rejected, 0 unknown, 0 unsent\n" in text
     assert '    {"n": 0, "page": "/", "user": 391, "ms": 108, "agent": "curl/8.16.0"}\n' in text
-    assert re.search(r"    nsq: 5000 messages, \d+ bytes, 1 files finished\n", text)
+    assert re.search(r"    nsq: 5000 messages, \d+ bytes, 1 file finished\n", text)
     assert "    5000 lines: every click, once and unchanged\n" in text
     assert re.search(r"    clicks  live +4997 +0 ", text)
     assert "    nsq: 306 confirmed, 0 rejected, 0 unknown, 0 unsent\n" in text

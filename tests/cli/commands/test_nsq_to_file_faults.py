@@ -519,5 +519,5 @@ def test_the_exit_status_and_the_summary_say_what_happened(
 
     assert done.status == 0
     assert "2 messages" in done.err
-    assert "1 files finished" in done.err
+    assert "1 file finished" in done.err
     assert short.status == 7

@@ -114,3 +114,60 @@ def test_the_counts_are_on_stdout_as_json_when_asked(
     expected = {"confirmed": 1, "rejected": 1, "unknown": 0, "unsent": 0, "skipped": 1}
     assert json.loads(published.out) == json.loads(replayed.out) == expected
     assert (published.status, replayed.status) == (6, 6)
+
+
+def test_to_file_ends_with_its_counts_as_json(
+    run_nsq: RunNsq, nsqd: GoNsqd, tmp_path: Path
+) -> None:
+    nsqd.create_channel("clicks", "archive")
+    nsqd.publish("clicks", b"one", b"two")
+    to = ["--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(tmp_path / "out")]
+
+    result = run_nsq(["to-file", "-t", "clicks", "-c", "archive", *to, "-n", "2", "--json"])
+
+    assert result.status == 0
+    document = json.loads(result.out)
+    assert (document["messages"], document["files"], document["failures"]) == (2, 1, 0)
+    assert document["bytes"] > 0
+    assert "1 file finished" in result.err
+
+
+def test_verify_and_repair_say_as_json_what_is_damaged(run_nsq: RunNsq, tmp_path: Path) -> None:
+    archive(tmp_path / "a.gz", b"a")
+    damaged = archive(tmp_path / "b.gz", *(os.urandom(1000) for _ in range(100)))
+    damaged.write_bytes(damaged.read_bytes()[:-1000])
+
+    verified = run_nsq(["archive", "verify", str(tmp_path), "--json"])
+    repaired = run_nsq(["archive", "repair", str(tmp_path), "--json"])
+    again = run_nsq(["archive", "verify", str(tmp_path), "--json"])
+
+    document = json.loads(verified.out)
+    assert (verified.status, document["files"]) == (1, 2)
+    [found] = document["damaged"]
+    assert found["file"] == str(damaged)
+    assert found["problems"]
+    [mended] = json.loads(repaired.out)["repaired"]
+    assert mended["file"] == str(damaged)
+    assert (again.status, json.loads(again.out)["damaged"]) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        (f"nodes --json --nsqd-http-address {NOBODY}", 4),
+        (f"topic list --nsqd-http-address {NOBODY} --json", 4),
+        ("stat --json --filter depth", 2),
+        (f"pub -t clicks --json --retry-timeout 0s --nsqd-tcp-address {NOBODY} -m hello", 4),
+    ],
+)
+def test_an_error_is_a_line_of_json_when_json_is_asked_for(
+    run_nsq: RunNsq, line: str, status: int
+) -> None:
+    result = run_nsq(line.split())
+
+    assert result.status == status
+    [error] = [json.loads(each) for each in result.err.splitlines() if each.startswith("{")]
+    assert error["status"] == status
+    assert error["error"]
+    assert set(error) == {"error", "hint", "status"}
+    assert "nsq: error:" not in result.err
