@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from plugins.archives import finished_files, lines_of, messages_of, parts
@@ -14,7 +16,9 @@ from plugins.disk_calls import DiskCalls
 from nsqtools.archive.archive_settings import ArchiveSettings, PartitionBy, RecordFormat
 from nsqtools.archive.finishing import Directories
 from nsqtools.archive.journal import Journal
+from nsqtools.archive.topic_archiver import Flush, Quota, TopicArchiver
 from nsqtools.archive.topic_writer import TopicWriter, WriteFailed
+from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Batch, Message
 from nsqtools.records.naming import FileNaming, Rotation
 
@@ -182,6 +186,29 @@ def test_a_new_connection_to_an_nsqd_means_that_fins_may_have_been_lost(
     writer.take(again.deliver(1, attempts=2), NOW)
 
     assert writer.totals.already_written == 1
+
+
+@pytest.mark.parametrize(("is_refused", "known"), [(True, 1), (False, 0)])
+def test_what_nsqd_refused_the_fins_of_as_late_stays_known(
+    new_writer: NewWriter, source: Source, is_refused: bool, known: int
+) -> None:
+    writer = new_writer()
+    consumer = SimpleNamespace(stats=SimpleNamespace(late=0))
+    flush, quota = Flush(1, 1, 1), Quota(None)
+    archiver = TopicArchiver(
+        "clicks", lambda *_: cast(Consumer, consumer), 10, writer, flush, quota, lambda: None
+    )
+    writer.take(source.deliver(1), NOW)
+    writer.flush()
+    consumer.stats.late = 1 if is_refused else 0
+    archiver._tick(0.0)
+    for number in range(1000, 1500):  # a long backlog before it comes again
+        writer.take(source.deliver(number), NOW)
+        writer.flush()
+
+    writer.take(source.deliver(1, attempts=2), NOW)
+
+    assert writer.totals.already_written == known
 
 
 def failing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,15 @@ def test_a_delay_that_makes_no_sense_is_refused_and_the_message_stays(
 
 @pytest.mark.parametrize(
     ("attempts", "delay_s", "delay_ms"),
-    [(1, 0, 0), (1, None, 90_000), (4, None, 360_000), (5, None, 450_000), (1, 0.0015, 2)],
+    [
+        (1, 0, 0),
+        (1, None, 90_000),
+        (4, None, 360_000),
+        (5, None, 450_000),
+        (1, 0.0015, 2),
+        (1, 3600, 3_600_000),
+        (1, 7200, 3_600_000),  # nsqd closes the connection for more than its limit
+    ],
 )
 def test_zero_is_a_delay_and_seconds_become_milliseconds(
     scripted_nsqd: ScriptedNsqd,
@@ -238,6 +246,24 @@ def test_a_redelivered_message_replaces_its_unanswered_delivery(
     assert old.is_answered
     assert not old.finish()
     assert new.finish()
+    conn.expect(f"FIN {message_id}")
+    wait_until(lambda: consumer._io.rdy.in_flight == 0, what="nothing in flight")
+
+
+def test_finishing_an_old_batch_leaves_a_redelivered_message_to_its_new_delivery(
+    scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    consumer = consume(scripted_nsqd.address)
+    conn = connected(scripted_nsqd)
+    message_id = conn.message(b"x")
+    old = batch_of(consumer)
+    conn.message(b"x", message_id=message_id, attempts=2)
+    [new] = batch_of(consumer)
+
+    assert old.finish() == 0
+    assert not new.is_answered
+    assert new.finish()
+
     conn.expect(f"FIN {message_id}")
     wait_until(lambda: consumer._io.rdy.in_flight == 0, what="nothing in flight")
 

@@ -120,6 +120,22 @@ def test_jitter_stays_between_zero_and_the_delay() -> None:
             assert 0 <= wait.delay_s <= ceiling_s <= 120
 
 
+def test_jitter_is_spread_over_the_whole_delay() -> None:
+    backoff = Backoff(1, 120, full_jitter=True, rng=random.Random(1))
+    backoff.level = 5
+    delays_s = []
+    for _ in range(200):
+        backoff.mode = BackoffMode.TEST
+        wait = backoff.neutral()
+        assert isinstance(wait, Wait)
+        delays_s.append(wait.delay_s)
+
+    ceiling_s = backoff.ceiling_s(5)
+    assert min(delays_s) < ceiling_s / 10
+    assert max(delays_s) > ceiling_s * 9 / 10
+    assert len(set(delays_s)) == 200
+
+
 def test_jitter_of_zero_is_zero() -> None:
     assert Backoff(0, 120, full_jitter=True).failure() == Wait(0)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from nsqtools.client.discovery import Discovery
+from nsqtools.client import discovery as discovery_module
+from nsqtools.client.discovery import EARLY_AFTER_S, EARLY_ROUNDS_APART_S, Discovery
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, ProtocolError
 from nsqtools.http.nsqlookupd_http import decode_lookup
@@ -101,3 +102,27 @@ def test_jitter_of_zero_keeps_the_delay() -> None:
 def test_an_address_map_that_cannot_be_used_is_refused_at_once() -> None:
     with pytest.raises(ConfigurationError):
         Discovery(["localhost"], "t", ClientOptions(), lambda f, e: None, {"a:1": "b:x"})
+
+
+def test_early_rounds_are_spaced_however_often_connections_break(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A flapping nsqd must not have nsqlookupd asked each second."""
+    now_s = 1000.0
+    monkeypatch.setattr(discovery_module.time, "monotonic", lambda: now_s)
+    polls = Discovery(["127.0.0.1:1"], "clicks", ClientOptions(), lambda *_: None)
+
+    def lost(at_s: float) -> float:
+        """A connection is lost; the time of the next round."""
+        nonlocal now_s
+        now_s, polls._next_at = at_s, 5000.0
+        polls.ask_soon()
+        return polls._next_at
+
+    first = lost(1000)
+    again = lost(first + 0.1)
+    later = lost(again + 10 * EARLY_ROUNDS_APART_S)
+
+    assert first == 1000 + EARLY_AFTER_S
+    assert again == first + EARLY_ROUNDS_APART_S
+    assert later == again + 10 * EARLY_ROUNDS_APART_S + EARLY_AFTER_S

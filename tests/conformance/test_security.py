@@ -195,6 +195,16 @@ def test_what_the_secret_allows_is_allowed(any_nsqd: AnyNsqd, auth_server: AuthS
     assert (question["remote_ip"], question["tls"]) == ("127.0.0.1", "false")
 
 
+def test_what_is_allowed_matches_anywhere_in_a_name(
+    any_nsqd: AnyNsqd, auth_server: AuthServer
+) -> None:
+    auth_server.allow("secret", topic="lick", channels=["rchi"])
+    nsqd = any_nsqd(f"-auth-http-address={auth_server.address}")
+    with RawClient(nsqd.tcp_address) as client:
+        client.ask(b"AUTH\n" + sized(b"secret"))
+        assert client.ask(b"SUB clicks archive\n") == b"OK"
+
+
 def test_a_channel_that_is_not_allowed_is_refused(
     any_nsqd: AnyNsqd, auth_server: AuthServer
 ) -> None:

@@ -100,6 +100,16 @@ def test_grep_shows_only_what_matches(run_nsq: RunNsq, clicks: GoNsqd) -> None:
     assert clicks.depth("clicks", "c") == 0
 
 
+def test_sample_shows_a_share_and_finishes_the_rest(run_nsq: RunNsq, nsqd: GoNsqd) -> None:
+    nsqd.create_channel("clicks", "c")
+    nsqd.publish("clicks", *(b"x" for _ in range(1000)))
+
+    result = run_nsq([*place(nsqd), "--sample", "30%", "--exit-idle", "300ms"])
+
+    assert 200 < result.out.count(b"x\n") < 400  # seven standard deviations around 300
+    wait_until(lambda: nsqd.depth("clicks", "c") == 0, what="an empty channel")
+
+
 def test_without_a_channel_it_is_an_ephemeral_one_of_its_own(
     spawn_nsq: SpawnNsq, clicks: GoNsqd
 ) -> None:

@@ -65,6 +65,19 @@ def test_every_kind_of_body_is_kept_byte_for_byte(
     assert sorted(message["body"] for message in messages_of(out)) == sorted(bodies)
 
 
+@pytest.mark.parametrize(("level", "said"), [("1", 4), ("6", 0), ("9", 2)])
+def test_gzip_is_as_hard_as_asked_for(
+    nsqd: GoNsqd, out: Path, run_nsq: RunNsq, level: str, said: int
+) -> None:
+    publish(nsqd, b"one")
+
+    run_nsq(to_file(nsqd, out, "-n", "1", "--gzip-level", level))
+
+    [path] = finished_files(out)
+    extra_flags = path.read_bytes()[8]  # RFC 1952: 2 slowest, 4 fastest
+    assert extra_flags == said
+
+
 def test_a_file_in_progress_is_hidden_and_readable_up_to_its_last_flush(
     nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq
 ) -> None:
