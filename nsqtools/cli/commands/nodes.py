@@ -14,6 +14,7 @@ from nsqtools.cli.running.runtime import Session
 
 NODES = ("node", "nsqd", "hostname", "version", "topics", "tombstoned", "lookupds", "state")
 INFO = ("node", "version", "hostname", "broadcast_address", "tcp_port", "http_port", "start_time")
+LATEST_S = 253_402_300_800  # the year 10000, which no date has
 
 
 def nodes(json: Json = False, *, cluster: ClusterConnection, runtime: Session) -> int:
@@ -121,7 +122,19 @@ def info(json: Json = False, *, cluster: ClusterConnection, runtime: Session) ->
     if json:
         write_json(runtime, documents, indent=2)
     else:
-        rows = [[document.get(column) for column in INFO] for document in documents]
+        rows = [
+            [*(document.get(column) for column in INFO[:-1]), moment(document.get("start_time"))]
+            for document in documents
+        ]
         optional = ("start_time", "hostname", "broadcast_address")
         write_listing(runtime, INFO, rows, json=False, optional=optional)
     return tell_left_out(failures, runtime)
+
+
+def moment(epoch_s: object) -> str | None:
+    """The time in seconds since 1970 as people read it; None for what is not a time."""
+    from datetime import UTC, datetime
+
+    if not isinstance(epoch_s, int) or not 0 <= epoch_s < LATEST_S:
+        return None
+    return datetime.fromtimestamp(epoch_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

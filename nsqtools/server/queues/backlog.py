@@ -54,7 +54,7 @@ class Backlog:
         return len(self._memory) > self.mem_queue_size
 
     def put(self, messages: Sequence[bytes]) -> None:
-        """Append messages. Raises `BackendError` when the disk fails; it may have taken the first."""
+        """Append messages. Raises `BackendError` if the disk fails, maybe after the first ones."""
         if self.disk is not None and (self.disk.has_unread or not self.mem_queue_size):
             self._put_on_disk(self.disk, messages)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable
 
@@ -94,6 +95,7 @@ def test_ping_and_info_of_one_nsqd(
     assert (row[0], row[1], row[3]) == ("nsqd", nsqd.http_address, "ok")
     assert float(row[2]) < 2000
     assert info.out.decode().splitlines()[1].startswith(f"{nsqd.http_address}\t1.3.0\t")
+    assert re.search(r"\t20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ\n$", info.out.decode())
     [document] = valid_json("info", run_nsq(["info", "--json", here]).out)
     assert document["tcp_port"] == int(nsqd.tcp_address.rpartition(":")[2])
     nsqd.kill()

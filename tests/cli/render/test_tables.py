@@ -97,7 +97,7 @@ def masked(line: str, names: dict[str, str]) -> str:
     for address, name in names.items():
         line = line.replace(address, name)
     line = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "HOST", line)
-    line = re.sub(r"\b\d{10}\b", "TIME", line)
+    line = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "TIME", line)
     line = re.sub(r"(?<![\d.])\d+\.\d(?![\d.])", "MS", line)
     line = re.sub(r"(?<= )\d{4,5}(?= )", "PORT", line)
     return re.sub(r" {2,}", "  ", line.rstrip())
