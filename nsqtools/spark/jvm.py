@@ -28,6 +28,7 @@ from nsqtools.spark.session_files import SparkLog, last_lines
 from nsqtools.spark.spark_settings import SparkSettings
 from nsqtools.transport.stream import Deadline, connect
 
+PUSHDOWN_CONF = "spark.sql.python.filterPushdown.enabled"
 MASTER_PORT = 7077
 MASTER_TIMEOUT_S = 10.0
 
@@ -83,6 +84,7 @@ def jvm_conf(settings: SparkSettings, scratch: Path) -> dict[str, str]:
         "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
         # A second attempt of a task that still runs would publish everything twice.
         "spark.speculation": "false",
+        PUSHDOWN_CONF: "true",
     }
     if settings.is_local:  # any user of this machine could reach Spark's ports
         conf["spark.authenticate"] = "true"

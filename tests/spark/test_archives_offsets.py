@@ -86,5 +86,22 @@ def test_what_is_no_offset_is_refused(document: Any) -> None:
 
 
 def test_an_offset_of_a_later_version_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="version 2, this program knows 1"):
-        decode_offset({"version": 2, "writers": {}})
+    with pytest.raises(ConfigurationError, match="version 3, this program knows 2"):
+        decode_offset({"version": 3, "writers": {}})
+
+
+def test_many_files_without_a_number_stay_small() -> None:
+    files = {f"host/clicks.2026-11-21_{n:05}.log.gz": 4000 + n * 7919 % 5000 for n in range(10_000)}
+    offset = Offset(files=files)
+
+    text = json.dumps(offset.encode())
+
+    assert decode_offset(json.loads(text)) == offset
+    assert len(text) < len(json.dumps(files)) / 5
+    assert json.dumps(decode_offset(json.loads(text)).encode()) == text
+
+
+@pytest.mark.parametrize("packed", ["", "no base64!", "AAAA", 7])
+def test_files_that_cannot_be_unpacked_are_refused(packed: object) -> None:
+    with pytest.raises(ConfigurationError, match="is not an offset"):
+        decode_offset({"version": 2, "writers": {}, "packed_files": packed})

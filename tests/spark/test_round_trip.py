@@ -1,6 +1,7 @@
 """``pub -> to-file -> spark compact -> spark replay -> tail``: every body, byte for byte.
 
-The real commands, each a process of its own as a user runs them, through a real nsqd.
+The real commands through a real nsqd: those of Spark in the session that tests share, the others
+each in a process of its own, as a user runs them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from plugins.cli import Result, RunNsq
 from plugins.daemons import GoNsqd
+from plugins.spark import RunSpark
 
 MIB = 1 << 20
 MARK, DELIMITER = b"\x1e<end>", "\\x1e<end>"  # is in none of the bodies
@@ -35,7 +37,7 @@ BODIES = [
 
 
 def test_every_byte_comes_back(
-    nsqd: GoNsqd, run_nsq: RunNsq, spark_env: dict[str, str], tmp_path: Path
+    nsqd: GoNsqd, run_nsq: RunNsq, run_spark: RunSpark, tmp_path: Path
 ) -> None:
     archive, parquet = tmp_path / "archive", tmp_path / "parquet"
     archive.mkdir()
@@ -43,14 +45,10 @@ def test_every_byte_comes_back(
     place = ["--nsqd-tcp-address", nsqd.tcp_address]
 
     def nsq(*arguments: object, stdin: bytes = b"") -> Result:
-        is_spark = arguments[0] == "spark"
-        options = ["--master", "local[2,4]"] if is_spark else []
-        result = run_nsq(
-            [*map(str, arguments), *options],
-            stdin=stdin,
-            env=spark_env if is_spark else None,
-            timeout=120,
-        )
+        if arguments[0] == "spark":
+            result = run_spark(*arguments[1:])
+        else:
+            result = run_nsq([*map(str, arguments)], stdin=stdin, timeout=120)
         assert result.status == 0, result.err
         return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,23 @@ import pytest
 from plugins.archives import Writer, write_archive
 
 from nsqtools.protocol.message import WireMessage
+from nsqtools.spark.archives.read_settings import ReadSettings
 from nsqtools.spark.jobs.ingestion import _rows_behind
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from nsqtools.spark.formats.archive_format import PruningReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,6 +83,54 @@ def test_sql_reads_an_archive_and_some_of_its_columns(spark: SparkSession, tmp_p
 
     assert (row.n, row.most) == (30, 3)
     assert narrow.where("id = '000000000000000a'").first() == (b"body 10", "000000000000000a")
+
+
+AFTER = datetime(2023, 11, 14, 22, 13, 21, tzinfo=UTC)  # a second after BASE_NS
+
+
+@pytest.mark.parametrize(
+    ("filters", "members"),
+    [
+        ([EqualTo(("topic",), "a")], 3),
+        ([In(("topic",), ("b", "c")), EqualTo(("attempts",), 1)], 1),
+        ([EqualTo(("topic",), "a"), GreaterThan(("ts_ns",), BASE_NS + 19)], 1),
+        ([GreaterThanOrEqual(("ts_ns",), BASE_NS + 10), LessThan(("ts_ns",), BASE_NS + 20)], 1),
+        ([LessThanOrEqual(("timestamp",), AFTER)], 4),
+        ([GreaterThan(("timestamp",), AFTER)], 0),
+        ([EqualTo(("topic",), "a"), EqualTo(("topic",), "b")], 0),
+        ([EqualTo(("topic",), None)], 0),
+        ([EqualTo(("body",), b"x"), IsNull(("topic",))], 4),
+    ],
+)
+def test_a_filter_of_the_query_skips_members(
+    tmp_path: Path, filters: list[Filter], members: int
+) -> None:
+    Writer(tmp_path, topic="a").write(*(messages(n, n + 10) for n in (0, 10, 20)))
+    Writer(tmp_path, topic="b").write(messages(0, 10))
+    reader = PruningReader(ReadSettings((str(tmp_path),)), ["body"])
+
+    assert reader.pushFilters(filters) is filters
+
+    planned = [each.value for each in reader.partitions() if each.value is not None]
+    ranges = [wanted for partition in planned for wanted in partition.ranges]
+    assert sum(len(each.members) for each in ranges) == members
+
+
+def test_spark_pushes_filters_where_the_option_asks_for_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    write_archive(tmp_path / "a.log.gz", messages(0, 30), topic="a")
+    other = write_archive(tmp_path / "b.log.gz", messages(0, 30), topic="b")
+    data = bytearray(other.read_bytes())
+    data[-12:-8] = b"\0\0\0\0"  # reading it would fail
+    other.write_bytes(data)
+    reader = spark.read.format("nsq-archive").option("filterPushdown", "true")
+    rows = reader.load(str(tmp_path)).where(f"topic = 'a' AND ts_ns >= {BASE_NS + 10}")
+
+    assert rows.count() == 20
+    assert rows.where("timestamp < timestamp'2023-11-14T22:13:20.000001Z'").count() == 20
+    with pytest.raises(Exception, match="cannot read"):
+        reader.load(str(tmp_path)).count()
 
 
 def test_an_empty_archive_has_no_rows(spark: SparkSession, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ are finished and read to their end, for files that are partly read the number of
 members), and the numbers of files that hold messages and have not been read at all: one of them
 that is gone is lost data. Numbers that are nowhere prove nothing: an archiver that crashes, or
 finds a full disk, leaves one out. Files without a number, of early archivers and of nsq_to_file,
-are there by name and size once they are read, which is when they are finished.
+are there by name and size once they are read, which is when they are finished; many of them are
+packed.
 
 ``began`` is in the first offset after a start that was not at the beginning. Spark does not store
 where a stream started: if the first batch is planned again after a crash, it begins there.
@@ -23,6 +24,8 @@ from __future__ import annotations
 
 import heapq
 import json
+import zlib
+from base64 import b64decode, b64encode
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -35,6 +38,10 @@ from nsqtools.spark.archives.archive_files import UNKNOWN, Key
 from nsqtools.spark.archives.read_settings import BatchLimits
 
 VERSION = 1
+PACKED_VERSION = 2
+"""With the names of files packed; version 1 would take them for unread."""
+
+FEW_FILES = 100
 
 Span = tuple[int, int]
 
@@ -148,7 +155,11 @@ class Offset:
             writers[head.writer]["under_way"][str(head.number)] = self.under_way[head]
         document: dict[str, Any] = {"version": VERSION, "writers": writers}
         if self.files:
-            document["files"] = {name: self.files[name] for name in sorted(self.files)}
+            files = {name: self.files[name] for name in sorted(self.files)}
+            if len(files) > FEW_FILES:
+                document["version"], document["packed_files"] = PACKED_VERSION, _pack(files)
+            else:
+                document["files"] = files
         if self.within != EVER:
             document["within"] = [self.within.since_ns, self.within.until_ns]
         if self.is_start:
@@ -158,12 +169,24 @@ class Offset:
         return document
 
 
+def _pack(files: Mapping[str, int]) -> str:
+    """Pack names and sizes: Spark writes them down with each batch."""
+    return b64encode(zlib.compress(json.dumps(files).encode(), 6)).decode()
+
+
+def _files(document: Mapping[str, Any]) -> dict[str, Any]:
+    if "packed_files" not in document:
+        return dict(document.get("files", {}))
+    return dict(json.loads(zlib.decompress(b64decode(document["packed_files"]))))
+
+
 def decode_offset(document: Any) -> Offset:
     """Read what `Offset.encode` made. Raises `ConfigurationError`."""
     try:
-        if document["version"] != VERSION:
+        if document["version"] not in (VERSION, PACKED_VERSION):
             raise ConfigurationError(
-                f"the offset is of version {document['version']}, this program knows {VERSION}",
+                f"the offset is of version {document['version']}, this program knows "
+                f"{PACKED_VERSION}",
                 hint="The checkpoint was written by another version of nsqtools.",
             )
         read: dict[str, tuple[Span, ...]] = {}
@@ -179,7 +202,7 @@ def decode_offset(document: Any) -> Offset:
         return Offset(
             read,
             under_way,
-            {str(name): int(size) for name, size in document.get("files", {}).items()},
+            {str(name): int(size) for name, size in _files(document).items()},
             frozenset(unread),
             TimeRange(*document["within"]) if "within" in document else EVER,
             is_start=bool(document.get("is_start", False)),
@@ -187,7 +210,7 @@ def decode_offset(document: Any) -> Offset:
         )
     except ConfigurationError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+    except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as exc:
         raise ConfigurationError(
             f"{json.dumps(document)[:200]} is not an offset of an archive ({exc!r})",
             hint="The checkpoint's directory offsets shows what an offset looks like.",

@@ -82,12 +82,20 @@ def is_left_out(content: FileContent, settings: ReadSettings, *, has_index: bool
     """Whether a file has no message of the requested topics."""
     if content.kind is LineKind.nothing:
         return True
-    if not settings.topics:
-        return False
+    return any(
+        _is_without(topics, content, settings, has_index=has_index)
+        for topics in (settings.topics or None, settings.queried_topics)
+        if topics is not None
+    )
+
+
+def _is_without(
+    topics: frozenset[str], content: FileContent, settings: ReadSettings, *, has_index: bool
+) -> bool:
     if content.kind is LineKind.bodies:
-        return settings.topic not in settings.topics
+        return settings.topic not in topics
     # a file with an index has one topic; other files may mix topics
-    return has_index and content.topic != "" and content.topic not in settings.topics
+    return has_index and content.topic != "" and content.topic not in topics
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import glob
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from pathlib import Path
+from typing import cast
 
 from nsqtools.archive.reader import EVER, TimeRange
 from nsqtools.errors import ConfigurationError
@@ -42,6 +45,8 @@ class ReadSettings:
     work_dir: Path | None = None
     topics: frozenset[str] = frozenset()
     """Without any, all."""
+    queried_topics: frozenset[str] | None = None
+    """The only topics that the query's own filter lets through; it drops rows, this whole files."""
     within: TimeRange = EVER
     format: FileFormat = FileFormat.auto
     delimiter: bytes = b"\n"
@@ -53,6 +58,28 @@ class ReadSettings:
     min_partitions: int = 0
     """0: as many as run at a time, when there is enough for them."""
 
+    def narrowed(self, column: str, comparison: str, value: object) -> ReadSettings:
+        """Return what is left to read for a query that keeps only rows of ``column <op> value``.
+
+        ``comparison`` is ``=``, ``in``, ``<``, ``<=``, ``>`` or ``>=``. Others change nothing, nor
+        do other columns: the query filters rows again.
+        """
+        if column == "topic" and comparison in ("=", "in"):
+            asked = {value} if comparison == "=" else set(cast(Iterable[object], value))
+            topics = frozenset(topic for topic in asked if isinstance(topic, str))
+            if self.queried_topics is not None:
+                topics &= self.queried_topics
+            return replace(self, queried_topics=topics)
+        low_ns, high_ns = _bounds(column, value)
+        since_ns, until_ns = self.within.since_ns, self.within.until_ns
+        first_ns = {"=": low_ns, ">=": low_ns, ">": high_ns}.get(comparison)
+        after_ns = {"=": high_ns, "<=": high_ns, "<": low_ns}.get(comparison)
+        if first_ns is not None:
+            since_ns = first_ns if since_ns is None else max(since_ns, first_ns)
+        if after_ns is not None:
+            until_ns = after_ns if until_ns is None else min(until_ns, after_ns)
+        return replace(self, within=TimeRange(since_ns, until_ns))
+
     def roots(self) -> list[Path]:
         """Return the files and directories that the paths name now: patterns change."""
         roots: list[Path] = []
@@ -60,6 +87,16 @@ class ReadSettings:
             found = sorted(glob.glob(path)) if glob.has_magic(path) else []
             roots += map(Path, found or [path])
         return roots
+
+
+def _bounds(column: str, value: object) -> tuple[int | None, int | None]:
+    """Return the first nanosecond that equals a value of a column, and the first after it."""
+    if column == "ts_ns" and isinstance(value, int):
+        return value, value + 1
+    if column == "timestamp" and isinstance(value, datetime) and value.tzinfo is not None:
+        micros = (value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+        return micros * 1000, (micros + 1) * 1000
+    return None, None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.spark.failures import spark_errors
 from nsqtools.spark.jobs.inputs import damage_options, find_inputs
+from nsqtools.spark.jvm import PUSHDOWN_CONF
 from nsqtools.spark.location import SHARED, parse_location, spark_url
 
 if TYPE_CHECKING:
@@ -108,6 +109,8 @@ def plan_query(
 def _read(spark: SparkSession, view: NamedView, damage_path: Path | None) -> DataFrame:
     if view.kind == ARCHIVE:
         reader = spark.read.format("nsq-archive").options(**damage_options(damage_path))
+        if spark.conf.get(PUSHDOWN_CONF, "false") == "true":
+            reader = reader.option("filterPushdown", "true")
         return reader.load(list(view.paths))
     # A topic may be called 007: directories are text. Only the date is one.
     before = spark.conf.get(INFERENCE) or "true"

@@ -52,14 +52,6 @@ def closes_at(day: date, grace_s: float) -> datetime:
     return midnight + timedelta(seconds=grace_s)
 
 
-def parse_day(text: str) -> date:
-    """Read ``2026-11-21``. Raises ``ValueError``."""
-    try:
-        return date.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a day; write 2026-11-21") from None
-
-
 class Slot(NamedTuple):
     """A topic on a day; both None for bare bodies."""
 
