@@ -179,3 +179,21 @@ def test_every_command_reaches_an_announced_nsqd_by_the_address_map(
     nsqd.publish("payments", b"more")
     peeked = run_nsq(["peek", "-t", "payments", "-c", "archive", "-n", "1", *where])
     assert (peeked.status, peeked.out) == (0, b"more\n"), peeked.err
+
+
+@pytest.mark.parametrize("command", [["topic", "list"], ["to-file", "--topic-pattern", "."]])
+def test_how_long_a_daemon_may_take_is_one_option_of_every_command(
+    command: list[str],
+    run_nsq: RunNsq,
+    lookupd: GoNsqlookupd,
+    proxy_to: Callable[..., Proxy],
+    tmp_path: Path,
+) -> None:
+    slow = proxy_to(lookupd.http_address)
+    slow.delay_s = 0.5
+    args = [*command, f"--lookupd-http-address={slow.address}"]
+    if command[0] == "to-file":
+        args += ["--output-dir", str(tmp_path), "--for", "1s"]
+
+    assert run_nsq([*args, "--timeout", "200ms"]).status == 4
+    assert run_nsq([*args, "--timeout", "20s"]).status == 0
