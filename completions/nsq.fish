@@ -197,8 +197,8 @@ function __nsq_client_options
         'deflate=' 'compress with deflate' \
         'deflate_level=' 'deflate level' \
         'auth_secret=' 'secret for an nsqd that requires AUTH' \
-        'max_in_flight=' 'messages in flight at a time, all nsqd together' \
-        'max_attempts=' 'give a message up after so many deliveries (0: never)' \
+        'max_in_flight=' 'most messages in flight at a time, all nsqd together' \
+        'max_attempts=' 'give up a message after this many deliveries that a handler saw (0: never)' \
         'max_msg_size=' 'largest message to accept, in bytes (0: no limit)' \
         'default_requeue_delay=' 'delay of a requeue, times the attempts so far' \
         'max_requeue_delay=' 'longest delay of a requeue' \

@@ -133,10 +133,14 @@ class ClientOptions:
 
     # consuming
     max_in_flight: int = _option(
-        200, "int", "messages in flight at a time, all nsqd together", low=0
+        200, "int", "most messages in flight at a time, all nsqd together", low=0
     )
     max_attempts: int = _option(
-        5, "int", "give a message up after so many deliveries (0: never)", low=0, high=65535
+        5,
+        "int",
+        "give up a message after this many deliveries that a handler saw (0: never)",
+        low=0,
+        high=65535,
     )
     max_msg_size: int = _option(
         0, "int", "largest message to accept, in bytes (0: no limit)", low=0, high=0x7FFFFFFF

@@ -86,7 +86,10 @@ def test_on_a_pipe_a_listing_is_tab_separated_with_a_head(run_nsq: RunNsq) -> No
 
     assert lines[0] == "option\tdefault\tbounds\thelp"
     assert {line.count("\t") for line in lines} == {3}
-    assert "max_in_flight\t200\t0 or more\tmessages in flight at a time, all nsqd together" in lines
+    assert (
+        "max_in_flight\t200\t0 or more\tmost messages in flight at a time, all nsqd together"
+        in lines
+    )
 
 
 def test_json_is_one_document(run_nsq: RunNsq) -> None:
