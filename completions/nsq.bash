@@ -247,6 +247,7 @@ _nsq_describe() {
         'nsq peek')
             options=(
                 '-t,--topic=@topics' '-c,--channel=@channels' '-n,--count=' '--exit-idle=' '--json'
+                '-f,--format=' '--decode=utf8|hex|base64' '-d,--delimiter=' '--print-topic'
                 '*--nsqd-tcp-address=' '*--lookupd-http-address=' '*--nsqd-http-address='
                 '*--address-map=' '-P,--profile=@profiles' '--max-in-flight='
                 '*-X,--consumer-opt=@options' '--tls,--no-tls' '--tls-ca-file=@file'

@@ -333,6 +333,7 @@ function __nsq_describe --no-scope-shadowing
         case 'nsq peek'
             set options \
                 '-t,--topic=@topics' '-c,--channel=@channels' '-n,--count=' '--exit-idle=' '--json' \
+                '-f,--format=' '--decode=utf8|hex|base64' '-d,--delimiter=' '--print-topic' \
                 '*--nsqd-tcp-address=' '*--lookupd-http-address=' '*--nsqd-http-address=' \
                 '*--address-map=' '-P,--profile=@profiles' '--max-in-flight=' \
                 '*-X,--consumer-opt=@options' '--tls,--no-tls' '--tls-ca-file=@file' \
@@ -344,6 +345,10 @@ function __nsq_describe --no-scope-shadowing
             set option_helps \
                 'Name of the topic.' 'Name of the channel.' 'Messages to show.' \
                 'Stop after DURATION without messages (5s, 1m30s).' 'Print JSON.' \
+                'Print by a template: {topic} {nsqd} {id} {timestamp} {attempts} {size} {body}; {timestamp:%H:%M:%S}, {body:hex|base64|json}; \\n \\t \\0 \\xNN; {{ and }} for braces.' \
+                'Show bodies as text, hex or base64.' \
+                'What ends each message; \\0 for NUL, \'\' for nothing.' \
+                'Print \'TOPIC | \' before a message.' \
                 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'nsqlookupd, over HTTP; finds the nsqd of a topic.' 'nsqd, over HTTP.' \
                 'Connect to NEW in place of OLD, the address that an nsqd announces.' \

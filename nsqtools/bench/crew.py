@@ -2,7 +2,7 @@
 
 They are programs of their own (`worker`) and not forks: nothing of a caller's threads or of its
 ``__main__`` matters to them. An interrupt of the terminal is not for them: they end when they are
-told to, and when whoever measures is gone.
+asked to, and when the process that measures is gone.
 """
 
 from __future__ import annotations

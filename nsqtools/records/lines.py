@@ -28,7 +28,7 @@ class BodyForm(Enum):
 
 
 def utf8(body: bytes) -> bytes:
-    r"""The body as UTF-8 text, each byte that is none as ``\xNN``."""
+    r"""The body as UTF-8 text, each byte that is not UTF-8 as ``\xNN``."""
     try:
         body.decode()
     except UnicodeDecodeError:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.connection import ConsumerConnection
-from nsqtools.cli.options.params import ChannelName, ExitIdle, Json, Topic, count_option
+from nsqtools.cli.options.params import ChannelName, ExitIdle, Topic, count_option
+from nsqtools.cli.options.printing import MessagePrinter
 from nsqtools.cli.render.output import ByteWriter
 from nsqtools.cli.running.runtime import Session
-from nsqtools.records.envelope import encode_many
-from nsqtools.records.lines import encode_lines
 
 if TYPE_CHECKING:
     from nsqtools.client.message import Message
@@ -26,8 +25,8 @@ def peek(
     channel: ChannelName,
     count: Messages = COUNT,
     exit_idle: ExitIdle = None,
-    json: Json = False,
     *,
+    printer: MessagePrinter,
     connection: ConsumerConnection,
     runtime: Session,
 ) -> None:
@@ -40,6 +39,7 @@ def peek(
     Examples:
         nsq peek -t clicks -c archive
         nsq peek -t clicks -c archive -n 1 --json | jq .body
+        nsq peek -t clicks -c archive --format '{id} {attempts} {size}\\n'
     """
     from nsqtools.cluster.directory import open_cluster
     from nsqtools.cluster.name_patterns import missing
@@ -57,22 +57,11 @@ def peek(
         raise missing("channel", channel, report.channels)
     write = ByteWriter(runtime.stdout.fileno()).write
 
+    encode = printer(runtime)
+
     def show(messages: Sequence[Message]) -> None:
         for message in messages:
-            if json:
-                write(encode_many(message.topic, message.nsqd, [message]))
-            else:
-                write(
-                    encode_lines(
-                        message.topic,
-                        message.nsqd,
-                        [message],
-                        delimiter=b"\n",
-                        form=None,
-                        print_topic=False,
-                        escape=runtime.stdout_is_tty,
-                    )
-                )
+            write(encode(message.topic, message.nsqd, [message]))
 
     shown = peek_at(
         topic,

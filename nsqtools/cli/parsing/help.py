@@ -56,7 +56,7 @@ def wants_colour(environ: Mapping[str, str], *, is_tty: bool) -> bool:
 
 
 def terminal_width(stream: TextIO) -> int:
-    """Columns of the terminal that ``stream`` is, and `WIDEST` where it is none."""
+    """Columns of the terminal that ``stream`` is, and `WIDEST` where it is not a terminal."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or WIDEST
     except OSError:

@@ -40,6 +40,16 @@ def test_messages_are_shown_and_stay_where_they_are(
     wait_until(lambda: nsqd.depth("clicks", "arch") == 3, what="all are back in the queue")
 
 
+def test_messages_are_shown_by_a_template(run_nsq: RunNsq, nsqd: Nsqd) -> None:
+    shape = ["--format", "{topic}:{body:hex}\\n"]
+    result = run_nsq(at(nsqd, "-t", "clicks", "-c", "arch", "-n", "3", *shape))
+
+    assert result.status == 0
+    assert sorted(result.out.split()) == sorted(
+        f"clicks:{body.hex()}".encode() for body in (b"one", b"two", b"three")
+    )
+
+
 def test_fewer_than_asked_for_are_no_reason_to_wait_for_ever(run_nsq: RunNsq, nsqd: Nsqd) -> None:
     result = run_nsq(at(nsqd, "-t", "clicks", "-c", "arch", "-n", "9", "--exit-idle", "300ms"))
 
