@@ -121,6 +121,7 @@ class Producer:
 
         Whether it was published, each `Publication` knows.
         """
+        self._refuse_own_thread()
         self._io.loop.call_soon(self._io.flush)
         give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
         with self._room:
@@ -160,11 +161,10 @@ class Producer:
     ) -> None:
         self.stop(self.options.publish_timeout_s)
 
-    def _stop_at_exit(self) -> None:
-        failed: list[Publication] = []
+    def _stop_at_exit(self, until: float) -> None:
         with self._room:
             under_way = list(self._unsettled)
-        self.stop(self.options.publish_timeout_s)
+        self.stop(max(0.0, until - time.monotonic()))
         failed = [publication for publication in under_way if publication.error is not None]
         if failed:
             count = sum(len(publication.bodies) for publication in failed)
@@ -211,12 +211,15 @@ class Producer:
         defer_s: float | None,
         timeout_s: float | None,
     ) -> None:
+        self._refuse_own_thread()
+        self.submit(topic, bodies, defer_s=defer_s, timeout_s=timeout_s).wait()
+
+    def _refuse_own_thread(self) -> None:
         if self._io.loop.is_own_thread:
             raise ConfigurationError(
                 "a callback cannot wait for a publish: it runs on the thread that publishes",
                 hint="Use submit() there.",
             )
-        self.submit(topic, bodies, defer_s=defer_s, timeout_s=timeout_s).wait()
 
     def publish_many(
         self, topic: str, bodies: Sequence[ReadableBuffer], *, timeout_s: float | None = None
@@ -225,6 +228,7 @@ class Producer:
 
         Each MPUB is taken whole or not at all; several of them are not one transaction.
         """
+        self._refuse_own_thread()
         give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
         publications = []
         for part in self.split(bodies):
@@ -362,8 +366,13 @@ _started: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
 def _stop_all() -> None:
-    for producer in list(_started):
-        producer._stop_at_exit()
+    """At the end of the interpreter: all of them at the same time."""
+    producers = list(_started)
+    for producer in producers:
+        producer._io.loop.call_soon(producer._io.begin_stop)
+    now = time.monotonic()
+    for producer in producers:
+        producer._stop_at_exit(now + producer.options.publish_timeout_s)
 
 
 def _start_all_afresh() -> None:

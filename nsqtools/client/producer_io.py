@@ -180,6 +180,8 @@ class ProducerIO:
             first = self._turn % len(links)
             in_order = links[first:] + links[:first]
             return next((link for link in in_order if link.connection is not None), None)
+        if links[0].connection is not None:  # before any loop: the usual case, once a turn
+            return links[0]
         is_any_connected = any(link.connection is not None for link in links)
         for link in links:
             if link.connection is not None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import collections
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from nsqtools.client.connection import Connection
 from nsqtools.client.handshake import open_in_background
@@ -49,12 +49,9 @@ class LinkUser(Protocol):
     def link_changed(self) -> None: ...
 
 
-class Outstanding(NamedTuple):
-    """A command without its answer yet, and the publications that it carries."""
-
-    command: bytes
-    publications: list[Publication]
-    sent_at: float
+# A command without its answer yet, the publications that it carries, and when it was sent. A plain
+# tuple: there is one for each publish.
+Outstanding = tuple[bytes, list[Publication], float]
 
 
 class ProducerLink:
@@ -131,14 +128,14 @@ class ProducerLink:
         for publication in publications:
             publication.is_written = True
         self.connection.write(command)
-        self.outstanding.append(Outstanding(command, publications, self._loop.now()))
+        self.outstanding.append((command, publications, self._loop.now()))
 
     def check(self, now: float) -> None:
         """Give the connection up when it is dead, or a publish was not answered in time."""
         if self.connection is not None:
             self.connection.check_liveness()
         if self.connection is not None and self.outstanding:
-            waited_s = now - max(self.outstanding[0].sent_at, self._last_answer)
+            waited_s = now - max(self.outstanding[0][2], self._last_answer)
             if waited_s > self._options.publish_timeout_s:
                 self.lose(
                     DeadlineExceeded(f"{self.address}: no answer to a publish for {waited_s:.0f} s")
@@ -168,14 +165,15 @@ class ProducerLink:
         if data == OK and self.outstanding:
             self._delays.reset()
             self._last_answer = self._loop.now()
-            self._user.confirmed(self.outstanding.popleft().publications)
+            _, publications, _ = self.outstanding.popleft()
+            self._user.confirmed(publications)
         else:
             self.lose(ProtocolError(f"{self.address}: unexpected answer {data[:60]!r}"))
 
     def on_server_error(self, error: ServerError) -> None:
         self._has_answered = True
-        rejected = self.outstanding.popleft().publications if self.outstanding else []
-        not_executed = [p for each in self.outstanding for p in each.publications]
+        rejected = self.outstanding.popleft()[1] if self.outstanding else []
+        not_executed = [each for _, publications, _ in self.outstanding for each in publications]
         self.outstanding.clear()
         self.lose(error)
         self._user.rejected(self, rejected, error)
@@ -188,8 +186,8 @@ class ProducerLink:
         untouched = set(map(id, connection.untouched))
         not_sent: list[Publication] = []
         unknown: list[Publication] = []
-        for each in self.outstanding:
-            (not_sent if id(each.command) in untouched else unknown).extend(each.publications)
+        for command, publications, _ in self.outstanding:
+            (not_sent if id(command) in untouched else unknown).extend(publications)
         self.outstanding.clear()
         if self._has_answered or connection.has_received:
             self.last_error = error

@@ -122,3 +122,17 @@ def test_the_interpreter_says_at_its_end_what_was_not_published() -> None:
     assert done.returncode == 0
     assert "the program ended before 20 messages were published" in done.stderr
     assert "127.0.0.1:1" in done.stderr
+
+
+def test_the_end_of_the_interpreter_waits_for_all_producers_at_the_same_time() -> None:
+    done = run(
+        """
+        from nsqtools import ClientOptions, Producer
+        options = ClientOptions(publish_timeout_s=3.5)
+        producers = [Producer("127.0.0.1:1", options, retry_timeout_s=60) for _ in range(10)]
+        for producer in producers:
+            producer.submit("end", [b"x"])
+        """
+    )
+    assert done.returncode == 0
+    assert done.stderr.count("1 messages were") == 10

@@ -143,17 +143,25 @@ def test_a_callback_that_finds_the_window_full_is_refused_at_once(
     producer.publish(TOPIC, b"and it goes on")
 
 
-def test_a_callback_cannot_wait_for_its_own_thread(nsqd: GoNsqd, produce: Produce) -> None:
+@pytest.mark.parametrize("wait", ["publish", "publish_many", "flush"])
+def test_a_callback_cannot_wait_for_its_own_thread(
+    nsqd: GoNsqd, produce: Produce, wait: str
+) -> None:
     producer = produce(nsqd.tcp_address)
     caught: list[Exception] = []
+    calls: dict[str, Callable[[], object]] = {
+        "publish": lambda: producer.publish(TOPIC, b"x"),
+        "publish_many": lambda: producer.publish_many(TOPIC, [b"x"]),
+        "flush": producer.flush,
+    }
 
-    def wait(publication: Publication) -> None:
+    def call(publication: Publication) -> None:
         try:
-            producer.publish(TOPIC, b"x")
+            calls[wait]()
         except ConfigurationError as exc:
             caught.append(exc)
 
-    producer.submit(TOPIC, [b"x"], on_settled=wait).wait(5)
+    producer.submit(TOPIC, [b"x"], on_settled=call).wait(5)
     wait_until(lambda: bool(caught), what="an error")
 
 
