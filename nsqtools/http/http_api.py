@@ -14,9 +14,10 @@ import base64
 import json
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
 
 from nsqtools.errors import (
+    ConfigurationError,
     ConnectionFailed,
     DeadlineExceeded,
     HTTPError,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from nsqtools.http.exchange import Answer
 
 NSQ_V1 = "application/vnd.nsq; version=1.0"
+
+_URL_MARKS = "/?%~:@!$&'()*+,;="  # what a URL as given may hold besides letters
 
 
 class HTTPAPI:
@@ -53,8 +56,12 @@ class HTTPAPI:
         self.url = url
         parts = urlsplit(url)
         user, at, host = parts.netloc.rpartition("@")
+        try:
+            self._host = host.encode("idna").decode() if not host.isascii() else host
+        except UnicodeError:
+            raise ConfigurationError(f"invalid HTTP address {url!r}") from None
         self._headers: dict[bytes | str, bytes | str] = {
-            "Host": host,
+            "Host": self._host,
             "Accept": NSQ_V1,
             "Accept-Encoding": "identity",
             "User-Agent": "nsqtools",
@@ -63,7 +70,7 @@ class HTTPAPI:
             pair = base64.b64encode(unquote(user).encode()).decode()
             self._headers["Authorization"] = f"Basic {pair}"
         elif bearer:
-            self._headers["Authorization"] = f"Bearer {bearer}"
+            self._headers["Authorization"] = f"Bearer {bearer}".encode()
         self._exchanges = Exchanges(
             connect_timeout_s=connect_timeout_s, timeout_s=timeout_s, tls=tls
         )
@@ -116,8 +123,8 @@ class HTTPAPI:
 
         parts = urlsplit(url)
         query = "&".join(filter(None, (parts.query, urlencode(parameters or {}))))
-        host = parts.netloc.rpartition("@")[2]
-        url = urlunsplit(parts._replace(netloc=host, path=parts.path or "/", query=query))
+        path = quote(parts.path or "/", safe=_URL_MARKS)
+        url = urlunsplit((parts.scheme, self._host, path, quote(query, safe=_URL_MARKS), ""))
         try:
             answer = self._exchanges.request(method, url, self._headers, content)
         except (httpcore.TimeoutException, DeadlineExceeded) as exc:

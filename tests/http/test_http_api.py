@@ -149,3 +149,22 @@ def test_a_certificate_that_is_not_trusted_is_named(
     trusting = ssl.create_default_context(cafile=certificates.ca)
     with HTTPAPI(url, tls=trusting) as api:
         assert api.get("/info")["tcp_port"] == int(nsqd.tcp_address.rpartition(":")[2])
+
+
+def test_addresses_and_secrets_beyond_ascii_are_sent_as_http_wants_them(
+    scripted_lookupd: ScriptedLookupdFactory,
+) -> None:
+    lookupd = scripted_lookupd()
+    lookupd.answer = {"topics": []}
+    base = f"http://{lookupd.address}"
+
+    with closing(NsqlookupdHTTPClient(f"{base}/zürich", bearer="geheimnüß")) as api:
+        api.topics()
+    with closing(NsqlookupdHTTPClient(base.replace("//", "//user:p%40ss@"))) as api:
+        api.topics()
+    with pytest.raises(ConnectionFailed), closing(HTTPAPI("http://zürich.invalid:1")) as api:
+        api.get("/x")
+
+    paths = [path for path, _ in lookupd.requests]
+    assert paths == ["/z%C3%BCrich/topics", "/topics"]
+    assert lookupd.requests[1][1]["Authorization"] == "Basic dXNlcjpwQHNz"
