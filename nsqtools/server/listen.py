@@ -57,6 +57,12 @@ def _listen_tcp(host: str, port: int) -> socket.socket:
     return listener
 
 
+def is_open_to_all(address: str) -> bool:
+    """Return whether an address to listen on is one of all interfaces."""
+    host, colon, _ = address.rpartition(":")
+    return bool(colon) and host.strip("[]") in _EVERYWHERE
+
+
 def _refusal(address: str, what: str) -> ConfigurationError:
     return ConfigurationError(
         f"listen ({address}) failed - listen tcp{what}",

@@ -20,7 +20,14 @@ from nsqtools.server.http.foundation import HTTPApi
 from nsqtools.server.http.nsqd_api import NsqdHTTP, Ports
 from nsqtools.server.http.server import HTTPServer
 from nsqtools.server.http.stats_api import StatsHTTP
-from nsqtools.server.listen import accept, listen, real_address, real_port, report_errors
+from nsqtools.server.listen import (
+    accept,
+    is_open_to_all,
+    listen,
+    real_address,
+    real_port,
+    report_errors,
+)
 from nsqtools.server.lookup.lookup_registry import LookupRegistry
 from nsqtools.server.queues.data_path import DataPathLock
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
@@ -120,6 +127,12 @@ class NsqdDaemon:
             lambda: ClientConnection(protocols, _REFUSAL, self._connections, self._log),
         )
         self._log.info(f"TCP: listening on {self.tcp_address}")
+        if is_open_to_all(self._options.tcp_address) and not self._options.auth_http_address:
+            self._log.warn(
+                "anybody who reaches this host can publish and consume: listening on all "
+                "interfaces without --auth-http-address; --tcp-address=127.0.0.1:4150 and "
+                "--http-address=127.0.0.1:4151 keep others out"
+            )
 
     async def _serve_http(self) -> None:
         info = self._own_info()

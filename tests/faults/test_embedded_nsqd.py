@@ -281,6 +281,18 @@ def test_an_answer_about_a_secret_may_have_any_shape(
         assert client.read_error() == b"E_AUTH_FAILED AUTH failed"
 
 
+def test_a_name_that_a_pattern_can_match_in_endless_ways_delays_nobody(
+    process: Start, auth_server: AuthServer
+) -> None:
+    auth_server.allow("s", topic="^(([a-z])+.)+[A-Z]([a-z])+$")
+    nsqd = process(f"-auth-http-address={auth_server.address}")
+    with RawClient(nsqd.tcp_address) as client:
+        client.ask(b"AUTH\n" + sized(b"s"))
+        client.send(b"PUB " + b"a" * 40 + b"\n" + sized(b"x"))
+        assert client.read_error().startswith(b"E_UNAUTHORIZED AUTH failed for PUB")
+    assert nsqd.request("GET", "/ping") == (200, b"OK")
+
+
 def test_json_that_is_nested_without_end_ends_the_connection_only(process: Start) -> None:
     nsqd = process()
     with RawClient(nsqd.tcp_address) as client:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.server.listen import listen, real_address, real_port
+from nsqtools.server.listen import is_open_to_all, listen, real_address, real_port
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", ":0", "0.0.0.0:0", "[::]:0"])
@@ -54,3 +54,18 @@ def test_what_cannot_be_listened_on_is_refused_in_gos_words(address: str, compla
 
     assert str(refused.value).startswith(f"listen ({address}) failed - ")
     assert complaint in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "is_open"),
+    [
+        (":4150", True),
+        ("0.0.0.0:4150", True),
+        ("[::]:4150", True),
+        ("127.0.0.1:4150", False),
+        ("[::1]:4150", False),
+        ("/run/nsqd.sock", False),
+    ],
+)
+def test_an_address_of_all_interfaces_is_recognized(address: str, is_open: bool) -> None:
+    assert is_open_to_all(address) is is_open

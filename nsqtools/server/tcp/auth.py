@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import re
 import ssl
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
 from urllib.parse import urlencode, urlsplit, urlunsplit
@@ -27,9 +26,11 @@ from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.settings.nsqd_options import NsqdOptions
 from nsqtools.server.tcp.client_connection import ClientConnection, Pause
+from nsqtools.server.tcp.name_pattern import NamePattern
 
 _PERMISSIONS = {"subscribe", "publish"}
 _MAX_ANSWER_BYTES = 1 << 20
+_REMEMBERED_NAMES = 1000  # whether they are allowed: each PUB asks
 
 
 class AuthFailed(Exception):
@@ -40,15 +41,15 @@ class AuthFailed(Exception):
 class AuthGrant:
     """One entry of an answer: regular expressions that match anywhere in a name."""
 
-    topic: re.Pattern[str]
-    channels: tuple[re.Pattern[str], ...]
+    topic: NamePattern
+    channels: tuple[NamePattern, ...]
     permissions: frozenset[str]
 
     def allows(self, topic: str, channel: str) -> bool:
         """Return whether it allows to consume the channel, or, without one, to publish."""
         return (
             ("subscribe" if channel else "publish") in self.permissions
-            and self.topic.search(topic) is not None
+            and self.topic.search(topic)
             and any(pattern.search(channel) for pattern in self.channels)
         )
 
@@ -61,6 +62,7 @@ class AuthState:
     identity_url: str
     authorizations: tuple[AuthGrant, ...]
     expires_s: float  # time.monotonic()
+    _answers: dict[tuple[str, str], bool] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def has_expired(self) -> bool:
@@ -69,7 +71,12 @@ class AuthState:
 
     def allows(self, topic: str, channel: str) -> bool:
         """Return whether any authorization allows it."""
-        return any(entry.allows(topic, channel) for entry in self.authorizations)
+        answer = self._answers.get((topic, channel))
+        if answer is None:
+            answer = any(entry.allows(topic, channel) for entry in self.authorizations)
+            if len(self._answers) < _REMEMBERED_NAMES:
+                self._answers[topic, channel] = answer
+        return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +188,8 @@ def _authorization(entry: dict[str, Any]) -> AuthGrant:
     if not permissions <= _PERMISSIONS:
         _refuse(f"unknown permission in {sorted(permissions)}")
     return AuthGrant(
-        re.compile(_text(entry, "topic")),
-        tuple(re.compile(pattern) for pattern in entry.get("channels") or ()),
+        NamePattern(_text(entry, "topic")),
+        tuple(NamePattern(pattern) for pattern in entry.get("channels") or ()),
         permissions,
     )
 
