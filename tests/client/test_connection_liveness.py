@@ -105,8 +105,7 @@ def test_an_idle_producer_is_not_timed_out_by_its_last_write(
 ) -> None:
     producer = produce(nsqd.tcp_address, write_timeout_s=0.1)
     producer.publish(TOPIC, b"x")
-    with pytest.raises(AssertionError):
-        wait_until(lambda: producer._io._connection is None, what="a loss", timeout_s=1.3)
+    time.sleep(1.3)  # longer than the time-out, and than the second in which a loss is noticed
     producer.publish(TOPIC, b"x")
     assert clients_seen(nsqd) == 1
 
@@ -114,8 +113,7 @@ def test_an_idle_producer_is_not_timed_out_by_its_last_write(
 def test_a_producer_without_heartbeats_may_idle(nsqd: GoNsqd, produce: Produce) -> None:
     producer = produce(nsqd.tcp_address, heartbeat_interval_s=-1, read_timeout_s=0.1)
     producer.publish(TOPIC, b"x")
-    with pytest.raises(AssertionError):
-        wait_until(lambda: producer._io._connection is None, what="a loss", timeout_s=1.3)
+    time.sleep(1.3)  # longer than the time-out, and than the second in which a loss is noticed
     producer.publish(TOPIC, b"x")
     assert clients_seen(nsqd) == 1
 

@@ -140,7 +140,7 @@ def test_the_path_is_printed_be_it_there_or_not(
     somewhere = json.loads(run_nsq(["config", "path", "--json"]).out)
 
     assert before.out.decode() == after.out.decode() == f"{file}\n"
-    assert ("no such file" in before.err, after.err) == (True, "")
+    assert ("does not exist yet" in before.err, after.err) == (True, "")
     assert nowhere == {"path": str(file), "exists": False, "profiles": []}
     assert somewhere == {"path": str(file), "exists": True, "profiles": ["home", "lab"]}
     moved = run_nsq(["config", "path"], env={"XDG_CONFIG_HOME": str(tmp_path / "etc")})
