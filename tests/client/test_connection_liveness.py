@@ -132,6 +132,7 @@ def cpu_share(seconds: float) -> float:
     return (time.process_time() - used) / (time.monotonic() - began)
 
 
+@pytest.mark.alone
 def test_nothing_to_do_takes_no_cpu(
     scripted_nsqd: ScriptedNsqd, nsqd: GoNsqd, consume: Consume, produce: Produce
 ) -> None:
@@ -148,6 +149,7 @@ def test_nothing_to_do_takes_no_cpu(
 
 
 @pytest.mark.parametrize("compression", ["snappy", "deflate"])
+@pytest.mark.alone
 def test_an_ended_compressed_stream_takes_no_cpu(
     nsqd: GoNsqd, proxy_to: Callable[[str], Proxy], consume: Consume, compression: str
 ) -> None:

@@ -77,6 +77,7 @@ def test_what_is_published_is_consumed(
 
 
 @pytest.mark.parametrize("mode", MODES, ids=name)
+@pytest.mark.alone
 def test_a_lone_message_does_not_wait_for_a_buffer(
     tls_nsqd: GoNsqd,
     certificates: Certificates,

@@ -219,6 +219,7 @@ def test_it_is_tried_again_in_time_after_failures(nsqd: GoNsqd, produce: Produce
     wait_until(works, what="a publish")
 
 
+@pytest.mark.alone
 def test_an_address_that_does_not_answer_costs_one_dial_timeout(
     unreachable_address: str, produce: Produce
 ) -> None:

@@ -97,6 +97,7 @@ def seconds_for(frame_size: int, piece_size: int) -> float:
     return time.process_time() - began
 
 
+@pytest.mark.alone
 def test_a_large_frame_in_small_pieces_takes_linear_time() -> None:
     """Joining what is there with every piece would take 256 times as long for 16 times as much."""
     seconds_for(1 << 16, 100)  # warm up

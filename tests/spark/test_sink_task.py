@@ -244,6 +244,7 @@ def test_what_may_not_be_doubled_is_put_aside_as_unknown(
     assert len((tmp_path / "dead-job-00000.jsonl").read_bytes().splitlines()) == 10
 
 
+@pytest.mark.alone
 def test_a_rate_is_kept(embedded: EmbeddedServer) -> None:
     began = time.monotonic()
 

@@ -140,6 +140,7 @@ def test_a_topic_that_is_not_there_or_would_lose_messages_is_left_alone(
     assert nsqd.depth("waiting") == 1
 
 
+@pytest.mark.alone
 def test_a_rate_is_kept_and_latency_counts_from_when_a_message_was_due(
     nsqd: GoNsqd, run_nsq: RunNsq, valid_json: ValidJson
 ) -> None:

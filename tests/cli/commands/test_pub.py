@@ -65,6 +65,7 @@ def test_a_line_of_a_live_log_is_not_kept_waiting(spawn_nsq: SpawnNsq, nsqd: GoN
 
 
 @pytest.mark.parametrize(("rate", "lines", "seconds"), [(10, 11, 1.0), (100_000, 100_000, 1.0)])
+@pytest.mark.alone
 def test_the_rate_is_kept_when_low_and_when_high(
     spawn_nsq: SpawnNsq, nsqd: GoNsqd, tmp_path: Path, rate: int, lines: int, seconds: float
 ) -> None:

@@ -110,6 +110,7 @@ def test_the_pace_of_then_is_kept(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq)
     assert nsqd.topic_stats("clicks")["message_count"] == 11
 
 
+@pytest.mark.alone
 def test_a_rate_is_kept(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq) -> None:
     write_archive(tmp_path / "a.gz", messages(0, 200))
 

@@ -123,6 +123,7 @@ def test_without_a_channel_it_is_an_ephemeral_one_of_its_own(
     assert clicks.depth("clicks", "c") == 4
 
 
+@pytest.mark.alone
 def test_a_lone_message_appears_within_milliseconds(spawn_nsq: SpawnNsq, clicks: GoNsqd) -> None:
     process = spawn_nsq([*place(clicks), "--format", "{timestamp}\\n"])
     assert process.stdout is not None

@@ -145,6 +145,7 @@ def test_a_cluster_that_does_not_answer_costs_a_second_and_says_nothing(
     assert time.monotonic() - began_s < 10  # a second, and Python three times on a busy machine
 
 
+@pytest.mark.alone
 def test_the_tab_key_answers_at_once_when_words_are_known(shell: Shell) -> None:
     for line in ("nsq t", "nsq to-file --", "nsq nsqd -", "nsq pub -t clicks -P x --mode "):
         times = []
