@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from plugins.waiting import patience_s
 
 import nsqtools
 
 CHECKOUT = Path(__file__).parents[2]
+TIMEOUT_S = patience_s(120)
 RENDERERS = "nsqtools/cli/docs/"
 """They work in a checkout only, where what they render is committed."""
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -89,7 +91,13 @@ def run(command: Sequence[str | Path], cwd: Path | None = None) -> str:
     testing = ("PYTHON", "COVERAGE", "PYTEST")
     environ = {k: v for k, v in os.environ.items() if not k.startswith(testing)}
     done = subprocess.run(
-        command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=120, check=False
+        command,
+        cwd=cwd,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
