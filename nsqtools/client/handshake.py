@@ -94,7 +94,10 @@ def open_in_background(
     subscribe: commands.Subscribe | None,
     done: Callable[[Connection | NsqError], None],
 ) -> None:
-    """Do `open_connection` on a thread of its own, which calls ``done`` with the outcome."""
+    """Do `open_connection` on a thread of its own, which calls ``done`` with the outcome.
+
+    Where no thread can be started ``done`` is called at once.
+    """
 
     def connect() -> None:
         result: Connection | NsqError
@@ -107,7 +110,10 @@ def open_in_background(
             result = ConnectionFailed(f"cannot connect to {address} ({exc!r})")
         done(result)
 
-    threading.Thread(target=connect, name=f"nsq-connect-{address}", daemon=True).start()
+    try:
+        threading.Thread(target=connect, name=f"nsq-connect-{address}", daemon=True).start()
+    except RuntimeError as exc:  # no threads are left; or Python 3.12 ends, which allows no new one
+        done(ConnectionFailed(f"cannot connect to {address} ({exc})"))
 
 
 def identify_request(options: ClientOptions) -> IdentifyRequest:
