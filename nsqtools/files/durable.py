@@ -17,7 +17,7 @@ from pathlib import Path
 
 COPY = ".copy"
 
-_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
 NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags that make a file, and never open one that is there, a link included."""
@@ -66,7 +66,21 @@ def replace_file(
     written often and can be lost. ``name_is_durable`` false means that after a power failure the
     old content may be there again, whole. Raises ``OSError``; then the old file is still there.
     """
-    beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
+    with _written_beside(path, content, mode, is_durable=is_durable) as beside:
+        beside.replace(path)
+    if is_durable and name_is_durable:
+        sync_folder(path.parent)
+
+
+def temporary_beside(path: Path) -> Path:
+    """Return a new name in the same directory, which `remove_temporaries` knows."""
+    return path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
+
+
+@contextmanager
+def _written_beside(path: Path, content: bytes, mode: int, *, is_durable: bool) -> Iterator[Path]:
+    """Write a file that is to get the name ``path``; one that did not is removed."""
+    beside = temporary_beside(path)
     descriptor = os.open(beside, NEW | os.O_WRONLY, mode)
     try:
         try:
@@ -76,18 +90,16 @@ def replace_file(
                     os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        beside.replace(path)
+        yield beside
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
-    if is_durable and name_is_durable:
-        sync_folder(path.parent)
 
 
 class NewestContent:
     """A file that several threads replace: content that is older than what it has is left out.
 
-    `number` is called on one thread only, when the content is put together.
+    `number` is called on one thread only, when the content is put together; so is `note`.
     """
 
     def __init__(self, path: Path, mode: int, *, name_is_durable: bool = True) -> None:
@@ -96,6 +108,7 @@ class NewestContent:
         self._name_is_durable = name_is_durable
         self._lock = threading.Lock()
         self._number = self._written = 0
+        self._noted: tuple[int, bytes] = (0, b"")
 
     def number(self) -> int:
         """Return the number of the content that is being put together now."""
@@ -104,16 +117,42 @@ class NewestContent:
 
     def write(self, content: bytes, number: int) -> None:
         """Replace the file, unless it has newer content or was removed. Raises ``OSError``."""
-        with self._lock:
-            if number > self._written:
-                replace_file(self._path, content, self._mode, name_is_durable=self._name_is_durable)
-                self._written = number
+        with _written_beside(self._path, content, self._mode, is_durable=True) as beside:
+            with self._lock:
+                if is_newer := number > self._written:
+                    beside.replace(self._path)
+                    self._written = number
+            if not is_newer:
+                beside.unlink()
+        noted, newer = self._noted
+        if noted > number:  # in the file that was replaced
+            _overwrite(self._path, newer)
+        if is_newer and self._name_is_durable:
+            sync_folder(self._path.parent)
 
-    def remove(self) -> None:
-        """Remove the file; content that was put together before is not written any more."""
+    def note(self, content: bytes) -> None:
+        """Let a kill find this content, without waiting for the disk: a power failure may not.
+
+        It must be short, and its readers must bear empty lines at its end. Raises ``OSError``.
+        """
+        self._noted = self.number(), content
+        _overwrite(self._path, content, self._mode)
+
+    def remove(self, number: int) -> None:
+        """Remove the file; content with a lower number is not written any more."""
         with self._lock:
-            self._written = self.number()
+            self._written = max(self._written, number)
             self._path.unlink(missing_ok=True)
+
+
+def _overwrite(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Overwrite what a file begins with; a new name would wait for the disk."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        size = os.fstat(descriptor).st_size
+        os.pwrite(descriptor, content.ljust(size, b"\n"), 0)
+    finally:
+        os.close(descriptor)
 
 
 def remove_temporaries(folder: Path) -> None:
@@ -122,7 +161,7 @@ def remove_temporaries(folder: Path) -> None:
     Raises ``OSError``.
     """
     for name in os.listdir(folder):
-        if _TEMPORARY.fullmatch(name):
+        if TEMPORARY.fullmatch(name):
             (folder / name).unlink(missing_ok=True)
 
 

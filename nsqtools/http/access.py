@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from nsqtools.errors import RefusedError
+from nsqtools.http.http_api import MAX_BODY_BYTES
 from nsqtools.http.nsqd_http import NsqdHTTPClient
-from nsqtools.http.nsqlookupd_http import NsqlookupdHTTPClient
+from nsqtools.http.nsqlookupd_http import MAX_NODES, NsqlookupdHTTPClient
 from nsqtools.protocol.addresses import NSQD_HTTP_PORT, Address, http_url, parse_address
 
 if TYPE_CHECKING:
@@ -25,7 +27,9 @@ log = logging.getLogger("nsqtools")
 
 @dataclass(frozen=True, slots=True)
 class HTTPAccess:
-    """Timeouts are seconds. ``tls`` is needed for https addresses only.
+    """Timeouts are seconds, and ``timeout_s`` is for a whole exchange. ``max_nodes`` is how many of
+    the nsqd that an nsqlookupd announces are believed, and ``allow_announced`` where they may be
+    (patterns; none: anywhere). ``tls`` is needed for https addresses only.
 
     ``address_map`` is announced -> reachable, each with or without a port; an ``http(s)://`` URL on
     the right is for HTTP only. Raises `ConfigurationError` for an address that cannot be used.
@@ -33,6 +37,10 @@ class HTTPAccess:
 
     connect_timeout_s: float = 2.0
     timeout_s: float = 5.0
+    max_body_bytes: int = MAX_BODY_BYTES
+    max_nodes: int = MAX_NODES
+    allow_announced: tuple[str, ...] = ()
+    auth_requires_tls: bool = False
     tls: ssl.SSLContext | None = None
     bearer: str = field(default="", repr=False)
     address_map: Mapping[str, str] = field(default_factory=dict)
@@ -47,17 +55,32 @@ class HTTPAccess:
     def nsqd(self, url: str) -> NsqdHTTPClient:
         """Return the client for one nsqd, to be closed."""
         return NsqdHTTPClient(
-            url, connect_timeout_s=self.connect_timeout_s, timeout_s=self.timeout_s, tls=self.tls
+            url,
+            connect_timeout_s=self.connect_timeout_s,
+            timeout_s=self.timeout_s,
+            max_body_bytes=self.max_body_bytes,
+            tls=self.tls,
         )
 
     def nsqlookupd(self, url: str) -> NsqlookupdHTTPClient:
-        """Return the client for one nsqlookupd, to be closed."""
+        """Return the client for one nsqlookupd, to be closed.
+
+        Raises `RefusedError` where the secret must not go there in plain text.
+        """
         if self.bearer and not url.startswith("https:"):
+            if self.auth_requires_tls:
+                raise RefusedError(
+                    f"{url} would get the auth secret in plain text",
+                    hint="Give an https:// address, or do without auth_requires_tls.",
+                )
             _warn_of_plain_text(url)
         return NsqlookupdHTTPClient(
             url,
             connect_timeout_s=self.connect_timeout_s,
             timeout_s=self.timeout_s,
+            max_body_bytes=self.max_body_bytes,
+            max_nodes=self.max_nodes,
+            allow_announced=self.allow_announced,
             tls=self.tls,
             bearer=self.bearer,
         )
@@ -79,4 +102,8 @@ class HTTPAccess:
 
 @functools.cache
 def _warn_of_plain_text(url: str) -> None:
-    log.warning("the auth secret goes to %s in plain text; give an https:// address", url)
+    log.warning(
+        "the auth secret goes to %s in plain text; give an https:// address, or refuse this with"
+        " auth_requires_tls",
+        url,
+    )

@@ -8,9 +8,11 @@ a limit and refused when it is compressed: a megabyte of gzip can be a gigabyte 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpcore
@@ -20,12 +22,17 @@ from nsqtools.errors import DeadlineExceeded, ProtocolError
 if TYPE_CHECKING:
     import ssl
 
-MAX_ANSWER_BYTES = 64 << 20
-"""/stats of 10,000 consumers is a tenth of this."""
-
 KEEP_ALIVE_S = 5.0
 
-_exchange = threading.local()  # its ``ends_at_s``: an exchange is one thread's
+
+class _Exchange(threading.local):
+    """The exchange of this thread: when it has to end, on the monotonic clock."""
+
+    ends_at_s = math.inf
+    latest_s = math.inf  # the end of all exchanges `within` it
+
+
+_exchange = _Exchange()
 
 
 class Answer(NamedTuple):
@@ -33,15 +40,31 @@ class Answer(NamedTuple):
 
     status: int
     reason: str
-    body: bytes
+    body: bytearray
+
+
+@contextmanager
+def within(latest_s: float) -> Iterator[None]:
+    """Let all exchanges of this thread inside end by then, on the monotonic clock."""
+    _exchange.latest_s = latest_s
+    try:
+        yield
+    finally:
+        _exchange.latest_s = math.inf
 
 
 class Exchanges:
     """Connections to one server, kept for a moment. Thread-safe."""
 
     def __init__(
-        self, *, connect_timeout_s: float, timeout_s: float, tls: ssl.SSLContext | None
+        self,
+        *,
+        connect_timeout_s: float,
+        timeout_s: float,
+        max_body_bytes: int,
+        tls: ssl.SSLContext | None,
     ) -> None:
+        self._max_body_bytes = max_body_bytes
         self._connect_timeout_s = connect_timeout_s
         self._timeout_s = timeout_s
         self._pool = httpcore.ConnectionPool(
@@ -63,28 +86,31 @@ class Exchanges:
 
         Raises what httpcore raises, `DeadlineExceeded` and `ProtocolError`.
         """
-        _exchange.ends_at_s = time.monotonic() + self._timeout_s
+        _exchange.ends_at_s = min(time.monotonic() + self._timeout_s, _exchange.latest_s)
+        connect_s = min(self._connect_timeout_s, _left_s(None))
         timeouts = dict.fromkeys(("read", "write", "pool"), self._timeout_s)
         with self._pool.stream(
             method,
             url,
             headers=headers,
             content=content or b"",
-            extensions={"timeout": {**timeouts, "connect": self._connect_timeout_s}},
+            extensions={"timeout": {**timeouts, "connect": connect_s}},
         ) as response:
             if any(
                 name.lower() == b"content-encoding" and value.lower() != b"identity"
                 for name, value in response.headers
             ):
                 raise ProtocolError("the answer is compressed, which was not asked for")
-            parts, size = [], 0
+            body = bytearray()  # which grows in place: a list of parts would be there twice
             for part in response.iter_stream():
-                size += len(part)
-                if size > MAX_ANSWER_BYTES:
-                    raise ProtocolError(f"the answer is longer than {MAX_ANSWER_BYTES >> 20} MiB")
-                parts.append(part)
+                body += part
+                if len(body) > self._max_body_bytes:
+                    raise ProtocolError(
+                        f"the answer is longer than {self._max_body_bytes} bytes",
+                        hint="Raise max_http_body (nsq: -X) if this daemon has so much to say.",
+                    )
             reason = response.extensions.get("reason_phrase", b"").decode("latin-1")
-            return Answer(response.status, reason, b"".join(parts))
+            return Answer(response.status, reason, body)
 
 
 def _left_s(timeout_s: float | None) -> float:

@@ -25,6 +25,7 @@ from nsqtools.errors import (
     ProtocolError,
     TLSError,
 )
+from nsqtools.protocol.escaping import escape_line
 
 if TYPE_CHECKING:
     import ssl
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from nsqtools.http.exchange import Answer
 
 NSQ_V1 = "application/vnd.nsq; version=1.0"
+
+MAX_BODY_BYTES = 32 << 20
+MAX_JSON_VALUES = 1 << 20
+"""/stats of 30,000 consumers has as many. An empty list takes 3 bytes of JSON, and 64 of memory."""
 
 _URL_MARKS = "/?%~:@!$&'()*+,;="  # what a URL as given may hold besides letters
 
@@ -48,6 +53,7 @@ class HTTPAPI:
         *,
         connect_timeout_s: float = 2.0,
         timeout_s: float = 5.0,
+        max_body_bytes: int = MAX_BODY_BYTES,
         tls: ssl.SSLContext | None = None,
         bearer: str = "",
     ) -> None:
@@ -72,7 +78,10 @@ class HTTPAPI:
         elif bearer:
             self._headers["Authorization"] = f"Bearer {bearer}".encode()
         self._exchanges = Exchanges(
-            connect_timeout_s=connect_timeout_s, timeout_s=timeout_s, tls=tls
+            connect_timeout_s=connect_timeout_s,
+            timeout_s=timeout_s,
+            max_body_bytes=max_body_bytes,
+            tls=tls,
         )
 
     def close(self) -> None:
@@ -118,11 +127,13 @@ class HTTPAPI:
         url: str,
         parameters: dict[str, str] | None,
         content: bytes | None = None,
-    ) -> bytes:
+    ) -> bytearray:
         import httpcore
 
         parts = urlsplit(url)
-        query = "&".join(filter(None, (parts.query, urlencode(parameters or {}))))
+        # a name that a daemon gave may hold what is not UTF-8: the daemon shall refuse it
+        given = urlencode(parameters or {}, errors="surrogatepass")
+        query = "&".join(filter(None, (parts.query, given)))
         path = quote(parts.path or "/", safe=_URL_MARKS)
         url = urlunsplit((parts.scheme, self._host, path, quote(query, safe=_URL_MARKS), ""))
         try:
@@ -130,7 +141,7 @@ class HTTPAPI:
         except (httpcore.TimeoutException, DeadlineExceeded) as exc:
             raise DeadlineExceeded(f"{self.url}: no answer in time") from exc
         except ProtocolError as exc:
-            raise ProtocolError(f"{self.url}: {exc}") from exc
+            raise ProtocolError(f"{self.url}: {exc}", hint=exc.hint) from exc
         except (UnicodeError, httpcore.UnsupportedProtocol, httpcore.LocalProtocolError) as exc:
             raise ConnectionFailed(f"{self.url}: {exc}", hint="Check the address.") from exc
         except (httpcore.NetworkError, httpcore.ProtocolError) as exc:
@@ -139,7 +150,7 @@ class HTTPAPI:
             return answer.body
         code = _error_code(answer)
         raise HTTPError(
-            f"{self.url}: {code or answer.reason} (HTTP {answer.status})",
+            f"{self.url}: {escape_line(code or answer.reason)} (HTTP {answer.status})",
             status=answer.status,
             code=code,
             hint=_STATUS_HINTS.get(code, ""),
@@ -154,7 +165,8 @@ class HTTPAPI:
         reason = (getattr(cause, "strerror", None) or str(cause) or type(cause).__name__).lower()
         if "certificate" in reason:
             return TLSError(
-                f"{self.url}: {reason}", hint="Give the CA of its certificate with --tls-ca-file."
+                f"{self.url}: {reason}",
+                hint="Set tls_root_ca_file (nsq: --tls-ca-file) to the CA of its certificate.",
             )
         if isinstance(exc, httpcore.ConnectError):
             return ConnectionFailed(
@@ -167,10 +179,10 @@ class HTTPAPI:
             )
         return ConnectionFailed(f"{self.url}: {reason}")
 
-    def _decode(self, body: bytes) -> Any:
+    def _decode(self, body: bytearray) -> Any:
         """Read JSON, wrapped or not. Raises `ProtocolError`."""
         try:
-            answer = json.loads(body)
+            answer = load_json(body)
         except (ValueError, RecursionError) as exc:
             raise self._unlike_nsq() from exc
         if isinstance(answer, dict) and "status_code" in answer and "data" in answer:
@@ -189,14 +201,21 @@ _STATUS_HINTS = {
 }
 
 
-def decode_text(body: bytes) -> str:
+def load_json(body: bytes | bytearray) -> Any:
+    """Decode JSON of a size that is not absurd. Raises ``ValueError`` and ``RecursionError``."""
+    if sum(map(body.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
+        raise ValueError(f"more than {MAX_JSON_VALUES} values")
+    return json.loads(body)
+
+
+def decode_text(body: bytes | bytearray) -> str:
     """Read text as UTF-8, whatever charset the answer claims."""
     return body.decode("utf-8", "backslashreplace")
 
 
 def _error_code(answer: Answer) -> str:
     try:
-        message = json.loads(answer.body)["message"]
+        message = load_json(answer.body)["message"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return ""
     return message if isinstance(message, str) else ""

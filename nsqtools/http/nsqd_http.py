@@ -6,11 +6,10 @@ nsqlookupd says 404 as any other web server does, which must not read as "the to
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from nsqtools.errors import HTTPError, ProtocolError
-from nsqtools.http.http_api import HTTPAPI, decode_text
+from nsqtools.http.http_api import HTTPAPI, decode_text, load_json
 
 
 class NsqdHTTPClient(HTTPAPI):
@@ -63,10 +62,10 @@ class NsqdHTTPClient(HTTPAPI):
         return self._setting(answer)
 
     @staticmethod
-    def _setting(body: bytes) -> Any:
+    def _setting(body: bytearray) -> Any:
         """nsqd writes text bare, and everything else as JSON."""
         try:
-            return json.loads(body)
+            return load_json(body)
         except (ValueError, RecursionError):
             return decode_text(body)
 

@@ -7,20 +7,19 @@ others are used.
 
 from __future__ import annotations
 
-import functools
 import logging
+import random
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nsqtools.errors import HTTPError, ProtocolError
 from nsqtools.http.http_api import HTTPAPI
-from nsqtools.protocol.addresses import Address, announced_host, lookup_url
+from nsqtools.protocol.addresses import Address, announced_host, is_allowed, lookup_url
 from nsqtools.protocol.names import is_valid_name
 
 log = logging.getLogger("nsqtools")
 
-MAX_NODES = 4096
-"""An nsqlookupd that announces more nsqd than this is not believed."""
+MAX_NODES = 1000
 
 
 class ProducerNode(NamedTuple):
@@ -39,6 +38,7 @@ class KnownNode:
     version: str
     topics: frozenset[str]
     tombstoned: frozenset[str]
+    remote_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,24 @@ class Lookup:
 
 
 class NsqlookupdHTTPClient(HTTPAPI):
-    """One nsqlookupd."""
+    """One nsqlookupd.
+
+    Of more nsqd than ``max_nodes`` that it announces some are drawn at random: whoever reaches its
+    TCP port can announce any number, and must not keep the others out. With ``allow_announced``
+    (patterns of TCP addresses) those elsewhere are left out.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        max_nodes: int = MAX_NODES,
+        allow_announced: tuple[str, ...] = (),
+        **options: Any,
+    ) -> None:
+        super().__init__(url, **options)
+        self._max_nodes = max_nodes
+        self._allowed = allow_announced
 
     def lookup(self, topic: str) -> Lookup:
         """Ask for a topic. Raises what `HTTPAPI.get` raises."""
@@ -69,7 +86,7 @@ class NsqlookupdHTTPClient(HTTPAPI):
             if exc.status == 404 and exc.code in ("TOPIC_NOT_FOUND", ""):
                 return Lookup(False, frozenset(), frozenset())
             raise
-        return decode_lookup(answer, self.url)
+        return decode_lookup(answer, self.url, self._max_nodes, self._allowed)
 
     def topics(self) -> list[str]:
         """Return the names of all topics."""
@@ -85,7 +102,8 @@ class NsqlookupdHTTPClient(HTTPAPI):
         producers = answer.get("producers") if isinstance(answer, dict) else None
         if not isinstance(producers, list):
             raise _unlike_nsqlookupd(self.url)
-        known = (_known_node(producer, self.url) for producer in _checked(producers, self.url))
+        some = _some(producers, self.url, self._max_nodes, self._allowed)
+        known = (_known_node(producer, self.url) for producer in some)
         return [node for node in known if node is not None]
 
     def administer(self, action: str, topic: str, channel: str = "") -> None:
@@ -108,39 +126,77 @@ class NsqlookupdHTTPClient(HTTPAPI):
             raise
 
 
-def decode_lookup(answer: Any, url: str) -> Lookup:
+def decode_lookup(
+    answer: Any, url: str, max_nodes: int = MAX_NODES, allowed: tuple[str, ...] = ()
+) -> Lookup:
     """Read the answer to /lookup. Raises `ProtocolError` when it has another shape."""
     channels = _names(answer, "channels", url)
     producers = answer.get("producers")
     if not isinstance(producers, list):
         raise _unlike_nsqlookupd(url)
-    nodes = (_node(producer, url) for producer in _checked(producers, url))
+    some = _some(producers, url, max_nodes, allowed)
+    nodes = (_node(producer, url) for producer in some)
     return Lookup(True, frozenset(channels), frozenset(node for node in nodes if node is not None))
 
 
-def _checked(producers: list[Any], url: str) -> list[Any]:
-    if len(producers) > MAX_NODES:
-        raise ProtocolError(f"{url} announces {len(producers)} nsqd; at most {MAX_NODES} are asked")
-    return producers
+def _some(producers: list[Any], url: str, max_nodes: int, allowed: tuple[str, ...]) -> list[Any]:
+    if allowed:  # first, or what is not allowed would be drawn
+        producers = _allowed(producers, url, allowed)
+    if len(producers) <= max_nodes:
+        return producers
+    log.warning(
+        "%s announces %d nsqd; %d of them, drawn at random, are believed (max_discovered_nsqd)",
+        url,
+        len(producers),
+        max_nodes,
+    )
+    return random.sample(producers, max_nodes)
+
+
+def _allowed(producers: list[Any], url: str, patterns: tuple[str, ...]) -> list[Any]:
+    kept = []
+    for producer in producers:
+        tcp = _listener(announced_host(_name(producer)), producer, "tcp_port")
+        if tcp is None or is_allowed(tcp, patterns):  # no address is reported as such
+            kept.append(producer)
+        else:
+            _report(url, f"{tcp}, which allow_announced does not allow")
+    return kept
 
 
 def _node(producer: Any, url: str) -> ProducerNode | None:
-    """Return where a producer listens: its broadcast address, or the best there is instead."""
-    if not isinstance(producer, dict):
-        return None
-    remote_host = str(producer.get("remote_address") or "").rpartition(":")[0]
-    name = producer.get("broadcast_address") or producer.get("hostname") or remote_host
+    name = _name(producer)
     host = announced_host(name)
-    tcp, http = (_listener(host, producer.get(key)) for key in ("tcp_port", "http_port"))
+    tcp, http = (_listener(host, producer, key) for key in ("tcp_port", "http_port"))
     if tcp is None:
-        _report(url, f"{name!r:.80}, port {producer.get('tcp_port')!r:.20}")
+        port = producer.get("tcp_port") if isinstance(producer, dict) else None
+        _report(url, f"{name!r:.80}, port {port!r:.20}, which is not an address")
         return None
     return ProducerNode(tcp, http)
 
 
-@functools.lru_cache(maxsize=1024)
-def _report(url: str, address: str) -> None:
-    log.warning("%s announces an nsqd at %s, which is not an address; left out", url, address)
+def _name(producer: Any) -> Any:
+    """Return where a producer says that it is: its broadcast address, or the best there is."""
+    if not isinstance(producer, dict):
+        return producer
+    remote_host = str(producer.get("remote_address") or "").rpartition(":")[0]
+    return producer.get("broadcast_address") or producer.get("hostname") or remote_host
+
+
+_reported: dict[str, set[str]] = {}
+MAX_REPORTS = 100
+"""Lines about what one nsqlookupd announces: whoever announces it could fill a disk."""
+
+
+def _report(url: str, problem: str) -> None:
+    """Name a node that is left out, once."""
+    reported = _reported.setdefault(url, set())
+    if problem in reported or len(reported) == MAX_REPORTS:
+        return
+    reported.add(problem)
+    log.warning("%s announces an nsqd at %s; left out", url, problem)
+    if len(reported) == MAX_REPORTS:
+        log.warning("%s announces more nsqd that are left out; they are no longer named", url)
 
 
 def _known_node(producer: Any, url: str) -> KnownNode | None:
@@ -159,10 +215,12 @@ def _known_node(producer: Any, url: str) -> KnownNode | None:
         str(producer.get("version") or ""),
         frozenset(topic for topic, _ in named),
         frozenset(topic for topic, is_hidden in named if is_hidden),
+        str(producer.get("remote_address") or ""),
     )
 
 
-def _listener(host: str, port: Any) -> Address | None:
+def _listener(host: str, producer: Any, key: str) -> Address | None:
+    port = producer.get(key) if isinstance(producer, dict) else None
     return Address(host, port) if host and type(port) is int and 0 < port < 65536 else None
 
 

@@ -7,6 +7,8 @@ daemon that moved is found again (go-nsq#104). IPv6 addresses stand in brackets.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -80,6 +82,41 @@ def announced_host(name: object) -> str:
     return host if pattern.fullmatch(host) else ""
 
 
+def parse_patterns(text: str) -> tuple[str, ...]:
+    """Read patterns of `is_allowed`, separated by blanks or commas. Raises `ConfigurationError`."""
+    patterns = tuple(text.replace(",", " ").split())
+    for pattern in patterns:
+        host, port = _pattern_parts(pattern)
+        if not host or "/" in pattern or not re.fullmatch(r"[\d*?]*", port):
+            raise ConfigurationError(
+                f"invalid pattern of addresses {pattern!r}",
+                hint="Write HOST:PORT or HOST, with * and ? as in file names: *.internal:4150.",
+            )
+    return patterns
+
+
+def is_allowed(address: Address, patterns: Iterable[str]) -> bool:
+    """Tell whether an address matches a pattern: ``*.internal:4150``, ``10.1.*`` (any port).
+
+    In a pattern ``*`` and ``?`` mean what they mean in file names, and an IPv6 address stands in
+    brackets.
+    """
+    for pattern in patterns:
+        host, port = _pattern_parts(pattern)
+        if _matches(address.host, host) and (not port or _matches(str(address.port), port)):
+            return True
+    return False
+
+
+def _pattern_parts(pattern: str) -> tuple[str, str]:
+    host, _, port = pattern[1:].partition("]") if pattern[:1] == "[" else pattern.partition(":")
+    return host, port.removeprefix(":")
+
+
+def _matches(text: str, pattern: str) -> bool:
+    return fnmatchcase(text.lower(), pattern.lower().replace("[", "[[]"))
+
+
 def http_url(text: str, default_port: int) -> str:
     """Turn an HTTP address into a base URL: ``host[:port]`` or ``http(s)://host[:port][/path][?query]``.
 
@@ -113,3 +150,8 @@ def lookup_url(text: str, topic: str) -> str:
     query = [(k, v) for k, v in parse_qsl(parts.query, keep_blank_values=True) if k != "topic"]
     query.append(("topic", topic))
     return urlunsplit(parts._replace(path=parts.path or "/lookup", query=urlencode(query)))
+
+
+def one_or_several(addresses: str | Sequence[str]) -> Sequence[str]:
+    """Return a list where just one address was given."""
+    return [addresses] if isinstance(addresses, str) else addresses

@@ -93,9 +93,11 @@ class FrameBuffer:
         return frame_type, data[8 : 4 + size]
 
     def take(
-        self, make: Callable[[S, int, int, bytes, bytes], M], source: S
+        self, make: Callable[[S, int, int, bytes, bytes], M], source: S, data: bytes = b""
     ) -> tuple[list[M], list[tuple[int, bytes]]]:
         """Take every complete frame: the messages, and the other frames as (type, data).
+
+        ``data`` is what was read since, as if it were fed before.
 
         Each message is built by ``make(source, timestamp_ns, attempts, id, body)``. Raises
         `ProtocolError` if the bytes are not frames; what came before them is lost with the
@@ -103,9 +105,13 @@ class FrameBuffer:
         """
         messages: list[M] = []
         others: list[tuple[int, bytes]] = []
-        if self._length < self._wanted:
-            return messages, others
-        data = b"".join(self._chunks) if len(self._chunks) > 1 else self._chunks[0]
+        chunks = self._chunks
+        if chunks or len(data) < self._wanted:
+            if data:
+                self.feed(data)
+            if self._length < self._wanted:
+                return messages, others
+            data = b"".join(chunks)
         end = len(data)
         position = 0
         wanted = 8
@@ -136,6 +142,11 @@ class FrameBuffer:
                     )
                 )
             position = after
+        if position == end:
+            chunks.clear()
+            self._length = 0
+            self._wanted = 8
+            return messages, others
         self._keep(data[position:])
         self._wanted = wanted
         # Fewer bytes are left than a message's head; whole responses can still be among them.

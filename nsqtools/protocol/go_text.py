@@ -24,6 +24,7 @@ _ESCAPES = {
     0x22: '\\"',
     0x5C: "\\\\",
 }
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 _JSON_ESCAPES = str.maketrans(
     {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 )
@@ -50,7 +51,7 @@ def quote(data: bytes) -> bytes:
 
 def go_json(value: object) -> bytes:
     """Return compact JSON with Go's escapes: keys in the given order, UTF-8 left as it is."""
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    text = _ENCODER.encode(value)
     # '<' and its like can only stand inside strings, so the whole text may be translated
     return text.translate(_JSON_ESCAPES).encode("utf-8", "replace")
 

@@ -24,7 +24,7 @@ MAX_LINE_LENGTH = 16384  # nsqd's read buffer: the newline has to fit in it
 
 _SIZE = struct.Struct(">i")
 _UINT64 = 1 << 64
-_FINISH_RUN = re.compile(rb"(?:FIN [^\n\r ]{16}\n)++")
+_FINISH_RUN = re.compile(rb"(?:FIN [^\n\r ]{16}\n){1,500}+")
 _FINISH = struct.Struct("4x16sx")
 
 
@@ -73,7 +73,7 @@ def read_request(data: bytes, position: int) -> Request:
 
 
 def read_finishes(data: bytes, position: int) -> tuple[list[bytes], int]:
-    """Take a run of plain FIN lines at once: the ids, possibly none."""
+    """Take a run of plain FIN lines at once: up to 500 ids, possibly none."""
     run = _FINISH_RUN.match(data, position)
     if run is None:
         return [], position

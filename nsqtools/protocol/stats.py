@@ -6,8 +6,9 @@ another type is taken as 0, "", or not there. Only a document that is not an obj
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, TypeGuard, TypeVar
 
 from nsqtools.errors import ProtocolError
@@ -105,6 +106,18 @@ class ChannelStats:
         document["e2e_processing_latency"] = self.e2e_processing_latency.document()
         return document
 
+    def encoded(self) -> Iterator[bytes]:
+        """Yield the JSON object, a piece for each client."""
+        document = replace(self, clients=self.clients and ()).document()
+        names = list(document)
+        at = names.index("clients")
+        if document["clients"] is None:
+            yield go_json(document)
+            return
+        yield go_json({name: document[name] for name in names[:at]})[:-1] + b',"clients":['
+        yield from _joined(go_json(client.document()) for client in self.clients or ())
+        yield b"]," + go_json({name: document[name] for name in names[at + 1 :]})[1:]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicStats:
@@ -126,6 +139,18 @@ class TopicStats:
         document["e2e_processing_latency"] = self.e2e_processing_latency.document()
         return document
 
+    def encoded(self) -> Iterator[bytes]:
+        """Yield the JSON object in small pieces."""
+        rest = replace(self, channels=()).document()
+        name = rest.pop("topic_name")
+        del rest["channels"]
+        yield b'{"topic_name":%b,"channels":[' % go_json(name)
+        for index, channel in enumerate(self.channels):
+            if index:
+                yield b","
+            yield from channel.encoded()
+        yield b"]," + go_json(rest)[1:]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NsqdStats:
@@ -141,38 +166,87 @@ class NsqdStats:
 
     def encode(self) -> bytes:
         """Return the JSON."""
-        document: dict[str, Any] = {
-            "version": self.version,
-            "health": self.health,
-            "start_time": self.start_time,
-            "topics": None if self.topics is None else [topic.document() for topic in self.topics],
-        }
+        return b"".join(self.encoded())
+
+    def encoded(self) -> Iterator[bytes]:
+        """Yield the JSON in small pieces: of thousands of topics it takes a while to make."""
+        head = {"version": self.version, "health": self.health, "start_time": self.start_time}
+        yield go_json(head)[:-1] + b',"topics":'
+        if self.topics is None:
+            yield b"null"
+        else:
+            yield b"["
+            for index, topic in enumerate(self.topics):
+                if index:
+                    yield b","
+                yield from topic.encoded()
+            yield b"]"
         if self.memory is not None:
-            document["memory"] = self.memory
-        document["producers"] = (
-            None if self.producers is None else [client.document() for client in self.producers]
-        )
-        return go_json(document)
+            yield b',"memory":' + go_json(self.memory)
+        yield b',"producers":'
+        if self.producers is None:
+            yield b"null"
+        else:
+            yield b"["
+            yield from _joined(go_json(client.document()) for client in self.producers)
+            yield b"]"
+        yield b"}"
+
+
+def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    for index, piece in enumerate(pieces):
+        yield b"," + piece if index else piece
 
 
 _EMPTY: dict[str, Any] = {"int": 0, "str": "", "bool": False}  # annotations are text
+LEAST, MOST = INT64.start, INT64.stop - 1
 
 
 def read_stats(document: Any) -> NsqdStats:
     """Return the statistics in a decoded answer. Raises `ProtocolError` if it is not an object."""
-    if not isinstance(document, dict):
-        raise ProtocolError("the statistics are not a JSON object")
-    producers = document.get("producers")
-    return _fill(
-        NsqdStats,
-        document,
-        topics=tuple(_topic(topic) for topic in _objects(document.get("topics"))),
-        memory=_memory(document.get("memory")),
-        producers=None if producers is None else tuple(map(_client, _objects(producers))),
-    )
+    return StatsReader().read(document)
 
 
-def _topic(document: dict[str, Any]) -> TopicStats:
+class StatsReader:
+    """Reads one answer of an nsqd after the other.
+
+    Of a topic that did not change, as most do not from one moment to the next, it returns the
+    object of the last time, which costs little. One thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[object, tuple[dict[str, Any], TopicStats]] = {}
+
+    def read(self, document: Any) -> NsqdStats:
+        """Return what `read_stats` does, with the same error."""
+        if not isinstance(document, dict):
+            raise ProtocolError("the statistics are not a JSON object")
+        topics = []
+        now: dict[object, tuple[dict[str, Any], TopicStats]] = {}
+        for topic in _objects(document.get("topics")):
+            stats = self._topic(topic)
+            topics.append(stats)
+            now[stats.topic_name] = topic, stats
+        self._before = now
+        producers = document.get("producers")
+        return _fill(
+            NsqdStats,
+            document,
+            topics=tuple(topics),
+            memory=_memory(document.get("memory")),
+            producers=None if producers is None else tuple(map(_client, _objects(producers))),
+        )
+
+    def _topic(self, document: dict[str, Any]) -> TopicStats:
+        name = document.get("topic_name")
+        before = self._before.get(name) if isinstance(name, str) else None
+        if before is not None and before[0] == document:
+            return before[1]
+        return read_topic(document)
+
+
+def read_topic(document: dict[str, Any]) -> TopicStats:
+    """Return one topic of the statistics, as tolerantly."""
     return _fill(
         TopicStats,
         document,
@@ -240,14 +314,18 @@ def _memory(document: Any) -> dict[str, int] | None:
 
 def _fill(kind: type[T], document: dict[str, Any], **read: Any) -> T:
     """Make a ``kind`` of the plain values in the document, and of those ``read`` already."""
-    values = dict(read)
-    for field in fields(kind):  # type: ignore[arg-type]
-        if field.name not in read:
-            empty = _EMPTY[str(field.type)]
-            value = document.get(field.name)
-            is_usable = type(value) is type(empty) and (type(value) is not int or value in INT64)
-            values[field.name] = value if is_usable else empty
-    return kind(**values)
+    for name, type_, empty in _plain_fields(kind):  # type: ignore[arg-type]
+        value = document.get(name)
+        is_usable = type(value) is type_ and (type(value) is not int or LEAST <= value <= MOST)
+        read[name] = value if is_usable else empty
+    return kind(**read)
+
+
+@cache
+def _plain_fields(kind: Any) -> tuple[tuple[str, type, Any], ...]:
+    """Return name, type and what stands for nothing, of the fields with a plain value."""
+    plain = ((field.name, _EMPTY.get(str(field.type))) for field in fields(kind))
+    return tuple((name, type(empty), empty) for name, empty in plain if empty is not None)
 
 
 def _objects(items: Any) -> Iterator[dict[str, Any]]:

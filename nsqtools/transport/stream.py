@@ -126,6 +126,13 @@ class Stream:
         ``buffer`` is scratch space of the calling thread; it bounds what is returned, to a TLS
         record. Raises `ConnectionLost` and `TLSError`.
         """
+        if not self._is_tls:  # once for each message where every connection has RDY 1
+            try:
+                return bytes(buffer[: self._socket.recv_into(buffer)])
+            except (BlockingIOError, InterruptedError):
+                return None
+            except OSError as exc:
+                raise self._map(exc) from exc
         filled = 0
         while filled < len(buffer):
             try:
@@ -139,11 +146,9 @@ class Stream:
             if not received:
                 return bytes(buffer[:filled])
             filled += received
-            if not self._is_tls:
-                break
         if not filled:
             return None
-        if filled == len(buffer) and self._is_tls:
+        if filled == len(buffer):
             return bytes(buffer) + self._take_decrypted()
         return bytes(buffer[:filled])
 

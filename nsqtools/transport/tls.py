@@ -4,18 +4,30 @@ Verification and host name check are on unless switched off together. ``PROTOCOL
 trusts nothing, so the system's certificates are loaded when no CA file is given. OpenSSL 3 cannot
 do less than TLS 1.2 at its default security level; the lower names are go-nsq's and are honoured
 by lowering the level, which the user asked for by writing them.
+
+A pinned certificate is checked at the end of the handshake, by the socket itself: so it holds for
+whoever uses the context. With verification off, pins are all that is verified.
+
+Certificates are rotated while programs run. `RenewedContext` builds the context again when a file
+that it came from has changed, and is asked at each connection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import logging
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigurationError
+from nsqtools.files.opening import state_of
 
 if TYPE_CHECKING:
     import ssl
+
+log = logging.getLogger("nsqtools")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +39,20 @@ class TLSOptions:
     key_file: str = ""
     insecure_skip_verify: bool = False
     min_version: str = "tls1.2"
+    pins_sha256: str = ""
+
+
+def parse_pins(text: str) -> frozenset[str]:
+    """Read fingerprints, separated by blanks or commas, as ``openssl x509 -fingerprint -sha256``
+    prints them or in plain hexadecimal. Raises `ConfigurationError`."""
+    pins = frozenset(pin.replace(":", "").lower() for pin in text.replace(",", " ").split())
+    for pin in pins:
+        if not re.fullmatch("[0-9a-f]{64}", pin):
+            raise ConfigurationError(
+                f"invalid SHA-256 fingerprint {pin!r}",
+                hint="Print one with: openssl x509 -in CERT -noout -fingerprint -sha256",
+            )
+    return pins
 
 
 def make_context(options: TLSOptions) -> ssl.SSLContext:
@@ -51,7 +77,72 @@ def make_context(options: TLSOptions) -> ssl.SSLContext:
             ),
         )
     _set_min_version(context, options.min_version)
+    if pins := parse_pins(options.pins_sha256):
+        context.sslsocket_class = _pinned_socket(pins)
     return context
+
+
+class RenewedContext:
+    """A context, and the files it was built from. Raises what ``build`` raises.
+
+    Any thread may ask; two at the same time may build it twice.
+    """
+
+    def __init__(self, files: Sequence[str], build: Callable[[], ssl.SSLContext]) -> None:
+        self._files = tuple(filter(None, files))
+        self._build = build
+        self._seen = self._states()
+        self._context = build()
+
+    def check(self) -> ssl.SSLContext:
+        """Return the context as its files are now. Raises `ConfigurationError` if it cannot be."""
+        now = self._states()
+        if now != self._seen:
+            self._context = self._build()
+            self._seen = now
+        return self._context
+
+    def get(self) -> ssl.SSLContext:
+        """Return the context as its files are now, or, while they cannot be used, as before.
+
+        Certificate and key are seldom replaced in one moment.
+        """
+        try:
+            return self.check()
+        except ConfigurationError as exc:
+            log.warning("%s; connecting with what was read before", exc)
+            return self._context
+
+    def _states(self) -> list[tuple[int, ...] | None]:
+        return [state_of(path) for path in self._files]
+
+
+@functools.lru_cache(maxsize=64)
+def renewed_context(options: TLSOptions) -> RenewedContext:
+    """Return the client context of these options, shared by all who connect with them.
+
+    Raises `ConfigurationError` for files that cannot be used.
+    """
+    files = (options.ca_file, options.cert_file, options.key_file)
+    return RenewedContext(files, lambda: make_context(options))
+
+
+def _pinned_socket(pins: frozenset[str]) -> type[ssl.SSLSocket]:
+    import ssl
+    from hashlib import sha256
+
+    class PinnedSocket(ssl.SSLSocket):
+        def do_handshake(self, block: bool = False) -> None:
+            super().do_handshake(block)
+            found = sha256(self.getpeercert(binary_form=True) or b"").hexdigest()
+            if found not in pins:
+                error = ssl.SSLCertVerificationError(
+                    1, f"the certificate with SHA-256 {found} is not pinned"
+                )
+                error.verify_message = f"its SHA-256 is {found}, which is not pinned"
+                raise error
+
+    return PinnedSocket
 
 
 def _load(what: str, path: str, load: Callable[[], None]) -> None:

@@ -18,9 +18,10 @@ from plugins.archives import write_archive
 from plugins.damage import CHANGE, Change, damaged
 from plugins.examples import examples
 
+from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import decode_index, index_of
 from nsqtools.archive.members import scan_members
-from nsqtools.archive.reader import find_archives, read_messages
+from nsqtools.archive.reader import read_messages
 from nsqtools.protocol.message import WireMessage
 
 MESSAGES = [WireMessage(1000 + n, 1, b"%016x" % n, b"body %d \xff" % n) for n in range(60)]

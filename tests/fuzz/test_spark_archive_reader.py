@@ -13,8 +13,9 @@ from plugins.archives import write_archive
 from plugins.damage import CHANGE, Change, damaged
 from plugins.examples import examples
 
+from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import index_of
-from nsqtools.archive.reader import find_archives, read_messages
+from nsqtools.archive.reader import read_messages
 from nsqtools.protocol.message import WireMessage
 from nsqtools.spark.archives.damage import read_damage
 from nsqtools.spark.archives.partition_reader import read_partition

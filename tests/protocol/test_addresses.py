@@ -13,8 +13,10 @@ from nsqtools.protocol.addresses import (
     LOOKUPD_HTTP_PORT,
     Address,
     http_url,
+    is_allowed,
     lookup_url,
     parse_address,
+    parse_patterns,
 )
 
 
@@ -110,3 +112,28 @@ def test_what_is_no_http_address_is_refused_with_a_remedy(text: str) -> None:
     with pytest.raises(ConfigurationError, match="invalid") as caught:
         http_url(text, LOOKUPD_HTTP_PORT)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("pattern", "allowed", "others"),
+    [
+        ("*.nsq.internal:4150", ["a.nsq.internal:4150"], ["a.nsq.internal:1", "nsq.internal:4150"]),
+        ("10.1.*", ["10.1.2.3:4150", "10.1.2.3:1"], ["10.2.1.1:4150", "evil.10.1.1:1"]),
+        ("NSQ-?:41*", ["nsq-1:4150"], ["nsq-12:4150", "nsq-1:5150"]),
+        ("[fd00::*]:4150", ["[fd00::1]:4150"], ["[fd00::1]:1", "[fe80::1]:4150"]),
+        ("[::1]", ["[::1]:9"], ["[::2]:9"]),
+        ("*:4150", ["any:4150"], ["any:4151"]),
+        ("[ab]:1", [], ["a:1"]),
+    ],
+)
+def test_patterns_of_addresses(pattern: str, allowed: list[str], others: list[str]) -> None:
+    patterns = parse_patterns(f"unlikely, {pattern}")
+
+    assert all(is_allowed(parse_address(text), patterns) for text in allowed)
+    assert not any(is_allowed(parse_address(text), patterns) for text in others)
+
+
+@pytest.mark.parametrize("text", [":4150", "a:b", "http://h:1", "h:1/x"])
+def test_what_is_no_pattern_of_addresses_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="invalid pattern of addresses"):
+        parse_patterns(text)

@@ -54,6 +54,7 @@ def test_a_line_has_a_limit_and_asks_for_more_below_it() -> None:
 def test_finishes_are_taken_in_one_run() -> None:
     run = (b"FIN " + ID + b"\n") * 3
     assert read_finishes(b"." + run + b"RDY 1\n", 1) == ([ID] * 3, 1 + len(run))
+    assert len(read_finishes(run * 1000, 0)[0]) == 500  # more hold up others
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,280 @@
+"""Each budget against a peer that breaks it: what the command costs then, in time and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import itertools
+import json
+import socket
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+from plugins.measured import Cost, RunMeasured
+from plugins.scripted_nsqd import IDENTIFY_REPLY
+from plugins.wire import RESPONSE, frame, message_frame
+
+pytestmark = pytest.mark.alone
+
+MOST_MB = 150
+TRIES = 3
+MB = 1 << 20
+
+Serves = Callable[[Callable[[socket.socket], None]], str]
+
+
+@pytest.fixture
+def serves() -> Iterator[Serves]:
+    """``serves(talk)``: the address of a server that calls ``talk`` with each connection."""
+    with contextlib.ExitStack() as stack:
+
+        def serve(talk: Callable[[socket.socket], None]) -> str:
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=100))
+            threads = [threading.Thread(target=accept, args=(listener, talk, stack), daemon=True)]
+            threads[0].start()
+            stack.callback(threads[0].join, 10)
+            stack.callback(listener.shutdown, socket.SHUT_RDWR)
+            return "{}:{}".format(*listener.getsockname())
+
+        yield serve
+
+
+def accept(
+    listener: socket.socket, talk: Callable[[socket.socket], None], stack: contextlib.ExitStack
+) -> None:
+    while True:
+        try:
+            accepted, _ = listener.accept()
+        except OSError:
+            return
+        thread = threading.Thread(target=converse, args=(accepted, talk), daemon=True)
+        thread.start()
+        stack.callback(thread.join, 10)
+        stack.callback(accepted.close)
+
+
+def converse(accepted: socket.socket, talk: Callable[[socket.socket], None]) -> None:
+    with accepted, contextlib.suppress(OSError):  # the client has had enough
+        talk(accepted)
+
+
+def http(pieces: Iterable[bytes]) -> Callable[[socket.socket], None]:
+    """Send the pieces whatever is asked."""
+
+    def talk(accepted: socket.socket) -> None:
+        accepted.recv(10_000)
+        for piece in pieces:
+            accepted.sendall(piece)
+
+    return talk
+
+
+OK_FRAME = frame(RESPONSE, b"OK")
+
+
+def nsqd(after_ready: Iterable[bytes], **granted: object) -> Callable[[socket.socket], None]:
+    """Grant what is said, agree to SUB, and send the pieces once RDY was sent."""
+    return conversation(b"", OK_FRAME, after_ready, granted)
+
+
+def deflating_nsqd(block: bytes, times: int) -> Callable[[socket.socket], None]:
+    """Send a block many times once RDY was sent, compressed: the work is done beforehand."""
+    codec = zlib.compressobj(1, zlib.DEFLATED, -15)
+
+    def compressed(data: bytes) -> bytes:
+        return codec.compress(data) + codec.flush(zlib.Z_SYNC_FLUSH)
+
+    first, second = compressed(OK_FRAME), compressed(OK_FRAME)
+    return conversation(first, second, [compressed(block) for _ in range(times)], {"deflate": True})
+
+
+def conversation(
+    after_identify: bytes,
+    after_subscribe: bytes,
+    after_ready: Iterable[bytes],
+    granted: dict[str, object],
+) -> Callable[[socket.socket], None]:
+    def talk(accepted: socket.socket) -> None:
+        accepted.recv(10_000)
+        reply = json.dumps(IDENTIFY_REPLY | granted).encode()
+        accepted.sendall(frame(RESPONSE, reply) + after_identify)
+        accepted.recv(10_000)  # SUB
+        accepted.sendall(after_subscribe)
+        accepted.recv(10_000)  # RDY
+        for piece in after_ready:
+            accepted.sendall(piece)
+        accepted.recv(10_000)
+
+    return talk
+
+
+def tail(address: str, *options: str) -> list[str]:
+    where = ["--nsqd-tcp-address", address, "--create", "-t", "t", "-c", "c", "--for", "1s"]
+    return ["tail", *where, *options]
+
+
+def affordable(run: Callable[[], Cost], *, timeout_s: float = 1.0) -> Cost:
+    """Bound the memory of each run, and the time of the quickest: others use this machine."""
+    for _ in range(TRIES):
+        cost = run()
+        assert cost.peak_mb < MOST_MB, cost
+        assert "This is a bug" not in cost.err, cost
+        assert "Traceback" not in cost.err, cost
+        if cost.seconds < timeout_s + 1:
+            return cost
+    raise AssertionError(f"longer than {timeout_s} s and one more: {cost}")
+
+
+# -- nsqd -----------------------------------------------------------------------------------------
+
+
+def test_a_frame_of_two_gigabytes_is_refused_at_its_size(
+    serves: Serves, run_measured: RunMeasured
+) -> None:
+    head = struct.pack(">II", 0x7FFFFFFF, 2)
+    sent = [head, *[bytes(MB)] * 2048]
+
+    cost = affordable(lambda: run_measured(tail(serves(nsqd(sent)))))
+
+    assert "frame size 2147483647 is above the limit" in cost.err
+
+
+def test_a_message_above_max_msg_size_is_refused(serves: Serves, run_measured: RunMeasured) -> None:
+    big = message_frame(b"x" * 2000, "0" * 16, attempts=1, timestamp_ns=1)
+
+    cost = affordable(lambda: run_measured(tail(serves(nsqd([big])), "-X", "max_msg_size=1000")))
+
+    assert "frame size 2030 is above the limit" in cost.err
+
+
+SAME = message_frame(b"x" * 1000, "0" * 16, attempts=1, timestamp_ns=1) * 1000
+
+
+@pytest.mark.parametrize("block", [bytes(MB), SAME], ids=["zeros", "messages"])
+def test_a_bomb_of_deflate_is_expanded_piece_by_piece(
+    block: bytes, serves: Serves, run_measured: RunMeasured
+) -> None:
+    bomb = deflating_nsqd(block * 16, 16)
+
+    cost = affordable(lambda: run_measured(tail(serves(bomb), "--deflate")))
+
+    assert "frame size 0 is below 4" in cost.err or "messages in flight" in cost.err
+
+
+@pytest.mark.parametrize("codec", ["deflate", "snappy"])
+def test_a_codec_that_was_not_asked_for_is_refused(
+    codec: str, serves: Serves, run_measured: RunMeasured
+) -> None:
+    cost = affordable(lambda: run_measured(tail(serves(nsqd([], **{codec: True})))))
+
+    assert cost.status == 1
+    assert f"compresses with {codec}, which was not asked for" in cost.err
+
+
+# -- HTTP -----------------------------------------------------------------------------------------
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+def slowly(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    for piece in pieces:
+        yield piece
+        time.sleep(0.1)
+
+
+def sized(body: bytes, head: bytes = b"") -> list[bytes]:
+    return [OK + head + b"Content-Length: %d\r\n\r\n" % len(body), body]
+
+
+HOSTILE_HTTP: dict[str, tuple[Callable[[], Iterable[bytes]], str]] = {
+    "endless body": (
+        lambda: itertools.chain([OK + b"\r\n"], itertools.repeat(b" " * MB)),
+        "is longer than",
+    ),
+    "endless head": (
+        lambda: itertools.chain([OK], itertools.repeat(b"X-A: " + b"b" * 1000 + b"\r\n")),
+        "does not speak HTTP",
+    ),
+    "compressed body": (
+        lambda: sized(gzip.compress(bytes(64 * MB)), b"Content-Encoding: gzip\r\n"),
+        "is compressed",
+    ),
+    "slow head": (lambda: slowly([OK, *[b"X-A: b\r\n"] * 100]), "no answer in time"),
+    "slow body": (
+        lambda: slowly([OK + b"Content-Length: 100\r\n\r\n", *[b" "] * 100]),
+        "no answer in time",
+    ),
+    "slow chunks": (
+        lambda: slowly([OK + b"Transfer-Encoding: chunked\r\n\r\n", *[b"1\r\n \r\n"] * 100]),
+        "no answer in time",
+    ),
+    "nested": (lambda: sized(b"[" * 500_000), "does not answer like NSQ"),
+    "many values": (lambda: sized(b"[" + b"[]," * (8 * MB) + b"1]"), "does not answer like NSQ"),
+    "many nsqd": (
+        lambda: sized(json.dumps({"producers": [{"broadcast_address": "["}] * 30_000}).encode()),
+        "drawn at random",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE_HTTP)
+def test_an_answer_over_http_has_a_budget(
+    case: str, serves: Serves, run_measured: RunMeasured
+) -> None:
+    pieces, complaint = HOSTILE_HTTP[case]
+
+    def run() -> Cost:
+        where = ["--lookupd-http-address", serves(http(pieces()))]
+        return run_measured(["nodes", *where, "--timeout", "1s"])
+
+    cost = affordable(run)
+
+    assert complaint in cost.err
+
+
+# -- thousands of nsqd that accept and say nothing ------------------------------------------------
+
+
+@pytest.fixture
+def silent_nsqd() -> Iterator[list[dict[str, object]]]:
+    """2,000 addresses, all of them ours: nobody answers, but the system accepts."""
+    with socket.create_server(("0.0.0.0", 0), backlog=4096) as listener:
+        port = listener.getsockname()[1]
+        yield [
+            {"broadcast_address": f"127.0.{n >> 8}.{n & 255}", "tcp_port": port, "http_port": port}
+            for n in range(1, 2001)
+        ]
+
+
+def test_thousands_of_silent_nsqd_do_not_hold_a_question_up(
+    silent_nsqd: list[dict[str, object]], serves: Serves, run_measured: RunMeasured
+) -> None:
+    body = json.dumps({"producers": silent_nsqd}).encode()
+
+    where = ["--lookupd-http-address", serves(http(sized(body)))]
+
+    def run() -> Cost:
+        return run_measured(["stat", "--once", *where, "--timeout", "1s"])
+
+    cost = affordable(run, timeout_s=2)  # nsqlookupd is asked, and then all nsqd
+    assert cost.status == 4
+    assert cost.threads < 150
+
+
+def test_thousands_of_silent_nsqd_cost_a_consumer_few_threads(
+    silent_nsqd: list[dict[str, object]], serves: Serves, run_measured: RunMeasured
+) -> None:
+    body = json.dumps({"channels": [], "producers": silent_nsqd}).encode()
+    where = ["--lookupd-http-address", serves(http(sized(body))), "--create", "--timeout", "1s"]
+
+    def run() -> Cost:
+        return run_measured(["tail", "-t", "t", "-c", "c", "--for", "1s", *where])
+
+    cost = affordable(run, timeout_s=3)  # nsqlookupd is asked, then all nsqd, if the topic is there
+    assert "1000 of them, drawn at random, are believed" in cost.err
+    assert cost.threads < 150
+    assert cost.descriptors < 400

@@ -1,0 +1,184 @@
+"""nsqd and nsqlookupd that answer anything: no command calls it a bug, or takes it for our mistake.
+
+An answer is a good one with values replaced, left out or doubled at random. The cases that were
+found by hand stand in `FOUND`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from plugins.cli import RunNsq
+from plugins.examples import examples
+from plugins.hostile_cluster import HostileCluster
+
+COMMANDS = (
+    "nodes",
+    "nodes --json",
+    "stat --once",
+    "stat --once --json --show clients",
+    "stat --once --prometheus",
+    "stat --once --show memory",
+    "topic list",
+    "topic info clicks",
+    "channel list",
+    "channel info clicks archive --json",
+    "topic delete * --dry-run",
+    "lookup clicks",
+    "info",
+    "ping",
+    "config get log_level",
+)
+
+ODD_VALUES = st.one_of(
+    st.sampled_from(
+        [
+            *(
+                None,
+                True,
+                False,
+                "",
+                "x",
+                [],
+                {},
+                [[]],
+                {"a": {}},
+                "\ud800",
+                "\x1b[2J",
+                "a\nb",
+                "[",
+            ),
+            *(0, -1, 65536, 2**31, 2**63, 10**400, -(10**400), 1.5, 1e308, float("inf")),
+            *(float("nan"), "10.0.0.1:1", "::1", "é" * 300, [None] * 3, "0", "9" * 5000),
+        ]
+    ),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+)
+CHANGES = st.lists(
+    st.tuples(st.sampled_from(["replace", "drop", "double"]), st.integers(0, 10**6), ODD_VALUES),
+    min_size=1,
+    max_size=4,
+)
+
+FOUND: list[tuple[str, str, Any]] = [
+    ("/lookup", "broadcast_address", "["),
+    ("/nodes", "broadcast_address", "["),
+    ("/nodes", "broadcast_address", "[::1]"),
+    ("/stats", "start_time", 10**400),
+    ("/stats", "depth", 10**400),
+    ("/stats", "topic_name", "\ud800"),
+    ("/info", "tcp_port", "x"),
+    ("/info", "broadcast_address", {}),
+]
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) of a document."""
+    keys = value.keys() if isinstance(value, dict) else range(len(value))
+    found = [(value, key) for key in keys]
+    for container, key in list(found):
+        if isinstance(container[key], dict | list):
+            found += places(container[key])
+    return found
+
+
+def changed(document: Any, what: str, number: int, odd: Any) -> Any:
+    there = places(document)
+    if not there:
+        return odd
+    if number % (len(there) + 1) == len(there):
+        return odd  # the whole answer
+    container, key = there[number % (len(there) + 1)]
+    if what == "replace":
+        container[key] = odd
+    elif what == "drop":
+        del container[key]
+    elif isinstance(container, list):
+        container.append(container[key])
+    return document
+
+
+def run(command: str, cluster: HostileCluster, run_nsq: RunNsq) -> None:
+    where = (
+        f"--nsqd-http-address={cluster.http_address}"
+        if command.startswith(("config", "info"))
+        else f"--lookupd-http-address={cluster.http_address}"
+    )
+    done = run_nsq([*command.split(), where, "--timeout", "2s"])
+
+    assert "This is a bug" not in done.err
+    assert "Traceback" not in done.err
+    assert done.status in (0, 1, 3, 4, 5, 6), (done.status, done.err)  # 2 is our own mistake
+
+
+@given(
+    command=st.sampled_from(COMMANDS),
+    path=st.sampled_from(["/info", "/stats", "/nodes", "/topics", "/channels", "/lookup"]),
+    changes=CHANGES,
+)
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(command="stat --once", path="/stats", changes=[("replace", 0, 10**400)])
+def test_no_answer_is_a_bug_or_our_mistake(
+    command: str,
+    path: str,
+    changes: list[tuple[str, int, Any]],
+    polite_cluster: HostileCluster,
+    run_nsq: RunNsq,
+) -> None:
+    good = polite_cluster.answers
+    document = copy.deepcopy(good[path])
+    for what, number, odd in changes:
+        if isinstance(document, dict | list):
+            document = changed(document, what, number, copy.deepcopy(odd))
+    polite_cluster.answers[path], before = document, good[path]
+    try:
+        run(command, polite_cluster, run_nsq)
+    finally:
+        polite_cluster.answers[path] = before
+
+
+@pytest.mark.parametrize(("path", "key", "odd"), FOUND, ids=lambda value: ascii(value)[:30])
+def test_what_was_found_by_hand_stays_found(
+    path: str, key: str, odd: Any, polite_cluster: HostileCluster, run_nsq: RunNsq
+) -> None:
+    before = polite_cluster.answers[path]
+    text = json.dumps(before)
+    polite_cluster.answers[path] = document = json.loads(text)
+    for container, name in places(document):
+        if name == key:
+            container[name] = odd
+    try:
+        for command in COMMANDS:
+            run(command, polite_cluster, run_nsq)
+    finally:
+        polite_cluster.answers[path] = before
+
+
+@pytest.mark.slow
+@given(commands=st.just(COMMANDS), path=st.sampled_from(["/stats", "/nodes"]), changes=CHANGES)
+@settings(max_examples=examples(1000), suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_answer_is_a_bug_to_any_command(
+    commands: tuple[str, ...],
+    path: str,
+    changes: list[tuple[str, int, Any]],
+    polite_cluster: HostileCluster,
+    run_nsq: RunNsq,
+) -> None:
+    before = polite_cluster.answers[path]
+    document = copy.deepcopy(before)
+    for what, number, odd in changes:
+        if isinstance(document, dict | list):
+            document = changed(document, what, number, copy.deepcopy(odd))
+    polite_cluster.answers[path] = document
+    try:
+        for command in commands:
+            run(command, polite_cluster, run_nsq)
+    finally:
+        polite_cluster.answers[path] = before
