@@ -1,4 +1,4 @@
-"""Which messages to keep: ``--grep`` and ``--sample``, and several of them as one."""
+"""Which messages to keep: ``--grep``, ``--where`` and ``--sample``, and several of them as one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import MessageLike
+from nsqtools.records.queries import compile_where
 from nsqtools.records.units import argument_bytes
 
 Filter = Callable[[MessageLike], bool]
@@ -26,6 +27,15 @@ def grep(pattern: str, *, ignore_case: bool = False, invert: bool = False) -> Fi
             hint="A character that means itself has a backslash before it: \\( \\[ \\. \\*",
         ) from None
     return lambda message: (search(message.body) is None) is invert
+
+
+def where(program: str) -> Filter:
+    """Keep the messages whose body is JSON for which ``program``, in jq's language, is true.
+
+    Raises `ConfigurationError` for a wrong program.
+    """
+    is_wanted = compile_where(program)
+    return lambda message: is_wanted(message.body)
 
 
 def sample(share: float, random: Callable[[], float]) -> Filter:

@@ -6,17 +6,12 @@ them may steer it.
 
 from __future__ import annotations
 
-import re
 from binascii import b2a_base64
 from collections.abc import Callable, Iterable
 from enum import Enum
 
+from nsqtools.protocol.escaping import escape_text
 from nsqtools.records.envelope import MessageLike
-
-# What may not reach a terminal raw: controls but tab and newline, and whatever is not ASCII until
-# it has proved to be UTF-8 (a lone 0x9b starts an escape sequence on 8-bit terminals).
-_SUSPECT = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f-\xff]")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class BodyForm(Enum):
@@ -47,18 +42,6 @@ def body_decoder(form: BodyForm) -> Callable[[bytes], bytes]:
             return lambda body: b2a_base64(body, newline=False)
 
 
-def escape_controls(text: bytes) -> bytes:
-    r"""Make bytes harmless for a terminal: controls and bytes that are not UTF-8 as ``\xNN``.
-
-    Tab and newline stay. Text without any of these is returned as it is.
-    """
-    if _SUSPECT.search(text) is None:
-        return text
-    return _CONTROL.sub(
-        lambda control: f"\\x{ord(control[0]):02x}", text.decode("utf-8", "backslashreplace")
-    ).encode()
-
-
 def encode_lines(
     topic: str,
     nsqd: str,
@@ -78,6 +61,6 @@ def encode_lines(
     if form is not None:
         bodies = map(body_decoder(form), bodies)
     if escape:
-        bodies = map(escape_controls, bodies)
+        bodies = map(escape_text, bodies)
     head = topic.encode() + b" | " if print_topic else b""
     return head + (delimiter + head).join(bodies) + delimiter

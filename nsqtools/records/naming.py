@@ -30,6 +30,7 @@ DEFAULT_DATETIME_FORMAT = "%Y-%m-%d_%H"
 DEFAULT_PARTITION_FORMAT = "%Y-%m-%d"
 
 REV = "<REV>"
+COMPRESSED = (".gz", ".zst")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +66,36 @@ class FileNaming:
         _check(name)
         return name
 
+    @property
+    def changes_each_second(self) -> bool:
+        """Whether a name made of the time of arrival can change within a minute."""
+        first, last = (datetime(2000, 1, 1, 0, 0, second) for second in (0, 59))
+        return self.stem("topic", first, first) != self.stem("topic", last, last)
+
 
 def with_rev(stem: str, rev: int) -> str:
     """Return the name of the file number ``rev`` of a stem, counted from 0."""
     number = f"-{rev:06d}"
     if REV in stem:
         return stem.replace(REV, number)
-    if rev == 0:
-        return stem
-    folder, slash, base = stem.rpartition("/")
+    return before_extension(stem, number) if rev else stem
+
+
+def before_extension(name: str, text: str) -> str:
+    """Return a name with a text put in before its extensions."""
+    folder, slash, base = name.rpartition("/")
     end = len(base) - sum(map(len, _extensions(base)))
-    return f"{folder}{slash}{base[:end]}{number}{base[end:]}"
+    return f"{folder}{slash}{base[:end]}{text}{base[end:]}"
 
 
 def _extensions(base: str) -> list[str]:
-    """The extension of a name, and the one before ``.gz``, last first; dates have dots too."""
+    """The extension of a name, and the one before ``.gz`` or ``.zst``, last first.
+
+    Dates have dots too.
+    """
     found: list[str] = []
     for suffix in reversed(PurePosixPath(base).suffixes):
-        if not suffix[1:].isalpha() or len(found) == 2 or (found and found[-1] != ".gz"):
+        if not suffix[1:].isalpha() or len(found) == 2 or (found and found[-1] not in COMPRESSED):
             break
         found.append(suffix)
     return found
@@ -125,9 +138,14 @@ class Rotation:
             self.uncompressed_size is not None and uncompressed_size >= self.uncompressed_size
         )
 
-    def is_over(self, opened_at_s: float, now_s: float, utc_offset_s: float = 0) -> bool:
-        """Tell whether the time of a file opened at ``opened_at_s`` (since 1970) is over."""
-        if self.age_s is not None and now_s - opened_at_s >= self.age_s:
+    def is_over(
+        self, opened_at_s: float, now_s: float, utc_offset_s: float = 0, *, age_s: float = 0
+    ) -> bool:
+        """Tell whether the time of a file opened at ``opened_at_s`` (since 1970) is over.
+
+        ``age_s`` is measured by a clock that nobody sets.
+        """
+        if self.age_s is not None and age_s >= self.age_s:
             return True
         return self.interval_s is not None and (
             self.period(opened_at_s, utc_offset_s) != self.period(now_s, utc_offset_s)

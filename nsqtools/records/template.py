@@ -7,10 +7,14 @@ and the escapes are those of `escapes`. No newline is added. Fields and their fo
 
     topic nsqd id attempts size     as they are; size is the length of the body in bytes
     timestamp                       nanoseconds since 1970, or any strftime format, in UTC
-    body                            the bytes; ``hex``; ``base64``; ``json``: a quoted string, with
-                                    a byte that is not UTF-8 as \udcNN
+    body                            the bytes; ``hex``; ``base64``; ``url``; ``json``: a quoted
+                                    string, with a byte that is not UTF-8 as \udcNN
+    .user.id                        what jq finds in the body there, or anything else in its
+                                    language that begins with a dot and has no brace and no colon;
+                                    ``url``; nothing where it is null or the body is not JSON
 
-A template that names anything else is refused before a connection is made.
+``url`` writes what may not stand in an address as ``%NN``. A template that names anything else is
+refused before a connection is made.
 """
 
 from __future__ import annotations
@@ -19,15 +23,24 @@ import re
 from binascii import b2a_base64
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 from nsqtools.protocol.durations import NS
+from nsqtools.protocol.escaping import escape_text
 from nsqtools.protocol.message import WireMessage
 from nsqtools.records.envelope import MessageLike
 from nsqtools.records.units import unescape
 
 Get = Callable[[MessageLike], Any]
-Encoder = Callable[[str, str, Iterable[MessageLike]], bytes]
+
+
+class Encoder(Protocol):
+    """Makes the bytes to write of topic, nsqd and messages."""
+
+    def __call__(
+        self, topic: str, nsqd: str, messages: Iterable[MessageLike], *, escape: bool = False
+    ) -> bytes: ...
+
 
 FIELDS = ("topic", "nsqd", "id", "timestamp", "attempts", "size", "body")
 
@@ -37,6 +50,7 @@ _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}:]*)(?::([^{}]*))?\}|[{}]")
 def compile_template(text: str) -> Encoder:
     """Return a function of topic, nsqd and messages that gives the bytes to write.
 
+    With ``escape=True`` nothing in a field steers a terminal; what the template itself says does.
     Raises ``ValueError``, naming the known fields or forms, for a template that cannot work.
     """
     literals = [b""]
@@ -54,9 +68,13 @@ def compile_template(text: str) -> Encoder:
             literals.append(b"")
     literals[-1] += unescape(text[end:])
 
-    def encode_many(topic: str, nsqd: str, messages: Iterable[MessageLike]) -> bytes:
+    def encode_many(
+        topic: str, nsqd: str, messages: Iterable[MessageLike], *, escape: bool = False
+    ) -> bytes:
         batch = {"topic": topic.encode(), "nsqd": nsqd.encode()}
         layout, fields = _bind(literals, getters, batch)
+        if escape:
+            fields = list(map(_escaped, fields))
         return b"".join([layout % tuple([get(message) for get in fields]) for message in messages])
 
     return encode_many
@@ -99,10 +117,20 @@ def _getter(field: str, form: str | None) -> Get | str:
             return lambda message: b2a_base64(message.body, newline=False)
         case "body", "json":
             return _quoted()
+        case "body", "url":
+            return lambda message: _url(message.body)
+        case str(), None | "url" if field.startswith("."):
+            return _picked(field, _url if form else None)
     if field not in FIELDS:
-        raise ValueError(f"unknown field {{{field}}}; known are {', '.join(FIELDS)}")
-    forms = {"body": "hex, base64, json"}.get(field, "no other form")
+        if field.startswith("."):
+            raise ValueError(f"unknown form {{{field}:{form}}}; what jq finds has url")
+        raise ValueError(f"unknown field {{{field}}}; known are {', '.join(FIELDS)}, .PATH")
+    forms = {"body": "hex, base64, url, json"}.get(field, "no other form")
     raise ValueError(f"unknown form {{{field}:{form}}}; {field} has {forms}")
+
+
+def _escaped(get: Get) -> Get:
+    return lambda message: escape_text(get(message))
 
 
 def _moment(form: str) -> Get:
@@ -114,6 +142,27 @@ def _moment(form: str) -> Get:
         return moment.strftime(form).encode()
 
     get(WireMessage(0, 0, b"", b""))  # a format that fails does so now
+    return get
+
+
+def _url(text: bytes) -> bytes:
+    from urllib.parse import quote
+
+    return quote(text, safe="").encode()
+
+
+def _picked(program: str, shown: Callable[[bytes], bytes] | None) -> Get:
+    from nsqtools.records.queries import compile_pick
+
+    pick = compile_pick(f"({program}) // empty")
+
+    def get(message: MessageLike) -> bytes:
+        try:
+            found = pick(message.body) or b""
+        except ValueError:
+            return b""
+        return shown(found) if shown is not None else found
+
     return get
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.message import WireMessage
-from nsqtools.records.filters import every, grep, parse_share, sample
+from nsqtools.records.filters import every, grep, parse_share, sample, where
 
 
 def message(body: bytes) -> WireMessage:
@@ -39,6 +39,13 @@ def test_grep_can_ignore_case() -> None:
 def test_a_wrong_pattern_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="not a regular expression: missing"):
         grep("(")
+
+
+def test_where_asks_the_json_of_the_body() -> None:
+    keep = where(".status >= 500")
+    assert [keep(message(body)) for body in (b'{"status":503}', b'{"status":1}', b"x")] == [
+        *(True, False, False)
+    ]
 
 
 def test_sampling_keeps_the_share_that_the_random_source_gives() -> None:

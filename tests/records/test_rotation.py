@@ -35,8 +35,8 @@ def test_days_begin_at_local_midnight() -> None:
     assert not daily.is_over(midnight_in_kyiv - 1, midnight_in_kyiv)
 
 
-def test_an_age_counts_from_the_opening() -> None:
+def test_an_age_is_measured_and_not_read_from_a_clock_that_somebody_sets() -> None:
     aged = Rotation(age_s=HOUR)
 
-    assert not aged.is_over(NINE - 10, NINE + 10)
-    assert aged.is_over(NINE - 10, NINE + HOUR - 10)
+    assert not aged.is_over(NINE, NINE + 2 * HOUR, age_s=20)
+    assert aged.is_over(NINE, NINE - HOUR, age_s=HOUR)

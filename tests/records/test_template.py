@@ -49,7 +49,7 @@ def test_fields_and_forms(template: str, text: bytes) -> None:
     [
         ("{bodi}", "known are topic, nsqd, id, timestamp, attempts, size, body"),
         ("{}", "unknown field"),
-        ("{body:yaml}", "body has hex, base64, json"),
+        ("{body:yaml}", "body has hex, base64, url, json"),
         ("{topic:upper}", "topic has no other form"),
         ("{id", "single {"),
         ("id}", "single }"),
@@ -99,3 +99,32 @@ def test_any_text_is_a_template_or_a_value_error(template: str) -> None:
         return
 
     assert isinstance(encode_many("t", "h:1", [MESSAGE]), bytes)
+
+
+JSON = WireMessage(
+    1, 1, b"0f1e2d3c4b5a6978", b'{"user": {"id": 12345678901234567890}, "q": "a b/\xc3\xa9"}'
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{.user.id}", b"12345678901234567890"),
+        ("q={.q:url}&all={body:url}", b"q=a%20b%2F%C3%A9&all="),
+        ("[{.nothing}{.user.name.first}]", b"[]"),
+    ],
+)
+def test_a_path_is_looked_up_in_the_json_of_the_body(template: str, text: bytes) -> None:
+    assert fill(template, JSON).startswith(text)
+    assert b"12345678901234567890" not in fill(template.partition("&")[0], MESSAGE)
+
+
+def test_url_leaves_nothing_that_means_something_in_an_address() -> None:
+    message = WireMessage(1, 1, b"0" * 16, b"a/b?c=d&e#\xff%")
+    assert fill("{body:url}", message) == b"a%2Fb%3Fc%3Dd%26e%23%FF%25"
+
+
+@pytest.mark.parametrize("template", ["{.a[}", "{.a:hex}"])
+def test_a_wrong_path_is_refused(template: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a program of jq|what jq finds has url"):
+        compile_template(template)
