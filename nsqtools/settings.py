@@ -16,6 +16,8 @@ setting that is silently ignored is worse than none.
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Mapping
 from enum import IntEnum
 from pathlib import Path
@@ -41,10 +43,25 @@ REPEATABLE = {
     "snappy": False,
     "deflate": False,
     "deflate_level": False,
+    "tls_pin_sha256": True,
     "auth_secret_file": False,
+    "auth_requires_tls": False,
     "timeout": False,
     "lookupd_authorization": False,
+    "allow_announced": True,
     "producer_opt": True,
+    "destination_nsqd_tcp_address": True,
+    "destination_lookupd_http_address": True,
+    "destination_nsqd_http_address": True,
+    "destination_address_map": True,
+    "destination_auth_secret_file": False,
+    "destination_tls": False,
+    "destination_tls_ca_file": False,
+    "destination_tls_cert": False,
+    "destination_tls_key": False,
+    "destination_tls_insecure": False,
+    "destination_snappy": False,
+    "destination_deflate": False,
 }
 """The settings that the file may hold, each with whether it takes several values."""
 
@@ -74,6 +91,24 @@ def config_path(environ: Mapping[str, str]) -> Path:
     return base / "nsqtools" / "config.toml"
 
 
+def selection_path(environ: Mapping[str, str]) -> Path:
+    """The file with the name of the profile that ``nsq profile use`` chose."""
+    return config_path(environ).with_name("profile")
+
+
+def selected_profile(environ: Mapping[str, str]) -> str | None:
+    """The profile that ``nsq profile use`` chose, if any. Raises `ConfigurationError`."""
+    path = selection_path(environ)
+    try:
+        return path.read_text("utf-8").strip() or None
+    except OSError:  # it is not there, or belongs to somebody else whose HOME we have
+        return None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"{path} is not UTF-8 text", hint="nsq profile use writes it."
+        ) from error
+
+
 def load_settings(path: Path, profile: str | None, known: Mapping[str, bool]) -> dict[str, Setting]:
     """Read ``path`` and return its settings, those of ``profile`` over the file's own.
 
@@ -95,6 +130,24 @@ def load_settings(path: Path, profile: str | None, known: Mapping[str, bool]) ->
             )
         settings |= _settings(table, path, f"{PROFILES}.{profile}.", Origin.PROFILE, known)
     return settings
+
+
+def who_else_can_write(path: Path) -> str:
+    """Say who else than its owner may change the file, "" for nobody: it decides where we connect.
+
+    A group of the user's own, as most systems give one to each user, is nobody else.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return ""
+    if status.st_uid not in (0, os.geteuid()):
+        return f"{path} belongs to another user"
+    if status.st_mode & stat.S_IWOTH:
+        return f"{path} can be changed by everybody (mode {stat.S_IMODE(status.st_mode):04o})"
+    if status.st_mode & stat.S_IWGRP and status.st_gid != os.getegid():
+        return f"{path} can be changed by its group (mode {stat.S_IMODE(status.st_mode):04o})"
+    return ""
 
 
 def profile_names(path: Path) -> list[str]:

@@ -171,7 +171,7 @@ class Consumer:
         share = int(self._reached * SHARE_S / max(took_s, 1e-6))
         self._most = max(1, min(4 * self._most, share))
         if rest := self._take_held():
-            self._backlog.put_back(rest)
+            self._backlog.put_back([rest])
 
     def _take_held(self) -> Batch | None:
         """Return what was taken and not handed out, and forget it."""
@@ -207,7 +207,7 @@ class _LoopBacklog(Backlog):
     """Wakes an event loop when something is put in."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(on_entry=self._wake)
         self.has_stopped = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._filled = asyncio.Event()
@@ -218,14 +218,9 @@ class _LoopBacklog(Backlog):
         self._loop = loop
 
     def put(self, entry: object) -> None:
-        super().put(entry)
         if isinstance(entry, client.Stopped):
-            self.has_stopped = True
-        self._wake()
-
-    def put_first(self, entry: object) -> None:
-        super().put_first(entry)
-        self._wake()
+            self.has_stopped = True  # before it wakes anybody: what came earlier is taken first
+        super().put(entry)
 
     def _wake(self) -> None:
         with self._wakes:
@@ -251,7 +246,8 @@ class _Source(client.Consumer):
 
     def take_now(self, most: int) -> Batch | None:
         """Return what is there, at most so many messages, or None."""
-        return self._take(0, most)
+        batches = self._take(0, most)
+        return batches[0] if batches else None
 
     def wait_for_end(self) -> None:
         """Wait until the I/O thread has ended (any other thread)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -35,9 +35,11 @@ class Producer:
 
     def __init__(
         self,
-        nsqd_tcp_addresses: str | Sequence[str] = "127.0.0.1:4150",
+        nsqd_tcp_addresses: str | Sequence[str] | None = None,
         options: ClientOptions | None = None,
         *,
+        lookupd_http_addresses: str | Sequence[str] = (),
+        address_map: Mapping[str, str] | None = None,
         mode: str | PublishMode = PublishMode.FAILOVER,
         retry_timeout_s: float = 0.0,
         retry_unknown: bool = False,
@@ -46,6 +48,8 @@ class Producer:
         self._producer = client.Producer(
             nsqd_tcp_addresses,
             options,
+            lookupd_http_addresses=lookupd_http_addresses,
+            address_map=address_map,
             mode=mode,
             retry_timeout_s=retry_timeout_s,
             retry_unknown=retry_unknown,

@@ -9,6 +9,9 @@ Writing has two stages. What `write` takes is *pending*; `flush` joins it, compr
 makes it *committed*, and committed bytes never change: a shorter retry is an error to TLS, and a
 compressed byte left out ruins the stream.
 
+A few compressed bytes can be gigabytes: they are expanded piece by piece (`max_inflated_read`),
+one in a turn, and nothing is read from the socket meanwhile.
+
 TCP does not report a peer that lost power. nsqd sends a heartbeat every interval, so silence for
 two of them and a second more means that nobody is there (pynsq's rule; `read_timeout` is the
 ceiling, but one heartbeat must have had time to come). And a peer that takes no bytes for
@@ -20,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from nsqtools.client.io_loop import IOLoop
+from nsqtools.client.io_loop import LoopMember
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConnectionLost, DeadlineExceeded, NsqError, ProtocolError, ServerError
 from nsqtools.protocol.codecs import Codec
@@ -75,12 +78,13 @@ class Connection:
         self._pending: list[bytes] = []
         self._committed = b""
         self._offset = 0
-        self._loop: IOLoop | None = None
+        self._loop: LoopMember | None = None
         self._watches_writes = False
         self._is_shut_down = False
+        self._is_inflating = False  # a call is due that expands more of what was read
 
-    def attach(self, loop: IOLoop, user: ConnectionUser, buffer: memoryview) -> None:
-        """Serve ``user`` on the loop's thread. ``buffer`` is scratch space of that thread."""
+    def attach(self, loop: LoopMember, user: ConnectionUser, buffer: memoryview) -> None:
+        """Serve ``user`` on the I/O thread. ``buffer`` is scratch space of that thread."""
         self._loop = loop
         self._user = user
         self._buffer = buffer
@@ -95,7 +99,7 @@ class Connection:
 
     def on_readable(self) -> None:
         """Read once and hand the complete frames to the user."""
-        if not self.is_open:  # closed earlier in this turn
+        if not self.is_open or self._is_inflating:  # it may have been closed earlier in this turn
             return
         try:
             messages, others = self._read()
@@ -109,6 +113,10 @@ class Connection:
             if self.is_open:  # the user may close it over any frame
                 self._on_frame(frame_type, data)
 
+    def _inflate_more(self) -> None:
+        self._is_inflating = False
+        self.on_readable()
+
     def _on_frame(self, frame_type: int, data: bytes) -> None:
         if data == HEARTBEAT:
             self.has_received = True
@@ -120,16 +128,22 @@ class Connection:
 
     def _read(self) -> tuple[list[Any], list[tuple[int, bytes]]]:
         assert self._loop is not None
-        data = self._stream.receive_ready(self._buffer)
-        if data == b"":
-            raise ConnectionLost(f"{self.nsqd} closed the connection")
-        self._last_read = self._loop.now()
-        self._user.received_at = self._loop.bytes_since
+        codec = self._codec
         try:
-            if data:
+            has_more = codec is not None and codec.has_more
+            data = None if has_more else self._stream.receive_ready(self._buffer)
+            if data == b"":
+                raise ConnectionLost(f"{self.nsqd} closed the connection")
+            self._last_read = self._loop.now()
+            self._user.received_at = self._loop.bytes_since
+            if codec is not None:
                 # compressed bytes may decode to nothing yet, which is not the end of the stream
-                self._frames.feed(self._codec.decompress(data) if self._codec else data)
-            return self._frames.take(self._user.make_message, self._user)
+                self._frames.feed(codec.decompress(data or b"", self._options.max_inflated_read))
+                if codec.has_more:
+                    self._is_inflating = True
+                    self._loop.call_soon(self._inflate_more)
+                data = b""
+            return self._frames.take(self._user.make_message, self._user, data or b"")
         except ProtocolError as exc:
             raise ProtocolError(f"{self.nsqd}: {exc}", hint=exc.hint) from exc
 
@@ -163,16 +177,19 @@ class Connection:
                 data = b"".join(self._pending)
                 self._pending.clear()
                 self._committed = self._codec.compress(data) if self._codec else data
-                if not self._watches_writes:  # a stall begins now, not when the last bytes went
-                    self._last_progress = self._loop.now()
-            sent = self._stream.send_ready(memoryview(self._committed)[self._offset :])
-            if not sent:
-                return False
-            self._last_progress = self._loop.now()
-            self._offset += sent
-            if self._offset == len(self._committed):
+            rest = memoryview(self._committed)[self._offset :] if self._offset else self._committed
+            sent = self._stream.send_ready(rest)
+            if sent == len(rest):
                 self._committed = b""
                 self._offset = 0
+                if self._watches_writes:  # else nothing has stalled, as usual
+                    self._last_progress = self._loop.now()
+            else:
+                self._offset += sent
+                if sent or not self._watches_writes:  # a stall begins now, not with the last bytes
+                    self._last_progress = self._loop.now()
+                if not sent:
+                    return False
         return True
 
     @property
@@ -216,7 +233,7 @@ class Connection:
         limit_s = silence_limit_s(options)
         if limit_s is not None and now - self._last_read > limit_s:
             self.lose(DeadlineExceeded(f"{self.nsqd} was silent for {limit_s:.0f} s"))
-        elif self.has_unsent and now - self._last_progress > options.write_timeout_s:
+        elif self._committed and now - self._last_progress > options.write_timeout_s:
             self.lose(
                 DeadlineExceeded(f"{self.nsqd} took no bytes for {options.write_timeout_s:.0f} s")
             )

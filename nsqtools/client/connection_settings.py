@@ -8,6 +8,8 @@ themselves are imported inside the functions: a help page does not need them.
 
 from __future__ import annotations
 
+import logging
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,8 @@ from nsqtools.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from nsqtools.client.options import ClientOptions
+
+log = logging.getLogger("nsqtools")
 
 DEFAULT_NSQD_TCP_ADDRESS = "127.0.0.1:4150"
 
@@ -53,13 +57,15 @@ class ConnectionSettings:
 class GivenOption(NamedTuple):
     """A client option as the user gave it: ``given_as`` is the flag or setting, for errors.
 
-    Of two that set the same option, the one with the greater ``origin`` applies.
+    Of two that set the same option, the one with the greater ``origin`` applies. ``file`` is where
+    the text was read.
     """
 
     option: str
     text: str
     origin: int
     given_as: str
+    file: str = ""
 
 
 def resolve_options(given: Iterable[GivenOption]) -> dict[str, GivenOption]:
@@ -81,6 +87,18 @@ def resolve_options(given: Iterable[GivenOption]) -> dict[str, GivenOption]:
                 hint=f"Keep one of them: both set the client option {new.option}.",
             )
     return resolved
+
+
+def texts_of(resolved: Mapping[str, GivenOption]) -> dict[str, str]:
+    """Return the options as `ConnectionSettings` has them.
+
+    A secret that was read from a file is read there again at each connection.
+    """
+    texts = {option: given.text for option, given in resolved.items()}
+    secret = resolved.get("auth_secret")
+    if secret is not None and secret.file:
+        texts["auth_secret_file"] = secret.file
+    return texts
 
 
 def check_tls(
@@ -110,6 +128,30 @@ def read_secret(path: Path) -> str:
     if not secret:
         raise ConfigurationError(f"the auth secret file {path} is empty")
     return secret
+
+
+def current_secret(options: ClientOptions) -> str:
+    """Return the auth secret: what its file holds now, or what is known of it; "" without one."""
+    if not options.auth_secret_file:
+        return options.auth_secret
+    try:
+        return read_secret(Path(options.auth_secret_file))
+    except ConfigurationError as exc:
+        log.warning("%s; %s", exc, "using the one from before" if options.auth_secret else exc.hint)
+        return options.auth_secret
+
+
+def exposure_of_secret(path: Path) -> str:
+    """Say who else can read a file with a secret, "" for nobody. Root's may be read by a group."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ""
+    allowed = stat.S_IRGRP if status.st_uid == 0 else 0
+    if not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO) & ~allowed:
+        return ""
+    mode = stat.S_IMODE(status.st_mode)
+    return f"others can read the secret in {path} (mode {mode:04o}): chmod 600 {path}"
 
 
 def parse_address_map(pairs: Iterable[str], given_as: str) -> dict[str, str]:

@@ -5,9 +5,10 @@
             store(message.body)
             message.finish()
 
-A thread of the consumer does all network traffic: heartbeats are answered however long a handler
-takes. Messages come to the handlers' threads through a `Backlog`, in batches, one for each read of
-a socket; handlers that are slow share a batch, message by message.
+The I/O thread of the process does all network traffic: heartbeats are answered however long a
+handler takes, unless it runs C code that holds the interpreter's lock. Messages come to the
+handlers' threads through a `Backlog`, in batches, one for each read of a socket; handlers that are
+slow share a batch, message by message.
 
 A handler never gets a message that has waited for more than half of msg_timeout, or that nsqd has
 delivered again since: such a message went back to nsqd or is superseded. How many messages are in
@@ -17,11 +18,13 @@ flight follows the measured speed of the handlers; max_in_flight is the upper li
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import chain
 from types import TracebackType
 from typing import Self
 
@@ -30,12 +33,12 @@ from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.client.delivery import ConsumerStats
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.giving_up import GivingUp, Policy
-from nsqtools.client.handling import Handling, stopping_on_signals
-from nsqtools.client.handshake import tls_context
-from nsqtools.client.message import Batch, Message
+from nsqtools.client.handling import Handling, OnHandled, stopping_on_signals
+from nsqtools.client.handshake import longest_try_s, tls_context
+from nsqtools.client.message import Batch, Message, batches_after
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.protocol.addresses import Address, parse_address
+from nsqtools.protocol.addresses import one_or_several, parse_address
 from nsqtools.protocol.names import check_channel, check_topic
 
 log = logging.getLogger("nsqtools")
@@ -91,18 +94,19 @@ class Consumer:
         self.topic = check_topic(topic)
         self.channel = check_channel(channel)
         self.options = options or ClientOptions()
-        nsqd_tcp_addresses = _sequence(nsqd_tcp_addresses)
-        lookupd_http_addresses = _sequence(lookupd_http_addresses)
+        nsqd_tcp_addresses = one_or_several(nsqd_tcp_addresses)
+        lookupd_http_addresses = one_or_several(lookupd_http_addresses)
         if not nsqd_tcp_addresses and not lookupd_http_addresses:
             raise ConfigurationError(
                 "a consumer needs an address", hint="Give one of an nsqd or an nsqlookupd."
             )
         if self.options.heartbeat_interval_s < 0:
             raise ConfigurationError("nsqd refuses consumers without heartbeats")
+        tls_context(self.options)  # raises for files that cannot be used
         self.backlog = backlog if backlog is not None else Backlog()
         self._giving_up = GivingUp(self.options, on_giving_up, giving_up, dead_letter)
-        self._discovery = (
-            Discovery(lookupd_http_addresses, topic, self.options, self._on_round, address_map)
+        discovery = (
+            Discovery(lookupd_http_addresses, topic, self.options, address_map)
             if lookupd_http_addresses
             else None
         )
@@ -111,13 +115,11 @@ class Consumer:
             channel,
             [parse_address(address) for address in nsqd_tcp_addresses],
             self.options,
-            tls_context(self.options),
-            expects_lookup=self._discovery is not None,
+            discovery=discovery,
             backlog=self.backlog,
             on_giving_up=self._giving_up.messages,
             on_stopped=self._end_deliveries,
             on_error=on_error or (lambda error: None),
-            on_lost_discovered=self._ask_soon,
         )
         # re-entrant: a signal handler may stop what its thread is starting
         self._life = threading.RLock()
@@ -125,7 +127,8 @@ class Consumer:
         self._is_started = False
         self._is_stopping = False
         self._drains = True  # until a stop says otherwise
-        self._handled: dict[int, Batch] = {}  # by the threads that iterate or run handlers
+        # by the threads that iterate or run handlers
+        self._handled: dict[int, Sequence[Message]] = {}
 
     def __repr__(self) -> str:
         return (
@@ -134,9 +137,10 @@ class Consumer:
 
     # -- life -----------------------------------------------------------------------------------
 
-    def start(self, *, fail_fast: bool = False) -> None:
+    def start(self, *, fail_fast: bool = False, wait_s: float = math.inf) -> None:
         """Connect. With ``fail_fast`` wait for the first tries, and raise the first error if none
-        of them led to a connection; otherwise failures are logged and tried again.
+        of them led to a connection; otherwise failures are logged and tried again. The wait ends
+        after ``wait_s`` seconds, or the time that one try may take.
 
         A consumer is started once: after a stop this does nothing.
         """
@@ -144,12 +148,10 @@ class Consumer:
         with self._life:
             if self._is_started or self._is_stopping:
                 return
-            self._is_started = True
             self._io.start(quietly=fail_fast)
-            if self._discovery is not None:
-                self._discovery.start()
+            self._is_started = True
         if fail_fast:
-            self._io.settled.wait()
+            self._io.settled.wait(min(wait_s, longest_try_s(self.options)))
             if self._io.first_errors and not self._io.subscriptions:
                 self.stop()
                 raise self._io.first_errors[0]
@@ -167,8 +169,6 @@ class Consumer:
             if not self._is_started and not self._is_stopping:
                 self.backlog.put(Stopped(self))
             self._is_stopping = True
-            if self._discovery is not None:
-                self._discovery.stop()
             if self._is_started:
                 self._io.loop.call_soon(lambda: self._io.begin_stop(drain))
 
@@ -228,8 +228,7 @@ class Consumer:
 
     def _requeue_undelivered(self) -> None:
         """Requeue our messages that nobody has taken."""
-        for batch in self._io.delivery.withdraw():
-            batch.requeue(0, backoff=False)
+        _requeue(self._io.delivery.withdraw())
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -238,15 +237,21 @@ class Consumer:
 
         Every message must be answered, on any thread: `Batch.finish` finishes what is left.
         """
-        return self._take(timeout_s)
+        batches = self._take(timeout_s)
+        return batches[0] if batches else None
 
-    def _take(self, timeout_s: float | None = None, most: int | None = None) -> Batch | None:
+    def _take(
+        self, timeout_s: float | None = None, most: int | None = None, *, several: bool = False
+    ) -> list[Batch] | None:
+        """Take a batch or, if small ones wait, ``several``, of at most so many messages."""
         self._check_process()
-        self._io.loop.wake()  # whoever asks for more has answered: send it
+        if not self._io.waiting:  # whoever asks for more has answered: send it
+            self._io.loop.wake()
         give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
-            entry = self.backlog.get(left_s, most=most)
+            get = self.backlog.get_some if several else self.backlog.get
+            entry = get(left_s, most=most)
             if entry is None:
                 return None
             if isinstance(entry, Stopped):
@@ -254,10 +259,11 @@ class Consumer:
                 if self._io.loop.failure is not None:
                     raise RuntimeError("the I/O thread failed") from self._io.loop.failure
                 return None
-            assert isinstance(entry, Batch)
+            assert isinstance(entry, list)
+            batches = [entry] if isinstance(entry, Batch) else entry
             if self._drains:
-                return entry
-            entry.requeue(0, backoff=False)
+                return batches
+            _requeue(batches)
 
     def batches(self, timeout_s: float | None = None) -> Iterator[Batch]:
         """Iterate over batches until the consumer stops, or for ``timeout_s`` none came.
@@ -284,24 +290,24 @@ class Consumer:
         thread, now = threading.get_ident(), time.monotonic
         most = 1
         try:
-            while (batch := self._take(most=most)) is not None:
-                self._handled[thread] = batch
-                in_flight = batch.source.in_flight
+            while (batches := self._take(most=most, several=True)) is not None:
+                messages = batches[0] if len(batches) == 1 else list(chain(*batches))
+                self._handled[thread] = messages
                 reached = 0
                 began_at = now()
                 until = began_at + 2 * SHARE_S
                 try:
-                    for message in batch:
+                    for message in messages:
                         if not self._drains or (now() > until and reached):
                             break
                         reached += 1
-                        if in_flight.get(message.id) is message:
+                        if not message.is_answered:
                             yield message
                 except GeneratorExit:
-                    Batch(batch.source, batch[reached:]).requeue(0, backoff=False)
+                    _requeue(batches_after(batches, reached))
                     raise
-                if reached < len(batch):
-                    self.backlog.put_back(Batch(batch.source, batch[reached:]))
+                if reached < len(messages):
+                    self.backlog.put_back(batches_after(batches, reached))
                 took_s = now() - began_at
                 most = max(1, min(4 * most, int(reached * SHARE_S / max(took_s, 1e-6))))
         finally:
@@ -316,6 +322,7 @@ class Consumer:
         signals: bool = False,
         auto_answer: bool = True,
         auto_touch: bool = False,
+        on_handled: OnHandled | None = None,
     ) -> None:
         """Call ``handler`` with each message until the consumer stops, on ``workers`` threads.
 
@@ -324,11 +331,11 @@ class Consumer:
         backoff when it raises `RequeueWithoutBackoff`. Without ``auto_answer`` a message whose
         handler returns is answered later, by the program. With ``auto_touch`` messages are touched
         while their handler runs. With ``signals`` the first SIGTERM or SIGINT stops the consumer
-        when everything delivered is handled, and the second at once.
+        when everything delivered is handled, and the second at once. ``on_handled`` is for metrics.
 
         Raises `ConfigurationError` with ``signals`` outside the main thread.
         """
-        handling = Handling(handler, answers=auto_answer)
+        handling = Handling(handler, answers=auto_answer, on_handled=on_handled)
         with stopping_on_signals(self) if signals else nullcontext():
             self.start()
             if auto_touch:
@@ -362,6 +369,10 @@ class Consumer:
             raise ConfigurationError("max_in_flight must not be negative")
         self._io.loop.call_soon(lambda: self._io.delivery.set_maximum(count))
 
+    def look_up_soon(self) -> None:
+        """Ask nsqlookupd in a second or a few, and not only when its interval has passed."""
+        self._io.loop.call_soon(self._io.look_up_soon)
+
     @property
     def is_starved(self) -> bool:
         """Tell whether some connection has 85 % of its RDY in flight: who holds messages back to
@@ -378,15 +389,7 @@ class Consumer:
         """Counts since the start."""
         return self._io.stats
 
-    # -- discovery ------------------------------------------------------------------------------
 
-    def _on_round(self, found: set[Address], errors: list[NsqError]) -> None:
-        self._io.loop.call_soon(lambda: self._io.listed(found, errors))
-
-    def _ask_soon(self) -> None:
-        if self._discovery is not None:
-            self._discovery.ask_soon()
-
-
-def _sequence(addresses: str | Sequence[str]) -> Sequence[str]:
-    return [addresses] if isinstance(addresses, str) else addresses
+def _requeue(batches: list[Batch]) -> None:
+    for batch in batches:
+        batch.requeue(0, backoff=False)

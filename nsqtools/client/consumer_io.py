@@ -1,9 +1,8 @@
 """All connections of a consumer, on the I/O thread: RDY, backoff, connecting and stopping.
 
 This connects the pure deciders (`rdy`, `backoff`, `stopping`, `reconnect`) with the sockets: events
-go to the deciders, their decisions go out through `Subscription`. Everything runs on the loop's
-thread unless a method says otherwise; connecting and lookups block, so they run on threads of their
-own and return their results with ``call_soon``.
+go to the deciders, their decisions go out through `Subscription`. Everything runs on the I/O
+thread unless a method says otherwise.
 
 What one turn costs must not grow with the number of connections: only subscriptions that have
 answers are collected, only connections that were written to are flushed.
@@ -15,17 +14,17 @@ import collections
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.backoff import Backoff, Resume, Wait
 from nsqtools.client.connection import LIVENESS_TICK_S, Connection
 from nsqtools.client.delivery import Delivery
 from nsqtools.client.dialer import Dialer
-from nsqtools.client.io_loop import IOLoop, Timer
+from nsqtools.client.discovery import Discovery
+from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.message import Batch
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.rdy import ReadyControl, has_windowed_rdy
+from nsqtools.client.rdy import PROBE_S, ReadyControl, has_windowed_rdy
 from nsqtools.client.stopping import Stopping
 from nsqtools.client.subscription import Subscription
 from nsqtools.errors import NsqError, ServerError
@@ -33,23 +32,22 @@ from nsqtools.protocol.addresses import Address
 from nsqtools.protocol.commands import Subscribe
 from nsqtools.transport.stream import READ_SIZE
 
-if TYPE_CHECKING:
-    import ssl
-
 log = logging.getLogger("nsqtools")
 
-GATHER_S = 0.025  # the longest a single answer waits to be joined with others (see `_each_turn`)
+GATHER_S = 0.025  # the longest that an answer waits to be joined with others (see `_gather`)
 BACKOFF_RETRY_S = 1.0  # when backoff ends without a connection to test on
 WARN_INTERVAL_S = 10.0
 
+READ_BUFFER = memoryview(bytearray(READ_SIZE))  # of the one I/O thread
+
 
 class ConsumerIO:
-    """Owns the loop and all connections of one consumer.
+    """Owns all connections of one consumer.
 
     Messages go to the ``backlog``. ``on_giving_up`` is called on a handler's thread with messages
     that were delivered too often. The others are called on the I/O thread and must not block:
     ``on_stopped`` when nothing more will be delivered, ``on_error`` with every lost or failed
-    connection, ``on_lost_discovered`` to ask for a lookup soon.
+    connection.
     """
 
     def __init__(
@@ -58,41 +56,43 @@ class ConsumerIO:
         channel: str,
         addresses: Iterable[Address],
         options: ClientOptions,
-        tls: ssl.SSLContext | None,
         *,
-        expects_lookup: bool,
+        discovery: Discovery | None,
         backlog: Backlog,
         on_giving_up: Callable[[Batch], None],
         on_stopped: Callable[[], None],
         on_error: Callable[[NsqError], None],
-        on_lost_discovered: Callable[[], None],
     ) -> None:
         self.topic = topic
-        self.loop = IOLoop(f"nsq-{topic}-{channel}", self._each_turn, self._at_end)
+        self.loop = LoopMember(f"{topic}/{channel}", self._each_turn, self._at_end)
         self.wake = self.loop.wake
         self.now = self.loop.now
         self.settled = threading.Event()  # every address known at the start was tried once
         self.first_errors: list[NsqError] = []
         self.subscriptions: dict[Subscription, None] = {}
-        self._read_buffer = memoryview(bytearray(READ_SIZE))
         self._answered: collections.deque[Subscription] = collections.deque()
         self.answered = self._answered.append  # subscriptions with answers to collect
-        self._gathers_until = 0.0
+        self._collected_at = 0.0
+        self._is_gathering = False
         self._options = options
         self.delivery = Delivery(self.loop, backlog, options, on_giving_up, self._limit_changed)
+        self.waiting = self.delivery.waiting
+        self.next_wake = 0.0  # see `SubscriptionUser`
         self.stats = self.delivery.stats
         self.redelivered = self.delivery.redelivered
         self._on_stopped = on_stopped
         self._on_error = on_error
-        self._on_lost_discovered = on_lost_discovered
-        self._expects_lookup = expects_lookup
+        self._discovery = discovery
+        self._expects_lookup = discovery is not None
         self._is_quiet = False
         self._backoff_timer: Timer | None = None
         self._next_late_warning = 0.0
         self._stopping: Stopping | None = None
+        self._stop_timer: Timer | None = None
+        self._redistributes: Timer | None = None
         self._is_announced = False
         self._dialer = Dialer(
-            self.loop, addresses, options, tls, Subscribe(topic, channel), self._connected
+            self.loop, addresses, options, Subscribe(topic, channel), self._connected
         )
         self.rdy: ReadyControl[Subscription] = ReadyControl(
             self.delivery.limit,
@@ -106,20 +106,22 @@ class ConsumerIO:
         )
 
     def start(self, *, quietly: bool) -> None:
-        """Start the thread (from any thread). ``quietly``: the caller reports first errors."""
+        """Begin, from any thread. ``quietly``: the caller reports first errors."""
         self._is_quiet = quietly
         self.loop.call_soon(self._begin)
         self.loop.start()
 
     def _begin(self) -> None:
         self._dialer.begin()
-        self._watch_liveness()
+        if self._discovery is not None:
+            self._discovery.begin(self.loop, self._listed)
+        self.loop.call_each(LIVENESS_TICK_S, self._watch_liveness)
         self._redistribute()
         self._settle()
 
     # -- connecting -----------------------------------------------------------------------------
 
-    def listed(self, addresses: Iterable[Address], errors: list[NsqError]) -> None:
+    def _listed(self, addresses: Iterable[Address], errors: list[NsqError]) -> None:
         """A lookup round has ended; it found ``addresses``, or has nothing but ``errors``."""
         if self._expects_lookup:
             self._expects_lookup = False
@@ -142,8 +144,9 @@ class ConsumerIO:
         for feature in ("snappy", "deflate"):
             if getattr(options, feature) and not getattr(reply, feature):
                 log.warning("%s does not offer %s; continuing without", subscription.nsqd, feature)
+        # first: who sees the subscription and forks relies on its socket being registered
+        connection.attach(self.loop, subscription, READ_BUFFER)
         self.subscriptions[subscription] = None
-        connection.attach(self.loop, subscription, self._read_buffer)
         resend = options.rdy_resend == "always" or (
             options.rdy_resend == "auto" and not has_windowed_rdy(reply.version)
         )
@@ -173,8 +176,9 @@ class ConsumerIO:
     def _ended(
         self, address: Address, error: NsqError, *, was_proven: bool = False, quietly: bool = False
     ) -> None:
-        if self._dialer.ended(address, error, was_proven=was_proven, quietly=quietly):
-            self._on_lost_discovered()
+        is_discovered = self._dialer.ended(address, error, was_proven=was_proven, quietly=quietly)
+        if is_discovered:
+            self.look_up_soon()
         try:
             self._on_error(error)
         except Exception:
@@ -196,11 +200,10 @@ class ConsumerIO:
         if self._stopping and self._stopping.refuses(now):
             batch.requeue(0, backoff=False)
             return
-        self.delivery.deliver(subscription, batch)
+        self.delivery.deliver(subscription, batch, now)
 
-    def _collect(self, subscription: Subscription) -> None:
+    def _collect(self, subscription: Subscription, now: float) -> None:
         finished, answers = subscription.collect()
-        now = self.loop.now()
         for answer in answers:
             if answer.is_final:
                 self.rdy.answered(subscription, 1, now)
@@ -212,7 +215,8 @@ class ConsumerIO:
         if finished:
             self.delivery.finished(subscription, finished)
             self.rdy.answered(subscription, len(finished), now)
-            self._apply(self.backoff.success())
+            if self.backoff.level:
+                self._apply(self.backoff.success())
 
     def answer_refused(self, error: ServerError) -> None:
         """nsqd refused an answer because the message had timed out: harmless, but a symptom."""
@@ -252,32 +256,44 @@ class ConsumerIO:
 
     def _each_turn(self) -> None:
         collected = []
+        now = self.loop.now()
         for _ in range(len(self._answered)):
             subscription = self._answered.popleft()
             if subscription in self.subscriptions:
-                self._collect(subscription)
+                self._collect(subscription, now)
                 collected.append(subscription)
         for subscription, count in self.rdy.take_changes():
             subscription.send_ready(count)
         for subscription in collected:
             subscription.send_answers()
-        # A handler that has just woken the loop leaves answers without waking it again.
-        now = self.loop.now()
         if collected:
-            self._gathers_until = now + 2 * GATHER_S
-        gathers = self._stopping or now < self._gathers_until
-        self.loop.max_sleep_s = GATHER_S if gathers else None
+            self._collected_at = now
+            if not self._is_gathering:
+                self._is_gathering = True
+                self.loop.call_later(GATHER_S, self._gather)
         if self._stopping:
             self._advance_stop(self._stopping)
+
+    def _gather(self) -> None:
+        """Look once more: who has just woken the loop leaves answers without waking it again."""
+        left_s = self._collected_at + GATHER_S - self.loop.now()
+        self._is_gathering = left_s > 0
+        if self._is_gathering:
+            self.loop.call_later(left_s, self._gather)
 
     def _watch_liveness(self) -> None:
         for subscription in list(self.subscriptions):
             subscription.connection.check_liveness()
-        self.loop.call_later(LIVENESS_TICK_S, self._watch_liveness)
 
     def _redistribute(self) -> None:
         self.rdy.redistribute(self.loop.now())
-        self.loop.call_later(self._options.rdy_redistribute_interval_s, self._redistribute)
+        interval_s = self._options.rdy_redistribute_interval_s
+        if self.rdy.is_scarce:
+            interval_s = min(interval_s, PROBE_S)
+        if self._redistributes is None or self._redistributes.interval_s != interval_s:
+            if self._redistributes is not None:
+                self._redistributes.cancel()
+            self._redistributes = self.loop.call_each(interval_s, self._redistribute)
 
     # -- stopping -------------------------------------------------------------------------------
 
@@ -289,12 +305,23 @@ class ConsumerIO:
             return
         now = self.loop.now()
         self._stopping = Stopping(now, self._options.drain_timeout_s, drain)
-        self._dialer.stop()
+        self._leave_others()
         if self._backoff_timer is not None:
             self._backoff_timer.cancel()
         for subscription in self.subscriptions:
             self.rdy.close(subscription, now)
             subscription.send_close()
+
+    def look_up_soon(self) -> None:
+        """Bring the next round of lookups forward, where there is any."""
+        if self._discovery is not None and not self._stopping:
+            self._discovery.ask_soon()
+
+    def _leave_others(self) -> None:
+        """Look for no more nsqd, and connect to none."""
+        self._dialer.stop()
+        if self._discovery is not None:
+            self._discovery.stop()
 
     def abort(self) -> None:
         """Requeue everything unanswered and leave without waiting for handlers."""
@@ -304,6 +331,9 @@ class ConsumerIO:
     def _advance_stop(self, stopping: Stopping) -> None:
         now = self.loop.now()
         for subscription in list(self.subscriptions):
+            subscription.connection.flush()  # here, as the next step depends on it
+            if subscription not in self.subscriptions:
+                continue
             step = stopping.next_step(subscription, now)
             if step == "requeue":
                 self._requeue_rest(subscription)
@@ -315,6 +345,10 @@ class ConsumerIO:
             self._announce_stop()
         if not self.subscriptions:
             self.loop.stop()
+        elif (at := stopping.next_change(now)) is not None:
+            if self._stop_timer is not None:
+                self._stop_timer.cancel()
+            self._stop_timer = self.loop.call_later(at - now, self.loop.wake)
 
     def _announce_stop(self) -> None:
         if not self._is_announced:
@@ -322,8 +356,8 @@ class ConsumerIO:
             self._on_stopped()
 
     def _at_end(self) -> None:
-        """The loop has ended, by a stop or a defect: release everybody who waits."""
-        self._dialer.stop()
+        """It has ended, by a stop or a defect: release everybody who waits."""
+        self._leave_others()
         for subscription in list(self.subscriptions):
             self._forget(subscription)
         self._announce_stop()

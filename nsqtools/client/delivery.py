@@ -18,14 +18,15 @@ from dataclasses import dataclass
 from nsqtools.client.attempts import Attempts, Decision
 from nsqtools.client.backlog import Backlog, Waiting
 from nsqtools.client.in_flight_limit import InFlightLimit
-from nsqtools.client.io_loop import IOLoop
+from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.message import Batch
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.subscription import Subscription
+from nsqtools.client.subscription import Subscription, most_attempts
 
 DEFAULT_MSG_TIMEOUT_S = 60.0
 TICKS = 8  # in msg_timeout, to look for what has expired
 MAX_TICK_S = 1.0
+MEASURE_EACH_S = 0.001
 CATCH_UP_S = 2.0
 
 
@@ -50,7 +51,7 @@ class Delivery:
 
     def __init__(
         self,
-        loop: IOLoop,
+        loop: LoopMember,
         backlog: Backlog,
         options: ClientOptions,
         on_giving_up: Callable[[Batch], None],
@@ -59,6 +60,8 @@ class Delivery:
         self.stats = ConsumerStats()
         self.give_up = on_giving_up
         self.on_tick: Callable[[float], None] | None = None  # several times in msg_timeout
+        self.waiting: dict[Waiting, None] = {}  # what the backlog has of ours, or gets this turn
+        self._arrived: Waiting | None = None  # in this turn
         self._loop = loop
         self._backlog = backlog
         self._max_attempts = options.max_attempts
@@ -67,16 +70,36 @@ class Delivery:
         self._limit = InFlightLimit(options.max_in_flight)
         self._connections = 0
         self._msg_timeout_s = DEFAULT_MSG_TIMEOUT_S  # the shortest of all connections
-        self._tick_s = 0.0  # until something can expire
+        self._tick_s = 0.0
+        self._ticks: Timer | None = None  # while something can expire
+        self._delivered_at = 0.0
+        self._measure_at = 0.0
 
     # -- messages, on the I/O thread ------------------------------------------------------------
 
-    def deliver(self, subscription: Subscription, batch: Batch) -> None:
-        """Put new messages where handlers take them."""
-        if 0 < self._max_attempts < max([message.attempts for message in batch]):
+    def deliver(self, subscription: Subscription, batch: Batch, now: float) -> None:
+        """Put new messages where handlers take them, at the end of the turn."""
+        self._delivered_at = now
+        if self._ticks is None:
+            self._ticks = self._loop.call_each(self._tick_s, self._tick)
+        if 0 < self._max_attempts < most_attempts(batch):
             batch = self._sort_out(subscription, batch)
         if batch:
-            self._backlog.put(Waiting(self, batch))
+            if self._arrived is None:
+                self._arrived = Waiting(self, [])
+                self._loop.after_flush(self._hand_over)
+            self._arrived.batches.append(batch)
+            self.waiting[self._arrived] = None
+
+    def _hand_over(self) -> None:
+        """Let handlers have all that the turn has read.
+
+        A handler that is woken for its first message competes with the thread that reads the others
+        and sends answers.
+        """
+        arrived, self._arrived = self._arrived, None
+        if arrived is not None and arrived.batches:
+            self._backlog.put(arrived)
 
     def _sort_out(self, subscription: Subscription, batch: Batch) -> Batch:
         """Return what is to be handled as usual, and put the rest in the backlog apart."""
@@ -87,24 +110,24 @@ class Delivery:
             decision = self._attempts.decide((subscription.nsqd, message.id), message.attempts)
             parts[decision].append(message)
         for message in parts["alone"]:
-            self._backlog.put_first(Waiting(self, Batch(subscription, [message])))
+            self._backlog.put_first(Waiting(self, [Batch(subscription, [message])]))
         if given_up := parts["give_up"]:
             self.stats.given_up += len(given_up)
-            self._backlog.put(Waiting(self, given_up, to_give_up=True))
+            self._backlog.put(Waiting(self, [given_up], to_give_up=True))
         return parts["deliver"]
 
     def redelivered(
         self, subscription: Subscription, again: Set[bytes], dropped: list[bytes]
     ) -> None:
         """Drop what waits of these messages: see `SubscriptionUser.redelivered`."""
-        unseen = self._backlog.discard(subscription, again)
+        unseen = self._backlog.discard(self, subscription, again)
         self._note_unseen(subscription, [*unseen, *dropped])
         self.note_seen(subscription, again - unseen)
 
     def lost(self, subscription: Subscription) -> None:
         """Drop what waits of a connection: nsqd will deliver it again."""
         self._connections -= 1
-        unseen = self._backlog.discard(subscription)
+        unseen = self._backlog.discard(self, subscription)
         self._note_unseen(subscription, unseen)
         self.note_seen(subscription, subscription.in_flight.keys() - unseen)
         self._apply_limit()
@@ -135,13 +158,11 @@ class Delivery:
     def connected(self, subscription: Subscription) -> None:
         """There is another connection."""
         self._connections += 1
-        is_first = not self._tick_s
         self._msg_timeout_s = min(self._msg_timeout_s, subscription.msg_timeout_s)
         self._tick_s = min(MAX_TICK_S, self._msg_timeout_s / TICKS)
-        self._loop.pause_after_s = 2 * self._tick_s
-        self._loop.after_pause = self._return_expired
-        if is_first:
-            self._loop.call_later(self._tick_s, self._tick)
+        self._loop.notice_pauses(2 * self._tick_s, self._return_expired)
+        if self._ticks is not None:
+            self._ticks.interval_s = self._tick_s
         self._apply_limit()
 
     def set_maximum(self, count: int) -> None:
@@ -157,12 +178,18 @@ class Delivery:
     def _tick(self) -> None:
         """Return what has waited too long, and see whether a handler is stuck."""
         self._return_expired()
+        now = self._loop.now()
         if self.on_tick is not None:
-            self.on_tick(self._loop.now())
+            self.on_tick(now)
         self._adapt()
-        self._loop.call_later(self._tick_s, self._tick)
+        is_idle = now - self._delivered_at > self._msg_timeout_s and not self.waiting
+        if is_idle and self.on_tick is None and self._ticks is not None:
+            self._ticks.cancel()
+            self._ticks = None
 
     def _return_expired(self) -> None:
+        if not self.waiting:
+            return
         now = self._loop.now()
         for batch in self._backlog.withdraw(self, now):
             subscription = batch.source
@@ -195,5 +222,8 @@ class Delivery:
             time.sleep(0.001)
 
     def measured(self) -> None:
-        if self._proposed() != self._limit.adapted:
-            self._loop.call_soon(self._adapt)
+        now = self._loop.now()
+        if now >= self._measure_at:  # not for each of many small batches
+            self._measure_at = now + MEASURE_EACH_S
+            if self._proposed() != self._limit.adapted:
+                self._loop.call_soon(self._adapt)

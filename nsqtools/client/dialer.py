@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from nsqtools.client.connection import Connection
 from nsqtools.client.handshake import open_in_background
-from nsqtools.client.io_loop import IOLoop, Timer
+from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.reconnect import KnownNsqd
 from nsqtools.errors import NsqError
 from nsqtools.protocol.addresses import Address
 from nsqtools.protocol.commands import Subscribe
-
-if TYPE_CHECKING:
-    import ssl
 
 log = logging.getLogger("nsqtools")
 
@@ -34,16 +30,14 @@ class Dialer:
 
     def __init__(
         self,
-        loop: IOLoop,
+        loop: LoopMember,
         addresses: Iterable[Address],
         options: ClientOptions,
-        tls: ssl.SSLContext | None,
         subscribe: Subscribe,
         done: Callable[[Address, Connection | NsqError], None],
     ) -> None:
         self._loop = loop
         self._options = options
-        self._tls = tls
         self._subscribe = subscribe
         self._done = done
         self._connecting = 0
@@ -55,6 +49,7 @@ class Dialer:
             base_s=options.reconnect_base_s,
             maximum_s=options.reconnect_max_s,
             discovered_maximum_s=options.lookupd_poll_interval_s,
+            max_discovered=options.max_discovered_nsqd,
         )
 
     @property
@@ -81,11 +76,24 @@ class Dialer:
         def done(result: Connection | NsqError) -> None:  # on the connecting thread
             self._loop.call_soon(lambda: self._connected(address, result))
 
-        open_in_background(address, self._options, self._tls, self._subscribe, done)
+        open_in_background(
+            address,
+            self._options,
+            self._subscribe,
+            done,
+            is_announced=not self._known.is_direct(address),
+        )
 
     def listed(self, addresses: Iterable[Address]) -> None:
         """A lookup round has found these."""
-        self._known.listed(addresses, self._loop.now())
+        left_out = self._known.listed(addresses, self._loop.now())
+        if left_out:
+            log.warning(
+                "%d of the nsqd that nsqlookupd announces are left out: they are more than "
+                "max_discovered_nsqd (%d)",
+                left_out,
+                self._options.max_discovered_nsqd,
+            )
         self.begin()
 
     def ended(

@@ -1,34 +1,43 @@
-"""Discovery: ask every nsqlookupd, again and again, which nsqd have a topic.
+"""Discovery: ask every nsqlookupd, again and again, which nsqd have a topic, or which there are.
 
 All of them are asked in every round, at the same time, and the answers are united: nsqlookupd do
 not talk to each other, and one that is down, slow or empty must not hide what another knows. An
 error costs no connection; it is logged and the next round tries again.
 
-The thread sleeps ``lookupd_poll_interval`` plus a random share of it between rounds, drawn for each
-round, so that a fleet of clients spreads out. A lost connection asks for an earlier round.
+Rounds are ``lookupd_poll_interval`` plus a random share of it apart, drawn for each round, so that
+a fleet of clients spreads out. A lost connection asks for an earlier round.
+
+Requests run in the `background`. What polls with the same options shares one HTTP client for each
+nsqlookupd, or a thousand topics would keep a thousand connections to it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
-import queue
+import os
 import random
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from nsqtools.client.handshake import client_tls_context
+from nsqtools.client.background import run_in_background
+from nsqtools.client.connection_settings import current_secret
+from nsqtools.client.handshake import client_tls, client_tls_context
+from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions
-from nsqtools.errors import DeadlineExceeded, NsqError
+from nsqtools.errors import ConnectionFailed, DeadlineExceeded, NsqError
 from nsqtools.http.access import HTTPAccess
 from nsqtools.http.nsqlookupd_http import Lookup, NsqlookupdHTTPClient
-from nsqtools.protocol.addresses import LOOKUPD_HTTP_PORT, Address, http_url
+from nsqtools.protocol.addresses import LOOKUPD_HTTP_PORT, Address, http_url, parse_patterns
 
 log = logging.getLogger("nsqtools")
 
 EARLY_AFTER_S = 1.0
 EARLY_ROUNDS_APART_S = 5.0
 MAX_CONNECT_TIMEOUT_S = 2.0
+MARGIN_S = 0.5  # for what a request's own time limit does not cover
 
 
 def http_access(
@@ -45,109 +54,158 @@ def http_access(
     return HTTPAccess(
         connect_timeout_s=min(MAX_CONNECT_TIMEOUT_S, options.lookupd_poll_timeout_s),
         timeout_s=options.lookupd_poll_timeout_s,
+        max_body_bytes=options.max_http_body,
+        max_nodes=options.max_discovered_nsqd,
+        allow_announced=parse_patterns(options.allow_announced),
+        auth_requires_tls=options.auth_requires_tls,
         tls=client_tls_context(options) if uses_tls else None,
-        bearer=options.auth_secret if options.lookupd_authorization else "",
+        bearer=current_secret(options) if options.lookupd_authorization else "",
         address_map=address_map,
     )
 
 
 class Discovery:
-    """Polls for one topic from `start` until `stop`.
+    """Polls for one topic, or (None) for every nsqd, from `begin` until `stop`, both on the I/O
+    thread.
 
-    ``on_round`` gets the union of addresses of each round, and the errors of a round in which not
-    one nsqlookupd answered, on the polling thread. Addresses are mapped by ``address_map`` (for
-    broadcast addresses this machine cannot reach). Raises `ConfigurationError`.
+    Addresses are mapped by ``address_map`` (for broadcast addresses this machine cannot reach).
+    Raises `ConfigurationError`.
     """
 
     def __init__(
         self,
         lookupd_http_addresses: Sequence[str],
-        topic: str,
+        topic: str | None,
         options: ClientOptions,
-        on_round: Callable[[set[Address], list[NsqError]], None],
         address_map: Mapping[str, str] | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self._urls = [http_url(a, LOOKUPD_HTTP_PORT) for a in lookupd_http_addresses]
         self._topic = topic
         self._options = options
-        self._on_round = on_round
         self._access = http_access(options, self._urls, address_map)
         self._rng = rng or random.Random()
-        self._changed = threading.Condition()
+        self._loop: LoopMember
+        self._on_round: Callable[[set[Address], list[NsqError]], None]
+        self._timer: Timer | None = None
+        self._round: _Round | None = None  # the one under way
+        self._asked: set[str] = set()  # who has not answered yet, in this round or an earlier one
         self._next_at = 0.0
         self._early_not_before = 0.0
         self._is_stopped = False
         self._unknown_at: set[str] = set()
-        self._thread = threading.Thread(target=self._run, name=f"nsq-lookup-{topic}", daemon=True)
 
-    def start(self) -> None:
-        """Start polling; the first round is at once."""
-        self._thread.start()
+    def begin(
+        self, loop: LoopMember, on_round: Callable[[set[Address], list[NsqError]], None]
+    ) -> None:
+        """Start polling; the first round is at once.
+
+        ``on_round`` gets the union of addresses of each round, and the errors of a round in which
+        not one nsqlookupd answered.
+        """
+        self._loop = loop
+        self._on_round = on_round
+        if not self._is_stopped:
+            self._begin_round()
 
     def stop(self) -> None:
         """Stop polling, without waiting for a round under way."""
-        with self._changed:
-            self._is_stopped = True
-            self._changed.notify()
+        self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._round is not None and self._round.timer is not None:
+            self._round.timer.cancel()
 
     def ask_soon(self) -> None:
-        """Bring the next round forward: a connection was lost. From any thread."""
-        with self._changed:
-            at = max(time.monotonic() + EARLY_AFTER_S, self._early_not_before)
-            if at < self._next_at:
-                self._next_at = at
-                self._early_not_before = at + EARLY_ROUNDS_APART_S
-                self._changed.notify()
-
-    def _run(self) -> None:
-        workers = [_Asker(self._access.nsqlookupd(url)) for url in self._urls]
-        while self._wait_for_turn():
-            self._round(workers)
-        for worker in workers:
-            worker.close()
-
-    def _wait_for_turn(self) -> bool:
-        with self._changed:
-            while not self._is_stopped:
-                delay_s = self._next_at - time.monotonic()
-                if delay_s <= 0:
-                    self._next_at = time.monotonic() + self.next_delay_s()
-                    return True
-                self._changed.wait(delay_s)
-        return False
+        """Bring the next round forward: a connection was lost."""
+        at = max(self._loop.now() + EARLY_AFTER_S, self._early_not_before)
+        if at < self._next_at and not self._is_stopped:
+            self._early_not_before = at + EARLY_ROUNDS_APART_S
+            self._set_next(at)
 
     def next_delay_s(self) -> float:
         """Draw the delay to the next round, in seconds."""
         jitter = self._rng.uniform(0, self._options.lookupd_poll_jitter)
         return self._options.lookupd_poll_interval_s * (1 + jitter)
 
-    def _round(self, askers: list[_Asker]) -> None:
-        answers: queue.SimpleQueue[tuple[str, Lookup | NsqError]] = queue.SimpleQueue()
+    def _set_next(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._next_at = at
+        self._timer = self._loop.call_later(at - self._loop.now(), self._begin_round)
+
+    def _begin_round(self) -> None:
+        self._set_next(self._loop.now() + self.next_delay_s())
+        if self._round is not None:  # it waits for its turn, as many others do
+            return
         # one that still hangs in the round before is not asked a second time
-        asked = sum(asker.ask(self._topic, answers) for asker in askers)
-        found: set[Address] = set()
-        errors: list[NsqError] = []
-        has_answer = False
-        give_up_at = time.monotonic() + self._options.lookupd_poll_timeout_s + 0.5
-        for answered in range(asked):
+        urls = [url for url in self._urls if url not in self._asked]
+        if not urls:
+            return
+        self._round = round_ = _Round(len(urls))
+        self._asked.update(urls)
+        for url in urls:
             try:
-                url, answer = answers.get(timeout=max(0.0, give_up_at - time.monotonic()))
-            except queue.Empty:
-                late = DeadlineExceeded(
-                    f"{asked - answered} of {asked} nsqlookupd did not answer in time"
-                )
-                errors.append(late)
-                log.warning("lookup failed: %s", late)
-                break
-            if isinstance(answer, NsqError):
-                errors.append(answer)
-                log.warning("lookup failed: %s", answer)
-            else:
-                self._note_unknown(url, answer.is_known)
-                found |= set(map(self._access.reachable, answer.nsqd))
-                has_answer = True
-        self._on_round(found, [] if has_answer else errors)
+                ask = functools.partial(self._ask, url, round_)
+                run_in_background(url, ask, self._options.connect_threads)
+            except RuntimeError as exc:
+                self._answered(url, round_, ConnectionFailed(f"cannot ask {url} ({exc})"))
+
+    # -- in the background ----------------------------------------------------------------------
+
+    def _ask(self, url: str, round_: _Round) -> bool:
+        self._loop.call_soon(functools.partial(self._begun, round_))
+        answer: Lookup | NsqError
+        try:
+            access = _renewed(self._access, self._options)
+            with _shared_client(access, self._options, url) as client:
+                topic = self._topic
+                answer = client.lookup(topic) if topic is not None else _registered(client)
+        except NsqError as exc:
+            answer = exc
+        except Exception as exc:  # a defect must not end the polling
+            log.exception("asking %s failed", url)
+            answer = ConnectionFailed(f"cannot ask {url} ({exc!r})")
+        self._loop.call_soon(functools.partial(self._answered, url, round_, answer))
+        return isinstance(answer, Lookup)
+
+    # -- on the I/O thread ----------------------------------------------------------------------
+
+    def _begun(self, round_: _Round) -> None:
+        """The time of a round is counted from here: it may have waited for a thread."""
+        if round_.timer is None and not self._is_stopped:
+            limit_s = self._options.lookupd_poll_timeout_s + MARGIN_S
+            round_.timer = self._loop.call_later(limit_s, functools.partial(self._give_up, round_))
+
+    def _answered(self, url: str, round_: _Round, answer: Lookup | NsqError) -> None:
+        self._asked.discard(url)
+        if round_ is not self._round or self._is_stopped:
+            return
+        round_.missing -= 1
+        if isinstance(answer, NsqError):
+            round_.errors.append(answer)
+            _report_failure(url, answer)
+        else:
+            _said.pop(url, None)
+            self._note_unknown(url, answer.is_known)
+            round_.found |= set(map(self._access.reachable, answer.nsqd))
+            round_.has_answer = True
+        if not round_.missing:
+            self._end_round(round_)
+
+    def _give_up(self, round_: _Round) -> None:
+        late = DeadlineExceeded(
+            f"{round_.missing} of {len(self._urls)} nsqlookupd did not answer in time"
+        )
+        round_.errors.append(late)
+        log.warning("lookup failed: %s", late)
+        self._end_round(round_)
+
+    def _end_round(self, round_: _Round) -> None:
+        self._round = None
+        if round_.timer is not None:
+            round_.timer.cancel()
+        self._on_round(round_.found, [] if round_.has_answer else round_.errors)
 
     def _note_unknown(self, url: str, is_known: bool) -> None:
         if is_known:
@@ -157,29 +215,72 @@ class Discovery:
             log.info("%s does not know topic %s yet", url, self._topic)
 
 
-class _Asker:
-    """One nsqlookupd, asked on a thread of its own so that a hung one delays nobody."""
+def _registered(client: NsqlookupdHTTPClient) -> Lookup:
+    """Return every nsqd but those that are being emptied: all their topics are tombstoned."""
+    nodes = [each for each in client.nodes() if not each.topics or each.topics > each.tombstoned]
+    return Lookup(True, frozenset(), frozenset(each.node for each in nodes))
 
-    def __init__(self, client: NsqlookupdHTTPClient) -> None:
-        self._client = client
-        self._busy = threading.Lock()
 
-    def ask(self, topic: str, answers: queue.SimpleQueue[tuple[str, Lookup | NsqError]]) -> bool:
-        """Send the answer to the queue; return False when the last one is still awaited."""
-        if not self._busy.acquire(blocking=False):
-            return False
+_said: dict[str, str] = {}  # of nsqlookupd that fail: a thousand topics ask the same one
 
-        def ask() -> None:
-            try:
-                answer: Lookup | NsqError = self._client.lookup(topic)
-            except NsqError as exc:
-                answer = exc
-            finally:
-                self._busy.release()
-            answers.put((self._client.url, answer))
 
-        threading.Thread(target=ask, name="nsq-lookup-request", daemon=True).start()
-        return True
+def _report_failure(url: str, error: NsqError) -> None:
+    """Log a failure when it begins or changes, and in detail each time."""
+    is_known = _said.get(url) == str(error)
+    log.log(logging.INFO if is_known else logging.WARNING, "lookup failed: %s", error)
+    _said[url] = str(error)
 
-    def close(self) -> None:
-        self._client.close()
+
+class _Round:
+    """What came back of one round so far. ``missing`` have not answered."""
+
+    def __init__(self, missing: int) -> None:
+        self.missing = missing
+        self.found: set[Address] = set()
+        self.errors: list[NsqError] = []
+        self.has_answer = False
+        self.timer: Timer | None = None
+
+
+def _renewed(access: HTTPAccess, options: ClientOptions) -> HTTPAccess:
+    """Return the access with certificates and secret as their files are now."""
+    return replace(
+        access,
+        tls=access.tls and client_tls(options).get(),
+        bearer=access.bearer and current_secret(options),
+    )
+
+
+# -- clients that are shared while they are in use ------------------------------------------------
+
+_clients: dict[tuple[str, ClientOptions], tuple[NsqlookupdHTTPClient, int]] = {}
+_clients_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _shared_client(
+    access: HTTPAccess, options: ClientOptions, url: str
+) -> Iterator[NsqlookupdHTTPClient]:
+    key = url, options
+    with _clients_lock:
+        client, users = _clients.get(key) or (access.nsqlookupd(url), 0)
+        _clients[key] = client, users + 1
+    try:
+        yield client
+    finally:
+        with _clients_lock:
+            client, users = _clients.pop(key)
+            if users > 1:
+                _clients[key] = client, users - 1
+        if users == 1:
+            client.close()
+
+
+def _forget_clients() -> None:
+    """In a forked child: the connections are the parent's."""
+    global _clients_lock
+    _clients.clear()
+    _clients_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_clients)

@@ -1,6 +1,6 @@
 """Running a handler: what its outcome means for a message, signals, and automatic TOUCH.
 
-The consumer's I/O thread touches what is being handled: a handler that computes need not care.
+The I/O thread touches what is being handled: a handler that computes need not care.
 nsqd bounds the sum at its max_msg_timeout, 15 minutes unless set.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -33,23 +34,38 @@ class RequeueWithoutBackoff(Exception):
         self.delay_s = delay_s
 
 
+OnHandled = Callable[[Message, float, BaseException | None], None]
+"""Gets each message that a handler is done with, the seconds it took, and what it raised."""
+
+
 class Handling:
     """Calls a handler on several threads, and knows what each of them is at."""
 
-    def __init__(self, handler: Callable[[Message], object], *, answers: bool) -> None:
+    def __init__(
+        self,
+        handler: Callable[[Message], object],
+        *,
+        answers: bool,
+        on_handled: OnHandled | None = None,
+    ) -> None:
         self._handler = handler
         self._answers = answers
+        self._on_handled = on_handled
         self._at_work: dict[int, Message] = {}  # by thread
 
     def handle(self, message: Message) -> None:
         """Handle one message, and answer it by the outcome."""
         thread = threading.get_ident()
         self._at_work[thread] = message
+        began_at = time.monotonic() if self._on_handled is not None else 0.0
+        error: BaseException | None = None
         try:
             result = self._handler(message)
         except RequeueWithoutBackoff as exc:
+            error = exc
             message.requeue(exc.delay_s, backoff=False)
-        except Exception:
+        except Exception as exc:
+            error = exc
             log.exception("the handler failed for %r", message)
             message.requeue()
         except BaseException:  # an interrupt: nobody will answer the message any more
@@ -62,6 +78,11 @@ class Handling:
                 message.finish()
         finally:
             del self._at_work[thread]
+        if self._on_handled is not None:
+            try:
+                self._on_handled(message, time.monotonic() - began_at, error)
+            except Exception:
+                log.exception("on_handled failed for %r", message)
 
     def touch(self, now: float) -> None:
         """Touch what has been handled for a while (on the I/O thread)."""

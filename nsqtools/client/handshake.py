@@ -8,17 +8,18 @@ with the IDENTIFY reply beyond its frame belongs to the decoder of the compresse
 TLS that was requested and is not offered is an error, because the secret would follow in clear
 text. A secret is sent only to an nsqd that requires it: any other closes the connection.
 
-Name resolution, TCP, TLS and negotiation all block, so a client connects on a thread of its own.
+Name resolution, TCP, TLS and negotiation all block, so a client connects in the `background`.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from nsqtools.client.background import run_in_background
 from nsqtools.client.connection import Connection
+from nsqtools.client.connection_settings import current_secret
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConnectionFailed, NsqError, ProtocolError, RefusedError, TLSError
 from nsqtools.protocol import commands
@@ -34,7 +35,7 @@ from nsqtools.protocol.identify import (
 )
 from nsqtools.protocol.message import MIN_MESSAGE_SIZE
 from nsqtools.transport.stream import Deadline, Stream, connect
-from nsqtools.transport.tls import TLSOptions, make_context
+from nsqtools.transport.tls import RenewedContext, TLSOptions, renewed_context
 
 if TYPE_CHECKING:
     import ssl
@@ -44,20 +45,34 @@ log = logging.getLogger("nsqtools")
 MIN_HANDSHAKE_S = 5.0
 
 
+def longest_try_s(options: ClientOptions) -> float:
+    """Return how many seconds connecting to one address may take."""
+    return options.dial_timeout_s + max(MIN_HANDSHAKE_S, options.dial_timeout_s)
+
+
 def tls_context(options: ClientOptions) -> ssl.SSLContext | None:
-    """Build the TLS context of the options, or None without TLS. Raises `ConfigurationError`."""
+    """Return the TLS context of the options, or None without TLS. Raises `ConfigurationError`."""
     return client_tls_context(options) if options.tls_v1 else None
 
 
 def client_tls_context(options: ClientOptions) -> ssl.SSLContext:
-    """Build the TLS context of the options, for https too. Raises `ConfigurationError`."""
-    return make_context(
+    """Return the TLS context of the options, for https too. Raises `ConfigurationError`."""
+    return client_tls(options).check()
+
+
+def client_tls(options: ClientOptions) -> RenewedContext:
+    """Return what has the TLS context of the options, as its files are at each connection.
+
+    Raises `ConfigurationError`.
+    """
+    return renewed_context(
         TLSOptions(
             ca_file=options.tls_root_ca_file,
             cert_file=options.tls_cert,
             key_file=options.tls_key,
             insecure_skip_verify=options.tls_insecure_skip_verify,
             min_version=options.tls_min_version,
+            pins_sha256=options.tls_pin_sha256,
         )
     )
 
@@ -67,16 +82,20 @@ def open_connection(
     options: ClientOptions,
     tls: ssl.SSLContext | None,
     subscribe: commands.Subscribe | None = None,
+    *,
+    is_announced: bool = False,
 ) -> Connection:
     """Connect, negotiate and, for a consumer, subscribe.
 
+    ``is_announced``: nsqlookupd named the address, the user did not.
     Raises `ConnectionFailed`, `RefusedError`, `ServerError` or `ProtocolError`, each naming the
     address; the socket is closed then.
     """
     stream = connect(address, Deadline(options.dial_timeout_s), options.local_addr)
     try:
         deadline = Deadline(max(MIN_HANDSHAKE_S, options.dial_timeout_s))
-        connection = _Handshake(stream, options, deadline).run(tls, subscribe)
+        handshake = _Handshake(stream, options, deadline, is_announced=is_announced)
+        connection = handshake.run(tls, subscribe)
         stream.set_nonblocking()
     except ProtocolError as exc:
         stream.close()
@@ -90,28 +109,32 @@ def open_connection(
 def open_in_background(
     address: Address,
     options: ClientOptions,
-    tls: ssl.SSLContext | None,
     subscribe: commands.Subscribe | None,
     done: Callable[[Connection | NsqError], None],
+    *,
+    is_announced: bool = False,
 ) -> None:
-    """Do `open_connection` on a thread of its own, which calls ``done`` with the outcome.
+    """Do `open_connection` on another thread, which calls ``done`` with the outcome.
 
-    Where no thread can be started ``done`` is called at once.
+    Certificates and secret are those that their files hold now. Where no thread can be started
+    ``done`` is called at once.
     """
 
-    def connect() -> None:
+    def connect() -> bool:
         result: Connection | NsqError
         try:
-            result = open_connection(address, options, tls, subscribe)
+            tls = client_tls(options).get() if options.tls_v1 else None
+            result = open_connection(address, options, tls, subscribe, is_announced=is_announced)
         except NsqError as exc:
             result = exc
         except Exception as exc:  # a defect must not leave the address connecting for ever
             log.exception("connecting to %s failed", address)
             result = ConnectionFailed(f"cannot connect to {address} ({exc!r})")
         done(result)
+        return isinstance(result, Connection)
 
     try:
-        threading.Thread(target=connect, name=f"nsq-connect-{address}", daemon=True).start()
+        run_in_background(address, connect, options.connect_threads)
     except RuntimeError as exc:  # no threads are left; or Python 3.12 ends, which allows no new one
         done(ConnectionFailed(f"cannot connect to {address} ({exc})"))
 
@@ -136,18 +159,36 @@ def identify_request(options: ClientOptions) -> IdentifyRequest:
     )
 
 
+_exposed_to: list[Address] = []  # the first one
+
+
+def _warn_of_plain_text(address: Address) -> None:
+    """Say once that secrets go out in plain text: thousands of addresses may be announced."""
+    if not _exposed_to:
+        _exposed_to.append(address)
+        log.warning(
+            "the auth secret goes in plain text to %s, which nsqlookupd announced; use TLS, or"
+            " refuse this with auth_requires_tls",
+            address,
+        )
+
+
 def _milliseconds(seconds: float) -> int:
     return DISABLED if seconds < 0 else round(seconds * 1000)
 
 
 class _Handshake:
-    def __init__(self, stream: Stream, options: ClientOptions, deadline: Deadline) -> None:
+    def __init__(
+        self, stream: Stream, options: ClientOptions, deadline: Deadline, *, is_announced: bool
+    ) -> None:
+        self._is_announced = is_announced
         self._stream = stream
         self._options = options
         self._deadline = deadline
         self._codec: Codec | None = None
         limit = options.max_msg_size
         self._frames = FrameBuffer(limit and limit + MIN_MESSAGE_SIZE + 4)
+        self._max_inflated = options.max_inflated_read
 
     def run(self, tls: ssl.SSLContext | None, subscribe: commands.Subscribe | None) -> Connection:
         request = commands.Identify(identify_request(self._options).encode())
@@ -176,27 +217,49 @@ class _Handshake:
         self._expect_ok("the TLS handshake")
 
     def _start_compression(self, reply: IdentifyReply) -> None:
+        for codec in ("snappy", "deflate"):
+            if getattr(reply, codec) and not getattr(self._options, codec):
+                raise ProtocolError(f"nsqd compresses with {codec}, which was not asked for")
         if reply.snappy:
             self._codec = SnappyCodec()
         elif reply.deflate:
             self._codec = DeflateCodec(reply.deflate_level)
         else:
             return
-        self._frames.feed(self._codec.decompress(self._frames.take_surplus()))
+        self._frames.feed(self._codec.decompress(self._frames.take_surplus(), self._max_inflated))
         self._expect_ok("the start of compression")
 
     def _authenticate(self) -> None:
-        if not self._options.auth_secret:
+        secret = current_secret(self._options)
+        if not secret:
             raise RefusedError(
                 f"{self._stream.address} requires authentication",
                 hint="Set auth_secret (nsq: --auth-secret-file or NSQ_AUTH_SECRET).",
             )
-        self._send(commands.Auth(self._options.auth_secret.encode()).encode())
+        if not self._options.tls_v1:
+            self._expose_secret()
+        self._send(commands.Auth(secret.encode()).encode())
         self._answer()  # the identity, as JSON; a refusal raises
+
+    def _expose_secret(self) -> None:
+        """Refuse to send the secret without TLS, or say that it is done."""
+        address = self._stream.address
+        if self._options.auth_requires_tls:
+            raise RefusedError(
+                f"{address} would get the auth secret in plain text",
+                hint="Use TLS (nsq: --tls), or do without auth_requires_tls.",
+            )
+        if self._is_announced:
+            _warn_of_plain_text(address)
 
     def _send(self, data: bytes) -> None:
         encoded = self._codec.compress(data) if self._codec else data
         self._stream.send_all(encoded, self._deadline)
+
+    def _receive(self) -> bytes:
+        codec = self._codec
+        data = b"" if codec and codec.has_more else self._stream.receive(self._deadline)
+        return codec.decompress(data, self._max_inflated) if codec else data
 
     def _expect_ok(self, after: str) -> None:
         answer = self._answer()
@@ -207,8 +270,7 @@ class _Handshake:
         """Wait for the next response other than a heartbeat."""
         while True:
             while (frame := self._frames.next_frame()) is None:
-                data = self._stream.receive(self._deadline)
-                self._frames.feed(self._codec.decompress(data) if self._codec else data)
+                self._frames.feed(self._receive())
             frame_type, body = frame
             if frame_type == ERROR:
                 raise decode_error(body, str(self._stream.address))

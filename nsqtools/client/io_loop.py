@@ -1,26 +1,35 @@
-"""The I/O thread: a selector, timers, and calls handed over by other threads.
+"""The I/O thread of a process: one selector, one heap of timers, one wake-up for all its members.
 
-One loop owns its connections: they are read, written, registered and closed on its thread only.
-Other threads talk to it with `call_soon`. The loop is woken through a socket pair, and only when it
-sleeps: under load it finds the calls on its next turn without a system call.
+Every consumer and producer is a `LoopMember`. The thread starts with the first of them and ends
+with the last, so a hundred consumers cost one thread. A member owns its connections: they are read,
+written, registered and closed on the thread only, and other threads talk to it with `call_soon`.
+The thread is woken through a socket pair, and only when it sleeps: under load it finds the calls on
+its next turn without a system call.
+
+A turn costs what there is to do in it: only members to which something happened are served, and
+periodic work of all members falls into the same turn (`LoopMember.call_each`). A member that fails
+ends alone.
+
+A fork leaves the child without the thread: it closes its copies of the descriptors, and its first
+member starts a loop of its own.
+
+Trap: callbacks of users run here, and one that blocks stops all members.
 """
 
 from __future__ import annotations
 
 import collections
-import heapq
-import itertools
 import logging
+import os
 import selectors
-import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
+
+from nsqtools.client.io_thread import IOThread, next_multiple
 
 log = logging.getLogger("nsqtools")
-
-MAX_CATCHING_UP_TURNS = 100  # under a stream that does not end
 
 
 class Watched(Protocol):
@@ -29,229 +38,178 @@ class Watched(Protocol):
     def fileno(self) -> int: ...
     def on_readable(self) -> None: ...
     def flush(self) -> None: ...
+    def close(self) -> None: ...
+    def close_copy(self) -> None:
+        """Close the descriptor in a forked child; the connection is the parent's."""
 
 
 class Timer:
     """A call to be made later; `cancel` it from the loop's thread."""
 
-    __slots__ = ("at", "call")
+    __slots__ = ("at", "call", "interval_s", "member")
 
-    def __init__(self, at: float, call: Callable[[], object]) -> None:
+    def __init__(
+        self, member: LoopMember, at: float, call: Callable[[], object], interval_s: float
+    ) -> None:
+        self.member = member
         self.at = at
         self.call: Callable[[], object] | None = call
+        self.interval_s = interval_s
 
     def cancel(self) -> None:
         """The call will not be made."""
         self.call = None
 
 
-class IOLoop:
-    """Runs on a thread of its own from `start` until `stop`.
+class LoopMember:
+    """A consumer or a producer on the I/O thread, from `start` until `stop` takes effect.
 
-    ``each_turn`` is called once per turn, after reading and before sleeping; then what the turn has
-    written is flushed, with one send per connection. ``at_end`` is called on the thread when the
-    loop has ended, also by a defect (`failure` then): nobody may wait for it any longer.
+    ``each_turn`` is called after each event of this member: bytes that came, a timer, a call, a
+    wake-up. What it writes is flushed at the end of the turn, with one send per connection.
+    ``at_end`` is called on the thread when the member has stopped, or failed by a defect
+    (`failure` then): nobody may wait for it any longer.
     """
 
+    now = staticmethod(time.monotonic)
+
     def __init__(
-        self,
-        name: str,
-        each_turn: Callable[[], None],
-        at_end: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
+        self, name: str, each_turn: Callable[[], None], at_end: Callable[[], None]
     ) -> None:
+        self.name = name
+        self.failure: BaseException | None = None
+        self.has_ended = False
+        self.is_due = False  # the loop's: it has a turn to come
+        self.is_leaving = False
+        self.pause_after_s: float | None = None
+        self.after_pause: Callable[[], object] | None = None
         self._each_turn = each_turn
         self._at_end = at_end
-        self.now = clock
-        self.failure: BaseException | None = None
-        self._timers: list[tuple[float, int, Timer]] = []
-        self._sequence = itertools.count()
         self._calls: collections.deque[Callable[[], object]] = collections.deque()
-        self._unflushed: list[Watched] = []
-        # a turn that took longer was a pause: of the process, or the interpreter was held elsewhere
-        self.pause_after_s: float | None = None
-        self.bytes_since = 0.0  # what this turn reads was sent after this time, as far as we know
-        self._polled_at = 0.0
-        self.after_pause: Callable[[], None] | None = None  # when all sockets have been read
-        self._catches_up = False
-        self._catching_up_turns = 0
-        self._current_until = 0.0
-        self.max_sleep_s: float | None = None  # for work that other threads leave without a wake-up
-        self._asleep = False
-        self._is_woken = False
-        self._is_running = False
-        self._has_ended = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._ended = threading.Event()
+        self._thread: IOThread | None = None
 
     # -- from any thread ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread."""
-        # here and not before: what is never started has nothing to close
-        self._selector = selectors.DefaultSelector()
-        self._wake_receiver, self._wake_sender = socket.socketpair()
-        self._wake_receiver.setblocking(False)
-        self._wake_sender.setblocking(False)
-        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
-        self._is_running = True
-        self._thread.start()
+        """Join the I/O thread of the process, and start it if there is none."""
+        self._thread = _join(self)
+        self.wake()
 
     def call_soon(self, call: Callable[[], object]) -> None:
-        """Have a call made on the loop's thread, in the order of these requests.
+        """Have a call made on the I/O thread, in the order of these requests.
 
-        After the loop has ended the call is made at once: what it was given may need closing.
+        After the member has ended the call is made at once: what it was given may need closing.
         """
         self._calls.append(call)
-        self.wake()
-        if self._has_ended:
+        if self.has_ended:
             self._make_calls()
+        else:  # should it end in this moment, its end makes the call
+            self.wake()
 
     def wake(self) -> None:
-        """See that the loop takes a turn after this call."""
-        self._is_woken = True
-        if self._asleep:
-            self._asleep = False
-            try:
-                self._wake_sender.send(b"w")
-            except OSError:
-                pass  # full: it is being woken; closed: it has ended
-
-    @property
-    def has_ended(self) -> bool:
-        return self._has_ended
+        """See that the member has a turn after this call."""
+        if self._thread is not None:
+            self._thread.wake(self)
 
     def is_current(self, now: float) -> bool:
         """Tell whether all sockets were read a moment ago, or will never be again."""
-        return now < self._current_until or self.pause_after_s is None or self._has_ended
+        return (
+            self._thread is None
+            or self.pause_after_s is None
+            or now < self._thread.current_until
+            or self.has_ended
+        )
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the thread to end; return whether it has. On the thread itself, False."""
-        if threading.current_thread() is self._thread:
-            return False
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def close_copies(self) -> None:
-        """In a forked child: close its copies of the descriptors; the thread is the parent's.
-
-        Nothing is unregistered: the kernel's list of what is watched is shared with the parent.
-        """
-        self._selector.close()
-        self._wake_receiver.close()
-        self._wake_sender.close()
+        """Wait until the member has ended; return whether it has. On the I/O thread, False."""
+        return not self.is_own_thread and self._ended.wait(timeout_s)
 
     @property
     def is_own_thread(self) -> bool:
-        return threading.current_thread() is self._thread
+        """Tell whether this is the I/O thread, which must not wait for itself."""
+        return self._thread is not None and self._thread.is_own_thread
 
-    # -- on the loop's thread -------------------------------------------------------------------
+    # -- on the I/O thread ----------------------------------------------------------------------
 
     def stop(self) -> None:
-        """End the loop after this turn."""
-        self._is_running = False
+        """End after this turn."""
+        self.is_leaving = True
 
     def call_later(self, delay_s: float, call: Callable[[], object]) -> Timer:
         """Have a call made after a delay."""
-        timer = Timer(self.now() + delay_s, call)
-        heapq.heappush(self._timers, (timer.at, next(self._sequence), timer))
-        return timer
+        return self._own.add_timer(Timer(self, self.now() + delay_s, call, 0.0))
+
+    def call_each(self, interval_s: float, call: Callable[[], object]) -> Timer:
+        """Have a call made again and again, at the same moments as those of other members."""
+        at = next_multiple(self.now(), interval_s)
+        return self._own.add_timer(Timer(self, at, call, interval_s))
+
+    def notice_pauses(self, after_s: float, call: Callable[[], object]) -> None:
+        """Have a call made after a pause of the process, once all sockets were read."""
+        self.pause_after_s = after_s
+        self.after_pause = call
+        self._own.fit_pause(after_s)
+
+    @property
+    def bytes_since(self) -> float:
+        """What this turn reads was sent after this time, as far as we know."""
+        thread = self._thread  # not `_own`: this is once for each read
+        return thread.bytes_since if thread is not None else 0.0
 
     def flush_soon(self, connection: Watched) -> None:
         """Flush a connection at the end of this turn."""
-        self._unflushed.append(connection)
+        self._own.unflushed.append((connection, self))
+
+    def after_flush(self, call: Callable[[], object]) -> None:
+        """Have a call made at the end of this turn, when everything is sent."""
+        self._own.at_last.append((call, self))
 
     def register(self, connection: Watched) -> None:
         """Watch a connection for bytes to read."""
-        self._selector.register(connection, selectors.EVENT_READ, connection)
+        self._own.selector.register(connection, selectors.EVENT_READ, (connection, self))
 
     def watch_writes(self, connection: Watched, wanted: bool) -> None:
         """Watch a connection for room to write as well, or no longer."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
-        self._selector.modify(connection, events, connection)
+        self._own.selector.modify(connection, events, (connection, self))
 
     def unregister(self, connection: Watched) -> None:
         """Stop watching; call it before the connection is closed."""
-        self._selector.unregister(connection)
+        self._own.selector.unregister(connection)
 
-    def _run(self) -> None:
+    @property
+    def _own(self) -> IOThread:
+        assert self._thread is not None
+        return self._thread
+
+    # -- what the loop calls --------------------------------------------------------------------
+
+    def take_turn(self) -> None:
+        """Make the calls that wait, and what there is to do each turn."""
+        if not self.has_ended:  # else who asks for a call makes it
+            self._make_calls()
+        if not self.has_ended:
+            self._each_turn()
+
+    def end(self) -> None:
+        """The member serves nobody any longer."""
         try:
-            while self._is_running:
-                self._turn()
-        except BaseException as exc:
-            # a defect: whatever can happen outside has its own error by now
-            log.exception("the I/O thread failed")
-            self.failure = exc
-            raise
-        finally:
-            try:
-                self._at_end()
-            finally:
-                self._has_ended = True
-                self._selector.close()
-                self._wake_receiver.close()
-                self._wake_sender.close()
-                self._make_calls()
-
-    def _turn(self) -> None:
-        self._asleep = True
-        ready = self._selector.select(self._sleep_s())
-        self._note_poll(any(key.data is not None for key, _ in ready))
-        for key, events in ready:
-            owner: Any = key.data
-            if owner is None:
-                self._drain_wake_ups()
-                continue
-            if events & selectors.EVENT_READ:
-                owner.on_readable()
-            if events & selectors.EVENT_WRITE:
-                owner.flush()
-        self._asleep = False
-        self._is_woken = False  # before the work is looked at: what comes later is seen next turn
+            self._at_end()
+        except Exception:
+            log.exception("%s: its end failed", self.name)
+        self.has_ended = True
         self._make_calls()
-        if not self._catches_up:
-            self._run_timers()
-        self._each_turn()
-        while self._unflushed:
-            unflushed, self._unflushed = self._unflushed, []
-            for connection in unflushed:
-                connection.flush()
-        if self.pause_after_s is not None and not self._catches_up:
-            self._current_until = self._polled_at + self.pause_after_s
 
-    def _note_poll(self, has_bytes: bool) -> None:
-        """Notice a pause; then everything is read before anybody relies on what was read earlier.
+    def release(self) -> None:
+        """End the waiting of `join`."""
+        self._ended.set()
 
-        The poll that a stop of the process interrupts returns nothing: the next one counts.
-        """
-        now = self.now()
-        if self.pause_after_s is not None:
-            if now - self._polled_at > self.pause_after_s and self._polled_at:
-                self._catches_up = True
-                self._catching_up_turns = 0
-            elif self._catches_up:
-                self._catching_up_turns += 1
-                self._catches_up = has_bytes and self._catching_up_turns < MAX_CATCHING_UP_TURNS
-                if not self._catches_up and self.after_pause is not None:
-                    self.after_pause()
-        self._polled_at = now
-        if not self._catches_up:
-            self.bytes_since = now
-
-    def _sleep_s(self) -> float | None:
-        # looked at after _asleep was set: who woke us before is seen here, who comes later sends
-        if self._is_woken or self._catches_up:
-            return 0
-        if not self._timers:
-            return self.max_sleep_s
-        until_timer_s = max(0.0, self._timers[0][0] - self.now())
-        return until_timer_s if self.max_sleep_s is None else min(until_timer_s, self.max_sleep_s)
-
-    def _drain_wake_ups(self) -> None:
-        try:
-            while len(self._wake_receiver.recv(64)) == 64:
-                pass
-        except BlockingIOError:
-            pass
+    def abandon(self) -> None:
+        """In a forked child: the member goes on in the parent only. Nobody waits for it here."""
+        self._calls.clear()
+        self.has_ended = True
+        self._ended = threading.Event()  # a thread that there is no more may hold the other's lock
+        self._ended.set()
 
     def _make_calls(self) -> None:
         for _ in range(len(self._calls)):
@@ -261,9 +219,31 @@ class IOLoop:
                 return
             call()
 
-    def _run_timers(self) -> None:
-        now = self.now()
-        while self._timers and self._timers[0][0] <= now:
-            timer = heapq.heappop(self._timers)[2]
-            if timer.call is not None:
-                timer.call()
+
+# -- the process ----------------------------------------------------------------------------------
+
+_shared: IOThread | None = None
+_sharing = threading.Lock()
+
+
+def _join(member: LoopMember) -> IOThread:
+    """Let a member join the thread of this process."""
+    global _shared
+    with _sharing:
+        if _shared is None or not _shared.admit(member):
+            thread = IOThread()
+            thread.admit(member)
+            thread.start()
+            _shared = thread
+        return _shared
+
+
+def _leave_to_parent() -> None:
+    """In a forked child, whose copy of the lock may be held by a thread that it does not have."""
+    global _shared, _sharing
+    thread, _shared, _sharing = _shared, None, threading.Lock()
+    if thread is not None:
+        thread.close_copies()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

@@ -136,7 +136,7 @@ class Batch(list[Message]):
     __slots__ = ("source",)
 
     def __init__(self, source: Answers, messages: Iterable[Message]) -> None:
-        super().__init__(messages)
+        list.__init__(self, messages)  # super() would double the cost of a batch of one
         self.source = source
 
     @property
@@ -171,3 +171,13 @@ class Batch(list[Message]):
     def requeue(self, delay_s: float | None = None, *, backoff: bool = True) -> int:
         """Requeue every message not answered yet; return how many those were."""
         return sum(message.requeue(delay_s, backoff=backoff) for message in self)
+
+
+def batches_after(batches: list[Batch], reached: int) -> list[Batch]:
+    """Return what comes after so many messages of some batches."""
+    rest = []
+    for batch in batches:
+        if reached < len(batch):
+            rest.append(Batch(batch.source, batch[reached:]))
+        reached = max(0, reached - len(batch))
+    return rest

@@ -18,9 +18,10 @@ from typing import Any, Literal
 
 from nsqtools import __version__
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.addresses import parse_address
+from nsqtools.protocol.addresses import parse_address, parse_patterns
 from nsqtools.protocol.commands import MAX_DELAY_S
 from nsqtools.protocol.durations import format_duration, parse_duration
+from nsqtools.transport.tls import parse_pins
 
 Kind = Literal["duration", "bool", "int", "float", "text", "choice"]
 
@@ -84,7 +85,15 @@ class ClientOptions:
     lookupd_poll_jitter: float = _option(
         0.3, "float", "share of the interval added at random to each delay", low=0, high=1
     )
-    lookupd_poll_timeout_s: float = _duration(5.0, "time for a daemon to answer over HTTP", 0.01)
+    lookupd_poll_timeout_s: float = _duration(
+        5.0, "time for a daemon to answer over HTTP, connecting included", 0.01
+    )
+    allow_announced: str = _option(
+        "",
+        "text",
+        "addresses that nsqlookupd may announce, as patterns of HOST:PORT separated by blanks"
+        " (*.internal:4150); nsqd elsewhere are left out (default: all are believed)",
+    )
     lookupd_authorization: bool = _option(
         False,
         "bool",
@@ -129,7 +138,22 @@ class ClientOptions:
     snappy: bool = _option(False, "bool", "compress with snappy")
     deflate: bool = _option(False, "bool", "compress with deflate")
     deflate_level: int = _option(6, "int", "deflate level", low=1, high=9)
+    tls_pin_sha256: str = _option(
+        "",
+        "text",
+        "SHA-256 fingerprints of the server certificates to accept, in hexadecimal, separated by"
+        " blanks; verified besides everything else",
+    )
     auth_secret: str = _option("", "text", "secret for an nsqd that requires AUTH", secret=True)
+    auth_secret_file: str = _option(
+        "",
+        "text",
+        "file with the secret, read again at each connection; auth_secret is used"
+        " while it cannot be read",
+    )
+    auth_requires_tls: bool = _option(
+        False, "bool", "never send the auth secret over a connection without TLS"
+    )
 
     # consuming
     max_in_flight: int = _option(
@@ -141,9 +165,6 @@ class ClientOptions:
         "give up a message after this many deliveries that a handler saw (0: never)",
         low=0,
         high=65535,
-    )
-    max_msg_size: int = _option(
-        0, "int", "largest message to accept, in bytes (0: no limit)", low=0, high=0x7FFFFFFF
     )
     default_requeue_delay_s: float = _duration(
         90.0, "delay of a requeue, times the attempts so far", 0, MAX_DELAY_S
@@ -158,7 +179,7 @@ class ClientOptions:
     )
     low_rdy_idle_timeout_s: float = _duration(
         10.0,
-        "take RDY from a connection idle for this long, if there is too little for all",
+        "take RDY from a connection idle for this long, or sooner, if there is too little for all",
         1,
         300,
     )
@@ -173,6 +194,40 @@ class ClientOptions:
         choices=("auto", "always", "never"),
     )
     drain_timeout_s: float = _duration(30.0, "time for running handlers when stopping", 0)
+
+    # budgets: what a hostile or broken peer may cost
+    max_msg_size: int = _option(
+        64 << 20,
+        "int",
+        "largest message to accept, in bytes; a larger one ends the connection (0: no limit)",
+        low=0,
+        high=0x7FFFFFFF,
+    )
+    max_inflated_read: int = _option(
+        4 << 20,
+        "int",
+        "bytes to which compressed data is expanded at a time; the rest waits its turn",
+        low=1 << 16,
+        high=0x7FFFFFFF,
+    )
+    connect_threads: int = _option(
+        8,
+        "int",
+        "threads that connect and look up, shared by all clients of the process; the greatest"
+        " number holds",
+        low=1,
+        high=1000,
+    )
+    max_http_body: int = _option(
+        32 << 20, "int", "largest answer to accept over HTTP, in bytes", low=1 << 10, high=1 << 32
+    )
+    max_discovered_nsqd: int = _option(
+        1000,
+        "int",
+        "most nsqd to believe that nsqlookupd announces; of more, some are drawn at random",
+        low=1,
+        high=1_000_000,
+    )
 
     # publishing
     max_outstanding: int = _option(
@@ -205,6 +260,8 @@ class ClientOptions:
             raise ConfigurationError("heartbeat_interval must not exceed read_timeout")
         if self.local_addr:
             parse_address(self.local_addr, 0)
+        parse_patterns(self.allow_announced)
+        parse_pins(self.tls_pin_sha256)
 
     @property
     def reported_hostname(self) -> str:

@@ -24,18 +24,19 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from nsqtools.client.bodies import check_bodies, in_groups, whole_bodies
+from nsqtools.client.discovery import Discovery
 from nsqtools.client.handshake import tls_context
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer_io import ProducerIO, PublishPolicy
 from nsqtools.client.publication import Publication
 from nsqtools.client.spread import PublishMode
 from nsqtools.errors import ConfigurationError, DeadlineExceeded, PublishNotSent, PublishUnknown
-from nsqtools.protocol.addresses import parse_address
-from nsqtools.protocol.commands import MAX_DELAY_S, SIZE_BYTES, mpub_size
+from nsqtools.protocol.addresses import one_or_several, parse_address
 from nsqtools.protocol.names import check_topic
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nsqtools")
 
+DEFAULT_ADDRESS = "127.0.0.1:4150"  # where neither nsqd nor nsqlookupd are given
 WINDOW_BYTES = 4 << 20  # outstanding besides the publication that is being added
 
 _check_topic = functools.lru_cache(maxsize=1024)(check_topic)
@@ -55,6 +57,12 @@ class Producer:
     first that works, with ``"round-robin"`` all that work, in turn. A publish that one nsqd
     certainly did not take goes to another.
 
+    With ``lookupd_http_addresses`` these are all nsqd that are registered with some nsqlookupd,
+    found again and again as `Consumer` does it, and those of ``nsqd_tcp_addresses`` before them.
+    Whom the client believes and follows is set by the same options (``allow_announced``,
+    ``max_discovered_nsqd``, ``auth_requires_tls``), and ``address_map`` is the same. A failover
+    producer uses the first of a random order, so that many of them spread out.
+
     While none works, a publish fails at once; with ``retry_timeout_s`` it is tried again for so
     many seconds after it was submitted. One whose fate is unknown is tried again only with
     ``retry_unknown``, because its messages may arrive twice then.
@@ -65,38 +73,60 @@ class Producer:
     confirmed in order; with retries, with several nsqd and after a rejection they may be stored in
     another.
 
+    ``on_published`` is called with every publication that has settled, well or not, for metrics; on
+    the I/O thread, so it must not block.
+
     Thread-safe. Raises `ConfigurationError` for a bad address or bad options.
     """
 
     def __init__(
         self,
-        nsqd_tcp_addresses: str | Sequence[str] = "127.0.0.1:4150",
+        nsqd_tcp_addresses: str | Sequence[str] | None = None,
         options: ClientOptions | None = None,
         *,
+        lookupd_http_addresses: str | Sequence[str] = (),
+        address_map: Mapping[str, str] | None = None,
         mode: str | PublishMode = PublishMode.FAILOVER,
         retry_timeout_s: float = 0.0,
         retry_unknown: bool = False,
         linger_s: float = 0.0,
+        on_published: Callable[[Publication], None] | None = None,
     ) -> None:
+        self.on_published = on_published
         self.options = options or ClientOptions()
-        given = [nsqd_tcp_addresses] if isinstance(nsqd_tcp_addresses, str) else nsqd_tcp_addresses
-        self._addresses = list(dict.fromkeys(map(parse_address, given)))
-        if not self._addresses:
-            raise ConfigurationError("a producer needs an address", hint="Give one of an nsqd.")
+        self._lookupds = one_or_several(lookupd_http_addresses)
+        if nsqd_tcp_addresses is None:
+            nsqd_tcp_addresses = [] if self._lookupds else DEFAULT_ADDRESS
+        given = map(parse_address, one_or_several(nsqd_tcp_addresses))
+        self._addresses = list(dict.fromkeys(given))
+        if not self._addresses and not self._lookupds:
+            raise ConfigurationError(
+                "a producer needs an address", hint="Give one of an nsqd or an nsqlookupd."
+            )
+        self._address_map = address_map
         if PublishMode(mode) is PublishMode.ALL:
             raise ConfigurationError(
                 "a producer publishes each message once", hint="Use one producer for each nsqd."
             )
-        self.nsqd = ", ".join(map(str, self._addresses))
+        self.nsqd = ", ".join([*map(str, self._addresses), *self._lookupds])
         self._policy = PublishPolicy(PublishMode(mode), retry_timeout_s, retry_unknown, linger_s)
-        self._tls = tls_context(self.options)
+        tls_context(self.options)  # raises for files that cannot be used
         self._begin_life()
 
     def _begin_life(self) -> None:
+        discovery = None
+        if self._lookupds:
+            discovery = Discovery(self._lookupds, None, self.options, self._address_map)
         self._io = ProducerIO(
-            self._addresses, self.options, self._tls, self._policy, self._on_settled
+            self.nsqd,
+            self._addresses,
+            discovery,
+            self.options,
+            self._policy,
+            self._on_settled,
         )
-        self._room = threading.Condition()
+        self._lock = threading.RLock()  # re-entrant: a signal handler may publish
+        self._room = threading.Condition(self._lock)
         self._unsettled: dict[Publication, None] = {}
         self._unsettled_bytes = 0
         self._is_started = False
@@ -109,11 +139,11 @@ class Producer:
     # -- life -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the I/O thread; publishing does it, too. The connection is made when needed."""
+        """Begin; publishing does it, too. The connection is made when needed."""
         with self._room:
             if not self._is_started and not self._is_stopped:
-                self._is_started = True
                 self._io.start()
+                self._is_started = True
                 _started.add(self)
 
     def flush(self, timeout_s: float | None = None) -> bool:
@@ -175,7 +205,6 @@ class Producer:
     def _start_afresh(self) -> None:
         """In a forked child: the thread is the parent's, and so is what it has under way."""
         unsettled = list(self._unsettled)
-        self._io.close_copies()
         was_stopped = self._is_stopped
         self._begin_life()
         self._is_stopped = was_stopped
@@ -257,9 +286,9 @@ class Producer:
         would refuse: it closes the connection over a bad publish, and the publishes after it would
         suffer.
         """
-        whole = _whole_bodies(bodies)
+        whole = whole_bodies(bodies)
         lengths = list(map(len, whole))
-        self._check(lengths, defer_s)
+        check_bodies(lengths, defer_s, self.options)
         size = sum(lengths)
         publication = Publication(
             _check_topic(topic), whole, size, time.monotonic(), defer_s, timeout_s, on_settled
@@ -272,50 +301,16 @@ class Producer:
 
     def split(self, bodies: Iterable[ReadableBuffer]) -> Iterator[list[bytes]]:
         """Group bodies into MPUBs that stay within publish_max_body_size."""
-        group: list[bytes] = []
-        empty = size = mpub_size(())
-        for body in _whole_bodies(bodies):
-            added = SIZE_BYTES + len(body)
-            if group and size + added > self.options.publish_max_body_size:
-                yield group
-                group, size = [], empty
-            group.append(body)
-            size += added
-        if group:
-            yield group
-
-    def _check(self, lengths: list[int], defer_s: float | None) -> None:
-        if not lengths:
-            raise ConfigurationError("a publish needs a message")
-        limit = self.options.publish_max_msg_size
-        if min(lengths) == 0:
-            raise ConfigurationError("nsqd refuses empty messages")
-        if max(lengths) > limit:
-            raise ConfigurationError(
-                f"a message of {max(lengths)} bytes is above the limit of {limit}",
-                hint="nsqd's limit is its --max-msg-size; ours is publish_max_msg_size.",
-            )
-        if defer_s is not None:
-            if len(lengths) > 1:
-                raise ConfigurationError("only single messages can be deferred")
-            if not 0 <= defer_s <= MAX_DELAY_S:
-                raise ConfigurationError(
-                    f"cannot defer for {defer_s} s", hint="0 to 1h is allowed."
-                )
-        elif len(lengths) > 1 and mpub_size(lengths) > self.options.publish_max_body_size:
-            raise ConfigurationError(
-                f"a batch of {sum(lengths)} bytes is above publish_max_body_size",
-                hint="Split it: Producer.split does.",
-            )
+        return in_groups(bodies, self.options.publish_max_body_size)
 
     # -- the window -----------------------------------------------------------------------------
 
     def _wait_for_room(self, publication: Publication) -> None:
-        timeout_s = self.options.publish_timeout_s
-        if publication.timeout_s is not None:
-            timeout_s = publication.timeout_s
-        with self._room:
+        with self._lock:  # once for each publish: the lock costs less than its condition
             if not self._has_room():
+                timeout_s = self.options.publish_timeout_s
+                if publication.timeout_s is not None:
+                    timeout_s = publication.timeout_s
                 if self._io.loop.is_own_thread:  # nobody else makes room
                     timeout_s = 0
                 if not self._room.wait_for(self._has_room, timeout_s):
@@ -339,25 +334,12 @@ class Producer:
                 if self._unsettled.pop(publication, self) is None:
                     self._unsettled_bytes -= publication.size
             self._room.notify_all()
-
-
-def _whole_bodies(bodies: Iterable[ReadableBuffer]) -> list[bytes]:
-    """Return the bodies as bytes, which nobody can change while they wait."""
-    if isinstance(bodies, str | bytes | bytearray | memoryview):
-        raise TypeError("bodies must be a list of messages, not one message")
-    given = list(bodies)
-    if set(map(type, given)) <= {bytes}:
-        return given  # type: ignore[return-value]
-    return [body if type(body) is bytes else _whole(body) for body in given]
-
-
-def _whole(body: ReadableBuffer) -> bytes:
-    if isinstance(body, str):
-        raise TypeError("a message body is bytes, not str: encode it, as in body.encode()")
-    try:
-        return memoryview(body).tobytes()
-    except TypeError:
-        raise TypeError(f"a message body is bytes, not {type(body).__name__}") from None
+        if self.on_published is not None:
+            for publication in settled:
+                try:
+                    self.on_published(publication)
+                except Exception:
+                    log.exception("on_published failed")
 
 
 # -- the process ----------------------------------------------------------------------------------

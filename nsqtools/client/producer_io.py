@@ -17,15 +17,16 @@ from __future__ import annotations
 import collections
 import functools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from nsqtools.client.connection import LIVENESS_TICK_S
-from nsqtools.client.io_loop import IOLoop, Timer
+from nsqtools.client.discovery import Discovery
+from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer_link import ProducerLink
-from nsqtools.client.publication import Publication
+from nsqtools.client.producer_links import ProducerLinks
+from nsqtools.client.publication import Publication, is_passing
 from nsqtools.client.publish_queue import PublishQueue
 from nsqtools.client.spread import PublishMode
 from nsqtools.errors import (
@@ -41,16 +42,8 @@ from nsqtools.errors import (
 )
 from nsqtools.protocol import commands
 from nsqtools.protocol.addresses import Address
-from nsqtools.transport.stream import READ_SIZE
-
-if TYPE_CHECKING:
-    import ssl
 
 log = logging.getLogger("nsqtools")
-
-PATIENCE_S = 1.0  # for an nsqd that does not answer to connecting, before the next one is tried
-# nsqd refuses every publish while it stops or while the topic is being deleted.
-EXITING = "exiting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,60 +57,62 @@ class PublishPolicy:
 
 
 class ProducerIO:
-    """Owns the loop, the links and the unsettled publications of one producer.
+    """Owns the links and the unsettled publications of one producer.
 
     ``report`` is called on the I/O thread with publications that have settled.
     """
 
     def __init__(
         self,
-        addresses: Iterable[Address],
+        name: str,
+        addresses: Sequence[Address],
+        discovery: Discovery | None,
         options: ClientOptions,
-        tls: ssl.SSLContext | None,
         policy: PublishPolicy,
         report: Callable[[list[Publication]], None],
     ) -> None:
         self._options = options
         self._policy = policy
         self._report = report
-        addresses = list(addresses)
-        self.loop = IOLoop(f"nsq-producer-{addresses[0]}", self._each_turn, self._at_end)
-        buffer = memoryview(bytearray(READ_SIZE // 16))
-        self.links = [ProducerLink(a, options, tls, self.loop, buffer, self) for a in addresses]
-        self._resends = policy.retry_timeout_s > 0 or policy.linger_s > 0 or len(self.links) > 1
+        self.name = name  # the addresses, for messages
+        self.loop = LoopMember(f"producer to {name}", self._each_turn, self._at_end)
+        self.links = ProducerLinks(addresses, discovery, options, policy.mode, self.loop, self)
+        has_others = len(addresses) > 1 or discovery is not None
+        self._resends = policy.retry_timeout_s > 0 or policy.linger_s > 0 or has_others
         self._inbox: collections.deque[Publication] = collections.deque()
+        self._is_noted = False  # a call is due that looks at the inbox
         self._queue = PublishQueue(
             linger_s=policy.linger_s, max_body_size=options.publish_max_body_size
         )
         self._settled: list[Publication] = []
-        self._turn = 0
         self._is_urgent = False  # send what is gathered now
         self._is_stopping = False
         self._has_ended = False
         self._timer: Timer | None = None
 
     def start(self) -> None:
-        """Start the thread (from any thread)."""
-        self.loop.call_soon(self._watch)
+        """Begin, from any thread."""
+        self.loop.call_soon(self._begin)
         self.loop.start()
+
+    def _begin(self) -> None:
+        interval_s = min(LIVENESS_TICK_S, self._options.publish_timeout_s / 4)
+        self.loop.call_each(interval_s, self._watch)
+        self.links.begin()
 
     def submit(self, publication: Publication) -> None:
         """Publish, from any thread."""
         self._inbox.append(publication)
-        self.loop.call_soon(self._take)
+        if not self._is_noted:  # set and cleared in this order: `_take` clears before it looks
+            self._is_noted = True
+            self.loop.call_soon(self._take)
 
     def flush(self) -> None:
         """Send what is gathered without waiting for more."""
         self._is_urgent = True
 
-    def close_copies(self) -> None:
-        """In a forked child: close the descriptors that belong to the parent's thread."""
-        for link in self.links:
-            if link.connection is not None:
-                link.connection.close_copy()
-        self.loop.close_copies()
-
     def _take(self) -> None:
+        self._is_noted = False
         inbox = self._inbox
         while inbox:
             publication = inbox.popleft()
@@ -135,12 +130,7 @@ class ProducerIO:
         if publication.is_written:
             self._settle(publication, _unknown(late))
         else:
-            self._settle(publication, self._not_sent(self._last_error() or late))
-
-    @property
-    def name(self) -> str:
-        """The addresses, for messages."""
-        return ", ".join(str(link.address) for link in self.links)
+            self._settle(publication, self._not_sent(self.links.last_error() or late))
 
     # -- sending --------------------------------------------------------------------------------
 
@@ -152,45 +142,21 @@ class ProducerIO:
             self.loop.stop()
 
     def _has_unsettled(self) -> bool:
-        return bool(self._queue or self._inbox or any(link.outstanding for link in self.links))
+        return bool(self._queue or self._inbox or self.links.has_outstanding)
 
     def _dispatch(self) -> None:
-        queue, in_turn = self._queue, self._policy.mode is PublishMode.ROUND_ROBIN
-        link = self._choose_link()
+        queue, links = self._queue, self.links
+        link = links.choose()
         while link is not None and (publication := queue.take_single()) is not None:
             link.send(publication.encode(), [publication])
-            if in_turn:
-                self._turn += 1
-                link = self._choose_link()
+            link = links.choose_after(link)
         for topic in list(queue.gathered):
-            if link is not None and self._send_gathered(topic, link) and in_turn:
-                self._turn += 1
-                link = self._choose_link()
+            if link is not None and self._send_gathered(topic, link):
+                link = links.choose_after(link)
         if not queue.gathered:
             self._is_urgent = False
-        if queue and not any(link.connection or link.is_connecting for link in self.links):
+        if queue and not links.may_connect:
             self._find_no_link()
-
-    def _choose_link(self) -> ProducerLink | None:
-        """Return a connected link, or None; what may connect begins to, for later."""
-        now, links = self.loop.now(), self.links
-        if self._policy.mode is PublishMode.ROUND_ROBIN:
-            for link in links:
-                link.connect_if_due(now)
-            first = self._turn % len(links)
-            in_order = links[first:] + links[:first]
-            return next((link for link in in_order if link.connection is not None), None)
-        if links[0].connection is not None:  # before any loop: the usual case, once a turn
-            return links[0]
-        is_any_connected = any(link.connection is not None for link in links)
-        for link in links:
-            if link.connection is not None:
-                return link
-            link.connect_if_due(now)
-            is_fresh = link.is_connecting and now - link.tried_at < PATIENCE_S
-            if is_fresh and not is_any_connected:
-                return None
-        return None
 
     def _send_gathered(self, topic: str, link: ProducerLink) -> bool:
         """Send what was gathered for a topic, unless it can wait for more."""
@@ -210,13 +176,13 @@ class ProducerIO:
     def _find_no_link(self) -> None:
         """No nsqd can be tried now: fail what must not be retried, and come back for the rest."""
         now = self.loop.now()
-        cause = self._last_error()
+        cause = self.links.last_error()
         for publication in self._queue.take_all():
             if self._may_retry(publication, now) and not isinstance(cause, RefusedError):
                 self._queue.add(publication)
             else:
                 self._settle(publication, self._not_sent(cause))
-        self._come_back_in(min(link.not_before for link in self.links) - now)
+        self._come_back_in(self.links.next_try_in_s())
 
     def _come_back_in(self, delay_s: float) -> None:
         now = self.loop.now()
@@ -226,15 +192,10 @@ class ProducerIO:
     def _may_retry(self, publication: Publication, now: float) -> bool:
         return now < publication.submitted_at + self._policy.retry_timeout_s
 
-    def _last_error(self) -> NsqError | None:
-        """Why nothing can be sent; a refusal only when every nsqd refuses."""
-        errors = [link.last_error for link in self.links if link.last_error is not None]
-        errors.sort(key=lambda error: isinstance(error, RefusedError))
-        return errors[0] if errors else None
-
     # -- what links report ----------------------------------------------------------------------
 
     def link_changed(self) -> None:
+        self.links.changed()
         self.loop.wake()  # the turn may be past the point where it sends and reports
 
     def confirmed(self, publications: list[Publication]) -> None:
@@ -250,7 +211,7 @@ class ProducerIO:
             self._send_again(publications)
             return
         for publication in publications:
-            if EXITING in error.text and self._may_retry(publication, self.loop.now()):
+            if is_passing(error) and self._may_retry(publication, self.loop.now()):
                 link.delay_next(error)
                 self._send_again([publication])
             else:
@@ -289,10 +250,8 @@ class ProducerIO:
         late = DeadlineExceeded(f"cannot connect to {self.name} in time")
         for publication in self._queue:
             if now - publication.submitted_at > limit_s:
-                self._settle(publication, self._not_sent(self._last_error() or late))
-        for link in self.links:
-            link.check(now)
-        self.loop.call_later(min(LIVENESS_TICK_S, options.publish_timeout_s / 4), self._watch)
+                self._settle(publication, self._not_sent(self.links.last_error() or late))
+        self.links.check(now)
 
     # -- outcomes -------------------------------------------------------------------------------
 
@@ -339,15 +298,14 @@ class ProducerIO:
     def _end(self) -> None:
         self._has_ended = True
         stopped = DeadlineExceeded(f"{self.name}: the producer has stopped")
-        for link in self.links:
-            link.close(stopped)
+        self.links.close(stopped)
         for publication in [*self._inbox, *self._queue.take_all()]:
-            self._settle(publication, self._not_sent(self._last_error() or stopped))
+            self._settle(publication, self._not_sent(self.links.last_error() or stopped))
         self._inbox.clear()
         self._report_settled()
 
     def _at_end(self) -> None:
-        """The loop has ended, by a stop or a defect: release everybody who waits."""
+        """It has ended, by a stop or a defect: release everybody who waits."""
         self._end()
 
 

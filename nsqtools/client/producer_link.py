@@ -16,25 +16,25 @@ from __future__ import annotations
 import collections
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 from nsqtools.client.connection import Connection
 from nsqtools.client.handshake import open_in_background
-from nsqtools.client.io_loop import IOLoop
+from nsqtools.client.io_loop import LoopMember
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.publication import Publication
 from nsqtools.client.reconnect import RetryDelays
 from nsqtools.errors import DeadlineExceeded, NsqError, ProtocolError, ServerError
 from nsqtools.protocol.addresses import Address
 from nsqtools.protocol.frames import OK
-
-if TYPE_CHECKING:
-    import ssl
+from nsqtools.transport.stream import READ_SIZE
 
 log = logging.getLogger("nsqtools")
 
 RECONNECT_BASE_S = 0.1
 RECONNECT_MAX_S = 8.0
+
+READ_BUFFER = memoryview(bytearray(READ_SIZE // 16))  # of the one I/O thread
 
 
 class LinkUser(Protocol):
@@ -63,12 +63,14 @@ class ProducerLink:
         self,
         address: Address,
         options: ClientOptions,
-        tls: ssl.SSLContext | None,
-        loop: IOLoop,
-        buffer: memoryview,
+        loop: LoopMember,
         user: LinkUser,
+        *,
+        is_announced: bool = False,
     ) -> None:
         self.address = address
+        self.is_announced = is_announced  # by nsqlookupd; whether it still is, `is_listed` tells
+        self.is_listed = True
         self.connection: Connection | None = None
         self.outstanding: collections.deque[Outstanding] = collections.deque()
         self.is_connecting = False
@@ -76,9 +78,7 @@ class ProducerLink:
         self.not_before = 0.0  # the next attempt to connect
         self.last_error: NsqError | None = None
         self._options = options
-        self._tls = tls
         self._loop = loop
-        self._buffer = buffer
         self._user = user
         self._delays = RetryDelays(RECONNECT_BASE_S, RECONNECT_MAX_S)
         self._is_closed = False
@@ -89,10 +89,22 @@ class ProducerLink:
 
     def connect_if_due(self, now: float) -> None:
         """Begin to connect, unless connected, connecting, or within the delay after a failure."""
-        if self.connection is None and not self.is_connecting and now >= self.not_before:
+        may = self.connection is None and not self.is_connecting and self.is_listed
+        if may and now >= self.not_before:
             self.is_connecting = True
             self.tried_at = now
-            open_in_background(self.address, self._options, self._tls, None, self._opened)
+            open_in_background(
+                self.address,
+                self._options,
+                None,
+                self._opened,
+                is_announced=self.is_announced,
+            )
+
+    @property
+    def has_failed(self) -> bool:
+        """Tell whether it was connected, or tried, and is not."""
+        return self.connection is None and self.last_error is not None
 
     def _opened(self, result: Connection | NsqError) -> None:  # on the connecting thread
         self._loop.call_soon(lambda: self._connected(result))
@@ -108,7 +120,7 @@ class ProducerLink:
             self.last_error = None
             self._has_answered = False
             self._last_answer = self._loop.now()
-            result.attach(self._loop, self, self._buffer)
+            result.attach(self._loop, self, READ_BUFFER)
             version = result.reply.version or "before 0.2.19"
             log.info("connected to %s (nsqd %s)", self.address, version)
         self._user.link_changed()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from nsqtools.errors import DeadlineExceeded, PublishError
+from nsqtools.errors import DeadlineExceeded, PublishError, ServerError
 from nsqtools.protocol import commands
 
 
@@ -18,7 +18,7 @@ class Publication:
     """
 
     __slots__ = (
-        "_settled",
+        "_waiters",
         "bodies",
         "defer_s",
         "error",
@@ -53,9 +53,7 @@ class Publication:
         self.is_settled = False
         self.is_written = False  # handed to a connection; the I/O thread's
         self.is_alone = False  # must not be joined with others; the I/O thread's
-        # a lock held until the outcome is known: an Event costs several times as much
-        self._settled = threading.Lock()
-        self._settled.acquire()
+        self._waiters: list[threading.Lock] = []  # each held until the outcome is known
 
     def encode(self) -> bytes:
         """Return the command for nsqd."""
@@ -67,17 +65,22 @@ class Publication:
         return commands.MultiPublish(self.topic, self.bodies).encode()
 
     def settle(self, error: PublishError | None) -> None:
-        """Set the outcome, once (the producer's I/O thread)."""
+        """Set the outcome, once (on the I/O thread)."""
         self.error = error
-        self.is_settled = True
-        self._settled.release()
+        self.is_settled = True  # in this order: `wait` adds its lock before it looks
+        for waiter in self._waiters:
+            waiter.release()
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for the outcome. Raises `PublishError`, or `DeadlineExceeded` when the time passed
         first (the publication then is still under way)."""
-        if not self._settled.acquire(timeout=-1 if timeout_s is None else timeout_s):
-            raise DeadlineExceeded(f"a publish to {self.topic} is not settled yet")
-        self._settled.release()
+        if not self.is_settled:
+            waiter = threading.Lock()
+            waiter.acquire()
+            self._waiters.append(waiter)
+            limit_s = -1 if timeout_s is None else timeout_s
+            if not self.is_settled and not waiter.acquire(timeout=limit_s):
+                raise DeadlineExceeded(f"a publish to {self.topic} is not settled yet")
         if self.error is not None:
             raise self.error
 
@@ -87,3 +90,11 @@ class Publication:
             f"<Publication of {len(self.bodies)} messages to {self.topic},"
             f" {outcome or 'not settled'}>"
         )
+
+
+def is_passing(error: ServerError) -> bool:
+    """Tell whether a publish that nsqd rejected so may be taken later.
+
+    nsqd refuses every publish while it stops and while the topic is being deleted.
+    """
+    return "exiting" in error.text

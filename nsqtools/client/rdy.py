@@ -2,8 +2,9 @@
 RDY commands out.
 
 RDY is a window: nsqd keeps at most that many messages in flight to a connection (since 0.3.0; the
-old pages describe a credit, so RDY is also sent again when a quarter of it is left, which costs
-nothing as it rides on the write of a FIN).
+old pages describe a credit, so RDY is also sent again when a quarter of it is left, with the next
+answer, because a write of its own would double the cost of a message; not while RDY 1 rotates,
+which renews it anyway).
 
 Two invariants hold whatever happens, in whatever order:
 
@@ -15,8 +16,11 @@ Two invariants hold whatever happens, in whatever order:
 What could not be granted is remembered in `_wanting` and retried when room appears. The sums are
 running totals, so that an answer costs the same with one connection as with a thousand.
 
-With fewer messages allowed than connections, `redistribute` takes RDY 1 from connections that were
-idle or held it long, and gives it to others at random.
+With fewer messages allowed than connections RDY 1 rotates (`redistribute`, every `PROBE_S` then).
+A connection without messages passes it on after a moment, to who has waited longest. While all that
+have it are busy, one at a time lends it to a connection that waits, which keeps it if it has
+messages and else gives it back after `PROBE_S`: a message on a quiet nsqd waits for seconds, and
+the busy ones lose a twelfth of their time.
 """
 
 from __future__ import annotations
@@ -29,6 +33,9 @@ from typing import Generic, TypeVar
 
 RESEND_AT = 0.25
 STARVED_AT = 0.85
+PROBE_S = 0.1  # how long a connection has RDY before it counts as one without messages
+ROUND_S = 2.0  # for idle connections to have their turns, where there are few
+LENT_SHARE = 0.08  # of the time of busy connections
 
 K = TypeVar("K", bound=Hashable)
 
@@ -51,10 +58,12 @@ class ReadyState:
     left: int = 0  # of rdy, as the old credit reading counts it
     in_flight: int = 0
     closing: bool = False
+    is_probed: bool = False  # has RDY on loan
+    has_lent: bool = False  # was busy when its RDY was lent to another
 
     @property
     def use(self) -> int:
-        return max(self.rdy, self.in_flight)
+        return self.rdy if self.rdy > self.in_flight else self.in_flight
 
 
 class ReadyControl(Generic[K]):
@@ -81,10 +90,13 @@ class ReadyControl(Generic[K]):
         self._changes: list[tuple[K, int]] = []
         self._use = 0  # of all connections
         self._rdy = 0
-        self._in_flight = 0
+        self.in_flight = 0
         self._sharers = 0  # connections that are not closing
+        self._even_share = 0  # what each of them gets, but for its cap
+        self.is_scarce = False  # some connections must wait for RDY
         self._mode = _Mode.SHARING
         self._tester: K | None = None
+        self._next_loan = 0.0
 
     def __getitem__(self, key: K) -> ReadyState:
         return self._states[key]
@@ -100,11 +112,6 @@ class ReadyControl(Generic[K]):
             for s in list(self._states.values())  # other threads ask, too
         )
 
-    @property
-    def in_flight(self) -> int:
-        """Messages in flight on all connections."""
-        return self._in_flight
-
     def take_changes(self) -> list[tuple[K, int]]:
         """Return and forget the RDY commands to send, in order."""
         changes, self._changes = self._changes, []
@@ -115,7 +122,7 @@ class ReadyControl(Generic[K]):
     def add(self, key: K, cap: int, now: float, *, resend: bool = True) -> None:
         """A connection has subscribed."""
         self._states[key] = ReadyState(cap, resend, last_message=now, last_change=now)
-        self._sharers += 1
+        self._count_sharers(1)
         if self._mode is _Mode.SHARING:
             self._lower_to_share(now)
             self._set(key, 1, now)
@@ -124,8 +131,8 @@ class ReadyControl(Generic[K]):
     def remove(self, key: K, now: float) -> None:
         """A connection is gone; its messages come again from nsqd."""
         state = self._states[key]
-        self._update(state, rdy=0, in_flight=0)
-        self._sharers -= not state.closing
+        self._update(state, 0, 0)
+        self._count_sharers(-1 if not state.closing else 0)
         del self._states[key]
         self._wanting.pop(key, None)
         self._changes = [change for change in self._changes if change[0] != key]
@@ -138,10 +145,10 @@ class ReadyControl(Generic[K]):
     def close(self, key: K, now: float) -> None:
         """CLS is being sent on a connection: it gets no more RDY."""
         state = self._states[key]
-        self._sharers -= not state.closing
+        self._count_sharers(-1 if not state.closing else 0)
         state.closing = True
         state.left = 0
-        self._update(state, rdy=0, in_flight=state.in_flight)
+        self._update(state, 0, state.in_flight)
         self._wanting.pop(key, None)
         if key == self._tester:
             self._tester = None
@@ -152,30 +159,33 @@ class ReadyControl(Generic[K]):
     def received(self, key: K, count: int, now: float) -> None:
         """Messages arrived on a connection."""
         state = self._states[key]
-        self._update(state, rdy=state.rdy, in_flight=state.in_flight + count)
+        self._count_in_flight(state, count)
         state.left -= count
         state.last_message = now
-        if self._mode is not _Mode.SHARING or state.closing:
-            return
-        share = self._share(state)
-        if state.rdy < share and (state.rdy or not self._wanting):
-            self._set(key, share, now)  # unless RDY was taken from it for those that wait
-        elif state.resend and state.rdy > 0 and state.left <= state.rdy * RESEND_AT:
-            self._send(key, state, state.rdy)
+        if state.rdy < self._even_share and self._mode is _Mode.SHARING and not state.closing:
+            share = self._share(state)
+            if state.rdy < share and (state.rdy or not self.is_scarce):
+                self._set(key, share, now)  # unless RDY was taken from it for those that wait
 
     def answered(self, key: K, count: int, now: float) -> None:
         """Messages of a connection were finished, requeued or replaced by a newer delivery."""
         state = self._states[key]
-        self._update(state, rdy=state.rdy, in_flight=state.in_flight - count)
-        if self._wanting:
-            self._retry_wanting(now)
-        self._find_tester(now)
+        self._count_in_flight(state, -count)
+        if self._mode is _Mode.SHARING:
+            runs_out = state.rdy > 0 and state.left <= state.rdy * RESEND_AT
+            if runs_out and state.resend and not self.is_scarce:
+                self._send(key, state, state.rdy)
+            if self._wanting:
+                self._retry_wanting(now)
+        else:
+            self._find_tester(now)
 
     # -- decisions of others --------------------------------------------------------------------
 
     def set_max_in_flight(self, max_in_flight: int, now: float) -> None:
         """Change the total; 0 pauses, in backoff too."""
         self.max_in_flight = max_in_flight
+        self._count_sharers(0)
         self._wanting.clear()
         if self._mode is _Mode.SHARING:
             self._lower_to_share(now)
@@ -215,25 +225,38 @@ class ReadyControl(Generic[K]):
             return
         if self._mode is _Mode.TESTING:
             self._move_idle_tester(now)
-        elif self._sharers > self.max_in_flight:
+        elif self.is_scarce:
             self._rotate(now)
         else:
             self._raise_to_share(now)
 
     # -- inside ---------------------------------------------------------------------------------
 
-    def _share(self, state: ReadyState) -> int:
-        if self.max_in_flight == 0:
-            return 0
-        return min(state.cap, max(1, self.max_in_flight // max(1, self._sharers)))
+    def _count_sharers(self, more: int) -> None:
+        self._sharers += more
+        even = max(1, self.max_in_flight // max(1, self._sharers))
+        self._even_share = even if self.max_in_flight else 0
+        self.is_scarce = self._sharers > self.max_in_flight > 0
 
-    def _update(self, state: ReadyState, *, rdy: int, in_flight: int) -> None:
+    def _share(self, state: ReadyState) -> int:
+        return self._even_share if self._even_share < state.cap else state.cap
+
+    def _count_in_flight(self, state: ReadyState, more: int) -> None:
+        """Change what a connection has in flight, and the totals (twice a message: no calls)."""
+        rdy, was = state.rdy, state.in_flight
+        state.in_flight = now = was + more
+        self.in_flight += more
+        if now > rdy or was > rdy:
+            self._use += (now if now > rdy else rdy) - (was if was > rdy else rdy)
+
+    def _update(self, state: ReadyState, rdy: int, in_flight: int) -> None:
         """Change a connection, and the totals with it."""
-        self._rdy += rdy - state.rdy
-        self._in_flight += in_flight - state.in_flight
-        self._use -= state.use
+        was_rdy, was_in_flight = state.rdy, state.in_flight
         state.rdy, state.in_flight = rdy, in_flight
-        self._use += state.use
+        self._rdy += rdy - was_rdy
+        self.in_flight += in_flight - was_in_flight
+        self._use += rdy if rdy > in_flight else in_flight
+        self._use -= was_rdy if was_rdy > was_in_flight else was_in_flight
 
     def _lower_to_share(self, now: float) -> None:
         for key, state in self._states.items():
@@ -277,7 +300,7 @@ class ReadyControl(Generic[K]):
 
     def _send(self, key: K, state: ReadyState, count: int) -> None:
         state.left = count
-        self._update(state, rdy=count, in_flight=state.in_flight)
+        self._update(state, count, state.in_flight)
         self._changes.append((key, count))
 
     def _find_tester(self, now: float, *, besides: K | None = None) -> None:
@@ -316,23 +339,54 @@ class ReadyControl(Generic[K]):
             self._find_tester(now, besides=tester)
 
     def _rotate(self, now: float) -> None:
-        revoked: list[K] = []
-        waiting = [k for k, s in self._states.items() if s.rdy == 0 and not s.closing]
-        for key, state in self._states.items():
-            if state.rdy == 0 or state.closing:
-                continue
-            idle_s = now - max(state.last_message, state.last_change)
-            held_s = now - state.last_change
-            if idle_s > self._idle_timeout_s or (waiting and held_s > self._hold_timeout_s):
-                self._set(key, 0, now)
-                revoked.append(key)
-        self._rng.shuffle(waiting)
-        for key in waiting:
+        """Take RDY from some connections, and give what is free to those that wait."""
+        live = [(key, state) for key, state in self._states.items() if not state.closing]
+        # who has lent its RDY comes first, as it has messages; then who has waited longest
+        waiting = [(not s.has_lent, s.last_change, n) for n, (_, s) in enumerate(live) if not s.rdy]
+        turns = [live[n] for _, _, n in sorted(waiting)]
+        round_s = ROUND_S * self.max_in_flight / max(1, len(turns))
+        probe_s = 0.9 * PROBE_S  # ticks are not exact
+        dwell_s = max(probe_s, min(self._idle_timeout_s, round_s))
+        self._wanting.clear()
+        busy: list[tuple[K, ReadyState]] = []
+        taken = 0
+        for key, state in sorted(live, key=lambda each: each[1].last_change):
+            if state.rdy:
+                idle_s = now - max(state.last_message, state.last_change)
+                is_idle = not state.in_flight and idle_s >= (
+                    probe_s if state.is_probed else dwell_s
+                )
+                held_s = now - state.last_change
+                if taken < len(turns) and (is_idle or held_s > self._hold_timeout_s):
+                    taken += 1
+                    self._take_back(key, state, now, lends=not is_idle)
+                elif state.in_flight or idle_s < probe_s:
+                    busy.append((key, state))
+        if self._rdy >= self.max_in_flight == len(busy):
+            self._lend(busy, turns, now)
+        for key, state in turns[: self.max_in_flight - self._rdy]:
+            state.has_lent = False
             self._set(key, 1, now)
-        # those that just gave it back come last: what others still wait for is not theirs
-        for key in revoked:
-            if self._rdy + len(self._wanting) < self.max_in_flight:
-                self._set(key, 1, now)
+
+    def _lend(
+        self, busy: list[tuple[K, ReadyState]], turns: list[tuple[K, ReadyState]], now: float
+    ) -> None:
+        """Take RDY from busy connections, as many as are due, for those that waited longest."""
+        interval_s = PROBE_S / (LENT_SHARE * self.max_in_flight)
+        self._next_loan = max(self._next_loan, now - max(interval_s, PROBE_S))
+        busy.sort(key=lambda each: (each[1].is_probed, each[1].last_change))
+        turns.sort(key=lambda each: each[1].last_change)
+        for lender, (_, borrower) in zip(busy, turns, strict=False):
+            if now < self._next_loan:
+                return
+            self._next_loan += interval_s
+            self._take_back(*lender, now, lends=True)
+            borrower.is_probed = True
+
+    def _take_back(self, key: K, state: ReadyState, now: float, *, lends: bool) -> None:
+        state.is_probed = False
+        state.has_lent = lends
+        self._set(key, 0, now)
 
 
 def has_windowed_rdy(version: str) -> bool:

@@ -76,21 +76,26 @@ class KnownNsqd:
         base_s: float = 8.0,
         maximum_s: float = 120.0,
         discovered_maximum_s: float = 60.0,
+        max_discovered: int = 1000,
         rng: random.Random | None = None,
     ) -> None:
         self._rng = rng or random.Random()
         self._discovered_maximum_s = discovered_maximum_s
+        self._max_discovered = max_discovered
         self._nsqds = {
             address: _Nsqd(RetryDelays(base_s, maximum_s, rng=self._rng), True, now)
             for address in direct
         }
 
-    def listed(self, addresses: Iterable[Address], now: float) -> None:
+    def listed(self, addresses: Iterable[Address], now: float) -> int:
         """A lookup round found these nsqd. A connected one that is missing stays connected.
 
-        One that is missing and not connected is forgotten once its delay is over.
+        One that is missing and not connected is forgotten once its delay is over. Of more than
+        ``max_discovered`` those that are busy stay and the others are drawn again, so that nobody
+        keeps an nsqd out by announcing many. Return how many are left out.
         """
         listed = set(addresses)
+        left_out = self._leave_out(listed)
         for address, nsqd in list(self._nsqds.items()):
             nsqd.is_listed = nsqd.is_direct
             if not (nsqd.is_direct or nsqd.is_busy or address in listed or nsqd.not_before > now):
@@ -101,6 +106,19 @@ class KnownNsqd:
             else:
                 delays = RetryDelays(DISCOVERED_BASE_S, self._discovered_maximum_s, rng=self._rng)
                 self._nsqds[address] = _Nsqd(delays, False, now)
+        return left_out
+
+    def _leave_out(self, listed: set[Address]) -> int:
+        kept = {a for a, nsqd in self._nsqds.items() if nsqd.is_direct or nsqd.is_busy}
+        discovered = sum(not self._nsqds[address].is_direct for address in kept)
+        idle = sorted(listed - kept)
+        room = max(0, self._max_discovered - discovered)
+        if len(idle) <= room:
+            return 0
+        for address in self._rng.sample(idle, len(idle) - room):
+            listed.remove(address)
+            self._nsqds.pop(address, None)
+        return len(idle) - room
 
     def __len__(self) -> int:
         return len(self._nsqds)

@@ -57,6 +57,12 @@ class Stopping:
             return now >= self._quiet_at.setdefault(connection, now + STRAGGLERS_S)
         return now >= self._close_wait_by
 
+    def next_change(self, now: float) -> float | None:
+        """Return when time alone will change an answer of `next_step` or `is_quiet`."""
+        ends = (self._close_wait_by, self._drained_by, self._drained_by + GRACE_S)
+        times = [*ends, *self._quiet_at.values(), *self._closed_by.values()]
+        return min((at for at in times if at > now), default=None)
+
     def next_step(self, connection: StoppableConnection, now: float) -> Step:
         """Return what to do with a connection now; each step but "wait" is returned once."""
         if connection in self._closed_by:

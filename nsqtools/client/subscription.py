@@ -9,22 +9,31 @@ send one message more between a FIN and the RDY 0 after it), and all of it leave
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Set
+from collections.abc import Callable, Set, Sized
 from typing import NamedTuple, Protocol
 
 from nsqtools.client.connection import Connection
 from nsqtools.client.message import Batch, Message
-from nsqtools.errors import NsqError, ServerError
+from nsqtools.errors import NsqError, ProtocolError, ServerError
 from nsqtools.protocol import commands
 from nsqtools.protocol.frames import CLOSE_WAIT
 
+MOST_BEYOND_RDY = 4  # times, as what nsqd takes back by its timeout may still be held here
 FLUSH_INTERVAL_S = 0.001  # of a handler that answers messages one by one and fast
 
 
 class SubscriptionUser(Protocol):
-    """What a subscription needs of its consumer. ``answered`` and ``wake`` come from any thread."""
+    """What a subscription needs of its consumer. ``answered`` and ``wake`` come from any thread.
+
+    Quick FINs of all subscriptions gather until ``next_wake``, or the last of what ``waiting`` has.
+    """
 
     topic: str
+
+    @property
+    def waiting(self) -> Sized: ...
+
+    next_wake: float
 
     def answered(self, subscription: Subscription) -> None:
         """There are answers to collect, on this turn or a later one."""
@@ -75,26 +84,27 @@ class Subscription:
         self.received_at = 0.0
         self._now: Callable[[], float] = user.now
         self._is_closing = False  # CLS has been sent
+        self._most_ready = 250  # the greatest RDY so far, and room for those that never sent one
         # ``in_flight`` would not do: a handler takes a message out before it queues the answer
         self._unanswered = 0
         self._is_noted = False
         self._finished: list[bytes] = []
         self._answers: collections.deque[Answer] = collections.deque()
         self._outgoing: list[bytes] = []
-        self._next_wake = 0.0
 
     # -- from handler threads -------------------------------------------------------------------
 
     def finish(self, message_id: bytes) -> None:
         """Queue a FIN. Quick ones gather for a moment, unless it is the last."""
         self._finished.append(message_id)
+        user = self._user
         if not self._is_noted:
             self._is_noted = True
-            self._user.answered(self)
+            user.answered(self)
         now = self._now()
-        if now >= self._next_wake or not self.in_flight:
-            self._next_wake = now + FLUSH_INTERVAL_S
-            self._user.wake()
+        if now >= user.next_wake or not (self.in_flight or user.waiting):
+            user.next_wake = now + FLUSH_INTERVAL_S
+            user.wake()
 
     def finish_many(self, ids: list[bytes]) -> None:
         """Queue FINs that belong together."""
@@ -145,12 +155,17 @@ class Subscription:
 
     def on_messages(self, messages: list[Message]) -> None:
         replaced = 0
-        if max([message.attempts for message in messages]) == 1:
-            self.in_flight.update({message.id: message for message in messages})
+        if most_attempts(messages) == 1:
+            for message in messages:
+                self.in_flight[message.id] = message
         else:
             messages = self._without_superseded(messages)
             replaced = self._replace(messages)
         self._unanswered += len(messages) - replaced
+        if self._unanswered > MOST_BEYOND_RDY * self._most_ready:
+            beyond = f"{self._unanswered} messages in flight where RDY was {self._most_ready}"
+            self.connection.lose(ProtocolError(f"{self.nsqd}: {beyond} at most"))
+            return
         self._user.received(self, Batch(self, messages), replaced)
 
     def _without_superseded(self, messages: list[Message]) -> list[Message]:
@@ -196,14 +211,17 @@ class Subscription:
         self._is_noted = False
         # other threads append meanwhile; counted first, so that a TOUCH stays before its FIN
         ids: list[bytes] = []
+        answers: list[Answer] = []
         count = len(self._finished)
-        answers = [self._answers.popleft() for _ in range(len(self._answers))]
-        self._outgoing += [answer.command for answer in answers]
+        if self._answers:
+            answers = [self._answers.popleft() for _ in range(len(self._answers))]
+            self._outgoing += [answer.command for answer in answers]
+            self._unanswered -= sum(answer.is_final for answer in answers)
         if count:
             ids = self._finished[:count]
             del self._finished[:count]
             self._outgoing.append(commands.encode_finishes(ids))
-        self._unanswered -= count + sum(answer.is_final for answer in answers)
+            self._unanswered -= count
         return ids, answers
 
     def send_answers(self) -> None:
@@ -215,6 +233,7 @@ class Subscription:
     def send_ready(self, count: int) -> None:
         """Write RDY, before the answers of this turn."""
         if not self._is_closing:
+            self._most_ready = max(self._most_ready, count)
             self.connection.write(commands.Ready(count).encode())
 
     def send_close(self) -> None:
@@ -229,3 +248,10 @@ class Subscription:
         return not (
             self._unanswered or self._answers or self._outgoing or self.connection.has_unsent
         )
+
+
+def most_attempts(messages: list[Message]) -> int:
+    """Return the greatest number of attempts. A single message is usual with many connections."""
+    if len(messages) == 1:
+        return messages[0].attempts
+    return max([message.attempts for message in messages])

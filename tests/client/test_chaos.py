@@ -17,7 +17,7 @@ import pytest
 from plugins.clients import CHANNEL, TOPIC, Consume, Handle, Produce
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.network import Proxy
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.message import Message
 from nsqtools.client.producer import Producer
@@ -78,7 +78,7 @@ def test_nothing_confirmed_is_lost_when_nsqd_is_stopped_again_and_again(
         nsqd.start()
     wait_until(publisher.confirms_more(), what="confirmed publishes", timeout_s=10)
     publisher.is_over.set()
-    publishing.result(10)
+    publishing.result(patience_s(10))
     wait_until(lambda: publisher.confirmed <= set(seen), what="all that was confirmed")
     assert set(seen) <= publisher.confirmed | publisher.unknown
 
@@ -110,7 +110,7 @@ def test_kill_9_ends_no_client(
             timeout_s=10,
         )
     publisher.is_over.set()
-    publishing.result(10)
+    publishing.result(patience_s(10))
 
 
 def test_a_frozen_nsqd_is_left_and_found_again(
@@ -119,7 +119,15 @@ def test_a_frozen_nsqd_is_left_and_found_again(
     """SIGSTOP for longer than two heartbeats, as a machine that swaps."""
     consumer = consume(nsqd.tcp_address, heartbeat_interval_s=1, read_timeout_s=1)
     producer = produce(nsqd.tcp_address, publish_timeout_s=0.5)
-    producer.publish(TOPIC, b"before")
+
+    def publishes(body: bytes) -> bool:
+        try:
+            producer.publish(TOPIC, body)
+        except PublishError:  # half a second may be too short to connect in
+            return False
+        return True
+
+    wait_until(lambda: publishes(b"before"), what="a publish", timeout_s=10)
     wait_until(lambda: consumer.connections, what="a connection")
     nsqd.pause()
     with pytest.raises(PublishUnknown):
@@ -130,17 +138,10 @@ def test_a_frozen_nsqd_is_left_and_found_again(
     # what nsqd still gave to the connection of before would come after its timeout only
     wait_until(lambda: len(nsqd.channel_stats(TOPIC, CHANNEL)["clients"]) == 1, what="one client")
 
-    def publishes() -> bool:
-        try:
-            producer.publish(TOPIC, b"after")
-        except PublishError:
-            return False
-        return True
-
-    wait_until(publishes, what="a publish", timeout_s=10)
+    wait_until(lambda: publishes(b"after"), what="a publish", timeout_s=10)
     bodies: set[bytes] = set()
     while b"after" not in bodies:
-        batch = consumer.next_batch(timeout_s=5)
+        batch = consumer.next_batch(patience_s(5))
         assert batch, bodies
         bodies |= {message.body for message in batch}
         batch.finish()
@@ -228,7 +229,7 @@ def test_connections_cut_at_any_moment_lose_nothing(
         proxy.piece_size = rng.choice([7, 100, 65536])
         proxy.cut(reset=bool(number % 2))
     publisher.is_over.set()
-    publishing.result(10)
+    publishing.result(patience_s(10))
     wait_until(lambda: publisher.confirmed <= set(seen), what="all confirmed", timeout_s=15)
     assert set(seen) <= publisher.confirmed | publisher.unknown
     wait_until(lambda: nsqd.depth(TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=15)

@@ -134,6 +134,14 @@ def test_a_peer_that_takes_no_bytes_is_dead_after_the_write_timeout() -> None:
     assert bench.user.events == ["lost: nsqd:4150 took no bytes for 10 s"]
 
 
+def test_what_is_about_to_be_sent_after_a_long_idle_time_is_not_stuck() -> None:
+    bench = Bench(write_timeout_s=10, heartbeat_interval_s=-1)
+    bench.loop.time += 3600
+    bench.connection.write(b"NOP\n")  # a heartbeat is answered in the turn that checks
+    bench.connection.check_liveness()
+    assert bench.connection.is_open
+
+
 def test_writes_are_watched_only_while_something_waits() -> None:
     bench = Bench()
     bench.stream.room = 4

@@ -91,7 +91,8 @@ def test_one_message_allowed_is_one_rdy_on_three_nsqd(
     wait_until(lambda: len(consumer.connections) == 3, what="three connections")
     wait_until(lambda: any(conn.not_yet_expected for conn in conns), what="RDY")
     lines = [line for conn in conns for line in conn.not_yet_expected]
-    assert lines == ["RDY 1"]
+    # it goes round, but there is one
+    assert lines.count("RDY 1") - lines.count("RDY 0") == 1
 
 
 def test_messages_in_flight_count_when_rdy_moves(

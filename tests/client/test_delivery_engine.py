@@ -55,12 +55,15 @@ def running(
         assert not thread.is_alive()
 
 
-@pytest.mark.parametrize(("handler_s", "count"), [(0.033, 240), (0.1, 80)])
+@pytest.mark.parametrize(
+    ("handler_s", "count", "msg_timeout"),
+    [(0.033, 240, "2s"), (0.1, 80, "2s"), pytest.param(1.0, 150, "60s", marks=pytest.mark.slow)],
+)
 def test_a_slow_handler_gets_every_message_once_and_in_time(
-    go_nsqd: Callable[..., GoNsqd], handler_s: float, count: int
+    go_nsqd: Callable[..., GoNsqd], handler_s: float, count: int, msg_timeout: str
 ) -> None:
     """With 200 in flight most of them would expire in the client's own queue."""
-    nsqd = go_nsqd("--msg-timeout=2s")
+    nsqd = go_nsqd(f"--msg-timeout={msg_timeout}")
     bodies = fill(nsqd, count)
     seen: collections.Counter[bytes] = collections.Counter()
 
@@ -116,12 +119,10 @@ def test_workers_share_a_burst_message_by_message(nsqd: GoNsqd) -> None:
         time.sleep(0.05)
         threads[threading.get_ident()] += 1
 
-    began = time.monotonic()
     with running(nsqd, handler, workers=4):
         wait_until(lambda: threads.total() == 200, what="200 messages", timeout_s=15)
-        took_s = time.monotonic() - began
-    assert took_s <= 2.8
     assert len(threads) == 4
+    assert max(threads.values()) <= 65  # 50 each take 2.5 s; a read of one thread's is 196
 
 
 def test_a_delivery_that_came_again_in_the_same_read_is_dropped(

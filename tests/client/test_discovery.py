@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from nsqtools.client import discovery as discovery_module
 from nsqtools.client.discovery import EARLY_AFTER_S, EARLY_ROUNDS_APART_S, Discovery
+from nsqtools.client.io_loop import Timer
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, ProtocolError
 from nsqtools.http.nsqlookupd_http import decode_lookup
@@ -82,7 +84,6 @@ def discovery(**options: Any) -> Discovery:
         ["localhost"],
         "t",
         ClientOptions(**options),
-        lambda found, errors: None,
         rng=random.Random(1),
     )
 
@@ -101,21 +102,34 @@ def test_jitter_of_zero_keeps_the_delay() -> None:
 
 def test_an_address_map_that_cannot_be_used_is_refused_at_once() -> None:
     with pytest.raises(ConfigurationError):
-        Discovery(["localhost"], "t", ClientOptions(), lambda f, e: None, {"a:1": "b:x"})
+        Discovery(["localhost"], "t", ClientOptions(), {"a:1": "b:x"})
+
+
+class Loop:
+    """The clock of an I/O thread that makes no calls."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def now(self) -> float:
+        return self.time
+
+    def call_later(self, delay_s: float, call: Callable[[], object]) -> Timer:
+        return Timer(self, self.time + delay_s, call, 0.0)  # type: ignore[arg-type]
 
 
 def test_early_rounds_are_spaced_however_often_connections_break(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A flapping nsqd must not have nsqlookupd asked each second."""
-    now_s = 1000.0
-    monkeypatch.setattr(discovery_module.time, "monotonic", lambda: now_s)
-    polls = Discovery(["127.0.0.1:1"], "clicks", ClientOptions(), lambda *_: None)
+    monkeypatch.setattr(discovery_module, "run_in_background", lambda peer, work, threads: None)
+    loop = Loop()
+    polls = Discovery(["127.0.0.1:1"], "clicks", ClientOptions())
+    polls.begin(loop, lambda *_: None)  # type: ignore[arg-type]
 
     def lost(at_s: float) -> float:
         """A connection is lost; the time of the next round."""
-        nonlocal now_s
-        now_s, polls._next_at = at_s, 5000.0
+        loop.time, polls._next_at = at_s, 5000.0
         polls.ask_soon()
         return polls._next_at
 

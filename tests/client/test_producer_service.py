@@ -320,7 +320,7 @@ def test_a_restart_within_the_retry_timeout_is_not_noticed(
     producer = make(nsqd.tcp_address, retry_timeout_s=20)
     producer.publish(TOPIC, b"x")
     nsqd.stop()
-    wait_until(lambda: producer._io.links[0].connection is None, what="the loss")
+    wait_until(lambda: next(iter(producer._io.links)).connection is None, what="the loss")
     done = [in_background(producer.publish, TOPIC, b"x") for _ in range(10)]
     assert not any(future.done() for future in done)
     nsqd.start()

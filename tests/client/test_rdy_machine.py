@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from plugins.examples import examples
 
 from nsqtools.client.backoff import Backoff, BackoffMode, Resume, Wait
-from nsqtools.client.rdy import ReadyControl
+from nsqtools.client.rdy import PROBE_S, ReadyControl
 
 MOST = 8
 
@@ -174,6 +174,30 @@ class ReadyMachine(RuleBasedStateMachine):
             assert all(self.at_nsqd[n] == min(share, self.caps[n]) for n in live)
         elif live:
             assert sum(self.at_nsqd.values()) == self.max_in_flight
+        self.everybody_has_a_turn(live)
+
+    def everybody_has_a_turn(self, live: set[int]) -> None:
+        """Even while some always have messages and each message takes a moment."""
+        served: set[int] = set()
+        now = self.now + 100
+        busy = sorted(live)[: self.max_in_flight]
+        for _ in range(60 * len(live) if self.max_in_flight else 0):
+            now += PROBE_S
+            for name in busy:
+                if self.in_flight[name]:
+                    self.in_flight[name] -= 1
+                    self.rdy.answered(name, 1, now)
+                    self.deliver()
+                if self.room(name):
+                    self.in_flight[name] += 1
+                    self.rdy.received(name, 1, now)
+                    self.deliver()
+            self.rdy.redistribute(now)
+            self.deliver()
+            served |= {name for name in live if self.at_nsqd[name]}
+            if served == live:
+                return
+        assert served == live or not self.max_in_flight
 
 
 ReadyMachine.TestCase.settings = settings(max_examples=examples(50), stateful_step_count=40)

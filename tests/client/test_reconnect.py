@@ -181,3 +181,27 @@ def test_a_discovered_nsqd_that_is_gone_is_forgotten_after_its_delay() -> None:
     assert len(known) == 2
     known.listed([], 20_000)
     assert len(known) == 1
+
+
+def test_of_too_many_listed_nsqd_some_are_drawn_and_connected_ones_stay() -> None:
+    known = KnownNsqd([DIRECT], 0.0, max_discovered=10)
+    many = [Address(f"n{number:02}", 4150) for number in range(50)]
+
+    assert known.listed(many[:5], 0) == 0
+    first = set(known.take_due(0))
+    assert known.listed(many, 1) == 40
+    second = set(known.take_due(1))
+
+    assert first == {DIRECT, *many[:5]}
+    assert len(second) == 5
+    for address in second:
+        known.failed(address, 2)
+    drawn = set[Address]()
+    for now in range(10, 200, 10):
+        known.listed(many, now)
+        taken = known.take_due(now)
+        drawn.update(taken)
+        assert len(taken) == 5
+        for address in taken:
+            known.failed(address, now)
+    assert len(drawn) > 30  # nobody is kept out for good

@@ -18,7 +18,10 @@ from plugins.embedded import EmbeddedServer
 from plugins.servers import Serve
 from plugins.waiting import wait_until
 
+from nsqtools.client.handling import RequeueWithoutBackoff
 from nsqtools.client.message import Message
+from nsqtools.client.producer import Producer
+from nsqtools.client.publication import Publication
 from nsqtools.errors import ConfigurationError
 
 WORKER = """
@@ -149,3 +152,38 @@ def test_nobody_wakes_while_handlers_are_at_work(
     time.sleep(2)
     release.set()
     assert turns <= 8
+
+
+def test_hooks_see_what_was_handled_and_published(
+    nsqd: GoNsqd, consume: Consume, handle: Handle
+) -> None:
+    published: list[tuple[str, bool]] = []
+
+    def on_published(publication: Publication) -> None:
+        published.append((publication.topic, publication.error is None))
+        raise ValueError("of the hook: it harms nothing")
+
+    nsqd.create_channel(TOPIC, CHANNEL)
+    with Producer(nsqd.tcp_address, on_published=on_published) as producer:
+        for body in (b"good", b"bad"):
+            producer.publish(TOPIC, body)
+    assert published == [(TOPIC, True)] * 2
+
+    handled: dict[bytes, BaseException | None] = {}
+    consumer = consume(nsqd.tcp_address, max_backoff_duration_s=0)
+
+    def handler(message: Message) -> None:
+        if message.body == b"bad":
+            raise RequeueWithoutBackoff(60)
+
+    def on_handled(message: Message, seconds: float, error: BaseException | None) -> None:
+        assert message.is_answered
+        assert 0 <= seconds < 5
+        handled[message.body] = error
+        if len(handled) == 2:
+            consumer.begin_stop()
+        raise ValueError("of the hook: it harms nothing")
+
+    consumer.run(handler, on_handled=on_handled)
+    assert handled[b"good"] is None
+    assert isinstance(handled[b"bad"], RequeueWithoutBackoff)

@@ -1,0 +1,134 @@
+"""What waits for handlers: how it is announced, taken by parts, put back and withdrawn."""
+
+from __future__ import annotations
+
+import pytest
+
+from nsqtools.client.backlog import EXPIRED_SHARE, Backlog, Waiting
+from nsqtools.client.message import Batch, Message, batches_after
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.waiting: dict[Waiting, None] = {}
+        self.given_up: list[Batch] = []
+
+    def is_current(self, now: float) -> bool:
+        return True
+
+    def catch_up(self) -> None: ...
+    def measured(self) -> None: ...
+
+    def give_up(self, batch: Batch) -> None:
+        self.given_up.append(batch)
+
+
+class Source:
+    """One connection; its messages were received at time 0."""
+
+    topic, nsqd = "clicks", "nsqd:4150"
+    msg_timeout_s = 60.0
+    received_at = 0.0
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.in_flight: dict[bytes, Message] = {}
+
+    def finish(self, message_id: bytes) -> None: ...
+    def finish_many(self, ids: list[bytes]) -> None: ...
+    def requeue(self, *arguments: object) -> None: ...
+    def touch(self, message_id: bytes) -> None: ...
+    def finish_unseen(self, message_id: bytes) -> None: ...
+
+
+@pytest.mark.parametrize("add", ["put", "put_first"])
+@pytest.mark.parametrize("entry", ["other", Waiting(Owner(), [])], ids=["other", "messages"])
+def test_everything_that_is_added_is_announced(add: str, entry: object) -> None:
+    announced: list[int] = []
+    backlog = Backlog(on_entry=lambda: announced.append(1))
+    getattr(backlog, add)(entry)
+
+    assert announced == [1]
+
+
+# -- what a turn of the I/O thread has read is one entry -------------------------------------------
+
+
+def deliver(backlog: Backlog, owner: Owner, *sizes: int) -> list[Source]:
+    sources = [Source(n) for n in range(len(sizes))]
+    batches = [
+        Batch(source, [Message(source, 0, 1, b"%d-%d" % (source.n, k), b"x") for k in range(size)])
+        for source, size in zip(sources, sizes, strict=True)
+    ]
+    backlog.put(Waiting(owner, batches))
+    return sources
+
+
+def taken(entry: object) -> list[list[bytes]]:
+    assert isinstance(entry, list)
+    if isinstance(entry, Batch):
+        return [[message.id for message in entry]]
+    return [[message.id for message in batch] for batch in entry]
+
+
+def test_one_batch_at_a_time_or_as_many_as_fit() -> None:
+    backlog, owner = Backlog(), Owner()
+    deliver(backlog, owner, 1, 3, 2)
+    assert taken(backlog.get(0)) == [[b"0-0"]]
+    assert taken(backlog.get_some(0, most=1)) == [[b"1-0"]]
+    assert taken(backlog.get_some(0, most=3)) == [[b"1-1", b"1-2"]]  # the next does not fit whole
+    assert taken(backlog.get_some(0, most=3)) == [[b"2-0", b"2-1"]]
+    assert backlog.get(0) is None
+    assert not owner.waiting
+
+
+def test_entries_of_one_owner_are_taken_together_and_in_order() -> None:
+    backlog, owner, other = Backlog(), Owner(), Owner()
+    deliver(backlog, owner, 1, 1)
+    deliver(backlog, owner, 1)
+    deliver(backlog, other, 1)
+    backlog.put("last")
+    assert len(taken(backlog.get_some(0, most=10))) == 3
+    assert len(taken(backlog.get_some(0, most=10))) == 1
+    assert backlog.get(0) == "last"
+    assert backlog.get(0) is None
+
+
+def test_what_is_dropped_of_an_entry_leaves_the_rest() -> None:
+    backlog, owner = Backlog(), Owner()
+    sources = deliver(backlog, owner, 1, 2)
+    assert backlog.discard(owner, sources[0]) == {b"0-0"}
+    assert backlog.discard(owner, sources[1], {b"1-0"}) == {b"1-0"}
+    assert taken(backlog.get(0)) == [[b"1-1"]]
+    sources = deliver(backlog, owner, 1)
+    assert backlog.discard(owner, sources[0]) == {b"0-0"}
+    assert backlog.is_empty
+    assert not owner.waiting
+
+
+def test_what_is_withdrawn_is_returned_once() -> None:
+    backlog, owner = Backlog(), Owner()
+    deliver(backlog, owner, 1, 2)
+    assert backlog.withdraw(owner, expired_at=Source.msg_timeout_s * EXPIRED_SHARE) == []
+    assert list(map(len, backlog.withdraw(owner, expired_at=Source.msg_timeout_s))) == [1, 2]
+    assert backlog.withdraw(owner) == []
+    assert backlog.get(0) is None
+
+
+def test_what_was_not_reached_comes_first_again() -> None:
+    backlog, owner = Backlog(), Owner()
+    deliver(backlog, owner, 2, 1)
+    batches = backlog.get_some(0, most=10)
+    assert isinstance(batches, list)
+    backlog.put("other")
+    backlog.put_back(batches_after(batches, 1))
+    assert taken(backlog.get_some(0, most=10)) == [[b"0-1"], [b"1-0"]]
+
+
+def test_messages_to_give_up_are_given_up_by_who_asks() -> None:
+    backlog, owner = Backlog(), Owner()
+    source = Source(0)
+    batch = Batch(source, [Message(source, 0, 9, b"0-0", b"x")])
+    backlog.put(Waiting(owner, [batch], to_give_up=True))
+    assert backlog.get(0) is None
+    assert owner.given_up == [batch]

@@ -1,0 +1,397 @@
+"""One I/O thread for all consumers and producers of a process, a few threads for what blocks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from plugins.clients import TOPIC, Consume, Handle, Produce
+from plugins.daemons import GoNsqd
+from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools.client.background import MAX_DOUBTFUL, MAX_THREADS, Background
+from nsqtools.client.consumer import Consumer
+from nsqtools.client.io_loop import LoopMember
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def io_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "nsq-io"]
+
+
+# -- consumers and producers ----------------------------------------------------------------------
+
+
+def test_a_hundred_consumers_are_a_handful_of_threads_and_a_descriptor_each(
+    nsqd: GoNsqd, consume: Consume, produce: Produce
+) -> None:
+    threads, files = threading.active_count(), descriptors()
+    consumers = [consume(nsqd.tcp_address, topic=f"topic-{n}") for n in range(100)]
+    wait_until(lambda: all(each.connections for each in consumers), what="all connections")
+    assert threading.active_count() - threads <= 1 + MAX_THREADS
+    assert len(io_threads()) == 1
+    wait_until(lambda: descriptors() - files <= 105, what="nothing but the connections")
+
+    producer = produce(nsqd.tcp_address)
+    for n in range(100):
+        producer.publish(f"topic-{n}", b"%d" % n)
+    for n, consumer in enumerate(consumers):
+        batch = consumer.next_batch(patience_s(5))
+        assert batch is not None
+        assert [message.body for message in batch] == [b"%d" % n]
+        batch.finish()
+    assert len(io_threads()) == 1
+    for consumer in consumers:
+        consumer.begin_stop()
+
+
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-X", "dev", "-c", textwrap.dedent(program), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=patience_s(20),
+        check=False,
+    )
+
+
+def test_the_io_thread_ends_with_its_last_member(nsqd: GoNsqd) -> None:
+    program = """
+        import os, sys, threading, time
+        from nsqtools import Consumer, Producer
+
+        def has_ended(within_s):
+            until = time.monotonic() + within_s
+            while any(thread.name == "nsq-io" for thread in threading.enumerate()):
+                if time.monotonic() > until:
+                    return False
+                time.sleep(0.01)
+            return True
+
+        files = len(os.listdir("/proc/self/fd"))
+        consumer = Consumer("t", "c", nsqd_tcp_addresses=sys.argv[1])
+        consumer.start(fail_fast=True)
+        producer = Producer(sys.argv[1])
+        producer.publish("t", b"1")
+        assert consumer.stop()
+        assert not has_ended(0.1)
+        producer.publish("t", b"2")
+        assert producer.stop()
+        assert len(os.listdir("/proc/self/fd")) == files
+        assert has_ended(10)
+        with Producer(sys.argv[1]) as again:
+            again.publish("t", b"3")
+        """
+    done = run(program, nsqd.tcp_address)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def consume_all(consumer: Consumer) -> None:
+    for batch in consumer.batches(timeout_s=patience_s(5)):
+        batch.finish()
+
+
+@pytest.mark.parametrize("place", ["call", "timer", "turn", "bytes", "flush"])
+def test_a_consumer_that_fails_by_a_defect_ends_alone(
+    nsqd: GoNsqd, consume: Consume, produce: Produce, place: str
+) -> None:
+    producer = produce(nsqd.tcp_address)
+    producer.publish(TOPIC, b"x")
+    other = consume(nsqd.tcp_address, topic="other", fail_fast=True)
+    consumer = consume(nsqd.tcp_address, fail_fast=True)
+    (subscription,) = consumer._io.subscriptions
+
+    def fail(*arguments: object) -> None:
+        raise ZeroDivisionError
+
+    def break_it() -> None:
+        if place == "call":
+            fail()
+        elif place == "timer":
+            consumer._io.loop.call_later(0, fail)
+        elif place == "turn":
+            consumer._io.loop._each_turn = fail  # type: ignore[method-assign]
+        elif place == "bytes":
+            subscription.connection._user = None  # type: ignore[assignment]
+        else:
+            subscription.connection._send = fail  # type: ignore[method-assign, assignment]
+            subscription.connection.write(b"x")
+
+    consumer._io.loop.call_soon(break_it)
+    producer.publish(TOPIC, b"y")
+    with pytest.raises(RuntimeError, match="I/O thread failed"):
+        consume_all(consumer)
+    assert not consumer.connections
+
+    producer.publish("other", b"z")
+    batch = other.next_batch(patience_s(5))
+    assert batch is not None
+    assert batch[0].body == b"z"
+    batch.finish()
+
+
+def test_an_nsqd_that_hangs_does_not_hold_up_the_others(
+    nsqd: GoNsqd, scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    """It accepts, and never answers IDENTIFY."""
+    hung = [
+        consume(scripted_nsqd.address, topic=f"hung-{n}", dial_timeout_s=patience_s(10))
+        for n in range(3 * MAX_THREADS)
+    ]
+    consume(nsqd.tcp_address, fail_fast=True)
+    assert not any(each._io.settled.is_set() for each in hung)  # they are still being tried
+
+
+def test_a_child_leaves_the_thread_and_its_sockets_to_the_parent(
+    nsqd: GoNsqd, consume: Consume, handle: Handle
+) -> None:
+    consumer = consume(nsqd.tcp_address, fail_fast=True)
+    sockets = [fd for fd in _open_sockets() if fd not in (0, 1, 2)]
+    assert sockets
+    child = os.fork()
+    if not child:
+        try:
+            is_stopped = consumer.stop(timeout_s=5)  # nothing to wait for here
+            os._exit(0 if is_stopped and not consumer._io.loop.is_own_thread else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert consumer.connections
+    nsqd.publish(TOPIC, b"still here")
+    batch = consumer.next_batch(patience_s(5))
+    assert batch is not None
+    batch.finish()
+
+
+def _open_sockets() -> Iterator[int]:
+    for path in Path("/proc/self/fd").iterdir():
+        try:
+            if os.readlink(path).startswith("socket:"):
+                yield int(path.name)
+        except OSError:
+            pass
+
+
+def test_a_child_closes_its_copies_of_the_sockets(nsqd: GoNsqd) -> None:
+    program = """
+        import os, sys, warnings
+        from nsqtools import Consumer, Producer
+        warnings.simplefilter("ignore", DeprecationWarning)
+        def files():
+            return len(os.listdir("/proc/self/fd"))
+        before = files()
+        with Consumer("t", "c", nsqd_tcp_addresses=sys.argv[1]) as consumer, \\
+                Producer(sys.argv[1]) as producer:
+            producer.publish("t", b"x")
+            while not consumer.connections:
+                pass
+            pid = os.fork()
+            if not pid:
+                os._exit(files() - before)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        """
+    done = run(program, nsqd.tcp_address)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_program_may_end_without_stopping_anything(nsqd: GoNsqd) -> None:
+    program = """
+        import sys
+        from nsqtools import Consumer, Producer
+        consumers = [
+            Consumer(f"t{n}", "c", nsqd_tcp_addresses=[sys.argv[1], "127.0.0.1:1"])
+            for n in range(10)
+        ]
+        for consumer in consumers:
+            consumer.start(fail_fast=True)
+        producer = Producer(sys.argv[1])
+        producer.submit("t0", [b"x"])
+        """
+    done = run(program, nsqd.tcp_address)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    wait_until(lambda: nsqd.topic_stats("t0")["message_count"] == 1, what="the message")
+
+
+def test_a_message_after_a_long_idle_time_is_handed_out_at_once(
+    nsqd: GoNsqd, consume: Consume
+) -> None:
+    """Nothing ticks for it then; what came after a long sleep must not look as old as the sleep."""
+    consumer = consume(nsqd.tcp_address, fail_fast=True, msg_timeout_s=1)
+    for _ in range(2):
+        time.sleep(1.5)
+        published_after = time.monotonic()
+        nsqd.publish(TOPIC, b"x")
+        batch = consumer.next_batch(patience_s(5))
+        assert batch is not None
+        assert batch[0].received_at > published_after - 0.5
+        batch.finish()
+    assert consumer.stats.expired == 0
+
+
+# -- the loop by itself ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def member() -> Iterator[Callable[..., LoopMember]]:
+    made: list[LoopMember] = []
+
+    def make(
+        each_turn: Callable[[], None] = lambda: None, at_end: Callable[[], None] = lambda: None
+    ) -> LoopMember:
+        made.append(LoopMember("test", each_turn, at_end))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.call_soon(each.stop)
+        assert each.join(5)
+
+
+def test_calls_are_made_in_order_and_after_the_end_at_once(
+    member: Callable[..., LoopMember],
+) -> None:
+    ended = threading.Event()
+    one = member(at_end=ended.set)
+    made: list[tuple[int, bool]] = []
+    for n in range(100):
+        one.call_soon(lambda n=n: made.append((n, one.is_own_thread)))  # type: ignore[misc]
+    one.call_soon(one.stop)
+    assert one.join(5)
+    assert ended.is_set()
+    one.call_soon(lambda: made.append((100, one.is_own_thread)))
+    assert made == [(n, n < 100) for n in range(101)]
+
+
+def test_periodic_calls_of_members_share_their_moments(member: Callable[..., LoopMember]) -> None:
+    """A thousand of them must not wake the thread a thousand times a second."""
+    made: list[float] = []
+
+    def begin(one: LoopMember) -> None:
+        one.call_each(0.2, lambda: made.append(time.monotonic()))
+
+    for _ in range(20):
+        one = member()
+        one.call_soon(lambda one=one: begin(one))  # type: ignore[misc]
+        time.sleep(0.005)
+    wait_until(lambda: len(made) >= 100, what="calls")
+    assert len({round(at, 1) for at in made}) <= len(made) / 10
+
+
+def test_only_members_with_work_have_turns(member: Callable[..., LoopMember]) -> None:
+    turns = [0, 0]
+
+    def turn(n: int) -> Callable[[], None]:
+        def count() -> None:
+            turns[n] += 1
+
+        return count
+
+    first, _ = member(turn(0)), member(turn(1))
+    wait_until(lambda: turns[0] and turns[1], what="the first turns")
+    before = turns[1]
+    for _ in range(20):
+        made = threading.Event()
+        first.call_soon(made.set)
+        assert made.wait(5)
+    assert turns[0] > 15
+    assert turns[1] == before
+
+
+def test_joins_and_ends_meet(member: Callable[..., LoopMember]) -> None:
+    """A member that joins while the last one leaves gets a thread that serves it."""
+
+    def come_and_go() -> None:
+        for _ in range(200):
+            one = LoopMember("passer-by", lambda: None, lambda: None)
+            one.start()
+            one.call_soon(one.stop)
+            assert one.join(10)
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert len(io_threads()) <= 1
+
+
+# -- what blocks ----------------------------------------------------------------------------------
+
+
+def test_work_that_hangs_leaves_threads_to_peers_that_answer() -> None:
+    background = Background()
+    release = threading.Event()
+    running: list[str] = []
+
+    def hang(peer: str) -> Callable[[], bool]:
+        def work() -> bool:
+            running.append(peer)
+            release.wait(10)
+            return False
+
+        return work
+
+    for peer in ("a", "b", "c"):
+        background._has_answered[peer] = False  # it did not last time
+        for _ in range(MAX_THREADS):
+            background.run(peer, hang(peer))
+    wait_until(lambda: len(running) == MAX_DOUBTFUL, what="half of the threads")
+    answered = [threading.Event() for _ in range(20)]
+    for event in answered:
+        background.run("good", lambda event=event: event.set() or True)  # type: ignore[misc]
+    assert all(event.wait(5) for event in answered)
+    assert len(running) == MAX_DOUBTFUL
+    release.set()
+    wait_until(lambda: len(running) == 3 * MAX_THREADS, what="all the others")
+
+
+def test_work_that_raises_costs_no_thread(caplog: pytest.LogCaptureFixture) -> None:
+    background = Background()
+    for _ in range(2 * MAX_THREADS):
+        background.run("x", lambda: bool(1 // 0))
+    done = threading.Event()
+    background.run("y", lambda: done.set() or True)
+    assert done.wait(5)
+    wait_until(lambda: "work for x failed" in caplog.text, what="the log")
+
+
+def test_idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqtools.client.background.IDLE_S", 0.05)
+    background = Background()
+    background.run("x", lambda: True)
+    wait_until(lambda: background._threads == 0, what="the end of the thread")
+    done = threading.Event()
+    background.run("x", lambda: done.set() or True)
+    assert done.wait(5)
+
+
+def test_without_threads_the_caller_learns_it(
+    scripted_nsqd: ScriptedNsqd, consume: Consume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    background = Background()
+    monkeypatch.setattr("nsqtools.client.io_loop._shared", None)  # others may have started it
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError):
+        background.run("x", lambda: True)
+    assert not any(background._waiting.values())
+    consumer = consume(scripted_nsqd.address, started=False)
+    with pytest.raises(RuntimeError, match="start new thread"):
+        consumer.start()
+    assert consumer.stop()

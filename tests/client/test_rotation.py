@@ -1,0 +1,223 @@
+"""Certificates and secrets that are replaced while programs run: the next connection has them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from plugins.archives import messages_of, unfinished
+from plugins.auth_server import AuthServer
+from plugins.certificates import LOOPBACK, Authority, Credentials
+from plugins.cli import SpawnNsq
+from plugins.clients import CHANNEL, TOPIC, Consume, Produce
+from plugins.daemons import GoNsqd
+from plugins.http_server import HttpServer
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools.client.consumer import Consumer
+from nsqtools.errors import ConfigurationError
+from nsqtools.transport.tls import RenewedContext, TLSOptions, make_context
+
+GoNsqdFactory = Callable[..., GoNsqd]
+NAMES = ("ca.pem", "server.pem", "server.key", "client.pem", "client.key")
+
+
+class Place:
+    """The files of a server and its clients, of one authority or the next."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / "in-use"
+        self.directory.mkdir()
+        self._issued = []
+        for number in range(2):
+            folder = directory / str(number)
+            folder.mkdir()
+            authority = Authority(folder, "ca")
+            authority.issue("server", ExtendedKeyUsageOID.SERVER_AUTH, LOOPBACK)
+            authority.issue("client", ExtendedKeyUsageOID.CLIENT_AUTH, [])
+            self._issued.append(folder)
+        self.rotate(0)
+
+    def rotate(self, number: int) -> None:
+        for name in NAMES:
+            self.replace(name, number)
+
+    def replace(self, name: str, number: int) -> None:
+        beside = self.directory / f"{name}.new"
+        shutil.copy(self._issued[number] / name, beside)
+        beside.replace(self.directory / name)
+
+    def path(self, name: str) -> str:
+        return str(self.directory / name)
+
+    @property
+    def nsqd_flags(self) -> list[str]:
+        return [
+            f"-tls-cert={self.path('server.pem')}",
+            f"-tls-key={self.path('server.key')}",
+            f"-tls-root-ca-file={self.path('ca.pem')}",
+            "-tls-client-auth-policy=require-verify",
+            "-tls-required=tcp-https",
+        ]
+
+    @property
+    def client_options(self) -> dict[str, object]:
+        return {
+            "tls_v1": True,
+            "tls_root_ca_file": self.path("ca.pem"),
+            "tls_cert": self.path("client.pem"),
+            "tls_key": self.path("client.key"),
+        }
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def next_body(consumer: Consumer) -> bytes:
+    batch = next(iter(consumer.batches(timeout_s=patience_s(10))))
+    body: bytes = batch[0].body
+    batch.finish()
+    return body
+
+
+def test_consumers_and_producers_connect_again_with_the_certificates_of_now(
+    place: Place, go_nsqd: GoNsqdFactory, consume: Consume, produce: Produce
+) -> None:
+    nsqd = go_nsqd(*place.nsqd_flags)
+    consumer = consume(nsqd.tcp_address, **place.client_options)
+    producer = produce(nsqd.tcp_address, **place.client_options)
+    producer.publish(TOPIC, b"before")
+    assert next_body(consumer) == b"before"
+    wait_until(lambda: not unfinished(nsqd, TOPIC, CHANNEL), what="its FIN at nsqd")
+
+    nsqd.stop()
+    place.rotate(1)
+    nsqd.start()
+
+    producer.publish(TOPIC, b"after", timeout_s=patience_s(10))
+    assert next_body(consumer) == b"after"
+
+
+def test_clients_connect_again_with_the_secret_of_now(
+    go_nsqd: GoNsqdFactory,
+    auth_server: AuthServer,
+    consume: Consume,
+    produce: Produce,
+    tmp_path: Path,
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("old\n")
+    auth_server.allow("old")
+    nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")
+    consumer = consume(nsqd.tcp_address, auth_secret_file=str(secret))
+    producer = produce(nsqd.tcp_address, auth_secret_file=str(secret))
+    producer.publish(TOPIC, b"before")
+    assert next_body(consumer) == b"before"
+    wait_until(lambda: not unfinished(nsqd, TOPIC, CHANNEL), what="its FIN at nsqd")
+
+    nsqd.stop()
+    secret.write_text("new\n")
+    auth_server.answer("old", 401, b"{}")
+    auth_server.allow("new")
+    nsqd.start()
+
+    producer.publish(TOPIC, b"after", timeout_s=patience_s(10))
+    assert next_body(consumer) == b"after"
+
+
+def test_the_secret_from_before_is_used_while_its_file_is_missing(
+    go_nsqd: GoNsqdFactory,
+    auth_server: AuthServer,
+    produce: Produce,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    auth_server.allow("known")
+    nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")
+    missing = str(tmp_path / "missing")
+    produce(nsqd.tcp_address, auth_secret="known", auth_secret_file=missing).publish(TOPIC, b"x")
+
+    assert f"cannot read the auth secret from {missing}" in caplog.text
+    assert "using the one from before" in caplog.text
+
+
+def test_a_certificate_without_its_key_is_not_used_yet(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = [place.path(name) for name in ("ca.pem", "client.pem", "client.key")]
+    renewed = RenewedContext(files, lambda: make_context(TLSOptions(*files)))
+    before = renewed.get()
+    assert renewed.get() is before
+
+    place.replace("client.pem", 1)
+    assert renewed.get() is before
+    assert "cannot use the client certificate and key" in caplog.text
+    with pytest.raises(ConfigurationError):
+        renewed.check()
+    place.replace("client.key", 1)
+    assert renewed.get() is not before
+    assert renewed.get() is renewed.check()
+
+
+def test_https_nsqlookupd_are_asked_with_the_certificates_of_now(
+    place: Place, http_server: Callable[..., HttpServer], consume: Consume, tmp_path: Path
+) -> None:
+    folders = [tmp_path / str(number) for number in range(2)]
+    servers = [
+        http_server(credentials=Credentials(folder / "server.pem", folder / "server.key"))
+        for folder in folders
+    ]
+    consume(
+        lookupd=[server.url for server in servers],
+        tls_root_ca_file=place.path("ca.pem"),
+        lookupd_poll_interval_s=0.05,
+    )
+    wait_until(lambda: len(servers[0].requests) > 1, what="lookups with the old authority")
+    assert not servers[1].requests
+
+    place.rotate(1)
+    wait_until(lambda: bool(servers[1].requests), what="a lookup with the new authority")
+
+
+def test_to_file_goes_on_after_a_rotation_of_everything(
+    place: Place,
+    go_nsqd: GoNsqdFactory,
+    auth_server: AuthServer,
+    spawn_nsq: SpawnNsq,
+    tmp_path: Path,
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("old\n")
+    secret.chmod(0o600)
+    auth_server.allow("old")
+    nsqd = go_nsqd(*place.nsqd_flags, f"-auth-http-address={auth_server.address}")
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, b"before")
+    spawn_nsq(
+        [
+            *("to-file", "-t", TOPIC, "-c", CHANNEL, "--nsqd-tcp-address", nsqd.tcp_address),
+            *("--output-dir", str(tmp_path / "out"), "--sync-interval", "50ms", "--create"),
+            *("--tls", "--tls-ca-file", place.path("ca.pem"), "--auth-secret-file", str(secret)),
+            *("--tls-cert", place.path("client.pem"), "--tls-key", place.path("client.key")),
+            *("-X", "reconnect_base=100ms", "--rotate-text-size", "1"),
+        ]
+    )
+
+    def archived() -> list[bytes]:
+        return [message["body"] for message in messages_of(tmp_path / "out")]
+
+    wait_until(lambda: archived() == [b"before"], what="the first", timeout_s=patience_s(20))
+    nsqd.stop()
+    place.rotate(1)
+    secret.write_text("new\n")
+    auth_server.answer("old", 401, b"{}")
+    auth_server.allow("new")
+    nsqd.start()
+    nsqd.publish(TOPIC, b"after")
+
+    wait_until(lambda: archived() == [b"before", b"after"], what="more", timeout_s=patience_s(20))
