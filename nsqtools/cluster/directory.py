@@ -16,6 +16,7 @@ that TCP port: nobody administers another nsqd than the one that was named.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,10 +37,10 @@ from nsqtools.protocol.addresses import (
     http_url,
     parse_address,
 )
-from nsqtools.protocol.stats import NsqdStats, read_stats
+from nsqtools.protocol.stats import NsqdStats, StatsReader, read_stats
 
 HTTP_PORT_OFFSET = 1  # nsqd listens on 4150 and 4151 unless configured otherwise
-MAX_WORKERS = 32
+MAX_WORKERS = 128  # half of a large cluster may hang, and the other half is to be asked in time
 
 C = TypeVar("C")
 R = TypeVar("R")
@@ -95,12 +96,13 @@ def open_cluster(settings: ConnectionSettings) -> Cluster:
 
 
 class Cluster:
-    """The daemons at some addresses. A context manager. Raises `ConfigurationError`."""
+    """The daemons at some addresses. Thread-safe; to be closed. Raises `ConfigurationError`."""
 
     def __init__(self, addresses: ClusterAddresses, access: HTTPAccess | None = None) -> None:
         self._access = access or HTTPAccess()
         self._workers = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="nsq-cluster")
         self._clients: dict[str, NsqdHTTPClient] = {}
+        self._lock = threading.Lock()
         urls = [http_url(text, NSQD_HTTP_PORT) for text in addresses.nsqd_http]
         tcp_addresses = [] if urls else [parse_address(text) for text in addresses.nsqd_tcp]
         self._unproven = {
@@ -168,16 +170,21 @@ class Cluster:
         clients: bool = False,
         memory: bool = False,
         required: bool = True,
+        readers: dict[str, StatsReader] | None = None,
     ) -> ClusterStats:
         """Take the statistics of every nsqd.
 
+        Whoever takes them again and again gives the same ``readers`` each time, by address.
         Raises the first failure when nobody answers, unless an answer is not ``required``.
         """
 
         def ask(client: NsqdHTTPClient) -> tuple[float, NsqdStats]:
             began_s = time.monotonic()
             answer = client.stats(topic, channel, clients=clients, memory=memory)
-            return (began_s + time.monotonic()) / 2, read_stats(answer)
+            at_s = (began_s + time.monotonic()) / 2
+            if readers is None:
+                return at_s, read_stats(answer)
+            return at_s, readers.setdefault(client.url, StatsReader()).read(answer)
 
         answers, failures = self.ask_nsqds(ask, required=required)
         nodes = (NodeReport(address, *answer) for address, answer in answers.items())
@@ -194,6 +201,11 @@ class Cluster:
             raise failures[0].error
         return answers, failures
 
+    @property
+    def given(self) -> list[str]:
+        """The nsqd that were given, by HTTP address."""
+        return [short_address(url) for url in self._given]
+
     def nsqd(self, address: str) -> NsqdHTTPClient:
         """Return the client of an nsqd at an address that `nsqds` or `stats` gave."""
         return self._client(address)
@@ -205,9 +217,20 @@ class Cluster:
     def ask(
         self, clients: Mapping[str, C], question: Callable[[C], R]
     ) -> tuple[dict[str, R], list[DaemonFailure]]:
-        """Put one question to several daemons at once; answers by address, and failures."""
+        """Put one question to several daemons at once; answers by address, and failures.
+
+        All of them together have the time that one has.
+        """
+        latest_s = time.monotonic() + self._access.timeout_s
+
+        def ask_one(client: C) -> R:
+            from nsqtools.http.exchange import within
+
+            with within(latest_s):
+                return question(client)
+
         pending = {
-            address: self._workers.submit(question, client) for address, client in clients.items()
+            address: self._workers.submit(ask_one, client) for address, client in clients.items()
         }
         answers, failures = {}, []
         for address, future in pending.items():
@@ -235,7 +258,7 @@ class Cluster:
             if tcp is None:
                 raise
             raise ConnectionFailed(
-                f"{exc}, the usual HTTP port beside {tcp}",
+                f"{tcp}: no answer at its usual HTTP port {_port_of(client.url)} ({_reason(exc)})",
                 hint="Give nsqd's HTTP address with --nsqd-http-address.",
             ) from exc
         if tcp is not None:
@@ -248,11 +271,22 @@ class Cluster:
         return f"{info.get('broadcast_address')}:{info.get('http_port')}"
 
     def _client(self, address: str) -> NsqdHTTPClient:
-        """Return the client for an address or URL, made once. Call it on one thread only."""
+        """Return the client for an address or URL, made once."""
         url = http_url(address, NSQD_HTTP_PORT)
-        if url not in self._clients:
-            self._clients[url] = self._access.nsqd(url)
-        return self._clients[url]
+        with self._lock:
+            if url not in self._clients:
+                self._clients[url] = self._access.nsqd(url)
+            return self._clients[url]
+
+
+def _port_of(url: str) -> str:
+    return url.rpartition(":")[2]
+
+
+def _reason(error: Exception) -> str:
+    """What is in parentheses at the end of a message, or the message."""
+    _, opening, reason = str(error).rpartition(" (")
+    return reason.removesuffix(")") if opening else str(error)
 
 
 def short_address(url: str) -> str:

@@ -1,7 +1,8 @@
 """Names of topics and channels: list them, and select by pattern.
 
-A pattern is a glob as in a shell: ``clicks``, ``web*``. No name of NSQ contains ``*``, ``?`` or
-``[``, so a text with one of them is always a pattern.
+A pattern is a glob as in a shell (``clicks``, ``web*``), or a regular expression between slashes
+that is searched for (``/^(web|app)_/``). It is one language in every command. No name of NSQ has
+``*``, ``?``, ``[`` or ``/``, so a text with one of them is always a pattern.
 
 Names are asked for as cheaply as possible. nsqlookupd keeps them ready; nsqd is asked only where
 there is no nsqlookupd, or none that answers.
@@ -10,11 +11,13 @@ there is no nsqlookupd, or none that answers.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Callable, Collection, Iterable
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 from nsqtools.cluster.directory import Cluster, DaemonFailure
-from nsqtools.errors import NotFoundError
+from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.http.nsqlookupd_http import NsqlookupdHTTPClient
 from nsqtools.protocol.stats import read_stats
 
@@ -65,12 +68,26 @@ def channel_names(cluster: Cluster, topic: str) -> list[str]:
 
 def is_pattern(text: str) -> bool:
     """Tell whether the text can match several names."""
-    return any(mark in text for mark in "*?[")
+    return any(mark in text for mark in "*?[/")
 
 
 def matches(name: str, patterns: Collection[str]) -> bool:
-    """Tell whether one of the patterns matches the name; without patterns every name matches."""
-    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+    """Tell whether one of the patterns matches the name; without patterns every name matches.
+
+    Raises `ConfigurationError` for a regular expression that is none.
+    """
+    return not patterns or any(_matcher(pattern)(name) for pattern in patterns)
+
+
+@lru_cache(maxsize=256)
+def _matcher(pattern: str) -> Callable[[str], bool]:
+    if not (len(pattern) > 1 and pattern.startswith("/") and pattern.endswith("/")):
+        return lambda name: fnmatchcase(name, pattern)
+    try:
+        expression = re.compile(pattern[1:-1])
+    except re.error as error:
+        raise ConfigurationError(f"invalid regular expression {pattern} ({error})") from error
+    return lambda name: expression.search(name) is not None
 
 
 def select(what: str, patterns: Iterable[str], names: Collection[str]) -> list[str]:
@@ -80,7 +97,7 @@ def select(what: str, patterns: Iterable[str], names: Collection[str]) -> list[s
     """
     chosen: set[str] = set()
     for pattern in patterns:
-        found = {name for name in names if fnmatchcase(name, pattern)}
+        found = set(filter(_matcher(pattern), names))
         if not found:
             raise missing(what, pattern, names)
         chosen |= found
@@ -90,10 +107,19 @@ def select(what: str, patterns: Iterable[str], names: Collection[str]) -> list[s
 def missing(what: str, pattern: str, names: Collection[str]) -> NotFoundError:
     """Return the error for a name that does not exist or a pattern that matches nothing."""
     if is_pattern(pattern):
-        return NotFoundError(f"no {what} matches {pattern}")
+        return NotFoundError(f"no {what} matches {pattern}", hint=_glob_hint(pattern, names))
     near = difflib.get_close_matches(pattern, sorted(names), n=3)
     hint = f"Did you mean {' or '.join(near)}?" if near else ""
     return NotFoundError(f"{what} {pattern} does not exist", hint=hint)
+
+
+def _glob_hint(pattern: str, names: Collection[str]) -> str:
+    """What to write for a pattern that is a regular expression without its slashes."""
+    try:
+        meant = any(re.fullmatch(pattern, name) for name in names)
+    except re.error:
+        return ""
+    return f"This is a glob; write '/{pattern}/' for a regular expression." if meant else ""
 
 
 def on_no_nsqd(topic: str) -> str:

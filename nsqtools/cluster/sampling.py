@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
+from nsqtools.cluster.answer_reading import SumReader
 from nsqtools.cluster.directory import Cluster, DaemonFailure, NodeReport
 from nsqtools.cluster.name_patterns import is_pattern, matches, on_no_nsqd, select
 from nsqtools.cluster.queue_rows import QueueRow, RateMeter, totals
 from nsqtools.errors import NotFoundError
 from nsqtools.http.nsqlookupd_http import NsqlookupdHTTPClient
+from nsqtools.protocol.stats import StatsReader
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sample:
-    """One sample. ``rows`` are those of each nsqd; ``has_rates`` from the second sample on."""
+    """One sample. ``rows`` are those of each nsqd; ``has_rates`` from the second sample on.
+
+    ``sum_rows`` makes their totals.
+    """
 
     time_ns: int
     rows: list[QueueRow]
     reports: tuple[NodeReport, ...]
     failures: tuple[DaemonFailure, ...]
     has_rates: bool
+    sum_rows: Callable[[list[QueueRow]], list[QueueRow]] = field(default=totals, repr=False)
 
-    @property
+    @cached_property
     def totals(self) -> list[QueueRow]:
         """The rows of all nsqd together."""
-        return totals(self.rows)
+        return self.sum_rows(self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +66,36 @@ class SampleFilter:
         select("channel", self.channels, channels)
 
 
-class Sampler:
-    """Samples a cluster, again and again. `stop` it from any thread."""
+def check_named(cluster: Cluster, wanted: SampleFilter, rows: Sequence[QueueRow]) -> None:
+    """Check that what is named is there, as `SampleFilter.check` does.
 
-    def __init__(self, cluster: Cluster, wanted: SampleFilter) -> None:
+    Topics that only nsqlookupd knows have an error of their own.
+    """
+    try:
+        wanted.check(rows)
+    except NotFoundError:
+        listed, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
+        registered = {name for names in listed.values() for name in names}
+        present = {row.topic for row in rows}
+        for topic in wanted.topics:
+            if topic in registered and topic not in present:
+                raise NotFoundError(on_no_nsqd(topic)) from None
+        raise
+
+
+class Sampler:
+    """Samples a cluster, again and again, on one thread. `stop` it from any.
+
+    With ``required`` the first sample fails where nobody answers.
+    """
+
+    def __init__(self, cluster: Cluster, wanted: SampleFilter, *, required: bool = True) -> None:
         self._cluster = cluster
         self._wanted = wanted
+        self._required = required
         self._meter = RateMeter()
+        self._totals = SumReader()
+        self._readers: dict[str, StatsReader] = {}
         self._taken = 0
         self._stopped = threading.Event()
 
@@ -82,31 +112,19 @@ class Sampler:
             "" if is_pattern(only) or not self._taken else only,
             clients=clients or wanted.clients,
             memory=wanted.memory,
-            required=not self._taken,
+            required=self._required and not self._taken,
+            readers=self._readers,
         )
         rows = self._meter.measure(stats.nodes)
         if not self._taken:
-            self._check(rows)
+            check_named(self._cluster, wanted, rows)
         self._taken += 1
+        if wanted.topics or wanted.channels:
+            rows = [row for row in rows if wanted.covers(row)]
+        has_rates = self._taken > 1
         return Sample(
-            time.time_ns(),
-            [row for row in rows if wanted.covers(row)],
-            stats.nodes,
-            stats.failures,
-            self._taken > 1,
+            time.time_ns(), rows, stats.nodes, stats.failures, has_rates, self._totals.totals
         )
-
-    def _check(self, rows: Sequence[QueueRow]) -> None:
-        try:
-            self._wanted.check(rows)
-        except NotFoundError:
-            listed, _ = self._cluster.ask(self._cluster.lookupds, NsqlookupdHTTPClient.topics)
-            registered = {name for names in listed.values() for name in names}
-            present = {row.topic for row in rows}
-            for topic in self._wanted.topics:
-                if topic in registered and topic not in present:
-                    raise NotFoundError(on_no_nsqd(topic)) from None
-            raise
 
     def samples(self, interval_s: float, count: int | None = None) -> Iterator[Sample]:
         """Sample every ``interval_s`` seconds, the first time after one interval, with rates.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from nsqtools.cluster.queue_rows import QueueRow, Rates
 from nsqtools.errors import ConfigurationError
@@ -73,10 +73,20 @@ def check_column(name: str) -> str:
     return name
 
 
-def parse_filter(text: str) -> Test:
-    """Read a condition on a column: ``depth>1000``, ``paused=yes``, ``channel!=archive``.
+class Condition(NamedTuple):
+    """A condition on a column, of whatever kind of rows."""
 
-    An unknown value meets no condition. Raises `ConfigurationError`.
+    column: str
+    holds: Callable[[Value], bool]
+
+
+def parse_condition(
+    text: str, check: Callable[[str], str] = check_column, texts: Collection[str] = TEXTS
+) -> Condition:
+    """Read a condition: ``depth>1000``, ``paused=yes``, ``channel!=archive``.
+
+    ``check`` raises `ConfigurationError` for an unknown column; ``texts`` are the columns that are
+    no numbers. An unknown value meets no condition. Raises `ConfigurationError`.
     """
     match = _FILTER.fullmatch(text)
     if match is None:
@@ -84,17 +94,19 @@ def parse_filter(text: str) -> Test:
             f"{text!r} is not a condition", hint="Write depth>1000 or paused=yes."
         )
     name, sign, right = match.groups()
-    read, compare, limit = COLUMNS[check_column(name)], OPERATORS[sign], _limit(name, right)
-
-    def holds(row: QueueRow) -> bool:
-        value = read(row)
-        return value is not None and bool(compare(value, limit))
-
-    return holds
+    compare, limit = OPERATORS[sign], _limit(check(name), right, texts)
+    return Condition(name, lambda value: value is not None and bool(compare(value, limit)))
 
 
-def _limit(name: str, text: str) -> Any:
-    if name in TEXTS:
+def parse_filter(text: str) -> Test:
+    """Read a condition on the rows of queues, with the same errors."""
+    column, holds = parse_condition(text)
+    read = COLUMNS[column]
+    return lambda row: holds(read(row))
+
+
+def _limit(name: str, text: str, texts: Collection[str]) -> Any:
+    if name in texts:
         return text
     if name == "paused":
         if text not in ("yes", "no", "true", "false"):

@@ -90,6 +90,14 @@ def test_an_nsqd_that_missed_a_look_is_measured_over_its_own_time() -> None:
     assert {row.node: row.rates.ingress for row in rows if row.rates} == {"a:1": 10, "b:1": 10}
 
 
+def test_queues_that_are_gone_are_forgotten() -> None:
+    meter = RateMeter()
+    for number in range(100):
+        topic = {"topic_name": f"t{number}", "channels": []}
+        meter.measure([NodeReport("a:1", float(number), read_stats({"topics": [topic]}))])
+    assert sum(len(node.topics) for node in meter._before.values()) == 1
+
+
 def test_totals_sum_counts_and_known_rates_and_take_the_worst_latency() -> None:
     rates = rates_between(ROW, replace(ROW, messages=150), 1.0)
     rows = [
