@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
 
+from nsqtools.archive.codecs import CompressorFactory, Plain
 from nsqtools.archive.finishing import Directories
-from nsqtools.archive.part_file import CompressorFactory, Plain
+from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.client.options import ClientOptions
 from nsqtools.records.naming import FileNaming, Rotation
 
 LATEST_S = 253_000_000_000.0  # in the year 9987
@@ -68,3 +70,27 @@ class ArchiveSettings:
         """
         at_s = min(max(at_s, 0.0), LATEST_S)
         return datetime.fromtimestamp(at_s, UTC).astimezone(self.timezone)
+
+
+FLEET_POLL_S = 0.2  # between the lookups of all topics of a fleet
+LONGEST_POLL_S = 300.0  # the client's limit
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveSource:
+    """Where messages come from."""
+
+    channel: str
+    connection: ConnectionSettings
+    options: ClientOptions
+
+    def with_poll_interval(self, options: ClientOptions, topics: int) -> ClientOptions:
+        """Let each of many topics, of which a discovery knows where they are, ask seldom.
+
+        An interval that the user chose is kept.
+        """
+        if "lookupd_poll_interval" in self.connection.options:
+            return options
+        wanted_s = min(topics * FLEET_POLL_S, LONGEST_POLL_S)
+        interval_s = max(options.lookupd_poll_interval_s, wanted_s)
+        return replace(options, lookupd_poll_interval_s=interval_s)

@@ -5,59 +5,47 @@ now and later), watches limits, and stops them. A deleted topic is dropped rathe
 brought back: its files are finished, and its consumer ends before it would subscribe again, which
 would create it. When the topic is there again, so is its archiver.
 
-The trap is to take a topic for deleted that is not: nobody would archive it. So only nsqd decides,
-and only once the topic has no connection; an nsqlookupd that was restarted has nothing to say.
+Topics beyond the limit of open files wait (see `Waiting`). The trouble of one topic, whatever the
+system refuses it, is logged and tried again; it never ends the others.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from nsqtools.archive.archive_settings import ArchiveSettings
-from nsqtools.archive.discovery import TopicDiscovery
+from nsqtools.archive.archive_settings import ArchiveSettings, ArchiveSource
+from nsqtools.archive.descriptors import Waiting
+from nsqtools.archive.discovery import Deletions, TopicDiscovery
 from nsqtools.archive.finishing import recover
-from nsqtools.archive.journal import Journal
-from nsqtools.archive.layout import index_of, read_index
+from nsqtools.archive.journal import Journal, journals_below, stem_of
 from nsqtools.archive.notify import TopicState
-from nsqtools.archive.topic_archiver import Quota, TopicArchiver
+from nsqtools.archive.topic_archiver import Quota, TopicArchiver, share_of_memory
 from nsqtools.archive.topic_lock import TopicLock
 from nsqtools.archive.topic_writer import ArchiveTotals, TopicWriter
+from nsqtools.archive.troubles import Troubles
+from nsqtools.archive.turns import Turns
 from nsqtools.client.backlog import Backlog
-from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer import Consumer
-from nsqtools.client.options import ClientOptions
-from nsqtools.cluster.directory import open_cluster
-from nsqtools.cluster.topics import topics_on_nsqds
 from nsqtools.errors import NotFoundError, NsqError, OutputError
 from nsqtools.tail.run_limits import End, RunLimits
 
 log = logging.getLogger("nsqtools")
 
 TICK_S = 0.5
-RETRY_S = 5.0  # how often it is asked whether a topic is there again
-
-
-@dataclass(frozen=True, slots=True)
-class ArchiveSource:
-    """Where messages come from."""
-
-    channel: str
-    connection: ConnectionSettings
-    options: ClientOptions
+PATTERN = "--topic-pattern"  # in trouble, when nobody can be asked; no topic is called so
+RETRY_S = 5.0  # how often topics that are missing or do not fit are tried again
 
 
 class Archiver:
     """`run` on one thread; `stop`, `rotate`, `pause` and `resume` from any.
 
-    ``limits.idle_s`` means that every topic is connected and received
-    nothing for that time.
+    ``limits.idle_s`` means that every topic is connected and received nothing for that time.
     ``on_finished`` is called with each file that is complete, ``on_tick`` twice a second.
     """
 
@@ -83,21 +71,28 @@ class Archiver:
         self._source = source
         self._settings = settings
         self._discovery = discovery
+        self._topic_count = 0  # to be archived, as far as it is known
         self._refresh_s = refresh_s
         self._exits_when_deleted = exits_when_deleted
         self._on_finished = on_finished
         self._on_tick = on_tick
         self._quota = Quota(self._limits.count)
         self._archivers: dict[str, TopicArchiver] = {}
+        self._turns = Turns()
+        self._folder_locks = settings.directories.locks()
         self._locks: dict[str, TopicLock] = {}
         self._ended: dict[str, ArchiveTotals] = {}
         self._unwritten: list[NsqError] = []
         self._changed = threading.Event()
         self._is_stopping = False
+        self._is_paused = False
         self._has_discovered = False
-        self._suspects: queue.SimpleQueue[str] = queue.SimpleQueue()  # topics that may be deleted
+        self._deletions = Deletions(source.connection)
         self._absent: set[str] = set()  # topics given that wait until they are there again
         self._deleted: list[str] = []
+        self._troubles = Troubles()
+        direct = len(source.connection.nsqd_tcp_addresses)
+        self._waiting = Waiting(direct, self._limits.idle_s or 0.0)
 
     # -- from any thread ------------------------------------------------------------------------
 
@@ -108,16 +103,18 @@ class Archiver:
 
     def rotate(self) -> None:
         """Finish all files now."""
-        for archiver in list(self._archivers.values()):
+        for archiver in self._running():
             archiver.rotate()
 
     def pause(self) -> None:
         """Take no more messages, of any topic, until `resume`; what is in flight is written."""
+        self._is_paused = True
         for archiver in self._running():
             archiver.pause()
 
     def resume(self) -> None:
         """Take messages again."""
+        self._is_paused = False
         for archiver in self._running():
             archiver.resume()
 
@@ -126,23 +123,30 @@ class Archiver:
         """The state of each topic that is or was archived in this run."""
         states = {topic: TopicState(totals) for topic, totals in list(self._ended.items())}
         for archiver in self._running():
-            writer = archiver.writer
-            totals = writer.totals.plus(self._ended.get(archiver.topic, ArchiveTotals()))
-            is_failing = archiver.last_error is not None
-            states[archiver.topic] = TopicState(totals, writer.held_count, is_failing)
+            topic, writer = archiver.topic, archiver.writer
+            totals = writer.totals.plus(self._ended.get(topic, ArchiveTotals()))
+            states[topic] = TopicState(totals, writer.held_count, archiver.last_error is not None)
+        for topic in self._waiting.topics:
+            states[topic] = TopicState(self._ended.get(topic, ArchiveTotals()), is_failing=True)
         return states
 
     @property
     def totals(self) -> ArchiveTotals:
         """The counts of all topics together."""
-        return functools.reduce(
-            ArchiveTotals.plus, [state.totals for state in self.states.values()], ArchiveTotals()
-        )
+        totals = (state.totals for state in self.states.values())
+        return functools.reduce(ArchiveTotals.plus, totals, ArchiveTotals())
 
     @property
     def falls_short(self) -> bool:
         """Whether a count was asked for and not reached."""
         return self._limits.count is not None and self.totals.messages < self._limits.count
+
+    @property
+    def health(self) -> tuple[bool, str]:
+        """Whether every topic can be written, and a line that says which cannot."""
+        if failing := sorted(topic for topic, state in self.states.items() if state.is_failing):
+            return False, f"{len(failing)} topics are not archived: {', '.join(failing[:10])}"
+        return True, f"archiving {len(self._archivers)} topics"
 
     def _running(self) -> list[TopicArchiver]:
         return list(self._archivers.values())
@@ -154,19 +158,18 @@ class Archiver:
 
         Raises `NotFoundError` when every topic was deleted and that is to end it, `OutputError`
         when a directory cannot be used, `ConfigurationError` when another process archives the
-        same, the connection error when a topic that was given cannot be
-        reached at the start or nobody can be asked for the topics of a pattern, and the last error
-        of writing when it did not work at the end.
+        same, the connection error when a topic that was given cannot be reached at the start or
+        nobody can be asked for the topics of a pattern, and the last error of writing when it did
+        not work at the end.
         """
         try:
             self._settings.directories.make()
             for path in recover(self._settings.directories):
                 self._on_finished(path)
         except OSError as exc:
-            raise OutputError(f"cannot use {exc.filename} ({exc.strerror})") from exc
+            raise _unusable(exc) from exc
         try:
-            for topic in self._topics:
-                self._begin(topic, fail_fast=True)
+            self._begin_all(self._topics, fail_fast=True)
             end = self._watch()
         except BaseException:
             self._end_all(drain=True)
@@ -178,24 +181,61 @@ class Archiver:
             raise NotFoundError(f"topic {', '.join(self._deleted)} was deleted")
         return end
 
-    def _begin(self, topic: str, *, fail_fast: bool) -> None:
+    def _begin_all(self, topics: Iterable[str], *, fail_fast: bool = False) -> None:
+        """Begin with the topics that fit; the others wait.
+
+        With ``fail_fast`` the first error is raised; otherwise the trouble of a topic (directory,
+        descriptors) is not that of the others.
+        """
+        fitting = self._waiting.fitting(topics, self._running())
+        if not fitting:
+            return
+        self._topic_count = len(self._archivers) + len(fitting)
+        try:
+            journals = journals_below(self._settings.directories.work)
+        except OSError as exc:
+            if fail_fast:
+                raise _unusable(exc) from exc
+            journals = {}
+        for topic in fitting:
+            try:
+                self._begin(topic, journals, fail_fast=fail_fast)
+            except (NsqError, OSError) as exc:
+                if fail_fast:
+                    raise
+                self._troubles.has(topic, f"topic {topic} is not archived: {exc}; trying again")
+                if topic in self._archivers:
+                    self._archivers[topic].consumer.abort()
+                self._forget(topic)
+                continue
+            self._absent.discard(topic)
+            self._troubles.over(topic)
+        memory_bytes = share_of_memory(len(self._archivers))
+        for archiver in self._running():
+            archiver.in_flight.memory_bytes = memory_bytes
+
+    def _begin(self, topic: str, journals: Mapping[str, list[str]], *, fail_fast: bool) -> None:
         source, work = self._source, self._settings.directories.work
         now = self._settings.moment(time.time())
         self._settings.naming.stem(topic, now, now)  # a topic may be called ".."
         try:
-            lock = self._locks[topic] = TopicLock(work, topic, source.channel)
+            lock = TopicLock(self._folder_locks, work, topic, source.channel)
+            self._locks[topic] = lock
             journal = Journal(
                 work,
                 topic,
                 source.channel,
+                earlier=journals.get(stem_of(topic, source.channel), ()),
                 run=f"{time.time_ns():x}",  # a topic may end, and begin again
                 size=max(2 * source.options.max_in_flight, 1000),
-                is_durable=self._is_durable,
+                is_durable=self._settings.directories.have_member,
                 now_s=time.time(),
             )
         except OSError as exc:
-            raise OutputError(f"cannot use {exc.filename} ({exc.strerror})") from exc
-        writer = TopicWriter(topic, self._settings, journal, self._on_finished, lock.next_head)
+            raise _unusable(exc) from exc
+        writer = TopicWriter(
+            topic, self._settings, journal, self._on_finished, self._folder_locks, lock.next_head
+        )
         archiver = TopicArchiver(
             topic,
             self._make_consumer,
@@ -203,33 +243,32 @@ class Archiver:
             writer,
             self._settings.flush,
             self._quota,
+            self._turns,
             self._changed.set,
         )
+        quiet_since_s = self._waiting.quiet_since_s
+        archiver.last_message_s = quiet_since_s.get(topic, archiver.last_message_s)
         self._archivers[topic] = archiver
         archiver.start(fail_fast=fail_fast)
+        if self._is_paused:
+            archiver.pause()
         log.info("archiving topic %s, channel %s", topic, source.channel)
 
     def _make_consumer(self, topic: str, max_in_flight: int, backlog: Backlog) -> Consumer:
         source = self._source
+        options = replace(source.options, max_in_flight=max_in_flight)
+        if self._discovery is not None:
+            options = source.with_poll_interval(options, self._topic_count)
         return Consumer(
             topic,
             source.channel,
             nsqd_tcp_addresses=source.connection.nsqd_tcp_addresses,
             lookupd_http_addresses=source.connection.lookupd_http_addresses,
-            options=replace(source.options, max_in_flight=max_in_flight),
+            options=options,
             address_map=source.connection.address_map,
-            on_error=lambda error: self._suspects.put(topic),
+            on_error=lambda error: self._deletions.suspect(topic),
             backlog=backlog,
         )
-
-    def _is_durable(self, name: str, offset: int, length: int) -> bool:
-        """Look a member up in the index of its file, in progress or finished."""
-        path = self._settings.directories.work / name
-        for place in (path, self._settings.directories.final(path)):
-            members = read_index(index_of(place)) or []
-            if any((member.offset, member.length) == (offset, length) for member in members):
-                return True
-        return False
 
     # -- watching -------------------------------------------------------------------------------
 
@@ -243,9 +282,11 @@ class Archiver:
                 self._refresh(self._discovery)
             self._let_deleted_go()
             self._reap()
-            if self._absent and now >= retry_at:
+            if now >= retry_at:
                 retry_at = now + min(self._refresh_s, RETRY_S)
-                self._begin_those_that_are_back()
+                if self._absent:
+                    self._begin_all(sorted(self._deletions.found_again(self._absent)))
+                self._share_descriptors()
             if end := self._end(began, now):
                 return end
             self._on_tick()
@@ -254,13 +295,14 @@ class Archiver:
 
     def _end(self, began: float, now: float) -> End | None:
         limits = self._limits
-        if self._is_stopping or not (self._archivers or self._absent or self._discovery):
+        is_any = self._archivers or self._absent or self._waiting.topics or self._discovery
+        if self._is_stopping or not is_any:
             return End.STOPPED
         if limits.count is not None and self.totals.messages >= limits.count:
             return End.COUNT
         if limits.for_s is not None and now - began >= limits.for_s:
             return End.TIME
-        if limits.idle_s is not None:
+        if limits.idle_s is not None and not self._waiting.unseen:
             idle_since = [archiver.is_idle_since_s for archiver in self._running()]
             if all(since is not None and now - since >= limits.idle_s for since in idle_since):
                 return End.IDLE
@@ -272,48 +314,33 @@ class Archiver:
         except (NsqError, OSError) as exc:
             if not self._has_discovered:
                 raise
-            log.warning("no topics were found: %s; trying again", exc)
+            self._troubles.has(PATTERN, f"no topics were found: {exc}; trying again")
             return
+        self._troubles.over(PATTERN)
         self._has_discovered = True
-        for topic in sorted(known.names - set(self._archivers) - set(self._topics)):
-            self._try_to_begin(topic)
+        for topic in known.spread & self._archivers.keys():
+            self._archivers[topic].consumer.look_up_soon()
+        others = {*self._archivers, *self._topics, *self._waiting.topics}
+        self._begin_all(sorted(known.names - others))
         if known.is_complete:
+            self._waiting.forget(self._waiting.topics - known.names - set(self._topics))
             for topic in set(self._archivers) - known.names - set(self._topics):
-                self._suspects.put(topic)
+                self._deletions.suspect(topic)
 
-    def _try_to_begin(self, topic: str) -> None:
-        """Begin with a topic; its trouble (directory, descriptors) is not that of the others."""
-        try:
-            self._begin(topic, fail_fast=False)
-        except (NsqError, OSError) as exc:
-            log.error("topic %s is not archived: %s; trying again", topic, exc)
-            if (archiver := self._archivers.get(topic)) is not None:
-                archiver.consumer.abort()
-            self._forget(topic)
-        else:
-            self._absent.discard(topic)
-
-    def _begin_those_that_are_back(self) -> None:
-        with open_cluster(self._source.connection) as cluster:
-            names, _ = topics_on_nsqds(cluster)
-        for topic in self._absent & names:
-            self._try_to_begin(topic)
+    def _share_descriptors(self) -> None:
+        """Begin with topics that waited, and let quiet ones wait in their place."""
+        for archiver in self._waiting.to_rest(self._running()):
+            archiver.stop()
+        self._begin_all(self._waiting.take())
 
     def _let_deleted_go(self) -> None:
         """Let go of topics that lost their connections and that no nsqd has."""
-        suspects = set()
-        while not self._suspects.empty():
-            suspects.add(self._suspects.get())
-        suspects = {
-            topic
-            for topic in suspects & set(self._archivers)
-            if not self._archivers[topic].consumer.connections
-        }
-        if not suspects:
-            return
-        with open_cluster(self._source.connection) as cluster:
-            names, are_all = topics_on_nsqds(cluster)
-        for topic in suspects - names if are_all else ():
+
+        def is_cut_off(topic: str) -> bool:
+            archiver = self._archivers.get(topic)
+            return archiver is not None and not archiver.consumer.connections
+
+        for topic in self._deletions.confirmed(is_cut_off):
             waits = topic in self._topics and not self._exits_when_deleted
             what = "waiting until it is there again" if waits else "it is not archived any more"
             log.warning("topic %s was deleted; %s", topic, what)
@@ -325,15 +352,18 @@ class Archiver:
     def _reap(self) -> None:
         """Forget the topics that have ended; those given begin again when they are there."""
         for archiver in self._running():
-            if archiver.is_over and archiver.join():
-                self._forget(archiver.topic)
-                failure = archiver.failure
-                if failure is not None and not isinstance(failure, NsqError | OSError):
-                    raise failure
-                if failure is not None:
-                    log.error("topic %s: %s; trying again", archiver.topic, failure)
-                if archiver.topic in self._topics and (failure or not self._exits_when_deleted):
-                    self._absent.add(archiver.topic)
+            if not archiver.is_over or not archiver.join(0):
+                continue
+            topic, failure = archiver.topic, archiver.failure
+            self._forget(topic)
+            if self._waiting.has_rested(topic):
+                continue
+            if failure is not None and not isinstance(failure, NsqError | OSError):
+                raise failure
+            if failure is not None:
+                log.error("topic %s: %s; trying again", topic, failure)
+            if topic in self._topics and (failure or not self._exits_when_deleted):
+                self._absent.add(topic)
 
     def _end_all(self, *, drain: bool) -> None:
         """Stop all topics at the same time, and wait for them."""
@@ -341,12 +371,15 @@ class Archiver:
         for archiver in archivers:
             archiver.stop(drain=drain)
         for archiver in archivers:
-            archiver.join()
+            while not archiver.join(TICK_S):
+                self._on_tick()
             self._forget(archiver.topic)
             if archiver.last_error is not None:
                 self._unwritten.append(archiver.last_error)
         for topic in list(self._locks):  # of topics that could not be begun
             self._forget(topic)
+        self._turns.end()
+        self._folder_locks.close()
         self._on_tick()
 
     def _forget(self, topic: str) -> None:
@@ -357,3 +390,7 @@ class Archiver:
             self._ended[topic] = before.plus(archiver.writer.totals)
         if (lock := self._locks.pop(topic, None)) is not None:
             lock.release()
+
+
+def _unusable(error: OSError) -> OutputError:
+    return OutputError(f"cannot use {error.filename} ({error.strerror})")

@@ -1,29 +1,47 @@
 """Which topics there are to archive: those that match a pattern, known to any nsqlookupd or nsqd.
 
 All are asked, at once and again and again, and the answers are united: one that is down hides
-nothing that another knows. Only when all have answered is a topic that nobody named taken for gone.
+nothing that another knows. Only when all have answered is a topic that nobody named suspected to be
+deleted.
+
+Each topic's consumer asks which nsqd have it, and a thousand of them ask often: so those of a fleet
+ask seldom (`ArchiveSource`), and soon when a list of nsqd shows that a further one has their
+topic.
+
+The trap is to take a topic for deleted that is not: nobody would archive it. So only nsqd decides
+(`Deletions`), and only once the topic has no connection; an nsqlookupd that was restarted has
+nothing to say.
 """
 
 from __future__ import annotations
 
-import logging
+import queue
 import re
+import time
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
+from nsqtools.archive.troubles import Troubles
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.cluster.directory import open_cluster
 from nsqtools.cluster.name_patterns import named_topics
-from nsqtools.errors import ConfigurationError
+from nsqtools.cluster.topics import topics_on_nsqds
+from nsqtools.errors import ConfigurationError, NsqError
 
-log = logging.getLogger("nsqtools")
+ASK_AGAIN_S = 1.0
+ASK_SELDOM_S = 5.0  # while the nsqd that may have them do not answer
 
 
 @dataclass(frozen=True, slots=True)
 class KnownTopics:
-    """The topics somebody named; ``is_complete`` when everybody answered."""
+    """The topics somebody named; ``is_complete`` when everybody answered.
+
+    ``spread`` are those that a further nsqd has since the last time.
+    """
 
     names: frozenset[str]
     is_complete: bool
+    spread: frozenset[str]
 
 
 class TopicDiscovery:
@@ -41,11 +59,72 @@ class TopicDiscovery:
                 hint="For example '^orders[.]': topics whose name begins so.",
             ) from None
         self._connection = connection
+        self._troubles = Troubles()
+        self._places: set[tuple[str, str]] = set()
 
     def ask(self) -> KnownTopics:
         """Ask everybody. Failures are logged; raises the first one when nobody answered."""
         with open_cluster(self._connection) as cluster:
             names, failures = named_topics(cluster)
+            answers, _ = cluster.known_nodes()
         for failure in failures:
-            log.warning("cannot list the topics of %s: %s", failure.address, failure.error)
-        return KnownTopics(frozenset(filter(self._matches, names)), is_complete=not failures)
+            address = str(failure.address)
+            self._troubles.has(address, f"cannot list the topics of {address}: {failure.error}")
+        self._troubles.only([str(failure.address) for failure in failures], "{} answers again")
+        places = {
+            (topic, str(known.node.tcp))
+            for nodes in answers.values()
+            for known in nodes
+            for topic in filter(self._matches, known.topics - known.tombstoned)
+        }
+        spread = frozenset(topic for topic, _ in places - self._places)
+        self._places = places
+        return KnownTopics(frozenset(filter(self._matches, names)), not failures, spread)
+
+
+class Deletions:
+    """Finds out which topics every nsqd has lost. `suspect` is for any thread."""
+
+    def __init__(self, connection: ConnectionSettings) -> None:
+        self._connection = connection
+        self._suspects: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._ask_at_s = 0.0
+        self._troubles = Troubles()
+
+    def suspect(self, topic: str) -> None:
+        """A topic has lost a connection, or is not listed any more."""
+        self._suspects.put(topic)
+
+    def confirmed(self, is_cut_off: Callable[[str], bool]) -> set[str]:
+        """Return the suspects without any connection that no nsqd has."""
+        now = time.monotonic()
+        if now < self._ask_at_s or self._suspects.empty():
+            return set()
+        suspects = set()
+        while not self._suspects.empty():
+            suspects.add(self._suspects.get())
+        suspects = set(filter(is_cut_off, suspects))
+        if not suspects:
+            return set()
+        names, are_all = self._ask()
+        self._ask_at_s = time.monotonic() + (ASK_AGAIN_S if are_all else ASK_SELDOM_S)
+        missing = suspects - names
+        if are_all:
+            return missing
+        for topic in missing:
+            self._suspects.put(topic)
+        return set()
+
+    def found_again(self, topics: Set[str]) -> set[str]:
+        """Return those of some topics that some nsqd has."""
+        return self._ask()[0] & topics
+
+    def _ask(self) -> tuple[set[str], bool]:
+        try:
+            with open_cluster(self._connection) as cluster:
+                found = topics_on_nsqds(cluster)
+        except (NsqError, OSError) as exc:
+            self._troubles.has("", f"cannot ask which topics there are: {exc}; trying again")
+            return set(), False
+        self._troubles.over("")
+        return found

@@ -19,10 +19,13 @@ from nsqtools.archive.layout import Head, Member, index_of, part_of
 from nsqtools.archive.part_file import PartFile
 from nsqtools.client.message import Batch, Message
 from nsqtools.files.durable import make_folders
+from nsqtools.files.locks import FolderLocks
 from nsqtools.records.naming import with_rev
 
 log = logging.getLogger("nsqtools")
 
+CHECK_S = 1.0
+MAX_CHECK_S = 60.0  # whole minutes; a thousand topics that are quiet cost little
 PARTITION_IDLE_S = 60.0
 MOST_PARTITIONS = 32
 REMEMBERED_STEMS = 1000  # a name is not used twice, even if its file was moved away
@@ -78,11 +81,13 @@ class FileSet:
         settings: ArchiveSettings,
         on_finished: Callable[[Path], None],
         next_head: NextHead,
+        locks: FolderLocks,
     ) -> None:
         self._topic = topic
         self._settings = settings
         self._on_finished = on_finished
         self._next_head = next_head
+        self._locks = locks
         self._files: dict[str, OpenFile] = {}
         self._ending: list[OpenFile] = []  # full or over, and still to be published
         self._revs: dict[str, int] = {}  # the next number of each stem that was used
@@ -117,7 +122,7 @@ class FileSet:
 
     def name_of(self, file: OpenFile) -> str:
         """Return the path of a file below the work directory."""
-        return str(file.part.path.relative_to(self._settings.directories.work))
+        return self._settings.directories.name_of(file.part.path)
 
     def get(self, stem: str, now_s: float) -> OpenFile:
         """Return the open file of a stem, or begin one."""
@@ -136,14 +141,15 @@ class FileSet:
             path = directories.work / with_rev(stem, rev)
             rev += 1
             taken = (directories.final(path), part_of(path), index_of(path))
-            if any(map(Path.exists, taken)):
+            if any(map(Path.exists, taken)) or not self._locks.take(directories.name_of(path)):
                 continue
-            make_folders(directories.work, path.parent, directories.folder_mode)
-            head = self._next_head()
-            compressor = self._settings.compressor
+            part = None
             try:
-                part = PartFile(path, directories.file_mode, compressor, now_s, head)
-            except FileExistsError:
+                part = self._make(path, now_s)
+            finally:
+                if part is None:
+                    self._locks.release(directories.name_of(path))
+            if part is None:
                 continue
             self._revs[stem] = rev
             if len(self._revs) > REMEMBERED_STEMS:
@@ -151,13 +157,27 @@ class FileSet:
             log.info("writing %s", path)
             return part
 
+    def _make(self, path: Path, now_s: float) -> PartFile | None:
+        """Make a file; None when another process has just made one of this name."""
+        directories = self._settings.directories
+        make_folders(directories.work, path.parent, directories.folder_mode)
+        head = self._next_head()
+        compressor = self._settings.compressor
+        try:
+            return PartFile(path, directories.file_mode, compressor, now_s, head)
+        except FileExistsError:
+            return None
+
     # -- after a failure ------------------------------------------------------------------------
 
     def _clean(self, file: OpenFile) -> OpenFile | None:
         """Bring a file back to its last member, or leave it when it is gone."""
         if file.part.has_vanished:
-            log.error("%s was removed while it was written; what it held is lost", file.part.path)
-            file.part.close()
+            log.error(
+                "%s was removed, or finished by another process; writing into a new file",
+                file.part.path,
+            )
+            self._locks.release(self.name_of(file))
             self._files = {stem: other for stem, other in self._files.items() if other is not file}
             self._ending = [other for other in self._ending if other is not file]
             return None
@@ -177,18 +197,35 @@ class FileSet:
         return [file for file in self._files.values() if all_files or self._is_over(file, now_s)]
 
     def _is_over(self, file: OpenFile, now_s: float) -> bool:
-        offset = self._settings.moment(now_s).utcoffset()
-        offset_s = offset.total_seconds() if offset else 0.0
-        rotation = self._settings.rotation
-        if rotation.age_s is not None and time.monotonic() - file.began_s >= rotation.age_s:
-            return True  # although the clock was set back
-        if rotation.is_over(file.part.opened_at_s, now_s, offset_s):
+        age_s = time.monotonic() - file.began_s
+        opened_at_s, offset_s = file.part.opened_at_s, self._utc_offset_s(now_s)
+        if self._settings.rotation.is_over(opened_at_s, now_s, offset_s, age_s=age_s):
             return True
         if self._settings.partition_by is PartitionBy.arrival:
             return file.stem != self.stem(now_s, now_s)
         is_idlest = file is min(self._files.values(), key=lambda other: other.last_used_s)
         is_one_too_many = is_idlest and len(self._files) > MOST_PARTITIONS
         return is_one_too_many or now_s - file.last_used_s > PARTITION_IDLE_S
+
+    def check_in_s(self, now_s: float) -> float | None:
+        """Return in how many seconds `over` may have something new; None for never."""
+        if not self._files and not self._ending:
+            return None if self._settings.skip_empty_files else 0.0
+        if self._ending or self._settings.naming.changes_each_second:
+            return CHECK_S
+        rotation = self._settings.rotation
+        wait_s = MAX_CHECK_S - now_s % MAX_CHECK_S
+        if rotation.interval_s is not None:
+            into_it_s = (now_s + self._utc_offset_s(now_s)) % rotation.interval_s
+            wait_s = min(wait_s, rotation.interval_s - into_it_s)
+        if rotation.age_s is not None:
+            oldest_s = min((file.began_s for file in self._files.values()), default=0.0)
+            wait_s = min(wait_s, oldest_s + rotation.age_s - time.monotonic())
+        return max(CHECK_S, wait_s)
+
+    def _utc_offset_s(self, now_s: float) -> float:
+        offset = self._settings.moment(now_s).utcoffset()
+        return offset.total_seconds() if offset else 0.0
 
     def is_full(self, file: OpenFile) -> bool:
         """Return whether a file takes no more once it is flushed."""
@@ -221,12 +258,11 @@ class FileSet:
             else:
                 if file.part.size == 0:  # an empty gzip file is one with an empty member
                     file.part.flush(file.part.end_member(0, 0, 0))
-                final = finish(file.part.path, self._settings.directories)
-                file.part.close()
-                self._on_finished(final)
+                self._on_finished(finish(file.part.path, self._settings.directories))
+            self._locks.release(self.name_of(file))
             del self._ending[0]
 
     def close(self) -> None:
         """Leave what is still in progress to recovery."""
         for file in (*self._files.values(), *self._ending):
-            file.part.close()
+            self._locks.release(self.name_of(file))

@@ -7,7 +7,8 @@ before a crash, and doing it all again leads to the same end.
 Recovery cuts each file back to its index and finishes it. What lies after the last indexed member
 was not FINished: nsqd delivers it again. A file without an index is another matter (somebody
 removed it): its index is rebuilt from the file itself, so that nothing that may have been FINished
-is dropped. Files that a living process writes are locked, and are left alone.
+is dropped. Files that a living process has begun are locked (see `FolderLocks`; and by themselves
+while they are written), and are left alone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from nsqtools.archive.layout import (
     INDEX,
+    LOCKS,
     PART,
     Index,
     hidden_below,
@@ -27,10 +29,11 @@ from nsqtools.archive.layout import (
     load_index,
     owner_of,
     part_of,
+    read_index,
 )
 from nsqtools.archive.members import scan_members
 from nsqtools.files.durable import copy_of, make_folders, place, sync_folder, write_all
-from nsqtools.files.locks import try_lock
+from nsqtools.files.locks import FolderLocks, try_lock
 from nsqtools.files.opening import open_to_write
 from nsqtools.records.naming import with_rev
 
@@ -52,9 +55,34 @@ class Directories:
         for folder in (self.output, self.work):
             folder.mkdir(self.folder_mode, parents=True, exist_ok=True)
 
+    def locks(self) -> FolderLocks:
+        """Return the locks on topics and on files in progress, all free."""
+        return FolderLocks(self.work / LOCKS)
+
+    @property
+    def are_locked(self) -> bool:
+        """Whether any archiver ever took a lock here."""
+        return (self.work / LOCKS).exists()
+
+    def name_of(self, path: Path) -> str:
+        """Return the name of a file of the work directory: of its lock, and in journals."""
+        return str(path.relative_to(self.work))
+
     def final(self, path: Path) -> Path:
         """Return where a file of the work directory belongs when it is finished."""
         return self.output / path.relative_to(self.work)
+
+    def have_member(self, name: str, offset: int, length: int) -> bool:
+        """Look a member up in the index of its file, in progress or finished. Raises ``OSError``.
+
+        ``name`` is as of `name_of`.
+        """
+        path = self.work / name
+        for where in (path, self.final(path)):
+            members = read_index(index_of(where)) or []
+            if any((member.offset, member.length) == (offset, length) for member in members):
+                return True
+        return False
 
 
 def finish(path: Path, directories: Directories) -> Path:
@@ -108,15 +136,21 @@ def recover(directories: Directories) -> list[Path]:
     One that cannot be recovered is reported in the log and left as it is.
     """
     finished = []
-    for part in list(hidden_below(directories.work, PART)):
-        try:
-            final = _recover_unlocked(part, directories)
-        except OSError as exc:
-            log.error("cannot recover %s (%s)", exc.filename or part, exc.strerror)
-            continue
-        if final is not None:
-            log.warning("recovered %s", final)
-            finished.append(final)
+    locks = directories.locks()
+    try:
+        for part in list(hidden_below(directories.work, PART)):
+            try:
+                if directories.are_locked and not locks.take(directories.name_of(owner_of(part))):
+                    continue
+                final = _recover_unlocked(part, directories)
+            except OSError as exc:
+                log.error("cannot recover %s (%s)", exc.filename or part, exc.strerror)
+                continue
+            if final is not None:
+                log.warning("recovered %s", final)
+                finished.append(final)
+    finally:
+        locks.close()
     _remove_strays(directories)
     return finished
 
@@ -145,12 +179,12 @@ def cut_to_index(path: Path, descriptor: int) -> bool:
         found = Index(None, scan_members(part_of(path)).members)
     members = [member for member in found.members if member.end <= size]
     end = members[-1].end if members else 0
-    if end < size:
-        os.ftruncate(descriptor, end)
-        log.warning("%s: %d bytes that were not finished are cut off", path, size - end)
-    os.fsync(descriptor)
-    index = open_to_write(index_path, os.O_RDWR | os.O_CREAT, 0o640)
+    index = open_to_write(index_path, os.O_RDWR | os.O_CREAT, 0o640)  # not one that was planted
     try:
+        if end < size:
+            os.ftruncate(descriptor, end)
+            log.warning("%s: %d bytes that were not finished are cut off", path, size - end)
+        os.fsync(descriptor)
         write_all(index, Index(found.head, members).encode())
         os.ftruncate(index, os.lseek(index, 0, os.SEEK_CUR))
         os.fsync(index)

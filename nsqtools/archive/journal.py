@@ -4,35 +4,43 @@ nsqd delivers a message again when its FIN was lost: after a crash, a cut connec
 What it can deliver again was in flight when that happened, and so was among the last messages
 written. Their identities (nsqd, id) are kept in generations, in memory and in small files: the two
 youngest always, and with `keep` those of a moment at which FINs may have been lost, because such a
-message can come back only after a long backlog. Files of earlier runs are loaded at the start, and
-stay for a week: there may be several crashes before a message comes back.
+message can come back only after a long backlog. Files of earlier runs stay for a week: there may be
+several crashes before a message comes back. They are read when the first message comes again.
 
 A line is ``offset length nsqd ids name``: what a member of a file holds from one nsqd, ids in hex.
-It is written before the member is, so it counts only when the index has the member: for the last
-member of a run that is looked up, and those before it are proved by what followed. What the look
-found out is written down as the run's last line, for the file may be moved or read and removed
-before the next start. Lines are not fsynced: kill -9 loses nothing of them, and the worst after a
-power failure is a message twice.
+It is written before the member is, so it counts only when the index has the member: those before a
+run's last line are proved by what followed, and a run that ends by itself writes down that the last
+one counts too. After a crash the next run looks it up and writes that down, at its start: the file
+may be moved, or read and removed, later. Lines are not fsynced: kill -9 loses nothing of them, and
+the worst after a power failure is a message twice.
+
+A file is there from its first line on, and open only while it is written.
 """
 
 from __future__ import annotations
 
 import collections
+import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from nsqtools.archive.layout import Member
 from nsqtools.files.durable import NEW, blaming, write_all
-from nsqtools.files.opening import open_to_append, open_to_read
+from nsqtools.files.opening import is_ours, open_to_append, open_to_read, open_to_write
+
+log = logging.getLogger("nsqtools")
 
 KEPT_GENERATIONS = 16
 KEPT_FILES = 64
 KEPT_FOR_S = 7 * 86_400.0
 
+_NAME = re.compile(r"(?P<stem>\.[^@]+@[^@]+@)(?P<run>[0-9a-f]+)-\d{6}\.journal")
 _LINE = re.compile(
-    r"(?P<offset>\d+) (?P<length>\d+) (?P<nsqd>\S+) (?P<ids>(?:[0-9a-f]{32})+) (?P<name>.+)\n"
+    r"(?P<offset>\d{1,18}) (?P<length>\d{1,18}) (?P<nsqd>\S+) (?P<ids>(?:[0-9a-f]{32})+)"
+    r" (?P<name>.+)\n"
 )
 
 PROVED = "proved\n"
@@ -41,11 +49,29 @@ IsDurable = Callable[[str, int, int], bool]
 """Return, by name, offset and length, whether a member is in the index of its file."""
 
 
+def journals_below(folder: Path) -> dict[str, list[str]]:
+    """List the journals in a directory once for all topics: names by what `stem_of` returns.
+
+    Raises ``OSError``.
+    """
+    found: dict[str, list[str]] = {}
+    for name in os.listdir(folder):
+        if (match := _NAME.fullmatch(name)) is not None:
+            found.setdefault(match["stem"], []).append(name)
+    return found
+
+
+def stem_of(topic: str, channel: str) -> str:
+    """Return what the names of the journals of a topic and channel begin with."""
+    return f".{topic}@{channel}@"
+
+
 class Journal:
     """The journal of one topic and channel; its lock must be held.
 
-    ``run`` makes the names of this run's files unique. A generation is ``size`` identities: more
-    than can be in flight. Raises ``OSError``.
+    ``earlier`` are the names of the journals of earlier runs. ``run`` makes the names of this run's
+    files unique. A generation is ``size`` identities: more than can be in flight. Raises
+    ``OSError``.
     """
 
     def __init__(
@@ -54,26 +80,34 @@ class Journal:
         topic: str,
         channel: str,
         *,
+        earlier: Iterable[str],
         run: str,
         size: int,
         is_durable: IsDurable,
         now_s: float,
     ) -> None:
-        self._stem = f".{topic}@{channel}@"
+        self._stem = stem_of(topic, channel)
         self._folder = folder
         self._run = run
         self._size = size
-        self._loaded = _load(self._files_of_earlier_runs(now_s), is_durable)
+        self._earlier = _still_counting([folder / name for name in earlier], now_s)
+        _prove(self._earlier, is_durable)
+        self._loaded: dict[str, set[bytes]] | None = None
         self._number = 0
         self._kept: collections.deque[_Generation] = collections.deque()
         self._older: _Generation | None = None
         self._youngest = self._new_generation()
 
     def knows(self, nsqd: str, message_id: bytes) -> bool:
-        """Return whether a message is written, or is in the member that is being made."""
-        return message_id in self._loaded.get(nsqd, ()) or any(
-            message_id in generation.ids[nsqd] for generation in self._generations()
-        )
+        """Return whether a message is written, or is in the member that is being made.
+
+        Raises ``OSError``.
+        """
+        if any(message_id in generation.ids[nsqd] for generation in self._generations()):
+            return True
+        if self._loaded is None:
+            self._loaded = _load(self._earlier)
+        return message_id in self._loaded.get(nsqd, ())
 
     def add(self, nsqd: str, ids: Sequence[bytes]) -> None:
         """These go into the member that is being made."""
@@ -102,18 +136,22 @@ class Journal:
         if self._older is not None:
             self._kept.append(self._older)
             self._older = None
-        self._kept.append(self._youngest)
-        self._youngest = self._new_generation()
+        if self._youngest.count:
+            self._kept.append(self._youngest)
+            self._youngest = self._new_generation()
         while len(self._kept) > KEPT_GENERATIONS:
             self._kept.popleft().remove()
 
     def close(self) -> None:
-        """Close the files. They stay: whether the last FINs arrived, nobody can tell."""
-        for generation in self._generations():
-            if generation.count:
-                generation.close()
-            else:
-                generation.remove()
+        """The run ends. Its files stay: whether the last FINs arrived, nobody can tell."""
+        try:
+            for generation in self._generations():
+                generation.settle()
+            written = [generation for generation in self._generations() if generation.has_lines]
+            if written:
+                max(written, key=lambda generation: generation.path).write(PROVED.encode())
+        except OSError as exc:
+            log.info("cannot end %s (%s): the next run will", exc.filename, exc.strerror)
 
     def _generations(self) -> list[_Generation]:
         return [self._youngest, *([self._older] if self._older else []), *self._kept]
@@ -129,40 +167,30 @@ class Journal:
         self._number += 1
         return _Generation(path)
 
-    def _files_of_earlier_runs(self, now_s: float) -> list[Path]:
-        """The files that still count, oldest first; the others are removed."""
-        found = [
-            path
-            for path in self._folder.iterdir()
-            if path.name.startswith(self._stem) and path.name.endswith(".journal")
-        ]
-        found.sort(key=lambda path: (path.stat().st_mtime, path.name))
-        oldest_s = now_s - KEPT_FOR_S
-        stats = [(path, path.stat()) for path in found]
-        kept = [path for path, s in stats if s.st_size and s.st_mtime > oldest_s][-KEPT_FILES:]
-        for path in set(found) - set(kept):
-            path.unlink(missing_ok=True)
-        return kept
-
 
 class _Generation:
     """Identities by nsqd, and the file that has them too."""
 
     def __init__(self, path: Path) -> None:
         self.ids: collections.defaultdict[str, set[bytes]] = collections.defaultdict(set)
-        self._path = path
-        self._descriptor = os.open(path, NEW | os.O_WRONLY | os.O_APPEND, 0o600)
+        self.path = path
+        self._is_made = False
         self._size = self._written = 0
 
     @property
     def count(self) -> int:
         return sum(map(len, self.ids.values()))
 
+    @property
+    def has_lines(self) -> bool:
+        """Whether the file has a line that counts."""
+        return self._size > 0
+
     def write(self, lines: bytes) -> None:
         self.settle()
-        self._written = self._size + len(lines)  # or a part of it, when that fails
-        with blaming(self._path):
-            write_all(self._descriptor, lines)
+        with self._opened() as descriptor:
+            self._written = self._size + len(lines)  # or a part of it, when that fails
+            write_all(descriptor, lines)
 
     def confirm(self) -> None:
         self._size = self._written
@@ -170,39 +198,88 @@ class _Generation:
     def settle(self) -> None:
         """Take back the line of a member that did not become durable: the next would prove it."""
         if self._written != self._size:
-            with blaming(self._path):
-                os.ftruncate(self._descriptor, self._size)
+            with self._opened() as descriptor:
+                os.ftruncate(descriptor, self._size)
             self._written = self._size
 
-    def close(self) -> None:
-        os.close(self._descriptor)
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        flags = os.O_WRONLY | os.O_APPEND
+        with blaming(self.path):
+            if self._is_made:
+                descriptor = open_to_write(self.path, flags | os.O_CREAT)
+            else:
+                descriptor = os.open(self.path, NEW | flags, 0o600)
+                self._is_made = True
+            try:
+                yield descriptor
+            finally:
+                os.close(descriptor)
 
     def remove(self) -> None:
-        self.close()
-        self._path.unlink(missing_ok=True)
+        if self._is_made:
+            self.path.unlink(missing_ok=True)
 
 
-def _load(paths: Sequence[Path], is_durable: IsDurable) -> dict[str, set[bytes]]:
-    identities: dict[str, set[bytes]] = collections.defaultdict(set)
-    by_run: dict[str, list[re.Match[str]]] = collections.defaultdict(list)
-    newest: dict[str, Path] = {}
-    proved: set[str] = set()
+def _still_counting(found: Sequence[Path], now_s: float) -> list[Path]:
+    """The files that still count, oldest first; the others are removed."""
+    stats = [(path, path.lstat()) for path in found]
+    stats.sort(key=lambda each: (each[1].st_mtime, each[0].name))
+    oldest_s = now_s - KEPT_FOR_S
+    kept = [path for path, s in stats if is_ours(s) and s.st_size and s.st_mtime > oldest_s][
+        -KEPT_FILES:
+    ]
+    for path in set(found) - set(kept):
+        path.unlink(missing_ok=True)
+    return kept
+
+
+def _by_run(paths: Sequence[Path]) -> dict[str, list[Path]]:
+    """The files of each run, in the order in which it wrote them."""
+    runs: dict[str, list[Path]] = collections.defaultdict(list)
+    for path in sorted(paths):
+        runs[path.name.rpartition("-")[0]].append(path)
+    return runs
+
+
+def _prove(paths: Sequence[Path], is_durable: IsDurable) -> None:
+    """Write down which runs' last members are durable, where that is not known yet."""
+    for run in _by_run(paths).values():
+        if not any(map(_ends_proved, run)) and (lines := _lines(run)):
+            last = lines[-1]
+            if is_durable(last["name"], int(last["offset"]), int(last["length"])):
+                with open_to_append(run[-1]) as file:
+                    file.write(b"\n" + PROVED.encode())  # what is before it may be torn
+
+
+def _ends_proved(path: Path) -> bool:
+    try:
+        with open_to_read(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - len(PROVED)))
+            return file.read() == PROVED.encode()
+    except FileNotFoundError:  # somebody tidied up
+        return False
+
+
+def _lines(paths: Iterable[Path]) -> list[re.Match[str]]:
+    """The lines of a run, oldest first."""
+    lines: list[re.Match[str]] = []
     for path in paths:
-        run = path.name.rpartition("-")[0]
-        newest[run] = path
-        with open_to_read(path) as journal:
-            text = journal.read().decode("utf-8", "replace").splitlines(keepends=True)
-        by_run[run] += filter(None, map(_LINE.fullmatch, text))
-        if PROVED in text:
-            proved.add(run)
-    for run, lines in by_run.items():
-        if not lines:
+        try:
+            with open_to_read(path) as file:
+                text = file.read().decode("utf-8", "replace").splitlines(keepends=True)
+        except FileNotFoundError:
             continue
-        last = lines[-1].group("name", "offset", "length")
-        is_proved = run in proved or is_durable(last[0], int(last[1]), int(last[2]))
-        if is_proved and run not in proved:
-            with open_to_append(newest[run]) as file:
-                file.write(b"\n" + PROVED.encode())  # what is before it may be torn
+        lines += filter(None, map(_LINE.fullmatch, text))
+    return lines
+
+
+def _load(paths: Sequence[Path]) -> dict[str, set[bytes]]:
+    identities: dict[str, set[bytes]] = collections.defaultdict(set)
+    for run in _by_run(paths).values():
+        lines = _lines(run)
+        is_proved = any(map(_ends_proved, run))
+        last = lines[-1].group("name", "offset", "length") if lines else None
         for line in lines:
             if is_proved or line.group("name", "offset", "length") != last:
                 ids = bytes.fromhex(line["ids"])

@@ -4,7 +4,8 @@
     .clicks.host-000000.2026-11-21_08.log.gz.index     its index, or that of the file in progress
     .clicks.host-000000.2026-11-21_08.log.gz.part      the same file while in progress
     .clicks.host-000000.2026-11-21_08.log.gz.copy      on its way from another file system
-    .clicks@archive.lock                               see `topic_lock`
+    .nsq-archive.locks                                 who works at what: see `FolderLocks`
+    .clicks@archive.lock                               counts files: see `topic_lock`
     .clicks@archive@18f3a-000000.journal               see `journal`
 
 Everything unfinished is hidden by its dot, from globs and from Spark's and Hadoop's own readers.
@@ -24,24 +25,32 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import NamedTuple
+from pathlib import Path, PurePath
+from typing import NamedTuple, TypeVar
 
 from nsqtools.files.opening import open_to_read
 
 PART = ".part"
 INDEX = ".index"
-GZIP = ".gz"
+MANIFEST = ".manifest"
+LOCKS = ".nsq-archive.locks"
+
+P = TypeVar("P", bound=PurePath)  # a path, or a name in a storage
 
 
-def part_of(path: Path) -> Path:
+def part_of(path: P) -> P:
     """Return where the file ``path`` is while in progress."""
     return path.with_name(f".{path.name}{PART}")
 
 
-def index_of(path: Path) -> Path:
+def index_of(path: P) -> P:
     """Return the index of the file ``path``, in progress or finished."""
     return path.with_name(f".{path.name}{INDEX}")
+
+
+def manifest_of(path: P) -> P:
+    """Return the manifest of the file ``path`` in an object store. See `upload_job`."""
+    return path.with_name(f".{path.name}{MANIFEST}")
 
 
 def is_hidden(name: str, suffix: str) -> bool:
@@ -49,7 +58,7 @@ def is_hidden(name: str, suffix: str) -> bool:
     return name.startswith(".") and name.endswith(suffix) and len(name) > len(suffix) + 1
 
 
-def owner_of(hidden: Path) -> Path:
+def owner_of(hidden: P) -> P:
     """Return the file that a ``.part``, ``.index`` or ``.copy`` belongs to."""
     return hidden.with_name(hidden.name[1:].rpartition(".")[0])
 
@@ -73,7 +82,7 @@ def finished_below(directory: Path) -> Iterator[Path]:
 
 
 _LINE = re.compile(rb"(\d{1,18}) (\d{1,18}) (\d{1,18}) (-?\d{1,19}) (-?\d{1,19})")
-_HEAD = re.compile(rb"writer ([0-9a-f]{32}) (\d+)\n")
+_HEAD = re.compile(rb"writer ([0-9a-f]{32}) (\d{1,18})\n")
 
 
 class Head(NamedTuple):

@@ -1,8 +1,8 @@
 """Read a file member by member with exact positions, and rebuild an index from the data.
 
-The gzip module reads members as one stream and cannot tell where one begins; here each piece of
-text comes with the offset after its member when it is the member's last. Padding with zeros between
-or after members is skipped.
+The modules for gzip and zstd read members as one stream and cannot tell where one begins; here each
+piece of text comes with the offset after its member when it is the member's last. Padding with
+zeros between or after members is skipped.
 
 A member's text is held back until its checksum has been seen, so that bytes changed on disk are not
 taken for messages; only the text of very large members is returned earlier. Of a member that is cut
@@ -12,20 +12,20 @@ off, everything that can be decompressed is returned: what is there is right.
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from nsqtools.archive.codecs import LOOK_SIZE, Codec, CorruptError, Unpacker, codec_of, unpacker
 from nsqtools.archive.layout import Member
+from nsqtools.archive.storage import StoredFile
 from nsqtools.errors import NsqError
 from nsqtools.files.opening import NotRegularError, open_to_read
 
 READ_SIZE = 1 << 18
 TEXT_SIZE = 1 << 20  # of one step: a few bytes can unpack to gigabytes
 HELD_SIZE = 16 << 20
-GZIP_WINDOW = 31
 
 
 class MemberText(NamedTuple):
@@ -50,32 +50,31 @@ class DamagedError(NsqError):
         self.offset = offset
 
 
-def gunzip(file: SeekableFile, offset: int = 0) -> Iterator[MemberText]:
+def unpack_members(file: SeekableFile, codec: Codec, offset: int = 0) -> Iterator[MemberText]:
     """Iterate over the text of all members from the one that begins at ``offset``.
 
     Raises `DamagedError` after the last good piece, ``OSError``.
     """
     file.seek(offset)
     begin = position = offset  # of the member, and after what was read
-    member = None
+    member: Unpacker | None = None
     held: list[bytes] = []
     data = b""
-    while data or (data := file.read(READ_SIZE)):
+    while data or (member and member.has_more) or (data := file.read(READ_SIZE)):
         if member is None:
             before = len(data)
             data = data.lstrip(b"\0")
             position += before - len(data)
             if not data:
                 continue
-            begin, member, held = position, zlib.decompressobj(GZIP_WINDOW), []
+            begin, member, held = position, unpacker(codec), []
         try:
-            held.append(member.decompress(data, TEXT_SIZE))
-        except zlib.error as exc:
+            held.append(member.unpack(data, TEXT_SIZE))
+        except CorruptError as exc:
             raise DamagedError(f"corrupt at byte {begin} ({exc})", begin) from None
-        rest = member.unused_data if member.eof else member.unconsumed_tail
-        position += len(data) - len(rest)
-        data = rest
-        if member.eof:
+        position += len(data) - len(member.unused)
+        data = member.unused
+        if member.is_over:
             yield MemberText(b"".join(held), position)
             member = None
         elif sum(map(len, held)) > HELD_SIZE:
@@ -86,7 +85,6 @@ def gunzip(file: SeekableFile, offset: int = 0) -> Iterator[MemberText]:
         raise DamagedError(f"cut off in the member at byte {begin}", begin)
 
 
-MAGIC = b"\x1f\x8b"
 PLAIN_MEMBER_SIZE = 1 << 20
 
 _HEAD = re.compile(
@@ -104,7 +102,13 @@ class Scan:
     members: list[Member] = field(default_factory=list)
     damage: str = ""
     topics: set[str] = field(default_factory=set)
-    is_gzip: bool = False
+    codec: Codec = Codec.NONE
+    size: int = 0
+    """Of the whole file, in bytes."""
+
+    def note(self, problem: str) -> None:
+        """Keep the first problem."""
+        self.damage = self.damage or problem
 
     @property
     def end(self) -> int:
@@ -112,10 +116,10 @@ class Scan:
         return self.members[-1].end if self.members else 0
 
 
-def is_gzip(file: BinaryIO) -> bool:
-    """Return whether the first bytes are gzip's, whatever the file is called."""
+def codec_at(file: SeekableFile) -> Codec:
+    """Return what an open file is compressed with, whatever it is called."""
     file.seek(0)
-    return file.read(len(MAGIC)) == MAGIC
+    return codec_of(file.read(LOOK_SIZE))
 
 
 def scan_members(path: Path) -> Scan:
@@ -123,20 +127,25 @@ def scan_members(path: Path) -> Scan:
     scan = Scan()
     try:
         with open_to_read(path) as file:
-            scan.is_gzip = is_gzip(file)
-            if scan.is_gzip:
-                _scan_gzip(file, scan)
-            else:
-                _scan_plain(file, scan)
+            scan_file(file, scan)
     except NotRegularError as exc:
         scan.damage = str(exc.strerror)
     return scan
 
 
-def _scan_gzip(file: BinaryIO, scan: Scan) -> None:
+def scan_file(file: StoredFile, scan: Scan) -> None:
+    """Read a whole open file into ``scan``. Raises ``OSError``."""
+    scan.codec = codec_at(file)
+    if scan.codec.is_compressed:
+        _scan_compressed(file, scan)
+    else:
+        _scan_plain(file, scan)
+
+
+def _scan_compressed(file: StoredFile, scan: Scan) -> None:
     tally = _Tally(scan.topics)
     try:
-        for piece in gunzip(file):
+        for piece in unpack_members(file, scan.codec):
             tally.add(piece.text)
             if piece.member_end is not None:
                 scan.members.append(tally.member(scan.end, piece.member_end))
@@ -145,7 +154,7 @@ def _scan_gzip(file: BinaryIO, scan: Scan) -> None:
         scan.damage = str(exc)
 
 
-def _scan_plain(file: BinaryIO, scan: Scan) -> None:
+def _scan_plain(file: StoredFile, scan: Scan) -> None:
     """Cut a plain file at line ends; all of its bytes are in some member."""
     file.seek(0)
     while lines := file.readlines(PLAIN_MEMBER_SIZE):
@@ -155,6 +164,15 @@ def _scan_plain(file: BinaryIO, scan: Scan) -> None:
         scan.members.append(tally.member(scan.end, file.tell()))
         if not lines[-1].endswith(b"\n") and scan.topics:
             scan.damage = f"cut off in the line at byte {file.tell() - len(lines[-1])}"
+
+
+def topics_in(text: bytes) -> set[str]:
+    """Return the topics of the messages in a text; none in one of bare bodies."""
+    return _names(_HEAD.findall(text))
+
+
+def _names(heads: list[tuple[bytes, bytes]]) -> set[str]:
+    return {topic.decode("ascii", "replace") for topic, _ in heads}
 
 
 class _Tally:
@@ -177,7 +195,7 @@ class _Tally:
         if heads := _HEAD.findall(text):
             times = [*self._times, *[int(time) for _, time in heads]]
             self._times = [min(times), max(times)]
-            self._topics.update({topic.decode("ascii", "replace") for topic, _ in heads})
+            self._topics.update(_names(heads))
 
     def member(self, begin: int, end: int) -> Member:
         if self._rest:

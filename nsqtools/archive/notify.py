@@ -17,8 +17,7 @@ from pathlib import Path
 
 from nsqtools.archive.topic_writer import ArchiveTotals
 from nsqtools.errors import ConfigurationError
-from nsqtools.files.durable import replace_file
-from nsqtools.records.prometheus import Metric, encode_metrics
+from nsqtools.records.prometheus import Metric
 
 log = logging.getLogger("nsqtools")
 
@@ -106,8 +105,8 @@ METRICS: tuple[tuple[str, str, str, Callable[[TopicState], int]], ...] = (
 )
 
 
-def render_metrics(topics: Mapping[str, TopicState], now_s: float) -> str:
-    """Return the text, in Prometheus' format."""
+def topic_metrics(topics: Mapping[str, TopicState], now_s: float) -> list[Metric]:
+    """Return the counts of all topics. ``now_s`` is the time since 1970."""
     metrics = [
         Metric(
             PREFIX + name,
@@ -120,12 +119,4 @@ def render_metrics(topics: Mapping[str, TopicState], now_s: float) -> str:
     seen = Metric(
         f"{PREFIX}last_seen_seconds", "gauge", "When this was written.", [({}, f"{now_s:.3f}")]
     )
-    return encode_metrics([*metrics, seen])
-
-
-def write_metrics(path: Path, text: str) -> None:
-    """Replace the file at once: its readers never see a part. A failure is logged."""
-    try:
-        replace_file(path, text.encode(), 0o644, is_durable=False)
-    except OSError as exc:  # archiving is more important
-        log.warning("cannot write %s (%s)", path, exc.strerror)
+    return [*metrics, seen]

@@ -1,67 +1,32 @@
 """A file in progress: text in, durable members out, all or nothing.
 
-It is locked for as long as it is written: whoever finds a ``.part`` that is not locked may recover
-it. After a failed flush `roll_back` brings file and index back to the last durable member; nothing
-may be written before that has worked.
+It is open, and locked, only while something is written: a thousand topics need no descriptors for
+their files. Between two writes whatever is in the file is durable and indexed, so another process
+that recovers it then does no harm: it finishes the file early, which is noticed here before the
+next write, and that goes into a new file. `FolderLocks` keep polite processes from doing so. After
+a failed flush `roll_back` brings file and index back to the last durable member; nothing may be
+written before that has worked.
 
 Text is compressed as it arrives, so the work is spread and little is left to do at the flush. Each
-flush ends the gzip member: it can then be read by itself, and costs only a few bytes. python-isal
-compresses five times as fast as zlib, to files a tenth larger. It is used when it can be imported
-and no level was asked for; the levels are zlib's.
+flush ends the member (`codecs`).
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import zlib
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
 
+from nsqtools.archive.codecs import Compressor, CompressorFactory
 from nsqtools.archive.layout import Head, Member, index_of, part_of
 from nsqtools.files.durable import NEW, blaming, sync_folder, write_all
 from nsqtools.files.locks import try_lock
+from nsqtools.files.opening import open_to_write
 
 CREATE = NEW | os.O_RDWR | os.O_APPEND
-DEFAULT_LEVEL = 6
-ISAL_LEVEL = 2
-GZIP_WINDOW = 31  # 15 bits of window, and 16 for the gzip header
-
-CompressorFactory = Callable[[], "Compressor"]
-
-
-class Compressor(Protocol):
-    """Of one member: fed, then flushed once. `zlib.compressobj` is one."""
-
-    def compress(self, data: bytes, /) -> bytes: ...
-    def flush(self) -> bytes: ...
-
-
-class Plain:
-    """Leaves text as it is."""
-
-    def compress(self, data: bytes, /) -> bytes:
-        return data
-
-    def flush(self) -> bytes:
-        return b""
-
-
-def gzip_members(level: int | None) -> CompressorFactory:
-    """Return what begins a gzip member; ``level`` is 1 to 9, None for a good one."""
-    if level is None and (isal := _isal()) is not None:
-        return lambda: isal.compressobj(ISAL_LEVEL, isal.DEFLATED, GZIP_WINDOW)
-    wanted = DEFAULT_LEVEL if level is None else level
-    return lambda: zlib.compressobj(wanted, zlib.DEFLATED, GZIP_WINDOW)
-
-
-def _isal() -> Any:
-    try:
-        from isal import isal_zlib
-    except ImportError:
-        return None
-    return isal_zlib
+GONE = "another process has removed or finished it"
 
 
 class PartFile:
@@ -86,43 +51,18 @@ class PartFile:
         first_line = head.encode() if head else b""
         self._index_size = len(first_line)
         self._new_compressor = compressor
-        self._data = os.open(part_of(path), CREATE, mode)
-        try:
-            self._lock()
-            self._index = self._begin_index(mode, first_line)
-        except OSError as exc:
-            if exc.filename == str(index_of(path)):
-                part_of(path).unlink()
-            os.close(self._data)
-            raise
-        sync_folder(path.parent)
+        self._identity = _make(part_of(path), index_of(path), mode, first_line)
         self._begin_member()
 
-    def _begin_index(self, mode: int, first_line: bytes) -> int:
-        """Make the index; its first line becomes durable with that of the first member."""
-        path = index_of(self.path)
-        descriptor = os.open(path, CREATE, mode)
-        try:
-            with blaming(path):
-                write_all(descriptor, first_line)
-        except OSError:
-            path.unlink()
-            os.close(descriptor)
-            raise
-        return descriptor
-
-    def _lock(self) -> None:
-        """Raise when somebody took the empty file for a leftover just before it is locked."""
-        if not try_lock(self._data) or not os.fstat(self._data).st_nlink:
-            raise FileExistsError(f"{self.path} is being recovered by another process")
-
     def _begin_member(self) -> None:
-        self._compressor = self._new_compressor()
+        self._compressor: Compressor | None = None  # one takes up to 300 kB
         self._chunks: list[bytes] = []
         self._text_size = self._chunks_size = 0
 
     def append(self, text: bytes) -> None:
         """Add text to the member that is being made; nothing is written yet."""
+        if self._compressor is None:
+            self._compressor = self._new_compressor()
         self._text_size += len(text)
         if chunk := self._compressor.compress(text):
             self._chunks.append(chunk)
@@ -130,23 +70,36 @@ class PartFile:
 
     def end_member(self, count: int, min_ts: int, max_ts: int) -> Member:
         """Return the member that `flush` will write."""
-        self._chunks.append(self._compressor.flush())
+        compressor = self._compressor or self._new_compressor()
+        self._chunks.append(compressor.flush())
         return Member(self.size, sum(map(len, self._chunks)), count, min_ts, max_ts)
 
     def flush(self, member: Member) -> None:
         """Make a member durable. Raises ``OSError``; then `roll_back` comes next."""
-        if self.has_vanished:
-            raise OSError(errno.ENOENT, "it was removed while it was written", str(self.path))
-        with blaming(self.path):
-            write_all(self._data, b"".join(self._chunks))
-            os.fdatasync(self._data)
+        with self._opened() as (data, index):
+            write_all(data, b"".join(self._chunks))
+            os.fdatasync(data)
             line = member.encode()
-            write_all(self._index, line)
-            os.fdatasync(self._index)
+            write_all(index, line)
+            os.fdatasync(index)
         self.size = member.end
         self.uncompressed_size += self._text_size
         self._index_size += len(line)
         self._begin_member()
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[int, int]]:
+        """The data and the index, open and locked against recovery."""
+        with blaming(self.path), ExitStack() as stack:
+            if self.has_vanished:
+                raise OSError(errno.ENOENT, GONE, str(self.path))
+            data = open_to_write(part_of(self.path), os.O_RDWR | os.O_APPEND)
+            stack.callback(os.close, data)
+            if not try_lock(data) or self.has_vanished:
+                raise OSError(errno.ENOENT, GONE, str(self.path))
+            index = open_to_write(index_of(self.path), os.O_RDWR | os.O_APPEND)
+            stack.callback(os.close, index)
+            yield data, index
 
     @property
     def expected_sizes(self) -> tuple[int, int]:
@@ -156,22 +109,51 @@ class PartFile:
     def roll_back(self) -> None:
         """Forget what is not durable. Raises ``OSError`` when that fails: try again later."""
         self._begin_member()
-        with blaming(self.path):
-            os.ftruncate(self._index, self._index_size)
-            os.ftruncate(self._data, self.size)
+        with self._opened() as (data, index):
+            os.ftruncate(index, self._index_size)
+            os.ftruncate(data, self.size)
 
     @property
     def has_vanished(self) -> bool:
-        """Whether it was removed: what it held is gone."""
-        return not os.fstat(self._data).st_nlink
-
-    def close(self) -> None:
-        """Close it, which releases its lock: recovery may take it."""
-        os.close(self._index)
-        os.close(self._data)
+        """Whether another process has removed or finished it. Raises ``OSError``, also when the
+        whole directory is missing: it may come back, with the file."""
+        try:
+            found = part_of(self.path).lstat()
+        except FileNotFoundError:
+            self.path.parent.stat()
+            return True
+        return (found.st_dev, found.st_ino) != self._identity
 
     def remove(self) -> None:
-        """Close and remove it: it holds nothing."""
+        """Remove it: it holds nothing."""
         part_of(self.path).unlink(missing_ok=True)
         index_of(self.path).unlink(missing_ok=True)
-        self.close()
+
+
+def _make(part: Path, index: Path, mode: int, first_line: bytes) -> tuple[int, int]:
+    """Make both files, and their names durable; return what identifies the data.
+
+    The first line of the index becomes durable with that of the first member.
+    """
+    with ExitStack() as stack:
+        data = os.open(part, CREATE, mode)
+        stack.callback(os.close, data)
+        if not try_lock(data) or not os.fstat(data).st_nlink:
+            # somebody took the empty file for a leftover just before it was locked
+            raise FileExistsError(f"{part} is being recovered by another process")
+        try:
+            descriptor = os.open(index, CREATE, mode)
+            stack.callback(os.close, descriptor)
+        except OSError:
+            part.unlink()
+            raise
+        try:
+            with blaming(index):
+                write_all(descriptor, first_line)
+        except OSError:
+            part.unlink()
+            index.unlink()
+            raise
+        sync_folder(part.parent)
+        made = os.fstat(data)
+    return made.st_dev, made.st_ino

@@ -1,11 +1,13 @@
 """Read archives back: any format, any compression, files in progress, damaged ones too.
 
-Damage is reported to ``on_damage`` and skipped, never raised: with an index reading goes
-on at the next member, without one it ends there, and what was readable before the tear is read. Of
-a file in progress only what its index names is read; the rest is not durable yet.
+Files in object stores are read as local ones are, by ranges. Damage is reported to ``on_damage``
+and skipped, never raised: with an index reading goes on at the next member, without one it ends
+there, and what was readable before the tear is read. A file that changes or vanishes while it is
+read is damage too. Of a file in progress only what its index names is read; the rest is not durable
+yet.
 
-Files are recognized by what is in them: gzip by its first bytes, messages (jsonl) by their first
-line. Bare bodies have no topic, nsqd, id and time; those fields are empty then.
+Files are recognized by what is in them: gzip and zstd by their first bytes, messages (jsonl) by
+their first line. Bare bodies have no topic, nsqd, id and time; those fields are empty then.
 """
 
 from __future__ import annotations
@@ -13,54 +15,36 @@ from __future__ import annotations
 import functools
 import os
 import re
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
 
-from nsqtools.archive.layout import (
-    PART,
-    Head,
-    Member,
-    finished_below,
-    hidden_below,
-    index_of,
-    is_hidden,
-    load_index,
-    owner_of,
+from nsqtools.archive.codecs import Codec, CorruptError, unpacker
+from nsqtools.archive.finding import ArchiveFile
+from nsqtools.archive.layout import Member
+from nsqtools.archive.members import (
+    DamagedError,
+    Scan,
+    codec_at,
+    scan_file,
+    topics_in,
+    unpack_members,
 )
-from nsqtools.archive.members import GZIP_WINDOW, DamagedError, gunzip, is_gzip
-from nsqtools.errors import NotFoundError, NsqError, OutputError
-from nsqtools.files.opening import NotRegularError, open_to_read
+from nsqtools.archive.storage import ChangedError, StoredFile
+from nsqtools.errors import NsqError, OutputError
+from nsqtools.files.opening import NotRegularError
 from nsqtools.records.envelope import Envelope, decode
 from nsqtools.records.framing import Splitter
 
 READ_SIZE = 1 << 18
 LONGEST_LINE = 1 << 28
+VANISHED = "it was removed before it was read"
 LARGEST_TEXT = 1 << 26  # of a member at a time
 
 _BEGINNING = re.compile(rb'\{"topic": "[^"]*", "nsqd": "')
 
-OnDamage = Callable[[Path, str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ArchiveFile:
-    """A file to read: where its bytes are, and its index if it has one."""
-
-    path: Path
-    members: list[Member] | None
-    head: Head | None = None
-
-    @property
-    def is_in_progress(self) -> bool:
-        return is_hidden(self.path.name, PART)
-
-    @property
-    def messages(self) -> int | None:
-        """How many messages it has, if its index says so."""
-        return None if self.members is None else sum(m.messages for m in self.members)
+OnDamage = Callable[[str, str], None]
+"""Takes the path or URL of a file, and the problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,37 +72,6 @@ class TimeRange:
 EVER = TimeRange()
 
 
-def find_archives(paths: Sequence[Path]) -> list[ArchiveFile]:
-    """Return the files at ``paths``; of a directory all below it, those in progress last.
-
-    Raises `NotFoundError` for a path that is not there, and `OutputError`.
-    """
-    found: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            # looked for first, so that one that is finished meanwhile is not missed
-            in_progress = list(hidden_below(path, PART))
-            found += [*finished_below(path), *in_progress]
-        elif path.exists():
-            found.append(path)
-        else:
-            raise NotFoundError(f"there is no {path}")
-    try:
-        archives = [_with_index(path) for path in dict.fromkeys(found)]
-    except OSError as exc:
-        raise OutputError(f"cannot read {exc.filename} ({exc.strerror})") from exc
-    heads = {archive.head for archive in archives if not archive.is_in_progress} - {None}
-    return [each for each in archives if not (each.is_in_progress and each.head in heads)]
-
-
-def _with_index(path: Path) -> ArchiveFile:
-    owner = owner_of(path) if is_hidden(path.name, PART) else path
-    index = load_index(index_of(owner))
-    if index is None:
-        return ArchiveFile(path, None)
-    return ArchiveFile(path, index.members, index.head)
-
-
 def read_text(
     archive: ArchiveFile, on_damage: OnDamage, within: TimeRange = EVER
 ) -> Iterator[bytes]:
@@ -126,49 +79,52 @@ def read_text(
 
     Raises `OutputError` when it cannot be read at all.
     """
+    shown = archive.shown
     try:
-        with open_to_read(archive.path) as file:
-            gzipped = is_gzip(file)
-            on_problem = functools.partial(on_damage, archive.path)
+        with closing(archive.open()) as file:
+            codec = codec_at(file)
+            on_problem = functools.partial(on_damage, shown)
             end, size = 0, file.seek(0, os.SEEK_END)
             for member in archive.members or ():
                 end = member.end
                 if within.may_have(member):
-                    yield from read_member(file, member, gzipped, on_problem)
+                    yield from read_member(file, member, codec, on_problem)
             if not archive.is_in_progress:
-                yield from _read_rest(file, archive.path, min(end, size), gzipped, on_damage)
-    except NotRegularError as exc:
-        on_damage(archive.path, str(exc.strerror))
+                yield from _read_rest(file, shown, min(end, size), codec, on_damage)
+    except FileNotFoundError:
+        on_damage(shown, VANISHED)
+    except (ChangedError, NotRegularError) as exc:
+        on_damage(shown, str(exc.strerror))
     except OSError as exc:
-        raise OutputError(f"cannot read {archive.path} ({exc.strerror})") from exc
+        raise OutputError(f"cannot read {shown} ({exc.strerror})") from exc
 
 
 def read_member(
-    file: BinaryIO, member: Member, gzipped: bool, on_problem: Callable[[str], None]
+    file: StoredFile, member: Member, codec: Codec, on_problem: Callable[[str], None]
 ) -> Iterator[bytes]:
     """Iterate over the text of a member. Raises ``OSError``; damage is reported."""
     data = _read_all(file, member)
     if len(data) < member.length:
         on_problem(f"{member.length - len(data)} bytes are missing at its end")
-    if not gzipped:
+    if not codec.is_compressed:
         yield data
         return
-    decompressor = zlib.decompressobj(GZIP_WINDOW)
+    member_text = unpacker(codec)
     try:
-        text = decompressor.decompress(data, LARGEST_TEXT)
-        while decompressor.unconsumed_tail:  # larger than any archiver makes it
+        text = member_text.unpack(data, LARGEST_TEXT)
+        while member_text.has_more:  # larger than any archiver makes it
             yield text
-            text = decompressor.decompress(decompressor.unconsumed_tail, LARGEST_TEXT)
-    except zlib.error as exc:
+            text = member_text.unpack(b"", LARGEST_TEXT)
+    except CorruptError as exc:
         on_problem(f"corrupt at byte {member.offset} ({exc})")
         return
-    if decompressor.eof or len(data) < member.length:
+    if member_text.is_over or len(data) < member.length:
         yield text
     else:  # its checksum was not reached: nothing of it can be trusted
         on_problem(f"corrupt at byte {member.offset} (it does not end where it should)")
 
 
-def _read_all(file: BinaryIO, member: Member) -> bytes:
+def _read_all(file: StoredFile, member: Member) -> bytes:
     """Read a member, or what there is of it: an index may claim lengths that no file has."""
     there = file.seek(0, os.SEEK_END) - member.offset
     if there <= 0:
@@ -178,19 +134,45 @@ def _read_all(file: BinaryIO, member: Member) -> bytes:
 
 
 def _read_rest(
-    file: BinaryIO, path: Path, offset: int, gzipped: bool, on_damage: OnDamage
+    file: StoredFile, shown: str, offset: int, codec: Codec, on_damage: OnDamage
 ) -> Iterator[bytes]:
     """What no index names."""
-    if not gzipped:
+    if not codec.is_compressed:
         file.seek(offset)
         while data := file.read(READ_SIZE):
             yield data
         return
     try:
-        for piece in gunzip(file, offset):
+        for piece in unpack_members(file, codec, offset):
             yield piece.text
     except DamagedError as exc:
-        on_damage(path, str(exc))
+        on_damage(shown, str(exc))
+
+
+def look_at(archive: ArchiveFile) -> Scan:
+    """Return what a file holds, by its index, its first and its last member.
+
+    Without an index that fits, all of it is read. Raises `OutputError`; damage is in the result.
+    """
+    scan = Scan()
+    try:
+        with closing(archive.open()) as file:
+            members, scan.size = archive.members, file.seek(0, os.SEEK_END)
+            is_whole = members and members[-1].end == scan.size
+            if members and (is_whole or archive.is_in_progress):
+                scan.members, scan.codec = members, codec_at(file)
+                for member in (members[0], members[-1]):
+                    for text in read_member(file, member, scan.codec, scan.note):
+                        scan.topics |= topics_in(text)
+            else:
+                scan_file(file, scan)
+    except FileNotFoundError:
+        scan.damage = VANISHED
+    except (ChangedError, NotRegularError) as exc:
+        scan.damage = str(exc.strerror)
+    except OSError as exc:
+        raise OutputError(f"cannot read {archive.shown} ({exc.strerror})") from exc
+    return scan
 
 
 def read_lines(
@@ -211,7 +193,7 @@ def read_lines(
     except OutputError:
         raise
     except NsqError as exc:
-        on_damage(archive.path, str(exc))
+        on_damage(archive.shown, str(exc))
 
 
 def read_messages(
@@ -235,7 +217,7 @@ def read_messages(
             try:
                 message = decode(line)
             except ValueError as exc:
-                on_damage(archive.path, f"line {number} is not a message: {exc}")
+                on_damage(archive.shown, f"line {number} is not a message: {exc}")
                 continue
             if within.has(message.timestamp_ns):
                 yield message

@@ -6,15 +6,18 @@ can still be read; it gets a new index. The damaged file stays beside it as ``.N
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import PurePosixPath
 
-from nsqtools.archive.layout import Index, index_of
-from nsqtools.archive.members import is_gzip, scan_members
-from nsqtools.archive.part_file import Plain, gzip_members
-from nsqtools.archive.reader import ArchiveFile, read_messages, read_text
+from nsqtools.archive.codecs import members_of
+from nsqtools.archive.finding import ArchiveFile
+from nsqtools.archive.layout import Index, index_of, manifest_of
+from nsqtools.archive.members import codec_at, scan_members
+from nsqtools.archive.reader import read_messages, read_text
 from nsqtools.errors import OutputError
 from nsqtools.files.durable import NEW, copy_of, replace_file, sync_folder
 from nsqtools.files.opening import open_to_read
@@ -26,7 +29,8 @@ DAMAGED = ".damaged"
 class Verdict:
     """What was found in a file; without ``problems`` it is good."""
 
-    path: Path
+    path: str
+    """Or its URL."""
     messages: int
     problems: tuple[str, ...]
 
@@ -35,17 +39,42 @@ def verify(archive: ArchiveFile) -> Verdict:
     """Read a whole file and compare it with its index. Raises `OutputError`."""
     problems: list[str] = []
 
-    def note(path: Path, problem: str) -> None:
+    def note(path: str, problem: str) -> None:
         problems.append(problem)
 
     messages = sum(1 for _ in read_messages(archive, note))
-    indexed = archive.messages
-    if not problems and not archive.is_in_progress and indexed is not None:
-        size = archive.path.stat().st_size
-        end = archive.members[-1].end if archive.members else 0
-        if end != size:
-            problems.append(f"its index ends at byte {end} of {size}")
-    return Verdict(archive.path, messages, tuple(problems))
+    try:
+        if not problems and not archive.is_in_progress and archive.members is not None:
+            size = archive.size()
+            end = archive.members[-1].end if archive.members else 0
+            if end != size:
+                problems.append(f"its index ends at byte {end} of {size}")
+        if archive.is_remote:
+            problems += _differences_from_manifest(archive)
+    except OSError as exc:
+        problems.append(f"{exc.filename}: {exc.strerror}")
+    return Verdict(archive.shown, messages, tuple(problems))
+
+
+def _differences_from_manifest(archive: ArchiveFile) -> Iterator[str]:
+    """Say where a stored file is not what its manifest says; without a manifest, nothing.
+
+    Raises ``OSError``, for an index that is not there too.
+    """
+    path = PurePosixPath(archive.name)
+    try:
+        manifest = json.loads(archive.storage.read(str(manifest_of(path))))
+        size, digest = manifest["size"], manifest["index_sha256"]
+    except FileNotFoundError:
+        return
+    except (ValueError, KeyError, TypeError):
+        yield "its manifest cannot be read"
+        return
+    if archive.size() != size:
+        yield f"its manifest says that it has {size} bytes"
+    index = archive.storage.read(str(index_of(path)))
+    if hashlib.sha256(index).hexdigest() != digest:
+        yield "its index is not the one that was uploaded"
 
 
 def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
@@ -54,12 +83,11 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
     beside = copy_of(path)
     try:
         with open_to_read(path) as file:
-            gzipped = is_gzip(file)
+            begin_member = members_of(codec_at(file))
         count = 0
         beside.unlink(missing_ok=True)
         with os.fdopen(os.open(beside, NEW | os.O_WRONLY), "wb") as copy:
             os.fchmod(copy.fileno(), path.stat().st_mode & 0o7777)
-            begin_member = gzip_members(None) if gzipped else Plain
             for text in _whole_lines(archive, delimiter):
                 compressor = begin_member()
                 copy.write(compressor.compress(text) + compressor.flush())

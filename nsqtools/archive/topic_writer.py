@@ -19,6 +19,7 @@ from nsqtools.archive.file_set import FileSet, NextHead, OpenFile
 from nsqtools.archive.journal import Journal
 from nsqtools.client.message import Answers, Batch, Message
 from nsqtools.errors import OutputError
+from nsqtools.files.locks import FolderLocks
 from nsqtools.protocol.durations import NS
 from nsqtools.records.envelope import encode_many
 from nsqtools.records.lines import encode_lines
@@ -27,7 +28,11 @@ log = logging.getLogger("nsqtools")
 
 
 class WriteFailed(OutputError):
-    """Nothing of what was held is written; it is back in the queue."""
+    """Nothing of what was held is written; it is back in the queue. ``reason`` is the system's."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(slots=True)
@@ -51,7 +56,8 @@ class ArchiveTotals:
 class TopicWriter:
     """Writes one topic. ``on_finished`` gets the path of each file that is complete.
 
-    ``next_head`` numbers the files; without it they are known by their names only.
+    ``next_head`` numbers the files; without it they are known by their names only. ``locks`` are
+    those of the work directory.
     """
 
     def __init__(
@@ -60,6 +66,7 @@ class TopicWriter:
         settings: ArchiveSettings,
         journal: Journal,
         on_finished: Callable[[Path], None],
+        locks: FolderLocks,
         next_head: NextHead = lambda: None,
     ) -> None:
         self.totals = ArchiveTotals()
@@ -68,7 +75,7 @@ class TopicWriter:
         self._settings = settings
         self._journal = journal
         self._sources: dict[str, Answers] = {}
-        self._files = FileSet(topic, settings, self._finished, next_head)
+        self._files = FileSet(topic, settings, self._finished, next_head, locks)
         self._on_finished = on_finished
 
     @property
@@ -201,6 +208,10 @@ class TopicWriter:
         except OSError as exc:
             raise self._failed(exc) from exc
 
+    def check_in_s(self, now_s: float) -> float | None:
+        """Return in how many seconds `rotate` may have something to do; None for never."""
+        return self._files.check_in_s(now_s)
+
     def touch(self) -> None:
         """Restart the timeouts of everything held."""
         for batch in self.held():
@@ -212,7 +223,7 @@ class TopicWriter:
         return [batch for file in self._files.holding() for batch in file.batches]
 
     def close(self) -> None:
-        """Close what is open, after the last `rotate`; a file that could not be finished then is
+        """Let go of everything, after the last `rotate`; a file that could not be finished then is
         recovered at the next start."""
         self._files.close()
         self._journal.close()
@@ -234,4 +245,4 @@ class TopicWriter:
         self._files.mark_dirty()
         path = exc.filename or self._settings.directories.work
         back = f": {count} messages are back in the queue" if count else ""
-        return WriteFailed(f"cannot write {path} ({exc.strerror}){back}")
+        return WriteFailed(f"cannot write {path} ({exc.strerror}){back}", exc.strerror or str(exc))

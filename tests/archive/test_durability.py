@@ -9,10 +9,11 @@ import pytest
 from plugins.archives import Writer
 from plugins.disk_calls import DiskCalls
 
+from nsqtools.archive.codecs import Plain
+from nsqtools.archive.finding import find_archives
 from nsqtools.archive.finishing import Directories, recover
 from nsqtools.archive.layout import part_of
-from nsqtools.archive.part_file import PartFile, Plain
-from nsqtools.archive.reader import find_archives
+from nsqtools.archive.part_file import PartFile
 from nsqtools.archive.repair import repair
 from nsqtools.protocol.message import WireMessage
 
@@ -27,7 +28,6 @@ def test_the_index_names_only_bytes_that_are_on_disk(tmp_path: Path, disk_calls:
     member = file.end_member(1, 1, 1)
     disk_calls.seen.clear()
     file.flush(member)
-    file.close()
 
     assert disk_calls.seen == [
         ("write", PART),
@@ -40,7 +40,7 @@ def test_the_index_names_only_bytes_that_are_on_disk(tmp_path: Path, disk_calls:
 def test_a_new_file_has_a_durable_name_before_it_is_used(
     tmp_path: Path, disk_calls: DiskCalls
 ) -> None:
-    PartFile(tmp_path / "a.log", 0o640, Plain, now_s=0.0).close()
+    PartFile(tmp_path / "a.log", 0o640, Plain, now_s=0.0)
 
     assert disk_calls.seen[-1] == ("fsync", tmp_path.name)
 
@@ -95,7 +95,6 @@ def test_what_is_recovered_is_on_disk_before_it_has_its_name(
     file = PartFile(tmp_path / "a.log", 0o640, Plain, now_s=0.0)
     file.append(b"line\n")
     file.flush(file.end_member(1, 1, 1))
-    file.close()
     with part_of(file.path).open("ab") as torn:
         torn.write(b"torn")
     disk_calls.seen.clear()

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from plugins.archives import finished_files, parts, text_of
 
+from nsqtools.archive.codecs import Codec, Plain, gzip_members
+from nsqtools.archive.finding import find_archives
 from nsqtools.archive.finishing import Directories, finish, recover
 from nsqtools.archive.layout import (
     Head,
@@ -19,9 +21,8 @@ from nsqtools.archive.layout import (
     part_of,
     read_index,
 )
-from nsqtools.archive.members import DamagedError, gunzip, scan_members
-from nsqtools.archive.part_file import PartFile, Plain, gzip_members
-from nsqtools.archive.reader import find_archives
+from nsqtools.archive.members import DamagedError, scan_members, unpack_members
+from nsqtools.archive.part_file import PartFile
 from nsqtools.archive.repair import repair
 from nsqtools.files.durable import place
 
@@ -50,7 +51,6 @@ def crashed(directories: Directories) -> tuple[Path, list[Member]]:
     """A file with two durable members whose writer is gone."""
     file = begun(directories)
     members = [flush(file, b"one\n"), flush(file, b"two\nthree\n", count=2)]
-    file.close()
     return file.path, members
 
 
@@ -73,7 +73,6 @@ def test_after_a_failed_flush_a_file_goes_on_after_its_last_member(
 
     file.roll_back()
     flush(file, b"two\n")
-    file.close()
 
     assert part_of(file.path).read_bytes() == b"one\ntwo\n"
     assert [member.offset for member in read_index(index_of(file.path)) or []] == [0, 4]
@@ -113,20 +112,47 @@ def test_a_lost_index_is_rebuilt_and_nothing_is_dropped(directories: Directories
 
 
 def test_a_file_without_any_member_is_removed(directories: Directories) -> None:
-    begun(directories).close()
+    begun(directories)
 
     assert recover(directories) == []
     assert list(directories.work.iterdir()) == []
 
 
-def test_a_file_that_is_being_written_is_left_alone(directories: Directories) -> None:
-    file = begun(directories)
-    flush(file, b"one\n")
+def test_a_file_that_another_archiver_has_begun_is_left_alone(directories: Directories) -> None:
+    locks = directories.locks()
+    assert locks.take(NAME)
+    flush(begun(directories), b"one\n")
 
     assert recover(directories) == []
 
-    file.close()
+    locks.close()
     assert len(recover(directories)) == 1
+
+
+def test_a_file_is_left_alone_while_it_is_written_whatever_other_locks_say(
+    directories: Directories,
+) -> None:
+    file = begun(directories)
+    flush(file, b"one\n")
+
+    with file._opened():
+        assert recover(directories) == []
+    assert len(recover(directories)) == 1
+
+
+def test_a_file_that_another_process_has_finished_is_not_written_any_more(
+    directories: Directories,
+) -> None:
+    file = begun(directories)
+    flush(file, b"one\n")
+    (final,) = recover(directories)
+
+    with pytest.raises(OSError, match="another process has removed or finished it"):
+        flush(file, b"two\n")
+    (directories.work / part_of(final).name).write_bytes(b"another file of this name")
+
+    assert file.has_vanished
+    assert text_of(final) == b"one\n"
 
 
 def test_a_file_that_another_process_is_recovering_is_not_taken_for_ours(
@@ -171,13 +197,13 @@ def test_a_finished_file_never_replaces_another(directories: Directories) -> Non
     assert parts(directories.work) == []
 
 
-def test_gunzip_says_where_each_member_ends_and_which_one_is_cut_off() -> None:
+def test_unpacking_says_where_each_member_ends_and_which_one_is_cut_off() -> None:
     from io import BytesIO
 
     first, second = gzip.compress(b"one"), gzip.compress(b"two")
     file = BytesIO(first + b"\0\0" + second[:-3])
 
-    pieces = gunzip(file)
+    pieces = unpack_members(file, Codec.GZIP)
     assert next(pieces) == (b"one", len(first))
     assert next(pieces) == (b"two", None)
     with pytest.raises(DamagedError) as caught:
@@ -215,7 +241,6 @@ def test_a_head_stands_before_the_members_and_stays_through_failure_and_recovery
         index.write(b"half of a line")
     file.roll_back()
     members.append(flush(file, b"two\n"))
-    file.close()
     with index_of(file.path).open("ab") as index:
         index.write(b"and of another")
 
@@ -228,7 +253,6 @@ def test_a_head_stands_before_the_members_and_stays_through_failure_and_recovery
 def test_a_repaired_file_keeps_its_head(directories: Directories) -> None:
     file = PartFile(directories.work / NAME, 0o640, gzip_members(6), 0.0, HEAD)
     flush(file, b"one\n")
-    file.close()
     final = finish(file.path, directories)
     with final.open("ab") as data:
         data.write(b"\x1f\x8brubbish")
@@ -245,7 +269,7 @@ def test_a_repaired_file_keeps_its_head(directories: Directories) -> None:
 def test_a_file_whose_head_is_torn_has_no_members_and_is_removed(
     directories: Directories, torn: bytes
 ) -> None:
-    begun(directories).close()
+    begun(directories)
     index_of(directories.work / NAME).write_bytes(torn)
 
     assert recover(directories) == []

@@ -7,11 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from plugins.cli import RunNsq
+from plugins.daemons import GoNsqd
 
+from nsqtools.archive.codecs import Plain
 from nsqtools.archive.finishing import Directories, recover
 from nsqtools.archive.journal import Journal
-from nsqtools.archive.part_file import PartFile, Plain
+from nsqtools.archive.layout import LOCKS
+from nsqtools.archive.part_file import PartFile
 from nsqtools.archive.topic_lock import TopicLock
+from nsqtools.files.locks import FolderLocks
 
 
 @pytest.fixture
@@ -51,11 +56,12 @@ def test_recovery_is_not_stopped_by_a_fifo(output: Path) -> None:
     assert recover(Directories(output, output)) == [output / "more.log"]
 
 
-def test_the_lock_is_not_written_through_a_link(victim: Path, output: Path) -> None:
-    (output / ".clicks@archive.lock").symlink_to(victim)
+@pytest.mark.parametrize("name", [LOCKS, ".clicks@archive.lock"])
+def test_a_lock_is_not_written_through_a_link(victim: Path, output: Path, name: str) -> None:
+    (output / name).symlink_to(victim)
 
     with pytest.raises(OSError, match="symbolic link"):
-        TopicLock(output, "clicks", "archive")
+        TopicLock(FolderLocks(output / LOCKS), output, "clicks", "archive")
     assert victim.read_text() == "precious\n"
 
 
@@ -68,6 +74,60 @@ def test_a_new_file_is_not_written_through_a_link(victim: Path, output: Path, na
     assert victim.read_text() == "precious\n"
 
 
+SOMEBODY = 54321  # nobody's number
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+
+
+def planted(path: Path, content: str = "") -> Path:
+    path.write_text(content)
+    path.chmod(0o666)
+    os.chown(path, SOMEBODY, SOMEBODY)
+    return path
+
+
+@as_root
+@pytest.mark.parametrize("name", [LOCKS, ".clicks@nsq_to_file.lock"])
+def test_a_lock_of_another_user_is_refused_with_a_clear_line(
+    output: Path, nsqd: GoNsqd, run_nsq: RunNsq, name: str
+) -> None:
+    nsqd.create_channel("clicks", "nsq_to_file")
+    nsqd.publish("clicks", b"one")
+    lock = planted(output / name)
+    place = ["--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(output)]
+    result = run_nsq(["to-file", "-t", "clicks", *place, "--until-empty"])
+
+    assert f"cannot use {lock} (it belongs to another user, {SOMEBODY})" in result.err
+    assert result.status == 1
+    assert lock.read_text() == ""
+    assert nsqd.depth("clicks", "nsq_to_file") == 1
+
+
+@as_root
+@pytest.mark.parametrize("suffix", ["part", "index"])
+def test_recovery_takes_no_file_of_another_user(
+    output: Path, suffix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An index says how much of the data counts, and data what somebody is to believe."""
+    part = output / ".clicks.log.part"
+    part.write_text("line\n")
+    (output / ".clicks.log.index").write_text("")
+    path = planted(output / f".clicks.log.{suffix}", "line\n" if suffix == "part" else "")
+
+    assert recover(Directories(output, output)) == []
+
+    assert f"cannot recover {path} (it belongs to another user, {SOMEBODY})" in caplog.text
+    assert part.read_text() == "line\n"
+
+
+@as_root
+def test_what_belongs_to_the_owner_of_the_directory_is_taken(output: Path) -> None:
+    """Root continues what an archiver of another user left."""
+    planted(output / ".clicks.log.part", "line\n")
+    os.chown(output, SOMEBODY, SOMEBODY)
+
+    assert recover(Directories(output, output)) == [output / "clicks.log"]
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 def test_a_journal_that_is_not_a_file_is_not_read(
     output: Path, make: Callable[[Path], None]
@@ -78,6 +138,7 @@ def test_a_journal_that_is_not_a_file_is_not_read(
         output,
         "clicks",
         "archive",
+        earlier=[".clicks@archive@1-000000.journal"],
         run="2",
         size=10,
         is_durable=lambda name, offset, length: True,

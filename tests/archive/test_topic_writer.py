@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,14 @@ from plugins.disk_calls import DiskCalls
 
 from nsqtools.archive.archive_settings import ArchiveSettings, PartitionBy, RecordFormat
 from nsqtools.archive.finishing import Directories
-from nsqtools.archive.journal import Journal
+from nsqtools.archive.journal import Journal, journals_below, stem_of
+from nsqtools.archive.layout import LOCKS
 from nsqtools.archive.topic_archiver import Flush, Quota, TopicArchiver
 from nsqtools.archive.topic_writer import TopicWriter, WriteFailed
+from nsqtools.archive.turns import Turns
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Batch, Message
+from nsqtools.files.locks import FolderLocks
 from nsqtools.records.naming import FileNaming, Rotation
 
 NOW = 1_790_000_000.0
@@ -82,23 +86,26 @@ def settings(tmp_path: Path) -> ArchiveSettings:
 @pytest.fixture
 def new_writer(settings: ArchiveSettings, tmp_path: Path) -> Iterator[NewWriter]:
     writers: list[TopicWriter] = []
+    locks = FolderLocks(tmp_path / LOCKS)
 
     def make(changed: ArchiveSettings = settings) -> TopicWriter:
         journal = Journal(
             tmp_path,
             "clicks",
             "archive",
+            earlier=journals_below(tmp_path).get(stem_of("clicks", "archive"), ()),
             run=f"{len(writers)}",
             size=100,
             is_durable=lambda name, offset, length: True,
             now_s=NOW,
         )
-        writers.append(TopicWriter("clicks", changed, journal, lambda path: None))
+        writers.append(TopicWriter("clicks", changed, journal, lambda path: None, locks))
         return writers[-1]
 
     yield make
     for writer in writers:
         writer.close()
+    locks.close()
 
 
 @pytest.fixture
@@ -196,12 +203,12 @@ def test_what_nsqd_refused_the_fins_of_as_late_stays_known(
     consumer = SimpleNamespace(stats=SimpleNamespace(late=0))
     flush, quota = Flush(1, 1, 1), Quota(None)
     archiver = TopicArchiver(
-        "clicks", lambda *_: cast(Consumer, consumer), 10, writer, flush, quota, lambda: None
+        "clicks", lambda *_: cast(Consumer, consumer), 10, writer, flush, quota, Turns(), print
     )
     writer.take(source.deliver(1), NOW)
     writer.flush()
     consumer.stats.late = 1 if is_refused else 0
-    archiver._tick(0.0)
+    archiver._turn()
     for number in range(1000, 1500):  # a long backlog before it comes again
         writer.take(source.deliver(number), NOW)
         writer.flush()
@@ -346,3 +353,21 @@ def test_a_name_is_not_used_again_when_its_file_was_moved_away(
         assert latest.name == f"2026-09-21-{number:06d}"
         for path in (tmp_path / "out").iterdir():
             path.unlink()
+
+
+def test_the_age_of_a_file_is_that_of_a_clock_that_nobody_sets(
+    settings: ArchiveSettings,
+    new_writer: NewWriter,
+    source: Source,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out, naming = settings.directories.output, FileNaming("clicks<REV>")
+    writer = new_writer(replace(settings, naming=naming, rotation=Rotation(age_s=3600)))
+    writer.take(source.deliver(1), NOW)
+    writer.rotate(NOW + 7200)
+    assert finished_files(out) == []
+
+    later = time.monotonic() + 3600
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    writer.rotate(NOW - 7200)
+    assert len(finished_files(out)) == 1

@@ -1,0 +1,180 @@
+"""Find the files of archives, in directories and in object stores, each with its index.
+
+Files in progress are listed before finished ones, because one that is finished in between would
+else be missed; of two with one head the finished one counts. An object store has finished files
+only, and their indexes are read several at a time, because each costs a round trip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from nsqtools.archive.layout import (
+    PART,
+    Head,
+    Index,
+    Member,
+    decode_index,
+    index_of,
+    is_hidden,
+    owner_of,
+    split_head,
+)
+from nsqtools.archive.storage import (
+    OBJECT_SCHEMES,
+    Entry,
+    Storage,
+    StoredFile,
+    local_path,
+    open_storage,
+    scheme_of,
+)
+from nsqtools.archive.storage_local import LocalStorage
+from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
+
+INDEXES_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveFile:
+    """A file to read: where its bytes are, and its index if it has one.
+
+    ``entry`` is what a listing said of a finished file: what is read must still be that.
+    """
+
+    storage: Storage
+    name: str
+    members: list[Member] | None
+    head: Head | None = None
+    entry: Entry | None = None
+
+    @classmethod
+    def at(
+        cls, path: Path, members: list[Member] | None = None, head: Head | None = None
+    ) -> ArchiveFile:
+        """Return the file at a local path."""
+        return cls(LocalStorage(path.parent), path.name, members, head)
+
+    @property
+    def shown(self) -> str:
+        """Its path or URL."""
+        return self.storage.where(self.name)
+
+    @property
+    def path(self) -> Path:
+        """Its path. Raises `ConfigurationError` for one in an object store."""
+        if not isinstance(self.storage, LocalStorage):
+            raise ConfigurationError(f"{self.shown} is not a local file")
+        return self.storage.root / self.name
+
+    @property
+    def is_remote(self) -> bool:
+        return not isinstance(self.storage, LocalStorage)
+
+    @property
+    def is_in_progress(self) -> bool:
+        return is_hidden(PurePosixPath(self.name).name, PART)
+
+    @property
+    def messages(self) -> int | None:
+        """How many messages it has, if its index says so."""
+        return None if self.members is None else sum(m.messages for m in self.members)
+
+    def open(self) -> StoredFile:
+        """Open it for reading: one in progress under its final name if it was finished meanwhile.
+
+        Raises `ChangedError` if it is another one than was listed, and ``OSError``.
+        """
+        try:
+            return self.storage.open(self.name, self.entry)
+        except FileNotFoundError:
+            if not self.is_in_progress:
+                raise
+            return self.storage.open(str(owner_of(PurePosixPath(self.name))))
+
+    def size(self) -> int:
+        """Return its size now, in bytes. Raises ``OSError``."""
+        return self.storage.stat(self.name).size
+
+
+def find_archives(places: Sequence[Path | str]) -> list[ArchiveFile]:
+    """Return the files at paths and URLs; of a directory all below it, those in progress last.
+
+    Raises `NotFoundError` for a place that is not there, and `OutputError`.
+    """
+    found: dict[str, ArchiveFile] = {}
+    for place in places:
+        try:
+            for archive in _find(str(place)):
+                found.setdefault(archive.shown, archive)
+        except FileNotFoundError as exc:
+            raise NotFoundError(f"there is no {exc.filename}") from None
+        except OSError as exc:
+            raise OutputError(f"cannot read {exc.filename} ({exc.strerror})") from exc
+    archives = list(found.values())
+    heads = {archive.head for archive in archives if not archive.is_in_progress} - {None}
+    return [each for each in archives if not (each.is_in_progress and each.head in heads)]
+
+
+def _find(place: str) -> list[ArchiveFile]:
+    if scheme_of(place) not in OBJECT_SCHEMES:
+        path = local_path(place)
+        if not path.is_dir():
+            return [_with_index(LocalStorage(path.parent), _stat(path), {index_of(path).name})]
+        storage: Storage = LocalStorage(path)
+        in_progress = [entry for entry in storage.list() if is_hidden(_base(entry), PART)]
+        listed = list(storage.list())
+        names = {entry.name for entry in (*listed, *in_progress)} | {
+            str(index_of(owner_of(PurePosixPath(entry.name)))) for entry in in_progress
+        }
+        files = [*filter(_is_finished, listed), *in_progress]
+        return [_with_index(storage, entry, names) for entry in files]
+    storage = open_storage(place)
+    listed = sorted(storage.list(), key=_order)
+    if not listed:
+        folder, _, name = place.rstrip("/").rpartition("/")
+        storage = open_storage(folder)
+        listed = [storage.stat(name)]
+        return [_with_index(storage, listed[0], {str(index_of(PurePosixPath(name)))})]
+    names = {entry.name for entry in listed}
+    with ThreadPoolExecutor(INDEXES_AT_ONCE) as pool:
+        finished = filter(_is_finished, listed)
+        return list(pool.map(lambda entry: _with_index(storage, entry, names), finished))
+
+
+def _stat(path: Path) -> Entry:
+    """Return the entry of one local file, which may be of any kind: reading it reports that."""
+    return LocalStorage(path.parent).stat(path.name)
+
+
+def _base(entry: Entry) -> str:
+    return entry.name.rpartition("/")[2]
+
+
+def _order(entry: Entry) -> list[tuple[bool, str]]:
+    """As a directory is walked: the files of a folder, then its folders."""
+    *folders, name = entry.name.split("/")
+    return [*((True, folder) for folder in folders), (False, name)]
+
+
+def _is_finished(entry: Entry) -> bool:
+    return not any(part.startswith(".") for part in entry.name.split("/"))
+
+
+def _with_index(storage: Storage, entry: Entry, names: Iterable[str]) -> ArchiveFile:
+    """Return a file with its index, if that is among the ``names`` there. Raises ``OSError``."""
+    path = PurePosixPath(entry.name)
+    is_in_progress = is_hidden(path.name, PART)
+    known = None if is_in_progress else entry
+    index_name = str(index_of(owner_of(path) if is_in_progress else path))
+    try:
+        data = storage.read(index_name) if index_name in names else None
+    except FileNotFoundError:
+        data = None
+    if data is None:
+        return ArchiveFile(storage, entry.name, None, entry=known)
+    index = Index(split_head(data)[0], decode_index(data))
+    return ArchiveFile(storage, entry.name, index.members, index.head, known)

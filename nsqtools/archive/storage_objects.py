@@ -1,0 +1,236 @@
+"""An object store as storage: S3, Google Cloud Storage, Azure, and what speaks like one of them.
+
+obstore does the work. It is imported when a store is first opened, because it is an optional
+package and takes longer to import than most commands to run.
+
+A large object is written in parts. When the process dies in between, the parts stay in the bucket,
+unseen and paid for: `storage_multiparts` removes them. A conditional put is made in one piece that
+is held in memory, so only small objects are written that way.
+
+Trap: obstore's messages span many lines and quote what the server said. What is shown is one line,
+with nothing in it that a terminal would act on.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from nsqtools.archive.storage import ChangedError, Entry, Storage, StoredFile
+from nsqtools.archive.storage_credentials import credential_files, s3_settings
+from nsqtools.archive.storage_ranges import RangeFile
+from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.files.opening import open_to_read, state_of
+
+_URL = re.compile(r"([A-Za-z0-9]+):/+([^/]+)/*(.*)", re.DOTALL)
+_MD5_TAG = re.compile(r'"?([0-9a-f]{32})(?:-(\d+))?"?')
+
+PART_SIZE = 8 << 20
+MOST_PARTS = 9000  # S3 allows 10,000
+PARTS_AT_ONCE = 4
+LIST_SIZE = 1000
+
+# Retries are short: whoever waits at a terminal learns soon what is wrong, and the uploader has
+# patience of its own.
+RETRY: dict[str, Any] = {"max_retries": 4, "retry_timeout": timedelta(seconds=30)}
+CLIENT: dict[str, Any] = {"connect_timeout": "5s", "timeout": "2m"}
+
+
+class ObjectStorage(Storage):
+    """A bucket or container, from a prefix on. ``options`` are obstore's settings of the store."""
+
+    def __init__(self, url: str, options: Mapping[str, str]) -> None:
+        match = _URL.fullmatch(url)
+        if match is None:
+            raise ConfigurationError(f"{url} names no bucket", hint="Write s3://BUCKET/PREFIX.")
+        try:
+            import obstore  # noqa: F401
+        except ImportError:
+            raise NsqError(
+                f"{url} needs the package obstore", hint="pip install 'nsqtools[object-store]'"
+            ) from None
+        self.scheme, self.bucket = match[1].lower(), match[2]
+        self.prefix = match[3].strip("/")
+        self.url = f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
+        self.options = dict(options)
+        self._opened: tuple[object, Any] | None = None
+
+    def __reduce__(self) -> tuple[type[ObjectStorage], tuple[str, dict[str, str]]]:
+        return ObjectStorage, (self.url, self.options)
+
+    def where(self, name: str) -> str:
+        return f"{self.url}/{name}" if name else self.url
+
+    @property
+    def _store(self) -> Any:
+        """The store, opened again when a file with credentials has changed."""
+        now = list(map(state_of, credential_files()))
+        opened = self._opened
+        if opened is None or opened[0] != now:
+            self._opened = opened = now, _open_store(self)
+        return opened[1]
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        with self._blaming(prefix):
+            for chunk in self._store.list(prefix.strip("/") or None, chunk_size=LIST_SIZE):
+                yield from map(_entry, chunk)
+
+    def stat(self, name: str) -> Entry:
+        with self._blaming(name):
+            return _entry(self._store.head(name))
+
+    def open(self, name: str, entry: Entry | None = None) -> StoredFile:
+        entry = entry or self.stat(name)
+        return RangeFile(self, name, entry.size, entry.version)
+
+    def read(self, name: str) -> bytes:
+        with self._blaming(name):
+            return bytes(self._store.get(name).bytes())
+
+    def read_range(self, name: str, start: int, length: int, version: str = "") -> bytes:
+        if length <= 0:
+            return b""
+        options: dict[str, Any] = {"range": (start, start + length)}
+        if version:
+            options["if_match"] = version
+        with self._blaming(name):
+            return bytes(self._store.get(name, options=options).bytes())
+
+    def put(self, name: str, data: bytes) -> str:
+        with self._blaming(name):
+            return _version_of(self._store.put(name, data, use_multipart=False))
+
+    def put_file(self, name: str, path: Path) -> str:
+        size = _part_size(path.stat().st_size)
+        with self._blaming(name):
+            return _version_of(
+                self._store.put(name, path, chunk_size=size, max_concurrency=PARTS_AT_ONCE)
+            )
+
+    def put_if_absent(self, name: str, data: bytes) -> str:
+        with self._blaming(name):
+            return _version_of(self._store.put(name, data, mode="create"))
+
+    def delete(self, name: str) -> None:
+        try:
+            with self._blaming(name):
+                self._store.delete(name)
+        except FileNotFoundError:
+            pass
+
+    def verify(self, name: str, path: Path, version: str = "") -> None:
+        """Compare by the checksum that S3 computed of what it received, where it shows one.
+
+        The ETag is an MD5 of the content, or of the MD5s of its parts, unless the store encrypts
+        with a key of its own or computes something else: then the content is read back.
+        """
+        tag = _MD5_TAG.fullmatch(version or self.stat(name).version)
+        if tag is None or _md5_tag(path, bool(tag[2])) != tag[0]:
+            super().verify(name, path)
+
+    def verify_data(self, name: str, data: bytes, version: str) -> None:
+        tag = _MD5_TAG.fullmatch(version)
+        if tag is None or tag[1] != hashlib.md5(data, usedforsecurity=False).hexdigest():
+            super().verify_data(name, data, version)
+
+    @contextmanager
+    def _blaming(self, name: str) -> Iterator[None]:
+        """Raise the errors of obstore as ``OSError`` with the URL."""
+        from obstore import exceptions
+
+        where = self.where(name)
+        try:
+            yield
+        except FileNotFoundError:
+            raise FileNotFoundError(errno.ENOENT, "it is not there", where) from None
+        except exceptions.AlreadyExistsError:
+            raise FileExistsError(errno.EEXIST, "it is there already", where) from None
+        except exceptions.PreconditionError:
+            raise ChangedError(errno.ESTALE, "it changed while it was read", where) from None
+        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as exc:
+            raise PermissionError(errno.EACCES, reason_of(exc), where) from None
+        except exceptions.BaseError as exc:
+            raise OSError(errno.EIO, reason_of(exc), where) from None
+
+
+def _open_store(storage: ObjectStorage) -> Any:
+    from obstore import store as stores
+    from obstore.exceptions import BaseError
+
+    prefix, options = storage.prefix or None, dict(storage.options)
+    client = dict(CLIENT)
+    try:
+        if storage.scheme in ("s3", "s3a"):
+            settings = s3_settings(options)
+            if settings.endpoint.startswith("http://"):
+                client["allow_http"] = True
+            if settings.ca_file:
+                client["root_certificate"] = Path(settings.ca_file).read_bytes()
+            return stores.S3Store(
+                storage.bucket,
+                prefix=prefix,
+                config=options | settings.for_obstore(),  # type: ignore[arg-type]
+                client_options=client,  # type: ignore[arg-type]
+                retry_config=RETRY,  # type: ignore[arg-type]
+                credential_provider=settings.credential_provider,
+            )
+        kind: Any = stores.GCSStore if storage.scheme == "gs" else stores.AzureStore
+        container, _, account = storage.bucket.partition("@")
+        if account:
+            options.setdefault("account_name", account.partition(".")[0])
+        config = {"config": options} if options else {}
+        return kind(container, prefix=prefix, client_options=client, retry_config=RETRY, **config)
+    except (BaseError, OSError) as exc:
+        raise ConfigurationError(f"cannot use {storage.url} ({reason_of(exc)})") from None
+
+
+def _entry(meta: Any) -> Entry:
+    modified_ns = int(meta["last_modified"].timestamp() * 1_000_000) * 1000
+    return Entry(meta["path"], meta["size"], modified_ns, meta["e_tag"] or "")
+
+
+def _version_of(result: Any) -> str:
+    return result["e_tag"] or ""
+
+
+def _part_size(size: int) -> int:
+    return max(PART_SIZE, -(-size // MOST_PARTS))
+
+
+def _md5_tag(path: Path, is_in_parts: bool) -> str:
+    """Return the ETag that S3 gives a file which `ObjectStorage.put_file` wrote."""
+    part_size = _part_size(path.stat().st_size)
+    digests = []
+    with open_to_read(path) as file:
+        while data := file.read(part_size):
+            digests.append(hashlib.md5(data, usedforsecurity=False).digest())
+    if not is_in_parts:
+        return f'"{digests[0].hex()}"' if len(digests) == 1 else ""
+    joined = hashlib.md5(b"".join(digests), usedforsecurity=False).hexdigest()
+    return f'"{joined}-{len(digests)}"'
+
+
+_PERFORMING = re.compile(r"Error performing \w+ \S+ in \S+?,?( after \d+ retries)?[, ].*?- ")
+_CODE = re.compile(r"<Code>([^<]*)</Code>")
+_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+LONGEST_REASON = 200
+
+
+def reason_of(exc: BaseException) -> str:
+    """Return an error of obstore as one short line."""
+    text = str(exc)
+    line = text.partition("\n")[0].partition(": <?xml")[0]
+    line = _PERFORMING.sub("", line).strip()
+    if "kind: Connect" in text:
+        line = "cannot connect to the store"
+    elif "kind: Timeout" in text:
+        line = "no answer from the store in time"
+    said = [match[1] for match in (_CODE.search(text), _MESSAGE.search(text)) if match]
+    line = ": ".join([line, *said])
+    return "".join(c if c.isprintable() else "?" for c in line)[:LONGEST_REASON]

@@ -1,0 +1,167 @@
+"""Compression of archives: each member by itself, in any pieces, damage never taken for text."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import shutil
+import subprocess
+import sys
+import zlib
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from nsqtools.archive import codecs
+from nsqtools.archive.codecs import (
+    Codec,
+    CorruptError,
+    codec_of,
+    members_of,
+    unpack_whole,
+    unpacker,
+)
+from nsqtools.archive.members import DamagedError, unpack_members
+from nsqtools.errors import NsqError
+
+COMPRESSED = [Codec.GZIP, Codec.ZSTD]
+MORE = 1 << 30
+
+
+def member(codec: Codec, text: bytes, level: int | None = None) -> bytes:
+    compressor = members_of(codec, level)()
+    middle = len(text) // 2
+    return (
+        compressor.compress(text[:middle]) + compressor.compress(text[middle:]) + compressor.flush()
+    )
+
+
+def unpacked(codec: Codec, data: bytes) -> tuple[bytes, str]:
+    """What can be read, and what is wrong after it."""
+    found = b""
+    try:
+        for piece in unpack_members(BytesIO(data), codec):
+            found += piece.text
+    except DamagedError as exc:
+        return found, str(exc)
+    return found, ""
+
+
+def some_text(size: int, seed: int = 1) -> bytes:
+    rng = random.Random(seed)
+    return b"".join(b"%d some text\n" % rng.randrange(1000) for _ in range(size // 14))
+
+
+@pytest.fixture(params=["isal", "zlib"])
+def inflate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to read and write gzip."""
+    name = str(request.param)
+    if name == "zlib":
+        monkeypatch.setattr(codecs, "_isal", lambda: None)
+    else:
+        pytest.importorskip("isal")
+    return name
+
+
+@pytest.mark.parametrize("codec", COMPRESSED)
+@pytest.mark.parametrize("limit", [1, 7, 1000, 1 << 20])
+def test_a_member_is_unpacked_whatever_the_pieces(codec: Codec, limit: int, inflate: str) -> None:
+    text = some_text(20_000 if limit > 1 else 500)
+    data = member(codec, text)
+    rng = random.Random(limit)
+    one, found, rest = unpacker(codec), b"", data + b"next"
+    while not one.is_over:
+        size = 0 if one.has_more else rng.randrange(1, 5000)
+        found += one.unpack(rest[:size], limit)
+        rest = rest[size:]
+
+    assert found == text
+    assert one.unused + rest == b"next"
+
+
+@pytest.mark.parametrize("codec", COMPRESSED)
+def test_members_follow_each_other_as_the_tools_expect(codec: Codec, tmp_path: Path) -> None:
+    texts = [some_text(5000, seed) for seed in range(3)]
+    data = b"".join(member(codec, text) for text in texts)
+    path = tmp_path / f"x{codec.value}"
+    path.write_bytes(data)
+
+    pieces = list(unpack_members(BytesIO(data), codec))
+
+    assert [piece.text for piece in pieces] == texts
+    assert pieces[-1].member_end == len(data)
+    if codec is Codec.GZIP:
+        assert gzip.decompress(data) == b"".join(texts)
+    elif shutil.which("zstdcat"):
+        tool = subprocess.run(["zstdcat", path], capture_output=True, check=True)
+        assert tool.stdout == b"".join(texts)
+
+
+@pytest.mark.parametrize("codec", COMPRESSED)
+def test_a_changed_byte_is_noticed(codec: Codec, inflate: str) -> None:
+    text = some_text(3000)
+    data = member(codec, text)
+    rng = random.Random(2)
+    for _ in range(200):
+        changed = bytearray(data)
+        at = rng.randrange(10, len(data))  # a header of gzip says things that nobody checks
+        changed[at] ^= 1 << rng.randrange(8)
+        found, problem = unpacked(codec, bytes(changed))
+        assert found == text or problem
+        assert unpack_whole(codec, bytes(changed), MORE) in (None, text)
+
+
+@pytest.mark.parametrize("codec", COMPRESSED)
+def test_of_a_member_that_is_cut_off_what_is_there_is_right(codec: Codec, inflate: str) -> None:
+    text = random.Random(3).randbytes(600_000)
+    data = member(codec, text)
+    good = member(codec, b"good\n")
+    found, problem = unpacked(codec, good + data[: len(data) // 2])
+
+    assert found.startswith(b"good\n")
+    assert text.startswith(found[5:])
+    assert len(found) > 200_000
+    assert problem == f"cut off in the member at byte {len(good)}"
+
+
+@pytest.mark.parametrize("codec", COMPRESSED)
+def test_a_small_bomb_is_unpacked_in_bounded_pieces(codec: Codec, inflate: str) -> None:
+    compressor = members_of(codec)()
+    data = b"".join(compressor.compress(bytes(1 << 20)) for _ in range(64)) + compressor.flush()
+    one = unpacker(codec)
+    sizes = [len(one.unpack(data, 1 << 20))]
+    while one.has_more:
+        sizes.append(len(one.unpack(b"", 1 << 20)))
+
+    assert one.is_over
+    assert sum(sizes) == 64 << 20
+    assert max(sizes) <= 1 << 20
+    assert unpack_whole(codec, data, 1 << 20) is None
+
+
+def test_what_a_file_is_compressed_with_is_told_by_its_bytes() -> None:
+    assert codec_of(member(Codec.ZSTD, b"x")) is Codec.ZSTD
+    assert codec_of(b"\x50\x2a\x4d\x18") is Codec.ZSTD
+    assert codec_of(member(Codec.GZIP, b"x")) is Codec.GZIP
+    for plain in (b"", b"{", b"P*M", b"\x1f", b"(\xb5/"):
+        assert codec_of(plain) is Codec.NONE
+
+
+def test_rubbish_after_a_header_is_corrupt(inflate: str) -> None:
+    for codec in COMPRESSED:
+        with pytest.raises(CorruptError):
+            unpacker(codec).unpack(member(codec, b"x" * 100)[:10] + b"\xff" * 50, MORE)
+
+
+def test_levels_of_gzip_are_those_of_zlib() -> None:
+    compressor = zlib.compressobj(9, zlib.DEFLATED, codecs.GZIP_WINDOW)
+    text = some_text(10_000)
+    assert len(member(Codec.GZIP, text, 9)) == len(compressor.compress(text) + compressor.flush())
+
+
+def test_without_zstd_the_error_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "compression", None)
+    monkeypatch.setitem(sys.modules, "backports", None)
+    with pytest.raises(NsqError, match=r"backports\.zstd"):
+        members_of(Codec.ZSTD)

@@ -1,0 +1,219 @@
+"""A power cut at any moment of archiving: what was FINished is in the archive after recovery."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from plugins.archives import lines_of, messages_of
+from plugins.power_cut import PowerCut
+
+from nsqtools.archive.archive_settings import ArchiveSettings, RecordFormat
+from nsqtools.archive.codecs import Codec, Plain, gzip_members, members_of
+from nsqtools.archive.finishing import Directories, recover
+from nsqtools.archive.journal import Journal
+from nsqtools.archive.topic_lock import TopicLock
+from nsqtools.archive.topic_writer import TopicWriter
+from nsqtools.client.message import Batch, Message
+from nsqtools.files.durable import replace_file
+from nsqtools.records.naming import FileNaming, Rotation
+
+NOW = 1_790_000_000.0
+
+
+class Source:
+    """A connection whose FINs are promises."""
+
+    topic, nsqd, msg_timeout_s, received_at = "clicks", "127.0.0.1:4150", 60.0, 0.0
+
+    def __init__(self, record: PowerCut) -> None:
+        self.in_flight: dict[bytes, Message] = {}
+        self._record = record
+
+    def finish_many(self, ids: list[bytes]) -> None:
+        self._record.note(*[b"body " + each for each in ids])
+
+    def deliver(self, *numbers: int) -> Batch:
+        ids = [b"%016d" % number for number in numbers]
+        batch = [Message(self, int(NOW) * 10**9, 1, each, b"body " + each) for each in ids]  # type: ignore[arg-type]
+        self.in_flight.update({message.id: message for message in batch})
+        return Batch(self, batch)  # type: ignore[arg-type]
+
+
+EXTENSIONS = {"raw": "", "jsonl": "", "gzip": ".gz", "zstd": ".zst"}
+FORMS = ["raw", "raw gzip", "raw zstd", "jsonl", "jsonl gzip", "jsonl zstd"]
+BRIEF = [("raw", True), ("jsonl gzip", False), ("jsonl zstd", True)]  # the others are slow
+COMPRESSORS = {"": Plain, ".gz": gzip_members(1), ".zst": members_of(Codec.ZSTD)}
+
+
+def archive(directories: Directories, record: PowerCut, form: str) -> None:
+    extension = EXTENSIONS[form.split()[-1]]
+    settings = ArchiveSettings(
+        directories,
+        FileNaming("clicks-<DATETIME><REV>", extension=extension),
+        Rotation(uncompressed_size=150),
+        format=RecordFormat.raw if "raw" in form else RecordFormat.jsonl,
+        compressor=COMPRESSORS[extension],
+    )
+    locks = directories.locks()
+    lock = TopicLock(locks, directories.work, "clicks", "archive")
+    journal = Journal(
+        directories.work,
+        *("clicks", "archive"),
+        earlier=(),
+        run="1",
+        size=100,
+        is_durable=directories.have_member,
+        now_s=NOW,
+    )
+    writer = TopicWriter("clicks", settings, journal, lambda path: None, locks, lock.next_head)
+    source = Source(record)
+    for number in range(0, 12, 2):
+        writer.take(source.deliver(number, number + 1), NOW)
+        writer.flush()
+    writer.rotate(NOW, all_files=True)
+    writer.close()
+    locks.close()
+
+
+def assert_all_is_there(promised: list[object], directories: Directories, form: str) -> None:
+    """What was FINished is in the finished files, and nothing is there twice."""
+    if "raw" in form:
+        found = Counter(lines_of(directories.output))
+    else:
+        found = Counter(message["body"] for message in messages_of(directories.output))
+    assert set(promised) - set(found) == set()
+    assert max(found.values(), default=1) == 1
+
+
+def directories_on(root: Path, *, has_work_directory: bool) -> Directories:
+    directories = Directories(root / "out", root / "work" if has_work_directory else root / "out")
+    directories.make()
+    return directories
+
+
+@pytest.mark.parametrize(
+    ("form", "has_work_directory"),
+    [
+        pytest.param(form, has_work, marks=[] if (form, has_work) in BRIEF else pytest.mark.slow)
+        for form in FORMS
+        for has_work in (False, True)
+    ],
+)
+def test_nothing_that_was_finished_is_missing_after_a_power_cut_at_any_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, has_work_directory: bool
+) -> None:
+    root = tmp_path / "disk"
+    directories = directories_on(root, has_work_directory=has_work_directory)
+    with PowerCut(root, monkeypatch) as record:
+        archive(directories, record, form)
+
+    cuts = list(record.cuts())
+    assert len(cuts) > 30
+    for promised, cut in cuts[:: 5 if "zstd" in form else 1]:  # which a process reads
+        cut.restore(root)
+        directories.make()
+        recover(directories)
+        assert_all_is_there(promised, directories, form)
+
+
+@pytest.mark.parametrize(
+    ("form", "has_work_directory", "every"),
+    [
+        ("jsonl gzip", False, 7),
+        ("raw", True, 7),
+        *(
+            pytest.param(form, has_work, 1, marks=pytest.mark.slow)
+            for form in FORMS
+            for has_work in (False, True)
+        ),
+    ],
+)
+def test_a_power_cut_at_any_moment_of_recovery_loses_and_doubles_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
+    has_work_directory: bool,
+    every: int,
+) -> None:
+    root = tmp_path / "disk"
+    directories = directories_on(root, has_work_directory=has_work_directory)
+    with PowerCut(root, monkeypatch) as record:
+        archive(directories, record, form)
+
+    recovered = 0
+    unfinished = [
+        (promised, cut)
+        for promised, cut in record.cuts()
+        if any(content and name.endswith(".part") for name, content in cut.files.items())
+    ]
+    for promised, first in unfinished[::every]:
+        first.restore(root)
+        directories.make()
+        with PowerCut(root, monkeypatch) as recovery:
+            recovered += len(recover(directories))
+        for _, second in recovery.cuts():
+            second.restore(root)
+            directories.make()
+            recover(directories)
+            assert_all_is_there(promised, directories, form)
+    assert recovered
+
+
+def test_a_replaced_file_is_the_old_or_the_new_after_a_power_cut_at_any_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "disk"
+    root.mkdir()
+    with PowerCut(root, monkeypatch) as record:
+        for content in (b"old", b"new"):
+            replace_file(root / "checkpoint", content)
+            record.note(content)
+
+    for promised, cut in record.cuts():
+        if promised:
+            newest = [b"new"] if b"new" in promised else [b"old", b"new"]
+            assert cut.files["checkpoint"] in newest
+
+
+def test_the_model_drops_what_was_not_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with PowerCut(tmp_path, monkeypatch) as record:
+        descriptor = os.open(tmp_path / "a", os.O_CREAT | os.O_WRONLY)
+        os.write(descriptor, b"one")
+        os.fsync(descriptor)
+        os.write(descriptor, b"two")
+        folder = os.open(tmp_path, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+        os.close(descriptor)
+
+        os.rename(tmp_path / "a", tmp_path / "b")
+        os.unlink(tmp_path / "b")
+
+    left = [cut.files for _, cut in record.cuts()]
+    # the name may go first, and what was written after the sync is never there
+    assert sorted(left, key=repr) == [
+        {"a": b""},
+        {"a": b"\0\0\0"},
+        {"a": b"one"},
+        {"a": b"one\0\0\0"},
+        {"b": b"one"},
+        {"b": b"one\0\0\0"},
+        {},
+    ]
+
+
+def test_the_model_keeps_only_names_that_were_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with PowerCut(tmp_path, monkeypatch) as record:
+        replace_file(tmp_path / "a", b"old", is_durable=False)
+        record.note("the model")
+        replace_file(tmp_path / "a", b"new")
+
+    left = [cut.files.get("a") for promised, cut in record.cuts() if promised]
+    assert set(left) == {None, b"", b"\0\0\0", b"new"}

@@ -1,0 +1,244 @@
+"""Storage: one behavior on a directory and on an object store."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+from plugins.object_store import Bucket
+
+from nsqtools.archive.storage import ChangedError, Storage, open_storage
+from nsqtools.archive.storage_credentials import s3_settings
+from nsqtools.archive.storage_objects import PART_SIZE, ObjectStorage
+from nsqtools.errors import ConfigurationError, NsqError
+
+
+@pytest.fixture(params=["directory", "file URL", "s3", "s3a"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    """A storage below a prefix, which does not exist yet."""
+    if request.param == "directory":
+        return open_storage(str(tmp_path / "made" / "later"))
+    if request.param == "file URL":
+        return open_storage(f"file://{tmp_path}/with%20space")
+    bucket = request.getfixturevalue("bucket")
+    return open_storage(f"{request.param}://{bucket.name}/pre/fix")
+
+
+def names(storage: Storage, prefix: str = "") -> list[str]:
+    return sorted(entry.name for entry in storage.list(prefix))
+
+
+def test_what_was_written_is_read_listed_and_deleted(storage: Storage, tmp_path: Path) -> None:
+    assert names(storage) == []
+    big = tmp_path / "big"
+    big.write_bytes(os.urandom(PART_SIZE + 17))
+    storage.put("topic=a b/.x.index", b"one")
+    storage.put_file("topic=a b/x", big)
+    storage.put_file("y.log", big)
+
+    assert names(storage) == ["topic=a b/.x.index", "topic=a b/x", "y.log"]
+    assert names(storage, "topic=a b/") == ["topic=a b/.x.index", "topic=a b/x"]
+    assert names(storage, "topic=a") == []
+    assert storage.read("topic=a b/.x.index") == b"one"
+    assert storage.read_range("y.log", PART_SIZE, 100) == big.read_bytes()[PART_SIZE:]
+    assert storage.read_range("y.log", 5, 3) == big.read_bytes()[5:8]
+    [entry] = [entry for entry in storage.list() if entry.name == "y.log"]
+    assert entry == storage.stat("y.log")
+    assert entry.size == PART_SIZE + 17
+    assert entry.version
+
+    storage.delete("y.log")
+    storage.delete("y.log")
+    assert names(storage, "") == ["topic=a b/.x.index", "topic=a b/x"]
+
+
+def test_an_object_is_put_once_whoever_is_first(storage: Storage) -> None:
+    storage.put_if_absent("d/m", b"one")
+
+    with pytest.raises(FileExistsError) as caught:
+        storage.put_if_absent("d/m", b"two")
+
+    assert caught.value.filename == storage.where("d/m")
+    assert storage.read("d/m") == b"one"
+    assert names(storage) == ["d/m"]
+
+
+def test_what_is_not_there_is_said_with_its_place(storage: Storage) -> None:
+    storage.put("there", b"")
+    for ask in (storage.read, storage.stat, storage.open):
+        with pytest.raises(FileNotFoundError) as caught:
+            ask("d/nothing")
+        assert caught.value.filename == storage.where("d/nothing")
+    with pytest.raises(FileNotFoundError):
+        storage.read_range("d/nothing", 0, 1)
+
+
+def test_verify_notices_one_changed_byte(storage: Storage, tmp_path: Path) -> None:
+    for size in (3, PART_SIZE + 5):
+        file = tmp_path / "file"
+        file.write_bytes(os.urandom(size))
+        storage.put_file("x", file)
+        storage.verify("x", file)
+
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+        with pytest.raises(ChangedError):
+            storage.verify("x", file)
+
+
+def test_a_range_of_a_replaced_object_is_refused(storage: Storage) -> None:
+    storage.put("x", b"one")
+    version = storage.stat("x").version
+    assert storage.read_range("x", 0, 3, version) == b"one"
+
+    storage.put("x", b"two")
+
+    with pytest.raises(ChangedError):
+        storage.read_range("x", 0, 3, version)
+    assert storage.read_range("x", 0, 3) == b"two"
+
+
+def test_an_open_object_reads_like_a_file(storage: Storage) -> None:
+    content = b"".join(b"%d\n" % number for number in range(100_000))
+    storage.put("x", content)
+    file = storage.open("x")
+
+    assert file.seek(0, os.SEEK_END) == len(content)
+    assert file.read(5) == b""
+    file.seek(400_000)
+    assert file.read(10) == content[400_000:400_010]
+    assert file.read() == content[400_010:]
+    file.seek(3)
+    lines = file.readlines(1000)
+    assert b"".join(lines) == content[3 : file.tell()]
+    assert lines[-1].endswith(b"\n")
+    file.close()
+
+
+def test_a_storage_travels_to_another_process(storage: Storage) -> None:
+    storage.put("x", b"one")
+
+    there = pickle.loads(pickle.dumps(storage))
+
+    assert (there.url, there.read("x")) == (storage.url, b"one")
+
+
+@pytest.mark.parametrize("url", ["s3n://b/x", "hdfs:///x", "file://host/x", "http://h/x", ""])
+def test_what_is_not_supported_is_refused_and_no_directory_is_made(url: str) -> None:
+    with pytest.raises(ConfigurationError):
+        open_storage(url)
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x"])
+def test_a_name_cannot_leave_the_directory(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OSError, match="not a name below"):
+        open_storage(str(tmp_path)).put(name, b"")
+
+
+def test_a_path_that_lost_a_slash_of_its_url_is_still_a_url() -> None:
+    assert open_storage(str(Path("s3://bucket/a/b"))).url == "s3://bucket/a/b"
+
+
+def test_a_store_that_cannot_be_reached_is_one_clear_line(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr("nsqtools.archive.storage_objects.RETRY", {"max_retries": 0})
+    with pytest.raises(OSError, match="cannot connect") as caught:
+        open_storage(bucket.url).stat("x")
+    assert caught.value.filename == f"{bucket.url}/x"
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bucket_that_is_not_there_is_said_by_the_server(bucket: Bucket) -> None:
+    with pytest.raises(OSError, match=r"NoSuchBucket|not there"):
+        list(open_storage(f"{bucket.url}x").list())
+
+
+def test_without_obstore_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(NsqError, match="obstore") as caught:
+        open_storage("s3://bucket/x")
+    assert "nsqtools[object-store]" in caught.value.hint
+
+
+@pytest.fixture
+def aws_home(tmp_path: Path) -> dict[str, str]:
+    aws = tmp_path / ".aws"
+    aws.mkdir()
+    (aws / "credentials").write_text(
+        "[default]\naws_access_key_id = d\naws_secret_access_key = ds\n"
+        "[lake]\naws_access_key_id=l\naws_secret_access_key=ls\naws_session_token=lt\n"
+    )
+    (aws / "config").write_text(
+        "[default]\nregion = eu-west-1\n[profile lake]\nendpoint_url = http://lake:9000\n"
+    )
+    return {"HOME": str(tmp_path)}
+
+
+def test_keys_come_from_options_then_environment_then_profile(aws_home: dict[str, str]) -> None:
+    found = s3_settings({}, aws_home)
+    assert (found.key_id, found.secret, found.region) == ("d", "ds", "eu-west-1")
+    lake = s3_settings({}, aws_home | {"AWS_PROFILE": "lake", "AWS_REGION": "r"})
+    assert (lake.key_id, lake.token) == ("l", "lt")
+    assert (lake.endpoint, lake.region) == ("http://lake:9000", "r")
+    keys = {"AWS_ACCESS_KEY_ID": "e", "AWS_SECRET_ACCESS_KEY": "es"}
+    assert s3_settings({}, aws_home | {"AWS_PROFILE": "lake"} | keys).token == ""
+    option = {"access_key_id": "o", "secret_access_key": "os"}
+    assert s3_settings(option, aws_home | keys).secret == "os"
+    assert "ls" not in repr(lake)
+
+
+def test_keys_that_are_rotated_in_the_profile_are_used_at_once(
+    aws_home: dict[str, str], bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", aws_home["HOME"])
+    storage = bucket.storage
+    assert isinstance(storage, ObjectStorage)
+    storage.put("a", b"1")
+    assert storage._store.config["access_key_id"] == "d"
+    store = storage._store
+    assert storage._store is store
+
+    beside = Path(aws_home["HOME"], ".aws", "new")
+    beside.write_text("[default]\naws_access_key_id = n\naws_secret_access_key = ns\n")
+    beside.replace(beside.with_name("credentials"))
+    storage.put("a", b"2")
+
+    assert storage._store.config["access_key_id"] == "n"
+    assert storage.read("a") == b"2"
+
+
+def test_the_same_settings_serve_s3a(aws_home: dict[str, str]) -> None:
+    lake = s3_settings({}, aws_home | {"AWS_PROFILE": "lake"}).for_hadoop()
+    assert lake["fs.s3a.endpoint"] == "http://lake:9000"
+    assert lake["fs.s3a.connection.ssl.enabled"] == "false"
+    assert lake["fs.s3a.aws.credentials.provider"].endswith("TemporaryAWSCredentialsProvider")
+    bare = s3_settings({}, {"AWS_REGION": "eu-west-1"}).for_hadoop()
+    assert bare == {"fs.s3a.endpoint.region": "eu-west-1"}
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("gs://bucket/p", "GCSStore"),
+        ("az://container/p", "AzureStore"),
+        ("abfss://container@account.dfs.core.windows.net/p", "AzureStore"),
+    ],
+)
+def test_other_stores_open_by_their_own_settings(
+    url: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    storage = open_storage(url)
+    assert isinstance(storage, ObjectStorage)
+    assert type(storage._store).__name__ == kind
+    assert storage._store.prefix == "p"

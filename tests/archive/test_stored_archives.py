@@ -1,0 +1,213 @@
+"""Archives in an object store: found, listed, verified, printed and replayed as local ones are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from plugins.archives import Writer, write_archive
+from plugins.cli import RunNsq
+from plugins.embedded import EmbeddedServer
+from plugins.object_store import Bucket
+from plugins.servers import Serve
+
+from nsqtools.archive.finding import find_archives
+from nsqtools.archive.layout import index_of
+from nsqtools.archive.reader import TimeRange, read_messages
+from nsqtools.archive.storage import Storage
+from nsqtools.archive.storage_objects import ObjectStorage
+from nsqtools.archive.upload_job import UploadPlan
+from nsqtools.archive.upload_job import upload as upload_file
+from nsqtools.protocol.message import WireMessage
+
+SECOND = 1_000_000_000
+BEGIN = 1_790_000_000 * SECOND  # 2026-09-21
+
+
+def messages(first: int, last: int, size: int = 10) -> list[WireMessage]:
+    return [
+        WireMessage(BEGIN + number * SECOND, 1, b"%016x" % number, b"%0*d" % (size, number))
+        for number in range(first, last)
+    ]
+
+
+def upload(directory: Path, storage: Storage) -> None:
+    for path in directory.rglob("*"):
+        if path.is_file():
+            storage.put_file(path.relative_to(directory).as_posix(), path)
+
+
+@pytest.fixture
+def lake(tmp_path: Path, bucket: Bucket) -> Path:
+    """A directory whose copy is in the bucket: two topics, one file of bare bodies, no parts."""
+    (tmp_path / "lake" / "views").mkdir(parents=True)
+    write_archive(tmp_path / "lake" / "clicks.log.gz", messages(0, 10), messages(10, 20))
+    views = tmp_path / "lake" / "views" / "v.log.gz"
+    write_archive(views, messages(20, 30), topic="views")
+    (tmp_path / "lake" / "zz.raw").write_bytes(b"one\ntwo\n")
+    upload(tmp_path / "lake", bucket.storage)
+    return tmp_path / "lake"
+
+
+@pytest.mark.parametrize("command", [["cat"], ["cat", "--bodies"], ["verify"], ["info", "--json"]])
+def test_a_url_gives_what_the_directory_gives(
+    lake: Path, bucket: Bucket, run_nsq: RunNsq, command: list[str]
+) -> None:
+    local = run_nsq(["archive", *command, str(lake)])
+    stored = run_nsq(["archive", *command, bucket.url])
+
+    assert local.status == stored.status == 0
+    assert stored.out.replace(bucket.url.encode(), str(lake).encode()) == local.out
+    assert stored.err == local.err
+    name = "views/v.log.gz"
+    local = run_nsq(["archive", *command, f"file://{lake}/{name}"])
+    stored = run_nsq(["archive", *command, f"{bucket.url}/{name}"])
+    assert stored.out.replace(bucket.url.encode(), str(lake).encode()) == local.out
+
+
+def test_an_archive_in_a_bucket_is_replayed(
+    lake: Path, bucket: Bucket, serve: Serve, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    (tmp_path / "nsqd").mkdir()
+    nsqd = serve(EmbeddedServer(tmp_path / "nsqd"))
+    place = ["--nsqd-tcp-address", nsqd.tcp_address, "--topic", "all"]
+    checkpoint = ["--checkpoint", str(tmp_path / "checkpoint")]
+
+    assert run_nsq(["replay", bucket.url, *place, *checkpoint]).status == 0
+    again = run_nsq(["replay", bucket.url, *place, *checkpoint, "--json"])
+
+    assert nsqd.topic_stats("all")["message_count"] == 32
+    assert json.loads(again.out)["confirmed"] == 0
+
+
+def test_a_url_that_is_not_there_is_not_found(bucket: Bucket, run_nsq: RunNsq) -> None:
+    result = run_nsq(["archive", "cat", f"{bucket.url}/nothing"])
+    assert result.status == 3
+    assert f"there is no {bucket.url}/nothing" in result.err
+
+
+def test_repair_says_that_it_needs_local_files(bucket: Bucket, run_nsq: RunNsq) -> None:
+    bucket.storage.put("x.log.gz", b"\x1f\x8brubbish")
+    result = run_nsq(["archive", "repair", bucket.url])
+    assert result.status == 2
+    assert "not a local file" in result.err
+
+
+class Counting(ObjectStorage):
+    """Counts the bytes that ranges bring."""
+
+    brought = 0
+
+    def read_range(self, name: str, start: int, length: int, version: str = "") -> bytes:
+        data = super().read_range(name, start, length, version)
+        Counting.brought += len(data)
+        return data
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> type[Counting]:
+    Counting.brought = 0
+    monkeypatch.setattr("nsqtools.archive.storage_objects.ObjectStorage", Counting)
+    return Counting
+
+
+def test_only_the_members_of_the_time_range_are_fetched(
+    tmp_path: Path, bucket: Bucket, counting: type[Counting]
+) -> None:
+    path = tmp_path / "clicks.log"
+    many = [messages(begin, begin + 1000, size=300) for begin in range(0, 20_000, 1000)]
+    write_archive(path, *many)
+    packed = path.read_bytes()
+    upload(tmp_path, bucket.storage)
+    [archive] = find_archives([bucket.url])
+    assert archive.members is not None
+    member = archive.members[10]
+
+    within = TimeRange(BEGIN + 10_000 * SECOND, BEGIN + 10_100 * SECOND)
+    found = list(read_messages(archive, lambda path, problem: None, within=within))
+
+    assert [int(message.body) for message in found] == list(range(10_000, 10_100))
+    assert counting.brought < max(len(packed) // 2, 3 * member.length) + (600 << 10)
+
+
+@pytest.mark.parametrize("place", ["directory", "bucket"])
+@pytest.mark.parametrize("fault", ["changes", "vanishes"])
+def test_a_file_that_changes_or_vanishes_before_it_is_read_is_damage(
+    tmp_path: Path, bucket: Bucket, place: str, fault: str
+) -> None:
+    (tmp_path / "lake").mkdir()
+    first = write_archive(tmp_path / "lake" / "a.log.gz", messages(0, 10))
+    write_archive(tmp_path / "lake" / "b.log.gz", messages(10, 20))
+    upload(tmp_path / "lake", bucket.storage)
+    archives = find_archives([tmp_path / "lake" if place == "directory" else bucket.url])
+
+    storage = archives[0].storage
+    if fault == "vanishes":
+        storage.delete("a.log.gz")
+    else:
+        content = bytearray(first.read_bytes())
+        content[20] ^= 1
+        storage.put("a.log.gz", bytes(content))
+    problems: list[tuple[str, str]] = []
+    found = [
+        message
+        for archive in archives
+        for message in read_messages(archive, lambda *problem: problems.append(problem))
+    ]
+
+    expected = {"vanishes": "removed before it was read", "changes": "changed while it was read"}
+    [(shown, problem)] = problems
+    assert shown == storage.where("a.log.gz")
+    assert expected[fault] in problem
+    assert len(found) == 10
+
+
+def test_a_file_that_is_finished_while_it_is_listed_is_still_read(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.write(messages(0, 10))
+    [archive] = find_archives([tmp_path])
+    assert archive.is_in_progress
+
+    path = writer.finish()
+
+    found = list(read_messages(archive, lambda *problem: pytest.fail(str(problem))))
+    assert len(found) == 10
+    assert index_of(path).exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        ("cut off", "its manifest says"),
+        ("another index", "not the one that was uploaded"),
+        ("no index", "it is not there"),
+        ("torn manifest", "its manifest cannot be read"),
+    ],
+)
+def test_verify_compares_what_is_stored_with_its_manifest(
+    tmp_path: Path, bucket: Bucket, run_nsq: RunNsq, spoil: str, said: str
+) -> None:
+    writer = Writer(tmp_path)
+    writer.write(messages(0, 10))
+    writer.write(messages(10, 20))
+    upload_file(writer.finish(), UploadPlan(tmp_path, bucket.storage, "host"))
+    assert run_nsq(["archive", "verify", bucket.url]).status == 0
+    storage = bucket.storage
+    index, manifest, name = bucket.names()
+
+    if spoil == "cut off":
+        [archive] = find_archives([bucket.url])
+        assert archive.members
+        storage.put(name, storage.read(name)[: archive.members[0].end])
+        storage.put(index, b"".join(storage.read(index).splitlines(keepends=True)[:2]))
+    elif spoil == "another index":
+        storage.put(index, storage.read(index).replace(b"writer ", b"writer 0", 1)[:-1] + b"\n")
+    elif spoil == "no index":
+        storage.delete(index)
+    else:
+        storage.put(manifest, b"{")
+
+    result = run_nsq(["archive", "verify", bucket.url])
+    assert result.status == 1
+    assert said in result.out.decode()

@@ -1,0 +1,394 @@
+"""Uploading finished files: whole, verified, under one name, continued after any interruption."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from obstore.store import S3Store
+from plugins.archives import Writer
+from plugins.object_store import Bucket
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools.archive import upload_job
+from nsqtools.archive.finding import find_archives
+from nsqtools.archive.layout import index_of
+from nsqtools.archive.reader import read_messages
+from nsqtools.archive.storage import Storage, open_storage
+from nsqtools.archive.storage_multiparts import abort_multiparts
+from nsqtools.archive.storage_objects import ObjectStorage
+from nsqtools.archive.upload import Uploads
+from nsqtools.archive.upload_job import NotUploadable, UploadPlan, upload
+from nsqtools.archive.upload_record import UploadLock, uploaded_of, uploading_of
+from nsqtools.protocol.message import WireMessage
+
+SECOND = 1_000_000_000
+BEGIN = 1_790_000_000 * SECOND  # 2026-09-21
+
+
+def messages(count: int, first: int = 0) -> list[WireMessage]:
+    numbers = range(first, first + count)
+    return [WireMessage(BEGIN + n * SECOND, 1, b"%016x" % n, b"body %d" % n) for n in numbers]
+
+
+@pytest.fixture(params=["directory", "bucket"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    if request.param == "directory":
+        return open_storage(str(tmp_path / "lake"))
+    return open_storage(f"{request.getfixturevalue('bucket').url}/lake")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    directory = tmp_path / "out"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def writer(out: Path) -> Writer:
+    return Writer(out, writer="5b1c2f0e8d9a4e6f" * 2)
+
+
+def finished(writer: Writer, count: int = 10, name: str = "") -> Path:
+    writer.write(messages(count), name=name)
+    return writer.finish()
+
+
+def plan(out: Path, storage: Storage, **more: bool) -> UploadPlan:
+    return UploadPlan(out, storage, "web1", **more)
+
+
+def data_names(storage: Storage) -> list[str]:
+    names = (entry.name for entry in storage.list())
+    return sorted(name for name in names if not name.rpartition("/")[2].startswith("."))
+
+
+def test_a_file_is_stored_with_its_index_and_a_manifest_that_says_what_it_is(
+    out: Path, storage: Storage, writer: Writer
+) -> None:
+    path = finished(writer)
+
+    assert upload(path, plan(out, storage)) == path.stat().st_size
+
+    name = "clicks-000001.web1-5b1c2f0e8d9a4e6f-1.log.gz"
+    assert sorted(entry.name for entry in storage.list()) == [
+        f".{name}.index",
+        f".{name}.manifest",
+        name,
+    ]
+    assert storage.read(name) == path.read_bytes()
+    assert storage.read(f".{name}.index") == index_of(path).read_bytes()
+    manifest = json.loads(storage.read(f".{name}.manifest"))
+    assert manifest["size"] == path.stat().st_size
+    assert manifest["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert (manifest["writer"], manifest["number"]) == (writer.writer, 1)
+    assert (manifest["messages"], manifest["min_ts"]) == (10, BEGIN)
+    [archive] = find_archives([storage.url])
+    assert len(list(read_messages(archive, lambda *problem: pytest.fail(str(problem))))) == 10
+
+
+def test_what_is_stored_is_not_stored_again(out: Path, storage: Storage, writer: Writer) -> None:
+    path = finished(writer)
+    upload(path, plan(out, storage))
+    before = {entry.name: entry.modified_ns for entry in storage.list()}
+
+    assert upload(path, plan(out, storage)) == 0
+    uploaded_of(path).unlink()  # the record is lost
+    upload(path, plan(out, storage))
+
+    assert {entry.name: entry.modified_ns for entry in storage.list()} == before
+    assert uploaded_of(path).exists()
+
+
+def test_prefixes_name_topic_and_date(out: Path, storage: Storage, writer: Writer) -> None:
+    path = finished(writer, name="deep.log.gz")
+
+    upload(path, plan(out, storage, by_topic_and_date=True))
+
+    assert data_names(storage) == [
+        "topic=clicks/date=2026-09-21/deep.web1-5b1c2f0e8d9a4e6f-1.log.gz"
+    ]
+
+
+def test_an_uploaded_file_is_removed_and_its_index_stays_for_the_journal(
+    out: Path, storage: Storage, writer: Writer
+) -> None:
+    path = finished(writer)
+
+    upload(path, plan(out, storage, deletes=True))
+
+    assert not path.exists()
+    assert index_of(path).exists()
+    assert uploaded_of(path).exists()
+    assert len(data_names(storage)) == 1
+
+
+STEPS = ["put_file", "verify", "put_if_absent"]
+LATER_STEPS = ["put", "read"]  # of one that is continued
+
+
+@pytest.mark.parametrize("step", [*STEPS, *LATER_STEPS])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_upload_that_broke_off_anywhere_is_continued_under_its_name(
+    out: Path,
+    storage: Storage,
+    writer: Writer,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    when: str,
+) -> None:
+    path = finished(writer)
+    for breaking in ["put_file", step] if step in LATER_STEPS else [step]:
+        real = getattr(type(storage), breaking)
+
+        def breaks(*args: object, real: Callable[..., object] = real) -> object:
+            if when == "after":
+                with suppress(FileNotFoundError):
+                    real(*args)
+            raise ConnectionResetError(104, "broken off")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(type(storage), breaking, breaks)
+            with pytest.raises(OSError, match="broken off"):
+                upload(path, plan(out, storage))
+    assert path.exists()
+    assert not uploaded_of(path).exists()
+    assert uploading_of(path).exists()
+
+    elsewhere = UploadPlan(out, storage, "renamed-host")
+    assert upload(path, elsewhere) == path.stat().st_size
+
+    [name] = data_names(storage)
+    assert "web1-" in name
+    assert storage.read(name) == path.read_bytes()
+    assert not uploading_of(path).exists()
+
+
+def test_data_that_arrives_changed_is_not_published(
+    out: Path, storage: Storage, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = finished(writer)
+    real = type(storage).put_file
+
+    def spoils(self: Storage, name: str, source: Path) -> None:
+        changed = bytearray(source.read_bytes())
+        changed[30] ^= 1
+        self.put(name, bytes(changed))
+
+    monkeypatch.setattr(type(storage), "put_file", spoils)
+    with pytest.raises(OSError, match="differs"):
+        upload(path, plan(out, storage, deletes=True))
+    assert path.exists()
+    assert not any("manifest" in entry.name for entry in storage.list())
+
+    monkeypatch.setattr(type(storage), "put_file", real)
+    upload(path, plan(out, storage, deletes=True))
+    assert len(data_names(storage)) == 1
+
+
+def test_a_file_of_another_archiver_is_never_overwritten(
+    out: Path, storage: Storage, writer: Writer, tmp_path: Path
+) -> None:
+    upload(finished(writer), plan(out, storage))
+    stored = storage.read(data_names(storage)[0])
+    (tmp_path / "clone").mkdir()
+    clone = Writer(tmp_path / "clone", writer=writer.writer)  # an image with its lock file, say
+    path = finished(clone, count=11)
+
+    with pytest.raises(NotUploadable, match="another file"):
+        upload(path, plan(tmp_path / "clone", storage, deletes=True))
+
+    assert path.exists()
+    assert storage.read(data_names(storage)[0]) == stored
+
+
+def test_two_processes_do_not_upload_one_file(out: Path, storage: Storage, writer: Writer) -> None:
+    path = finished(writer)
+    other = os.open(uploading_of(path), os.O_RDWR | os.O_CREAT)
+    fcntl.flock(other, fcntl.LOCK_EX)
+
+    assert UploadLock.take(path) is None
+    assert upload(path, plan(out, storage)) == 0
+    assert data_names(storage) == []
+
+    os.close(other)
+    assert upload(path, plan(out, storage)) > 0
+
+
+def test_parts_of_an_upload_that_was_killed_are_removed(
+    out: Path, bucket: Bucket, writer: Writer
+) -> None:
+    path = finished(writer)
+    storage = open_storage(f"{bucket.url}/lake with space")
+    index = upload_job.load_index(index_of(path))
+    assert index is not None
+    name = upload_job.object_name(path, index, plan(out, storage))
+    others = f"lake with space/{name}2"
+    for key in (f"lake with space/{name}", f"lake with space/{name}", others):
+        bucket.ask("POST", f"/{quote(key)}?uploads")
+
+    assert abort_multiparts(storage, name) == 2
+
+    _, listed = bucket.ask("GET", "?uploads")
+    assert re.findall(r"<Key>([^<]*)</Key>", listed) == [others]
+
+
+def test_encryption_is_asked_of_the_store(out: Path, bucket: Bucket, writer: Writer) -> None:
+    options = {"server_side_encryption": "aws:kms", "sse_kms_key_id": "alias/lake"}
+    storage = open_storage(bucket.url, options)
+    path = finished(writer)
+
+    upload(path, plan(out, storage))
+
+    [name] = data_names(storage)
+    headers, _ = bucket.ask("HEAD", f"/{name}")
+    assert headers["x-amz-server-side-encryption"] == "aws:kms"
+    assert headers["x-amz-server-side-encryption-aws-kms-key-id"] == "alias/lake"
+
+
+def test_a_small_file_takes_three_requests(
+    out: Path, bucket: Bucket, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Index, data and manifest: the store's answers are their checksums."""
+    asked: list[str] = []
+    for name in ("put", "get", "head", "list", "delete"):
+        real = getattr(S3Store, name)
+
+        def counted(*args: object, name: str = name, real: Any = real, **more: object) -> object:
+            asked.append(name)
+            return real(*args, **more)
+
+        monkeypatch.setattr(S3Store, name, counted)
+    path = finished(writer)
+    upload(path, plan(out, bucket.storage))
+
+    assert asked == ["put", "put", "put"]
+
+
+def test_where_the_etag_is_no_checksum_the_content_is_read_back(
+    out: Path, bucket: Bucket, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    real = ObjectStorage.read_range
+
+    def counted(
+        self: ObjectStorage, name: str, start: int, length: int, version: str = ""
+    ) -> bytes:
+        read.append(name)
+        return real(self, name, start, length, version)
+
+    monkeypatch.setattr(ObjectStorage, "read_range", counted)
+    monkeypatch.setattr("nsqtools.archive.storage_objects._md5_tag", lambda *args: "")
+    upload(finished(writer), plan(out, bucket.storage))
+
+    assert read == data_names(bucket.storage)
+
+
+class Archiver:
+    """Counts pauses."""
+
+    def __init__(self) -> None:
+        self.states: list[str] = []
+
+    def pause(self) -> None:
+        self.states.append("paused")
+
+    def resume(self) -> None:
+        self.states.append("running")
+
+
+def test_what_earlier_runs_left_is_uploaded_first(
+    out: Path, storage: Storage, writer: Writer
+) -> None:
+    left = [finished(writer) for _ in range(3)]
+    (out / "README").write_text("not an archive")
+    uploads = Uploads(plan(out, storage, deletes=True))
+
+    uploads.start()
+    late = finished(writer)
+    uploads.put(late)
+    uploads.put(late)
+
+    assert uploads.close() == 0
+    assert len(data_names(storage)) == 4
+    assert (uploads.totals.files, uploads.totals.waiting_bytes) == (4, 0)
+    assert [path for path in (*left, late) if path.exists()] == []
+    assert (out / "README").exists()
+
+
+def test_a_store_that_is_away_stops_nothing_until_the_limit_and_then_consumption_pauses(
+    out: Path,
+    storage: Storage,
+    writer: Writer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("nsqtools.archive.upload.FIRST_RETRY_S", 0.02)
+    monkeypatch.setattr("nsqtools.archive.upload.LONGEST_RETRY_S", 0.05)
+    real, away = type(storage).put_if_absent, threading.Event()
+    away.set()
+
+    def put(self: Storage, name: str, data: bytes) -> str:
+        if away.is_set():
+            raise ConnectionRefusedError(111, "cannot connect to the store", self.url)
+        return real(self, name, data)
+
+    monkeypatch.setattr(type(storage), "put_if_absent", put)
+    archiver = Archiver()
+    first = finished(writer)
+    uploads = Uploads(plan(out, storage), max_local_bytes=first.stat().st_size + 1)
+    uploads.start()
+    wait_until(lambda: uploads.totals.failures > 2, what="failures")
+    uploads.regulate(archiver)
+    assert archiver.states == []
+
+    uploads.put(finished(writer))
+    uploads.regulate(archiver)
+    uploads.regulate(archiver)
+    assert archiver.states == ["paused"]
+    assert not uploads.health[0]
+    assert "consumption pauses" in caplog.text
+
+    away.clear()
+    wait_until(lambda: uploads.totals.files == 2, what="both uploads")
+    uploads.regulate(archiver)
+    assert archiver.states == ["paused", "running"]
+    assert caplog.text.count("cannot upload") == 1
+    assert len(data_names(storage)) == 2
+
+
+def test_small_files_do_not_wait_for_large_ones_which_go_a_few_at_a_time(
+    out: Path, tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = open_storage(str(tmp_path / "lake"))
+    large = [finished(writer, count=50) for _ in range(6)]
+    small = [finished(writer, count=1) for _ in range(3)]
+    monkeypatch.setattr("nsqtools.archive.upload.LARGE", small[0].stat().st_size)
+    real, gate, under_way = type(storage).put_file, threading.Event(), []
+
+    def put_file(self: Storage, name: str, path: Path) -> str:
+        if path in large:
+            under_way.append(path)
+            assert gate.wait(patience_s(20))
+            under_way.remove(path)
+        return real(self, name, path)
+
+    monkeypatch.setattr(type(storage), "put_file", put_file)
+    uploads = Uploads(plan(out, storage))
+    uploads.start()
+    wait_until(lambda: uploads.totals.files == 3 and len(under_way) == 3, what="the small ones")
+    gate.set()
+
+    assert uploads.close() == 0
+    assert uploads.totals.files == 9
