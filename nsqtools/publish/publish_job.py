@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import IO, Self
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from nsqtools.client.options import ClientOptions
-from nsqtools.errors import NsqError, OutputError
+from nsqtools.errors import NsqError
 from nsqtools.protocol.commands import mpub_size
+from nsqtools.publish.input_checkpoint import InputCheckpoint
 from nsqtools.publish.pacing import RateLimit
 from nsqtools.publish.publisher import (
     PublishBatch,
@@ -29,63 +27,28 @@ from nsqtools.publish.publisher import (
     PublishOptions,
     PublishOutcome,
 )
-from nsqtools.publish.source import RecordSource
+from nsqtools.publish.source import BEGIN, InputPlace, RecordSource
+from nsqtools.publish.unsent_files import UnsentFiles
 from nsqtools.records.envelope import decode_body
 
-
-class UnsentFiles:
-    """Appends records to a file, or to one for each nsqd where every record goes to several.
-
-    The file of an nsqd is ``PATH.HOST:PORT``: publishing it again to that nsqd repeats nothing on
-    the others. Files are opened at once: a bad path must not show at the end.
-    """
-
-    def __init__(self, path: Path, delimiter: bytes, addresses: Sequence[str] = ()) -> None:
-        self._delimiter = delimiter
-        self._files: dict[str, IO[bytes]] = {}
-        names = {address: f"{path}.{address}" for address in addresses} or {"": str(path)}
-        try:
-            for address, name in names.items():
-                self._files[address] = open(name, "ab")  # noqa: SIM115 - closed by __exit__
-        except OSError as exc:
-            raise OutputError(f"cannot write {name} ({exc.strerror})") from exc
-
-    def write(self, record: bytes, lacking: Collection[str] | None = None) -> None:
-        """Append a record for the nsqd that lack it (None: all). Raises `OutputError`."""
-        for address, file in self._files.items():
-            if lacking is None or not address or address in lacking:
-                try:
-                    file.write(record + self._delimiter)
-                except OSError as exc:
-                    raise OutputError(f"cannot write {file.name} ({exc.strerror})") from exc
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for file in self._files.values():
-            try:
-                file.close()
-            except OSError as exc:
-                raise OutputError(f"cannot write {file.name} ({exc.strerror})") from exc
+Select = Callable[[bytes], bytes | None]
+"""From a body to the one to publish; None leaves the record out."""
 
 
 class InputBatch:
     """The records that were read together, and those of them that were not confirmed.
 
     ``awaited`` counts the publishes of it that have not ended; ``lacking`` has, by its place, the
-    nsqd that lack a record (None: all).
+    nsqd that lack a record (None: all); ``retryable`` is whether publishing one of these again may
+    help. ``end`` is where the input stood after it.
     """
 
-    __slots__ = ("awaited", "is_taken", "lacking", "records")
+    __slots__ = ("awaited", "end", "is_taken", "lacking", "records", "retryable")
 
-    def __init__(self, records: Sequence[bytes]) -> None:
+    def __init__(self, records: Sequence[bytes], end: InputPlace) -> None:
         self.records = records
+        self.end = end
+        self.retryable = False
         self.lacking: dict[int, Collection[str] | None] = {}
         self.awaited = 0
         self.is_taken = False
@@ -98,9 +61,11 @@ class InputBatch:
 class PublishJob:
     """Publishes everything of ``paths`` (``-`` is standard input), or ``records``, to one topic.
 
-    ``rate`` is messages a second, 0 without limit. ``warn`` is called once for each kind of record
-    that was refused before sending, ``show`` is called after each batch. `stop` may be called from
-    any thread: reading ends, and what was sent is waited for.
+    ``records`` are batches, ``select`` chooses and changes bodies, and with a ``checkpoint`` the
+    run begins where that says, and writes down how far it came. ``rate`` is messages a second, 0
+    without limit. ``warn`` is called once for each kind of record that was refused before sending,
+    ``show`` is called after each batch. `stop` may be called from any thread: reading ends, and
+    what was sent is waited for.
     """
 
     def __init__(
@@ -109,9 +74,11 @@ class PublishJob:
         addresses: Sequence[str],
         *,
         paths: Sequence[str] = ("-",),
-        records: Sequence[bytes] | None = None,
+        records: Iterable[Sequence[bytes]] | None = None,
         delimiter: bytes = b"\n",
         is_jsonl: bool = False,
+        select: Select | None = None,
+        checkpoint: InputCheckpoint | None = None,
         rate: float = 0,
         client_options: ClientOptions,
         options: PublishOptions,
@@ -126,13 +93,16 @@ class PublishJob:
         self._batch_limit = client_options.publish_max_body_size
         self._largest_rejected = 0
         self._records = records
+        self._select = select
+        self._checkpoint = checkpoint
         self._rate = RateLimit(rate, time.monotonic()) if rate else None
         self._unsent = unsent
         self._warn = warn
         self._show = show
         self._number = 0  # of records read
         self._open_batches: deque[InputBatch] = deque()
-        self._source = RecordSource(paths, delimiter, lambda: self._is_stopped)
+        begin = checkpoint.place if checkpoint is not None else BEGIN
+        self._source = RecordSource(paths, delimiter, lambda: self._is_stopped, begin)
         self._publisher = Publisher(addresses, client_options, options, lambda: self._is_stopped)
 
     @property
@@ -159,6 +129,11 @@ class PublishJob:
             options.append(f"publish_max_body_size={size}")
         return options
 
+    @property
+    def bytes_read(self) -> int:
+        """The bytes of the files that are in batches, of this run and of those before."""
+        return self._source.bytes_read
+
     def stop(self) -> None:
         """Read no more, and wait for what was sent."""
         self._is_stopped = True
@@ -166,20 +141,22 @@ class PublishJob:
     def run(self) -> PublishCounts:
         """Publish everything and return the counts. Raises `OutputError` for input and files."""
         try:
-            batches = self._source.batches() if self._records is None else iter([self._records])
-            for records in batches:
+            for records in self._source.batches() if self._records is None else self._records:
                 self._take(records)
-                if self._publisher.has_given_up and self._unsent is None:
+                if self._is_stopped or (self._publisher.has_given_up and self._unsent is None):
                     break
         finally:
             self._publisher.finish()
+            self._keep_unconfirmed()
+            if self._checkpoint is not None:
+                self._checkpoint.save()
         return self.counts
 
     def _take(self, records: Sequence[bytes]) -> None:
         if self._publisher.has_given_up:
             self._publisher.drain()  # what was read before comes first in the unsent file
-        batch = InputBatch(records)
-        if self._unsent is not None:
+        batch = InputBatch(records, self._source.place)
+        if self._unsent is not None or self._checkpoint is not None:
             self._open_batches.append(batch)
         places, bodies = self._publishable(batch)
         while bodies and not self._publisher.has_given_up and not self._is_stopped:
@@ -190,12 +167,14 @@ class PublishJob:
         for place in places:
             self._publisher.count_unsendable(PublishOutcome.UNSENT)
             batch.lacking[place] = None
+            batch.retryable = True
         batch.is_taken = True
         self._keep_unconfirmed()
 
     def _publish(self, batch: InputBatch, places: Sequence[int], bodies: list[bytes]) -> None:
         def on_ended(published: PublishBatch) -> None:
-            for index in published.failures:
+            for index, outcome in published.failures.items():
+                batch.retryable |= outcome is not PublishOutcome.REJECTED
                 batch.lacking[places[index]] = [
                     nsqd for nsqd, missing in published.missing.items() if index in missing
                 ]
@@ -212,6 +191,8 @@ class PublishJob:
             if self._unsent is not None:
                 for place in sorted(batch.lacking):
                     self._unsent.write(batch.records[place], batch.lacking[place])
+            if self._checkpoint is not None:
+                self._checkpoint.settle(batch.end, is_whole=not batch.retryable)
 
     def _allowance(self, wanted: int) -> int:
         if self._rate is None:
@@ -229,7 +210,8 @@ class PublishJob:
         records = batch.records
         before = self._number
         self._number += len(records)
-        if not self._is_jsonl and all(records) and max(map(len, records)) <= self._limit:
+        is_plain = not self._is_jsonl and self._select is None
+        if is_plain and all(records) and max(map(len, records)) <= self._limit:
             return range(len(records)), list(records)
         places, bodies = [], []
         for place, record in enumerate(records):
@@ -237,6 +219,9 @@ class PublishJob:
                 self.counts.skipped += 1
                 continue
             body, reason = self._body(record)
+            if body is None:
+                self.counts.filtered += 1
+                continue
             if not reason:
                 places.append(place)
                 bodies.append(body)
@@ -246,14 +231,19 @@ class PublishJob:
             batch.lacking[place] = None
         return places, bodies
 
-    def _body(self, record: bytes) -> tuple[bytes, str]:
-        """Return the body of a record, and why it cannot be published, if it cannot."""
-        body = record
+    def _body(self, record: bytes) -> tuple[bytes | None, str]:
+        """Return the body of a record, None if it is not selected; and why it cannot be published,
+        if it cannot."""
+        body: bytes | None = record
         if self._is_jsonl:
             try:
                 body = decode_body(record)
             except ValueError as exc:
                 return b"", str(exc)
+        if self._select is not None and body:
+            body = self._select(body)
+            if body is None:
+                return None, ""
         if not body:
             return body, "the body is empty, which NSQ cannot carry"
         if len(body) > self._limit:

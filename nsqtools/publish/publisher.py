@@ -7,6 +7,12 @@ record is alone: the others must not suffer for it.
 
 While something waits to be sent again nothing new is accepted, so memory stays bounded by the
 producers' windows.
+
+Why a `Producer` for each nsqd, and not one with a mode and retries of its own: a Producer settles a
+publish as a whole, after which nothing is known of the way there. Here each record has an outcome,
+for each nsqd in mode all; what was sent again is counted, and what may have doubled by it; the time
+for retries begins with the first failure, not while a record waits its turn; and a stop ends them.
+What a failure means is decided in one place for both: the class of the error, and `is_passing`.
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ from dataclasses import dataclass, field, replace
 
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer import Producer
-from nsqtools.client.publication import Publication
+from nsqtools.client.publication import Publication, is_passing
 from nsqtools.client.reconnect import RetryDelays
 from nsqtools.client.spread import PublishMode, Targets
 from nsqtools.errors import (
@@ -99,13 +105,15 @@ class BatchPart:
 
 @dataclass(slots=True)
 class PublishCounts:
-    """Records by outcome; ``skipped`` are empty ones, which NSQ cannot carry."""
+    """Records by outcome; ``skipped`` are empty ones, which NSQ cannot carry, and
+    ``filtered`` those that were not selected."""
 
     confirmed: int = 0
     rejected: int = 0
     unknown: int = 0
     unsent: int = 0
     skipped: int = 0
+    filtered: int = 0
 
     def add(self, outcome: PublishOutcome, count: int = 1) -> None:
         """Count records that ended so."""
@@ -124,6 +132,8 @@ class PublishCounts:
         )
         if self.skipped:
             line += f", {self.skipped} empty skipped"
+        if self.filtered:
+            line += f", {self.filtered} not selected"
         return f"{line}, {repeated} repeated" if repeated else line
 
 
@@ -134,8 +144,6 @@ POLL_S = 0.1
 
 # What splitting a batch can cure: one message or the whole is too large for this nsqd.
 SPLITTABLE = ("E_BAD_MESSAGE", "E_BAD_BODY")
-# nsqd refuses every publish while it stops or while the topic is being deleted.
-EXITING = "exiting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +289,7 @@ class Publisher:
             self._end(part, PublishOutcome.CONFIRMED)
             return
         self.last_error = error
-        if isinstance(error, PublishRejected) and EXITING not in error.cause.text:
+        if isinstance(error, PublishRejected) and not is_passing(error.cause):
             self._on_rejected(part, error)
         elif isinstance(error, PublishUnknown) and not self._options.retry_unknown:
             self._end(part, PublishOutcome.UNKNOWN, error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from nsqtools.errors import OutputError
 from nsqtools.records.framing import Splitter
@@ -22,30 +23,62 @@ PIPE_SIZE = 1 << 20
 STOP_CHECK_S = 0.2
 
 
+class InputPlace(NamedTuple):
+    """A place in the input: the number of the file, the bytes and, of all files, the records
+    before it."""
+
+    file: int
+    offset: int
+    records: int
+
+
+BEGIN = InputPlace(0, 0, 0)
+
+
 class RecordSource:
     """Reads inputs one after the other.
 
     ``paths`` are files, ``-`` is standard input. ``is_stopped`` is asked between reads, and a wait
-    for input ends soon after it says yes.
+    for input ends soon after it says yes. ``begin`` is where to begin; ``place`` is the end of the
+    latest batch.
     """
 
     def __init__(
-        self, paths: Sequence[str], delimiter: bytes, is_stopped: Callable[[], bool]
+        self,
+        paths: Sequence[str],
+        delimiter: bytes,
+        is_stopped: Callable[[], bool],
+        begin: InputPlace = BEGIN,
     ) -> None:
+        self.place = begin
+        self._bytes_before = 0
         self._paths = paths
         self._delimiter = delimiter
         self._is_stopped = is_stopped
+        self._lacking = 0  # bytes of the delimiter that the last record of a file does not have
         self._pending: list[bytes] = []
         self._pending_bytes = 0
+
+    @property
+    def bytes_read(self) -> int:
+        """The bytes before the place, in all files."""
+        return self._bytes_before + self.place.offset
 
     def batches(self) -> Iterator[list[bytes]]:
         """Iterate over batches of records, without their delimiters.
 
         Raises `OutputError` for a file that cannot be read, `NsqError` for a record without end.
         """
-        for path in self._paths:
+        for file, path in enumerate(self._paths):
+            if file < self.place.file:
+                continue
             descriptor, is_ours = _open(path)
             try:
+                if self.place.file == file and self.place.offset:
+                    os.lseek(descriptor, self.place.offset, os.SEEK_SET)
+                elif file != self.place.file:
+                    self._bytes_before += self.place.offset
+                    self.place = InputPlace(file, 0, self.place.records)
                 yield from self._read(descriptor, path)
             finally:
                 if is_ours:
@@ -60,6 +93,8 @@ class RecordSource:
                 continue
             chunk = _read_chunk(descriptor, path)
             records = splitter.feed(chunk) if chunk else splitter.end()
+            if not chunk:
+                self._lacking = len(self._delimiter) * len(records)
             self._pending += records
             self._pending_bytes += sum(map(len, records))
             while len(self._pending) >= BATCH_RECORDS or self._pending_bytes >= BATCH_BYTES:
@@ -72,7 +107,14 @@ class RecordSource:
     def _take(self) -> list[bytes]:
         batch = self._pending[:BATCH_RECORDS]
         self._pending = self._pending[BATCH_RECORDS:]
-        self._pending_bytes = sum(map(len, self._pending))
+        left = sum(map(len, self._pending))
+        taken = self._pending_bytes - left + len(batch) * len(self._delimiter)
+        self._pending_bytes = left
+        if not self._pending:
+            taken -= self._lacking
+            self._lacking = 0
+        file, offset, records = self.place
+        self.place = InputPlace(file, offset + taken, records + len(batch))
         return batch
 
 

@@ -11,9 +11,9 @@ import heapq
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.reader import (
     EVER,
-    ArchiveFile,
     OnDamage,
     TimeRange,
     read_messages,

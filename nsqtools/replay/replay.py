@@ -14,9 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
-from nsqtools.archive.layout import PART, is_hidden, owner_of
-from nsqtools.archive.reader import EVER, ArchiveFile, OnDamage, TimeRange
+from nsqtools.archive.finding import ArchiveFile
+from nsqtools.archive.reader import EVER, OnDamage, TimeRange
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.names import check_topic
@@ -29,6 +30,7 @@ from nsqtools.publish.publisher import (
     PublishOutcome,
 )
 from nsqtools.publish.source import BATCH_BYTES, BATCH_RECORDS
+from nsqtools.publish.unsent_files import UnsentFiles
 from nsqtools.records.envelope import Envelope, encode_many
 from nsqtools.replay.checkpoint import Checkpoint
 from nsqtools.replay.merge import Archived, merge
@@ -67,10 +69,10 @@ class MessageSelection:
 class Replay:
     """`run` on one thread; `stop` from any.
 
-    ``speed`` None is as fast as nsqd takes them, ``rate`` 0 without limit. With ``dry_run`` nothing
-    is published, and what would be counts as confirmed. ``on_unconfirmed`` gets each message that
-    did not end as confirmed, as a line of JSON, and the nsqd that lack it (None: all). ``show`` is
-    called after each batch.
+    ``speed`` None is as fast as nsqd takes them, ``rate`` 0 without limit, ``count`` the most to
+    publish. With ``dry_run`` nothing
+    is published, and what would be counts as confirmed. ``unsent`` gets each message that did not
+    end as confirmed, as a line of JSON. ``show`` is called after each batch.
     """
 
     def __init__(
@@ -83,10 +85,11 @@ class Replay:
         options: PublishOptions,
         speed: float | None = None,
         rate: float = 0,
+        count: int | None = None,
         dry_run: bool = False,
         checkpoint: Checkpoint | None = None,
         on_damage: OnDamage,
-        on_unconfirmed: Callable[[bytes, Collection[str] | None], None] | None = None,
+        unsent: UnsentFiles | None = None,
         show: Callable[[], None] = lambda: None,
     ) -> None:
         self.read = 0
@@ -97,10 +100,11 @@ class Replay:
         self._client_options = client_options
         self._pace = Pace(speed) if speed is not None else None
         self._rate = RateLimit(rate, time.monotonic()) if rate else None
+        self._count = count
         self._dry_run = dry_run
         self._checkpoint = checkpoint
         self._on_damage = on_damage
-        self._on_unconfirmed = on_unconfirmed
+        self._unsent = unsent
         self._show = show
         self._seen: set[tuple[str, str, bytes]] = set()
         self._stopped = threading.Event()
@@ -148,7 +152,7 @@ class Replay:
         """Messages to publish together: a full batch, or what is due before a pause."""
         batch: list[Archived] = []
         size = 0
-        for archived in self._selected():
+        for archived in islice(self._selected(), self._count):
             if batch and self._is_early(archived.message):
                 yield batch
                 batch, size = [], 0
@@ -165,17 +169,17 @@ class Replay:
 
     def _selected(self) -> Iterator[Archived]:
         """The messages that are to be published; `read` counts all that were looked at."""
-        selection, done = self._selection, self._checkpoint.done if self._checkpoint else {}
+        selection, checkpoint = self._selection, self._checkpoint
         # numbers in a checkpoint are those of all messages of a file
-        within = EVER if self._checkpoint else selection.within
-        names = [_name(archive) for archive in self._archives]
+        within = EVER if checkpoint else selection.within
+        done = [checkpoint.count_of(each) if checkpoint else 0 for each in self._archives]
         for archived in merge(
             self._archives, self._on_damage, delimiter=selection.delimiter, within=within
         ):
             self.read += 1
             message = archived.message
             is_new = not selection.dedupe or self._is_new(message)
-            if archived.number <= done.get(names[archived.file], 0):
+            if archived.number <= done[archived.file]:
                 continue
             if not is_new or not selection.within.has(message.timestamp_ns):
                 continue
@@ -245,8 +249,10 @@ class Replay:
         counts = self.counts
         if counts.unsent or counts.unknown:
             return False
+        if self._unsent is not None:
+            self._unsent.sync()  # a message that was rejected is nowhere else once this is passed
         for archived in batch:
-            checkpoint.done[_name(self._archives[archived.file])] = archived.number
+            checkpoint.settle(self._archives[archived.file], archived.number)
         checkpoint.save()
         return True
 
@@ -261,15 +267,9 @@ class Replay:
         return True
 
     def _hand_out(self, message: Envelope, lacking: Collection[str] | None = None) -> None:
-        if self._on_unconfirmed is not None:
-            self._on_unconfirmed(_line(message), lacking)
+        if self._unsent is not None:
+            self._unsent.write(_line(message), lacking)
 
 
 def _line(message: Envelope) -> bytes:
     return encode_many(message.topic, message.nsqd, [message])
-
-
-def _name(archive: ArchiveFile) -> str:
-    """The same for a file in progress and when it is finished."""
-    path = archive.path.absolute()
-    return str(owner_of(path) if is_hidden(path.name, PART) else path)

@@ -18,12 +18,17 @@ from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
 from nsqtools.tail.run_limits import End, LimitWatch, RunLimits
 
+TICK_S = 0.25
+
 Encode = Callable[[str, str, Iterable[Message]], bytes]
 """From topic, nsqd and messages to the bytes to write."""
 
 
 class Tail:
-    """One tail of one or more topics. `run` it on one thread; `stop` it from any."""
+    """One tail of one or more topics. `run` it on one thread; `stop` it from any.
+
+    ``on_tick`` is called there a few times a second, for who wants to say how it stands.
+    """
 
     def __init__(
         self,
@@ -38,6 +43,7 @@ class Tail:
         encode: Encode,
         keep: Callable[[Message], bool] | None = None,
         limits: RunLimits | None = None,
+        on_tick: Callable[[Tail], None] | None = None,
     ) -> None:
         self._limits = limits or RunLimits()
         if self._limits.count is not None:
@@ -47,6 +53,8 @@ class Tail:
         self._write = write
         self._encode = encode
         self._keep = keep
+        self._on_tick = on_tick
+        self._next_tick = 0.0
         self._backlog = Backlog()
         self._consumers = {
             topic: Consumer(
@@ -72,6 +80,16 @@ class Tail:
         """Tell whether a count was asked for and not reached."""
         return self._watch.falls_short
 
+    @property
+    def connections(self) -> dict[str, list[str]]:
+        """The nsqd that each topic is consumed from now."""
+        return {topic: each.connections for topic, each in self._consumers.items()}
+
+    def look_up_soon(self) -> None:
+        """Ask nsqlookupd in a second or a few, and not only when its interval has passed."""
+        for consumer in self._consumers.values():
+            consumer.look_up_soon()
+
     def run(self) -> End:
         """Tail until a limit is reached or `stop` is called; return what ended it.
 
@@ -81,7 +99,8 @@ class Tail:
         self._watch = LimitWatch(self._limits, time.monotonic())
         try:
             for consumer in self._consumers.values():
-                consumer.start(fail_fast=True)
+                wait_s = self._watch.left_s(time.monotonic())
+                consumer.start(fail_fast=True, wait_s=wait_s)
             return self._pump()
         finally:
             for consumer in self._consumers.values():
@@ -94,13 +113,18 @@ class Tail:
         for consumer in self._consumers.values():
             consumer.begin_stop()
 
+    def end_after_delivered(self) -> None:
+        """Ask `run` to end with what nsqd has sent already: that is still written."""
+        for consumer in self._consumers.values():
+            consumer.begin_stop(drain=True)
+
     def _pump(self) -> End:
         running = len(self._consumers)
         while running:
             now = time.monotonic()
             if (end := self._watch.end(now)) is not None:
                 return end
-            entry = self._backlog.get(self._watch.wait_s(now))
+            entry = self._backlog.get(self._tick(now, self._watch.wait_s(now)))
             if isinstance(entry, Stopped):
                 running -= 1
             elif isinstance(entry, Batch):
@@ -108,10 +132,19 @@ class Tail:
                 self._pass_on(entry)
         return End.STOPPED
 
+    def _tick(self, now: float, wait_s: float | None) -> float | None:
+        """Call ``on_tick`` when it is time to; return how long to wait for messages at most."""
+        if self._on_tick is None:
+            return wait_s
+        if now >= self._next_tick:
+            self._next_tick = now + TICK_S
+            self._on_tick(self)
+        return TICK_S if wait_s is None else min(wait_s, TICK_S)
+
     def _pass_on(self, batch: Batch) -> None:
         try:
             kept = batch if self._keep is None else [m for m in batch if self._keep(m)]
-            room = self._watch.room_for(len(kept))
+            room = self._watch.room_for(len(kept), batch.topic)
             if room < len(kept):
                 beyond = kept[room]
                 kept = kept[:room]

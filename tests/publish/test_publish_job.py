@@ -17,8 +17,9 @@ from plugins.waiting import wait_until
 from nsqtools import ClientOptions
 from nsqtools.client.spread import PublishMode
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.publish.publish_job import PublishJob, UnsentFiles
+from nsqtools.publish.publish_job import PublishJob
 from nsqtools.publish.publisher import PublishCounts, PublishOptions
+from nsqtools.publish.unsent_files import UnsentFiles
 
 FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=3)
 

@@ -4,32 +4,40 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
-from plugins.archives import write_archive
+import pytest
+from plugins.archives import Writer, write_archive
 from plugins.daemons import GoNsqd
+from plugins.power_cut import PowerCut
 from plugins.scripted_nsqd import ScriptedNsqd
 
 from nsqtools import ClientOptions
-from nsqtools.archive.reader import find_archives
+from nsqtools.archive.finding import find_archives
 from nsqtools.protocol.message import WireMessage
 from nsqtools.publish.publisher import PublishCounts, PublishOptions
+from nsqtools.publish.unsent_files import UnsentFiles
 from nsqtools.replay.checkpoint import Checkpoint
 from nsqtools.replay.replay import MessageSelection, Replay
 
 FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=3)
+LIMIT = 20
 MESSAGES = [WireMessage(n * 10**9, 1, b"%016x" % n, b"body %d" % n) for n in range(1, 4)]
 
 
-def replay_of(archive: Path, address: str, checkpoint: Path) -> Replay:
+def replay_of(
+    archive: Path, address: str, checkpoint: Path, unsent: UnsentFiles | None = None
+) -> Replay:
     return Replay(
         find_archives([archive]),
         [address],
         MessageSelection(),
-        client_options=FAST,
+        client_options=replace(FAST, publish_max_msg_size=LIMIT),
         options=PublishOptions(retry_timeout_s=0.3),
         checkpoint=Checkpoint(checkpoint),
         on_damage=lambda path, problem: None,
+        unsent=unsent,
     )
 
 
@@ -69,3 +77,70 @@ def test_messages_that_could_not_be_sent_are_not_noted(
 
     assert job.counts == PublishCounts(unsent=3)
     assert not checkpoint.exists()
+
+
+def test_what_a_checkpoint_passes_is_confirmed_or_kept_after_a_power_cut_at_any_moment(
+    nsqd: GoNsqd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rejected message that the next run skips must be in the unsent file."""
+    rejected = {number: b"%03d" % number * LIMIT for number in (2, 3, 5, 9)}
+    bodies = [rejected.get(number, b"%03d" % number) for number in range(1, 11)]
+    archive = write_archive(
+        tmp_path / "a.gz", [WireMessage(n, 1, b"%016x" % n, body) for n, body in enumerate(bodies)]
+    )
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    monkeypatch.setattr("nsqtools.replay.replay.BATCH_RECORDS", 2)
+    with PowerCut(disk, monkeypatch) as record, UnsentFiles(disk / "unsent", b"") as unsent:
+        replay_of(archive, nsqd.tcp_address, disk / "checkpoint", unsent).run()
+
+    assert nsqd.depth("clicks") == 6
+    passed = set()
+    for _, cut in record.cuts():
+        if content := cut.files.get("checkpoint"):
+            [done] = json.loads(content)["done"].values()
+            passed.add(done)
+            for number, body in rejected.items():
+                assert number > done or body in cut.files["unsent"], (done, cut.files)
+    assert passed == {2, 4, 6, 8, 10}
+
+
+def counts_of(archive: Path, nsqd: GoNsqd, checkpoint: Path) -> PublishCounts:
+    run = replay_of(archive, nsqd.tcp_address, checkpoint)
+    run.run()
+    return run.counts
+
+
+def test_a_file_that_was_moved_goes_on_and_another_in_its_place_begins(
+    nsqd: GoNsqd, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint.json"
+    before, moved = tmp_path / "a", tmp_path / "b"
+    before.mkdir()
+    writer = Writer(before)
+    path = writer.write(MESSAGES[:2], name="a.log.gz")
+    assert counts_of(before, nsqd, checkpoint) == PublishCounts(confirmed=2)
+    writer.write(MESSAGES[2:])
+    writer.finish()
+    before.rename(moved)
+
+    assert counts_of(moved, nsqd, checkpoint) == PublishCounts(confirmed=1)
+    before.mkdir()
+    clone = Writer(before, writer=writer.writer)  # an image with its lock file, say
+    clone.write(MESSAGES[1:], name=path.name)
+    clone.finish()
+    assert counts_of(before, nsqd, checkpoint) == PublishCounts(confirmed=2)
+    assert counts_of(moved, nsqd, checkpoint) == counts_of(before, nsqd, checkpoint)
+
+
+def test_a_checkpoint_by_path_of_an_earlier_version_goes_on(nsqd: GoNsqd, tmp_path: Path) -> None:
+    directory, checkpoint = tmp_path / "a", tmp_path / "checkpoint.json"
+    directory.mkdir()
+    writer = Writer(directory)
+    writer.write(MESSAGES, name="a.log.gz")
+    path = writer.finish()
+    checkpoint.write_text(json.dumps({"version": 1, "done": {str(path): 2}}))
+
+    assert counts_of(directory, nsqd, checkpoint) == PublishCounts(confirmed=1)
+    assert counts_of(directory, nsqd, checkpoint) == PublishCounts()
+    assert str(path) not in checkpoint.read_text()

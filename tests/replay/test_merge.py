@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from plugins.archives import write_archive
 
+from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import index_of
-from nsqtools.archive.reader import TimeRange, find_archives
+from nsqtools.archive.reader import TimeRange
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.message import WireMessage
 from nsqtools.publish.pacing import NS, Pace
