@@ -1,0 +1,249 @@
+"""Forward messages: consume, select, transform, deliver; finish each when it has arrived.
+
+Batches come from the consumers' backlog to the thread of `run`, which selects and transforms them
+and gives parcels to the `Courier`. Filters keep bodies byte for byte; only ``pick`` changes them.
+
+Trap: the consumers' own backoff is never used. One destination that fails is not a reason to slow
+the others down, and while none works the consumers are paused instead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from nsqtools.client.consumer import Stopped
+from nsqtools.client.message import Batch
+from nsqtools.forward.courier import Courier, touch_when_due
+from nsqtools.forward.dead_letter_box import DeadLetterBox
+from nsqtools.forward.parcel import Parcel, Sink
+from nsqtools.forward.topic_sources import SourceSettings, TopicSources
+from nsqtools.forward.totals import Counters, ForwardTotals
+from nsqtools.publish.pacing import RateLimit
+from nsqtools.records.filters import Filter
+from nsqtools.tail.run_limits import End, LimitWatch, RunLimits
+
+THROUGHPUT = {
+    "max_in_flight": 2500,  # as much as an nsqd allows
+    "output_buffer_size": 65536,  # the most that nsqd allows by default: larger batches
+    "output_buffer_timeout_s": 0.025,
+    "reconnect_base_s": 1.0,
+}
+"""Client options of a forwarder's consumers, where the user gives none."""
+
+TICK_S = 0.2  # a fifth of the shortest msg_timeout
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardSettings:
+    """What happens on the way. ``keep`` selects, ``pick`` transforms a body (None: leave it out;
+    ``ValueError``: it cannot), ``rename`` gives the topic's name at the destination.
+
+    ``max_attempts`` 0 is without limit; ``rate`` is messages a second, 0 without limit;
+    ``drain_s`` is how long to wait for what is under way when stopping.
+    """
+
+    keep: Filter | None = None
+    pick: Callable[[bytes], bytes | None] | None = None
+    rename: Callable[[str], str] = str
+    rate: float = 0.0
+    max_attempts: int = 0
+    drain_s: float = 30.0
+
+
+class Forwarder:
+    """`run` on one thread; `stop` from any. ``on_tick`` is called several times a second."""
+
+    def __init__(
+        self,
+        source: SourceSettings,
+        sink: Sink,
+        settings: ForwardSettings,
+        *,
+        dead_letters: DeadLetterBox | None = None,
+        limits: RunLimits | None = None,
+        on_tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        limits = limits or RunLimits()
+        options = source.options
+        if limits.count is not None:
+            # what is in flight beyond the count would only have its attempts raised
+            options = replace(options, max_in_flight=min(options.max_in_flight, limits.count))
+        self.counters = Counters()
+        self._settings = settings
+        # none is given up unseen: that would finish it
+        self._sources = TopicSources(replace(source, options=replace(options, max_attempts=0)))
+        self._courier = Courier(
+            sink,
+            self.counters,
+            max_attempts=settings.max_attempts,
+            dead_letters=dead_letters,
+            on_circuit=self._sources.pause,
+        )
+        self._limits = limits
+        self._watch = LimitWatch(limits, 0.0)
+        self._on_tick = on_tick
+        self._rate: RateLimit | None = None
+        self._ready: deque[Batch] = deque()  # taken, and not allowed to go yet
+        self._next_tick = 0.0
+
+    # -- from any thread ------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Take no more, and wait for what is under way."""
+        self._sources.begin_stop()
+        self._courier.changed.set()
+
+    @property
+    def totals(self) -> ForwardTotals:
+        return self.counters.totals
+
+    @property
+    def held(self) -> int:
+        """Messages under way, or waiting for a destination."""
+        return self._courier.held
+
+    @property
+    def last_error(self) -> str:
+        """Why something was not delivered, the latest reason."""
+        return self._courier.last_error
+
+    @property
+    def is_failing(self) -> bool:
+        """Tell whether no destination works."""
+        return self._courier.is_failing
+
+    @property
+    def falls_short(self) -> bool:
+        """Tell whether a count was asked for and not reached."""
+        return self._watch.falls_short
+
+    # -- running --------------------------------------------------------------------------------
+
+    def run(self) -> End:
+        """Forward until a limit is reached or `stop` is called; return what ended it.
+
+        Raises the connection error when a topic cannot be reached at the start.
+        """
+        now = time.monotonic()
+        self._watch = LimitWatch(self._limits, now)
+        self._rate = RateLimit(self._settings.rate, now) if self._settings.rate else None
+        try:
+            self._sources.start(now)
+            return self._pump()
+        finally:
+            self._end()
+
+    def _pump(self) -> End:
+        while True:
+            now = time.monotonic()
+            self._courier.act(now)
+            if now >= self._next_tick:
+                self._tick(now)
+            if self._sources.is_stopping:
+                return End.STOPPED
+            self._send_ready(now)
+            end = self._watch.end(now)
+            if end is End.COUNT and (self._ready or not self._courier.is_idle):
+                self._wait(now)  # what was counted is to arrive
+            elif end is not None:
+                return end
+            elif self._ready or not self._courier.has_room:
+                self._wait(now)
+            else:
+                self._take(min(TICK_S, self._watch.wait_s(now) or TICK_S))
+
+    def _take(self, wait_s: float) -> None:
+        entry = self._sources.backlog.get(wait_s)
+        if isinstance(entry, Stopped):
+            self._sources.ended(entry.consumer)
+        elif isinstance(entry, Batch):
+            self._accept(entry, time.monotonic())
+
+    def _wait(self, now: float) -> None:
+        """Wait for an outcome, or for the rate to allow more."""
+        wait_s = TICK_S
+        if self._ready and self._rate is not None and self._courier.has_room:
+            wait_s = min(wait_s, max(0.001, self._rate.wait_s(now)))
+        self._courier.changed.wait(wait_s)
+        self._courier.changed.clear()
+
+    def _tick(self, now: float) -> None:
+        self._next_tick = now + TICK_S
+        if self._ready or not self._courier.is_idle or not self._sources.is_connected:
+            self._watch.saw_message(now)  # not idle: what is being delivered may come back
+        for batch in self._ready:
+            touch_when_due(batch, now)
+        self._courier.tick(now)
+        self._sources.look(now)
+        self._on_tick()
+
+    # -- on the way out -------------------------------------------------------------------------
+
+    def _accept(self, batch: Batch, now: float) -> None:
+        self._watch.saw_message(now)
+        self.counters.add(batch.topic, received=len(batch))
+        if self._settings.keep is not None:
+            batch = self._selected(batch, self._settings.keep)
+        room = self._watch.room_for(len(batch))
+        if room < len(batch):
+            Batch(batch.source, batch[room:]).requeue(0, backoff=False)
+            batch = Batch(batch.source, batch[:room])
+        if batch:
+            self._ready.append(batch)
+
+    def _selected(self, batch: Batch, keep: Filter) -> Batch:
+        kept, rest = Batch(batch.source, ()), Batch(batch.source, ())
+        for message in batch:
+            (kept if keep(message) else rest).append(message)
+        if rest:
+            self.counters.add(batch.topic, filtered=len(rest))
+            rest.finish()
+        return kept
+
+    def _send_ready(self, now: float) -> None:
+        while self._ready and self._courier.has_room:
+            batch = self._ready.popleft()
+            if self._rate is not None:
+                allowed = self._rate.allowance(now)
+                if allowed < len(batch):
+                    self._ready.appendleft(Batch(batch.source, batch[allowed:]))
+                    batch = Batch(batch.source, batch[:allowed])
+                if not batch:
+                    return
+                self._rate.took(len(batch))
+            parcel = self._parcel(batch, now)
+            if parcel is not None:
+                self._courier.send(parcel)
+
+    def _parcel(self, batch: Batch, now: float) -> Parcel | None:
+        topic = self._settings.rename(batch.topic)
+        if self._settings.pick is None:
+            return Parcel(batch, [message.body for message in batch], topic, now)
+        bodies, kept = [], Batch(batch.source, ())
+        for message in batch:
+            try:
+                body = self._settings.pick(message.body)
+            except ValueError as exc:
+                alone = Parcel(Batch(batch.source, [message]), [message.body], topic, now)
+                self._courier.refuse(alone, f"its body cannot be transformed ({exc})")
+                continue
+            if body is None:
+                self.counters.add(batch.topic, filtered=1)
+                message.finish()
+            else:
+                bodies.append(body)
+                kept.append(message)
+        return Parcel(kept, bodies, topic, now) if kept else None
+
+    def _end(self) -> None:
+        """Wait for what is under way; give the rest back."""
+        self._sources.begin_stop()
+        for batch in self._ready:
+            batch.requeue(0, backoff=False)
+        self._ready.clear()
+        self._courier.drain(self._settings.drain_s, self._on_tick)
+        self._sources.stop()
+        self._on_tick()

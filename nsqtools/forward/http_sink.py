@@ -1,0 +1,356 @@
+"""Messages to HTTP endpoints: one request each or batches, which endpoint, what an answer means.
+
+A request that fails goes to the next endpoint before its messages go back to the queue. Each
+endpoint has a circuit of its own: after a few failures in a row it is left alone for a while that
+doubles, and the others take its share. Only when all circuits are open nothing can be delivered,
+and then the forwarder holds what it has.
+
+Everything but `parts` and `submit` runs on the thread of the pool. With batches, what comes within
+``linger_s`` goes together, from whichever topic and nsqd.
+"""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import urljoin
+from zlib import crc32
+
+from nsqtools.client.reconnect import RetryDelays
+from nsqtools.errors import ConfigurationError
+from nsqtools.forward.http_connection import Broken
+from nsqtools.forward.http_policy import (
+    DEFAULTS,
+    REDIRECTS,
+    SPLITTABLE,
+    Action,
+    action_for,
+    describe,
+    retry_after_s,
+)
+from nsqtools.forward.http_pool import HttpPool
+from nsqtools.forward.http_requests import Endpoint, RequestBuilder, RequestSettings, identity_of
+from nsqtools.forward.http_wire import Answer
+from nsqtools.forward.modes import EndpointMode, Redirects
+from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report
+
+FAILURES_TO_OPEN = 5  # in a row
+OPEN_BASE_S, OPEN_MAX_S = 0.5, 5.0
+MAX_REDIRECTS = 3
+MAX_KNOWN = 10_000  # messages that some endpoints have and others do not
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """How to deliver. ``key`` is what ``hash`` goes by; ``batch_count`` and ``batch_bytes`` limit a
+    batch, ``linger_s`` is how long a message waits for others."""
+
+    mode: EndpointMode = EndpointMode.ROUND_ROBIN
+    key: Callable[..., bytes] | None = None
+    concurrency: int = 100
+    policy: Mapping[str, Action] = field(default_factory=lambda: DEFAULTS)
+    redirects: Redirects = Redirects.REFUSE
+    batch_count: int = 1
+    batch_bytes: int = 1 << 20
+    linger_s: float = 0.0
+
+
+class _Circuit:
+    """Whether an endpoint works, as far as is known."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._failures = 0
+        self._closed_at = 0.0
+        self._delays = RetryDelays(OPEN_BASE_S, OPEN_MAX_S)
+
+    def is_open(self, now: float) -> bool:
+        return now < self._closed_at
+
+    def worked(self) -> None:
+        if self._failures:
+            self._failures = 0
+            self._closed_at = 0.0
+            self._delays.reset()
+
+    def failed(self, now: float, *, is_hopeless: bool) -> None:
+        """A request failed; ``is_hopeless`` when there was not even a connection."""
+        self._failures += 1
+        if (is_hopeless or self._failures >= FAILURES_TO_OPEN) and now >= self._closed_at:
+            self._closed_at = now + self._delays.next_delay_s()
+
+
+class _Exchange:
+    """Parcels that travel in one request, and the endpoints that it has been to."""
+
+    __slots__ = ("hops", "lacking", "last", "parcels", "repeated", "reports", "target", "tried")
+
+    def __init__(self, parcels: Sequence[Parcel], reports: Sequence[Report]) -> None:
+        self.parcels = parcels
+        self.reports = reports
+        self.tried: list[_Circuit] = []
+        self.lacking: list[_Circuit] = []  # in mode all: the endpoints that do not have it yet
+        self.last: Outcome | None = None
+        self.target: Endpoint | None = None  # where a redirect leads
+        self.hops = 0
+        self.repeated = 0
+
+    def report(self, outcome: Outcome) -> None:
+        if self.repeated:
+            outcome = Outcome(
+                *(outcome.fate, outcome.error, outcome.retry_after_s, outcome.may_split),
+                self.repeated,
+            )
+        for parcel, report in zip(self.parcels, self.reports, strict=True):
+            report(parcel, outcome)
+
+
+class HttpSink:
+    """Delivers over HTTP. Raises `ConfigurationError` for settings that contradict each other."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        requests: RequestSettings,
+        settings: HttpSettings,
+        pool: HttpPool,
+    ) -> None:
+        if settings.mode is EndpointMode.HASH and settings.key is None:
+            raise ConfigurationError("hash needs a key", hint="For example --key '{.user.id}'.")
+        self._settings = settings
+        self._builder = RequestBuilder(requests)
+        self._is_batched = requests.batch is not None
+        self._circuits = [_Circuit(endpoint) for endpoint in endpoints]
+        self._pool = pool
+        self._turn = 0
+        self._pending: collections.deque[_Exchange] = collections.deque()
+        self._under_way = 0
+        self._gathered: list[tuple[Parcel, Report]] = []
+        self._gathered_bytes = 0
+        self._gathered_at = 0.0
+        # in mode all: by request, the endpoints that have it, for when it comes again
+        self._partly: collections.OrderedDict[bytes, list[_Circuit]] = collections.OrderedDict()
+        self._ended: list[tuple[_Exchange, Outcome]] = []
+        pool.each_tick(self._tick)
+        pool.after_turn = self._report
+        pool.start()
+
+    # -- the forwarder's thread -----------------------------------------------------------------
+
+    def parts(self, parcel: Parcel) -> list[Parcel]:
+        """A part for each message, or for each batch."""
+        most = self._settings.batch_count if self._is_batched else 1
+        if len(parcel) <= most and parcel.size <= self._settings.batch_bytes:
+            return [parcel]
+        if most == 1:
+            return [parcel.part(at, at + 1) for at in range(len(parcel))]
+        parts, begin, size = [], 0, 0
+        for at, body in enumerate(parcel.bodies):
+            if at > begin and (at - begin == most or size + len(body) > self._settings.batch_bytes):
+                parts.append(parcel.part(begin, at))
+                begin, size = at, 0
+            size += len(body)
+        return [*parts, parcel.part(begin, len(parcel))]
+
+    def submit(self, parcel: Parcel, report: Report) -> None:
+        """Send one part."""
+        if self._is_batched:
+            self._pool.call_soon(lambda: self._gather(parcel, report))
+        else:
+            self._pool.call_soon(lambda: self._begin(_Exchange((parcel,), (report,))))
+
+    def check(self) -> None:
+        """Raise ``RuntimeError`` when the thread of the pool has failed."""
+        if self._pool.failure is not None:
+            raise RuntimeError("the HTTP thread failed") from self._pool.failure
+
+    def stop(self, timeout_s: float) -> None:
+        """Close all connections: the forwarder has waited for what was under way."""
+        self._pool.stop()
+
+    # -- batches --------------------------------------------------------------------------------
+
+    def _gather(self, parcel: Parcel, report: Report) -> None:
+        settings, count = self._settings, sum(len(each) for each, _ in self._gathered)
+        if self._gathered and (
+            count + len(parcel) > settings.batch_count
+            or self._gathered_bytes + parcel.size > settings.batch_bytes
+        ):
+            self._send_gathered()
+            count = 0
+        if not self._gathered:
+            self._gathered_at = time.monotonic()
+        self._gathered.append((parcel, report))
+        self._gathered_bytes += parcel.size
+        if count + len(parcel) >= settings.batch_count or not settings.linger_s:
+            self._send_gathered()
+
+    def _send_gathered(self) -> None:
+        parcels, reports = zip(*self._gathered, strict=True)
+        self._gathered, self._gathered_bytes = [], 0
+        self._begin(_Exchange(parcels, reports))
+
+    def _tick(self, now: float) -> None:
+        if self._gathered and now - self._gathered_at >= self._settings.linger_s:
+            self._send_gathered()
+        if self._pending:
+            self._go_on()
+
+    # -- sending --------------------------------------------------------------------------------
+
+    def _begin(self, exchange: _Exchange) -> None:
+        if self._settings.mode is EndpointMode.ALL:
+            has_it = self._partly.get(identity_of(exchange.parcels), [])
+            exchange.lacking = [each for each in self._circuits if each not in has_it]
+        self._pending.append(exchange)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._pending and self._under_way < self._settings.concurrency:
+            self._send(self._pending.popleft())
+
+    def _send(self, exchange: _Exchange) -> None:
+        now = time.monotonic()
+        circuit = exchange.tried[-1] if exchange.target else self._choose(exchange, now)
+        if circuit is None:
+            if exchange.last is None:
+                self._finish(exchange, Outcome(Fate.UNREACHABLE, "no endpoint works"))
+            else:
+                self._finish(exchange, exchange.last)
+            return
+        if not exchange.target:
+            exchange.tried.append(circuit)
+        endpoint = exchange.target or circuit.endpoint
+        try:
+            payload = self._builder.build(endpoint, exchange.parcels)
+        except (ValueError, RecursionError) as exc:
+            self._refuse(exchange, f"not JSON, in a batch of JSON ({exc})", may_split=True)
+            return
+        self._under_way += 1
+        exchange.target = None
+
+        def done(result: Answer | Broken, is_resent: bool) -> None:
+            self._under_way -= 1
+            if is_resent:
+                exchange.repeated += sum(map(len, exchange.parcels))
+            if isinstance(result, Broken):
+                self._broke(exchange, circuit, result)
+            else:
+                self._answered(exchange, circuit, endpoint, result)
+            self._go_on()
+
+        self._pool.send(endpoint.origin, payload, done)
+
+    def _choose(self, exchange: _Exchange, now: float) -> _Circuit | None:
+        """The next endpoint for a request, among those that work and that it has not been to."""
+        circuits, mode = self._circuits, self._settings.mode
+        if mode is EndpointMode.ALL:
+            circuits = exchange.lacking
+        elif mode is EndpointMode.ROUND_ROBIN:
+            self._turn = (self._turn + 1) % len(circuits)
+            if not exchange.tried and not circuits[self._turn].is_open(now):
+                return circuits[self._turn]
+            circuits = circuits[self._turn :] + circuits[: self._turn]
+        elif mode is EndpointMode.HASH and len(circuits) > 1:
+            assert self._settings.key is not None
+            messages = exchange.parcels[0].messages
+            key = self._settings.key(messages.topic, messages.nsqd, messages[:1])
+            place = crc32(key) % len(circuits)
+            circuits = circuits[place:] + circuits[:place]
+        for circuit in circuits:
+            if circuit not in exchange.tried and not circuit.is_open(now):
+                return circuit
+        return None
+
+    # -- what came back -------------------------------------------------------------------------
+
+    def _broke(self, exchange: _Exchange, circuit: _Circuit, broken: Broken) -> None:
+        circuit.failed(time.monotonic(), is_hopeless=not broken.was_sent)
+        if broken.was_sent:
+            exchange.last = Outcome(Fate.FAILED, broken.error)
+            if len(exchange.tried) < len(self._circuits):
+                exchange.repeated += sum(map(len, exchange.parcels))
+        elif exchange.last is None or exchange.last.fate is Fate.UNREACHABLE:
+            exchange.last = Outcome(Fate.UNREACHABLE, broken.error)
+        self._pending.appendleft(exchange)  # for the next endpoint
+
+    def _answered(
+        self, exchange: _Exchange, circuit: _Circuit, endpoint: Endpoint, answer: Answer
+    ) -> None:
+        status = answer.status
+        action = action_for(self._settings.policy, status)
+        if status in REDIRECTS and self._settings.redirects is not Redirects.REFUSE:
+            self._redirected(exchange, endpoint, answer)
+            return
+        if status < 500 and status != 429:
+            circuit.worked()
+        error = f"{describe(status)} from {endpoint}"
+        if action is Action.OK:
+            if self._settings.mode is EndpointMode.ALL and not self._has_all(exchange, circuit):
+                self._pending.appendleft(exchange)
+                return
+            self._finish(exchange, DELIVERED)
+        elif action is Action.DROP:
+            self._finish(exchange, Outcome(Fate.DROPPED, error))
+        elif action is Action.DEAD_LETTER:
+            self._refuse(exchange, error, may_split=status in SPLITTABLE)
+        else:
+            circuit.failed(time.monotonic(), is_hopeless=False)
+            wait_s = retry_after_s(answer.retry_after, time.time())
+            exchange.last = Outcome(Fate.FAILED, error, wait_s)
+            self._pending.appendleft(exchange)
+
+    def _has_all(self, exchange: _Exchange, circuit: _Circuit) -> bool:
+        """Note that one more endpoint has it; tell whether all have. Those that failed are not
+        tried again before it comes again."""
+        if circuit in exchange.lacking:
+            exchange.lacking.remove(circuit)
+        if not exchange.lacking:
+            self._partly.pop(identity_of(exchange.parcels), None)
+            return True
+        identity = identity_of(exchange.parcels)
+        self._partly[identity] = [each for each in self._circuits if each not in exchange.lacking]
+        while len(self._partly) > MAX_KNOWN:
+            self._partly.popitem(last=False)
+        return False
+
+    def _refuse(self, exchange: _Exchange, error: str, *, may_split: bool) -> None:
+        if may_split and len(exchange.parcels) > 1:
+            for parcel, report in zip(exchange.parcels, exchange.reports, strict=True):
+                self._begin(_Exchange((parcel,), (report,)))
+            return
+        self._finish(exchange, Outcome(Fate.REFUSED, error, may_split=may_split))
+
+    def _redirected(self, exchange: _Exchange, endpoint: Endpoint, answer: Answer) -> None:
+        """Follow a redirect that keeps method and body, where the user allows it."""
+        error = f"{describe(answer.status)} from {endpoint}"
+        try:
+            target = Endpoint(urljoin(endpoint.url, answer.location), allows_private=False)
+        except (ConfigurationError, ValueError):
+            target = None
+        is_same = target is not None and target.origin[:3] == endpoint.origin[:3]
+        if (
+            target is None
+            or exchange.hops >= MAX_REDIRECTS
+            or answer.status not in (307, 308)
+            or (endpoint.origin.is_tls and not target.origin.is_tls)
+            or not (is_same or self._settings.redirects is Redirects.FOLLOW)
+        ):
+            self._refuse(exchange, f"{error}, which is not followed", may_split=False)
+            return
+        if is_same:  # what the user gave may be on a private network, what a server says may not
+            target = Endpoint(target.url, allows_private=endpoint.allows_private)
+        exchange.hops += 1
+        exchange.target = target
+        self._pending.appendleft(exchange)
+
+    def _finish(self, exchange: _Exchange, outcome: Outcome) -> None:
+        self._ended.append((exchange, outcome))
+
+    def _report(self) -> None:
+        """Report what ended in this turn together: the FINs share a write, and waking for it."""
+        ended, self._ended = self._ended, []
+        for exchange, outcome in ended:
+            exchange.report(outcome)

@@ -1,0 +1,37 @@
+"""Choices of the commands that forward. Apart, for the command line to read at no cost. Pure."""
+
+from __future__ import annotations
+
+import enum
+
+
+class ForwardMode(enum.Enum):
+    """Of nsqd. ``hash``: the same for the same key."""
+
+    ROUND_ROBIN = "round-robin"
+    HASH = "hash"
+    FAILOVER = "failover"
+
+
+class EndpointMode(enum.Enum):
+    """Of HTTP endpoints. ``all``: each message to every one of them."""
+
+    ROUND_ROBIN = "round-robin"
+    HASH = "hash"
+    FAILOVER = "failover"
+    ALL = "all"
+
+
+class Redirects(enum.Enum):
+    """Which redirects of an endpoint are followed; only those that keep method and body are."""
+
+    REFUSE = "refuse"
+    SAME_HOST = "same-host"
+    FOLLOW = "follow"
+
+
+class BatchForm(enum.Enum):
+    """How several messages are one body."""
+
+    NDJSON = "ndjson"
+    JSON = "json"

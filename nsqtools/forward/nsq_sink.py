@@ -1,0 +1,167 @@
+"""Messages to other nsqd: a parcel is one MPUB, delivered when nsqd has confirmed it.
+
+With ``round-robin`` and ``failover`` a producer chooses among the nsqd that work; what one of them
+certainly did not take goes to another. With ``hash`` messages of the same key go to the same nsqd,
+and to the next one only while theirs does not work.
+
+When the nsqd of the destination change, new producers take over, and the old ones end what they
+began. A key may go to another nsqd then.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from zlib import crc32
+
+from nsqtools.client.producer import Producer
+from nsqtools.client.publication import Publication
+from nsqtools.errors import (
+    ConfigurationError,
+    PublishError,
+    PublishNotSent,
+    PublishRefused,
+    PublishRejected,
+    PublishUnknown,
+)
+from nsqtools.forward.destinations import Destinations
+from nsqtools.forward.modes import ForwardMode
+from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report
+from nsqtools.protocol.commands import SIZE_BYTES, mpub_size
+
+# What messages can be to blame for: one of them or the batch is too large for this nsqd. Whatever
+# else it refuses is about us (TLS, secret) or itself (its disk), and no reason for dead letters.
+TOO_LARGE = ("E_BAD_MESSAGE", "E_BAD_BODY")
+MAX_MESSAGES = 1000  # in one MPUB
+
+
+class NsqSink:
+    """Publishes to one or several nsqd. ``key`` gives what ``hash`` goes by: a template's encoder.
+
+    Raises `ConfigurationError` for a bad address, and for hash without a key.
+    """
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        *,
+        mode: ForwardMode = ForwardMode.ROUND_ROBIN,
+        key: Callable[..., bytes] | None = None,
+    ) -> None:
+        self._destinations = destinations
+        # what is under way is limited by the forwarder: submitting must not block
+        self._options = destinations.settings.client_options(max_outstanding=100_000)
+        self._key = key if mode is ForwardMode.HASH else None
+        if mode is ForwardMode.HASH and key is None:
+            raise ConfigurationError("hash needs a key", hint="For example --key '{.user.id}'.")
+        self._mode = mode
+        self._producers = self._make_producers()
+        self._retired: list[threading.Thread] = []
+        self._places: dict[Parcel, int] = {}  # of the parts, among the producers
+
+    def _make_producers(self) -> list[Producer]:
+        addresses = list(dict.fromkeys(self._destinations.settings.nsqd_tcp_addresses))
+        if self._key is not None:
+            return [Producer(address, self._options) for address in addresses]
+        return [Producer(addresses, self._options, mode=self._mode.value)]
+
+    def parts(self, parcel: Parcel) -> list[Parcel]:
+        """One part for each nsqd and MPUB; a message above the limit is alone."""
+        if self._key is None or len(self._producers) == 1:
+            return self._sized(parcel)
+        by_place: dict[int, list[int]] = {}
+        messages = parcel.messages
+        for at, message in enumerate(messages):
+            key = self._key(messages.topic, messages.nsqd, [message])
+            by_place.setdefault(crc32(key) % len(self._producers), []).append(at)
+        parts = []
+        for place, chosen in by_place.items():
+            for part in self._sized(parcel.chosen(chosen)):
+                self._places[part] = place
+                parts.append(part)
+        return parts
+
+    def _sized(self, parcel: Parcel) -> list[Parcel]:
+        count, limit = len(parcel), self._options.publish_max_body_size
+        if count <= MAX_MESSAGES and mpub_size(()) + parcel.size + SIZE_BYTES * count <= limit:
+            if count == 1 or max(map(len, parcel.bodies)) <= self._options.publish_max_msg_size:
+                return [parcel]
+            return [parcel.part(at, at + 1) for at in range(count)]
+        middle = count // 2
+        if not middle:
+            return [parcel]
+        return [
+            *self._sized(parcel.part(0, middle)),
+            *self._sized(parcel.part(middle, count)),
+        ]
+
+    def submit(self, parcel: Parcel, report: Report) -> None:
+        """Publish one part."""
+        if reason := self._unpublishable(parcel):
+            report(parcel, Outcome(Fate.REFUSED, reason, may_split=True))
+            return
+        self._publish(parcel, report, self._producers, self._places.pop(parcel, 0), 1)
+
+    def _unpublishable(self, parcel: Parcel) -> str:
+        lengths = list(map(len, parcel.bodies))
+        limit = self._options.publish_max_msg_size
+        if max(lengths) > limit:
+            return f"{max(lengths)} bytes are above the limit of {limit} (publish_max_msg_size)"
+        return "" if min(lengths) else "the body is empty, which NSQ cannot carry"
+
+    def _publish(
+        self, parcel: Parcel, report: Report, producers: list[Producer], place: int, tries: int
+    ) -> None:
+        def settled(publication: Publication) -> None:
+            ended(publication.error)
+
+        def ended(error: PublishError | None) -> None:
+            if isinstance(error, PublishNotSent) and tries < len(producers):
+                self._publish(parcel, report, producers, place + 1, tries + 1)
+                return
+            outcome = outcome_of(error)
+            if outcome.fate is Fate.UNREACHABLE:
+                self._destinations.look_soon(time.monotonic())
+            report(parcel, outcome)
+
+        producer = producers[place % len(producers)]
+        try:
+            producer.submit(parcel.topic, parcel.bodies, on_settled=settled)
+        except PublishError as exc:
+            ended(exc)
+        except ConfigurationError as exc:
+            report(parcel, Outcome(Fate.REFUSED, str(exc), may_split=True))
+
+    def check(self) -> None:
+        """Nothing of its own can fail; follow the nsqd of the destination."""
+        if self._destinations.look(time.monotonic()):
+            old, self._producers = self._producers, self._make_producers()
+            self._retired = [thread for thread in self._retired if thread.is_alive()]
+            for producer in old:
+                end = functools.partial(producer.stop, self._options.publish_timeout_s)
+                thread = threading.Thread(target=end, name="nsq-retired", daemon=True)
+                thread.start()
+                self._retired.append(thread)
+
+    def stop(self, timeout_s: float) -> None:
+        """Wait for what is under way, then close the connections."""
+        until = time.monotonic() + timeout_s
+        for producer in self._producers:
+            producer.stop(max(0.1, until - time.monotonic()))
+        for thread in self._retired:
+            thread.join(max(0.1, until - time.monotonic()))
+
+
+def outcome_of(error: PublishError | None) -> Outcome:
+    """What the end of a publish means for its messages."""
+    if error is None:
+        return DELIVERED
+    if isinstance(error, PublishUnknown):
+        return Outcome(Fate.UNKNOWN, str(error))
+    if isinstance(error, PublishRejected) and error.cause.code in TOO_LARGE:
+        return Outcome(Fate.REFUSED, str(error), may_split=True)
+    # not sent, or nsqd cannot store it now, or does not accept us: until somebody mends that
+    assert isinstance(error, PublishNotSent | PublishRefused | PublishRejected)
+    return Outcome(Fate.UNREACHABLE, str(error))

@@ -1,0 +1,107 @@
+"""What goes to a sink, and what comes back: a parcel of messages and its outcome.
+
+A sink is given a parcel and reports once what became of it, on any thread. The outcome says only
+what the destination did; what happens to the messages (FIN, REQ, dead letter, another try) the
+forwarder decides, so that it is the same for every sink.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from nsqtools.client.message import Batch
+
+
+class Fate(enum.Enum):
+    """What the destination did with a parcel."""
+
+    DELIVERED = "delivered"
+    """It has confirmed that it has the messages."""
+    UNKNOWN = "unknown"
+    """The connection broke before the answer: it may have them, and another try may double them."""
+    UNREACHABLE = "unreachable"
+    """No destination works. This is not the messages' fault: they wait until one does."""
+    FAILED = "failed"
+    """It could not take these messages now, and may later."""
+    REFUSED = "refused"
+    """It will never take these messages."""
+    DROPPED = "dropped"
+    """It refused them, and the user said that this is fine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``error`` says why; ``retry_after_s`` is when the destination wants to see it again;
+    ``may_split`` that a part of the messages may be to blame for the others; ``repeated`` how many
+    messages were sent again although the destination may have had them."""
+
+    fate: Fate
+    error: str = ""
+    retry_after_s: float | None = None
+    may_split: bool = False
+    repeated: int = 0
+
+
+DELIVERED = Outcome(Fate.DELIVERED)
+
+
+class Parcel:
+    """Messages of one topic and nsqd, and what is sent for each of them.
+
+    ``topic`` is where they go, ``size`` the bytes of all bodies. ``began_at`` is the time of the
+    first try, by the monotonic clock.
+    """
+
+    __slots__ = ("began_at", "bodies", "messages", "size", "topic")
+
+    def __init__(
+        self, messages: Batch, bodies: Sequence[bytes], topic: str, began_at: float
+    ) -> None:
+        self.messages = messages
+        self.bodies = bodies
+        self.topic = topic
+        self.size = sum(map(len, bodies))
+        self.began_at = began_at
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def part(self, start: int, stop: int) -> Parcel:
+        """Return some of the messages as a parcel of their own."""
+        messages = Batch(self.messages.source, self.messages[start:stop])
+        return Parcel(messages, self.bodies[start:stop], self.topic, self.began_at)
+
+    def chosen(self, places: Sequence[int]) -> Parcel:
+        """Return the messages at some places as a parcel of their own."""
+        messages = Batch(self.messages.source, [self.messages[place] for place in places])
+        bodies = [self.bodies[place] for place in places]
+        return Parcel(messages, bodies, self.topic, self.began_at)
+
+    def unanswered(self) -> Parcel | None:
+        """Return what is still ours to deliver: nsqd may have taken messages back meanwhile."""
+        places = [at for at, message in enumerate(self.messages) if not message.is_answered]
+        if len(places) == len(self.bodies):
+            return self
+        return self.chosen(places) if places else None
+
+
+Report = Callable[[Parcel, Outcome], None]
+
+
+class Sink(Protocol):
+    """Where messages go."""
+
+    def parts(self, parcel: Parcel) -> list[Parcel]:
+        """Return a parcel as the parts that are delivered together."""
+
+    def submit(self, parcel: Parcel, report: Report) -> None:
+        """Deliver such a part; return at once. ``report`` is called once, on any thread."""
+
+    def check(self) -> None:
+        """Raise ``RuntimeError`` when it cannot work any more: a defect, not an outage."""
+
+    def stop(self, timeout_s: float) -> None:
+        """Wait for what is under way, for a time, and close the connections."""

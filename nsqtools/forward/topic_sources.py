@@ -1,0 +1,193 @@
+"""What is forwarded: a consumer for each topic, those given and those that a pattern finds.
+
+All of them share one backlog. A topic that is deleted is let go, because its consumer
+would create it again when it reconnects; when the topic is there again, so is its consumer. As in
+the archive, only nsqd decides that a topic is deleted, once its consumer has no connection: an
+nsqlookupd that was restarted has nothing to say.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from nsqtools.client.backlog import Backlog
+from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.client.consumer import Consumer
+from nsqtools.client.options import ClientOptions
+from nsqtools.cluster.directory import open_cluster
+from nsqtools.cluster.name_patterns import named_topics
+from nsqtools.cluster.topics import topics_on_nsqds
+from nsqtools.errors import ConfigurationError, NsqError
+
+log = logging.getLogger("nsqtools")
+
+RETRY_S = 5.0  # how often it is asked whether a topic is there again
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSettings:
+    """Which topics, from where. Raises `ConfigurationError` for a wrong pattern.
+
+    ``pattern`` is searched for in the names of topics; ``refresh_s`` is how often, in seconds.
+    ``check`` raises `ConfigurationError` for a topic that must not be forwarded; ``user_agent`` is
+    what the consumer of a topic says that it is.
+    """
+
+    topics: tuple[str, ...]
+    channel: str
+    connection: ConnectionSettings
+    options: ClientOptions
+    pattern: str | None = None
+    refresh_s: float = 60.0
+    check: Callable[[str], None] = lambda topic: None
+    user_agent: Callable[[str], str] | None = None
+    matches: re.Pattern[str] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.pattern is None:
+            return
+        try:
+            object.__setattr__(self, "matches", re.compile(self.pattern))
+        except re.error as exc:
+            raise ConfigurationError(
+                f"{self.pattern!r} is not a regular expression: {exc}",
+                hint="For example '^orders[.]': topics whose name begins so.",
+            ) from None
+
+
+class TopicSources:
+    """The consumers. Its methods are called on one thread, `begin_stop` on any."""
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self.backlog = Backlog()
+        self._settings = settings
+        self._consumers: dict[str, Consumer] = {}
+        self._suspects: queue.SimpleQueue[str] = queue.SimpleQueue()  # topics that may be deleted
+        self._absent: set[str] = set()  # topics given that are deleted now
+        self._refused: set[str] = set()  # topics found that must not be forwarded
+        self._refresh_at = self._retry_at = 0.0
+        self._is_paused = False
+        self._is_stopping = False
+
+    def start(self, now: float) -> None:
+        """Subscribe. Raises the connection error when a topic given cannot be reached, and when
+        nobody can be asked for the topics of a pattern; `ConfigurationError` for a topic given that
+        must not be forwarded."""
+        for topic in self._settings.topics:
+            self._begin(topic).start(fail_fast=True)
+        self._refresh_at = now + self._settings.refresh_s
+        if self._settings.matches is not None:
+            self._refresh(is_first=True)
+
+    def begin_stop(self) -> None:
+        """Take no more: what was not handed out goes back."""
+        self._is_stopping = True
+        for consumer in list(self._consumers.values()):
+            consumer.begin_stop()
+
+    def stop(self) -> None:
+        """Wait until everything is answered."""
+        self.begin_stop()
+        for consumer in self._consumers.values():
+            consumer.stop()
+
+    def pause(self, is_paused: bool) -> None:
+        """Take no more for now, or again."""
+        self._is_paused = is_paused
+        for consumer in self._consumers.values():
+            consumer.set_max_in_flight(0 if is_paused else self._settings.options.max_in_flight)
+
+    def ended(self, consumer: Consumer) -> None:
+        """A consumer has delivered its last message."""
+        if self._consumers.get(consumer.topic) is consumer and not self._is_stopping:
+            del self._consumers[consumer.topic]
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._is_stopping
+
+    @property
+    def is_connected(self) -> bool:
+        """Tell whether every topic has a connection."""
+        return all(consumer.connections for consumer in self._consumers.values())
+
+    def look(self, now: float) -> None:
+        """Look for new topics of the pattern and for deleted ones, where it is time to."""
+        if now >= self._refresh_at:
+            self._refresh_at = now + self._settings.refresh_s
+            for topic in self._consumers:
+                self._settings.check(topic)
+            if self._settings.matches is not None:
+                self._refresh()
+        self._let_deleted_go()
+        if self._absent and now >= self._retry_at:
+            self._retry_at = now + RETRY_S
+            with open_cluster(self._settings.connection) as cluster:
+                names, _ = topics_on_nsqds(cluster)
+            for topic in self._absent & names:
+                self._absent.discard(topic)
+                self._begin(topic).start()
+
+    def _begin(self, topic: str) -> Consumer:
+        settings, options = self._settings, self._settings.options
+        settings.check(topic)
+        if settings.user_agent is not None:
+            options = replace(options, user_agent=settings.user_agent(topic))
+        consumer = self._consumers[topic] = Consumer(
+            topic,
+            settings.channel,
+            nsqd_tcp_addresses=settings.connection.nsqd_tcp_addresses,
+            lookupd_http_addresses=settings.connection.lookupd_http_addresses,
+            options=options,
+            address_map=settings.connection.address_map,
+            on_error=lambda error: self._suspects.put(topic),
+            backlog=self.backlog,
+        )
+        if self._is_paused:
+            consumer.set_max_in_flight(0)
+        log.info("forwarding topic %s, channel %s", topic, settings.channel)
+        return consumer
+
+    def _refresh(self, *, is_first: bool = False) -> None:
+        settings = self._settings
+        assert settings.matches is not None
+        try:
+            with open_cluster(settings.connection) as cluster:
+                names, failures = named_topics(cluster)
+        except NsqError as exc:
+            if is_first:
+                raise
+            log.warning("cannot list topics: %s; trying again", exc)
+            return
+        for failure in failures:
+            log.warning("cannot list the topics of %s: %s", failure.address, failure.error)
+        known = {*self._consumers, *settings.topics, *self._refused}
+        for topic in sorted(filter(settings.matches.search, names - known)):
+            try:
+                self._begin(topic).start()
+            except ConfigurationError as exc:
+                log.error("%s", exc)
+                self._refused.add(topic)
+
+    def _let_deleted_go(self) -> None:
+        suspects = set()
+        while not self._suspects.empty():
+            suspects.add(self._suspects.get())
+        suspects = {
+            topic
+            for topic in suspects & set(self._consumers)
+            if not self._consumers[topic].connections
+        }
+        if not suspects:
+            return
+        with open_cluster(self._settings.connection) as cluster:
+            names, are_all = topics_on_nsqds(cluster)
+        for topic in suspects - names if are_all else ():
+            log.warning("topic %s was deleted; waiting until it is there again", topic)
+            self._consumers.pop(topic).begin_stop()
+            if topic in self._settings.topics:
+                self._absent.add(topic)
