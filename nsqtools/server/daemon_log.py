@@ -10,6 +10,8 @@ import platform
 from datetime import datetime
 from typing import TextIO
 
+from nsqtools.protocol.escaping import escape_line
+
 LEVELS = ("debug", "info", "warn", "error", "fatal")
 _WORDS = ("DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
@@ -51,7 +53,7 @@ class DaemonLog:
             return
         stamp = datetime.now().strftime("%Y/%m/%d %H:%M:%S.%f")
         try:
-            self._stream.write(f"{self._prefix}{stamp} {_WORDS[level]}: {text}\n")
+            self._stream.write(f"{self._prefix}{stamp} {_WORDS[level]}: {escape_line(text)}\n")
             self._stream.flush()
         except (OSError, ValueError):
             # a log that nobody reads any more must not stop the queue

@@ -12,6 +12,7 @@ from typing import Any, Generic, TextIO, TypeVar
 
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.foreground import RunnableDaemon
+from nsqtools.server.loop_meter import MeteredLoop
 from nsqtools.server.nsqd_daemon import NsqdDaemon
 from nsqtools.server.nsqlookupd_daemon import NsqlookupdDaemon
 from nsqtools.server.settings.nsqd_options import NsqdOptions
@@ -51,7 +52,7 @@ class DaemonThread(Generic[D]):
             raise failure[0]
 
     def _run(self, started: threading.Event, failure: list[BaseException]) -> None:
-        with asyncio.Runner() as runner:
+        with asyncio.Runner(loop_factory=MeteredLoop) as runner:
             self._loop = runner.get_loop()
             try:
                 daemon = self._make()

@@ -28,6 +28,8 @@ class RunnableDaemon(Protocol):
 
     def start(self) -> Coroutine[Any, Any, None]: ...
     def stop(self) -> Coroutine[Any, Any, None]: ...
+    def owns_process(self) -> None:
+        """Nothing but the daemon runs in this process: it may tune the collector."""
 
 
 class LogOptions(Protocol):
@@ -45,7 +47,7 @@ O = TypeVar("O", bound=LogOptions)  # noqa: E741 - the options of a daemon
 def run_daemon(
     program: str,
     options_class: type[O],
-    load: Callable[[], Callable[[O, DaemonLog], RunnableDaemon]],
+    load: Callable[[O], Callable[[O, DaemonLog], RunnableDaemon]],
     arguments: Sequence[str],
     *,
     deprecated: Mapping[str, str],
@@ -70,7 +72,7 @@ def run_daemon(
     log = DaemonLog(sys.stderr, f"[{program}] ")
 
     def make() -> RunnableDaemon:
-        daemon = load()(options, log)  # its first line is the version
+        daemon = load(options)(options, log)  # its first line is the version
         for name in line.without_effect:
             log.warn(f"the flag -{name} is deprecated and has no effect")
         return daemon
@@ -79,7 +81,7 @@ def run_daemon(
         config = _read_config(line.config, options_class) if line.config else {}
         options = options_class(**{**config, **line.options})
         log = DaemonLog(sys.stderr, options.log_prefix, options.log_level)
-        _run(make)
+        _run(make, serves=not getattr(options, "recover_only", False))
     except ConfigurationError as exc:
         log.fatal(f"failed to instantiate {program} - {exc}")
         return 1
@@ -96,13 +98,16 @@ def _read_config(path: str, options_class: type[O]) -> dict[str, Any]:
     return read_config(path, options_class)
 
 
-def _run(make_daemon: Callable[[], RunnableDaemon]) -> None:
+def _run(make_daemon: Callable[[], RunnableDaemon], *, serves: bool) -> None:
     import asyncio
 
-    asyncio.run(_serve(make_daemon))
+    from nsqtools.server.loop_meter import MeteredLoop
+
+    with asyncio.Runner(loop_factory=MeteredLoop) as runner:
+        runner.run(_serve(make_daemon, serves=serves))
 
 
-async def _serve(make_daemon: Callable[[], RunnableDaemon]) -> None:
+async def _serve(make_daemon: Callable[[], RunnableDaemon], *, serves: bool) -> None:
     import asyncio
     import signal
 
@@ -112,5 +117,7 @@ async def _serve(make_daemon: Callable[[], RunnableDaemon]) -> None:
         loop.add_signal_handler(number, asked_to_stop.set)
     daemon = make_daemon()
     await daemon.start()
-    await asked_to_stop.wait()
+    daemon.owns_process()
+    if serves:
+        await asked_to_stop.wait()
     await daemon.stop()

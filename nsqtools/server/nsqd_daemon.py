@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from nsqtools.protocol.frames import ERROR, encode_frame
@@ -18,7 +19,8 @@ from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog, version_line
 from nsqtools.server.http.debug_api import debug_handlers
 from nsqtools.server.http.foundation import HTTPApi
 from nsqtools.server.http.nsqd_api import NsqdHTTP, Ports
-from nsqtools.server.http.server import HTTPServer
+from nsqtools.server.http.quick import QuickPaths
+from nsqtools.server.http.server import HTTPServer, foreign_calls
 from nsqtools.server.http.stats_api import StatsHTTP
 from nsqtools.server.listen import (
     accept,
@@ -29,6 +31,7 @@ from nsqtools.server.listen import (
     report_errors,
 )
 from nsqtools.server.lookup.lookup_registry import LookupRegistry
+from nsqtools.server.loop_meter import meter_of
 from nsqtools.server.queues.data_path import DataPathLock
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.settings.nsqd_options import REQUIRED, NsqdOptions
@@ -100,6 +103,11 @@ class NsqdDaemon:
         await self._serve_tcp()
         await self._serve_http()
         self._push_to_statsd()
+        meter_of(loop).forget()  # the start
+
+    def owns_process(self) -> None:
+        """Leave what is loaded, and many new queues, out of garbage collections."""
+        self.nsqd.freeze_growth()
 
     def _own_info(self) -> PeerInfo:
         """Return what this nsqd registers with: the broadcast values."""
@@ -142,7 +150,13 @@ class NsqdDaemon:
             "broadcast_http_port": info.http_port,
             "statsd_prefix": self._statsd_prefix(),
         }
-        stats = StatsHTTP(self.nsqd, self._context.clients, resolved, self._registry.set_addresses)
+        stats = StatsHTTP(
+            self.nsqd,
+            self._context.clients,
+            self._connections,
+            resolved,
+            self._registry.set_addresses,
+        )
         handlers = {
             **NsqdHTTP(self.nsqd, ports).handlers(),
             **stats.handlers(),
@@ -151,13 +165,16 @@ class NsqdDaemon:
         required_port = None
         if self._options.tls_required == REQUIRED:
             required_port = max(0, _port(self._https))
-        api = HTTPApi(handlers, self._log, tls_required_port=required_port)
         for name, listener, context in (
             ("HTTP", self._http, None),
             ("HTTPS", self._https, self._tls_context),
         ):
             if listener is not None:
-                server = HTTPServer(api, listener, context)
+                foreign = foreign_calls(listener, self._options.broadcast_address)
+                api = HTTPApi(handlers, self._log, tls_required_port=required_port, foreign=foreign)
+                is_refused = required_port is not None and context is None
+                quick = None if is_refused else QuickPaths(self.nsqd, foreign)
+                server = HTTPServer(api, listener, context, quick)
                 await server.start()
                 self._http_servers.append(server)
                 self._log.info(f"{name}: listening on {_address(listener)}")
@@ -170,8 +187,8 @@ class NsqdDaemon:
         if not self._options.statsd_address:
             return
 
-        def gather() -> NsqdStats:
-            return gather_stats(
+        async def gather() -> NsqdStats:
+            return await gather_stats(
                 self.nsqd,
                 self._context.clients,
                 with_clients=False,
@@ -185,6 +202,7 @@ class NsqdDaemon:
         """Close all connections, write everything to disk and release the data path."""
         self._log.info("NSQ: stopping subsystems")
         await self._disconnect()
+        await self.nsqd.settle()
         self.nsqd.close()
         self._undo.close()
         self._log.info("NSQ: bye")
@@ -214,3 +232,28 @@ def _address(listener: socket.socket | None) -> str:
 
 def _port(listener: socket.socket | None) -> int:
     return real_port(listener) if listener is not None else -1
+
+
+class NsqdRecovery:
+    """Writes what a killed nsqd with --durable left to queue files; serves nobody."""
+
+    def __init__(self, options: NsqdOptions, log: DaemonLog) -> None:
+        self._options = options
+        self._log = log
+        self._lock = DataPathLock(Path(options.data_path or "."))
+
+    async def start(self) -> None:
+        """Do it. Raises `ConfigurationError`, ``OSError``."""
+        options = replace(self._options, durable=False)
+        nsqd = NsqdQueues(options, asyncio.get_running_loop(), self._log)
+        try:
+            nsqd.load()
+            nsqd.close()
+        finally:
+            self._lock.release()
+
+    async def stop(self) -> None:
+        """Do nothing: it is done."""
+
+    def owns_process(self) -> None:
+        """Do nothing."""

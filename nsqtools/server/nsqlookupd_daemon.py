@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from contextlib import ExitStack
 
@@ -11,9 +12,10 @@ from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog, version_line
 from nsqtools.server.http.debug_api import pprof_handlers
 from nsqtools.server.http.foundation import HTTPApi
 from nsqtools.server.http.nsqlookupd_api import NsqlookupdHTTP
-from nsqtools.server.http.server import HTTPServer
+from nsqtools.server.http.server import HTTPServer, foreign_calls
 from nsqtools.server.listen import accept, listen, real_address, real_port, report_errors
 from nsqtools.server.lookup.registrations import Registrations
+from nsqtools.server.loop_meter import meter_of
 from nsqtools.server.settings.flag_kinds import seconds_to_ns
 from nsqtools.server.settings.nsqlookupd_options import NsqlookupdOptions
 from nsqtools.server.tcp.client_connection import ClientConnection
@@ -60,12 +62,19 @@ class NsqlookupdDaemon:
         )
         self._log.info(f"TCP: listening on {self.tcp_address}")
         handlers = {
-            **NsqlookupdHTTP(self._registrations, self._log).handlers(),
+            **NsqlookupdHTTP(self._registrations, self._connections, self._log).handlers(),
             **pprof_handlers("/debug/pprof"),
         }
-        self._http_server = HTTPServer(HTTPApi(handlers, self._log), self._http)
+        foreign = foreign_calls(self._http, self._own_info.broadcast_address)
+        api = HTTPApi(handlers, self._log, foreign=foreign)
+        self._http_server = HTTPServer(api, self._http)
         await self._http_server.start()
         self._log.info(f"HTTP: listening on {self.http_address}")
+        meter_of(asyncio.get_running_loop()).forget()  # the start
+
+    def owns_process(self) -> None:
+        """Leave what is loaded out of garbage collections."""
+        gc.freeze()
 
     def _speak(self, connection: ClientConnection) -> LookupProtocolV1:
         return LookupProtocolV1(connection, self._registrations, self._own_info, self._log)

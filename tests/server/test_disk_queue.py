@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plugins.disk_calls import DiskCalls
+from plugins.power_cut import PowerCut
 
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.disk_queue import DiskQueue
@@ -91,7 +92,7 @@ def test_a_record_out_of_bounds_is_refused(tmp_path: Path, size: int) -> None:
     disk = queue(tmp_path)
     with pytest.raises(OSError, match=rf"invalid message write size \({size}\)"):
         disk.put([RECORD, b"x" * size])
-    assert disk.get(9, ALL) == [RECORD]
+    assert disk.get(9, ALL) == []
 
 
 def test_it_syncs_after_so_many_operations(tmp_path: Path) -> None:
@@ -237,3 +238,38 @@ def test_what_happens_during_a_sync_on_a_thread_is_still_to_be_synced(tmp_path: 
     assert disk.needs_sync
     disk.close()
     assert meta(tmp_path).startswith("2\n")
+
+
+@pytest.mark.parametrize("syncs_at_the_end_of_files", [False, True])
+def test_what_was_synced_is_there_after_a_power_cut_at_any_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, syncs_at_the_end_of_files: bool
+) -> None:
+    """As Go's nsqd it leaves the names of files to the journal of the file system."""
+    put: list[bytes] = []
+    got: list[bytes] = []
+    taken: list[int] = []  # how many were taken when so many promises had been made
+    with PowerCut(tmp_path, monkeypatch, names_with_files=True) as record:
+        disk = queue(tmp_path, max_bytes=4 * ON_DISK, sync_every=5)
+        for number in range(40):
+            put.append(record_of := b"%026d" % number)
+            disk.put([record_of])
+            if number % 3 == 2:
+                got += disk.get(2, ALL)
+            if syncs_at_the_end_of_files or number % 7 == 6:
+                disk.sync()
+                taken.append(len(got))
+                record.note((len(put), len(got)))
+        disk.close()
+
+    for promised, cut in record.cuts():
+        cut.restore(tmp_path)
+        disk = queue(tmp_path, max_bytes=4 * ON_DISK)
+        found = disk.get(99, ALL)
+        disk.abandon()
+        assert found == sorted(found), "nothing comes twice, and in its order"
+        assert set(found) <= set(put)
+        if promised:
+            puts, _ = promised[-1]  # type: ignore[misc]
+            later = [len(got)] if len(promised) == len(taken) else [taken[len(promised)]]
+            missing = set(put[:puts]) - set(got[: later[0]]) - set(found)
+            assert not missing, (promised[-1], sorted(missing))

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from plugins.embedded import EmbeddedServer
 from plugins.raw_client import RawClient
+from plugins.servers import Serve
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.server import EmbeddedNsqd
@@ -127,6 +129,23 @@ def test_a_queue_that_cannot_be_written_does_not_keep_the_others_from_the_disk(
 
     assert "TOPIC(a): failed to close" in log.getvalue()
     assert {path.name[0] for path in tmp_path.glob("*.diskqueue.000000.dat")} == {"b", "c"}
+
+
+def test_a_broken_list_of_topics_is_replaced_by_the_previous_one(
+    tmp_path: Path, serve: Serve
+) -> None:
+    nsqd = serve(EmbeddedServer(tmp_path))
+    nsqd.create_channel("a", "ch")
+    nsqd.post("/channel/pause", topic="a", channel="ch")
+    nsqd.post("/topic/pause", topic="a")
+    nsqd.stop()
+    (tmp_path / "nsqd.dat").write_bytes(b'{"topics":[{"na')
+    nsqd.start()
+
+    assert nsqd.topic_stats("a")["paused"]
+    assert nsqd.channel_stats("a", "ch")["paused"]
+    assert "failed to parse metadata" in nsqd.log
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_broken_list_of_topics_is_rebuilt_from_the_queue_files(tmp_path: Path) -> None:

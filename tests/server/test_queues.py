@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from nsqtools.protocol.message import decode_message
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.queues.backlog import BackendError, Backlog, DiskHealth
+from nsqtools.server.queues.backlog import BackendError, Backlog, DiskHealth, encoded
 from nsqtools.server.queues.disk_queue import DiskQueue
 from nsqtools.server.queues.held_messages import DeferredMessages, InFlightMessages
 from nsqtools.server.queues.queued_message import (
@@ -115,8 +116,8 @@ def test_messages_expire_in_the_order_of_their_delivery() -> None:
     holding(in_flight, "c", 12, 5)
 
     assert in_flight.next_deadline_s() == 15
-    assert in_flight.take_expired(14.9) == []
-    assert message_ids(in_flight.take_expired(15)) == held_ids("a", "b")
+    assert in_flight.take_expired(14.9, 99) == []
+    assert message_ids(in_flight.take_expired(15, 99)) == held_ids("a", "b")
     assert in_flight.next_deadline_s() == 17
     assert len(in_flight) == 1
 
@@ -129,10 +130,10 @@ def test_a_touch_moves_the_deadline_but_not_beyond_the_limit() -> None:
     assert in_flight.touch(c, 4, 5, 6)  # to 6, not 9
     assert not in_flight.touch(b"nonsense" * 2, 4, 5, 6)
 
-    assert message_ids(in_flight.take_expired(5)) == [b]
+    assert message_ids(in_flight.take_expired(5, 99)) == [b]
     assert in_flight.next_deadline_s() == 6
-    assert message_ids(in_flight.take_expired(6)) == [c]
-    assert message_ids(in_flight.take_expired(9)) == [a]
+    assert message_ids(in_flight.take_expired(6, 99)) == [c]
+    assert message_ids(in_flight.take_expired(9, 99)) == [a]
     assert in_flight.next_deadline_s() is None
 
 
@@ -144,7 +145,7 @@ def test_a_limited_deadline_is_forgotten_with_its_message() -> None:
     assert in_flight.take(a) is not None
     assert in_flight.take(a) is None
     assert in_flight.next_deadline_s() == 5
-    assert message_ids(in_flight.take_expired(3)) == []
+    assert message_ids(in_flight.take_expired(3, 99)) == []
     in_flight.clear()
     assert (len(in_flight), b in in_flight) == (0, False)
 
@@ -167,7 +168,7 @@ def test_nothing_held_is_ever_lost_or_late(steps: list[tuple[str, int, int]]) ->
             delivered_s = expected[message_id][1]
             expected[message_id] = min(now_s + 4, delivered_s + 6), delivered_s
         due = {each for each, (deadline_s, _) in expected.items() if deadline_s <= now_s}
-        assert set(message_ids(in_flight.take_expired(now_s))) == due
+        assert set(message_ids(in_flight.take_expired(now_s, 99))) == due
         expected = {each: when for each, when in expected.items() if each not in due}
         assert in_flight.next_deadline_s() == min((d for d, _ in expected.values()), default=None)
 
@@ -181,11 +182,25 @@ def test_deferred_messages_come_when_they_are_due_in_order() -> None:
         deferred.add(body, due_s)
 
     assert deferred.next_due_s() == 3
-    assert deferred.take_due(2.9) == []
-    assert deferred.take_due(3) == [b"1", b"2"]
+    assert deferred.take_due(2.9, 99) == []
+    assert deferred.take_due(3, 99) == [b"1", b"2"]
     assert (len(deferred), list(deferred)) == (1, [b"late"])
     deferred.clear()
     assert deferred.next_due_s() is None
+
+
+def test_what_is_due_is_taken_in_parts() -> None:
+    in_flight, deferred = InFlightMessages(), DeferredMessages()
+    ids = holding(in_flight, "abcd", 0, 5)
+    in_flight.touch(ids[3], 0, 5, 2)
+    for message in messages(b"1", b"2", b"3"):
+        deferred.add(message, 1)
+
+    assert message_ids(in_flight.take_expired(9, 2)) == [ids[3], ids[0]]
+    assert message_ids(in_flight.take_expired(9, 2)) == ids[1:3]
+    assert in_flight.take_expired(9, 2) == []
+    assert bodies(deferred.take_due(1, 2)) == [b"1", b"2"]
+    assert bodies(deferred.take_due(1, 2)) == [b"3"]
 
 
 # backlog
@@ -207,8 +222,6 @@ def test_order_is_kept_through_memory_and_disk(tmp_path: Path) -> None:
     numbers = [b"%d" % number for number in range(20)]
     for message in messages(*numbers):
         backlog.put([message])
-        if backlog.is_over:
-            backlog.overflow(1)
 
     assert (len(backlog), backlog.disk_depth) == (20, 17)
     found: list[bytes] = []
@@ -228,7 +241,7 @@ def test_no_memory_means_straight_to_disk(tmp_path: Path) -> None:
 def test_without_a_disk_the_newest_are_dropped() -> None:
     backlog = Backlog(2, None, DiskHealth())
     backlog.put(messages(b"1", b"2", b"3"))
-    backlog.overflow(3)
+    backlog.overflow()
 
     assert bodies(backlog.get(9, 1000)) == [b"1", b"2"]
 
@@ -242,17 +255,83 @@ def test_a_get_is_bounded_by_bytes_but_not_to_nothing(tmp_path: Path) -> None:
     assert bodies(backlog.get(9, 1)) == [b"z"]
 
 
-@pytest.mark.parametrize(("droppable", "left"), [(0, b"123"), (1, b"12"), (3, b"1")])
-def test_when_the_disk_fails_only_what_may_be_is_dropped(
-    tmp_path: Path, droppable: int, left: bytes
-) -> None:
+def test_what_the_disk_refuses_is_not_stored_in_part(tmp_path: Path) -> None:
+    backlog = Backlog(2, disk_queue(tmp_path), DiskHealth())
+    backlog.put(messages(b"1"))
+    (tmp_path / "t.diskqueue.000000.dat").mkdir()
+    with pytest.raises(BackendError):
+        backlog.put(messages(b"2", b"3", b"4"))
+
+    assert b"".join(bodies(backlog.get(9, 1000))) == b"1"
+
+
+def test_what_consumers_did_not_take_stays_in_memory_when_the_disk_fails(tmp_path: Path) -> None:
     backlog = Backlog(1, disk_queue(tmp_path), DiskHealth())
     (tmp_path / "t.diskqueue.000000.dat").mkdir()
-    backlog.put(messages(b"1", b"2", b"3"))
+    backlog.put(messages(b"1", b"2", b"3"), lambda: 9)
     with pytest.raises(BackendError):
-        backlog.overflow(droppable)
+        backlog.overflow()
 
-    assert b"".join(bodies(backlog.get(9, 1000))) == left
+    assert b"".join(bodies(backlog.get(9, 1000))) == b"123"
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_a_put_can_be_taken_back_from_memory_and_disk(tmp_path: Path, limit: int) -> None:
+    backlog = Backlog(limit, disk_queue(tmp_path, max_bytes_per_file=200), DiskHealth())
+    backlog.put(messages(b"0"))
+    undo = backlog.put(messages(*[b"%d" % number for number in range(1, 20)]))
+    assert len(list(tmp_path.glob("*.0*.dat"))) > 2
+    backlog.undo(undo)
+    assert (len(backlog), backlog.disk_depth) == (1, 0)
+
+    backlog.put(messages(b"a", b"b", b"c"))
+    found: list[bytes] = []
+    while backlog.has_messages:
+        found += backlog.get(9, 1000)
+    assert b"".join(bodies(found)) == b"0abc"
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), max_size=30))
+def test_the_size_in_memory_is_known_whatever_happened(steps: list[tuple[int, int]]) -> None:
+    with TemporaryDirectory() as directory:
+        disk = disk_queue(Path(directory), max_bytes_per_file=10_000)
+        backlog = Backlog(5, disk, DiskHealth())
+        for action, count in steps:
+            new = messages(*[b"x" * size for size in range(count)])
+            if action == 0:
+                backlog.put(new)
+            elif action == 1:
+                backlog.put(new, lambda: 3, [encoded(each) for each in batches(new)])
+            elif action == 2:
+                backlog.undo(backlog.put(new))
+            elif action == 3:
+                backlog.put_back(backlog.get(count, 300))
+            elif action == 4:
+                backlog.get(count, 300)
+            else:
+                backlog.overflow()
+        assert backlog.size - disk.unread_bytes == sum(map(len, backlog.in_memory()))
+
+
+def batches(new: list[bytes]) -> list[list[bytes]]:
+    return [new[start : start + 4] for start in range(0, len(new), 4)]
+
+
+@pytest.mark.parametrize("in_memory", [0, 3, 4, 7, 100])
+@pytest.mark.parametrize("max_bytes_per_file", [150, 1 << 20])
+def test_blocks_that_were_encoded_before_are_the_same_messages(
+    tmp_path: Path, in_memory: int, max_bytes_per_file: int
+) -> None:
+    disk = disk_queue(tmp_path, max_bytes_per_file=max_bytes_per_file)
+    backlog = Backlog(in_memory, disk, DiskHealth())
+    new = messages(*[b"%d" % number for number in range(20)])
+    backlog.put(new, blocks=[encoded(each) for each in batches(new)])
+
+    assert backlog.disk_depth == max(0, 20 - in_memory)
+    found: list[bytes] = []
+    while backlog.has_messages:
+        found += backlog.get(9, 1000)
+    assert found == new
 
 
 def test_a_full_disk_makes_it_unhealthy_until_a_write_succeeds(tmp_path: Path) -> None:

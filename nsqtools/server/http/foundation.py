@@ -23,6 +23,7 @@ from nsqtools.protocol.durations import go_duration
 from nsqtools.protocol.go_text import go_json
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.server.daemon_log import DaemonLog
+from nsqtools.server.http.foreign_calls import ForeignCalls
 from nsqtools.server.http.routes import Found, OtherMethods, Redirect, Routes
 
 Handler = Callable[["Call"], Awaitable[Response]]
@@ -30,6 +31,7 @@ Handler = Callable[["Call"], Awaitable[Response]]
 _NSQ_HEADERS = {"X-NSQ-Content-Type": "nsq; version=1.0"}
 _JSON = "application/json; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
+_METRICS = "text/plain; version=0.0.4; charset=utf-8"
 _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 _NOT_LOGGED = ("/pub", "/mpub")
 
@@ -135,6 +137,11 @@ def plain_reply(text: str, status: int = 200) -> Response:
     return Response(text, status, {"Content-Type": _TEXT})
 
 
+def metrics_reply(page: bytes) -> Response:
+    """Answer with a page in Prometheus' text format."""
+    return Response(page, 200, {"Content-Type": _METRICS})
+
+
 class HTTPApi:
     """The ASGI application.
 
@@ -147,10 +154,12 @@ class HTTPApi:
         log: DaemonLog,
         *,
         tls_required_port: int | None = None,
+        foreign: ForeignCalls | None = None,
     ) -> None:
         self._routes: Routes[Handler] = Routes(handlers)
         self._log = log
         self._tls_required_port = tls_required_port
+        self._foreign = foreign or ForeignCalls(None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -175,6 +184,8 @@ class HTTPApi:
             body = f'{{"message": "TLS_REQUIRED", "https_port": {self._tls_required_port}}}'
             headers = {**_NSQ_HEADERS, "Content-Type": _JSON}
             return Response(body, 403, headers)
+        if refusal := self._foreign.refusal(request.method, request.headers):
+            return _refuse(403, refusal)
         path = request.scope["path"]
         match self._routes.find(request.method, path):
             case Found(handler, option):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 import socket
+from asyncio import Future
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.responses import Response
@@ -31,6 +33,7 @@ from nsqtools.server.http.foundation import (
 from nsqtools.server.queues.backlog import BackendError
 from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
+from nsqtools.server.queues.record_file import Block
 from nsqtools.server.queues.topic import Topic
 from nsqtools.server.settings.flag_kinds import seconds_to_ns
 
@@ -75,7 +78,7 @@ class NsqdHTTP:
 
     async def ping(self, call: Call) -> Response:
         health = self._nsqd.health
-        return plain_reply(health.text, 500 if health.error else 200)
+        return plain_reply(health.text, 200 if health.is_well else 500)
 
     async def info(self, call: Call) -> Response:
         options = self._options
@@ -108,14 +111,41 @@ class NsqdHTTP:
         query = call.query()
         topic = await self._publish_topic(query)
         delay_s = self._delay_s(query["defer"]) if "defer" in query else 0.0
+        await self._put(topic, topic.new_messages([body]), delay_s)
+        return text_reply("OK")
+
+    async def _put(
+        self,
+        topic: Topic,
+        messages: list[bytes],
+        delay_s: float = 0.0,
+        blocks: Sequence[Block] = (),
+    ) -> None:
         try:
-            if delay_s:
-                topic.publish_deferred(body, delay_s)
+            if topic.journal is not None:
+                await self._put_durably(topic, messages, delay_s, blocks)
+            elif delay_s:
+                topic.put_deferred(messages[0], delay_s)
             else:
-                topic.publish([body])
+                topic.put(messages, blocks)
         except BackendError:
             raise Refusal(503, "EXITING") from None
-        return text_reply("OK")
+
+    async def _put_durably(
+        self, topic: Topic, messages: list[bytes], delay_s: float, blocks: Sequence[Block]
+    ) -> None:
+        confirmed: Future[None] = self._nsqd.loop.create_future()
+
+        def done(error: BackendError | None) -> None:
+            if confirmed.done():  # the client has left
+                return
+            if error is None:
+                confirmed.set_result(None)
+            else:
+                confirmed.set_exception(error)
+
+        topic.put_durably(messages, delay_s, done, blocks)
+        await confirmed
 
     def _delay_s(self, text: str) -> float:
         delay_s = int(text) / 1000 if _INTEGER.fullmatch(text) else -1.0
@@ -135,12 +165,10 @@ class NsqdHTTP:
             raise Refusal(413, "BODY_TOO_BIG") from None
         is_binary = query.get("binary", "false") not in _FALSE
         bodies = self._binary_bodies(body) if is_binary else self._lines(body)
+        messages, blocks = await topic.prepare_in_steps(bodies)
         if self._nsqd.topics.get(topic.name) is not topic:  # deleted while the body arrived
             raise Refusal(503, "EXITING")
-        try:
-            topic.publish(bodies)
-        except BackendError:
-            raise Refusal(503, "EXITING") from None
+        await self._put(topic, messages, blocks=blocks)
         return text_reply("OK")
 
     def _binary_bodies(self, body: bytes) -> list[bytes]:
@@ -193,13 +221,15 @@ class NsqdHTTP:
         return empty_reply()
 
     async def pause_topic(self, call: Call) -> Response:
-        self._existing_topic(required(call.query(), "topic")).pause()
-        self._nsqd.persist()
+        topic = self._existing_topic(required(call.query(), "topic"))
+        topic.pause()
+        await self._nsqd.topic_list.write_pause(topic.name)
         return empty_reply()
 
     async def unpause_topic(self, call: Call) -> Response:
-        self._existing_topic(required(call.query(), "topic")).unpause()
-        self._nsqd.persist()
+        topic = self._existing_topic(required(call.query(), "topic"))
+        topic.unpause()
+        await self._nsqd.topic_list.write_pause(topic.name)
         return empty_reply()
 
     # channels
@@ -230,11 +260,13 @@ class NsqdHTTP:
         return empty_reply()
 
     async def pause_channel(self, call: Call) -> Response:
-        self._existing_channel(call).pause()
-        self._nsqd.persist()
+        channel = self._existing_channel(call)
+        channel.pause()
+        await self._nsqd.topic_list.write_pause(channel.topic_name)
         return empty_reply()
 
     async def unpause_channel(self, call: Call) -> Response:
-        self._existing_channel(call).unpause()
-        self._nsqd.persist()
+        channel = self._existing_channel(call)
+        channel.unpause()
+        await self._nsqd.topic_list.write_pause(channel.topic_name)
         return empty_reply()

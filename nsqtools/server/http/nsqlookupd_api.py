@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
+from collections.abc import Collection
 
 from starlette.responses import Response
 
+from nsqtools.protocol.go_text import go_json
+from nsqtools.records.prometheus import metric_lines
 from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog
 from nsqtools.server.http.foundation import (
     Call,
@@ -13,12 +16,19 @@ from nsqtools.server.http.foundation import (
     Refusal,
     empty_reply,
     json_reply,
+    metrics_reply,
     plain_reply,
+    raw_json_reply,
     required,
     topic_and_channel_arguments,
     topic_argument,
 )
 from nsqtools.server.lookup.registrations import RegisteredNsqd, Registrations
+from nsqtools.server.lookup.steady_clock import steady_ns
+from nsqtools.server.loop_meter import meter_of
+from nsqtools.server.queues.steps import in_steps, page_in_steps
+from nsqtools.server.stats.metrics import nsqlookupd_metrics
+from nsqtools.server.tcp.client_connection import ClientConnection
 
 _NEVER_NS = -6795364578871345152  # Go's zero time, as its UnixNano prints it
 
@@ -26,8 +36,14 @@ _NEVER_NS = -6795364578871345152  # Go's zero time, as its UnixNano prints it
 class NsqlookupdHTTP:
     """The handlers; each method is one endpoint."""
 
-    def __init__(self, registrations: Registrations, log: DaemonLog) -> None:
+    def __init__(
+        self,
+        registrations: Registrations,
+        connections: Collection[ClientConnection],
+        log: DaemonLog,
+    ) -> None:
         self._registrations = registrations
+        self._connections = connections
         self._log = log
 
     def handlers(self) -> dict[tuple[str, str], Handler]:
@@ -35,6 +51,7 @@ class NsqlookupdHTTP:
         return {
             ("GET", "/ping"): self.ping,
             ("GET", "/info"): self.info,
+            ("GET", "/metrics"): self.metrics,
             ("GET", "/debug"): self.debug,
             ("GET", "/lookup"): self.lookup,
             ("GET", "/topics"): self.topics,
@@ -53,16 +70,23 @@ class NsqlookupdHTTP:
     async def info(self, call: Call) -> Response:
         return json_reply({"version": NSQ_VERSION})
 
+    async def metrics(self, call: Call) -> Response:
+        loop = asyncio.get_running_loop()
+        families = nsqlookupd_metrics(self._registrations, len(self._connections), meter_of(loop))
+        lines = metric_lines(families)
+        return metrics_reply(await page_in_steps(lines, loop))
+
     # queries
 
     async def lookup(self, call: Call) -> Response:
         topic = required(call.query(), "topic")
         try:
-            producers = self._registrations.producers(topic, time.time_ns())
+            producers = self._registrations.producers(topic, steady_ns())
         except KeyError:
             raise Refusal(404, "TOPIC_NOT_FOUND") from None
         channels = self._registrations.channels(topic)
-        return json_reply({"channels": channels, "producers": list(map(_described, producers))})
+        described = b",".join(map(_described, producers))
+        return raw_json_reply(b'{"channels":%b,"producers":[%b]}' % (go_json(channels), described))
 
     async def topics(self, call: Call) -> Response:
         return json_reply({"topics": self._registrations.topics()})
@@ -73,31 +97,22 @@ class NsqlookupdHTTP:
 
     async def nodes(self, call: Call) -> Response:
         nodes = [
-            {**_described(node.peer), "tombstones": node.tombstones, "topics": node.topics}
-            for node in self._registrations.nodes(time.time_ns())
+            b'%b,"tombstones":%b,"topics":%b}'
+            % (_described(node.peer)[:-1], go_json(node.tombstones), go_json(node.topics))
+            for node in self._registrations.nodes(steady_ns())
         ]
-        return json_reply({"producers": nodes})
+        return raw_json_reply(b'{"producers":[%b]}' % b",".join(nodes))
 
     async def debug(self, call: Call) -> Response:
-        entries = {
-            ":".join(registration): [
-                {
-                    "broadcast_address": peer.info.broadcast_address,
-                    "hostname": peer.info.hostname,
-                    "http_port": peer.info.http_port,
-                    "id": peer.remote_address,
-                    "last_update": peer.last_update_ns,
-                    "tcp_port": peer.info.tcp_port,
-                    "tombstoned": tombstoned_ns is not None,
-                    "tombstoned_at": _NEVER_NS if tombstoned_ns is None else tombstoned_ns,
-                    "version": peer.info.version,
-                }
-                for peer, tombstoned_ns in producers.items()
-            ]
-            for registration, producers in self._registrations.entries()
-            if producers
-        }
-        return json_reply(dict(sorted(entries.items())))
+        entries = {":".join(name): found for name, found in self._registrations.entries() if found}
+        loop = asyncio.get_running_loop()
+        pieces = [
+            go_json(name) + b":" + go_json([_registered(*each) for each in list(found.items())])
+            async for name, found in in_steps(
+                sorted(entries.items(), key=lambda entry: entry[0]), loop
+            )
+        ]
+        return raw_json_reply(b"{" + b",".join(pieces) + b"}")
 
     # administration
 
@@ -118,7 +133,7 @@ class NsqlookupdHTTP:
         query = call.query()
         topic, node = required(query, "topic"), required(query, "node")
         self._log.info(f"DB: setting tombstone for producer@{node} of topic({topic})")
-        self._registrations.tombstone(topic, node, time.time_ns())
+        self._registrations.tombstone(topic, node, steady_ns())
         return empty_reply()
 
     async def create_channel(self, call: Call) -> Response:
@@ -138,13 +153,31 @@ class NsqlookupdHTTP:
         return empty_reply()
 
 
-def _described(peer: RegisteredNsqd) -> dict[str, object]:
-    info = peer.info
+def _registered(peer: RegisteredNsqd, tombstoned_ns: int | None) -> dict[str, object]:
     return {
-        "remote_address": peer.remote_address,
-        "hostname": info.hostname,
-        "broadcast_address": info.broadcast_address,
-        "tcp_port": info.tcp_port,
-        "http_port": info.http_port,
-        "version": info.version,
+        "broadcast_address": peer.info.broadcast_address,
+        "hostname": peer.info.hostname,
+        "http_port": peer.info.http_port,
+        "id": peer.remote_address,
+        "last_update": peer.last_update_ns,
+        "tcp_port": peer.info.tcp_port,
+        "tombstoned": tombstoned_ns is not None,
+        "tombstoned_at": _NEVER_NS if tombstoned_ns is None else tombstoned_ns,
+        "version": peer.info.version,
     }
+
+
+def _described(peer: RegisteredNsqd) -> bytes:
+    """Return the JSON object of a producer, which never changes: a hundred of them take a while."""
+    if not peer.described:
+        info = peer.info
+        document = {
+            "remote_address": peer.remote_address,
+            "hostname": info.hostname,
+            "broadcast_address": info.broadcast_address,
+            "tcp_port": info.tcp_port,
+            "http_port": info.http_port,
+            "version": info.version,
+        }
+        peer.described = go_json(document)
+    return peer.described

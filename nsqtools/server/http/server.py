@@ -19,8 +19,10 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from nsqtools.server.http.foreign_calls import ForeignCalls
 from nsqtools.server.http.foundation import HTTPApi
-from nsqtools.server.listen import accept
+from nsqtools.server.http.quick import QuickConnection, QuickPaths
+from nsqtools.server.listen import accept, real_address
 
 # uvicorn's messages about broken requests would go to stderr between nsqd's lines
 logging.getLogger("uvicorn").addHandler(logging.NullHandler())
@@ -33,7 +35,11 @@ class HTTPServer:
     """One listening socket of the HTTP API."""
 
     def __init__(
-        self, api: HTTPApi, listener: socket.socket, tls_context: SSLContext | None = None
+        self,
+        api: HTTPApi,
+        listener: socket.socket,
+        tls_context: SSLContext | None = None,
+        quick: QuickPaths | None = None,
     ) -> None:
         self._config = uvicorn.Config(
             api,
@@ -45,26 +51,41 @@ class HTTPServer:
         )
         self._listener = listener
         self._tls_context = tls_context
+        self._quick = quick
         self._state = ServerState()
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
         """Serve from now on."""
         self._config.load()
-        self._server = await accept(
-            self._listener,
-            lambda: H11Protocol(self._config, self._state, app_state={}),
-            self._tls_context,
-        )
+        self._server = await accept(self._listener, self._make_protocol, self._tls_context)
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        if self._quick is not None:
+            return QuickConnection(self._quick, self._make_framework)
+        return self._make_framework()
+
+    def _make_framework(self) -> asyncio.Protocol:
+        return H11Protocol(self._config, self._state, app_state={})
 
     async def stop(self) -> None:
         """Let requests that are being answered finish, for a moment, and close everything."""
         if self._server is None:
             return
         self._server.close()
+        if self._quick is not None:
+            for quick in list(self._quick.connections):
+                quick.close()
         for connection in list(self._state.connections):
             connection.shutdown()
         if self._state.tasks:
             await asyncio.wait(self._state.tasks, timeout=_FINISH_S)
         for task in self._state.tasks:
             task.cancel()
+
+
+def foreign_calls(listener: socket.socket, broadcast_address: str) -> ForeignCalls:
+    """Return the rule for a listener: names are looked at when only this machine can connect."""
+    host = real_address(listener).rpartition(":")[0]
+    is_local = host.startswith("127.") or host == "[::1]"
+    return ForeignCalls({broadcast_address, socket.gethostname()} if is_local else None)

@@ -9,6 +9,9 @@ from dataclasses import fields
 
 from starlette.responses import Response
 
+from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.addresses import announced_host, parse_address
+from nsqtools.records.prometheus import metric_lines
 from nsqtools.server.daemon_log import version_line
 from nsqtools.server.http.foundation import (
     Call,
@@ -16,13 +19,17 @@ from nsqtools.server.http.foundation import (
     Refusal,
     TooLarge,
     json_reply,
+    metrics_reply,
     raw_json_reply,
     text_reply,
 )
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
+from nsqtools.server.queues.steps import in_steps, page_in_steps
 from nsqtools.server.settings.flag_kinds import LOG_LEVEL
 from nsqtools.server.stats.gather import gather_stats
-from nsqtools.server.stats.text_page import render_stats
+from nsqtools.server.stats.metrics import nsqd_metrics
+from nsqtools.server.stats.text_page import stats_lines
+from nsqtools.server.tcp.client_connection import ClientConnection
 from nsqtools.server.tcp.protocol_v2 import ProtocolV2
 
 _FALSE = ("false", "0")  # of a boolean parameter; anything else is true
@@ -39,11 +46,13 @@ class StatsHTTP:
         self,
         nsqd: NsqdQueues,
         clients: Collection[ProtocolV2],
+        connections: Collection[ClientConnection],
         resolved: dict[str, object],
         set_lookupds: Callable[[list[str]], None],
     ) -> None:
         self._nsqd = nsqd
         self._clients = clients
+        self._connections = connections
         self._resolved = resolved
         self._set_lookupds = set_lookupds
 
@@ -51,13 +60,14 @@ class StatsHTTP:
         """Return the handlers by method and path."""
         return {
             ("GET", "/stats"): self.stats,
+            ("GET", "/metrics"): self.metrics,
             ("GET", "/config/:option"): self.config,
             ("PUT", "/config/:option"): self.set_config,
         }
 
     async def stats(self, call: Call) -> Response:
         query = call.query()
-        stats = gather_stats(
+        stats = await gather_stats(
             self._nsqd,
             self._clients,
             topic=query.get("topic", ""),
@@ -66,9 +76,15 @@ class StatsHTTP:
             with_memory=query.get("include_mem") not in _FALSE,
         )
         if query.get("format") == "json":
-            return raw_json_reply(stats.encode())
+            pieces = [piece async for piece in in_steps(stats.encoded(), self._nsqd.loop)]
+            return raw_json_reply(b"".join(pieces))
         start_ns = int(self._nsqd.start_time_s * 1e9)
-        return text_reply(render_stats(stats, version_line("nsqd"), time.time_ns(), start_ns))
+        lines = stats_lines(stats, version_line("nsqd"), time.time_ns(), start_ns)
+        return text_reply(await page_in_steps(lines, self._nsqd.loop))
+
+    async def metrics(self, call: Call) -> Response:
+        lines = metric_lines(nsqd_metrics(self._nsqd, len(self._connections)))
+        return metrics_reply(await page_in_steps(lines, self._nsqd.loop))
 
     async def config(self, call: Call) -> Response:
         return self._show(call.option)
@@ -114,6 +130,15 @@ def _string_list(body: bytes) -> list[str] | None:
         value = json.loads(body)
     except (ValueError, RecursionError):
         raise Refusal(400, "INVALID_VALUE") from None
-    if value is None or (isinstance(value, list) and all(isinstance(item, str) for item in value)):
-        return value
-    raise Refusal(400, "INVALID_VALUE")
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(map(_is_address, value)):
+        raise Refusal(400, "INVALID_VALUE")
+    return value
+
+
+def _is_address(item: object) -> bool:
+    try:
+        return isinstance(item, str) and bool(announced_host(parse_address(item).host))
+    except (ConfigurationError, ValueError):
+        return False

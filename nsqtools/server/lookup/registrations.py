@@ -33,6 +33,7 @@ class RegisteredNsqd:
     remote_address: str
     info: PeerInfo
     last_update_ns: int  # of the last PING
+    described: bytes = b""  # as lookups show it, once that is encoded
 
 
 class Registration(NamedTuple):

@@ -4,26 +4,35 @@ Memory holds the older part and the disk the newer one, so the order is first in
 when the queue overflowed (the Go nsqd reads both at random). An ephemeral queue has no disk: what
 does not fit is dropped, newest first.
 
-The memory may hold more than its limit between `put` and `overflow`: the owner offers the messages
-to waiting consumers in between, so that nothing goes to disk, or is dropped, that could be
-delivered.
+The memory may hold more than its limit between `put` and `overflow`, by as much as the waiting
+consumers have room for: the owner offers the messages to them in between, so that nothing goes to
+disk, or is dropped, that could be delivered.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
-from nsqtools.server.queues.disk_queue import DiskQueue
-from nsqtools.server.queues.queued_message import from_record, to_record
+from nsqtools.server.queues.disk_queue import DiskQueue, Mark
+from nsqtools.server.queues.queued_message import ID_AT, from_record, to_record
+from nsqtools.server.queues.record_file import Block, encode_length
 
 _CLOSE_BYTES = 1 << 20  # written at a time when the queue closes
 
 
 class BackendError(Exception):
     """The disk did not take messages; the text is Go's, for error frames and /ping."""
+
+
+class Undo(NamedTuple):
+    """How many messages a `Backlog.put` left in memory, and where the disk stood before."""
+
+    in_memory: int
+    on_disk: Mark | None
 
 
 class Backlog:
@@ -34,6 +43,7 @@ class Backlog:
         self.mem_queue_size = mem_queue_size
         self._health = health
         self._memory: deque[bytes] = deque()
+        self._memory_bytes = 0
 
     def __len__(self) -> int:
         return len(self._memory) + self.disk_depth
@@ -42,6 +52,11 @@ class Backlog:
     def disk_depth(self) -> int:
         """How many messages are on disk."""
         return self.disk.depth if self.disk is not None else 0
+
+    @property
+    def size(self) -> int:
+        """How many bytes the messages take."""
+        return self._memory_bytes + (self.disk.unread_bytes if self.disk else 0)
 
     @property
     def has_messages(self) -> bool:
@@ -53,40 +68,107 @@ class Backlog:
         """Whether `overflow` is due."""
         return len(self._memory) > self.mem_queue_size
 
-    def put(self, messages: Sequence[bytes]) -> None:
-        """Append messages. Raises `BackendError` if the disk fails, maybe after the first ones."""
-        if self.disk is not None and (self.disk.has_unread or not self.mem_queue_size):
-            self._put_on_disk(self.disk, messages)
-        else:
-            self._memory.extend(messages)
+    def put(
+        self,
+        messages: Sequence[bytes],
+        room: Callable[[], int] = lambda: 0,
+        blocks: Sequence[Block] = (),
+    ) -> Undo:
+        """Append messages, all or none, and return what `undo` takes. Raises `BackendError`.
 
-    def put_in_memory(self, messages: Iterable[bytes]) -> None:
+        ``room`` says how many of what is in memory consumers would take at once. ``blocks``
+        are what `encoded` returns for the messages, if that is known.
+        """
+        disk, memory = self.disk, self._memory
+        count, fits = len(messages), len(messages)
+        if disk is not None:
+            if disk.has_unread or not self.mem_queue_size:
+                fits = 0
+            elif len(memory) + count > self.mem_queue_size:
+                fits = min(count, max(0, self.mem_queue_size + room() - len(memory)))
+            if fits < count:
+                mark = self._put_on_disk(disk, _blocks_after(fits, messages, blocks))
+                self.put_in_memory(messages[:fits])
+                return Undo(fits, mark)
+        memory.extend(messages)
+        self._memory_bytes += sum(map(len, messages))
+        return Undo(count, None)
+
+    def put_one_in_memory(self, message: bytes) -> bool:
+        """Append a message if it stays in memory; return whether it does."""
+        memory = self._memory
+        if len(memory) >= self.mem_queue_size or (self.disk is not None and self.disk.has_unread):
+            return False
+        memory.append(message)
+        self._memory_bytes += len(message)
+        return True
+
+    def takes_all_in_memory(self, count: int) -> bool:
+        """Return whether so many messages would all stay in memory."""
+        disk = self.disk
+        fits = len(self._memory) + count <= self.mem_queue_size
+        return disk is None or (fits and not disk.has_unread)
+
+    def put_whatever(self, messages: Sequence[bytes], blocks: Sequence[Block] = ()) -> None:
+        """Append messages that are in the durable log, in memory when the disk fails."""
+        try:
+            self.put(messages, blocks=blocks)
+        except BackendError:
+            self.put_in_memory(messages)
+
+    def failed(self, reason: str) -> BackendError:
+        """Note that the disk did not take messages, and return the error for their publisher."""
+        self._health.error = reason
+        return BackendError(reason)
+
+    def succeeded(self) -> None:
+        """Note that the disk takes messages."""
+        self._health.error = ""
+
+    def undo(self, put: Undo) -> None:
+        """Take back the messages of a `put`, after which nothing else may have happened."""
+        for _ in range(put.in_memory):
+            self._memory_bytes -= len(self._memory.pop())
+        if put.on_disk is not None and self.disk is not None:
+            self.disk.undo(put.on_disk)
+
+    def in_memory(self) -> list[bytes]:
+        """Return the messages that are not on disk."""
+        return list(self._memory)
+
+    def put_in_memory(self, messages: Sequence[bytes]) -> None:
         """Append messages whatever the limit: for those that must outlive a disk error."""
         self._memory.extend(messages)
+        self._memory_bytes += sum(map(len, messages))
 
-    def overflow(self, droppable: int) -> None:
+    def put_back(self, messages: list[bytes]) -> None:
+        """Return messages of `get` to where they were: before all others, in memory."""
+        self._memory.extendleft(reversed(messages))
+        self._memory_bytes += sum(map(len, messages))
+
+    def overflow(self) -> None:
         """Move to disk what is over the limit, or drop it without a disk.
 
-        Raises `BackendError` when the disk fails. Then the newest ``droppable`` messages are
-        dropped (their publisher gets an error), and the rest stays in memory whatever the limit.
+        Raises `BackendError` when the disk fails; then it stays in memory whatever the limit.
         """
         surplus = [self._memory.pop() for _ in range(len(self._memory) - self.mem_queue_size)]
         surplus.reverse()
+        self._memory_bytes -= sum(map(len, surplus))
         if not surplus or self.disk is None:
             return
         try:
-            self._put_on_disk(self.disk, surplus)
+            self._put_on_disk(self.disk, [encoded(surplus)])
         except BackendError:
-            self._memory.extend(surplus[: max(0, len(surplus) - droppable)])
+            self.put_in_memory(surplus)
             raise
 
-    def _put_on_disk(self, disk: DiskQueue, messages: Sequence[bytes]) -> None:
+    def _put_on_disk(self, disk: DiskQueue, blocks: Sequence[Block]) -> Mark:
         try:
-            disk.put([to_record(message) for message in messages])
+            mark = disk.put_blocks(blocks)
         except OSError as exc:
-            self._health.error = disk.describe(exc)
-            raise BackendError(self._health.error) from exc
-        self._health.error = ""
+            raise self.failed(disk.describe(exc)) from exc
+        self.succeeded()
+        return mark
 
     def get(self, count: int, max_bytes: int) -> list[bytes]:
         """Remove and return the oldest messages: at least one, unless files fail."""
@@ -104,19 +186,22 @@ class Backlog:
         while size > max_bytes and len(messages) > 1:
             size -= len(messages[-1])
             memory.appendleft(messages.pop())
+        self._memory_bytes -= size
         return messages
 
-    def empty(self) -> None:
-        """Drop everything. Raises ``OSError``."""
-        self._memory.clear()
+    def empty(self) -> deque[bytes]:
+        """Drop everything; return what was in memory, which takes a while to free."""
+        dropped, self._memory, self._memory_bytes = self._memory, deque(), 0
         if self.disk is not None:
             self.disk.empty()
+        return dropped
 
-    def delete(self) -> None:
-        """Drop everything and leave no file. Raises ``OSError``."""
-        self._memory.clear()
+    def delete(self) -> deque[bytes]:
+        """Drop everything and leave no file; return as `empty` does."""
+        dropped, self._memory, self._memory_bytes = self._memory, deque(), 0
         if self.disk is not None:
             self.disk.delete()
+        return dropped
 
     def close(self, delivered: Iterable[bytes] = ()) -> None:
         """Write the memory and the records ``delivered`` to disk. Raises ``OSError``.
@@ -129,10 +214,36 @@ class Backlog:
                 self.disk.put(records)
             self.disk.close()
         self._memory.clear()
+        self._memory_bytes = 0
 
     def _records(self) -> Iterator[bytes]:
         while self._memory:
             yield to_record(self._memory.popleft())
+
+
+def encoded(messages: Iterable[bytes]) -> Block:
+    """Return waiting messages as they stand in the files of a disk queue."""
+    head = start = b""  # what messages that were published together have in common
+    records = []
+    for message in messages:
+        if message[4:ID_AT] != head:
+            head = message[4:ID_AT]
+            start = to_record(message[:ID_AT])
+        records.append(encode_length(len(message) - 8) + start + message[ID_AT:])
+    return Block(b"".join(records), list(map(len, records)))
+
+
+def _blocks_after(
+    count: int, messages: Sequence[bytes], blocks: Sequence[Block]
+) -> Sequence[Block]:
+    """Return all messages but the first ``count`` as blocks; use those that are whole."""
+    start = used = 0
+    while used < len(blocks) and start < count:
+        start += len(blocks[used].sizes)
+        used += 1
+    rest = blocks[used:]
+    partly = messages[count:start] if blocks else messages[count:]
+    return [encoded(partly), *rest] if partly else rest
 
 
 def _in_steps(records: Iterable[bytes]) -> Iterator[list[bytes]]:
@@ -150,11 +261,17 @@ def _in_steps(records: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 @dataclass(slots=True)
 class DiskHealth:
-    """``error`` is the text of the last disk write if it failed, or ``""``."""
+    """``error`` is the text of the last disk write if it failed; ``low`` says that it is full."""
 
     error: str = ""
+    low: str = ""
 
     @property
     def text(self) -> str:
         """``OK`` or ``NOK - reason``."""
-        return f"NOK - {self.error}" if self.error else "OK"
+        return f"NOK - {self.error or self.low}" if not self.is_well else "OK"
+
+    @property
+    def is_well(self) -> bool:
+        """Whether messages can be stored."""
+        return not (self.error or self.low)

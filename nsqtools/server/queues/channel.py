@@ -9,44 +9,35 @@ The messages of a consumer that went away stay in flight until they time out, as
 
 from __future__ import annotations
 
+import time
 from asyncio import AbstractEventLoop, TimerHandle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import inf
-from typing import Protocol
 
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.queues.backlog import BackendError, Backlog
+from nsqtools.server.durable.checkpoint import InMemory
+from nsqtools.server.durable.journal import QueueJournal, due_ns
+from nsqtools.server.durable.unconfirmed import Unconfirmed
+from nsqtools.server.loop_meter import meter_of
+from nsqtools.server.queues.backlog import BackendError, Backlog, Undo
+from nsqtools.server.queues.channel_neighbors import Bury, ChannelConsumer, ConsumerLimit
 from nsqtools.server.queues.held_messages import DeferredMessages, InFlightMessages
-from nsqtools.server.queues.latency import LatencyWindow
-from nsqtools.server.queues.queued_message import again, delivered_to_record, to_record
+from nsqtools.server.queues.latency import LatencyCounts, LatencyWindow
+from nsqtools.server.queues.queued_message import (
+    again,
+    attempts_of,
+    delivered_to_record,
+    message_ids,
+    to_record,
+)
+from nsqtools.server.queues.record_file import Block
+from nsqtools.server.queues.steps import free_in_steps
 
 _TURN_COUNT = 256  # messages for one consumer before the next one has its turn
 _TURN_BYTES = 1 << 18
-_TURN_S = 0.002  # before the other channels and clients have theirs
-
-
-class ConsumerLimit(Exception):
-    """``--max-channel-consumers`` are there already."""
-
-
-class ChannelConsumer(Protocol):
-    """What a channel knows of the client at the other end of a connection."""
-
-    in_flight: InFlightMessages
-
-    @property
-    def room(self) -> int:
-        """How many more messages may be delivered now."""
-
-    def deliver(self, messages: list[bytes], now_s: float) -> None:
-        """Send messages, which count as in flight from now on."""
-
-    def flush(self) -> None:
-        """Send what is buffered: the channel does not flow any more."""
-
-    def disconnect(self) -> None:
-        """Close the connection: the channel is going away."""
+_BURY_AGAIN_S = 10.0  # before a dead letter is tried again
 
 
 class Channel:
@@ -62,6 +53,8 @@ class Channel:
         *,
         latency: LatencyWindow | None,
         max_consumers: int,
+        latencies: LatencyCounts | None = None,
+        journal: QueueJournal | None = None,
     ) -> None:
         self.topic_name = topic_name
         self.name = name
@@ -70,10 +63,18 @@ class Channel:
         self.deferred = DeferredMessages()
         self.consumers: dict[ChannelConsumer, None] = {}  # in the order of their turns
         self.latency = latency
+        self.latencies = latencies or LatencyCounts()
+        self.journal = journal
+        self.unconfirmed = Unconfirmed()  # of the topic
+        self.due_ns: dict[bytes, int] = {}  # of messages on disk, by id
         self.is_paused = False
         self.message_count = self.requeue_count = self.timeout_count = 0
+        self.dead_letter_count = 0
         self.on_left: Callable[[Channel], None] = lambda _: None
+        self.bury: Bury | None = None  # takes messages that had their attempts
+        self.max_attempts = 0
         self._loop = loop
+        self._meter = meter_of(loop)
         self._log = log
         self._max_consumers = max_consumers
         # of the consumers, and of those that went away
@@ -115,19 +116,34 @@ class Channel:
             key: held for key, held in self._in_flight.items() if held or key in present
         }
 
-    def why_not_in_flight(self, message_id: bytes) -> str:
-        """Return why a consumer that does not hold the message cannot answer it."""
-        if any(message_id in held for held in self._in_flight.values()):
-            return "client does not own message"
-        return "ID not in flight"
+    def held_by_any(self, message_ids: Iterable[bytes]) -> set[bytes]:
+        """Return those of some messages that are in flight, with whatever consumer."""
+        wanted = set(message_ids)
+        return {found for held in self._in_flight.values() if held for found in held.of(wanted)}
 
     # messages
 
-    def put(self, messages: list[bytes]) -> None:
-        """Take new messages from the topic. Raises `BackendError`."""
+    def put(self, messages: list[bytes], blocks: Sequence[Block] = ()) -> Undo:
+        """Store new messages of the topic, all or none; call `accept` once all channels have them.
+
+        Raises `BackendError`.
+        """
+        return self.backlog.put(messages, self._room, blocks)
+
+    def accept(self, count: int) -> None:
+        """Deliver what `put` stored."""
+        self.message_count += count
+        self._deliver_or_overflow()
+
+    def _room(self) -> int:
+        if self.is_paused:
+            return 0
+        return sum(max(0, consumer.room) for consumer in self.consumers)
+
+    def put_confirmed(self, messages: list[bytes], blocks: Sequence[Block]) -> None:
+        """Take new messages that are in the durable log."""
         self.message_count += len(messages)
-        self.backlog.put(messages)
-        self._deliver_or_overflow(len(messages))
+        self._queue_again(messages, blocks)
 
     def put_deferred(self, message: bytes, delay_s: float) -> None:
         """Take a new message from the topic that is due later."""
@@ -137,44 +153,81 @@ class Channel:
     def requeue(self, message: bytes, delay_s: float) -> None:
         """Take back what a consumer gave back. It is kept in memory if the disk fails."""
         self.requeue_count += 1
-        if delay_s:
+        if self._is_dead(message):
+            self._bury([message])
+        elif delay_s:
             self._defer(again(message), delay_s)
+            if self.journal is not None:
+                self.journal.deferred(again(message), delay_s)
         else:
             self._queue_again([again(message)])
+
+    def _is_dead(self, message: bytes) -> bool:
+        return self.bury is not None and 0 < self.max_attempts <= attempts_of(message)
+
+    def _bury(self, messages: list[bytes]) -> None:
+        """Have messages kept elsewhere, and finish them when they are; else queue them again."""
+        for message in messages:
+            assert self.bury is not None
+            self.bury(self, message, partial(self._buried, message))
+
+    def _buried(self, message: bytes, error: BackendError | None) -> None:
+        if error is not None:
+            self._log.error(f"CHANNEL({self.name}): failed to publish a dead letter - {error}")
+            self._defer(again(message), _BURY_AGAIN_S)
+            return
+        self.dead_letter_count += 1
+        self.finished([message[18:34]])
+
+    @property
+    def limited_depth(self) -> int:
+        """How many messages wait, those that are deferred included."""
+        return len(self.backlog) + len(self.deferred)
+
+    def drop_oldest(self, count: int) -> int:
+        """Drop waiting messages, and return how many there were."""
+        dropped = self.backlog.get(count, _TURN_BYTES)
+        if self.journal is not None and dropped:
+            self.journal.delivered(dropped)  # the disk was read
+            self.journal.finished(message_ids(dropped))
+        return len(dropped)
 
     def _defer(self, message: bytes, delay_s: float) -> None:
         due_s = self._loop.time() + delay_s
         self.deferred.add(message, due_s)
         self.watch(due_s)
 
-    def _deliver_or_overflow(self, droppable: int) -> None:
+    def _deliver_or_overflow(self) -> None:
         self.wake()
         if self.backlog.is_over:
             self._deliver()
-            self.backlog.overflow(droppable)
+            try:
+                self.backlog.overflow()
+            except BackendError as exc:  # kept in memory: others are refused until it works
+                self._say_failed(exc)
 
-    def _queue_again(self, messages: list[bytes]) -> None:
+    def _queue_again(self, messages: list[bytes], blocks: Sequence[Block] = ()) -> None:
         """Queue messages that must not get lost when the disk fails."""
         try:
-            self.backlog.put(messages)
+            self.backlog.put(messages, self._room, blocks)
         except BackendError as exc:
             self._say_failed(exc)
             self.backlog.put_in_memory(messages)
-        try:
-            self._deliver_or_overflow(droppable=0)
-        except BackendError as exc:
-            self._say_failed(exc)
+        self._deliver_or_overflow()
 
     def _say_failed(self, exc: BackendError) -> None:
         self._log.error(f"CHANNEL({self.name}): failed to put message to backend - {exc}")
 
     def empty(self) -> None:
-        """Drop all messages, those in flight and deferred included. Raises ``OSError``."""
+        """Drop all messages, those in flight and deferred included."""
         for held in self._in_flight.values():
             held.clear()
         self._drop_abandoned()
-        self.deferred.clear()
-        self.backlog.empty()
+        free_in_steps(self.deferred.clear(), self._loop)
+        free_in_steps(self.backlog.empty(), self._loop)
+        self.due_ns.clear()
+        if self.journal is not None:
+            self.journal.emptied(self.unconfirmed)
 
     def pause(self) -> None:
         """Deliver nothing until `unpause`; what is in flight may still be answered."""
@@ -191,13 +244,13 @@ class Channel:
 
     def wake(self) -> None:
         """Have a turn of delivery soon: there are new messages, or a consumer has room again."""
-        if not self._turn_scheduled:
+        if not self._turn_scheduled and self.consumers:
             self._turn_scheduled = True
-            self._loop.call_soon(self._take_turn)
+            self._meter.soon(self._take_turn, self._loop)
 
     def _take_turn(self) -> None:
         self._turn_scheduled = False
-        self._deliver(self._loop.time() + _TURN_S)
+        self._deliver(self._meter.share_ends_s())
 
     def _deliver(self, until_s: float = inf) -> None:
         """Deal the backlog out, until nobody has room or the turn is over."""
@@ -208,17 +261,46 @@ class Channel:
                 return
             share = max(1, min(_TURN_COUNT, len(backlog) // len(ready)))
             now_s = self._loop.time()
-            if now_s >= until_s:
-                self.wake()
-                return
             for consumer in ready:
                 messages = backlog.get(min(consumer.room, share), _TURN_BYTES)
                 if not messages:
                     return
-                consumer.deliver(messages, now_s)
+                if self.due_ns:
+                    messages = self._defer_again(messages)
+                if messages:
+                    consumer.deliver(messages, now_s)
+                if self.journal is not None:
+                    self.journal.delivered(messages)
                 # whoever was served last is asked last
                 del self.consumers[consumer]
                 self.consumers[consumer] = None
+                if self._loop.time() >= until_s:
+                    self.wake()
+                    return
+
+    def _defer_again(self, messages: list[bytes]) -> list[bytes]:
+        """Defer messages from disk that were deferred before a restart; return the others."""
+        now_ns = time.time_ns()
+        others = []
+        for message, message_id in zip(messages, message_ids(messages), strict=True):
+            delay_s = (self.due_ns.pop(message_id, 0) - now_ns) / 1_000_000_000
+            if delay_s <= 0:
+                others.append(message)
+                continue
+            self._defer(message, delay_s)
+            if self.journal is not None:
+                self.journal.deferred(message, delay_s)
+        return others
+
+    def discard(self, messages: list[bytes]) -> None:
+        """Forget messages that were taken and not delivered: those not sampled."""
+        if self.journal is not None:
+            self.journal.finished(message_ids(messages))
+
+    def finished(self, ids: list[bytes]) -> None:
+        """Messages are done."""
+        if self.journal is not None:
+            self.journal.finished(ids)
 
     def watch(self, when_s: float) -> None:
         """Have the timer look at deadlines at ``when_s`` or before."""
@@ -226,19 +308,28 @@ class Channel:
             if self._timer.when() <= when_s:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(when_s, self._look_at_deadlines)
+        self._timer = self._loop.call_at(when_s, self._look_soon)
+
+    def _look_soon(self) -> None:
+        self._timer = None
+        self._meter.soon(self._look_at_deadlines, self._loop)
 
     def _look_at_deadlines(self) -> None:
-        self._timer = None
+        """Queue again what is due, so many at once that others get their turns in between."""
+        if self._is_closed:
+            return
         now_s = self._loop.time()
-        expired = [
-            message for held in self._in_flight.values() for message in held.take_expired(now_s)
-        ]
+        expired: list[bytes] = []
+        for held in self._in_flight.values():
+            expired += held.take_expired(now_s, _TURN_COUNT - len(expired))
         if expired:
             self.timeout_count += len(expired)
             self._drop_abandoned()
-            self._queue_again([again(message) for message in expired])
-        due = self.deferred.take_due(now_s)
+            dead = [message for message in expired if self._is_dead(message)]
+            self._bury(dead)
+            living = [message for message in expired if message not in dead] if dead else expired
+            self._queue_again([again(message) for message in living])
+        due = self.deferred.take_due(now_s, _TURN_COUNT)
         if due:
             self._queue_again(due)
         deadlines = [held.next_deadline_s() for held in self._in_flight.values()]
@@ -250,14 +341,35 @@ class Channel:
     # the end
 
     def delete(self) -> None:
-        """Disconnect the consumers and drop everything. Raises ``OSError``."""
+        """Disconnect the consumers and drop everything."""
         self._end()
-        self.backlog.delete()
+        free_in_steps(self.backlog.delete(), self._loop)
+        if self.journal is not None:
+            self.journal.deleted()
 
     def close(self) -> None:
         """Disconnect the consumers and write everything to disk. Raises ``OSError``."""
         self._end()
         self.backlog.close(self._unfinished())
+
+    def in_memory(self) -> InMemory:
+        """Return what is not on disk, for the durable log."""
+        assert self.journal is not None
+        waiting, deferred = self.unconfirmed.of(self.journal.number)
+        return InMemory(
+            self.backlog.in_memory() + waiting,
+            [message for held in self._in_flight.values() for message in held],
+            [*self._deferred_with_times(), *deferred],
+        )
+
+    def _deferred_with_times(self) -> list[tuple[bytes, int]]:
+        now_s = self._loop.time()
+        return [(message, due_ns(due_s - now_s)) for message, due_s in self.deferred.with_times()]
+
+    def due_times(self) -> dict[bytes, int]:
+        """Return when messages are due that a restart would deliver at once."""
+        held = self._deferred_with_times() if self.journal is not None else []
+        return self.due_ns | {message[18:34]: due for message, due in held}
 
     def _unfinished(self) -> Iterable[bytes]:
         for held in self._in_flight.values():

@@ -63,25 +63,17 @@ class TopicMetadata:
     channels: tuple[tuple[str, bool], ...]
 
 
-def encode_metadata(topics: list[TopicMetadata]) -> bytes:
-    """Return the content of the file, as nsqd writes it."""
-    return go_json(
-        {
-            "topics": [
-                {
-                    "name": topic.name,
-                    "paused": topic.is_paused,
-                    "channels": [
-                        {"name": name, "paused": is_paused} for name, is_paused in topic.channels
-                    ]
-                    or None,
-                }
-                for topic in topics
-            ]
-            or None,
-            "version": NSQ_VERSION,
-        }
-    )
+def encode_topic(topic: TopicMetadata) -> bytes:
+    """Return what the file says of one topic."""
+    channels = [{"name": name, "paused": is_paused} for name, is_paused in topic.channels]
+    return go_json({"name": topic.name, "paused": topic.is_paused, "channels": channels or None})
+
+
+def encode_metadata(topics: Iterable[bytes]) -> bytes:
+    """Return the content of the file, as nsqd writes it, from what `encode_topic` returned."""
+    listed = b",".join(topics)
+    topics_json = b"[%b]" % listed if listed else b"null"
+    return b'{"topics":%b,"version":%b}' % (topics_json, go_json(NSQ_VERSION))
 
 
 def decode_metadata(content: bytes) -> list[TopicMetadata]:

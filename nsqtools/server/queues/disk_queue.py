@@ -1,11 +1,12 @@
 """A queue in files, in the formats of go-diskqueue: either program opens the other's directory.
 
-``NAME.diskqueue.000000.dat`` and so on hold records (int32 length, bytes), appended up to a size
-and deleted when read; ``NAME.diskqueue.meta.dat`` holds depth and the two positions. Reads are
-buffered, but a position moves only when a record is handed over.
+Data files hold records (int32 length, bytes), appended up to a size and removed when read; the meta
+file holds depth and the two positions. Reads are buffered, but a position moves only when a record
+is handed over.
 
 Durability is Go's: an fsync of the data, then the meta file, after every so many operations, after
-``sync_timeout`` (by the owner, see `needs_sync`), at a new file, and at close. What was written
+``sync_timeout`` (by the owner, see ``on_dirty``), at a new file, and at close. Only the last one
+waits for the disk: the others note the positions and leave the rest to ``behind``. What was written
 after the last meta is found again by the file being longer than the meta says; then reading
 continues to its end and writing in the next file. A file that cannot be read on is renamed to
 ``.bad`` and the next one is tried.
@@ -17,37 +18,34 @@ overwritten, and a file that was read to its end when the writer rolled is delet
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from nsqtools.files.durable import NewestContent
 from nsqtools.files.opening import open_to_write
 from nsqtools.protocol.message import MIN_MESSAGE_SIZE
 from nsqtools.server.daemon_log import DaemonLog
+from nsqtools.server.queues.disk_thread import AtOnce, Behind, Work
+from nsqtools.server.queues.queue_files import QueueFiles
+from nsqtools.server.queues.queue_sync import Positions, QueueSync
 from nsqtools.server.queues.record_file import (
     LENGTH_SIZE,
+    Block,
     CorruptFile,
     RecordReader,
     count_records,
-    encode_length,
+    encode_block,
 )
 
-_DATA_FILE = re.compile(r"(.+)\.diskqueue\.(\d{6,})\.dat")
-_ANY_FILE = re.compile(r"(.+)\.diskqueue\.(?:\d{6,}|meta)\.dat")
-
-
-def queues_with_files(data_path: Path, *, with_meta: bool = False) -> set[str]:
-    """Return the names of the queues that have data files, or a meta file. Raises ``OSError``."""
-    pattern = _ANY_FILE if with_meta else _DATA_FILE
-    found = (pattern.fullmatch(name) for name in os.listdir(data_path))
-    return {match[1] for match in found if match}
+Mark = tuple[int, int, int]
+"""File and position of the writer, and the depth: what `DiskQueue.undo` goes back to."""
 
 
 class DiskQueue:
     """One queue. ``name`` is ``TOPIC`` or ``TOPIC:CHANNEL``.
 
-    ``may_have_files`` false saves looking for files of a queue that has no meta file.
+    ``may_have_files`` false means that it is new. ``on_dirty`` is called when there is something to
+    sync, once or more often.
     """
 
     def __init__(
@@ -60,48 +58,114 @@ class DiskQueue:
         sync_every: int,
         log: DaemonLog,
         may_have_files: bool = True,
+        behind: Behind | None = None,
+        on_dirty: Callable[[DiskQueue], object] = lambda _: None,
     ) -> None:
         self.name = name
         self.depth = 0
-        self._path = data_path
         self._max_bytes_per_file = max_bytes_per_file
         self._max_record = max_msg_size + MIN_MESSAGE_SIZE
-        self._sync_every = sync_every
         self._log = log
+        behind = behind or AtOnce()
+        self._files = QueueFiles(data_path, name, behind, log)
         self._read_file = self._read_position = 0
         self._write_file = self._write_position = 0
         self._reader: RecordReader | None = None
         self._writer = -1
-        self._operations = 0  # since the last sync
-        self._meta = NewestContent(self._meta_path, 0o600, name_is_durable=False)
-        self._open(may_have_files)
+        self.syncing = QueueSync(
+            self._files,
+            behind,
+            log,
+            sync_every,
+            lambda: (self.positions, self._writer),
+            lambda: on_dirty(self),
+        )
+        if may_have_files:
+            self._open()
 
     @property
     def needs_sync(self) -> bool:
         """Whether anything happened since the last sync."""
-        return self._operations > 0
+        return self.syncing.is_due
 
-    def put(self, records: Sequence[bytes]) -> None:
-        """Append records. Raises ``OSError``; then a prefix of them may have been written."""
-        block: list[bytes] = []
-        block_size = 0
-        for record in records:
-            size = LENGTH_SIZE + len(record)
-            if not MIN_MESSAGE_SIZE <= len(record) <= self._max_record:
-                self._append(block, block_size)
+    def begin_sync(self) -> tuple[Work, Callable[[], None]]:
+        """See `QueueSync.begin`."""
+        return self.syncing.begin()
+
+    @property
+    def positions(self) -> Positions:
+        """The depth, and where it reads and writes."""
+        return Positions(
+            self.depth,
+            self._read_file,
+            self._read_position,
+            self._write_file,
+            self._write_position,
+        )
+
+    @property
+    def unread_bytes(self) -> int:
+        """How many bytes of files are to be read, about: as if no file had been rolled early."""
+        files = self._write_file - self._read_file
+        return files * self._max_bytes_per_file + self._write_position - self._read_position
+
+    def put(self, records: Sequence[bytes]) -> Mark:
+        """Append records, all or none, and return what `undo` takes. Raises ``OSError``."""
+        return self.put_blocks([encode_block(records)] if records else [])
+
+    def put_blocks(self, blocks: Sequence[Block]) -> Mark:
+        """Do as `put` does with what was encoded before. No block may be empty."""
+        if blocks:
+            self._roll_before(blocks[0].sizes[0])
+        mark = (self._write_file, self._write_position, self.depth)
+        try:
+            for block in blocks:
+                self._check_sizes(block)
+            for block in blocks:
+                if self._write_position + len(block.data) <= self._max_bytes_per_file:
+                    self._append(block.data, len(block.sizes))
+                else:
+                    self._append_in_files(block)
+        except OSError:
+            self.undo(mark)
+            raise
+        self.syncing.count(sum(len(block.sizes) for block in blocks))
+        return mark
+
+    def _check_sizes(self, block: Block) -> None:
+        for size in (min(block.sizes), max(block.sizes)):
+            if not MIN_MESSAGE_SIZE <= size - LENGTH_SIZE <= self._max_record:
                 raise OSError(
-                    f"invalid message write size ({len(record)}) "
+                    f"invalid message write size ({size - LENGTH_SIZE}) "
                     f"minMsgSize={MIN_MESSAGE_SIZE} maxMsgSize={self._max_record}"
                 )
-            position = self._write_position + block_size
+
+    def _append_in_files(self, block: Block) -> None:
+        """Append records of which not all fit into the file."""
+        start = end = count = 0
+        for size in block.sizes:
+            position = self._write_position + end - start
             if position and position + size > self._max_bytes_per_file:
-                self._append(block, block_size)
+                self._append(block.data[start:end], count)
                 self._roll()
-                block, block_size = [], 0
-            block += (encode_length(len(record)), record)
-            block_size += size
-        self._append(block, block_size)
-        self._count(len(records))
+                start, count = end, 0
+            end += size
+            count += 1
+        self._append(block.data[start:], count)
+
+    def undo(self, mark: Mark) -> None:
+        """Take back what was put since; nothing may have been read meanwhile."""
+        number, position, depth = mark
+        if (number, position) == (self._write_file, self._write_position):
+            return
+        self._close_writer()
+        self._files.remove(range(number + 1, self._write_file + 1))
+        self._write_file, self._write_position, self.depth = number, position, depth
+        try:
+            os.truncate(self._files.data(number), position)
+        except OSError:
+            pass  # what follows is overwritten by the next record
+        self.syncing.count(1)
 
     def get(self, count: int, max_bytes: int) -> list[bytes]:
         """Remove and return up to ``count`` records; an empty list means that there are none.
@@ -116,7 +180,7 @@ class DiskQueue:
             except (OSError, CorruptFile) as exc:
                 self._log.error(
                     f"DISKQUEUE({self.name}) reading at {self._read_position} of "
-                    f"{self._file(self._read_file)} - {exc}"
+                    f"{self._files.data(self._read_file)} - {exc}"
                 )
                 self._set_aside()
                 continue
@@ -126,21 +190,22 @@ class DiskQueue:
                 self.depth -= 1
                 self._check_tail()
         if records:
-            self._count(len(records))
+            self.syncing.count(len(records))
         return records
 
     def empty(self) -> None:
-        """Drop everything and go on in a new file. Raises ``OSError``."""
+        """Drop everything and go on in a new file."""
         self._log.info(f"DISKQUEUE({self.name}): emptying")
-        self._skip_to_new_file()
-        self._meta.remove()
-        self._operations = 0
+        self._drop()
 
     def delete(self) -> None:
-        """Close and remove all files. Raises ``OSError``."""
+        """Close and remove all files."""
         self._log.info(f"DISKQUEUE({self.name}): deleting")
+        self._drop()
+
+    def _drop(self) -> None:
         self._skip_to_new_file()
-        self._meta.remove()
+        self.syncing.drop()
 
     def close(self) -> None:
         """Sync and close. Raises ``OSError``."""
@@ -149,106 +214,47 @@ class DiskQueue:
             if self.needs_sync:
                 self.sync()
         finally:
-            self._close_reader()
-            self._close_writer()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close and write nothing."""
+        self._close_reader()
+        self._close_writer()
 
     def sync(self) -> None:
-        """Make what was put and read durable. Raises ``OSError``."""
-        if self._writer >= 0:
-            os.fsync(self._writer)
-        self._meta.write(self._positions(), self._meta.number())
-        self._operations = 0
-
-    def begin_sync(self) -> tuple[Callable[[], None], Callable[[], None]]:
-        """Return what another thread has to do for a sync, and what to call here once it is done.
-
-        The first is called exactly once, and may raise ``OSError``. Everything up to now is durable
-        then; the queue may be used meanwhile.
-        """
-        data = os.dup(self._writer) if self._writer >= 0 else -1
-        positions, number = self._positions(), self._meta.number()
-        operations = self._operations
-
-        def work() -> None:
-            try:
-                if data >= 0:
-                    os.fsync(data)
-                self._meta.write(positions, number)
-            finally:
-                if data >= 0:
-                    os.close(data)
-
-        def done() -> None:
-            self._operations = max(0, self._operations - operations)
-
-        return work, done
-
-    def _positions(self) -> bytes:
-        return (
-            f"{self.depth}\n{self._read_file},{self._read_position}\n"
-            f"{self._write_file},{self._write_position}\n"
-        ).encode()
-
-    def try_sync(self) -> None:
-        """Make it durable; a failure is logged and the next sync tries again."""
-        try:
-            self.sync()
-        except OSError as exc:
-            self._log.error(f"DISKQUEUE({self.name}) failed to sync - {exc}")
+        """Make what was put and read durable, now. Raises ``OSError``."""
+        self.syncing.now()
 
     def describe(self, error: OSError) -> str:
         """Return the error of a write in Go's words."""
         if error.strerror is None:
             return str(error)
         operation = "open" if error.filename else "write"
-        return f"{operation} {self._file(self._write_file)}: {error.strerror.lower()}"
-
-    def _count(self, operations: int) -> None:
-        self._operations += operations
-        if self._operations >= self._sync_every:
-            self.try_sync()
+        return f"{operation} {self._files.data(self._write_file)}: {error.strerror.lower()}"
 
     # files
 
-    @property
-    def _meta_path(self) -> Path:
-        return self._path / f"{self.name}.diskqueue.meta.dat"
-
-    def _file(self, number: int) -> Path:
-        return self._path / f"{self.name}.diskqueue.{number:06d}.dat"
-
-    def _open(self, may_have_files: bool) -> None:
-        try:
-            numbers = self._meta_path.read_text("ascii").replace(",", "\n").split()
-            depth, read_file, read_position, write_file, write_position = map(int, numbers)
-        except (OSError, ValueError) as exc:
-            if not isinstance(exc, FileNotFoundError):
-                self._log.error(f"DISKQUEUE({self.name}) failed to retrieveMetaData - {exc}")
-            if may_have_files:
-                self._adopt_files()
+    def _open(self) -> None:
+        found = self.syncing.read()
+        if found is None:
+            self._adopt_files()
             return
-        self.depth = depth
-        self._read_file, self._read_position = read_file, read_position
-        self._write_file, self._write_position = write_file, write_position
-        size = self._size(write_file)
-        if write_position < size:
+        self.depth = found.depth
+        self._read_file, self._read_position = found.read_file, found.read_position
+        self._write_file, self._write_position = write_file, write_position = found[3:]
+        size = self._files.size(write_file)
+        if write_position != size:  # less: a kill; more: a power failure
             self._log.warn(
-                f"DISKQUEUE({self.name}) {self._file(write_file)} metadata writePos "
-                f"{write_position} < file size of {size}, skipping to new file"
+                f"DISKQUEUE({self.name}) {self._files.data(write_file)} metadata writePos "
+                f"{write_position} {'<' if write_position < size else '>'} file size of {size}, "
+                "skipping to new file"
             )
             self._write_file += 1
             self._write_position = 0
             self._recount()
 
     def _adopt_files(self) -> None:
-        try:
-            names = os.listdir(self._path)
-        except OSError as exc:
-            self._log.error(f"DISKQUEUE({self.name}) failed to look for files - {exc}")
-            return
-        found = (_DATA_FILE.fullmatch(name) for name in names)
-        numbers = sorted(int(match[2]) for match in found if match and match[1] == self.name)
-        if numbers:
+        if numbers := self._files.numbers():
             self._log.warn(f"DISKQUEUE({self.name}) has no metadata, reading all its files")
             self._read_file = numbers[0]
             self._write_file = numbers[-1] + 1
@@ -257,39 +263,36 @@ class DiskQueue:
     def _recount(self) -> None:
         """Set the depth to the number of records that can be read, after a crash."""
         self.depth = 0
-        self._operations = 1  # so that the next sync makes it durable
         position = self._read_position
         for number in range(self._read_file, self._write_file):
-            self.depth += count_records(self._file(number), position, self._max_record)
+            self.depth += count_records(self._files.data(number), position, self._max_record)
             position = 0
+        self.syncing.count(1)  # so that the next sync makes it durable
 
-    def _size(self, number: int) -> int:
-        try:
-            return self._file(number).stat().st_size
-        except OSError:
-            return 0
+    def _roll_before(self, size: int) -> None:
+        if self._write_position and self._write_position + size > self._max_bytes_per_file:
+            self._roll()
 
     def _roll(self) -> None:
         read_to_end = self._read_file == self._write_file and not self.has_unread
         old = self._write_file
+        full, self._writer = self._writer, -1
         self._write_file += 1
         self._write_position = 0
         if read_to_end:
             self._close_reader()
             self._read_file, self._read_position = self._write_file, 0
-        self.try_sync()
-        self._close_writer()
+        self.syncing.leave_file(full)
         if read_to_end:
             self._remove(old)
 
-    def _append(self, block: list[bytes], size: int) -> None:
-        if not block:
+    def _append(self, data: bytes, count: int) -> None:
+        if not count:
             return
         if self._writer < 0:
-            path = self._file(self._write_file)
+            path = self._files.data(self._write_file)
             self._writer = open_to_write(path, os.O_RDWR | os.O_CREAT)
             self._log.info(f"DISKQUEUE({self.name}): writeOne() opened {path}")
-        data = b"".join(block)
         done = 0
         try:
             while done < len(data):
@@ -297,10 +300,13 @@ class DiskQueue:
                     self._writer, memoryview(data)[done:], self._write_position + done
                 )
         except OSError:
-            self._close_writer()  # the next attempt overwrites what may have been written
+            # a kill, before the next attempt overwrites it, would bring back what is refused
+            with suppress(OSError):
+                os.ftruncate(self._writer, self._write_position)
+            self._close_writer()
             raise
-        self._write_position += size
-        self.depth += len(block) // 2
+        self._write_position += len(data)
+        self.depth += count
 
     def _close_writer(self) -> None:
         if self._writer >= 0:
@@ -324,7 +330,7 @@ class DiskQueue:
     def _next_record(self) -> bytes | None:
         """Return the record at the read position; None after having moved on to the next file."""
         if self._reader is None:
-            path = self._file(self._read_file)
+            path = self._files.data(self._read_file)
             self._reader = RecordReader(path, self._read_position, self._max_record)
             self._log.info(f"DISKQUEUE({self.name}): readOne() opened {path}")
         is_complete = self._read_file < self._write_file
@@ -341,29 +347,19 @@ class DiskQueue:
         old = self._read_file
         self._read_file += 1
         self._read_position = 0
-        self.try_sync()
+        self.syncing.leave_file(-1)
         if delete:
             self._remove(old)
 
     def _remove(self, number: int) -> None:
-        try:
-            self._file(number).unlink(missing_ok=True)
-        except OSError as exc:
-            self._log.error(f"DISKQUEUE({self.name}) failed to remove data file - {exc}")
+        self._files.remove([number])
 
     def _set_aside(self) -> None:
         if self._read_file == self._write_file:
             self._close_writer()
             self._write_file += 1
             self._write_position = 0
-        bad = self._file(self._read_file)
-        self._log.warn(f"DISKQUEUE({self.name}) jump to next file and saving bad file as {bad}.bad")
-        try:
-            bad.rename(f"{bad}.bad")
-        except OSError:
-            self._log.error(
-                f"DISKQUEUE({self.name}) failed to rename bad diskqueue file {bad} to {bad}.bad"
-            )
+        self._files.set_aside(self._read_file)
         self._next_file(delete=False)
         self._check_tail()
 
@@ -378,7 +374,7 @@ class DiskQueue:
                 f"{reason or 'metadata corruption'}, resetting 0..."
             )
             self.depth = 0
-            self._operations += 1
+            self.syncing.count(1)
         at_end = (self._read_file, self._read_position)
         if at_end != (self._write_file, self._write_position):
             self._log.error(f"DISKQUEUE({self.name}) read position is past the end, corruption")
@@ -387,8 +383,7 @@ class DiskQueue:
     def _skip_to_new_file(self) -> None:
         self._close_reader()
         self._close_writer()
-        for number in range(self._read_file, self._write_file + 1):
-            self._remove(number)
+        self._files.remove(range(self._read_file, self._write_file + 1))
         self._write_file += 1
         self._read_file = self._write_file
         self._read_position = self._write_position = self.depth = 0

@@ -69,10 +69,14 @@ class InFlightMessages:
             heappop(self._capped)
         return next(iter(self._held.values()))[1] if self._held else None
 
-    def take_expired(self, now_s: float) -> list[bytes]:
-        """Remove and return what has timed out."""
+    def of(self, message_ids: set[bytes]) -> set[bytes]:
+        """Return those of some messages that are held."""
+        return message_ids & self._held.keys()
+
+    def take_expired(self, now_s: float, limit: int) -> list[bytes]:
+        """Remove and return what has timed out, up to a limit."""
         expired: list[bytes] = []
-        while self._capped and self._capped[0][0] <= now_s:
+        while self._capped and self._capped[0][0] <= now_s and len(expired) < limit:
             deadline_s, message_id = heappop(self._capped)
             held = self._held.get(message_id)
             if held is not None and held[1] == deadline_s:
@@ -80,7 +84,7 @@ class InFlightMessages:
                 expired.append(held[0])
         due: list[bytes] = []
         for message_id, (_, deadline_s, _) in self._held.items():
-            if deadline_s > now_s:
+            if deadline_s > now_s or len(expired) + len(due) >= limit:
                 break
             due.append(message_id)
         expired += [self._held.pop(message_id)[0] for message_id in due]
@@ -105,6 +109,10 @@ class DeferredMessages:
     def __iter__(self) -> Iterator[bytes]:
         return (message for _, _, message in self._heap)
 
+    def with_times(self) -> list[tuple[bytes, float]]:
+        """Return the messages, and when they are due."""
+        return [(message, due_s) for due_s, _, message in self._heap]
+
     def add(self, message: bytes, due_s: float) -> None:
         """Keep the message until ``due_s``."""
         heappush(self._heap, (due_s, next(self._arrivals), message))
@@ -113,13 +121,14 @@ class DeferredMessages:
         """Return when the next one is due, None when there is none."""
         return self._heap[0][0] if self._heap else None
 
-    def take_due(self, now_s: float) -> list[bytes]:
-        """Remove and return what is due."""
-        due = []
-        while self._heap and self._heap[0][0] <= now_s:
+    def take_due(self, now_s: float, limit: int) -> list[bytes]:
+        """Remove and return what is due, up to a limit."""
+        due: list[bytes] = []
+        while self._heap and self._heap[0][0] <= now_s and len(due) < limit:
             due.append(heappop(self._heap)[2])
         return due
 
-    def clear(self) -> None:
-        """Forget everything: the channel was emptied."""
-        self._heap.clear()
+    def clear(self) -> list[tuple[float, int, bytes]]:
+        """Forget everything; return it, for it takes a while to free."""
+        dropped, self._heap = self._heap, []
+        return dropped

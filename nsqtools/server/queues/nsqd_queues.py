@@ -8,33 +8,41 @@ syncs by the clock and these writes, is done on a thread: the loop serves client
 from __future__ import annotations
 
 import errno
+import gc
 import time
 from asyncio import AbstractEventLoop, Future, Task, sleep
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from nsqtools.errors import ConfigurationError
-from nsqtools.files.durable import NewestContent, remove_temporaries
+from nsqtools.files.durable import remove_temporaries
 from nsqtools.protocol.names import is_ephemeral, is_valid_name
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.queues.backlog import Backlog, DiskHealth
-from nsqtools.server.queues.channel import Channel
-from nsqtools.server.queues.data_path import (
-    FILE_NAME,
-    TopicMetadata,
-    decode_metadata,
-    encode_metadata,
-    metadata_of_queues,
+from nsqtools.server.durable.checkpoint import Checkpoints, DurableQueue
+from nsqtools.server.durable.journal import QueueJournal
+from nsqtools.server.durable.log import DurableLog, LogFiles
+from nsqtools.server.durable.recovery import (
+    DueTimes,
+    Recovery,
+    load_due_times,
+    save_due_times,
 )
-from nsqtools.server.queues.disk_queue import DiskQueue, queues_with_files
-from nsqtools.server.queues.latency import LatencyWindow
-from nsqtools.server.queues.queued_message import MessageIds
+from nsqtools.server.queues.backlog import BackendError, Backlog, DiskHealth
+from nsqtools.server.queues.channel import Channel
+from nsqtools.server.queues.data_path import TopicMetadata, metadata_of_queues
+from nsqtools.server.queues.disk_queue import DiskQueue
+from nsqtools.server.queues.disk_thread import DiskThread
+from nsqtools.server.queues.latency import LatencyCounts, LatencyWindow
+from nsqtools.server.queues.limits import Limits
+from nsqtools.server.queues.logged_disk_queue import LoggedDiskQueue
+from nsqtools.server.queues.queue_files import queues_with_files
+from nsqtools.server.queues.queued_message import BODY_AT, MessageIds
 from nsqtools.server.queues.topic import Topic
+from nsqtools.server.queues.topic_list import TopicList
 from nsqtools.server.settings.nsqd_options import NsqdOptions
 
-_PERSIST_DELAY_S = 0.02
+_FREEZE_EVERY = 200
+_LOOK_S = 0.5  # at the disk
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -73,16 +81,23 @@ class NsqdQueues:
         self.log = log
         self.loop = loop
         self.health = DiskHealth()
+        self.limits = Limits(options, self.health)
+        self._made = 1  # queues
+        self._frozen = 0  # of these, out of garbage collections; 0: none ever are
+        self.latencies = LatencyCounts()
         self.topics: dict[str, Topic] = {}
         self.start_time_s = time.time()
         self.registry: Registry = Alone()
         self._data_path = Path(options.data_path)
         self._queues_with_files: set[str] = set()  # when it was loaded
-        self._persist_scheduled = False
-        self._is_loading = False
-        self._metadata_file = NewestContent(self._data_path / FILE_NAME, 0o600)
-        self._disk_thread = ThreadPoolExecutor(1, thread_name_prefix="nsqd-disk")
-        self._syncing: Task[None] | None = None
+        self.topic_list = TopicList(self._data_path, self.topics, loop, log)
+        self.disk_thread = DiskThread(loop)
+        self._to_sync: set[DiskQueue] = set()
+        self._tasks: list[Task[None]] = []
+        self.durable: DurableLog | None = None
+        self.checkpoints: Checkpoints | None = None
+        self._due_times: DueTimes = {}
+        self._had_due_times = False
 
     # topics
 
@@ -95,50 +110,106 @@ class NsqdQueues:
         return topic
 
     def _create(self, name: str) -> Topic:
+        backlog = self._backlog(name, name)
         topic = Topic(
             name,
-            self._backlog(name, name),
+            backlog,
             MessageIds(self.options.node_id),
             self.loop,
             self.log,
             self._make_channel,
+            self.limits,
+            self._journal(name, backlog),
         )
+        topic.due_ns = self._due_times.pop(name, {})
         topic.on_channel_created = self._channel_created
         topic.on_channel_deleted = self._channel_deleted
         self.topics[name] = topic
         self.log.info(f"TOPIC({name}): created")
-        self._changed(topic.is_ephemeral)
+        self.topic_list.changed(name, is_ephemeral=topic.is_ephemeral)
         return topic
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic with its channels and messages. Raises ``KeyError``, ``OSError``."""
+        """Delete a topic with its channels and messages. Raises ``KeyError``."""
         topic = self.topics.pop(name)
         self.log.info(f"TOPIC({name}): deleting")
         self.registry.topic_deleted(topic)
-        try:
-            topic.delete()
-        finally:
-            self._changed(topic.is_ephemeral)
+        topic.delete()
+        self.topic_list.changed(name, is_ephemeral=topic.is_ephemeral)
 
     def _make_channel(self, topic_name: str, name: str) -> Channel:
         options = self.options
         percentiles = options.e2e_processing_latency_percentile
-        return Channel(
+        queue_name = f"{topic_name}:{name}"
+        backlog = self._backlog(queue_name, name)
+        channel = Channel(
             topic_name,
             name,
-            self._backlog(f"{topic_name}:{name}", name),
+            backlog,
             self.loop,
             self.log,
             latency=LatencyWindow(percentiles, options.e2e_processing_latency_window_time)
             if percentiles
             else None,
             max_consumers=options.max_channel_consumers,
+            latencies=self.latencies,
+            journal=self._journal(queue_name, backlog),
         )
+        channel.due_ns = self._due_times.pop(queue_name, {})
+        if self._dead_letter_topic(channel) != topic_name:
+            channel.bury, channel.max_attempts = self._bury, options.max_attempts
+        return channel
+
+    def _dead_letter_topic(self, channel: Channel) -> str:
+        pattern, topic_name = self.options.dead_letter_topic, channel.topic_name
+        if topic_name == pattern or topic_name.endswith(pattern.removeprefix("{topic}")):
+            return topic_name  # a dead letter stays where it is
+        return pattern.replace("{topic}", topic_name).replace("{channel}", channel.name)
+
+    def _bury(
+        self, channel: Channel, message: bytes, done: Callable[[BackendError | None], None]
+    ) -> None:
+        """Publish a message that had its attempts to the dead-letter topic."""
+        name = self._dead_letter_topic(channel)
+        if not is_valid_name(name):
+            done(BackendError(f"{name} is not a valid topic name"))
+            return
+        topic = self.get_topic(name)
+        copies = topic.new_messages([message[BODY_AT:]])
+        if topic.journal is not None:
+            topic.put_durably(copies, 0.0, done)
+            return
+        try:
+            topic.put(copies)
+        except BackendError as exc:
+            done(exc)
+        else:
+            done(None)
+
+    def _journal(self, queue_name: str, backlog: Backlog) -> QueueJournal | None:
+        if self.durable is None or not isinstance(backlog.disk, LoggedDiskQueue):
+            return None
+        return QueueJournal(queue_name, backlog.disk, self.durable)
 
     def _backlog(self, queue_name: str, name: str) -> Backlog:
         options = self.options
-        disk = None
-        if not is_ephemeral(name):
+        self._note_growth()
+        if is_ephemeral(name):
+            return Backlog(options.mem_queue_size, None, self.health)
+        has_files = queue_name in self._queues_with_files
+        self._queues_with_files.discard(queue_name)
+        disk: DiskQueue
+        if self.durable is not None:
+            disk = LoggedDiskQueue(
+                queue_name,
+                self._data_path,
+                max_bytes_per_file=options.max_bytes_per_file,
+                max_msg_size=options.max_msg_size,
+                log=self.log,
+                may_have_files=has_files,
+                behind=self.disk_thread,
+            )
+        else:
             disk = DiskQueue(
                 queue_name,
                 self._data_path,
@@ -146,13 +217,15 @@ class NsqdQueues:
                 max_msg_size=options.max_msg_size,
                 sync_every=options.sync_every,
                 log=self.log,
-                may_have_files=queue_name in self._queues_with_files,
+                may_have_files=has_files,
+                behind=self.disk_thread,
+                on_dirty=lambda queue: self._to_sync.add(queue),
             )
         return Backlog(options.mem_queue_size, disk, self.health)
 
     def _channel_created(self, channel: Channel) -> None:
         self.registry.channel_created(channel)
-        self._changed(channel.is_ephemeral)
+        self.topic_list.changed(channel.topic_name, is_ephemeral=channel.is_ephemeral)
 
     def _channel_deleted(self, channel: Channel) -> None:
         topic = self.topics.get(channel.topic_name)
@@ -160,7 +233,17 @@ class NsqdQueues:
             self.registry.channel_deleted(channel)
             if topic.is_ephemeral and not topic.channels:
                 self.delete_topic(topic.name)
-        self._changed(channel.is_ephemeral)
+        self.topic_list.changed(channel.topic_name, is_ephemeral=channel.is_ephemeral)
+
+    def freeze_growth(self) -> None:
+        """Leave the queues out of garbage collections: of 3,000 topics one takes 50 ms."""
+        gc.freeze()
+        self._frozen = self._made
+
+    def _note_growth(self) -> None:
+        self._made += 1
+        if self._frozen and self._made - self._frozen >= _FREEZE_EVERY:
+            self.freeze_growth()
 
     # files
 
@@ -170,125 +253,139 @@ class NsqdQueues:
         One that is broken is replaced by the names of the queue files; without any it raises
         `ConfigurationError`. Raises ``OSError`` when nsqd.dat cannot be written.
         """
-        metadata = self._read_metadata()
         remove_temporaries(self._data_path)
-        self._queues_with_files = queues_with_files(self._data_path)
-        self._is_loading = True
-        for listed in metadata:
+        recovery = Recovery(self._data_path, self.log, self.options.max_bytes_per_file)
+        recovery.run()
+        metadata = self.topic_list.read()
+        self._due_times = load_due_times(self._data_path)
+        self._had_due_times = bool(self._due_times)
+        self._queues_with_files = queues_with_files(self._data_path, with_meta=True)
+        files = LogFiles(self._data_path)
+        if self.options.durable:
+            self.durable = DurableLog(files, files.next_number(), self.loop, self.log)
+        for listed in [*metadata, *metadata_of_queues(recovery.queues)]:
             self._load_topic(listed)
-        self._is_loading = False
         try:
-            self.persist()
+            self.topic_list.begin()
         except OSError as exc:
             if exc.errno not in _FULL:
                 raise
             self.log.error(f"failed to persist metadata - {exc}")  # what was read still stands
-        self._syncing = self.loop.create_task(self._sync_by_the_clock())
-
-    def _read_metadata(self) -> list[TopicMetadata]:
-        path = self._data_path / FILE_NAME
-        try:
-            return decode_metadata(path.read_bytes())
-        except FileNotFoundError:
-            return []
-        except (ValueError, RecursionError) as exc:
-            found = metadata_of_queues(queues_with_files(self._data_path, with_meta=True))
-            if not found:
-                raise ConfigurationError(f"failed to parse metadata in {path} - {exc}") from exc
-            path.replace(path.with_name(f"{FILE_NAME}.broken"))
-            names = [":".join((t.name, *(name for name, _ in t.channels))) for t in found]
-            self.log.error(
-                f"failed to parse metadata in {path} - {exc}; it is kept as {FILE_NAME}.broken, "
-                "and topics and channels are those that have queue files, none paused: "
-                f"{' '.join(names)}. Create the others again before anybody publishes"
+        if self.durable is None:
+            recovery.finish()
+        else:
+            self.durable.write_now()
+            files.begin_at(self.durable.segment)
+            recovery.remove_read_files()
+            self.checkpoints = Checkpoints(
+                self.durable, self._durable_queues, self.loop, self.disk_thread, self.log
             )
-            return found
+            self._tasks.append(self.loop.create_task(self.checkpoints.run()))
+        self._tasks.append(self.loop.create_task(self._sync_by_the_clock()))
+        if self.options.min_disk_free:
+            self._tasks.append(self.loop.create_task(self._look_at_disk()))
+
+    def _durable_queues(self) -> list[DurableQueue]:
+        return [
+            DurableQueue(queue.journal, queue.in_memory)
+            for topic in self.topics.values()
+            for queue in _with_channels(topic)
+            if queue.journal is not None
+        ]
 
     def _load_topic(self, listed: TopicMetadata) -> None:
         if not is_valid_name(listed.name):
             self.log.warn(f"skipping creation of invalid topic {listed.name}")
             return
-        topic = self._create(listed.name)
-        topic.is_paused = listed.is_paused
+        topic = self.topics.get(listed.name)
+        if topic is None:
+            topic = self._create(listed.name)
+            topic.is_paused = listed.is_paused
         for name, is_paused in listed.channels:
+            if name in topic.channels:
+                continue
             if is_valid_name(name):
                 topic.get_channel(name).is_paused = is_paused
             else:
                 self.log.warn(f"skipping creation of invalid channel {name}")
         topic.start()
 
-    def persist(self) -> None:
-        """Write nsqd.dat now. Raises ``OSError``."""
-        self._metadata_file.write(*self._next_metadata())
-
-    def _next_metadata(self) -> tuple[bytes, int]:
-        self._persist_scheduled = False
-        path = self._data_path / FILE_NAME
-        self.log.info(f"NSQ: persisting topic/channel metadata to {path}")
-        return encode_metadata(list(self._metadata())), self._metadata_file.number()
-
-    def _metadata(self) -> Iterator[TopicMetadata]:
-        for topic in self.topics.values():
-            if not topic.is_ephemeral:
-                channels = tuple(
-                    (channel.name, channel.is_paused)
-                    for channel in topic.channels.values()
-                    if not channel.is_ephemeral
-                )
-                yield TopicMetadata(topic.name, topic.is_paused, channels)
-
-    def _changed(self, was_ephemeral: bool) -> None:
-        if not (was_ephemeral or self._is_loading or self._persist_scheduled):
-            self._persist_scheduled = True
-            self.loop.call_later(_PERSIST_DELAY_S, self._try_persist)
-
-    def _try_persist(self) -> None:
-        if not self._persist_scheduled:
-            return
-        content, number = self._next_metadata()
-        writing = self.loop.run_in_executor(
-            self._disk_thread, self._metadata_file.write, content, number
-        )
-        writing.add_done_callback(self._persisted)
-
-    def _persisted(self, writing: Future[None]) -> None:
-        if not writing.cancelled() and (exc := writing.exception()) is not None:
-            self.log.error(f"failed to persist metadata - {exc}")
-
-    def _disks(self) -> Iterator[DiskQueue]:
-        for topic in self.topics.values():
-            backlogs = [topic.backlog, *(each.backlog for each in topic.channels.values())]
-            yield from (backlog.disk for backlog in backlogs if backlog.disk is not None)
+    async def _look_at_disk(self) -> None:
+        while True:
+            self.limits.look_at_disk()
+            await sleep(_LOOK_S)
 
     async def _sync_by_the_clock(self) -> None:
         while True:
             await sleep(self.options.sync_timeout)
-            for disk in [disk for disk in self._disks() if disk.needs_sync]:
-                await self._sync(disk)
+            due, self._to_sync = self._to_sync, set()
+            for disk in due:
+                if disk.needs_sync:
+                    await self._sync(disk)
 
     async def _sync(self, disk: DiskQueue) -> None:
-        try:
-            work, done = disk.begin_sync()
-            await self.loop.run_in_executor(self._disk_thread, work)
-        except OSError as exc:
-            self.log.error(f"DISKQUEUE({disk.name}) failed to sync - {exc}")
-        else:
-            done()
+        """One at a time: others' work for the disk thread is not to wait for a thousand syncs."""
+        done: Future[None] = self.loop.create_future()
+
+        def finished(_: OSError | None) -> None:
+            if not done.done():
+                done.set_result(None)
+
+        disk.syncing.start(finished)
+        await done
+
+    async def settle(self) -> None:
+        """Wait for publishes that are being written to the durable log."""
+        if self.durable is not None:
+            try:
+                await self.durable.flush()
+            except OSError:
+                pass  # their publishers were told
 
     def close(self) -> None:
         """Write nsqd.dat and every message that is not finished to disk."""
         self.abandon()
         try:
-            self.persist()
+            self.topic_list.write()
         except OSError as exc:
             self.log.error(f"failed to persist metadata - {exc}")
         self.log.info("NSQ: closing topics")
-        for topic in self.topics.values():
-            topic.close()
+        due = self._due_times | {
+            name: queue.due_times() for name, queue in self._queues_by_name().items()
+        }
+        failed = [topic for topic in self.topics.values() if not topic.close()]
+        try:
+            if self._had_due_times or self.durable is not None:
+                save_due_times(self._data_path, due)
+            if self.durable is not None and not failed:
+                self._remove_log(self.durable)
+        except OSError as exc:
+            self.log.error(f"DURABLE: the log is kept - {exc}")
+
+    def _queues_by_name(self) -> dict[str, Topic | Channel]:
+        return {
+            f"{topic.name}:{queue.name}" if isinstance(queue, Channel) else topic.name: queue
+            for topic in self.topics.values()
+            for queue in _with_channels(topic)
+        }
+
+    def _remove_log(self, durable: DurableLog) -> None:
+        """All is in queue files: remove the log, and then the files that only it needed."""
+        durable.close()
+        durable.files.remove()
+        for queue in self._durable_queues():
+            disk = queue.journal.disk
+            disk.remove_read_files(disk.positions.read_file)
 
     def abandon(self) -> None:
         """Stop the timers and write nothing, as after a kill."""
-        self._persist_scheduled = False
-        if self._syncing is not None:
-            self._syncing.cancel()
-        self._disk_thread.shutdown()  # what it has begun is finished
+        for task in self._tasks:
+            task.cancel()
+        self.disk_thread.end()  # what it has begun is finished
+        self.topic_list.end()
+        if self.durable is not None:
+            self.durable.end()
+
+
+def _with_channels(topic: Topic) -> list[Topic | Channel]:
+    return [topic, *topic.channels.values()]

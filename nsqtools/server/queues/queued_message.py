@@ -23,23 +23,29 @@ _MIDDLE = struct.Struct(">IqH")  # type, timestamp, attempts: the same for a bat
 _ATTEMPTS = struct.Struct(">H")
 _TIMESTAMP = struct.Struct(">q")
 _ATTEMPTS_AT = 16
-_ID_AT = 18
-_BODY_AT = _ID_AT + ID_LENGTH
-_FRAME_OVERHEAD = 4 + MIN_MESSAGE_SIZE
+ID_AT = 18
+BODY_AT = ID_AT + ID_LENGTH
+_SIZE_OVERHEAD = 4 + MIN_MESSAGE_SIZE  # what the size counts besides the body
 
 
 def new_messages(bodies: Iterable[bytes], ids: Iterable[bytes], timestamp_ns: int) -> list[bytes]:
     """Return one frame a body."""
     middle = _MIDDLE.pack(MESSAGE, timestamp_ns, 1)
     return [
-        b"%b%b%b%b" % ((len(body) + _FRAME_OVERHEAD).to_bytes(4, "big"), middle, id_, body)
+        b"%b%b%b%b" % ((len(body) + _SIZE_OVERHEAD).to_bytes(4, "big"), middle, id_, body)
         for body, id_ in zip(bodies, ids, strict=False)
     ]
 
 
+def new_message(body: bytes, id_: bytes, timestamp_ns: int) -> bytes:
+    """Return one frame."""
+    middle = _MIDDLE.pack(MESSAGE, timestamp_ns, 1)
+    return b"%b%b%b%b" % ((len(body) + _SIZE_OVERHEAD).to_bytes(4, "big"), middle, id_, body)
+
+
 def message_ids(messages: list[bytes]) -> list[bytes]:
     """Return the id of each."""
-    return [message[_ID_AT:_BODY_AT] for message in messages]
+    return [message[ID_AT:BODY_AT] for message in messages]
 
 
 def timestamp_ns(message: bytes) -> int:
@@ -48,9 +54,15 @@ def timestamp_ns(message: bytes) -> int:
     return stamp
 
 
+def attempts_of(message: bytes) -> int:
+    """Return the attempts in a frame: for one in flight, those made."""
+    attempts: int = _ATTEMPTS.unpack_from(message, _ATTEMPTS_AT)[0]
+    return attempts
+
+
 def _add_attempts(message: bytes, difference: int) -> bytes:
     attempts = _ATTEMPTS.unpack_from(message, _ATTEMPTS_AT)[0] + difference & 0xFFFF
-    return message[:_ATTEMPTS_AT] + _ATTEMPTS.pack(attempts) + message[_ID_AT:]
+    return message[:_ATTEMPTS_AT] + _ATTEMPTS.pack(attempts) + message[ID_AT:]
 
 
 def again(message: bytes) -> bytes:
@@ -60,6 +72,8 @@ def again(message: bytes) -> bytes:
 
 def to_record(message: bytes) -> bytes:
     """Return a waiting message as the record of a disk queue."""
+    if message[_ATTEMPTS_AT:ID_AT] == b"\0\1":  # new, as most are
+        return b"%b\0\0%b" % (message[8:_ATTEMPTS_AT], message[ID_AT:])
     return _add_attempts(message, -1)[8:]
 
 
@@ -86,6 +100,17 @@ class MessageIds:
         self._node_id = node_id
         self._tick = 0
         self._next = 0  # sequence number in this tick
+        self._head, self._head_tick = b"", -1  # the first digits in a tick
+
+    def take_one(self, now_ns: int) -> bytes:
+        """Return a new id."""
+        tick = (now_ns >> 20) - _FIRST_TICK
+        if tick <= self._tick and self._next < _PER_TICK and self._head_tick == self._tick:
+            self._next += 1
+            return self._head + _SEQUENCES[self._next - 1]
+        [id_] = self.take(1, now_ns)
+        self._head, self._head_tick = id_[:13], self._tick
+        return id_
 
     def take(self, count: int, now_ns: int) -> list[bytes]:
         """Return ``count`` new ids."""

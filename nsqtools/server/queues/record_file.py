@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from nsqtools.files.opening import descriptor_to_read, open_to_read
 from nsqtools.protocol.message import MIN_MESSAGE_SIZE
@@ -22,9 +24,22 @@ class CorruptFile(Exception):
     """The file cannot be read on from here."""
 
 
+class Block(NamedTuple):
+    """Records as they stand in a file, and the size of each there."""
+
+    data: bytes
+    sizes: list[int]
+
+
 def encode_length(length: int) -> bytes:
     """Return what stands before a record."""
     return _LENGTH.pack(length)
+
+
+def encode_block(records: Iterable[bytes]) -> Block:
+    """Return records as they stand in a file."""
+    encoded = [encode_length(len(record)) + record for record in records]
+    return Block(b"".join(encoded), list(map(len, encoded)))
 
 
 def count_records(path: Path, position: int, max_size: int) -> int:

@@ -117,3 +117,14 @@ LOG_LEVEL = FlagKind(
 )
 TLS_REQUIRED = FlagKind("", parse_tls_required, lambda value: "", is_bool=True)
 TLS_MIN_VERSION = FlagKind("value", parse_tls_version, _tls_version_word)
+
+
+def parse_float(text: str) -> float:
+    """Read a float."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("parse error") from None
+
+
+FLOAT = FlagKind("float", parse_float, "{:g}".format)

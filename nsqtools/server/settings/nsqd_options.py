@@ -16,6 +16,8 @@ from zlib import crc32
 from nsqtools.errors import ConfigurationError
 from nsqtools.server.settings import flag_kinds as kinds
 
+NOT_GO = "[not in Go's nsqd] "
+
 NOT_REQUIRED, REQUIRED_EXCEPT_HTTP, REQUIRED = 0, 1, 2  # tls_required
 
 
@@ -208,7 +210,49 @@ class NsqdOptions:
         True, kinds.BOOL, "enable snappy feature negotiation (client compression)"
     )
 
+    durable: bool = setting(
+        False,
+        kinds.BOOL,
+        NOT_GO + "confirm a publish when it is on disk; deferred and unfinished messages survive a "
+        "kill or a power failure (the Go nsqd can open the data path after a stop in order, or "
+        "after --recover-only)",
+    )
+    recover_only: bool = setting(
+        False,
+        kinds.BOOL,
+        NOT_GO + "write what a killed nsqd with --durable left to files of Go's format, and exit",
+    )
+
+    max_depth: int = setting(
+        0, kinds.INT, NOT_GO + "maximum number of messages that wait in a topic or channel"
+    )
+    max_queue_bytes: int = setting(
+        0, kinds.INT, NOT_GO + "maximum number of bytes that wait in a topic or channel"
+    )
+    overflow_policy: str = setting(
+        "refuse",
+        kinds.STRING,
+        NOT_GO + "what happens to a publish over these limits: 'refuse' it, or 'drop-oldest' "
+        "messages of the queue",
+    )
+    min_disk_free: int = setting(
+        0, kinds.INT, NOT_GO + "refuse publishes while the data path has fewer bytes free"
+    )
+    max_attempts: int = setting(
+        0,
+        kinds.INT,
+        NOT_GO + "publish a message that comes back after so many attempts to "
+        "--dead-letter-topic, and finish it",
+    )
+    dead_letter_topic: str = setting(
+        "{topic}.dead",
+        kinds.STRING,
+        NOT_GO + "topic for the bodies of such messages; {topic} and {channel} are replaced",
+    )
+
     def __post_init__(self) -> None:
+        if self.overflow_policy not in ("refuse", "drop-oldest"):
+            raise ConfigurationError("--overflow-policy must be refuse or drop-oldest")
         if not 0 <= self.node_id < 1024:
             raise ConfigurationError("--node-id must be [0,1024)")
         if not 1 <= self.max_deflate_level <= 9:

@@ -1,9 +1,13 @@
-"""Gather /stats from the queues and the clients."""
+"""Gather /stats from the queues and the clients, in steps: there may be thousands of each.
+
+So topics that come or go meanwhile may be in it or not.
+"""
 
 from __future__ import annotations
 
 import gc
 import sys
+from asyncio import AbstractEventLoop
 from collections import defaultdict
 from collections.abc import Collection
 
@@ -12,13 +16,14 @@ from nsqtools.server.daemon_log import NSQ_VERSION
 from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.latency import latency_stats
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
+from nsqtools.server.queues.steps import in_steps
 from nsqtools.server.queues.topic import Topic
 from nsqtools.server.tcp.protocol_v2 import ProtocolV2
 
 Consumers = dict[Channel, list[ClientStats]]
 
 
-def gather_stats(
+async def gather_stats(
     nsqd: NsqdQueues,
     clients: Collection[ProtocolV2],
     *,
@@ -32,15 +37,21 @@ def gather_stats(
     producers: tuple[ClientStats, ...] | None = None
     if not topic or topic in nsqd.topics:
         found = [nsqd.topics[topic]] if topic else sorted(nsqd.topics.values(), key=_by_name)
-        consumers = _consumers(clients, topic) if with_clients else None
+        consumers = await _consumers(clients, topic, nsqd.loop) if with_clients else None
         topics = tuple(
-            _topic_stats(each, channel, consumers)
-            for each in found
-            if not channel or channel in each.channels
+            [
+                await _topic_stats(each, channel, consumers, nsqd.loop)
+                async for each in in_steps(found, nsqd.loop)
+                if not channel or channel in each.channels
+            ]
         )
         if with_clients:
             producers = tuple(
-                client_stats(each, topic) for each in clients if each.publishing.counts
+                [
+                    client_stats(each, topic)
+                    async for each in in_steps(list(clients), nsqd.loop)
+                    if each.publishing.counts
+                ]
             )
     return NsqdStats(
         version=NSQ_VERSION,
@@ -56,22 +67,28 @@ def _by_name(named: Topic | Channel) -> str:
     return named.name
 
 
-def _consumers(clients: Collection[ProtocolV2], topic: str) -> Consumers:
+async def _consumers(
+    clients: Collection[ProtocolV2], topic: str, loop: AbstractEventLoop
+) -> Consumers:
     consumers: Consumers = defaultdict(list)
-    for client in clients:
+    async for client in in_steps(list(clients), loop):
         if client.subscription is not None:
             consumers[client.subscription.channel].append(client_stats(client, topic))
     return consumers
 
 
-def _topic_stats(topic: Topic, channel: str, consumers: Consumers | None) -> TopicStats:
+async def _topic_stats(
+    topic: Topic, channel: str, consumers: Consumers | None, loop: AbstractEventLoop
+) -> TopicStats:
     channels = (
         [topic.channels[channel]] if channel else sorted(topic.channels.values(), key=_by_name)
     )
     latencies = [each.latency for each in topic.channels.values() if each.latency is not None]
     return TopicStats(
         topic_name=topic.name,
-        channels=tuple(_channel_stats(each, consumers) for each in channels),
+        channels=tuple(
+            [_channel_stats(each, consumers) async for each in in_steps(channels, loop)]
+        ),
         depth=topic.depth,
         backend_depth=topic.backlog.disk_depth,
         message_count=topic.message_count,
@@ -140,7 +157,7 @@ def memory_stats() -> dict[str, int]:
     return {
         "heap_objects": sys.getallocatedblocks(),
         "heap_idle_bytes": 0,
-        "heap_in_use_bytes": _resident_bytes(),
+        "heap_in_use_bytes": resident_bytes(),
         "heap_released_bytes": 0,
         "gc_pause_usec_100": 0,
         "gc_pause_usec_99": 0,
@@ -150,7 +167,8 @@ def memory_stats() -> dict[str, int]:
     }
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
+    """Return how much memory this process has, 0 where that is not known."""
     try:
         with open("/proc/self/statm", "rb") as statm:
             return int(statm.read().split()[1]) * 4096

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from nsqtools.protocol.addresses import parse_address
 from nsqtools.protocol.names import is_ephemeral
@@ -102,7 +102,11 @@ class StatsdPusher:
     """Pushes what ``gather`` returns for as long as `run` runs."""
 
     def __init__(
-        self, options: NsqdOptions, prefix: str, gather: Callable[[], NsqdStats], log: DaemonLog
+        self,
+        options: NsqdOptions,
+        prefix: str,
+        gather: Callable[[], Awaitable[NsqdStats]],
+        log: DaemonLog,
     ) -> None:
         self._options = options
         self._prefix = prefix
@@ -128,7 +132,7 @@ class StatsdPusher:
         address = self._options.statsd_address
         self._log.info(f"STATSD: pushing stats to {address}")
         lines = statsd_lines(
-            self._gather(),
+            await self._gather(),
             self._before,
             self._prefix,
             exclude_ephemeral=self._options.statsd_exclude_ephemeral,

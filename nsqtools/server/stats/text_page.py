@@ -9,27 +9,26 @@ from nsqtools.protocol.durations import go_duration
 from nsqtools.protocol.stats import ChannelStats, ClientStats, LatencyStats, NsqdStats, TopicStats
 
 
-def render_stats(stats: NsqdStats, version_line: str, now_ns: int, start_ns: int) -> str:
-    """Return the page. ``version_line`` is its first line."""
+def stats_lines(stats: NsqdStats, version_line: str, now_ns: int, start_ns: int) -> Iterator[str]:
+    """Yield the lines of the page. ``version_line`` is its first one."""
     started = datetime.fromtimestamp(start_ns // 1_000_000_000).astimezone()
-    lines = [
-        version_line,
-        f"start_time {started.isoformat().replace('+00:00', 'Z')}",
-        f"uptime {go_duration(now_ns - start_ns)}",
-        "",
-        f"Health: {stats.health}",
-    ]
+    yield version_line
+    yield f"start_time {started.isoformat().replace('+00:00', 'Z')}"
+    yield f"uptime {go_duration(now_ns - start_ns)}"
+    yield ""
+    yield f"Health: {stats.health}"
     if stats.memory is not None:
-        lines += ["", "Memory:"]
-        lines += [f"   {name:<25}\t{value}" for name, value in stats.memory.items()]
-    lines += ["", "Topics:" if stats.topics else "Topics: None"]
+        yield from ("", "Memory:")
+        for name, value in stats.memory.items():
+            yield f"   {name:<25}\t{value}"
+    yield from ("", "Topics:" if stats.topics else "Topics: None")
     for index, topic in enumerate(stats.topics or ()):
         if index:
-            lines.append("")
-        lines += _topic(topic, now_ns // 1_000_000_000)
-    lines += ["", "Producers:" if stats.producers else "Producers: None"]
-    lines += ["   " + _client(client, now_ns // 1_000_000_000) for client in stats.producers or ()]
-    return "\n".join(lines) + "\n"
+            yield ""
+        yield from _topic(topic, now_ns // 1_000_000_000)
+    yield from ("", "Producers:" if stats.producers else "Producers: None")
+    for client in stats.producers or ():
+        yield "   " + _client(client, now_ns // 1_000_000_000)
 
 
 def _topic(topic: TopicStats, now_s: int) -> Iterator[str]:

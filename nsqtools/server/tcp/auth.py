@@ -25,7 +25,8 @@ from nsqtools.protocol.requests import Request, read_body
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.settings.nsqd_options import NsqdOptions
-from nsqtools.server.tcp.client_connection import ClientConnection, Pause
+from nsqtools.server.tcp.client_connection import ClientConnection
+from nsqtools.server.tcp.connection_protocol import Pause
 from nsqtools.server.tcp.name_pattern import NamePattern
 
 _PERMISSIONS = {"subscribe", "publish"}
@@ -217,6 +218,11 @@ class ClientAuthorization:
         self._max_body_size = nsqd.options.max_body_size
         self._servers = servers
         self._request: AuthRequest | None = None
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether `check` may refuse anything."""
+        return self._servers is not None
 
     def authenticate(self, request: Request) -> int:
         """Run AUTH. Raises `RequestError` or `Pause`."""

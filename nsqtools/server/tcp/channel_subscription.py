@@ -60,7 +60,10 @@ class ChannelSubscription:
         """Push messages, which are in flight from now on."""
         terms = self._terms
         if terms.sample_rate:
+            given = messages
             messages = [message for message in messages if randrange(100) <= terms.sample_rate]
+            sampled = set(messages)
+            self.channel.discard([message for message in given if message not in sampled])
             if not messages:
                 return
         self.in_flight.hold(messages, now_s, terms.msg_timeout_s)
@@ -102,13 +105,20 @@ class ChannelSubscription:
         latency = self.channel.latency
         failed = []
         finished = []
+        message = None
         for message_id in message_ids:
             message = take(message_id)
             if message is None:
                 failed.append(message_id)
             elif latency is not None:
                 finished.append(timestamp_ns(message))
-        self.finish_count += len(message_ids) - len(failed)
+        if message is not None:
+            self.channel.latencies.add(timestamp_ns(message))
+        if failed:
+            unknown = set(failed)
+            message_ids = [each for each in message_ids if each not in unknown]
+        self.channel.finished(message_ids)
+        self.finish_count += len(message_ids)
         if latency is not None and finished:
             latency.add(finished)
         self.channel.wake()

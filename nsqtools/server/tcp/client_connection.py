@@ -6,13 +6,13 @@ answers collect until the read is done: a thousand commands in one read are answ
 A protocol can interrupt a read in two ways: `Incomplete` (more bytes are needed) and `Pause`
 (something slow, such as an auth server, has to answer first: nothing is read meanwhile).
 
-The loop serves all clients, so a client has it for a *turn* of two milliseconds: what it sent and
-was not run by then waits for its next turn, and more is not read meanwhile. Compressed bytes are
-decoded a little at a time, because 30 KB can decode to 30 MB of commands.
+The loop serves all clients, so a client has it for a *turn* of at most two milliseconds
+(`LoopMeter.share_ends_s`): what was not run by then waits for its next turn, and more is not read
+meanwhile. Compressed bytes are decoded a little at a time: 30 KB can decode to 30 MB of commands.
 
-Traps: after a fatal error the client may still be sending; closing with unread input would make the
-kernel destroy the error frame, so the connection is half closed and drained for a moment. A client
-that does not read its answers is not read from either: that bounds the memory it can take.
+Traps: after a fatal error the client may still be sending; closing with unread input would destroy
+the error frame, so the connection is half closed and drained for a moment. A client that does not
+read its answers is not read from either.
 """
 
 from __future__ import annotations
@@ -20,52 +20,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Protocol, cast
+from typing import cast
 
 from nsqtools.protocol.codecs import Codec
 from nsqtools.protocol.error_codes import RequestError
 from nsqtools.protocol.requests import Incomplete, LineTooLong
 from nsqtools.server.daemon_log import DaemonLog
+from nsqtools.server.loop_meter import meter_of
+from nsqtools.server.tcp.connection_protocol import ConnectionProtocol, Pause
 from nsqtools.server.tcp.tls_layer import HandshakeFailed, TLSLayer
 
 _DRAIN_S = 1.0
-_TURN_S = 0.002
-_DECODED_BYTES = 1 << 16  # from compressed ones, at a time
+_DECODED_BYTES = 1 << 16  # at a time
 _MAGIC_LENGTH = 4
-
-
-class Pause(Exception):
-    """Nothing continues before ``until()`` is done; then the command at ``position`` is run."""
-
-    def __init__(self, position: int, until: Callable[[], Awaitable[object]]) -> None:
-        super().__init__(position)
-        self.position = position
-        self.until = until
-
-
-class ConnectionProtocol(Protocol):
-    """A protocol on a connection."""
-
-    def execute(self, data: bytes, position: int) -> int:
-        """Run one command and return the position after it.
-
-        May raise `RequestError`, `Incomplete`, `LineTooLong` or `Pause`.
-        """
-
-    def encode_error(self, error: RequestError) -> bytes:
-        """Return the error as this protocol sends it."""
-
-    def commands_done(self) -> None:
-        """At least one command of a read has been run; its answers are about to be written."""
-
-    def output_stuck(self) -> None:
-        """The client does not read: nothing more fits in."""
-
-    def output_flows(self) -> None:
-        """The client reads again."""
-
-    def closed(self) -> None:
-        """The connection is over; called once."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -90,6 +57,7 @@ class ClientConnection(asyncio.Protocol):
         self._connections = connections
         self._log = log
         self._loop = asyncio.get_running_loop()
+        self._meter = meter_of(self._loop)
         self._transport = cast(asyncio.Transport, None)  # until connection_made
         self._protocol: ConnectionProtocol | None = None
         self._codec: Codec | None = None
@@ -99,7 +67,7 @@ class ClientConnection(asyncio.Protocol):
         self._if_never: RequestError | None = None
         self._pause: asyncio.Task[None] | None = None
         self._received: deque[bytes] = deque()  # not decoded yet
-        self._turn: asyncio.Handle | None = None  # to go on with what was received
+        self._has_turn = False  # soon, to go on with what was received
         self._has_ended = False  # the client sends no more
         self._out: list[bytes] = []
         self._flush_due = False
@@ -122,11 +90,20 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_over:
             return
+        if self._is_idle() and self._protocol is not None:
+            answer = self._protocol.quick(data)
+            if answer is not None:
+                if answer:
+                    self._transport.write(answer)
+                return
         self._received.append(data)
-        if self._turn is None and self._pause is None and not self.is_stuck:
-            self._take_turn()
-        else:
+        if self._has_turn or self._pause is not None or self.is_stuck:
             self._update_reading()
+        elif self._meter.is_used_up:
+            self._go_on()
+            self._update_reading()
+        else:
+            self._take_turn()
 
     def eof_received(self) -> bool:
         if self._is_over:
@@ -154,6 +131,10 @@ class ClientConnection(asyncio.Protocol):
             self._protocol.output_flows()
         self._go_on()
 
+    def _is_idle(self) -> bool:
+        waits = self._length or self._received or self._out or self._has_turn or self._pause
+        return not (waits or self.is_stuck or self.tls is not None or self._codec is not None)
+
     def _update_reading(self) -> None:
         if self.is_stuck or self._pause is not None or self._received:
             self._transport.pause_reading()
@@ -164,13 +145,14 @@ class ClientConnection(asyncio.Protocol):
 
     def _go_on(self) -> None:
         """Have a turn soon, if none is due: something that kept the client waiting is over."""
-        if self._turn is None and not self._is_over:
-            self._turn = self._loop.call_soon(self._take_turn)
+        if not (self._has_turn or self._is_over):
+            self._has_turn = True
+            self._meter.soon(self._take_turn, self._loop)
 
     def _take_turn(self) -> None:
         """Decode and run what was received, for a moment; the rest has to wait."""
-        self._turn = None
-        until_s = self._loop.time() + _TURN_S
+        self._has_turn = False
+        until_s = self._meter.share_ends_s()
         try:
             while not (self._is_over or self._pause or self.is_stuck):
                 if self._length >= self._wanted and self._length:
@@ -189,7 +171,8 @@ class ClientConnection(asyncio.Protocol):
         self._give_up_if_done()
 
     def _give_up_if_done(self) -> None:
-        if self._has_ended and not (self._turn or self._pause or self._received or self.is_stuck):
+        is_busy = self._has_turn or self._pause or self._received or self.is_stuck
+        if self._has_ended and not (is_busy or (self._protocol and self._protocol.is_waiting)):
             self.give_up()
 
     def _decode(self) -> bool:
@@ -299,6 +282,24 @@ class ClientConnection(asyncio.Protocol):
         self._out.append(data)
         self._out_size += len(data)
 
+    def answer(self, data: bytes) -> None:
+        """Queue an answer to a command of an earlier read; many such are one write."""
+        if self._is_over:
+            return
+        if not self._flush_due:
+            self._loop.call_soon(self._flush_answers)
+        self.send(data)
+
+    def _flush_answers(self) -> None:
+        if not self._is_over:
+            self.flush()
+            self._give_up_if_done()
+
+    def refuse(self, error: RequestError) -> None:
+        """Answer a command of an earlier read with a fatal error."""
+        if self._protocol is not None and not self._is_over:
+            self._refuse(self._protocol, error)
+
     def buffer(self, frames: Iterable[bytes], size: int) -> int:
         """Queue frames for the next `flush` and return how many bytes are queued now."""
         self._out.extend(frames)
@@ -325,7 +326,7 @@ class ClientConnection(asyncio.Protocol):
         """Expect a TLS handshake next; ``then`` is called when it is done."""
         self.flush()
         self.tls = tls
-        tls.when_ready(then, self._loop.call_later(timeout_s, self._handshake_timed_out))
+        tls.when_ready(then, self._loop.call_later(timeout_s, self._handshake_failed))
 
     def _through_tls(self, tls: TLSLayer, data: bytes) -> bytes:
         try:
@@ -339,10 +340,7 @@ class ClientConnection(asyncio.Protocol):
         self.flush()
         return plain
 
-    def _handshake_timed_out(self) -> None:
-        self._handshake_failed("i/o timeout")
-
-    def _handshake_failed(self, reason: str) -> None:
+    def _handshake_failed(self, reason: str = "i/o timeout") -> None:
         self.tls = None  # the error goes out in plain text, as nsqd sends it
         if self._protocol is not None:
             error = RequestError("E_IDENTIFY_FAILED", f"IDENTIFY failed {reason}")
@@ -391,8 +389,6 @@ class ClientConnection(asyncio.Protocol):
         self._is_over = True
         if self._pause is not None:
             self._pause.cancel()
-        if self._turn is not None:
-            self._turn.cancel()
         self._received.clear()
         if self.tls is not None:
             self.tls.cancel()

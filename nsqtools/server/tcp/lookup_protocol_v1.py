@@ -6,7 +6,6 @@ and the one where the command began, and returns the position after its body.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from nsqtools.protocol.durations import go_duration
@@ -20,6 +19,7 @@ from nsqtools.protocol.lookup_v1 import (
 )
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.lookup.registrations import RegisteredNsqd, Registration, Registrations
+from nsqtools.server.lookup.steady_clock import steady_ns
 from nsqtools.server.tcp.client_connection import ClientConnection
 
 _OK = encode_response(b"OK")
@@ -28,7 +28,7 @@ Handler = Callable[[list[bytes], bytes, int, int], int]
 
 
 class LookupProtocolV1:
-    """The conversation with one nsqd; see `client_connection.ConnectionProtocol`.
+    """The conversation with one nsqd; see `connection_protocol.ConnectionProtocol`.
 
     ``own_info`` is what nsqlookupd says of itself.
     """
@@ -52,7 +52,7 @@ class LookupProtocolV1:
             b"UNREGISTER": self._unregister,
         }
 
-    # client_connection.ConnectionProtocol
+    # connection_protocol.ConnectionProtocol
 
     def execute(self, data: bytes, position: int) -> int:
         """Run the command at the position."""
@@ -61,6 +61,15 @@ class LookupProtocolV1:
         if handler is None:
             raise RequestError("E_INVALID", b"invalid command " + words[0])
         return handler(words, data, after, position)
+
+    def quick(self, data: bytes) -> bytes | None:
+        """Nothing here is so frequent that it would need a way of its own."""
+        return None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a command is not answered yet: all are at once."""
+        return False
 
     def encode_error(self, error: RequestError) -> bytes:
         """Return the error as a response."""
@@ -86,7 +95,7 @@ class LookupProtocolV1:
 
     def _ping(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
         if self._peer is not None:
-            now_ns = time.time_ns()
+            now_ns = steady_ns()
             since = go_duration(now_ns - self._peer.last_update_ns)
             self._log.info(f"CLIENT({self._peer.remote_address}): pinged (last ping {since})")
             self._peer.last_update_ns = now_ns
@@ -102,7 +111,7 @@ class LookupProtocolV1:
             f"CLIENT({address}): IDENTIFY Address:{info.broadcast_address} TCP:{info.tcp_port} "
             f"HTTP:{info.http_port} Version:{info.version}"
         )
-        self._peer = RegisteredNsqd(address, info, time.time_ns())
+        self._peer = RegisteredNsqd(address, info, steady_ns())
         self._log_changes("REGISTER", self._registrations.identify(self._peer))
         self._connection.send(encode_response(self._own_info.encode()))
         return position

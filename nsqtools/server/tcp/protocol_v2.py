@@ -28,7 +28,7 @@ from nsqtools.protocol.requests import (
     read_request,
     topic_name,
 )
-from nsqtools.server.queues.channel import ConsumerLimit
+from nsqtools.server.queues.channel_neighbors import ConsumerLimit
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.tcp.auth import AuthServers, ClientAuthorization
 from nsqtools.server.tcp.channel_subscription import ChannelSubscription
@@ -60,7 +60,7 @@ class ClientContext:
 
 
 class ProtocolV2:
-    """The conversation with one client; see `client_connection.ConnectionProtocol`."""
+    """The conversation with one client; see `connection_protocol.ConnectionProtocol`."""
 
     def __init__(self, connection: ClientConnection, context: ClientContext) -> None:
         self.connection = connection
@@ -93,7 +93,7 @@ class ProtocolV2:
         }
         context.clients.add(self)
 
-    # client_connection.ConnectionProtocol
+    # connection_protocol.ConnectionProtocol
 
     def execute(self, data: bytes, position: int) -> int:
         """Run the command at the position, or a run of FINs."""
@@ -113,6 +113,20 @@ class ProtocolV2:
         if handler is None:
             raise RequestError("E_INVALID", b"invalid command " + command)
         return handler(request)
+
+    def quick(self, data: bytes) -> bytes | None:
+        """Run a read that is one PUB, and return the answer; None if it is not."""
+        if not data.startswith(b"PUB "):
+            return None
+        answer = self.publishing.quick_publish(data)
+        if answer is not None:
+            self._heartbeat.command_done()
+        return answer
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether publishes are not answered yet."""
+        return self.publishing.unconfirmed_bytes > 0
 
     def encode_error(self, error: RequestError) -> bytes:
         """Return the error frame."""
@@ -154,6 +168,7 @@ class ProtocolV2:
 
     def _identify(self, request: Request) -> int:
         self._check_state("IDENTIFY", STATE_INIT)
+        self.publishing.wait_for_all(request.start)
         _, data, position, start = request
         body, position = read_body(data, position, start, "IDENTIFY", self._options.max_body_size)
         identify = decode_identify(body)
@@ -186,12 +201,14 @@ class ProtocolV2:
 
     def _auth(self, request: Request) -> int:
         self._check_state("AUTH", STATE_INIT)
+        self.publishing.wait_for_all(request.start)
         return self.authorization.authenticate(request)
 
     # consuming
 
     def _subscribe(self, request: Request) -> int:
         self._check_state("SUB", STATE_INIT)
+        self.publishing.wait_for_all(request.start)
         if not self.terms.heartbeat_s:
             raise RequestError("E_INVALID", "cannot SUB with heartbeats disabled")
         if len(request.words) < 3:
@@ -242,16 +259,18 @@ class ProtocolV2:
         return request.position
 
     def _finish_all(self, subscription: ChannelSubscription, ids: list[bytes]) -> None:
-        for failed in subscription.finish(ids):
+        if failed := subscription.finish(ids):
             self._answer_failed(b"FIN", subscription, failed)
 
     def _answer_failed(
-        self, command: bytes, subscription: ChannelSubscription, failed: bytes
+        self, command: bytes, subscription: ChannelSubscription, failed: list[bytes]
     ) -> None:
-        """Send the error that leaves the connection open."""
-        reason = subscription.channel.why_not_in_flight(failed)
-        data = b"E_%b_FAILED %b %b failed %b" % (command, command, failed, reason.encode())
-        self.connection.send(encode_frame(ERROR, data))
+        """Send the errors that leave the connection open."""
+        held = subscription.channel.held_by_any(failed)
+        for each in failed:
+            reason = b"client does not own message" if each in held else b"ID not in flight"
+            data = b"E_%b_FAILED %b %b failed %b" % (command, command, each, reason)
+            self.connection.send(encode_frame(ERROR, data))
 
     def _requeue(self, request: Request) -> int:
         subscription = self._subscribed("REQ")
@@ -263,18 +282,19 @@ class ProtocolV2:
             raise RequestError("E_INVALID", text) from None
         delay_s = min(max(0.0, delay_ns / 1_000_000_000), self._options.max_req_timeout)
         if not subscription.requeue(given_back, delay_s):
-            self._answer_failed(b"REQ", subscription, given_back)
+            self._answer_failed(b"REQ", subscription, [given_back])
         return request.position
 
     def _touch(self, request: Request) -> int:
         subscription = self._subscribed("TOUCH")
         touched = message_id(request.words)
         if not subscription.touch(touched, self._options.max_msg_timeout):
-            self._answer_failed(b"TOUCH", subscription, touched)
+            self._answer_failed(b"TOUCH", subscription, [touched])
         return request.position
 
     def _close(self, request: Request) -> int:
         self._check_state("CLS", STATE_SUBSCRIBED)
+        self.publishing.wait_for_all(request.start)
         self._subscribed("CLS").set_ready_count(0)
         self.state = STATE_CLOSING
         self.connection.send(_CLOSE_WAIT_FRAME)

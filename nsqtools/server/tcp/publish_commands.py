@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 
 from nsqtools.protocol.error_codes import RequestError
@@ -23,12 +24,16 @@ from nsqtools.protocol.requests import (
 )
 from nsqtools.server.queues.backlog import BackendError
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
+from nsqtools.server.queues.record_file import Block
 from nsqtools.server.queues.topic import Topic
 from nsqtools.server.tcp.auth import ClientAuthorization
-from nsqtools.server.tcp.client_connection import ClientConnection, Pause
+from nsqtools.server.tcp.client_connection import ClientConnection
+from nsqtools.server.tcp.connection_protocol import Pause
 
 _OK_FRAME = encode_frame(RESPONSE, OK)
-_STEP_COUNT = 1000  # messages of an MPUB to publish before other clients get their turns
+_MAX_UNCONFIRMED_BYTES = 8 << 20  # of one client, on their way to the durable log
+_COMMAND_BYTES = 1000  # that a publish counts besides its messages
+_STEP_COUNT = 1000  # messages of an MPUB that are published at once
 
 
 def topic_to_use(nsqd: NsqdQueues, name: str, start: int) -> Topic:
@@ -54,6 +59,10 @@ class PublishCommands:
         self._options = nsqd.options
         self._authorization = authorization
         self._arriving: tuple[Topic, BodiesReader] | None = None  # an MPUB
+        self._quick_topics: dict[bytes, Topic] = {}  # the last one, when nothing is to be checked
+        self.unconfirmed_bytes = 0
+        self._enough_bytes = 0
+        self._waiting: asyncio.Event | None = None
 
     @property
     def is_reading(self) -> bool:
@@ -65,6 +74,33 @@ class PublishCommands:
         assert self._arriving is not None
         return self._read_bodies(*self._arriving, data, position)
 
+    def quick_publish(self, data: bytes) -> bytes | None:
+        """Run a PUB that is all of a read, and return the answer; None if that is not so.
+
+        Most publishers wait for each answer, so this is what most reads are.
+        """
+        newline = data.find(b"\n", 4, 80)
+        body_at = newline + 5
+        size = len(data) - body_at
+        if size != int.from_bytes(data[newline + 1 : body_at], "big") or newline < 0:
+            return None
+        if not 0 < size <= self._options.max_msg_size or self._arriving is not None:
+            return None
+        topic = self._quick_topics.get(data[4:newline])
+        if topic is None or self._nsqd.topics.get(topic.name) is not topic:
+            return None
+        if topic.journal is not None:
+            if self.unconfirmed_bytes > _MAX_UNCONFIRMED_BYTES:
+                return None  # the client has to wait
+            self._put_durably("PUB", topic, topic.new_messages([data[body_at:]]))
+            return b""
+        try:
+            topic.publish_one(data[body_at:])
+        except BackendError:
+            return None  # nothing was stored: the general way says why
+        self.counts[topic.name] += 1
+        return _OK_FRAME
+
     def publish(self, request: Request) -> int:
         """Run PUB."""
         if len(request.words) < 2:
@@ -73,7 +109,11 @@ class PublishCommands:
         _, data, position, start = request
         body, position = read_message(data, position, start, "PUB", self._options.max_msg_size)
         self._authorization.check("PUB", name, "", start)
-        self._put("PUB", topic_to_use(self._nsqd, name, start), [body])
+        topic = topic_to_use(self._nsqd, name, start)
+        self._put("PUB", topic, topic.new_messages([body]))
+        if not self._authorization.is_needed and len(request.words) == 2:
+            self._quick_topics = {request.words[1]: topic}
+        self.wait_for_room(position)
         return position
 
     def deferred_publish(self, request: Request) -> int:
@@ -94,7 +134,9 @@ class PublishCommands:
         _, data, position, start = request
         body, position = read_message(data, position, start, "DPUB", self._options.max_msg_size)
         self._authorization.check("DPUB", name, "", start)
-        self._put("DPUB", topic_to_use(self._nsqd, name, start), [body], delay_s)
+        topic = topic_to_use(self._nsqd, name, start)
+        self._put("DPUB", topic, topic.new_messages([body]), delay_s)
+        self.wait_for_room(position)
         return position
 
     def multi_publish(self, request: Request) -> int:
@@ -126,7 +168,8 @@ class PublishCommands:
             putting.add_done_callback(_retrieve)
             raise Pause(position, partial(asyncio.shield, putting))
         self._check_exists(topic)
-        self._put("MPUB", topic, reader.bodies)
+        self._put("MPUB", topic, topic.new_messages(reader.bodies))
+        self.wait_for_room(position)
         return position
 
     def _check_exists(self, topic: Topic) -> None:
@@ -134,28 +177,79 @@ class PublishCommands:
             raise RequestError("E_MPUB_FAILED", "MPUB failed exiting")
 
     async def _put_in_steps(self, topic: Topic, bodies: list[bytes]) -> None:
-        """Publish so many that other clients must get their turns in between."""
-        for start in range(0, len(bodies), _STEP_COUNT):
-            self._check_exists(topic)
-            self._publish("MPUB", topic, bodies[start : start + _STEP_COUNT])
-            await asyncio.sleep(0)
-        self._connection.send(_OK_FRAME)
+        """Publish so many that other clients must get their turns in between; all or none."""
+        messages, blocks = await topic.prepare_in_steps(bodies)
+        self._check_exists(topic)
+        self._put("MPUB", topic, messages, blocks=blocks)
 
-    def _put(self, command: str, topic: Topic, bodies: list[bytes], delay_s: float = 0.0) -> None:
-        self._publish(command, topic, bodies, delay_s)
-        self._connection.send(_OK_FRAME)
-
-    def _publish(
-        self, command: str, topic: Topic, bodies: list[bytes], delay_s: float = 0.0
+    def _put(
+        self,
+        command: str,
+        topic: Topic,
+        messages: list[bytes],
+        delay_s: float = 0.0,
+        blocks: Sequence[Block] = (),
     ) -> None:
+        if topic.journal is not None:
+            self._put_durably(command, topic, messages, delay_s, blocks)
+            return
         try:
             if delay_s:
-                topic.publish_deferred(bodies[0], delay_s)
+                topic.put_deferred(messages[0], delay_s)
             else:
-                topic.publish(bodies)
+                topic.put(messages, blocks)
         except BackendError as exc:
             raise RequestError(f"E_{command}_FAILED", f"{command} failed {exc}") from exc
-        self.counts[topic.name] += len(bodies)
+        self.counts[topic.name] += len(messages)
+        self._connection.send(_OK_FRAME)
+
+    def _put_durably(
+        self,
+        command: str,
+        topic: Topic,
+        messages: list[bytes],
+        delay_s: float = 0.0,
+        blocks: Sequence[Block] = (),
+    ) -> None:
+        size = sum(map(len, messages))
+        self.unconfirmed_bytes += size + _COMMAND_BYTES
+        done = partial(self._confirmed, command, topic.name, len(messages), size)
+        topic.put_durably(messages, delay_s, done, blocks)
+
+    def _confirmed(
+        self, command: str, topic: str, count: int, size: int, error: BackendError | None
+    ) -> None:
+        self.unconfirmed_bytes -= size + _COMMAND_BYTES
+        if error is None:
+            self.counts[topic] += count
+            self._connection.answer(_OK_FRAME)
+        else:
+            self._connection.refuse(
+                RequestError(f"E_{command}_FAILED", f"{command} failed {error}")
+            )
+        if self._waiting is not None and self.unconfirmed_bytes <= self._enough_bytes:
+            self._waiting.set()
+
+    async def fewer_unconfirmed(self, limit: int) -> None:
+        """Wait until the publishes that are written to the durable log are down to a size."""
+        if self.unconfirmed_bytes > limit:
+            self._waiting, self._enough_bytes = asyncio.Event(), limit
+            await self._waiting.wait()
+            self._waiting = None
+
+    def wait_for_all(self, position: int) -> None:
+        """Have a command wait whose answer must come after those of all publishes.
+
+        Raises `Pause`.
+        """
+        if self.unconfirmed_bytes:
+            raise Pause(position, partial(self.fewer_unconfirmed, 0))
+
+    def wait_for_room(self, position: int) -> None:
+        """Have the client wait that sends faster than the disk. Raises `Pause`."""
+        if self.unconfirmed_bytes > _MAX_UNCONFIRMED_BYTES:
+            half = _MAX_UNCONFIRMED_BYTES // 2
+            raise Pause(position, partial(self.fewer_unconfirmed, half))
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:

@@ -1,0 +1,121 @@
+"""An event loop that measures how long it kept its clients waiting.
+
+A loop waits in ``select`` and then runs what became ready: that is one turn, and whatever becomes
+ready meanwhile waits until it ends. The selector sees both ends, so it measures each turn, in wall
+time and in CPU time of the thread: the first includes what the machine did instead.
+
+The clients that are busy share a turn of eight milliseconds: each gets what is left for one when as
+many want a share as did in the turn before, at most two milliseconds. Those for whom none is left
+have it in the next turn, before those that had one (`LoopMeter.soon`). So a quiet client, whose
+command is run when it is read, is not kept waiting by their number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable
+
+BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
+
+_TURN_S = 0.008
+_MAX_SHARE_S = 0.002
+_MIN_SHARE_S = 0.0002
+_MAX_READY = 64  # connections to read from, or to bury, in a turn
+
+Ready = tuple[selectors.SelectorKey, int]
+
+
+class LoopMeter(selectors.DefaultSelector):
+    """The selector of a loop, and its measurements in seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = 0
+        self.longest_s = self.longest_cpu_s = 0.0
+        self.busy_s = 0.0
+        self._shares = 0  # given in this turn
+        self._share_s = _MAX_SHARE_S
+        self._waiting: deque[Callable[[], object]] = deque()  # for a share
+        self._is_due = False
+        self._first_ready = 0
+        self.counts = [0] * (len(BOUNDS_S) + 1)  # of turns, by the bound they stay below
+        self._began_s = time.monotonic()
+        self._began_cpu_s = time.thread_time()
+
+    def select(self, timeout: float | None = None) -> list[Ready]:
+        """Wait, and measure what was done since the last wait."""
+        took_s = time.monotonic() - self._began_s
+        cpu_s = time.thread_time()
+        self.turns += 1
+        self.busy_s += took_s
+        if took_s > 0.001:
+            self.counts[bisect_left(BOUNDS_S, took_s)] += 1
+            self.longest_s = max(self.longest_s, took_s)
+        if cpu_s - self._began_cpu_s > self.longest_cpu_s:
+            self.longest_cpu_s = cpu_s - self._began_cpu_s
+        self._began_cpu_s = cpu_s
+        wanted = max(1, self._shares + len(self._waiting))
+        self._share_s = max(_MIN_SHARE_S, min(_MAX_SHARE_S, _TURN_S / wanted))
+        self._shares = 0
+        ready = super().select(timeout)
+        self._began_s = time.monotonic()
+        return ready if len(ready) <= _MAX_READY else self._some(ready)
+
+    def _some(self, ready: list[Ready]) -> list[Ready]:
+        """Return what there is time for; the next wait reports the others again, and at once."""
+        start = self._first_ready = (self._first_ready + _MAX_READY) % len(ready)
+        return (ready[start:] + ready[:start])[:_MAX_READY]
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether those that want a share should wait for the next turn."""
+        return time.monotonic() - self._began_s >= _TURN_S
+
+    def soon(self, work: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
+        """Call ``work``, which asks for a share, in one of the next turns; in order."""
+        self._waiting.append(work)
+        if not self._is_due:
+            self._is_due = True
+            loop.call_soon(self._run, loop)
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        for _ in range(len(self._waiting)):
+            self._waiting.popleft()()
+            if self.is_used_up:
+                break
+        self._is_due = bool(self._waiting)
+        if self._is_due:
+            loop.call_soon(self._run, loop)
+
+    def share_ends_s(self) -> float:
+        """Return until when a client may work in this turn, on the clock of the loop."""
+        now_s = time.monotonic()
+        self._shares += 1
+        if now_s - self._began_s >= _TURN_S:
+            return now_s + _MIN_SHARE_S
+        return now_s + self._share_s
+
+    def forget(self) -> None:
+        """Begin to measure again: what was before, such as the start, does not count."""
+        self.turns = 0
+        self.longest_s = self.longest_cpu_s = self.busy_s = 0.0
+        self.counts = [0] * (len(BOUNDS_S) + 1)
+        self._began_s = time.monotonic()
+        self._began_cpu_s = time.thread_time()
+
+
+class MeteredLoop(asyncio.SelectorEventLoop):
+    """The loop of a daemon."""
+
+    def __init__(self) -> None:
+        self.meter = LoopMeter()
+        super().__init__(self.meter)
+
+
+def meter_of(loop: asyncio.AbstractEventLoop) -> LoopMeter:
+    """Return the meter of the loop of a daemon; that of any other loop measures nothing."""
+    return loop.meter if isinstance(loop, MeteredLoop) else LoopMeter()

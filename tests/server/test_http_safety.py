@@ -1,0 +1,259 @@
+"""Who may call the HTTP API, what is answered without the framework, and /metrics."""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+
+import pytest
+from plugins.raw_client import RawClient, sized
+
+from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
+from nsqtools.server.http.foreign_calls import ForeignCalls
+
+
+def talk(address: str, *requests: bytes) -> list[bytes]:
+    """Send requests one by one on one connection; return the answers."""
+    host, _, port = address.rpartition(":")
+    answers = []
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        for request in requests:
+            connection.sendall(request)
+            answer = b""
+            while not (length := re.search(rb"content-length: (\d+)", answer)) or len(
+                answer.partition(b"\r\n\r\n")[2]
+            ) < int(length[1]):
+                chunk = connection.recv(1 << 16)
+                if not chunk:
+                    break  # what is broken is answered without a length, and closed
+                answer += chunk
+            answers.append(answer)
+    return answers
+
+
+def publish(body: bytes = b"x", *headers: bytes, topic: bytes = b"t") -> bytes:
+    lines = [b"POST /pub?topic=%b HTTP/1.1" % topic, b"Host: 127.0.0.1", *headers]
+    return b"\r\n".join([*lines, b"Content-Length: %d" % len(body), b"", body])
+
+
+# who may call
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"host": "127.0.0.1:4151"}, ""),
+        ({"host": "localhost"}, ""),
+        ({"host": "[::1]:4151"}, ""),
+        ({"host": "nsqd:4151"}, ""),
+        ({"host": "nsqd-1.example.org:4151"}, ""),
+        ({"host": "10.0.0.7:4151"}, ""),
+        ({"host": "evil.example.com:4151"}, "FOREIGN_HOST"),
+        ({"host": "127.0.0.1.evil.com"}, "FOREIGN_HOST"),
+        ({"host": "localhost:4151", "origin": "http://localhost:4151"}, ""),
+        ({"host": "localhost:4151", "origin": "http://evil.example.com"}, "FOREIGN_ORIGIN"),
+        ({"host": "localhost:4151", "origin": "null"}, "FOREIGN_ORIGIN"),
+        ({"host": "localhost:4151", "sec-fetch-site": "same-origin"}, ""),
+        ({"host": "localhost:4151", "sec-fetch-site": "cross-site"}, "FOREIGN_ORIGIN"),
+        ({"host": "localhost:4151", "sec-fetch-site": "same-site"}, "FOREIGN_ORIGIN"),
+    ],
+)
+def test_a_call_that_a_web_page_had_sent_is_refused(headers: dict[str, str], code: str) -> None:
+    rule = ForeignCalls({"nsqd-1.example.org"})
+    assert rule.refusal("POST", headers) == code
+    assert rule.refusal("GET", headers) == ""
+
+
+def test_a_daemon_that_others_reach_has_any_name() -> None:
+    assert ForeignCalls(None).refusal("POST", {"host": "nsqd.example.com"}) == ""
+
+
+@pytest.mark.parametrize(
+    "header", [b"Origin: http://evil.example.com", b"Sec-Fetch-Site: cross-site"]
+)
+def test_a_page_of_another_site_can_neither_publish_nor_configure(header: bytes) -> None:
+    with EmbeddedNsqd() as nsqd:
+        put = (
+            b"PUT /config/log_level HTTP/1.1\r\nHost: localhost\r\n%b\r\nContent-Length: 4\r\n\r\n"
+        )
+        answers = talk(
+            nsqd.http_address,
+            publish(b"x"),
+            publish(b"x", header),
+            put % header + b"warn",
+        )
+        rebound = publish(b"x").replace(b"127.0.0.1", b"rebound.example.com")
+        answers += talk(nsqd.http_address, rebound)
+        with RawClient(nsqd.tcp_address) as client:
+            client.subscribe("t", "ch", ready=10)
+            client.read_message()
+    assert [answer.split(b" ")[1] for answer in answers] == [b"200", b"403", b"403", b"403"]
+
+
+@pytest.mark.parametrize(
+    "value", [b'["[[[:x"]', b'["a:b"]', b'["http://a:1"]', b'["a:0"]', b'["a b:1"]', b'[""]']
+)
+def test_an_address_of_nsqlookupd_that_cannot_be_is_refused(value: bytes) -> None:
+    head = b"PUT /config/nsqlookupd_tcp_addresses HTTP/1.1\r\nHost: localhost\r\n"
+    with EmbeddedNsqd() as nsqd:
+        [answer] = talk(
+            nsqd.http_address, head + b"Content-Length: %d\r\n\r\n" % len(value) + value
+        )
+    assert b" 400 " in answer
+    assert b"INVALID_VALUE" in answer
+
+
+# without the framework
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        publish(b"2", b"X-Other: header"),
+        publish(b"2", b"User-Agent: Host: x"),
+        publish(b"2").replace(b"topic=t", b"topic=t&defer=0"),
+        b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"1\r\n2\r\n0\r\n\r\n",
+    ],
+)
+def test_a_connection_may_go_from_quick_requests_to_others_and_back(second: bytes) -> None:
+    with EmbeddedNsqd() as nsqd, RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=10)
+        ping = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
+        answers = talk(nsqd.http_address, publish(b"1"), ping, second, publish(b"3"), ping)
+        bodies = [client.read_message().body for _ in range(3)]
+    assert all(answer.startswith(b"HTTP/1.1 200 OK\r\n") for answer in answers)
+    assert all(answer.endswith(b"\r\n\r\nOK") for answer in answers)
+    assert bodies == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "published"),
+    [
+        (b"mpub?topic=t", b"1\n\n2\n3", [b"1", b"2", b"3"]),
+        (b"mpub?topic=t", b"\n", []),
+        (b"mpub?topic=t&binary=true", b"\0\0\0\2" + sized(b"1\n") + sized(b"2"), [b"1\n", b"2"]),
+        (b"mpub?topic=t", b"\n".join([b"x"] * 3000), [b"x"] * 3000),
+        (b"mpub?binary=true&topic=t", b"\0\0\0\1" + sized(b"1"), [b"1"]),
+        (b"pub?topic=t&defer=1", b"1", [b"1"]),
+        (b"pub?topic=t&binary=true", b"1", [b"1"]),
+        (b"mpub?topic=t&defer=1", b"1\n2", [b"1", b"2"]),
+    ],
+)
+def test_all_ways_to_publish_do_the_same_with_and_without_the_framework(
+    target: bytes, body: bytes, published: list[bytes]
+) -> None:
+    request = publish(body).replace(b"pub?topic=t", target)
+    by_framework = request.replace(b"\r\n\r\n", b"\r\nX-Other: header\r\n\r\n", 1)
+    with EmbeddedNsqd() as nsqd, RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=2500)
+        first, second = (talk(nsqd.http_address, each)[0] for each in (request, by_framework))
+        found = []
+        for _ in published * 2:
+            message = client.read_message()
+            found.append(message.body)
+            client.finish([message])
+    assert sorted(found) == sorted(published * 2)
+    without_date = [re.sub(rb"(?i)\r\ndate: [^\r]*", b"", each).lower() for each in (first, second)]
+    assert sorted(without_date[0].split(b"\r\n")) == sorted(without_date[1].split(b"\r\n"))
+    assert first.startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "status"),
+    [
+        (b"mpub?topic=t&binary=true", b"\0\0\0\2" + sized(b"1"), b"413"),
+        (b"mpub?topic=t", b"y" * 11, b"413"),
+        (b"pub?topic=t&defer=99999999", b"1", b"400"),
+    ],
+)
+def test_what_cannot_be_published_is_refused_by_the_framework(
+    target: bytes, body: bytes, status: bytes
+) -> None:
+    with EmbeddedNsqd(max_msg_size=10) as nsqd:
+        [answer] = talk(nsqd.http_address, publish(body).replace(b"pub?topic=t", target))
+        [page] = talk(nsqd.http_address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert answer.split(b" ")[1] == status
+    assert metric(page, 'nsqd_topic_messages_total{topic="t"}') == 0
+
+
+def test_a_request_may_come_in_pieces_and_many_at_once() -> None:
+    with EmbeddedNsqd() as nsqd, RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=100)
+        host, _, port = nsqd.http_address.rpartition(":")
+        data = b"".join(publish(b"%d" % number) for number in range(20))
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for start in range(0, len(data), 77):
+                connection.sendall(data[start : start + 77])
+            bodies = [client.read_message().body for _ in range(20)]
+    assert bodies == [b"%d" % number for number in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (publish(b""), b"400"),
+        (publish(b"x", topic=b"a" * 65), b"400"),
+        (publish(b"x", b"Content-Length: 2"), b"400"),
+        (publish(b"x").replace(b"Host: 127.0.0.1\r\n", b""), b"400"),
+        (publish(b"x").replace(b"Host", b"HostX"), b"400"),
+        (publish(b"x").replace(b"127.0.0.1", b"x\r\nHost: y"), b"400"),
+        (publish(b"y" * 11), b"413"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_the_framework(request_: bytes, status: bytes) -> None:
+    with EmbeddedNsqd(max_msg_size=10) as nsqd:
+        [answer] = talk(nsqd.http_address, request_)
+    assert answer.split(b" ")[1] == status
+
+
+# metrics
+
+
+def metric(page: bytes, sample: str) -> float:
+    found = re.search(rf"^{re.escape(sample)} (\S+)$", page.decode(), re.MULTILINE)
+    assert found, sample
+    return float(found[1])
+
+
+def test_metrics_show_queues_clients_latency_disk_and_stalls() -> None:
+    with EmbeddedNsqd() as nsqd, RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=2)
+        client.publish("other", b"12345", b"1")
+        with RawClient(nsqd.tcp_address) as producer:
+            producer.publish("t", b"a", b"b", b"c")
+        first, _ = client.read_messages(2)
+        client.finish([first])
+        client.read_message()
+        [page] = talk(nsqd.http_address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+
+    assert metric(page, 'nsqd_topic_depth{topic="other"}') == 2
+    assert metric(page, 'nsqd_topic_bytes_total{topic="other"}') == 6
+    labels = '{topic="t",channel="ch"}'
+    assert metric(page, f"nsqd_channel_in_flight{labels}") == 2
+    assert metric(page, f"nsqd_channel_messages_total{labels}") == 3
+    assert metric(page, f"nsqd_channel_clients{labels}") == 1
+    assert metric(page, "nsqd_message_latency_seconds_count") == 1
+    assert metric(page, 'nsqd_message_latency_seconds_bucket{le="+Inf"}') == 1
+    assert metric(page, "nsqd_healthy") == 1
+    assert metric(page, "nsqd_disk_free_bytes") > 0
+    assert metric(page, "nsqd_longest_stall_seconds") >= 0
+    assert metric(page, "nsqd_loop_turn_seconds_count") > 5
+
+
+def test_metrics_of_nsqlookupd() -> None:
+    with EmbeddedNsqlookupd() as lookupd:
+        body = b'{"broadcast_address":"n","hostname":"n","http_port":1,"tcp_port":2,"version":"1"}'
+        with RawClient(lookupd.tcp_address, magic=b"  V1") as peer:
+            peer.send(b"IDENTIFY\n" + sized(body))
+            (size,) = struct.unpack(">i", peer.socket.recv(4, socket.MSG_WAITALL))
+            peer.socket.recv(size, socket.MSG_WAITALL)
+            peer.send(b"REGISTER t ch\n")
+            assert peer.socket.recv(6, socket.MSG_WAITALL) == b"\0\0\0\2OK"
+            [page] = talk(lookupd.http_address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert metric(page, "nsqlookupd_topics") == 1
+    assert metric(page, "nsqlookupd_channels") == 1
+    assert metric(page, "nsqlookupd_producers") == 1
+    assert metric(page, 'nsqlookupd_topic_producers{topic="t"}') == 1

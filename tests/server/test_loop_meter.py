@@ -1,0 +1,75 @@
+"""The loop of a daemon measures its turns, and shares them among those that are busy."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from functools import partial
+
+from nsqtools.server.loop_meter import LoopMeter, MeteredLoop, meter_of
+
+
+def run(meter_use: object) -> LoopMeter:
+    with asyncio.Runner(loop_factory=MeteredLoop) as runner:
+        runner.run(meter_use)  # type: ignore[arg-type]
+        return meter_of(runner.get_loop())
+
+
+def test_the_longest_turn_is_measured_in_wall_and_cpu_time() -> None:
+    async def stall() -> None:
+        await asyncio.sleep(0)
+        time.sleep(0.03)
+        await asyncio.sleep(0)
+
+    meter = run(stall())
+    assert meter.longest_s >= 0.03
+    assert meter.longest_cpu_s < 0.02
+    assert sum(meter.counts) >= 1
+    meter.forget()
+    assert (meter.turns, meter.longest_s) == (0, 0.0)
+
+
+def test_many_busy_clients_get_small_shares() -> None:
+    shares: list[float] = []
+
+    async def be_busy() -> None:
+        meter = meter_of(asyncio.get_running_loop())
+        for clients in (1, 1, 50, 50):
+            given = [meter.share_ends_s() - time.monotonic() for _ in range(clients)]
+            shares.append(given[0])
+            await asyncio.sleep(0)
+
+    run(be_busy())
+    assert shares[1] > 0.0015
+    assert shares[3] < 0.0003
+
+
+def test_what_is_over_a_turn_waits_for_the_next_and_all_get_theirs_in_order() -> None:
+    served: list[tuple[int, int]] = []  # who, and in which turn
+
+    def work(number: int, meter: LoopMeter) -> None:
+        served.append((number, meter.turns))
+        until_s = time.thread_time() + 0.003
+        while time.thread_time() < until_s:
+            pass
+
+    async def be_busy() -> None:
+        loop = asyncio.get_running_loop()
+        meter = meter_of(loop)
+        for number in range(12):
+            meter.soon(partial(work, number, meter), loop)
+        while len(served) < 12:
+            await asyncio.sleep(0)
+
+    run(be_busy())
+    assert [number for number, _ in served] == list(range(12))
+    turns = Counter(turn for _, turn in served)
+    assert max(turns.values()) <= 4  # of 3 ms in 8
+
+
+def test_any_other_loop_has_a_meter_that_measures_nothing() -> None:
+    async def look() -> float:
+        return meter_of(asyncio.get_running_loop()).longest_s
+
+    assert asyncio.run(look()) == 0.0

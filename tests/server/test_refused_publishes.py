@@ -1,0 +1,135 @@
+"""What the embedded nsqd refused is nowhere, after a kill too: the publisher may send it again."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from plugins.embedded import EmbeddedServer
+from plugins.raw_client import RawClient, sized
+from plugins.servers import Serve
+
+SMALL_FILES = "-max-bytes-per-file=2000"
+
+
+def packed(bodies: list[bytes]) -> bytes:
+    return sized(len(bodies).to_bytes(4, "big") + b"".join(map(sized, bodies)))
+
+
+def publish(nsqd: EmbeddedServer, kind: str, bodies: list[bytes]) -> bool:
+    """Publish in one of the ways there are; return whether it was accepted."""
+    if kind == "POST /mpub":
+        return nsqd.request("POST", "/mpub?topic=t", b"\n".join(bodies))[0] == 200
+    if kind == "POST /pub":
+        return nsqd.request("POST", "/pub?topic=t", bodies[0])[0] == 200
+    command = {
+        "PUB": b"PUB t\n" + sized(bodies[0]),
+        "DPUB": b"DPUB t 1\n" + sized(bodies[0]),
+        "MPUB": b"MPUB t\n" + packed(bodies),
+    }[kind]
+    with RawClient(nsqd.tcp_address) as client:
+        client.send(command)
+        return client.read()[1] == b"OK"
+
+
+def all_messages(nsqd: EmbeddedServer, channel: str, count: int) -> list[bytes]:
+    """Consume everything; there must be ``count`` messages and no more."""
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", channel, ready=2500)
+        found = client.read_messages(count)
+        client.finish(found)
+        client.settle()
+    stats = nsqd.channel_stats("t", channel)
+    assert (stats["depth"], stats["in_flight_count"], stats["deferred_count"]) == (0, 0, 0)
+    return sorted(message.body for message in found)
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind", "end"),
+    [
+        (["-durable"], "PUB", "kill"),
+        (["-durable"], "POST /pub", "stop"),
+        (["-durable", SMALL_FILES], "DPUB", "kill"),
+        (["-durable", SMALL_FILES], "MPUB", "kill"),
+        (["-durable", SMALL_FILES], "POST /mpub", "stop"),
+        ([SMALL_FILES], "PUB", "stop"),
+        ([SMALL_FILES], "POST /pub", "kill"),
+        ([SMALL_FILES], "MPUB", "kill"),
+        ([SMALL_FILES], "POST /mpub", "stop"),
+    ],
+)
+def test_a_refused_publish_stores_nothing(
+    tmp_path: Path,
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    kind: str,
+    end: str,
+) -> None:
+    """The disk takes a part of each write, or the write and not the sync, and then no more."""
+    nsqd = serve(EmbeddedServer(tmp_path, "-mem-queue-size=0", *flags))
+    for channel in ("a", "b"):
+        nsqd.create_channel("t", channel)
+    confirmed = [b"before %d" % number * 9 for number in range(30)]
+    assert publish(nsqd, "MPUB", confirmed)
+    for name, failing in (("pwrite", a_part_of(os.pwrite)), ("fsync", fails)):
+        if name == "fsync" and "-durable" not in flags:
+            continue  # a publish does not wait for it
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, failing)
+            assert not publish(nsqd, kind, [b"refused %d" % number * 9 for number in range(30)])
+        assert publish(nsqd, "PUB", [name.encode()])
+        confirmed.append(name.encode())
+    if end == "kill":
+        nsqd.kill()
+    else:
+        nsqd.stop()
+    nsqd.start()
+    for channel in ("a", "b"):
+        assert all_messages(nsqd, channel, len(confirmed)) == sorted(confirmed)
+
+
+def a_part_of(pwrite: Callable[..., int]) -> Callable[..., int]:
+    """A disk that fills up with the next write."""
+    is_full = []
+
+    def write(descriptor: int, data: bytes, position: int) -> int:
+        if not position and len(data) < 50:  # the file of positions, which needs no new block
+            return pwrite(descriptor, data, position)
+        if is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        is_full.append(True)
+        return pwrite(descriptor, data[: len(data) * 2 // 3], position)
+
+    return write
+
+
+def fails(descriptor: int) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.mark.parametrize("flags", [["-durable"], []], ids=" ".join)
+def test_a_full_disk_has_what_was_confirmed_and_nothing_else(
+    small_disk: Path, serve: Serve, flags: list[str]
+) -> None:
+    nsqd = serve(EmbeddedServer(small_disk, "-mem-queue-size=0", *flags))
+    nsqd.create_channel("t", "a")
+    spare = small_disk / "spare"
+    spare.write_bytes(bytes(24 << 10))
+    confirmed: list[bytes] = []
+    refused = 0
+    for number in range(60):
+        bodies = [b"%d %d " % (number, each) + b"x" * 200 for each in range(5)]
+        if publish(nsqd, "MPUB", bodies):
+            confirmed += bodies
+        else:
+            refused += 1
+    assert confirmed
+    assert refused > 20
+    nsqd.kill()
+    spare.unlink()  # as an operator would
+    nsqd.start()
+    assert all_messages(nsqd, "a", len(confirmed)) == sorted(confirmed)
