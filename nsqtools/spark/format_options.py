@@ -38,7 +38,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.durations import parse_duration
 from nsqtools.protocol.names import check_channel, check_topic
 from nsqtools.records.units import parse_size, parse_time
-from nsqtools.spark.location import SHARED, parse_location
+from nsqtools.spark.location import SHARED, Location, parse_location, parse_place
 
 Value = TypeVar("Value")
 
@@ -48,6 +48,18 @@ TRUE, FALSE = "true", "false"
 def normal(name: str) -> str:
     """Return the form in which names are compared: lower case, without ``-`` and ``_``."""
     return name.lower().replace("-", "").replace("_", "")
+
+
+def read_place(name: str, text: str) -> Location:
+    """Return the absolute path, or the place in an object store, in an option.
+
+    Raises `ConfigurationError`.
+    """
+    try:
+        place = parse_place(text)
+    except ValueError as exc:
+        raise ConfigurationError(f"{name}: {exc}") from None
+    return place.expanduser().absolute() if isinstance(place, Path) else place
 
 
 def read_location(name: str, text: str) -> Path:
@@ -124,6 +136,11 @@ class Options:
         text = self.text(name)
         return None if text is None else read_location(name, text)
 
+    def place(self, name: str) -> Location | None:
+        """Return the absolute path of a location, or a place in an object store."""
+        text = self.text(name)
+        return None if text is None else read_place(name, text)
+
     def flag(self, name: str, *, default: bool) -> bool:
         """Return ``true`` or ``false``."""
         return self.choice(name, (TRUE, FALSE), default=TRUE if default else FALSE) == TRUE
@@ -184,14 +201,22 @@ FLAGS = {
 
 
 class TopicSubscription(NamedTuple):
-    """What a consumer subscribes to: ``channel`` of each topic."""
+    """What a consumer subscribes to: ``channel`` of topics, or of those that a pattern finds."""
 
     topics: tuple[str, ...]
     channel: str
+    pattern: str = ""
 
 
 def subscription(options: Options) -> TopicSubscription:
-    """Read ``topic`` (several separated by commas) and ``channel``. Raises `ConfigurationError`."""
+    """Read ``topic`` (several separated by commas) or ``topicPattern``, and ``channel``.
+
+    Raises `ConfigurationError`.
+    """
+    if pattern := options.text("topicPattern"):
+        if options.text("topic"):
+            raise ConfigurationError("topic and topicPattern exclude each other")
+        return TopicSubscription((), check_channel(options.required("channel", "spark")), pattern)
     options.required("topic", "clicks")
     topics = tuple(dict.fromkeys(check_topic(topic) for topic in options.list("topic")))
     return TopicSubscription(topics, check_channel(options.required("channel", "spark")))

@@ -17,6 +17,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 from nsqtools.errors import NsqError
@@ -46,13 +47,15 @@ exec {java} "$@"
 class Java:
     """A Java that runs: ``program``, its ``version`` as it prints it, and where it was found.
 
-    Spark runs on it directly when it ``has_vector_module``, else through a shim.
+    Spark runs on it directly when it ``has_vector_module``, else through a shim. ``released`` is
+    the day of its release, where it prints that (Java 10 and newer do).
     """
 
     program: Path
     version: str
     origin: str
     has_vector_module: bool
+    released: date | None = None
 
     @property
     def major(self) -> int:
@@ -107,9 +110,17 @@ def try_java(program: Path, origin: str, environ: Mapping[str, str]) -> Java | N
             )
         except (OSError, subprocess.TimeoutExpired):
             return None
-        version = re.search(r'version "(\d[^"]*)"', done.stderr + done.stdout)
+        version = re.search(
+            r'version "(\d[^"]*)"(?: (\d{4}-\d\d-\d\d))?', done.stderr + done.stdout
+        )
         if done.returncode == 0 and version is not None:
-            return Java(program, version[1], origin, has_vector_module=bool(arguments))
+            return Java(
+                program,
+                version[1],
+                origin,
+                has_vector_module=bool(arguments),
+                released=date.fromisoformat(version[2]) if version[2] else None,
+            )
     return None
 
 

@@ -23,6 +23,18 @@ from threading import Thread
 
 from nsqtools.errors import NsqError
 from nsqtools.protocol.addresses import parse_address
+from nsqtools.spark.packages import (
+    CLASS_PATH,
+    DELTA_CONF,
+    JARS,
+    PACKAGES,
+    beside_sparks_own,
+    known_jars,
+    needed_packages,
+    store_conf,
+    store_environ,
+    stores,
+)
 from nsqtools.spark.pyspark_internals import HANDSHAKE_PATH, parse_handshake
 from nsqtools.spark.session_files import SparkLog, last_lines
 from nsqtools.spark.spark_settings import SparkSettings
@@ -55,6 +67,8 @@ def jvm_environ(settings: SparkSettings, scratch: Path, home: Path) -> dict[str,
     if settings.is_local:
         environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         environ.setdefault("NSQ_SPARK_SLOTS", str(settings.local_slots))  # a sink's rate is shared
+    if (s3 := stores(os.environ, settings.all_places)) is not None:
+        environ |= store_environ(s3)
     return environ
 
 
@@ -86,9 +100,21 @@ def jvm_conf(settings: SparkSettings, scratch: Path) -> dict[str, str]:
         "spark.speculation": "false",
         PUSHDOWN_CONF: "true",
     }
+    if (s3 := stores(os.environ, settings.places)) is not None:
+        conf |= store_conf(s3)
+    if settings.delta:
+        conf |= DELTA_CONF
     if settings.is_local:  # any user of this machine could reach Spark's ports
         conf["spark.authenticate"] = "true"
     conf.update(settings.conf)
+    if JARS not in settings.conf:
+        needed = needed_packages(settings.places, spark_home(), delta=settings.delta)
+        if given := settings.conf.get(PACKAGES):
+            needed.append(given)
+        if settings.is_local and (jars := beside_sparks_own(known_jars(needed), spark_home())):
+            conf[CLASS_PATH] = ":".join(filter(None, [conf.get(CLASS_PATH), *jars]))
+        elif needed:
+            conf[PACKAGES] = ",".join(needed)
     options = conf.get("spark.driver.extraJavaOptions", "")
     conf["spark.driver.extraJavaOptions"] = f'-Djava.io.tmpdir="{scratch}" {options}'.strip()
     conf["spark.master"] = settings.master
@@ -97,10 +123,26 @@ def jvm_conf(settings: SparkSettings, scratch: Path) -> dict[str, str]:
     return conf
 
 
-def submit_command(home: Path, conf: Mapping[str, str]) -> list[str]:
-    """The command that starts a JVM which waits for py4j."""
+def submit_command(home: Path, conf: Mapping[str, str], secrets: Path | None = None) -> list[str]:
+    """The command that starts a JVM which waits for py4j; ``secrets`` is a file of settings."""
     settings = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
-    return [str(home / "bin" / "spark-submit"), *settings, "pyspark-shell"]
+    more = ["--properties-file", str(secrets), "--load-spark-defaults"] if secrets else []
+    return [str(home / "bin" / "spark-submit"), *more, *settings, "pyspark-shell"]
+
+
+def secret_conf(settings: SparkSettings, scratch: Path) -> Path | None:
+    """Write the settings that give executors the credentials of a store; None without any.
+
+    In local mode they are in the environment of the JVM.
+    """
+    s3 = stores(os.environ, settings.all_places)
+    if settings.is_local or s3 is None:
+        return None
+    path = scratch / "secrets.conf"
+    lines = [f"spark.executorEnv.{name} {text}\n" for name, text in store_environ(s3).items()]
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.writelines(lines)
+    return path
 
 
 def reach_master(master: str) -> None:
@@ -125,6 +167,7 @@ def reach_master(master: str) -> None:
 
 
 START_TIMEOUT_S = 120.0
+FETCH_TIMEOUT_S = 1800.0  # Spark fetches packages before it starts: s3a's are 690 MB
 END_TIMEOUT_S = 10.0
 POLL_S = 0.02
 
@@ -143,6 +186,8 @@ class JVM:
     ):
         self.log = log
         handshake = scratch / "gateway"
+        fetches = any(part.startswith(PACKAGES) for part in command)
+        self._start_timeout_s = FETCH_TIMEOUT_S if fetches else START_TIMEOUT_S
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -169,7 +214,7 @@ class JVM:
 
     def _wait_for(self, handshake: Path) -> None:
         """Wait for the file, which appears whole, or for the end of the process."""
-        deadline_s = time.monotonic() + START_TIMEOUT_S
+        deadline_s = time.monotonic() + self._start_timeout_s
         while not handshake.exists():
             if not self.is_running:
                 self._copier.join(END_TIMEOUT_S)
@@ -179,7 +224,7 @@ class JVM:
                 )
             if time.monotonic() > deadline_s:
                 raise NsqError(
-                    f"Spark's JVM was not ready after {START_TIMEOUT_S:.0f} s",
+                    f"Spark's JVM was not ready after {self._start_timeout_s:.0f} s",
                     hint=f"Its log is {self.log.path}.",
                 )
             time.sleep(POLL_S)

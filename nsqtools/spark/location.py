@@ -1,9 +1,12 @@
 """Where data is: the paths of all commands and data sources, parsed in one place.
 
-A location is a path of a mounted file system, or a ``file:`` URL. Any other scheme (``s3a://``,
-``hdfs://`` ...) is refused before anything runs. Taken for a relative path, ``s3a://bucket/lake``
-would be a local directory named ``s3a:``, and what was verified there would justify deleting the
-only other copy.
+A location is a path of a mounted file system (or a ``file:`` URL), or a place in an object store
+(``s3://``, ``s3a://``, ``gs://``, ``az://``, ``abfss://``). Any other scheme is refused before
+anything runs. Taken for a relative path, ``s3n://bucket/lake`` would be a local directory named
+``s3n:``, and what was verified there would justify deleting the only other copy.
+
+What is in a store is reached in two ways: by Python through `archive.storage`, on the driver and on
+executors, and by Spark through Hadoop's file systems, which want ``s3a`` for ``s3``.
 
 Trap: `pathlib.Path` joins the slashes of a URL, so text is parsed before it becomes a path; what
 already is one is recognized all the same.
@@ -13,28 +16,100 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from urllib.parse import unquote
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
-LOCAL_HOSTS = ("", "localhost")
+from nsqtools.archive.storage import (
+    OBJECT_SCHEMES,
+    Entry,
+    Storage,
+    StoredFile,
+    local_path,
+    open_storage,
+    scheme_of,
+)
+from nsqtools.errors import ConfigurationError
+
+_URL = re.compile(r"([a-z0-9]+):/+([^/]+)/*(.*)", re.DOTALL | re.IGNORECASE)
 
 SHARED = "Give a directory that this machine and the executors have mounted under one path."
+SPARKS_SCHEMES = {"s3": "s3a", "az": "abfss"}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPlace:
+    """An object, or all below a prefix, in an object store. ``name`` is relative to the bucket."""
+
+    bucket: str
+    """With its scheme: ``s3://bucket``."""
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.bucket}/{self.key}" if self.key else self.bucket
+
+    def __truediv__(self, name: str) -> StoredPlace:
+        return StoredPlace(self.bucket, f"{self.key}/{name}" if self.key else name)
+
+    @property
+    def name(self) -> str:
+        return self.key.rpartition("/")[2]
+
+    @property
+    def storage(self) -> Storage:
+        """The bucket, as it is open in this process."""
+        return _bucket(self.bucket)
+
+    def beside(self, name: str) -> StoredPlace:
+        """Return the place of another name in the same folder."""
+        folder, slash, _ = self.key.rpartition("/")
+        return StoredPlace(self.bucket, f"{folder}{slash}{name}")
+
+    def open(self) -> StoredFile:
+        """Open the object to read it. Raises ``OSError``."""
+        return self.storage.open(self.key)
+
+    def entry(self) -> Entry:
+        """Return size and version of the object. Raises ``OSError``."""
+        return self.storage.stat(self.key)
+
+    def below(self) -> Iterable[Entry]:
+        """Iterate over the objects below this prefix, their names relative to it."""
+        begin = len(self.key) + 1 if self.key else 0
+        for entry in self.storage.list(self.key):
+            yield entry._replace(name=entry.name[begin:])
+
+
+Location = Path | StoredPlace
+
+
+@cache
+def _bucket(url: str) -> Storage:
+    return open_storage(url)
 
 
 def parse_location(text: str) -> Path:
     """Return the path that a location names. Raises ``ValueError`` for one that is not local."""
-    if not text:
-        raise ValueError("an empty path names no file or directory")
-    scheme = _SCHEME.match(text)
-    if scheme is None:
-        return Path(text)
-    name, rest = scheme[1].lower(), text[len(scheme[0]) - 1 :]
-    host, slash, below = rest[2:].partition("/") if rest.startswith("//") else ("", "/", rest[1:])
-    if name != "file" or host not in LOCAL_HOSTS or not slash:
-        where = f"host {host!r}" if name == "file" else f"{name}:"
-        raise ValueError(f"{text}: {where} is not supported, only mounted file systems are")
-    return Path("/" + unquote(below))
+    place = parse_place(text)
+    if isinstance(place, Path):
+        return place
+    raise ValueError(f"{text}: only a directory is supported here, local or mounted")
+
+
+def parse_place(text: str) -> Location:
+    """Return the path, or the place in an object store, that a location names.
+
+    Raises ``ValueError`` for any other.
+    """
+    if scheme_of(text) in OBJECT_SCHEMES:
+        match = _URL.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text} names no bucket")
+        return StoredPlace(f"{match[1].lower()}://{match[2]}", match[3].strip("/"))
+    try:
+        return local_path(text)
+    except ConfigurationError as exc:
+        raise ValueError(f"{exc}. {exc.hint}".rstrip(". ")) from None
 
 
 def parse_locations(texts: Iterable[str]) -> list[Path]:
@@ -42,9 +117,31 @@ def parse_locations(texts: Iterable[str]) -> list[Path]:
     return [parse_location(text) for text in texts]
 
 
-def spark_url(path: Path) -> str:
-    """Return how to name a local path to Spark: without a scheme it may mean another file system.
+def parse_places(texts: Iterable[str]) -> list[Location]:
+    """Return several places. Raises ``ValueError``."""
+    return [parse_place(text) for text in texts]
+
+
+def absolute(place: Location) -> Location:
+    """Return a place that means the same whatever the working directory is."""
+    return place.absolute() if isinstance(place, Path) else place
+
+
+def spark_url(place: Location) -> str:
+    """Return how to name a place to Spark: without a scheme it may mean another file system.
 
     Hadoop takes what follows ``file://`` as it is, so nothing is escaped.
     """
-    return f"file://{path.absolute()}"
+    if isinstance(place, Path):
+        return f"file://{place.absolute()}"
+    scheme, _, rest = str(place).partition("://")
+    return f"{SPARKS_SCHEMES.get(scheme, scheme)}://{rest}"
+
+
+def contains(outer: Location, inner: Location) -> bool:
+    """Whether a place is another one, or lies in it."""
+    outside, inside = (
+        f"{each.resolve() if isinstance(each, Path) else spark_url(each)}/".replace("//", "/")
+        for each in (outer, inner)
+    )
+    return inside.startswith(outside)

@@ -103,3 +103,25 @@ def _set_environ(values: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+def scanned_columns(spark: SparkSession, query: str) -> dict[str, set[str]]:
+    """Return the columns that a query reads of each directory that its views read as files.
+
+    Plans the query and runs nothing. A directory is missing where the plan does not show its
+    columns: in a statement that is not a query, and everywhere when an expression has a subquery.
+    """
+    jvm: Any = spark._jvm
+    state = spark._jsparkSession.sessionState()
+    skip = jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP()
+    execution = state.executePlan(state.sqlParser().parsePlan(query), skip)
+    if not execution.optimizedPlan().subqueriesAll().isEmpty():
+        return {}
+    leaves = execution.sparkPlan().collectLeaves()
+    columns: dict[str, set[str]] = {}
+    for at in range(leaves.size()):
+        leaf = leaves.apply(at)
+        if leaf.getClass().getSimpleName() == "FileSourceScanExec":
+            root = str(leaf.relation().location().rootPaths().head().toUri().getPath())
+            columns.setdefault(root, set()).update(leaf.requiredSchema().fieldNames())
+    return columns

@@ -33,8 +33,10 @@ from nsqtools.spark.jvm import (
     jvm_conf,
     jvm_environ,
     reach_master,
+    secret_conf,
     submit_command,
 )
+from nsqtools.spark.packages import JARS, PACKAGES, note_jars
 from nsqtools.spark.pyspark_internals import (
     OLDEST,
     close_gateway,
@@ -81,7 +83,8 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
         scratch = stack.enter_context(scratch_directory(parent))
         environ = jvm_environ(settings, scratch, java_home(java, os.environ, scratch))
         stack.enter_context(environment({name: environ.get(name) for name in SHARED_VARIABLES}))
-        command = submit_command(Path(environ["SPARK_HOME"]), jvm_conf(settings, scratch))
+        secrets = secret_conf(settings, scratch)
+        command = submit_command(Path(environ["SPARK_HOME"]), jvm_conf(settings, scratch), secrets)
         jvm = JVM(command, environ, scratch, log)
         stack.callback(jvm.close, HURRIED_S)
         stack.enter_context(spark_errors(settings))
@@ -95,6 +98,9 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
             with spark_errors(settings):  # while the JVM can still say what went wrong
                 redirect_accumulator_errors(spark.sparkContext, log.write)
                 register(spark)
+                conf = spark.sparkContext.getConf()
+                if (packages := conf.get(PACKAGES)) and (jars := conf.get(JARS)):
+                    note_jars(packages.split(","), jars)
                 yield spark
         except BaseException as error:
             hurried = not isinstance(error, Exception)  # a signal

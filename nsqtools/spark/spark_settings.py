@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from nsqtools.errors import ConfigurationError
+from nsqtools.spark.location import Location
 
 KEPT_LOGS = 20
 
@@ -27,7 +28,9 @@ class SparkSettings:
     started beside this process, as Java has it: ``2g``, ``800m``. ``conf`` holds any of Spark's own
     settings and wins over ours. ``local_dir`` is where Spark puts its temporary files, in a
     directory of the session that is removed at the end (default: ``$SPARK_LOCAL_DIRS``, else the
-    system's).
+    system's). ``places`` are what the session reads and writes, as far as it needs jars for it, and
+    ``delta`` whether that is tables of Delta. ``python_places`` need only credentials: no JVM
+    reads or writes them.
 
     Raises `ConfigurationError`.
     """
@@ -38,6 +41,9 @@ class SparkSettings:
     conf: Mapping[str, str] = field(default_factory=dict)
     log_file: Path | None = None
     local_dir: Path | None = None
+    places: tuple[Location, ...] = ()
+    delta: bool = False
+    python_places: tuple[Location, ...] = ()
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[1-9]\d*[kmgtKMGT]", self.driver_memory):
@@ -51,6 +57,11 @@ class SparkSettings:
                 hint="Give the cluster's own address: spark://HOST:7077, yarn or k8s://... In a "
                 "Connect session of yours the formats work: nsqtools.spark.register(spark).",
             )
+
+    @property
+    def all_places(self) -> tuple[Location, ...]:
+        """What needs credentials."""
+        return self.places + self.python_places
 
     @property
     def is_local(self) -> bool:

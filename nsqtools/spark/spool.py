@@ -28,8 +28,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from nsqtools.archive.archive_settings import THROUGHPUT, ArchiveSettings, Flush
-from nsqtools.archive.archiver import Archiver, ArchiveSource
+from nsqtools.archive.archive_settings import THROUGHPUT, ArchiveSettings, ArchiveSource, Flush
+from nsqtools.archive.archiver import Archiver
+from nsqtools.archive.discovery import TopicDiscovery
 from nsqtools.archive.finishing import Directories
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import NsqError, OutputError
@@ -44,6 +45,7 @@ ABOUT, LOCK, MARK = ".spool.json", ".spool.lock", ".in-checkpoint"
 LOCK_WAIT_S = 20.0  # of a process that is ending
 ENDING_WAIT_S = 5.0
 LOCK_POLL_S = 0.1
+REFRESH_S = 15.0  # how often topics that match a pattern are looked for
 FILE_SIZE = 32 << 20
 FILE_AGE_S = 30.0
 
@@ -55,6 +57,8 @@ class SpoolSettings:
     folder: Path
     topics: tuple[str, ...]
     channel: str
+    pattern: str = ""
+    """In place of topics: those whose name contains a regular expression, now and later."""
     max_bytes: int = 1 << 30
     max_rows: int | None = None
     flush_s: float = 0.05
@@ -63,7 +67,8 @@ class SpoolSettings:
 
     def about(self) -> dict[str, object]:
         """The identity of a spool's query, as it is stored."""
-        return {"topics": sorted(self.topics), "channel": self.channel}
+        about: dict[str, object] = {"topics": sorted(self.topics), "channel": self.channel}
+        return about | ({"pattern": self.pattern} if self.pattern else {})
 
 
 class Collected(Enum):
@@ -246,8 +251,15 @@ class Spool:
             connection,
             connection.client_options(**THROUGHPUT),
         )
+        pattern = settings.pattern
         self._archiver = Archiver(
-            settings.topics, source, self._archive_settings(), limits=limits, on_tick=tick
+            settings.topics,
+            source,
+            self._archive_settings(),
+            discovery=TopicDiscovery(pattern, connection) if pattern else None,
+            refresh_s=REFRESH_S,
+            limits=limits,
+            on_tick=tick,
         )
         self._begun.clear()
         self._note_written()

@@ -1,11 +1,11 @@
 """A stream over a live topic, without Spark: its options, and the archive's stream over a spool.
 
-    topic, channel, spoolDir     required
+    topic, channel, spoolDir     required; topicPattern in place of topic is a regular expression
     maxSpoolBytes, maxSpoolRows  pause above, resume below half (default: 1 GiB)
     flushInterval                how long a message waits for others before it is durable (50ms)
     idleTimeout                  a channel that is silent this long is empty: availableNow (2s)
-    pollInterval, maxRowsPerTrigger, maxBytesPerTrigger, maxFilesPerTrigger, failOnDataLoss,
-    partitionBytes, minPartitions    as of nsq-archive
+    pollInterval, maxRowsPerTrigger, maxBytesPerTrigger, maxFilesPerTrigger, minRowsPerTrigger,
+    maxTriggerDelay, failOnDataLoss, partitionBytes, minPartitions    as of nsq-archive
 
 and those of the connection, see `format_options`.
 
@@ -41,6 +41,7 @@ from nsqtools.spark.archives.read_settings import (
     read_limits,
     size_option,
     split_settings,
+    waiting,
 )
 from nsqtools.spark.format_options import Options, consumer_connection, read_location, subscription
 from nsqtools.spark.spool import (
@@ -82,7 +83,7 @@ def topic_settings(given: Mapping[str, str], environ: Mapping[str, str]) -> Topi
     folder = read_location("spoolDir", options.required("spoolDir", "/shared/spool"))
     flush_s, idle_s = options.duration_s("flushInterval"), options.duration_s("idleTimeout")
     poll_s = options.duration_s("pollInterval")
-    spool = SpoolSettings(folder, subscribed.topics, subscribed.channel)
+    spool = SpoolSettings(folder, *subscribed)
     spool = replace(
         spool,
         max_bytes=size_option(options, "maxSpoolBytes") or spool.max_bytes,
@@ -95,6 +96,7 @@ def topic_settings(given: Mapping[str, str], environ: Mapping[str, str]) -> Topi
         fail_on_data_loss=options.flag("failOnDataLoss", default=True),
         limits=read_limits(options),
         poll_s=DEFAULT_POLL_S if poll_s is None else poll_s,
+        **waiting(options),
     )
     connection = consumer_connection(options, environ)
     options.end()

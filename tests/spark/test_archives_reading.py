@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plugins.archives import Writer, write_archive
 
+from nsqtools.archive.codecs import zstd_members
 from nsqtools.archive.finishing import Directories, finish
 from nsqtools.archive.layout import index_of
 from nsqtools.archive.reader import TimeRange
@@ -23,7 +24,7 @@ from nsqtools.protocol.message import WireMessage
 from nsqtools.records.envelope import encode_many
 from nsqtools.spark.archives import partitions
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
-from nsqtools.spark.archives.message_columns import exact_columns, fast_columns
+from nsqtools.spark.archives.message_columns import archived_schema, exact_columns, fast_columns
 from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.partitions import plan_batch
 from nsqtools.spark.archives.read_settings import FileFormat, OnDamage, ReadSettings
@@ -77,7 +78,20 @@ def as_it_is(path: Path) -> None:
     pass
 
 
-@pytest.mark.parametrize("form", [as_it_is, as_plain, as_one_member])
+def as_one_frame(path: Path) -> None:
+    compressor = zstd_members(None)()
+    text = gzip.decompress(path.read_bytes())
+    path.write_bytes(compressor.compress(text) + compressor.flush())
+    index_of(path).unlink()
+
+
+def as_zstd(path: Path) -> None:
+    some = [WireMessage(BASE_NS, 1, b"%016x" % n, body) for n, body in enumerate(BODIES)]
+    write_archive(path.with_suffix(".zst"), some[:4], some[4:])
+    path.unlink()
+
+
+@pytest.mark.parametrize("form", [as_it_is, as_plain, as_one_member, as_one_frame, as_zstd])
 def test_bodies_of_every_kind_come_back_byte_for_byte(
     tmp_path: Path, form: Callable[[Path], None]
 ) -> None:
@@ -142,7 +156,7 @@ lines = st.one_of(
 
 @given(text=st.lists(lines, min_size=1, max_size=4).map(b"".join))
 def test_what_the_fast_way_takes_it_reads_like_the_exact_one(text: bytes) -> None:
-    fast = fast_columns(text, text.count(b"\n"))
+    fast = fast_columns(text, text.count(b"\n"), archived_schema().names)
     if fast is None:
         return
     exact, kept, problems = exact_columns(text.split(b"\n")[:-1])
@@ -153,10 +167,19 @@ def test_what_the_fast_way_takes_it_reads_like_the_exact_one(text: bytes) -> Non
         name: exact[name].to_pylist() for name in exact
     }
     assert {name: fast[name].type for name in fast} == {name: exact[name].type for name in exact}
+    for some in (["topic"], ["nsqd", "timestamp"], ["body", "topic"], ["pos"]):
+        few = fast_columns(text, text.count(b"\n"), some)
+        assert few is not None
+        assert {name: few[name] for name in some if name != "pos"} == {
+            name: fast[name] for name in some if name != "pos"
+        }
 
 
 def test_the_fast_way_takes_what_is_as_it_is_written() -> None:
-    assert fast_columns(encode_many("t", "n:1", messages(0, 5)), 5) is not None
+    assert (
+        fast_columns(encode_many("t", "n:1", messages(0, 5)), 5, archived_schema().names)
+        is not None
+    )
 
 
 def test_keys_in_another_order_are_read(tmp_path: Path) -> None:
@@ -182,7 +205,7 @@ def test_a_plain_file_is_cut_at_line_ends_wherever_the_ranges_end(tmp_path: Path
     as_plain(path)
     text = path.read_bytes()
 
-    for size in range(1, 400, 7):
+    for size in (1, 2, 5, *range(8, 400, 23)):
         settings = ReadSettings((str(path),), partition_bytes=size)
         found = rows(settings)
         assert [row["body"] for row in found] == [m.body for m in messages(0, 50)]
@@ -329,12 +352,12 @@ def test_bare_bodies_are_read_when_asked_for(tmp_path: Path) -> None:
 
 
 def test_bare_bodies_of_to_file_are_known_by_their_index(tmp_path: Path) -> None:
-    from nsqtools.archive.part_file import PartFile, gzip_members
+    from nsqtools.archive.codecs import gzip_members
+    from nsqtools.archive.part_file import PartFile
 
     file = PartFile(tmp_path / "a.log.gz", 0o640, gzip_members(6), 0.0)
     file.append(b"one\ntwo\n")
     file.flush(file.end_member(2, 5, 6))
-    file.close()
     finish(file.path, Directories(tmp_path, tmp_path))
 
     assert bodies(tmp_path) == [b"one", b"two"]

@@ -101,8 +101,8 @@ def test_patterns_name_what_is_there(tmp_path: Path) -> None:
     ("given", "complaint"),
     [
         ({"path": ""}, "needs a path"),
-        ({"path": "s3://bucket/x"}, "is not supported, only mounted file systems"),
-        ({"path": "file://host/x"}, "is not supported, only mounted file systems"),
+        ({"path": "hdfs://name/x"}, "is not supported"),
+        ({"path": "file://host/x"}, "is not supported"),
         ({"ondamage": "report"}, "onDamage=report needs damagePath"),
         ({"damagepath": "/r"}, "onDamage=report needs damagePath"),
         ({"ondamage": "ignore"}, "onDamage=ignore must be one of fail, report"),

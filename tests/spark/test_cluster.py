@@ -10,8 +10,10 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +22,7 @@ from plugins.archives import write_archive
 from plugins.cli import Result, RunNsq
 from plugins.clients import bodies_in
 from plugins.http_api import Nsqd
-from plugins.spark import QUICK_JVM
+from plugins.object_store import Bucket
 from plugins.waiting import patience_s, wait_until
 
 import nsqtools
@@ -42,7 +44,9 @@ class SparkCluster(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+def spark_cluster(
+    tmp_path_factory: pytest.TempPathFactory, quick_jvm: str
+) -> Iterator[SparkCluster]:
     """A master and two workers of one core each."""
     from nsqtools.spark.java import find_java, java_home
     from nsqtools.spark.jvm import spark_home
@@ -56,7 +60,7 @@ def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkClu
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(directory),
         "SPARK_DAEMON_MEMORY": "256m",
-        "JAVA_TOOL_OPTIONS": QUICK_JVM,  # of executors too
+        "JAVA_TOOL_OPTIONS": quick_jvm,  # of executors too
         "PYTHONPATH": str(Path(nsqtools.__file__).parents[1]),
     }
     with ExitStack() as stack:
@@ -98,6 +102,51 @@ def wait_for(log: Path, pattern: str) -> str:
     return found[1]
 
 
+IN_ONE_SESSION = """
+import json, os, sys
+from contextlib import contextmanager
+from pathlib import Path
+from plugins.in_process import run_in_process
+from nsqtools.spark import session
+from nsqtools.spark.spark_settings import SparkSettings
+
+master, log, timeout_s, commands = json.loads(sys.argv[1])
+small = {"spark.executor.memory": "512m", "spark.sql.shuffle.partitions": "2"}
+settings = SparkSettings(master, "tests", "512m", small, Path(log))
+with session.spark_session(settings) as spark:
+
+    @contextmanager
+    def shared(settings):
+        yield spark
+
+    session.spark_session = shared
+    for command in commands:
+        status, out, err = run_in_process(["spark", *command], b"", dict(os.environ), timeout_s)
+        print(json.dumps([status, out.decode(), err]), flush=True)
+"""
+"""A driver and two executors take longer to start than what they are asked to do."""
+
+
+def in_one_session(
+    cluster: SparkCluster, env: dict[str, str], directory: Path, *commands: Sequence[object]
+) -> list[Result]:
+    """Run ``nsq spark`` several times, on one session with executors of 512 MiB."""
+    texts = [[str(word) for word in command] for command in commands]
+    what = [cluster.url, str(directory / "spark.log"), TIMEOUT_S, texts]
+    path = os.pathsep.join([env["PYTHONPATH"], str(Path(__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-c", IN_ONE_SESSION, json.dumps(what)],
+        capture_output=True,
+        text=True,
+        env=env | cluster.env | {"PYTHONPATH": path},
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return [Result(status, out.encode(), err) for status, out, err in lines]
+
+
 @pytest.fixture
 def on_cluster(
     run_nsq: RunNsq, spark_env: dict[str, str], spark_cluster: SparkCluster, tmp_path: Path
@@ -137,34 +186,84 @@ def archive(tmp_path: Path) -> Path:
     return directory
 
 
-def test_the_doctor_sees_both_workers_and_that_they_share_a_directory(
-    on_cluster: Callable[..., Result], tmp_path: Path
-) -> None:
-    result = on_cluster("doctor", "--shared-dir", tmp_path, "--json")
-
-    assert result.status == 0, result.err
-    found = {each["check"]: each for each in json.loads(result.out)}
-    assert {each["state"] for each in found.values()} == {"ok"}
-    assert found["executors"]["found"].startswith("2 on ")
-    assert str(tmp_path) in found["shared directory"]["found"]
-    assert list(tmp_path.glob(".nsq-doctor-*")) == []
-
-
-def test_an_archive_becomes_parquet_and_messages_again(
-    on_cluster: Callable[..., Result], archive: Path, nsqd: Nsqd, tmp_path: Path
+def test_an_archive_becomes_parquet_and_messages_again_on_workers_that_the_doctor_sees(
+    spark_cluster: SparkCluster,
+    spark_env: dict[str, str],
+    archive: Path,
+    nsqd: Nsqd,
+    tmp_path: Path,
 ) -> None:
     from pyarrow import parquet
 
     output = tmp_path / "parquet"
     expected = sorted(message.body for message in messages())
 
-    ingested = on_cluster(
-        "ingest", archive, "-o", output, "--checkpoint", tmp_path / "cp", "--once"
+    checked, ingested, replayed = in_one_session(
+        spark_cluster,
+        spark_env,
+        tmp_path,
+        ("doctor", "--shared-dir", tmp_path, "--json"),
+        ("ingest", archive, "-o", output, "--checkpoint", tmp_path / "cp", "--once"),
+        ("replay", output, "--nsqd-tcp-address", nsqd.tcp_address),
     )
+
+    assert checked.status == 0, checked.err
+    found = {each["check"]: each for each in json.loads(checked.out)}
+    found.pop("java", None)  # it may be old here
+    assert {each["state"] for each in found.values()} == {"ok"}
+    assert found["executors"]["found"].startswith("2 on ")
+    assert str(tmp_path) in found["shared directory"]["found"]
+    assert list(tmp_path.glob(".nsq-doctor-*")) == []
+
     assert ingested.status == 0, ingested.err
     tables = [parquet.read_table(path) for path in output.rglob("*.parquet")]
     assert sorted(body for table in tables for body in table["body"].to_pylist()) == expected
 
-    replayed = on_cluster("replay", output, "--nsqd-tcp-address", nsqd.tcp_address)
+    assert replayed.status == 0, replayed.err
+    assert bodies_in(nsqd, "clicks", len(expected)) == expected
+
+
+IVY = Path(os.environ.get("NSQTOOLS_TEST_IVY") or Path.home() / ".cache/nsqtools-tests/ivy")
+"""Where the jars for object stores and Delta are kept: 690 MB, fetched once."""
+
+HAS_DELTA = metadata.version("pyspark").startswith("4.2.")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["parquet", *(["delta"] if HAS_DELTA else [])])
+def test_a_bucket_is_all_that_driver_and_executors_share(
+    on_cluster: Callable[..., Result],
+    archive: Path,
+    bucket: Bucket,
+    nsqd: Nsqd,
+    spark_env: dict[str, str],
+    format: str,
+) -> None:
+    """Archive to lake to report to nsqd; the executors have no credentials but the session's."""
+    spark_env |= {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
+    packages = ("--conf", f"spark.jars.ivy={IVY}")
+    for path in archive.iterdir():
+        bucket.storage.put_file(f"archive/{path.name}", path)
+    archived, lake = f"{bucket.url}/archive", f"{bucket.url}/lake"
+    expected = sorted(message.body for message in messages())
+
+    checked = on_cluster("doctor", "--shared-dir", bucket.url, *packages)
+    assert checked.status == 0, checked.out.decode() + checked.err
+    compact = ("compact", archived, "-o", lake, "--open-days", "--format", format)
+    made = on_cluster(*compact, "--delete-archives", "--yes", *packages)
+    assert made.status == 0, made.err
+    assert "4 archives deleted" in made.err
+    assert not [name for name in bucket.names() if name.startswith("archive/")]
+    assert not [name for name in bucket.names() if ".nsq-doctor" in name]
+
+    report = on_cluster("report", lake, "--json", *packages)
+    assert report.status == 0, report.err
+    [total] = json.loads(report.out)["topics"]
+    assert (total["messages"], total["bytes"], total["duplicates"]) == (
+        len(expected),
+        sum(map(len, expected)),
+        0,
+    )
+    replayed = on_cluster("replay", lake, "--nsqd-tcp-address", nsqd.tcp_address, *packages)
     assert replayed.status == 0, replayed.err
     assert bodies_in(nsqd, "clicks", len(expected)) == expected

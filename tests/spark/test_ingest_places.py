@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from plugins.object_store import Bucket
 
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.spark.jobs.ingestion import (
@@ -16,6 +17,7 @@ from nsqtools.spark.jobs.ingestion import (
     held_directories,
     mark_directories,
 )
+from nsqtools.spark.location import parse_place
 
 SOURCE = "the topic clicks, channel spark"
 
@@ -26,7 +28,9 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
     output, checkpoint = tmp_path / "out", tmp_path / "checkpoint"
     mark_directories(SOURCE, output, checkpoint)
     (checkpoint / BEGUN).mkdir()
+    (checkpoint / BEGUN / "0").touch()
     (output / "_spark_metadata").mkdir()
+    (output / "_spark_metadata" / ".0.crc").touch()
     return output, checkpoint
 
 
@@ -60,6 +64,25 @@ def test_one_ingestion_at_a_time(places: tuple[Path, Path]) -> None:
         held_directories(SOURCE, *places),
     ):
         pass
+
+
+def test_places_in_a_bucket_are_kept_as_directories_are(bucket: Bucket) -> None:
+    output, checkpoint = (parse_place(f"{bucket.url}/{name}") for name in ("out", "checkpoint"))
+    put, folder = bucket.storage.put, "out/topic=a/date=2026-09-21"
+    with held_directories(SOURCE, output, checkpoint):
+        put("checkpoint/offsets/0", b"{}")
+        put(f"{folder}/kept.parquet", b"x")
+        put(f"{folder}/left.parquet", b"x")
+        line = json.dumps({"path": f"s3a://{bucket.name}/{folder}/kept.parquet"})
+        put("out/_spark_metadata/0", f"v1\n{line}\n".encode())
+
+    mark_directories(SOURCE, output, checkpoint)
+    assert f"{folder}/kept.parquet" in bucket.names()
+    assert f"{folder}/left.parquet" not in bucket.names()
+    with pytest.raises(ConfigurationError, match="must not contain each other"):
+        mark_directories(SOURCE, output, parse_place(f"{output}/checkpoint"))
+    with pytest.raises(ConfigurationError, match="belongs to the topic clicks"):
+        mark_directories("the topic views, channel spark", output, checkpoint)
 
 
 def log_entry(output: Path, name: str) -> str:

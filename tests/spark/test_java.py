@@ -53,7 +53,8 @@ def test_java_home_comes_first_then_path(tmp_path: Path) -> None:
     other = make_java(tmp_path / "other", MODERN, "21.0.2")
     environ = {"JAVA_HOME": str(home), "PATH": str(other / "bin")}
 
-    assert find_java(environ) == Java(home / "bin" / "java", "17.0.1", "JAVA_HOME", True)
+    found = find_java(environ)
+    assert found == Java(home / "bin" / "java", "17.0.1", "JAVA_HOME", True, found.released)
     assert find_java({"PATH": str(other / "bin")}).origin == "PATH"
 
 

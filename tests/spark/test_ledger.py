@@ -6,8 +6,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from plugins.power_cut import PowerCut
 
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
+from nsqtools.records.envelope import Envelope
 from nsqtools.spark.publishing.ledger import (
     LedgerEntry,
     LedgerPart,
@@ -16,6 +18,7 @@ from nsqtools.spark.publishing.ledger import (
     prepare_ledger,
     read_entries,
 )
+from nsqtools.spark.publishing.row_outcomes import DeadLetters
 
 
 def noted(folder: Path, *entries: LedgerEntry, partition: int = 0) -> Path:
@@ -128,3 +131,34 @@ def test_a_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
         prepare_ledger(tmp_path / "file", "job")
     with pytest.raises(OutputError, match=r"nowhere/part-00000.jsonl .No such file"):
         LedgerPart(tmp_path / "nowhere", 0)
+
+
+def test_a_power_cut_leaves_what_was_synced_and_every_dead_letter_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, dead = tmp_path / "ledger", tmp_path / "dead"
+    row = Envelope("clicks", "", b"0" * 16, 1, 1, b"body")
+    with PowerCut(tmp_path, monkeypatch) as record:
+        prepare_ledger(ledger, "job")
+        with LedgerPart(ledger, 0) as part, DeadLetters(dead, "job", 0, done=0) as letters:
+            for number in range(4):
+                letters.write(number, row, "refused")
+                letters.sync()
+                part.entry = LedgerEntry(done=number + 1, dead_lettered=number + 1)
+                part.note()
+                part.sync()
+                record.note(number)
+            letters.finish()
+
+    cuts = list(record.cuts())
+    assert len(cuts[-1][0]) == 4
+    for promised, cut in cuts:
+        cut.restore(tmp_path)
+        entries = read_entries(ledger)
+        done = entries[0].done if entries else 0
+        assert done >= len(promised)
+        lines = {line for path in dead.glob("*") for line in path.read_bytes().splitlines()}
+        lines |= {line for path in dead.glob(".*") for line in path.read_bytes().splitlines()}
+        assert len(lines) >= done
+        if cut.files.get("ledger/job.json"):
+            prepare_ledger(ledger, "job")

@@ -10,11 +10,12 @@ from nsqtools.cli.main import main
 from nsqtools.errors import ConfigurationError
 from nsqtools.spark.archives.read_settings import archive_settings
 from nsqtools.spark.format_options import Options
-from nsqtools.spark.location import parse_location, spark_url
+from nsqtools.spark.location import parse_location, parse_place, spark_url
 from nsqtools.spark.publishing.sink_plan import sink_settings
 from nsqtools.spark.topic_stream import topic_settings
 
-REMOTE = "s3a://bucket/lake"
+REMOTE = "hdfs://name:8020/lake"
+STORED = "s3a://bucket/lake"
 
 
 @pytest.mark.parametrize(
@@ -37,13 +38,32 @@ def test_a_local_path_is_parsed(text: str, path: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *(REMOTE, "s3://bucket", "gs://b/x", "abfss://c@a.dfs.core.windows.net/x", "hdfs:///x"),
-        *("hdfs://name:8020/x", "webhdfs://h/x", "dbfs:/x", "wasb://x", "S3A://bucket"),
+        *(REMOTE, "hdfs:///x", "s3n://bucket/x", "webhdfs://h/x", "dbfs:/x", "wasb://x", "s3://"),
         *("file://host/x", "file://host", "", str(Path(REMOTE))),
     ],
 )
-def test_what_is_not_local_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"not supported|empty"):
+def test_what_is_not_supported_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"not supported|empty|names no bucket"):
+        parse_place(text)
+    with pytest.raises(ValueError, match=r"not supported|empty|names no bucket"):
+        parse_location(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "url", "sparks"),
+    [
+        ("s3://b", "s3://b", "s3a://b"),
+        ("S3A://b//x/y/", "s3a://b/x/y", "s3a://b/x/y"),
+        ("gs://b/x", "gs://b/x", "gs://b/x"),
+        ("abfss://c@a.dfs.core.windows.net/x", *["abfss://c@a.dfs.core.windows.net/x"] * 2),
+        (str(Path("s3://b/x")), "s3://b/x", "s3a://b/x"),
+    ],
+)
+def test_an_object_store_is_parsed_and_named_to_spark(text: str, url: str, sparks: str) -> None:
+    place = parse_place(text)
+
+    assert (str(place), spark_url(place)) == (url, sparks)
+    with pytest.raises(ValueError, match="only a directory is supported here"):
         parse_location(text)
 
 
@@ -51,11 +71,20 @@ def test_spark_is_given_a_scheme_and_no_escapes(tmp_path: Path) -> None:
     assert spark_url(Path("/lake/topic=a%2Fb x")) == "file:///lake/topic=a%2Fb x"
 
 
+@pytest.mark.parametrize("name", ["path", "paths", "damagePath"])
+def test_an_archive_may_be_in_an_object_store(name: str) -> None:
+    given = {"path": "/var/nsq", "onDamage": "report", "damagePath": "/tmp/damage", name: STORED}
+
+    settings = archive_settings(Options("nsq-archive", given))
+
+    assert STORED in [*settings.paths, str(settings.damage_path)]
+
+
 @pytest.mark.parametrize("name", ["path", "paths", "workDir", "damagePath"])
 def test_an_archive_elsewhere_is_refused(name: str) -> None:
     given = {"path": "/var/nsq", "onDamage": "report", "damagePath": "/tmp/damage", name: REMOTE}
 
-    with pytest.raises(ConfigurationError, match=f"{REMOTE}: s3a: is not supported"):
+    with pytest.raises(ConfigurationError, match=f"{REMOTE} is not supported"):
         archive_settings(Options("nsq-archive", given))
 
 
@@ -67,14 +96,14 @@ def test_a_file_url_names_an_archive() -> None:
 
 @pytest.mark.parametrize("name", ["deadLetterPath", "ledgerPath", "outcomePath"])
 def test_a_sink_refuses_to_write_elsewhere(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{name}: {REMOTE}: s3a: is not supported"):
+    with pytest.raises(ConfigurationError, match=f"{name}: {REMOTE} is not supported"):
         sink_settings({"topic": "clicks", name: REMOTE}, {"body": "binary"}, {})
 
 
 def test_a_spool_elsewhere_is_refused() -> None:
     given = {"topic": "clicks", "channel": "spark", "spoolDir": REMOTE}
 
-    with pytest.raises(ConfigurationError, match=f"spoolDir: {REMOTE}: s3a: is not supported"):
+    with pytest.raises(ConfigurationError, match=f"spoolDir: {REMOTE} is not supported"):
         topic_settings(given, {})
 
 
@@ -113,5 +142,5 @@ def test_a_command_refuses_what_is_not_local_before_anything_runs(
     status = main(["spark", *arguments])
 
     assert status == 2
-    assert f"{REMOTE}: s3a: is not supported" in capfd.readouterr().err
+    assert f"{REMOTE} is not supported" in capfd.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"archive", "query.sql"}

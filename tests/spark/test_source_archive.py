@@ -11,7 +11,7 @@ from plugins.archives import Writer, write_archive
 
 from nsqtools.protocol.message import WireMessage
 from nsqtools.spark.archives.read_settings import ReadSettings
-from nsqtools.spark.jobs.ingestion import _rows_behind
+from nsqtools.spark.jobs.ingestion import _lag
 
 pytest.importorskip("pyspark")
 
@@ -143,7 +143,7 @@ def test_an_empty_archive_has_no_rows(spark: SparkSession, tmp_path: Path) -> No
         ({"topicss": "a"}, "Did you mean topics"),
         ({"since": "yesterday"}, "option since='yesterday' is not a time"),
         ({"maxRowsPerTrigger": "5"}, "has no option 'maxrowspertrigger'"),
-        ({"path": "s3://bucket/archive"}, "is not supported, only mounted file systems"),
+        ({"path": "hdfs://bucket/archive"}, "hdfs://bucket/archive is not supported"),
         ({"path": "/nowhere/at/all"}, "there is no /nowhere/at/all"),
     ],
 )
@@ -169,7 +169,10 @@ def drained(
         .start()
     )
     query.awaitTermination()
-    lags.extend(_rows_behind(each["sources"][0]["latestOffset"]) for each in query.recentProgress)
+    lags.extend(
+        _lag(each["sources"][0]["latestOffset"]).get("rows_behind", 0)
+        for each in query.recentProgress
+    )
     return found
 
 

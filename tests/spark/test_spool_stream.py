@@ -318,3 +318,28 @@ def test_a_spool_that_is_just_being_given_up_is_waited_for(
 
     assert stream.initial()["run"] == start["run"]
     assert upto(stream, stream.initial(), 1)[0] == [b"one"]
+
+
+def test_a_pattern_takes_the_topics_that_match_it(
+    nsqd: Nsqd, settings: SpoolSettings, tmp_path: Path
+) -> None:
+    for topic in ("orders.new", "orders.paid", "views"):
+        nsqd.create_channel(topic, CHANNEL)
+        nsqd.publish(topic, topic.encode())
+    given = {"topicPattern": "^orders", "channel": CHANNEL, "spoolDir": str(tmp_path)}
+    pattern = topic_settings(given, {}).spool.pattern
+    stream = TopicStream(
+        replace(settings, topics=(), pattern=pattern),
+        ConnectionSettings((nsqd.tcp_address,), nsqd_http_addresses=(nsqd.http_address,)),
+        ReadSettings((str(settings.folder),)),
+        StreamSettings(),
+    )
+    start = stream.initial()
+    stream.freeze()
+
+    end = stream.latest(start, UNLIMITED)
+
+    assert sorted(bodies(stream, start, end)) == [b"orders.new", b"orders.paid"]
+    assert nsqd.depth("views", CHANNEL) == 1
+    with pytest.raises(ConfigurationError, match="exclude each other"):
+        topic_settings(given | {"topic": "views"}, {})

@@ -15,12 +15,13 @@ from __future__ import annotations
 import errno
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from nsqtools.archive.codecs import Codec, CorruptError, codec_of, unpacker
+from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import (
     PART,
     Head,
@@ -32,8 +33,7 @@ from nsqtools.archive.layout import (
     owner_of,
     split_head,
 )
-from nsqtools.archive.members import GZIP_WINDOW, MAGIC
-from nsqtools.archive.reader import ArchiveFile, is_message, read_lines
+from nsqtools.archive.reader import is_message, read_lines
 from nsqtools.errors import NotFoundError, OutputError
 from nsqtools.files.opening import open_to_read
 from nsqtools.records.envelope import decode
@@ -41,6 +41,7 @@ from nsqtools.spark.archives.damage import ArchiveDamage
 from nsqtools.spark.archives.folders import Folder, Folders
 
 LOOK_SIZE = 1 << 12
+ZSTD_BLOCK_SIZE = 1 << 17  # nothing of a block is unpacked before it is whole
 
 _BEGINNING = re.compile(rb'\{"topic": "([^"\\]*)", "nsqd": "')
 
@@ -57,7 +58,7 @@ class FileContent(NamedTuple):
     """What the first line shows; ``topic`` is that of its message."""
 
     kind: LineKind
-    is_gzip: bool
+    codec: Codec
     topic: str = ""
 
 
@@ -65,18 +66,31 @@ def read_content(archive: ArchiveFile, delimiter: bytes) -> FileContent:
     """Read as much as it takes to know what a file is. Raises ``OSError``, `OutputError`."""
     with open_to_read(archive.path) as file:
         data = file.read(LOOK_SIZE)
-    is_gzip = data.startswith(MAGIC)
-    if is_gzip:
-        try:
-            data = zlib.decompressobj(GZIP_WINDOW).decompress(data, LOOK_SIZE)
-        except zlib.error:
-            data = b""
-    if match := _BEGINNING.match(data):
-        return FileContent(LineKind.messages, is_gzip, match[1].decode("ascii", "replace"))
-    return _look_well(archive, delimiter, is_gzip)
+        if codec_of(data) is Codec.ZSTD:
+            data += file.read(ZSTD_BLOCK_SIZE)
+    codec, text = beginning_of(data)
+    return message_content(text, codec) or _look_well(archive, delimiter, codec)
 
 
-def _look_well(archive: ArchiveFile, delimiter: bytes, is_gzip: bool) -> FileContent:
+def beginning_of(data: bytes) -> tuple[Codec, bytes]:
+    """Return how a file is compressed, by its first bytes, and the first of its text."""
+    codec = codec_of(data)
+    if not codec.is_compressed:
+        return codec, data
+    try:
+        return codec, unpacker(codec).unpack(data, LOOK_SIZE)
+    except CorruptError:
+        return codec, b""
+
+
+def message_content(text: bytes, codec: Codec) -> FileContent | None:
+    """Return what a file is that begins with a message as we write it."""
+    if match := _BEGINNING.match(text):
+        return FileContent(LineKind.messages, codec, match[1].decode("ascii", "replace"))
+    return None
+
+
+def _look_well(archive: ArchiveFile, delimiter: bytes, codec: Codec) -> FileContent:
     """Keys may stand in another order, and what comes first may be damaged."""
     problems: list[str] = []
     lines = read_lines(archive, lambda path, problem: problems.append(problem), delimiter=delimiter)
@@ -84,13 +98,13 @@ def _look_well(archive: ArchiveFile, delimiter: bytes, is_gzip: bool) -> FileCon
     if first is None:
         # nothing readable in a file of ours: reading it reports the damage
         kind = LineKind.messages if problems and archive.members else LineKind.nothing
-        return FileContent(LineKind.bodies if problems and not archive.members else kind, is_gzip)
+        return FileContent(LineKind.bodies if problems and not archive.members else kind, codec)
     if not is_message(first[0]):
-        return FileContent(LineKind.bodies, is_gzip)
+        return FileContent(LineKind.bodies, codec)
     try:
-        return FileContent(LineKind.messages, is_gzip, decode(first[0]).topic)
+        return FileContent(LineKind.messages, codec, decode(first[0]).topic)
     except ValueError:
-        return FileContent(LineKind.messages, is_gzip)
+        return FileContent(LineKind.messages, codec)
 
 
 Key = Head | str
@@ -135,6 +149,11 @@ class ListedFile:
             self._index_lines = lines
         return True
 
+    @property
+    def location(self) -> str:
+        """Where it is now: a path, or the URL of an object."""
+        return str(self.path)
+
     def is_current(self) -> bool:
         """Whether the name still is this file's: one in progress moves when it is finished."""
         if self.is_finished:
@@ -178,10 +197,14 @@ class ListedFile:
         """Release the memory: the file was read."""
         self._members, self._index_read = [], 0
 
+    def size(self) -> int:
+        """Return how many bytes it has now."""
+        return self.path.stat().st_size
+
     def end(self) -> int:
         """Return how far it can be read: of a file in progress, to the last durable member."""
         if self.is_finished:
-            return self.path.stat().st_size
+            return self.size()
         members = self.members()
         return members[-1].end if members else 0
 
@@ -192,14 +215,15 @@ class ListedFile:
         """
         members = self.members()
         end = members[-1].end if members else 0
-        if self.is_finished and (size := self.path.stat().st_size) > end:
+        if self.is_finished and (size := self.size()) > end:
             return [*members, Member(end, size - end, UNKNOWN, 0, 0)]
         return members
 
     def content(self, delimiter: bytes) -> FileContent:
         """Return what kind of lines it holds."""
         if self._content is None or self._content.kind is LineKind.nothing:
-            archive = ArchiveFile(self.path, self.members() if self.has_index else None, self.head)
+            members = self.members() if self.has_index else None
+            archive = ArchiveFile.at(self.path, members, self.head)
             self._content = read_content(archive, delimiter)
         return self._content
 
@@ -264,8 +288,8 @@ class Listing:
             except FileNotFoundError:  # it was finished or removed meanwhile
                 continue
             if longer is None:
-                problem = f"not read: {other.path} has the same identity and other data"
-                on_damage(ArchiveDamage(str(file.path), 0, problem))
+                problem = f"not read: {other.location} has the same identity and other data"
+                on_damage(ArchiveDamage(file.location, 0, problem))
             else:
                 files[file.key] = longer
         return files

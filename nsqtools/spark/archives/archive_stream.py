@@ -21,7 +21,7 @@ from nsqtools.archive.layout import Head, Member
 from nsqtools.archive.reader import TimeRange
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.durations import NS
-from nsqtools.spark.archives.archive_files import Key, ListedFile, Listing
+from nsqtools.spark.archives.archive_files import Key, ListedFile
 from nsqtools.spark.archives.damage import ArchiveDamage
 from nsqtools.spark.archives.offsets import (
     Offset,
@@ -47,6 +47,7 @@ from nsqtools.spark.archives.read_settings import (
     ReadSettings,
     StreamSettings,
 )
+from nsqtools.spark.archives.stored_archives import listing_of
 
 log = logging.getLogger("nsqtools")
 
@@ -54,6 +55,7 @@ GONE_TRIES = 4
 GONE_PAUSE_S = 0.05
 
 Sleep = Callable[[float], None]
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +70,20 @@ class ArchiveStream:
     """Makes the answers of a stream's reader. Methods raise `NsqError`."""
 
     def __init__(
-        self, settings: ReadSettings, stream: StreamSettings, *, sleep: Sleep = time.sleep
+        self,
+        settings: ReadSettings,
+        stream: StreamSettings,
+        *,
+        sleep: Sleep = time.sleep,
+        monotonic: Clock = time.monotonic,
     ) -> None:
+        self._monotonic = monotonic
+        self._last_batch_s = monotonic()
         self._settings = settings
         self._stream = stream
         self._sleep = sleep
         self._tell = damage_reporter(settings)
-        self._listing = Listing(settings.roots, settings.work_dir)
+        self._listing = listing_of(settings)
         self._listed: dict[Key, ListedFile] = {}
         self._frozen: Mapping[Key, _Extent] | None = None
         self._names: dict[Head, str] = {}  # of files that were there
@@ -124,7 +133,19 @@ class ArchiveStream:
             return advance(self._unread(start, files, self._frozen), start.with_read(lost), limits)
 
         end = planned_again(find)
-        return end if end is start else replace(end, within=narrowed)
+        if end is start or self._waits_for_more(start):
+            return start
+        self._last_batch_s = self._monotonic()
+        return replace(end, within=narrowed)
+
+    def _waits_for_more(self, start: Offset) -> bool:
+        """Whether too little is there for a batch, and it has not waited long for more."""
+        waited_s = self._monotonic() - self._last_batch_s
+        is_needless = not self._stream.min_rows or self._frozen is not None
+        if is_needless or waited_s >= self._stream.max_delay_s:
+            return False
+        lag = self.lag(start)
+        return lag is not None and lag["rows_behind"] < self._stream.min_rows
 
     def freeze(self) -> None:
         """End with what there is now: ``availableNow``."""
@@ -164,7 +185,7 @@ class ArchiveStream:
         before = start.files.get(file.name)
         if before is None:
             return False
-        size = file.path.stat().st_size
+        size = file.size()
         if size != before:
             problem = f"it has {size} bytes, and had {before} when it was read"
             self._tell_once(
@@ -251,7 +272,7 @@ class ArchiveStream:
                 yield file, file.content(self._settings.delimiter), part
         for name in sorted(end.files.keys() - start.files.keys()):
             listed = files.get(name)
-            if listed is None or listed.path.stat().st_size < end.files[name]:
+            if listed is None or listed.size() < end.files[name]:
                 self._lose(f"{name} is gone, or shorter than it was")
             elif is_read(listed, self._settings, self._tell_once):
                 yield listed, listed.content(self._settings.delimiter), listed.readable()
@@ -311,7 +332,7 @@ class ArchiveStream:
         file = files[head]
         members = file.readable()
         at = bisect_left(members, position, key=lambda member: member.end)
-        size = file.path.stat().st_size
+        size = file.size()
         if position and (at == len(members) or members[at].end != position or size < position):
             self._lose(f"{file.shown} has no member that ends at byte {position} (of {size})")
             return True

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import replace_file
+from nsqtools.spark.location import Location, StoredPlace
 
 log = logging.getLogger("nsqtools")
 
@@ -48,7 +48,7 @@ class DamageReports:
     ``remedy`` is what can be done about it, for the error's hint.
     """
 
-    def __init__(self, folder: Path | None, remedy: str = REPAIR) -> None:
+    def __init__(self, folder: Location | None, remedy: str = REPAIR) -> None:
         self._folder = folder
         self._remedy = remedy
 
@@ -70,19 +70,29 @@ class DamageReports:
         text = "".join(json.dumps(damage._asdict()) + "\n" for damage in found)
         self._write(self._folder, name, text)
 
-    def _write(self, folder: Path, name: str, text: str) -> None:
+    def _write(self, folder: Location, name: str, text: str) -> None:
         try:
+            if isinstance(folder, StoredPlace):
+                report = folder / (name + SUFFIX)
+                report.storage.put(report.key, text.encode())
+                return
             folder.mkdir(parents=True, exist_ok=True)
             replace_file(folder / (name + SUFFIX), text.encode(), is_durable=False)
         except OSError as exc:
             raise OutputError(f"cannot write into {folder} ({exc.strerror})") from exc
 
 
-def read_damage(folder: Path) -> list[ArchiveDamage]:
+def read_damage(folder: Location) -> list[ArchiveDamage]:
     """Return everything reported in a ``damagePath``, by file and position. Raises ``OSError``."""
-    found: list[ArchiveDamage] = []
+    lines = [line for text in _reports(folder) for line in text.decode().splitlines()]
+    return sorted(ArchiveDamage(**json.loads(line)) for line in lines)
+
+
+def _reports(folder: Location) -> Iterator[bytes]:
+    if isinstance(folder, StoredPlace):
+        for entry in folder.below():
+            if entry.name.endswith(SUFFIX):
+                yield folder.storage.read((folder / entry.name).key)
+        return
     for path in folder.glob(f"*{SUFFIX}") if folder.is_dir() else ():
-        found += [
-            ArchiveDamage(**json.loads(line)) for line in path.read_text("utf-8").splitlines()
-        ]
-    return sorted(found)
+        yield path.read_bytes()

@@ -9,16 +9,21 @@ The fast way reads with Arrow's JSON reader. It takes a text only when every lin
 message, when Arrow sees as many rows as there are lines, and when they pass the checks of
 `records.envelope`. Everything else (damage, keys in another order, unknown keys) goes the exact
 way, line by line. Both give the same rows.
+
+Parsing costs several times what unpacking does, so only the columns that a query uses are parsed.
+Columns that are not parsed are not checked either: lines are still counted, and compared with the
+index.
 """
 
 from __future__ import annotations
 
+import re
 from binascii import Error as Base64Error
 from binascii import a2b_base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.archive.reader import TimeRange
+from nsqtools.archive.reader import EVER, TimeRange
 from nsqtools.records.envelope import decode
 
 if TYPE_CHECKING:
@@ -59,6 +64,7 @@ def archived_schema() -> pyarrow.Schema:
 
 
 BEGINNING = b'{"topic": "'
+ORIGIN = re.compile(rb'\{"topic": "([^"\\\x00-\x1f]*)", "nsqd": "([^"\\\x00-\x1f]*)", ')
 LONGEST_BLOCK = 2**31 - 2
 ID_LENGTH = 16
 MOST_ATTEMPTS = 2**16 - 1
@@ -67,25 +73,70 @@ Columns = dict[str, Any]
 """Arrow arrays of the columns of a message, by name."""
 
 
-def fast_columns(text: bytes, lines: int) -> Columns | None:
-    """Read ``lines`` lines of messages; None when they are not as `encode_many` writes them."""
+def fast_columns(text: bytes, lines: int, wanted: Collection[str]) -> Columns | None:
+    """Read the ``wanted`` columns of ``lines`` lines of messages.
+
+    None when the lines are not as `encode_many` writes them.
+    """
+    if not (_begin_with(BEGINNING, text, lines) and text.endswith(b"\n")):
+        return None
+    keys = {key for name, some in KEYS_OF.items() if name in wanted for key in some}
+    same = _same_in_all(text, lines) if len(keys) < len(_json_schema()) else {}
+    read: Columns | None = {name: same[name] for name in keys & same.keys()}
+    if keys := keys - same.keys():
+        parsed = _parsed(text, lines, keys) if len(text) < LONGEST_BLOCK else None
+        read = None if parsed is None or read is None else read | parsed
+    return None if read is None or not _is_right(read) else _wanted(read)
+
+
+def _begin_with(beginning: bytes, text: bytes, lines: int) -> bool:
+    """Whether each of the lines begins so."""
+    return text.startswith(beginning) and text.count(b"\n" + beginning) == lines - 1
+
+
+def _same_in_all(text: bytes, lines: int) -> Columns:
+    """The columns of topic and nsqd where all lines have the same: most files have one topic."""
+    import pyarrow
+
+    first = ORIGIN.match(text)
+    if first is None or not _begin_with(first[0], text, lines):
+        return {}
+    try:
+        values = {"topic": first[1].decode(), "nsqd": first[2].decode()}
+    except UnicodeDecodeError:
+        return {}
+    text_type = pyarrow.string()
+    return {
+        name: pyarrow.repeat(pyarrow.scalar(value, text_type), lines)
+        for name, value in values.items()
+    }
+
+
+KEYS_OF = {
+    "topic": ("topic",),
+    "nsqd": ("nsqd",),
+    "id": ("id",),
+    "timestamp": ("ts",),
+    "ts_ns": ("ts",),
+    "attempts": ("attempts",),
+    "body": ("body", "body64"),
+}
+"""The keys of the JSON that a column is made of."""
+
+
+def _parsed(text: bytes, lines: int, keys: Collection[str]) -> Columns | None:
     import pyarrow
     from pyarrow import json
 
-    is_as_written = (
-        text.startswith(BEGINNING)
-        and text.endswith(b"\n")
-        and text.count(b"\n" + BEGINNING) == lines - 1
-        and len(text) < LONGEST_BLOCK
-    )
-    if not is_as_written:
-        return None
+    known = _json_schema()
+    is_all = len(keys) == len(known)
     try:
         table = json.read_json(
             pyarrow.BufferReader(text),
             read_options=json.ReadOptions(use_threads=False, block_size=len(text) + 1),
             parse_options=json.ParseOptions(
-                explicit_schema=_json_schema(), unexpected_field_behavior="error"
+                explicit_schema=pyarrow.schema([each for each in known if each.name in keys]),
+                unexpected_field_behavior="error" if is_all else "ignore",
             ),
         )
         table.validate(full=True)  # it accepts bytes that are not UTF-8 as text
@@ -93,7 +144,7 @@ def fast_columns(text: bytes, lines: int) -> Columns | None:
         return None
     if table.num_rows != lines:
         return None
-    return _checked({name: table[name].combine_chunks() for name in table.column_names})
+    return {name: table[name].combine_chunks() for name in table.column_names}
 
 
 def _json_schema() -> pyarrow.Schema:
@@ -109,23 +160,38 @@ def _json_schema() -> pyarrow.Schema:
     )
 
 
-def _checked(read: Columns) -> Columns | None:
+def _is_right(read: Columns) -> bool:
     from pyarrow import compute
 
-    if any(read[name].null_count for name in ("topic", "nsqd", "id", "ts", "attempts")):
-        return None
-    attempts = compute.min_max(read["attempts"]).as_py()
+    if any(read[name].null_count for name in read if not name.startswith("body")):
+        return False
+    if "attempts" in read:
+        attempts = compute.min_max(read["attempts"]).as_py()
+        if attempts["min"] < 0 or attempts["max"] > MOST_ATTEMPTS:
+            return False
+    if "id" not in read:
+        return True
     lengths = compute.min_max(compute.binary_length(read["id"])).as_py()
-    is_right = (
-        attempts["min"] >= 0
-        and attempts["max"] <= MOST_ATTEMPTS
-        and (lengths["min"], lengths["max"]) == (ID_LENGTH, ID_LENGTH)
-        and compute.all(compute.string_is_ascii(read["id"])).as_py()
-    )
-    body = _bodies(read["body"], read["body64"]) if is_right else None
-    if body is None:
-        return None
-    return _columns(read["topic"], read["nsqd"], read["id"], read["ts"], read["attempts"], body)
+    is_ascii = compute.all(compute.string_is_ascii(read["id"])).as_py()
+    return bool((lengths["min"], lengths["max"]) == (ID_LENGTH, ID_LENGTH) and is_ascii)
+
+
+def _wanted(read: Columns) -> Columns | None:
+    columns: Columns = {name: read[name] for name in read if name in KEYS_OF and name != "body"}
+    if "ts" in read:
+        columns |= {"timestamp": _micros(read["ts"]), "ts_ns": read["ts"]}
+    if "body" in read:
+        body = _bodies(read["body"], read["body64"])
+        if body is None:
+            return None
+        columns["body"] = body
+    return columns
+
+
+def _micros(ts_ns: Any) -> Any:
+    from pyarrow import compute, timestamp
+
+    return compute.divide(ts_ns, 1000).cast(timestamp("us", tz="UTC"))
 
 
 def _bodies(body: Any, body64: Any) -> Any:
@@ -149,14 +215,11 @@ def _bodies(body: Any, body64: Any) -> Any:
 
 
 def _columns(topic: Any, nsqd: Any, id: Any, ts_ns: Any, attempts: Any, body: Any) -> Columns:
-    from pyarrow import compute, timestamp
-
-    micros = compute.divide(ts_ns, 1000).cast(timestamp("us", tz="UTC"))
     return {
         "topic": topic,
         "nsqd": nsqd,
         "id": id,
-        "timestamp": micros,
+        "timestamp": _micros(ts_ns),
         "ts_ns": ts_ns,
         "attempts": attempts,
         "body": body,
@@ -200,6 +263,11 @@ def body_columns(bodies: Sequence[bytes], topic: str | None) -> Columns:
     if topic is not None:
         columns["topic"] = pyarrow.repeat(pyarrow.scalar(topic, pyarrow.string()), count)
     return columns
+
+
+def filtered_columns(within: TimeRange, topics: Iterable[str]) -> set[str]:
+    """Return the columns that `wanted_rows` looks at."""
+    return {*(["topic"] if topics else ()), *(["ts_ns"] if within != EVER else ())}
 
 
 def wanted_rows(columns: Columns, within: TimeRange, topics: Iterable[str]) -> Any:

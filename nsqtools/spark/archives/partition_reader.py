@@ -19,6 +19,7 @@ from nsqtools.spark.archives.message_columns import (
     body_columns,
     exact_columns,
     fast_columns,
+    filtered_columns,
     wanted_rows,
 )
 from nsqtools.spark.archives.partitions import Range, ReadPartition
@@ -39,13 +40,10 @@ def read_partition(
 
     Raises `NsqError` for damage that fails the query, `OutputError` for what cannot be read.
     """
-    schema = archived_schema()
-    names = schema.names if names is None else names
-    wanted = [schema.get_field_index(name) for name in names]
+    names = archived_schema().names if names is None else names
     for each in partition.ranges:
         try:
-            for batch in _Reader(each, settings).batches():
-                yield batch.select(wanted)
+            yield from _Reader(each, settings, names).batches()
         except OSError as exc:
             reason = exc.strerror or exc
             raise OutputError(f"cannot read {exc.filename or each.path} ({reason})") from exc
@@ -54,9 +52,13 @@ def read_partition(
 class _Reader:
     """Reads one range."""
 
-    def __init__(self, wanted: Range, settings: ReadSettings) -> None:
+    def __init__(self, wanted: Range, settings: ReadSettings, names: Sequence[str]) -> None:
+        import pyarrow
+
         self._range = wanted
         self._settings = settings
+        self._schema = pyarrow.schema([archived_schema().field(name) for name in names])
+        self._parsed = {*names, *filtered_columns(settings.within, settings.topics)}
         self._is_raw = wanted.content.kind is LineKind.bodies
         self._delimiter = settings.delimiter if self._is_raw else b"\n"
         self._damages = DamageReports(settings.damage_path)
@@ -99,7 +101,9 @@ class _Reader:
         columns = None
         counts = [piece.text.count(b"\n") for piece in held]
         if all(each.messages in (UNKNOWN, n) for each, n in zip(held, counts, strict=True)):
-            columns = fast_columns(b"".join(piece.text for piece in held), sum(counts))
+            columns = fast_columns(
+                b"".join(piece.text for piece in held), sum(counts), self._parsed
+            )
         if columns is not None:
             yield from self._rows(columns, self._positions(held, counts))
         elif len(held) > 1:  # one of them is not as expected
@@ -137,7 +141,7 @@ class _Reader:
 
     @property
     def _has_members(self) -> bool:
-        return bool(self._range.lines) or self._range.content.is_gzip
+        return bool(self._range.lines) or self._range.content.codec.is_compressed
 
     def _places(self, piece: TextPiece, lines: list[bytes]) -> list[int]:
         """Where each line is: in its member, or without members at a byte of the file."""
@@ -154,7 +158,7 @@ class _Reader:
             return
         file = pyarrow.repeat(pyarrow.scalar(self._range.shown, pyarrow.string()), count)
         columns = {**columns, "file": file, "pos": positions}
-        schema = archived_schema()
+        schema = self._schema
         batch = pyarrow.RecordBatch.from_arrays([columns[n] for n in schema.names], schema=schema)
         mask = wanted_rows(columns, self._settings.within, self._settings.topics)
         if mask is not None:

@@ -20,10 +20,10 @@ from nsqtools.spark.archives.archive_files import (
     Key,
     LineKind,
     ListedFile,
-    Listing,
 )
 from nsqtools.spark.archives.damage import MOVE_AWAY, ArchiveDamage, DamageReports
 from nsqtools.spark.archives.read_settings import FileFormat, ReadSettings
+from nsqtools.spark.archives.stored_archives import listing_of
 
 ROWS_OF_PARTITION = 500_000
 FILES_OF_PARTITION = 128
@@ -132,7 +132,7 @@ def ranges_of(
     most: float,
 ) -> Iterator[tuple[Range, float]]:
     """Iterate over the ranges of a file's members, none much above ``most``, and their weights."""
-    path = str(file.path)
+    path = file.location
     held: list[Member] = []
     weight = 0.0
 
@@ -217,7 +217,7 @@ def partitions_of(parts: Iterable[Part], settings: ReadSettings) -> list[ReadPar
 def _can_be_cut(content: FileContent, settings: ReadSettings) -> bool:
     """A plain file is cut anywhere; a long delimiter could be taken for another from its middle."""
     is_short = content.kind is LineKind.messages or len(settings.delimiter) == 1
-    return not content.is_gzip and is_short
+    return not content.codec.is_compressed and is_short
 
 
 Planned = TypeVar("Planned")
@@ -232,7 +232,7 @@ def plan_batch(settings: ReadSettings) -> list[ReadPartition]:
 
     Raises `NotFoundError`, `OutputError`, and `NsqError` for damage that fails the query.
     """
-    listing = Listing(settings.roots, settings.work_dir)
+    listing = listing_of(settings)
     tell = damage_reporter(settings)
 
     def plan() -> list[ReadPartition]:

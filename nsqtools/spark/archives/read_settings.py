@@ -9,16 +9,20 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from pathlib import Path
-from typing import cast
+from typing import TypedDict, cast
 
 from nsqtools.archive.reader import EVER, TimeRange
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import unescape
-from nsqtools.spark.format_options import Options, read_location
+from nsqtools.spark.format_options import Options, read_place
+from nsqtools.spark.location import Location, StoredPlace, parse_place
 
 DEFAULT_PARTITION_BYTES = 16 << 20
 DEFAULT_POLL_S = 0.1
+STORED_POLL_S = 5.0  # every look at an object store is paid for
+
+DEFAULT_MAX_DELAY_S = 900.0
 
 EARLIEST, LATEST = "earliest", "latest"
 
@@ -53,7 +57,7 @@ class ReadSettings:
     topic: str | None = None
     """The topic of files of bare bodies."""
     on_damage: OnDamage = OnDamage.fail
-    damage_path: Path | None = None
+    damage_path: Location | None = None
     partition_bytes: int = DEFAULT_PARTITION_BYTES
     min_partitions: int = 0
     """0: as many as run at a time, when there is enough for them."""
@@ -80,10 +84,17 @@ class ReadSettings:
             until_ns = after_ns if until_ns is None else min(until_ns, after_ns)
         return replace(self, within=TimeRange(since_ns, until_ns))
 
+    def stored(self) -> list[StoredPlace]:
+        """Return the places in object stores."""
+        places = map(parse_place, self.paths)
+        return [place for place in places if isinstance(place, StoredPlace)]
+
     def roots(self) -> list[Path]:
         """Return the files and directories that the paths name now: patterns change."""
         roots: list[Path] = []
         for path in self.paths:
+            if isinstance(parse_place(path), StoredPlace):
+                continue
             found = sorted(glob.glob(path)) if glob.has_magic(path) else []
             roots += map(Path, found or [path])
         return roots
@@ -108,6 +119,13 @@ class BatchLimits:
     files: int | None = None
 
 
+class Waiting(TypedDict):
+    """See `StreamSettings`."""
+
+    min_rows: int
+    max_delay_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
     """Where a stream begins, how much a batch takes, and whether lost data fails it."""
@@ -118,6 +136,9 @@ class StreamSettings:
     fail_on_data_loss: bool = True
     limits: BatchLimits = BatchLimits()
     poll_s: float = DEFAULT_POLL_S
+    min_rows: int = 0
+    """A batch waits until so many are there, ``max_delay_s`` at most."""
+    max_delay_s: float = DEFAULT_MAX_DELAY_S
 
 
 def archive_settings(options: Options) -> ReadSettings:
@@ -131,16 +152,17 @@ def archive_settings(options: Options) -> ReadSettings:
     on_damage = OnDamage(
         options.choice("onDamage", [each.value for each in OnDamage], default="fail")
     )
-    damage_path = options.location("damagePath")
+    damage_path = options.place("damagePath")
     if (on_damage is OnDamage.report) != bool(damage_path):
         raise ConfigurationError(
             "onDamage=report needs damagePath, and damagePath needs onDamage=report",
-            hint="damagePath is a directory, shared with the executors, for reports of damage.",
+            hint="damagePath is a directory shared with executors, or a place in an object store, "
+            "for reports of damage.",
         )
     format = options.choice("format", [each.value for each in FileFormat], default="auto")
     topic = options.text("topic")
     settings = ReadSettings(
-        paths=tuple(str(read_location("path", path)) for path in paths),
+        paths=tuple(str(read_place("path", path)) for path in paths),
         work_dir=options.location("workDir"),
         topics=frozenset(map(check_topic, options.list("topics"))),
         within=TimeRange(options.time_ns("since"), options.time_ns("until")),
@@ -169,13 +191,25 @@ def stream_settings(options: Options) -> StreamSettings:
     if starting and timestamp_ns is not None:
         raise ConfigurationError("startingOffsets and startingTimestamp exclude each other")
     poll_s = options.duration_s("pollInterval")
+    if poll_s is None:
+        is_stored = any(isinstance(parse_place(path), StoredPlace) for path in _paths(options))
+        poll_s = STORED_POLL_S if is_stored else DEFAULT_POLL_S
     return StreamSettings(
         starting_offsets=(starting or EARLIEST).strip(),
         starting_timestamp_ns=timestamp_ns,
         fail_on_data_loss=options.flag("failOnDataLoss", default=True),
         limits=read_limits(options),
-        poll_s=DEFAULT_POLL_S if poll_s is None else poll_s,
+        poll_s=poll_s,
+        **waiting(options),
     )
+
+
+def waiting(options: Options) -> Waiting:
+    """Read what a batch waits for. Raises `ConfigurationError`."""
+    rows, delay_s = options.integer("minRowsPerTrigger"), options.duration_s("maxTriggerDelay")
+    if delay_s is not None and rows is None:
+        raise ConfigurationError("maxTriggerDelay needs minRowsPerTrigger")
+    return {"min_rows": rows or 0, "max_delay_s": delay_s or DEFAULT_MAX_DELAY_S}
 
 
 def read_limits(options: Options) -> BatchLimits:

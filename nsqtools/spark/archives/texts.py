@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, cast
 
+from nsqtools.archive.codecs import Codec, unpack_whole
 from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, owner_of
-from nsqtools.archive.members import GZIP_WINDOW, DamagedError, gunzip
-from nsqtools.archive.reader import LONGEST_LINE, read_member
+from nsqtools.archive.members import DamagedError, unpack_members
+from nsqtools.archive.reader import LARGEST_TEXT, LONGEST_LINE, read_member
 from nsqtools.files.opening import open_to_read
 from nsqtools.spark.archives.archive_files import UNKNOWN, Listing, head_at
 from nsqtools.spark.archives.partitions import Range
 from nsqtools.spark.archives.read_settings import ReadSettings
+from nsqtools.spark.location import parse_place
 
 READ_SIZE = 1 << 20
 OPEN_TRIES = 5
@@ -35,7 +37,10 @@ class TextPiece(NamedTuple):
 
 def open_range(wanted: Range, settings: ReadSettings) -> BinaryIO:
     """Open the file of a range, wherever it is by now. Raises ``OSError``."""
-    path: Path | None = Path(wanted.path)
+    place = parse_place(wanted.path)
+    if not isinstance(place, Path):
+        return cast(BinaryIO, place.open())
+    path: Path | None = place
     for _ in range(OPEN_TRIES):
         if path is not None and _is_it(path, wanted.key):
             try:
@@ -43,7 +48,7 @@ def open_range(wanted: Range, settings: ReadSettings) -> BinaryIO:
             except FileNotFoundError:
                 pass  # it moved in this moment
         path = _find(wanted, settings)
-    return open_to_read(Path(wanted.path))
+    return open_to_read(place)
 
 
 def _is_it(path: Path, key: Head | str) -> bool:
@@ -69,39 +74,27 @@ def pieces(
     """Iterate over the text of a range. Raises ``OSError``."""
     if wanted.lines:
         for member in wanted.members:
-            yield from _member(file, member, wanted.content.is_gzip, tell)
-    elif wanted.content.is_gzip:
-        yield from _gzip(file, wanted, delimiter, tell)
+            yield from _member(file, member, wanted.content.codec, tell)
+    elif wanted.content.codec.is_compressed:
+        yield from _compressed(file, wanted, delimiter, tell)
     else:
         yield from _plain(file, wanted, delimiter, tell)
 
 
 def _member(
-    file: BinaryIO, member: Member, is_gzip: bool, tell: ReportProblem
+    file: BinaryIO, member: Member, codec: Codec, tell: ReportProblem
 ) -> Iterator[TextPiece]:
-    if is_gzip and (inflate := _fast_inflate()) is not None:
+    if codec.is_compressed:
         file.seek(member.offset)
-        data = file.read(member.length)
-        try:
-            yield TextPiece(member.offset, inflate(data, GZIP_WINDOW), member.messages)
+        text = unpack_whole(codec, file.read(member.length), LARGEST_TEXT)
+        if text is not None:
+            yield TextPiece(member.offset, text, member.messages)
             return
-        except Exception:  # isal's own errors: zlib names the problem
-            pass
     problems: list[str] = []
-    for text in read_member(file, member, is_gzip, problems.append):
+    for text in read_member(file, member, codec, problems.append):
         yield TextPiece(member.offset, text, UNKNOWN if problems else member.messages)
     for problem in problems:
         tell(member.offset, problem)
-
-
-def _fast_inflate() -> Callable[[bytes, int], bytes] | None:
-    """python-isal unpacks about three times as fast as zlib."""
-    try:
-        from isal.isal_zlib import decompress
-    except ImportError:
-        return None
-    found: Callable[[bytes, int], bytes] = decompress
-    return found
 
 
 class _Until:
@@ -118,13 +111,15 @@ class _Until:
         return self._file.read(max(0, min(size, self._end - self._file.tell())))
 
 
-def _gzip(
+def _compressed(
     file: BinaryIO, wanted: Range, delimiter: bytes, tell: ReportProblem
 ) -> Iterator[TextPiece]:
     member_pos = rest_pos = wanted.begin
     rest = b""
     try:
-        for text, member_end in gunzip(_Until(file, wanted.end), wanted.begin):
+        for text, member_end in unpack_members(
+            _Until(file, wanted.end), wanted.content.codec, wanted.begin
+        ):
             if rest and (cut := _behind(text, delimiter, rest)):
                 yield TextPiece(rest_pos, rest + text[:cut])
                 rest, text = b"", text[cut:]

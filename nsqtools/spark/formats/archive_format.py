@@ -13,8 +13,9 @@
 
     startingOffsets    earliest, latest, or JSON as in a checkpoint; startingTimestamp
     maxRowsPerTrigger, maxBytesPerTrigger, maxFilesPerTrigger
+    minRowsPerTrigger  a batch waits for so many rows, at most maxTriggerDelay (15m)
     failOnDataLoss     false continues without files that are gone
-    pollInterval       how often to look for new data (100ms)
+    pollInterval       how often to look for new data (100ms; in an object store 5s)
 
 The second group is for streams. Spark makes a reader on the driver, pickles it, and reads
 partitions with copies of it on executors: making one must cost nothing.

@@ -20,17 +20,18 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.archive.storage import Storage, open_storage
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.files.durable import replace_file
 from nsqtools.files.locks import lock_file
+from nsqtools.records.prometheus import Metric
 from nsqtools.spark.archives.message_columns import MESSAGE_DDL
-from nsqtools.spark.location import spark_url
+from nsqtools.spark.jobs.lease import leased
+from nsqtools.spark.location import Location, StoredPlace, absolute, contains, spark_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,12 +54,29 @@ class IngestMark:
 
 
 @contextmanager
-def held_directories(source: str, output: Path, checkpoint: Path) -> Iterator[None]:
-    """Mark two directories, lock them, and remove what interrupted batches left before and after.
+def held_directories(
+    source: str, output: Location, checkpoint: Location, *, is_delta: bool = False
+) -> Iterator[None]:
+    """Mark two places, lock them, and remove what interrupted batches left before and after.
 
     Raises `ConfigurationError`, and `OutputError`.
     """
     mark_directories(source, output, checkpoint)
+    with _locked(checkpoint):
+        if is_delta:  # its log says what counts, to every reader
+            yield
+            return
+        remove_leftovers(output)
+        yield
+        remove_leftovers(output)
+
+
+@contextmanager
+def _locked(checkpoint: Location) -> Iterator[None]:
+    if isinstance(checkpoint, StoredPlace):
+        with leased(checkpoint / LOCK):
+            yield
+        return
     try:
         descriptor = lock_file(checkpoint / LOCK)
     except OSError as exc:
@@ -66,31 +84,28 @@ def held_directories(source: str, output: Path, checkpoint: Path) -> Iterator[No
     if descriptor is None:
         raise OutputError(f"another nsq spark ingest uses {checkpoint}")
     try:
-        remove_leftovers(output)
         yield
-        remove_leftovers(output)
     finally:
         os.close(descriptor)
 
 
-def mark_directories(source: str, output: Path, checkpoint: Path) -> None:
-    """Mark two directories, which are made, as those of ``source``; or see that they are.
+def mark_directories(source: str, output: Location, checkpoint: Location) -> None:
+    """Mark two places, which are made, as those of ``source``; or see that they are.
 
     Raises `ConfigurationError` when they are somebody else's, and `OutputError`.
     """
-    output, checkpoint = output.absolute(), checkpoint.absolute()
-    if output == checkpoint or output in checkpoint.parents or checkpoint in output.parents:
+    output, checkpoint = absolute(output), absolute(checkpoint)
+    if contains(output, checkpoint) or contains(checkpoint, output):
         raise ConfigurationError("--output and --checkpoint must not contain each other")
+    at_output, at_checkpoint = open_storage(str(output)), open_storage(str(checkpoint))
     try:
-        of_checkpoint, of_output = (
-            _read_mark(checkpoint / CHECKPOINT_MARK),
-            _read_mark(output / OUTPUT_MARK),
-        )
+        of_checkpoint = _read_mark(at_checkpoint, CHECKPOINT_MARK)
+        of_output = _read_mark(at_output, OUTPUT_MARK)
         if of_checkpoint is None:
-            _refuse_foreign(output, checkpoint, of_output)
+            _refuse_foreign(at_output, at_checkpoint, of_output)
             mark = IngestMark(uuid.uuid4().hex, source, str(output), str(checkpoint))
-            _write_mark(checkpoint / CHECKPOINT_MARK, mark)
-            _write_mark(output / OUTPUT_MARK, mark)
+            _write_mark(at_checkpoint, CHECKPOINT_MARK, mark)
+            _write_mark(at_output, OUTPUT_MARK, mark)
             return
         if of_checkpoint.source != source:
             raise ConfigurationError(
@@ -102,8 +117,8 @@ def mark_directories(source: str, output: Path, checkpoint: Path) -> None:
                 f"the checkpoint {checkpoint} belongs to {of_checkpoint.output}, not to {output}",
                 hint="Spark's log of an output has its path: leave it there, or start both over.",
             )
-        if of_output is None and not _is_used(output) and not (checkpoint / BEGUN).exists():
-            _write_mark(output / OUTPUT_MARK, of_checkpoint)
+        if of_output is None and not _is_used(at_output) and not _is_used(at_checkpoint, BEGUN):
+            _write_mark(at_output, OUTPUT_MARK, of_checkpoint)
         elif of_output is None or of_output.id != of_checkpoint.id:
             raise ConfigurationError(
                 f"{output} is not the output that was written with the checkpoint {checkpoint}",
@@ -113,86 +128,91 @@ def mark_directories(source: str, output: Path, checkpoint: Path) -> None:
         raise OutputError(f"cannot use {exc.filename or output} ({exc.strerror})") from exc
 
 
-def _refuse_foreign(output: Path, checkpoint: Path, of_output: IngestMark | None) -> None:
+def _refuse_foreign(output: Storage, checkpoint: Storage, of_output: IngestMark | None) -> None:
     if _is_used(checkpoint):
         raise ConfigurationError(
-            f"{checkpoint} is not a checkpoint of nsq spark ingest",
+            f"{checkpoint.url} is not a checkpoint of nsq spark ingest",
             hint="Give a new directory.",
         )
     if of_output is not None:
         raise ConfigurationError(
-            f"{output} was written with the checkpoint {of_output.checkpoint}, not with "
-            f"{checkpoint}",
+            f"{output.url} was written with the checkpoint {of_output.checkpoint}, not with "
+            f"{checkpoint.url}",
             hint="Give that one, or a new output: with another one messages would be missing.",
         )
     if _is_used(output):
         raise ConfigurationError(
-            f"{output} holds files that nsq spark ingest did not write",
+            f"{output.url} holds files that nsq spark ingest did not write",
             hint="Give a new directory.",
         )
 
 
-def _is_used(folder: Path) -> bool:
-    return folder.exists() and any(folder.iterdir())
+def _is_used(place: Storage, folder: str = "") -> bool:
+    return next(iter(place.list(folder)), None) is not None
 
 
-def _read_mark(path: Path) -> IngestMark | None:
+def _read_mark(place: Storage, name: str) -> IngestMark | None:
     try:
-        return IngestMark(**json.loads(path.read_text("utf-8")))
+        return IngestMark(**json.loads(place.read(name)))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as exc:
-        raise OutputError(f"cannot read {path} ({exc})") from None
+        raise OutputError(f"cannot read {place.where(name)} ({exc})") from None
 
 
-def _write_mark(path: Path, mark: IngestMark) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, (json.dumps(asdict(mark), indent=2) + "\n").encode(), 0o666)
+def _write_mark(place: Storage, name: str, mark: IngestMark) -> None:
+    place.put(name, (json.dumps(asdict(mark), indent=2) + "\n").encode())
 
 
 SINK_LOG = "_spark_metadata"
 SINK_LOG_VERSION = "v1"
 
 _BATCH = re.compile(r"\d+(\.compact)?")
+_DATA = re.compile(r"topic=[^/]*/date=[^/]*/([^/]*\.parquet)")
 
 
-def remove_leftovers(output: Path) -> int:
+def remove_leftovers(output: Location) -> int:
     """Remove them, and return how many there were. Nobody may be writing.
 
     Raises `OutputError`, also for a log that cannot be read: nothing is removed then.
     """
+    place = open_storage(str(absolute(output)))
     try:
-        known = committed(output)
+        names = [entry.name for entry in place.list()]
+        known = committed(place, names)
         if known is None:
             return 0
-        left = [path for path in output.glob("topic=*/date=*/*.parquet") if path.name not in known]
-        for path in left:
-            path.unlink()
-            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+        found = filter(None, map(_DATA.fullmatch, names))
+        left = [match for match in found if match[1] not in known]
+        for match in left:
+            folder = match[0].removesuffix(match[1])
+            place.delete(match[0])
+            place.delete(f"{folder}.{match[1]}.crc")
         return len(left)
     except OSError as exc:
         raise OutputError(f"cannot clean up {exc.filename or output} ({exc.strerror})") from exc
 
 
-def committed(output: Path) -> set[str] | None:
+def committed(output: Storage, names: Iterable[str]) -> set[str] | None:
     """Return the names of the files that count; None before the first batch.
 
-    A name is made up by Spark for one file, so that it is enough without its directory. Raises
-    ``OSError``, and `OutputError`.
+    ``names`` are all names in the output. That of a file is made up by Spark, so that it is enough
+    without its directory. Raises ``OSError``, and `OutputError`.
     """
-    if not (output / SINK_LOG).is_dir():
+    logs = [name for name in names if name.startswith(f"{SINK_LOG}/")]
+    if not logs:
         return None
-    names: set[str] = set()
-    for path in (output / SINK_LOG).iterdir():
-        if _BATCH.fullmatch(path.name):
-            version, *lines = path.read_text("utf-8").splitlines()
+    known: set[str] = set()
+    for name in logs:
+        if _BATCH.fullmatch(name.removeprefix(f"{SINK_LOG}/")):
+            version, *lines = output.read(name).decode().splitlines()
             try:
                 if version != SINK_LOG_VERSION:
                     raise ValueError(f"it is of version {version}")
-                names |= {json.loads(line)["path"].rpartition("/")[2] for line in lines}
+                known |= {json.loads(line)["path"].rpartition("/")[2] for line in lines}
             except (ValueError, KeyError, TypeError) as exc:
-                raise OutputError(f"cannot read {path} ({exc})") from exc
-    return names
+                raise OutputError(f"cannot read {output.where(name)} ({exc})") from exc
+    return known
 
 
 POLL_S = 0.2
@@ -212,9 +232,10 @@ class IngestSource:
 class IngestSink:
     """Where it goes, and the seconds between batches (None: what is there, then end)."""
 
-    output: Path
-    checkpoint: Path
+    output: Location
+    checkpoint: Location
     trigger_s: float | None
+    is_delta: bool = False
 
 
 @dataclass(slots=True)
@@ -230,6 +251,30 @@ class IngestCounts:
     rows_per_s: float = 0.0
     lag_s: float | None = None
     rows_behind: int = 0
+    bytes_behind: int = 0
+    seconds_behind: int = 0
+
+    def metrics(self) -> list[Metric]:
+        """Return them for Prometheus."""
+        counters = {
+            "rows": (self.rows, "messages ingested"),
+            "batches": (self.batches, "batches ended"),
+            "body_bytes": (self.body_bytes, "bytes of the bodies ingested"),
+        }
+        gauges = {
+            "rows_per_second": (self.rows_per_s, "rate of the last batch"),
+            "rows_behind": (self.rows_behind, "messages that wait"),
+            "bytes_behind": (self.bytes_behind, "compressed bytes that wait"),
+            "seconds_behind": (self.seconds_behind, "age of the oldest message that waits"),
+        }
+        name = "nsq_spark_ingest"
+        return [
+            *(
+                Metric(f"{name}_{x}_total", "counter", t, [({}, n)])
+                for x, (n, t) in counters.items()
+            ),
+            *(Metric(f"{name}_{x}", "gauge", t, [({}, n)]) for x, (n, t) in gauges.items()),
+        ]
 
 
 def start_query(spark: SparkSession, source: IngestSource, sink: IngestSink) -> StreamingQuery:
@@ -245,7 +290,7 @@ def start_query(spark: SparkSession, source: IngestSource, sink: IngestSink) -> 
         F.max("ts_ns").alias("newest_ns"),
     )
     writer = (
-        rows.writeStream.format("parquet")
+        rows.writeStream.format("delta" if sink.is_delta else "parquet")
         .partitionBy("topic", "date")
         .option("compression", "zstd")
         .option("path", spark_url(sink.output))
@@ -293,6 +338,7 @@ class QueryFollower:
                 self._end()
         self._query.awaitTermination()
         self._count()
+        self._show(self.counts)
 
     def _end(self) -> None:
         """Wait for the batch that runs; what a broken one wrote would lie about in the output."""
@@ -319,15 +365,18 @@ class QueryFollower:
         self.counts.batches += 1
         took_ms = progress["durationMs"].get("triggerExecution", 0)
         self.counts.rows_per_s = seen["rows"] * 1000 / took_ms if took_ms else 0.0
-        self.counts.rows_behind = _rows_behind(progress["sources"][0]["latestOffset"])
+        lag = _lag(progress["sources"][0]["latestOffset"])
+        self.counts.rows_behind = lag.get("rows_behind", 0)
+        self.counts.bytes_behind = lag.get("bytes_behind", 0)
+        self.counts.seconds_behind = lag.get("seconds_behind", 0)
         if seen["newest_ns"] is not None:
             self.counts.lag_s = max(0.0, (time.time_ns() - seen["newest_ns"]) / 1e9)
 
 
-def _rows_behind(latest: Any) -> int:
+def _lag(latest: Any) -> dict[str, int]:
     """The lag that the source reports as its latest offset, which Spark gives as JSON."""
     document = json.loads(latest) if isinstance(latest, str) else latest
-    return int(document.get("rows_behind", 0)) if isinstance(document, dict) else 0
+    return document if isinstance(document, dict) else {}
 
 
 def _has_run(progress: Any) -> bool:

@@ -9,7 +9,7 @@ wrote.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import reduce
@@ -20,14 +20,15 @@ from nsqtools.archive.layout import PART, is_hidden
 from nsqtools.archive.reader import EVER, TimeRange
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.files.opening import open_to_read
-from nsqtools.spark.archives.message_columns import MESSAGE_DDL
+from nsqtools.spark.archives.message_columns import ARCHIVED_DDL, MESSAGE_DDL, filtered_columns
 from nsqtools.spark.jobs.compaction.inventory import day_of
-from nsqtools.spark.location import spark_url
+from nsqtools.spark.location import Location, StoredPlace, absolute, contains, spark_url
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 PARQUET_MAGIC = b"PAR1"
+DELTA_LOG = "_delta_log"
 NEEDED = ("ts_ns", "body")
 
 
@@ -35,8 +36,14 @@ NEEDED = ("ts_ns", "body")
 class Inputs:
     """Where messages are. Made by `find_inputs`."""
 
-    archives: tuple[Path, ...]
-    parquet: tuple[Path, ...]
+    archives: tuple[Location, ...]
+    parquet: tuple[Location, ...]
+    delta: tuple[Location, ...] = ()
+
+    @property
+    def places(self) -> tuple[Location, ...]:
+        """All of them."""
+        return (*self.archives, *self.parquet, *self.delta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +57,56 @@ class Choice:
     topics: tuple[str, ...] = ()
     within: TimeRange = EVER
     delimiter: bytes | None = None
-    damage_path: Path | None = None
+    damage_path: Location | None = None
     min_partitions: int = 0
     """Of archives; 0 leaves it to the format."""
 
 
-def find_inputs(paths: Sequence[Path]) -> Inputs:
-    """Separate archives from Parquet. Raises `NotFoundError` and `OutputError`."""
-    archives: list[Path] = []
-    parquet: list[Path] = []
-    for path in map(Path.absolute, paths):
-        if not path.exists():
-            raise NotFoundError(f"there is no {path}")
+def find_inputs(paths: Sequence[Location]) -> Inputs:
+    """Separate archives from Parquet and Delta. Raises `NotFoundError` and `OutputError`."""
+    found: dict[str, list[Location]] = {"archives": [], "parquet": [], "delta": []}
+    for path in map(absolute, paths):
         try:
-            (parquet if is_parquet(path) else archives).append(path)
+            kind = _stored_kind(path) if isinstance(path, StoredPlace) else _kind(path)
         except OSError as exc:
             raise OutputError(f"cannot read {exc.filename or path} ({exc.strerror})") from exc
-    return Inputs(tuple(archives), tuple(parquet))
+        found[kind].append(path)
+    return Inputs(*(tuple(found[kind]) for kind in ("archives", "parquet", "delta")))
 
 
-def refuse_nested(option: str, folder: Path, archives: Path) -> None:
+def _kind(path: Path) -> str:
+    if not path.exists():
+        raise NotFoundError(f"there is no {path}")
+    if (path / DELTA_LOG).is_dir():
+        return "delta"
+    return "parquet" if is_parquet(path) else "archives"
+
+
+def _stored_kind(place: StoredPlace) -> str:
+    """What lies in an object store: the first object with data decides, in order of names."""
+    entries = {entry.name: entry for entry in place.below()}
+    if not entries:
+        try:
+            entries = {"": place.entry()}
+        except FileNotFoundError:
+            raise NotFoundError(f"there is nothing in {place}") from None
+    if any(name.startswith(f"{DELTA_LOG}/") for name in entries):
+        return "delta"
+    for name in sorted(entries):
+        is_data = entries[name].size and not any(part[:1] in "._" for part in name.split("/"))
+        if name == "" or is_data:
+            first = place / name if name else place
+            magic = first.storage.read_range(first.key, 0, len(PARQUET_MAGIC))
+            return "parquet" if magic == PARQUET_MAGIC else "archives"
+    return "archives"
+
+
+def refuse_nested(option: str, folder: Location, archives: Location) -> None:
     """Refuse an output in an archive, or the other way round: it would be read as one.
 
     Raises `ConfigurationError`.
     """
-    folder, archives = folder.resolve(), archives.resolve()
-    if folder == archives or folder in archives.parents or archives in folder.parents:
+    if contains(folder, archives) or contains(archives, folder):
         raise ConfigurationError(
             f"{option} {folder} and the archives in {archives} must not contain each other",
             hint="Give a directory beside it.",
@@ -102,20 +133,35 @@ def _first_file(directory: Path) -> Path | None:
     return None
 
 
-def read_messages(spark: SparkSession, inputs: Inputs, choice: Choice) -> DataFrame:
-    """The chosen messages, with the columns of `MESSAGE_DDL`. Raises `ConfigurationError`."""
-    datasets: dict[Path, list[Path]] = {}
+MESSAGE_COLUMNS = tuple(column.split()[0] for column in MESSAGE_DDL.split(", "))
+
+
+def read_messages(
+    spark: SparkSession, inputs: Inputs, choice: Choice, used: Collection[str] = MESSAGE_COLUMNS
+) -> DataFrame:
+    """The chosen messages, with the columns of `MESSAGE_DDL`. Raises `ConfigurationError`.
+
+    Of archives only the ``used`` columns are read, and those that the choice is made by.
+    """
+    datasets: dict[Location, list[Location]] = {}
     for path in inputs.parquet:
-        datasets.setdefault(_dataset_root(path), []).append(path)
+        if isinstance(path, StoredPlace):
+            datasets.setdefault(_stored_root(path), []).extend(parquet_objects(path))
+        else:
+            datasets.setdefault(_dataset_root(path), []).append(path)
     frames = [_read_parquet(spark, root, paths, choice) for root, paths in datasets.items()]
+    frames += [_read_delta(spark, place, choice) for place in inputs.delta]
     if inputs.archives:
-        frames.append(_read_archives(spark, inputs.archives, choice))
+        read = {*used, *filtered_columns(choice.within, choice.topics)}
+        frames.append(_read_archives(spark, inputs.archives, choice, read))
     rows = reduce(lambda one, other: one.unionByName(other), frames)
     return _chosen(rows, choice)
 
 
-def _read_archives(spark: SparkSession, paths: Sequence[Path], choice: Choice) -> DataFrame:
-    reader = spark.read.format("nsq-archive").schema(MESSAGE_DDL).option("format", "raw")
+def _read_archives(
+    spark: SparkSession, paths: Sequence[Location], choice: Choice, used: Collection[str]
+) -> DataFrame:
+    reader = spark.read.format("nsq-archive").option("format", "raw")
     options = {
         "topics": ",".join(choice.topics),
         "since": _moment(choice.within.since_ns),
@@ -125,10 +171,31 @@ def _read_archives(spark: SparkSession, paths: Sequence[Path], choice: Choice) -
         **damage_options(choice.damage_path),
     }
     reader = reader.options(**{name: text for name, text in options.items() if text})
-    return reader.load([str(path) for path in paths])
+    return load_columns(reader, [str(path) for path in paths], used, MESSAGE_DDL)
 
 
-def damage_options(damage_path: Path | None) -> dict[str, str]:
+def load_columns(
+    reader: DataFrameReader, paths: Sequence[str], used: Collection[str], ddl: str = ARCHIVED_DDL
+) -> DataFrame:
+    """The rows of archives with all columns of ``ddl``: those that are not ``used`` are null.
+
+    Spark asks a data source in Python for the columns of its schema, whatever a query uses.
+    """
+    from pyspark.sql import functions as F
+
+    known = [tuple(column.split()) for column in ARCHIVED_DDL.split(", ")]
+    read = [(name, kind) for name, kind in known if name in used] or known[-1:]
+    rows = reader.schema(", ".join(f"{name} {kind}" for name, kind in read)).load(list(paths))
+    names = {name for name, _ in read}
+    return rows.select(
+        *(
+            F.col(name) if name in names else F.lit(None).cast(kind).alias(name)
+            for name, kind in (tuple(column.split()) for column in ddl.split(", "))
+        )
+    )
+
+
+def damage_options(damage_path: Location | None) -> dict[str, str]:
     """What has damage written to a directory; without one it fails the job."""
     if damage_path is None:
         return {}
@@ -148,8 +215,39 @@ def _moment(timestamp_ns: int | None, *, up: int = 0) -> str:
     return moment.isoformat()
 
 
+def _read_delta(spark: SparkSession, place: Location, choice: Choice) -> DataFrame:
+    rows = spark.read.format("delta").load(spark_url(place))
+    return _of_days(rows, choice.within).select(*MESSAGE_COLUMNS)
+
+
+def parquet_objects(place: StoredPlace, *, as_files: bool = False) -> list[StoredPlace]:
+    """Return what of the Parquet at a place counts: what compaction published, or all of it.
+
+    All of it is the place itself, or ``as_files`` each of them. Raises `OutputError`.
+    """
+    from nsqtools.spark.jobs.compaction.stored_output import StoredOutput
+
+    published = StoredOutput(place, is_delta=False).published()
+    if published is not None:
+        return [place / name for name in published]
+    if not as_files:
+        return [place]
+    try:
+        found = [place / each.name if each.name else place for each in place.below()]
+        return [each for each in found if each.name.endswith(".parquet")] or [place]
+    except OSError as exc:
+        raise OutputError(f"cannot list {place} ({exc.strerror})") from exc
+
+
+def _stored_root(place: StoredPlace) -> StoredPlace:
+    """The place above the partitions that a place leads into."""
+    parts = place.key.split("/")
+    at = next((at for at, part in enumerate(parts) if "=" in part), None)
+    return place if at is None else StoredPlace(place.bucket, "/".join(parts[:at]))
+
+
 def _read_parquet(
-    spark: SparkSession, root: Path, paths: Sequence[Path], choice: Choice
+    spark: SparkSession, root: Location, paths: Sequence[Location], choice: Choice
 ) -> DataFrame:
     """The rows of one dataset: all of it, or those of its directories and files that are given."""
     reader = spark.read

@@ -21,6 +21,7 @@ from nsqtools.spark.archives.archive_files import LineKind
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
 from nsqtools.spark.failures import spark_errors
 from nsqtools.spark.jobs.inputs import Choice, find_inputs, read_messages
+from nsqtools.spark.jobs.lease import leased
 from nsqtools.spark.jobs.replay_plan import (
     ReplayPlan,
     ReplayRequest,
@@ -33,8 +34,10 @@ from nsqtools.spark.jobs.replay_plan import (
     save_plan,
     size_of,
 )
-from nsqtools.spark.publishing.ledger import LedgerEntry, locked_ledger, read_entries
+from nsqtools.spark.location import Location, StoredPlace
+from nsqtools.spark.publishing.ledger import LOCK, LedgerEntry, locked_ledger, read_entries
 from nsqtools.spark.publishing.row_outcomes import PublishReport, total
+from nsqtools.spark.publishing.stored_progress import read_stored_entries
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -51,8 +54,8 @@ class ReplayPublishing:
 
     options: Mapping[str, str]
     rate: float = 0.0
-    ledger: Path | None = None
-    dead_letters: Path | None = None
+    ledger: Location | None = None
+    dead_letters: Location | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +134,11 @@ class ReplayJob:
         ledger = self._publishing.ledger
         if ledger is None:
             return self._publish()
-        with locked_ledger(ledger):
+        with leased(ledger / LOCK) if isinstance(ledger, StoredPlace) else locked_ledger(ledger):
             assert self._plan is not None
             save_plan(ledger, self._plan)
             outcome = self._publish()
-            return outcome if outcome.is_complete else with_ledger(outcome, read_entries(ledger))
+            return outcome if outcome.is_complete else with_ledger(outcome, entries_of(ledger))
 
     def _publish(self) -> ReplayOutcome:
         error = None
@@ -160,9 +163,14 @@ class ReplayJob:
         archives = {}
         for file in listed(self._inputs.archives):
             if file.is_finished:
-                archives[str(file.path)] = size_of(str(file.path))
+                archives[file.location] = size_of(file.location)
             else:
-                self.left_out.append(str(file.path))
+                self.left_out.append(file.location)
+        if self._inputs.delta:
+            raise ConfigurationError(
+                "a replay with a ledger reads archives and Parquet, not Delta",
+                hint="Its files would not be the same in a later run.",
+            )
         parquet = parquet_files(spark, self._inputs.parquet)
         slots = spark.sparkContext.defaultParallelism
         return ReplayPlan(
@@ -187,7 +195,7 @@ class ReplayJob:
 
     def _selected(self, within: TimeRange) -> DataFrame:
         request, inputs = self._request, self._inputs
-        if not (inputs.archives or inputs.parquet):
+        if not inputs.places:
             raise NotFoundError("no file to replay")
         # a ledger needs the same partitions on any cluster
         partitions = 1 if self._publishing.ledger is not None else 0
@@ -223,6 +231,11 @@ class ReplayJob:
         is_complete = document.pop("is_complete")
         del document["confirmed"]
         return PublishReport(**document), is_complete
+
+
+def entries_of(ledger: Location) -> list[LedgerEntry]:
+    """What the ledger knows of all partitions."""
+    return read_stored_entries(ledger) if isinstance(ledger, StoredPlace) else read_entries(ledger)
 
 
 def with_ledger(outcome: ReplayOutcome, entries: Sequence[LedgerEntry]) -> ReplayOutcome:

@@ -10,17 +10,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from nsqtools.archive.storage import open_storage
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.files.durable import replace_file
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import Moment
-from nsqtools.spark.archives.archive_files import ListedFile, Listing
-from nsqtools.spark.jobs.inputs import Inputs
-from nsqtools.spark.location import spark_url
+from nsqtools.spark.archives.archive_files import ListedFile
+from nsqtools.spark.archives.read_settings import ReadSettings
+from nsqtools.spark.archives.stored_archives import listing_of
+from nsqtools.spark.jobs.inputs import Inputs, parquet_objects
+from nsqtools.spark.location import Location, StoredPlace, absolute, parse_place, spark_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +38,7 @@ class ReplayRequest:
     """What is to be replayed. ``topics`` as `nsqtools.replay.replay.Selection` has them;
     ``where`` is SQL over the columns of a message."""
 
-    paths: tuple[Path, ...]
+    paths: tuple[Location, ...]
     topics: Mapping[str, str] = field(default_factory=dict)
     since: Moment | None = None
     until: Moment | None = None
@@ -59,7 +60,7 @@ class ReplayRequest:
     def job(self) -> dict[str, Any]:
         """What makes two replays the same."""
         return {
-            "paths": [str(path.absolute()) for path in self.paths],
+            "paths": [str(absolute(path)) for path in self.paths],
             "topics": dict(sorted(self.topics.items())),
             "since": self.since.text if self.since else "",
             "until": self.until.text if self.until else "",
@@ -87,23 +88,26 @@ class ReplayPlan:
     @property
     def inputs(self) -> Inputs:
         """The files to read."""
-        return Inputs(tuple(map(Path, self.archives)), tuple(map(Path, self.parquet)))
+        return Inputs(tuple(map(parse_place, self.archives)), tuple(map(parse_place, self.parquet)))
 
 
-def listed(paths: Sequence[Path]) -> list[ListedFile]:
+def listed(paths: Sequence[Location]) -> list[ListedFile]:
     """The archive files at some paths, as the format ``nsq-archive`` finds and orders them."""
     if not paths:
         return []
-    listing = Listing(lambda: list(paths), None)
+    listing = listing_of(ReadSettings(tuple(map(str, paths))))
     return list(listing.files(lambda damage: None).values())
 
 
-def parquet_files(spark: SparkSession, paths: Sequence[Path]) -> dict[str, int]:
+def parquet_files(spark: SparkSession, paths: Sequence[Location]) -> dict[str, int]:
     """The files that Spark reads at some paths, with their sizes. Raises `OutputError`."""
-    urls = [
-        url for path in paths for url in sorted(spark.read.parquet(spark_url(path)).inputFiles())
-    ]
-    found = [unquote(urlsplit(url).path) for url in urls]
+    found: list[str] = []
+    for path in paths:
+        if isinstance(path, StoredPlace):
+            found += sorted(map(str, parquet_objects(path, as_files=True)))
+        else:
+            urls = sorted(spark.read.parquet(spark_url(path)).inputFiles())
+            found += [unquote(urlsplit(url).path) for url in urls]
     return {path: size_of(path) for path in found}
 
 
@@ -123,11 +127,11 @@ def fix_partitions(spark: SparkSession, bytes: int) -> None:
         spark.conf.set(name, str(value))
 
 
-def load_plan(ledger: Path, job: Mapping[str, Any]) -> ReplayPlan | None:
+def load_plan(ledger: Location, job: Mapping[str, Any]) -> ReplayPlan | None:
     """The plan of the first run; None when this is it. Raises `ConfigurationError`."""
     path = ledger / PLAN
     try:
-        content = path.read_bytes()
+        content = open_storage(str(ledger)).read(PLAN)
     except FileNotFoundError:
         return None
     except OSError as exc:
@@ -149,11 +153,10 @@ def load_plan(ledger: Path, job: Mapping[str, Any]) -> ReplayPlan | None:
     return plan
 
 
-def save_plan(ledger: Path, plan: ReplayPlan) -> None:
+def save_plan(ledger: Location, plan: ReplayPlan) -> None:
     """Write it down for the next run. Raises `OutputError`."""
     try:
-        ledger.mkdir(parents=True, exist_ok=True)
-        replace_file(ledger / PLAN, plan.encode())
+        open_storage(str(ledger)).put(PLAN, plan.encode())
     except OSError as exc:
         raise OutputError(f"cannot write the ledger {ledger} ({exc.strerror})") from exc
 
@@ -170,7 +173,8 @@ def check_sizes(plan: ReplayPlan) -> None:
 
 def size_of(path: str) -> int:
     """The size of a file. Raises `OutputError`."""
+    place = parse_place(path)
     try:
-        return Path(path).stat().st_size
+        return place.entry().size if isinstance(place, StoredPlace) else place.stat().st_size
     except OSError as exc:
         raise OutputError(f"cannot read {path} ({exc.strerror})") from exc

@@ -223,7 +223,8 @@ def make_report(
     """Read the messages twice: for the figures, and for the pauses. Raises `NsqError`."""
     messages = read_messages(spark, inputs, choice)
     intervals, topics = collect_figures(messages, step_ns)
-    gaps, gap_count = collect_gaps(messages.select("topic", "ts_ns"), gap_ns)
+    times = ("topic", "ts_ns")  # much less to read
+    gaps, gap_count = collect_gaps(read_messages(spark, inputs, choice, times), gap_ns)
     sources = tuple(map(str, (*inputs.archives, *inputs.parquet)))
     return TrafficReport(sources, step_ns, gap_ns, intervals, topics, gaps, gap_count)
 

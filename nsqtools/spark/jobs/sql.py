@@ -9,25 +9,34 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import reduce
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigurationError, NotFoundError
-from nsqtools.spark.failures import spark_errors
-from nsqtools.spark.jobs.inputs import damage_options, find_inputs
+from nsqtools.spark.archives.message_columns import ARCHIVED_DDL
+from nsqtools.spark.failures import is_sparks, spark_errors
+from nsqtools.spark.jobs.inputs import (
+    damage_options,
+    find_inputs,
+    load_columns,
+    parquet_objects,
+)
 from nsqtools.spark.jvm import PUSHDOWN_CONF
-from nsqtools.spark.location import SHARED, parse_location, spark_url
+from nsqtools.spark.location import Location, StoredPlace, absolute, parse_place, spark_url
+from nsqtools.spark.pyspark_internals import scanned_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
     from nsqtools.spark.spark_settings import SparkSettings
 
-ARCHIVE, PARQUET = "archive", "parquet"
+ARCHIVE, PARQUET, DELTA = "archive", "parquet", "delta"
 INFERENCE = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
 Plain = str | int | float | bool | None
@@ -43,14 +52,14 @@ class NamedView:
 
 
 def named_views(
-    archives: Iterable[str], parquet: Iterable[str], paths: Iterable[Path]
+    archives: Iterable[str], parquet: Iterable[str], paths: Iterable[Location]
 ) -> list[NamedView]:
     """The views of ``NAME=PATH`` texts, and of bare paths, which are named after their kind.
 
-    A name that is given several times has all its paths. Raises `ConfigurationError`, and
-    `NotFoundError` for a path that is not there.
+    A name that is given several times has all its paths; a table of Delta may be given as Parquet.
+    Raises `ConfigurationError`, and `NotFoundError` for a path that is not there.
     """
-    paths_of: dict[tuple[str, str], list[Path]] = {}
+    paths_of: dict[tuple[str, str], list[Location]] = {}
     for kind, texts in ((ARCHIVE, archives), (PARQUET, parquet)):
         for text in texts:
             name, _, path = text.partition("=")
@@ -59,9 +68,11 @@ def named_views(
                     f"--{kind} {text!r} has no name",
                     hint=f"Write --{kind} NAME=PATH; SQL knows it by that name.",
                 )
-            paths_of.setdefault((name, kind), []).append(parse_named(kind, text, path))
+            place = parse_named(kind, text, path)
+            is_table = kind == PARQUET and bool(find_inputs([place]).delta)
+            paths_of.setdefault((name, DELTA if is_table else kind), []).append(place)
     found = find_inputs(list(paths))
-    for kind, bare in ((ARCHIVE, found.archives), (PARQUET, found.parquet)):
+    for kind, bare in ((ARCHIVE, found.archives), (PARQUET, found.parquet), (DELTA, found.delta)):
         for each in bare:
             paths_of.setdefault((kind, kind), []).append(each)
     names = [name.lower() for name, _ in paths_of]
@@ -70,17 +81,22 @@ def named_views(
             raise ConfigurationError(f"{name} names archives and Parquet")
         find_inputs(paths_of[name, kind])
     return [
-        NamedView(name, kind, tuple(str(path.absolute()) for path in each))
+        NamedView(name, kind, tuple(str(absolute(path)) for path in each))
         for (name, kind), each in paths_of.items()
     ]
 
 
-def parse_named(kind: str, text: str, path: str) -> Path:
+def places_of(views: Iterable[NamedView]) -> list[Location]:
+    """Return all places of some views."""
+    return [parse_place(path) for view in views for path in view.paths]
+
+
+def parse_named(kind: str, text: str, path: str) -> Location:
     """Read the path of ``NAME=PATH``. Raises `ConfigurationError`."""
     try:
-        return parse_location(path)
+        return parse_place(path)
     except ValueError as exc:
-        raise ConfigurationError(f"--{kind} {text}: {exc}", hint=SHARED) from None
+        raise ConfigurationError(f"--{kind} {text}: {exc}") from None
 
 
 def plan_query(
@@ -88,35 +104,83 @@ def plan_query(
     settings: SparkSettings,
     views: Sequence[NamedView],
     text: str,
-    damage_path: Path | None = None,
+    damage_path: Location | None = None,
 ) -> DataFrame:
     """Give the views their names and plan the query; what it returns is not yet computed.
 
     What is damaged fails the query, or with a ``damage_path`` is left out and written there.
     Raises `NotFoundError` for an unknown table, `ConfigurationError` for what is wrong SQL.
     """
-    with spark_errors(settings):
-        for view in views:
-            _read(spark, view, damage_path).createOrReplaceTempView(view.name)
     try:
         with spark_errors(settings):
+            used = used_columns(spark, views, text)
+            for view in views:
+                _read(spark, view, damage_path, used).createOrReplaceTempView(view.name)
             return spark.sql(text)
     except NotFoundError as error:
         known = ", ".join(view.name for view in views) or "none, because no path was given"
         raise NotFoundError(str(error), hint=f"Known here: {known}.") from error
 
 
-def _read(spark: SparkSession, view: NamedView, damage_path: Path | None) -> DataFrame:
-    if view.kind == ARCHIVE:
-        reader = spark.read.format("nsq-archive").options(**damage_options(damage_path))
-        if spark.conf.get(PUSHDOWN_CONF, "false") == "true":
-            reader = reader.option("filterPushdown", "true")
+def used_columns(spark: SparkSession, views: Sequence[NamedView], text: str) -> dict[str, set[str]]:
+    """Return the columns of archives that a query reads, by view.
+
+    A view that is not in it may be read in any way: the plan does not show how. Spark does not tell
+    the columns to a data source in Python, but it does to one of files, so the query is planned
+    over empty files in place of the archives.
+    """
+    with TemporaryDirectory(prefix="nsq-plan-") as directory:
+        stand_ins = {}
+        for number, view in enumerate(views):
+            if view.kind != ARCHIVE:
+                rows = _read_files(spark, view)
+            else:
+                empty = Path(directory, str(number))
+                empty.mkdir()
+                stand_ins[str(empty)] = view.name
+                rows = spark.read.schema(ARCHIVED_DDL).json(spark_url(empty))
+            rows.createOrReplaceTempView(view.name)
+        try:
+            found = scanned_columns(spark, text)
+        except Exception as error:  # the query itself fails for the same reason, in a moment
+            if not is_sparks(error):
+                raise
+            return {}
+    return {stand_ins[at]: found[at] for at in stand_ins.keys() & found}
+
+
+def _read(
+    spark: SparkSession,
+    view: NamedView,
+    damage_path: Location | None,
+    used: Mapping[str, Collection[str]],
+) -> DataFrame:
+    if view.kind != ARCHIVE:
+        return _read_files(spark, view)
+    reader = spark.read.format("nsq-archive").options(**damage_options(damage_path))
+    if spark.conf.get(PUSHDOWN_CONF, "false") == "true":
+        reader = reader.option("filterPushdown", "true")
+    if view.name not in used:
         return reader.load(list(view.paths))
+    return load_columns(reader, view.paths, used[view.name])
+
+
+def _read_files(spark: SparkSession, view: NamedView) -> DataFrame:
+    if view.kind == DELTA:
+        tables = (spark.read.format("delta").load(url) for url in map(spark_url, places_of([view])))
+        return reduce(lambda one, other: one.unionByName(other), tables)
     # A topic may be called 007: directories are text. Only the date is one.
     before = spark.conf.get(INFERENCE) or "true"
     spark.conf.set(INFERENCE, "false")
     try:
-        frame = spark.read.parquet(*map(spark_url, map(Path, view.paths)))
+        reader, urls = spark.read, []
+        for place in places_of([view]):
+            if isinstance(place, StoredPlace):
+                reader = reader.option("basePath", spark_url(place))
+                urls += [spark_url(each) for each in parquet_objects(place)]
+            else:
+                urls.append(spark_url(place))
+        frame = reader.parquet(*urls)
     finally:
         spark.conf.set(INFERENCE, before)
     is_text = dict(frame.dtypes).get("date") == "string"

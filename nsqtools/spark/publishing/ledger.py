@@ -1,4 +1,4 @@
-"""Progress of the tasks of a job on disk, so that a retried task continues where it stopped.
+"""Progress of the tasks of a job, so that a retried task continues where it stopped.
 
 A directory with one file for each partition. A line is appended before rows are sent: how many rows
 from the beginning are done, and how many may have been sent. The last whole line counts; a line cut
@@ -11,7 +11,8 @@ writer. It is verified: each line has a checksum of the rows done, which is comp
 is skipped.
 
 One task at a time holds the lock of a partition's file, and one replay at a time that of the
-directory. A process that is killed loses its locks at once.
+directory. A process that is killed loses its locks at once. `stored_progress` does the same in an
+object store.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from nsqtools.archive.storage import open_storage
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
-from nsqtools.files.durable import replace_file, write_all
+from nsqtools.files.durable import sync_folder, write_all
 from nsqtools.files.locks import lock_file, try_lock
 from nsqtools.files.opening import open_to_write
+from nsqtools.spark.location import Location
 
 VERSION = 1
 JOB, LOCK = "job.json", "lock"
@@ -55,22 +58,24 @@ class LedgerEntry:
     topics: dict[str, int] = field(default_factory=dict)
 
 
-def prepare_ledger(folder: Path, job: str) -> None:
-    """Make the directory for ``job``, a text that is the same only for the same job.
+def prepare_ledger(folder: Location, job: str) -> None:
+    """Make the place for ``job``, a text that is the same only for the same job.
 
     Raises `ConfigurationError` where it belongs to another job.
     """
-    path = folder / JOB
-    content = json.dumps({"version": VERSION, "job": job}, indent=1) + "\n"
+    content = (json.dumps({"version": VERSION, "job": job}, indent=1) + "\n").encode()
+    place = open_storage(str(folder))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            if any(folder.glob("part-*")):
-                raise ConfigurationError(
-                    f"{folder} has parts of a ledger and no {JOB}", hint="Give another directory."
-                )
-            replace_file(path, content.encode())
-        found = path.read_text("utf-8")
+        names = [entry.name for entry in place.list()]
+        if JOB not in names and any(name.startswith("part-") for name in names):
+            raise ConfigurationError(
+                f"{folder} has parts of a ledger and no {JOB}", hint="Give another directory."
+            )
+        try:
+            place.put_if_absent(JOB, content)
+        except FileExistsError:
+            pass
+        found = place.read(JOB)
     except OSError as exc:
         raise OutputError(f"cannot write the ledger {folder} ({exc.strerror})") from exc
     if found != content:
@@ -117,6 +122,7 @@ class LedgerPart:
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
             self._descriptor = open_to_write(self.path, flags, 0o640)
+            sync_folder(folder)  # or the file may be nameless after a power failure
         except OSError as exc:
             raise OutputError(f"cannot write {self.path} ({exc.strerror})") from exc
         try:
@@ -135,6 +141,16 @@ class LedgerPart:
                 self.sync()
         except OSError as exc:
             raise OutputError(f"cannot write {self.path} ({exc.strerror})") from exc
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `note` will write."""
+        return True
+
+    def finish(self) -> None:
+        """Append ``entry`` as it is now, and make it survive a power failure."""
+        self.note()
+        self.sync()
 
     def sync(self) -> None:
         """Make what was noted survive a power failure."""
@@ -181,7 +197,7 @@ class LedgerPart:
         return decode_entry(whole.rpartition(b"\n")[2], self.path)
 
 
-def decode_entry(line: bytes, path: Path) -> LedgerEntry:
+def decode_entry(line: bytes, path: Location) -> LedgerEntry:
     """Read a line. Raises `ConfigurationError`."""
     try:
         entry = LedgerEntry(**json.loads(line))

@@ -39,6 +39,12 @@ from nsqtools.spark.publishing.publish_rows import (
 )
 from nsqtools.spark.publishing.row_outcomes import MAX_REASONS, DeadLetters, PublishReport
 from nsqtools.spark.publishing.sink_plan import SinkPlan
+from nsqtools.spark.publishing.stored_progress import (
+    StoredDeadLetters,
+    StoredLedgerPart,
+    open_dead_letters,
+    open_ledger_part,
+)
 
 
 class PublishTask:
@@ -57,8 +63,8 @@ class PublishTask:
         self._row = 0  # the number of the next row
         self._checksum = 0
         self._fatal: NsqError | None = None
-        self._ledger: LedgerPart | None = None
-        self._dead_letters: DeadLetters | None = None
+        self._ledger: LedgerPart | StoredLedgerPart | None = None
+        self._dead_letters: DeadLetters | StoredDeadLetters | None = None
         self._has_dead_letters = False  # that are not durable yet
         self._publisher = Publisher(
             plan.rotated(partition), plan.client_options, plan.attempt(attempt)
@@ -84,9 +90,9 @@ class PublishTask:
                 raise self._changed_input()
             self._publisher.drain()
             self._check()
-            self._note()
             if self._ledger is not None:
-                self._ledger.sync()
+                self._ledger.entry.sent = self._ledger.entry.done  # a kill may have left it ahead
+                self._note(is_last=True)
             if self._dead_letters is not None:
                 self._dead_letters.finish()
         return self._made_report(time.monotonic() - began)
@@ -96,22 +102,21 @@ class PublishTask:
     def _open(self, stack: ExitStack) -> None:
         plan = self._plan
         if plan.ledger is not None:
-            self._ledger = stack.enter_context(
-                LedgerPart(plan.ledger, self._partition, wait_s=LOCK_WAIT_S / 4**self._attempt)
-            )
+            wait_s = LOCK_WAIT_S / 4**self._attempt
+            self._ledger = open_ledger_part(plan.ledger, self._partition, wait_s=wait_s)
+            stack.enter_context(self._ledger)
             self._prefix = Prefix(self._ledger.entry)
             self._sent_before = self._ledger.entry.sent
             self._report.before = self._ledger.entry.done
         if plan.dead_letters is not None:
-            self._dead_letters = stack.enter_context(
-                DeadLetters(
-                    plan.dead_letters,
-                    plan.job,
-                    self._partition,
-                    attempt=self._attempt,
-                    done=None if self._ledger is None else self._report.before,
-                )
+            self._dead_letters = open_dead_letters(
+                plan.dead_letters,
+                plan.job,
+                self._partition,
+                attempt=self._attempt,
+                done=None if self._ledger is None else self._report.before,
             )
+            stack.enter_context(self._dead_letters)
 
     def _skip(self, chunk: Chunk, count: int, rest: int) -> int:
         """Skip rows that are done; return how many more there are."""
@@ -257,13 +262,16 @@ class PublishTask:
             entry.sent = max(entry.sent, self._row)
             self._note()
 
-    def _note(self) -> None:
-        if self._ledger is None:
+    def _note(self, *, is_last: bool = False) -> None:
+        if self._ledger is None or not (is_last or self._ledger.is_due):
             return
         if self._dead_letters is not None and self._has_dead_letters:
             self._dead_letters.sync()  # before the ledger counts them as done
             self._has_dead_letters = False
-        self._ledger.note()
+        if is_last:
+            self._ledger.finish()
+        else:
+            self._ledger.note()
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -271,7 +279,7 @@ class PublishTask:
         """Raise what ends the task, naming it."""
         if self._fatal is None:
             return
-        self._note()
+        self._note(is_last=True)
         error = self._fatal
         kind = {"refused": RefusedError, "connect": ConnectionFailed}.get(error.category, NsqError)
         raise kind(f"partition {self._partition}: {error}", hint=error.hint) from error

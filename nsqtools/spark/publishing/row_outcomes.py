@@ -133,15 +133,14 @@ class DeadLetters:
         suffix = "part" if done is not None else f"{attempt}.part"
         self._part = folder / f".{self.path.name}.{suffix}"
         self._file: IO[bytes] | None = None
+        self._is_named = False  # durably
         self._is_kept = done is not None
         if done is not None:
             self._keep(done)
 
     def write(self, row: int, message: Envelope, reason: str) -> None:
         """Add a row, given by its number in the partition."""
-        line = encode_many(message.topic, message.nsqd, [message])
-        more = json.dumps({"reason": reason, "row": row})[1:]
-        self._write(line.rstrip(b"\n}") + b", " + more.encode() + b"\n")
+        self._write(dead_letter(row, message, reason))
 
     def sync(self) -> None:
         """Make what was written durable."""
@@ -149,6 +148,9 @@ class DeadLetters:
             try:
                 self._file.flush()
                 os.fsync(self._file.fileno())
+                if not self._is_named:
+                    sync_folder(self._part.parent)
+                    self._is_named = True
             except OSError as exc:
                 raise self._error(exc) from exc
 
@@ -183,7 +185,7 @@ class DeadLetters:
         source = self._part if self._part.exists() else self.path
         try:
             lines = source.read_bytes().splitlines(keepends=True)
-            kept = [line for line in lines if _row_of(line) < done]
+            kept = [line for line in lines if row_of(line) < done]
             if kept:
                 replace_file(self._part, b"".join(kept))
                 self._file = open_to_append(self._part, 0o640)
@@ -208,7 +210,14 @@ class DeadLetters:
         return OutputError(f"cannot write {self.path} ({exc.strerror})")
 
 
-def _row_of(line: bytes) -> float:
+def dead_letter(row: int, message: Envelope, reason: str) -> bytes:
+    """The line of a row."""
+    line = encode_many(message.topic, message.nsqd, [message])
+    more = json.dumps({"reason": reason, "row": row})[1:]
+    return line.rstrip(b"\n}") + b", " + more.encode() + b"\n"
+
+
+def row_of(line: bytes) -> float:
     """The number of the row; a line cut by a kill belongs to one that is not done."""
     try:
         return int(json.loads(line)["row"])

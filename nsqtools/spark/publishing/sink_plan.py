@@ -8,8 +8,9 @@ retryTimeout                how long to retry while nsqd cannot be reached (1m);
 retryUnknown                whether messages with an unknown outcome are sent again (true)
 batchRows                   messages per MPUB (500)
 max_outstanding             MPUBs without a response (8)
-deadLetterPath              a directory for rows that cannot be published
-ledgerPath, ledgerJob       a directory for `ledger`, and a text that names the job
+deadLetterPath              a directory, or a place in an object store, for rows that cannot be
+                            published
+ledgerPath, ledgerJob       one for `ledger`, and a text that names the job
 outcomePath                 a file for the counts, as JSON
 """
 
@@ -32,6 +33,7 @@ from nsqtools.protocol.addresses import parse_address
 from nsqtools.protocol.names import check_topic
 from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishOptions
 from nsqtools.spark.format_options import Options, producer_connection
+from nsqtools.spark.location import Location, StoredPlace
 
 BATCH_ROWS = 500
 BATCH_BYTES = 1 << 19
@@ -61,8 +63,8 @@ class SinkPlan:
     job: str
     rate: float = 0.0
     batch_rows: int = BATCH_ROWS
-    dead_letters: Path | None = None
-    ledger: Path | None = None
+    dead_letters: Location | None = None
+    ledger: Location | None = None
 
     @property
     def batch_bytes(self) -> int:
@@ -103,7 +105,7 @@ def sink_settings(
     topic = options.text("topic")
     check_columns(columns, has_topic=topic is not None)
     retry_s = options.duration_s("retryTimeout")
-    ledger = options.location("ledgerPath")
+    ledger = options.place("ledgerPath")
     job = "\n".join([options.text("ledgerJob") or "", topic or "", *sorted(columns)])
     # the same each time where a ledger leads the job on, else that of no other job
     named = hashlib.sha256(f"{ledger}\n{job}".encode()).hexdigest() if ledger else uuid.uuid4().hex
@@ -119,7 +121,7 @@ def sink_settings(
         named[:12],
         _rate_of_a_task(options, environ),
         options.integer("batchRows") or BATCH_ROWS,
-        options.location("deadLetterPath"),
+        options.place("deadLetterPath"),
         ledger,
     )
     settings = SinkSettings(connection, plan, job, options.location("outcomePath"))
@@ -136,6 +138,11 @@ def make_folders(settings: SinkSettings) -> None:
     for folder in (settings.plan.dead_letters, outcome):
         if folder is not None:
             try:
+                if isinstance(folder, StoredPlace):
+                    probe = folder / f".nsq-probe-{uuid.uuid4().hex}"
+                    probe.storage.put(probe.key, b"")
+                    probe.storage.delete(probe.key)
+                    continue
                 folder.mkdir(parents=True, exist_ok=True)
                 if not os.access(folder, os.W_OK):
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

@@ -107,6 +107,18 @@ class CompactionOutput:
         finally:
             os.close(descriptor)
 
+    def manifests(self) -> dict[Slot, Manifest]:
+        """Read those of all partitions."""
+        return read_manifests(self)
+
+    def missing(self, manifest: Manifest) -> list[str]:
+        """Return the files of a partition that are gone, or are not what was verified."""
+        return missing_files(self, manifest)
+
+    def summarise(self, manifests: Iterable[Manifest]) -> None:
+        """Write the manifest of each day that is not up to date."""
+        summarise(self, manifests)
+
     def recover(self) -> None:
         """Complete, or remove, what an interrupted run left."""
         with naming_path(self.root):
@@ -253,6 +265,19 @@ class Manifest:
         return {each.key: each for each in self.inputs}
 
 
+def encode_manifest(manifest: Manifest) -> str:
+    """Return it as text."""
+    return _text(asdict(manifest))
+
+
+def decode_manifest(document: dict[str, Any]) -> Manifest:
+    """Read what `encode_manifest` made. Raises ``ValueError``, ``KeyError`` and ``TypeError``."""
+    if document["version"] != VERSION:
+        raise ValueError(f"it is of version {document['version']}, not {VERSION}")
+    inputs = tuple(Input(**each) for each in document.pop("inputs"))
+    return Manifest(inputs=inputs, **document)
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write it into a partition's directory. Raises `OutputError`."""
     _write(folder / MANIFEST, asdict(manifest))
@@ -265,11 +290,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     """
     path = folder / MANIFEST
     try:
-        document = json.loads(path.read_text("utf-8"))
-        if document["version"] != VERSION:
-            raise OutputError(f"{path} is of version {document['version']}, not {VERSION}")
-        inputs = tuple(Input(**each) for each in document.pop("inputs"))
-        return Manifest(inputs=inputs, **document)
+        return decode_manifest(json.loads(path.read_text("utf-8")))
     except FileNotFoundError:
         if not folder.exists():
             return None

@@ -23,9 +23,6 @@ from nsqtools.spark.jobs.compaction.compacted_output import (
     CompactionOutput,
     Input,
     Manifest,
-    missing_files,
-    read_manifests,
-    summarise,
 )
 from nsqtools.spark.jobs.compaction.compaction_plan import (
     DaySelection,
@@ -40,10 +37,17 @@ from nsqtools.spark.jobs.compaction.partition_job import (
     PartitionResult,
     compact_partition,
 )
+from nsqtools.spark.jobs.compaction.stored_inventory import delete_stored
+from nsqtools.spark.jobs.compaction.stored_output import StoredOutput
+from nsqtools.spark.jobs.compaction.stored_partition import compact_stored
 from nsqtools.spark.jobs.inputs import refuse_nested
+from nsqtools.spark.location import Location, StoredPlace
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+Output = CompactionOutput | StoredOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class Deletable:
 def deletable(
     contents: Sequence[CountedFile],
     manifests: Mapping[Slot, Manifest],
-    output: CompactionOutput,
+    output: Output,
     selection: DaySelection,
     *,
     assumed: Iterable[Slot] = (),
@@ -80,7 +84,7 @@ def deletable(
     broken = {
         slot: missing
         for slot, manifest in manifests.items()
-        if slot not in assumed and (missing := missing_files(output, manifest))
+        if slot not in assumed and (missing := output.missing(manifest))
     }
     known = {slot: manifest.known for slot, manifest in manifests.items()}
     chosen: list[CountedFile] = []
@@ -136,6 +140,10 @@ def delete(contents: Iterable[CountedFile]) -> list[str]:
     """
     changed = []
     for content in contents:
+        if isinstance(content.path, StoredPlace):
+            if not delete_stored(content):
+                changed.append(str(content.path))
+            continue
         try:
             status = content.path.stat()
             if (status.st_size, status.st_mtime_ns) != (content.size, content.mtime_ns):
@@ -158,7 +166,7 @@ AT_A_TIME = 4
 class Compaction:
     """What is to be done, and what has been. Made by `prepare_compaction`."""
 
-    output: CompactionOutput
+    output: Output
     selection: DaySelection
     contents: Sequence[CountedFile]
     manifests: dict[Slot, Manifest]
@@ -172,7 +180,7 @@ class Compaction:
         return [partition for partition in self.partitions if partition.state in WORK]
 
     @property
-    def changed(self) -> list[Path]:
+    def changed(self) -> list[Location]:
         """Files of bare bodies that changed after they were taken: what is new is unknown."""
         bare = [content for content in self.contents if UNDATED in content.messages]
         return [content.path for content in changed(bare, self.manifests.get(UNDATED))]
@@ -202,14 +210,20 @@ class Compaction:
         small = [partition for partition in self.work if partition.size < SMALL_BYTES]
         large = [partition for partition in self.work if partition.size >= SMALL_BYTES]
         try:
-            with ThreadPoolExecutor(AT_A_TIME, "compaction") as threads:
+            with ThreadPoolExecutor(self._at_a_time, "compaction") as threads:
                 self._collect(threads.map(partial(self._make, spark, reading), small))
             self._collect(map(partial(self._make, spark, reading), large))
             places = {partition.slot: at for at, partition in enumerate(self.partitions)}
             self.results.sort(key=lambda result: places[result.partition.slot])
         finally:
-            summarise(self.output, self.manifests.values())
+            self.output.summarise(self.manifests.values())
             self.output.tidy()
+
+    @property
+    def _at_a_time(self) -> int:
+        """Commits to one Delta table come one after another."""
+        is_delta = isinstance(self.output, StoredOutput) and self.output.is_delta
+        return 1 if is_delta else AT_A_TIME
 
     def _refuse_invalid_topics(self) -> None:
         for partition in self.work:
@@ -224,6 +238,8 @@ class Compaction:
             return None
         before = self.manifests.get(partition.slot)
         try:
+            if isinstance(self.output, StoredOutput):
+                return compact_stored(spark, partition, before, self.output, reading)
             return compact_partition(spark, partition, before, self.output, reading)
         except BaseException:
             self.stopped = True
@@ -244,8 +260,8 @@ class Compaction:
 
 
 def prepare_compaction(
-    directory: Path,
-    output: CompactionOutput,
+    directory: Location,
+    output: Output,
     selection: DaySelection,
     *,
     grace_s: float,
@@ -255,7 +271,7 @@ def prepare_compaction(
     """Look at archives and output, and plan. Raises `NsqError`."""
     refuse_nested("--output", output.root, directory)
     contents = take_inventory(directory, work_dir)
-    manifests = read_manifests(output)
+    manifests = output.manifests()
     found = {topic for content in contents for topic in content.topics}
     for topic in selection.topics:
         if topic not in found:

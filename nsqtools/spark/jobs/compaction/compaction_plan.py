@@ -148,5 +148,5 @@ def changed(contents: Sequence[CountedFile], manifest: Manifest | None) -> list[
 
 def share(content: CountedFile, slot: Slot) -> int:
     """About how many bytes of a file, compressed, are of a topic and day."""
-    size = content.size if content.is_gzip else content.size // PLAIN_BY_COMPRESSED
+    size = content.size if content.is_compressed else content.size // PLAIN_BY_COMPRESSED
     return size * content.messages[slot] // max(1, content.total)

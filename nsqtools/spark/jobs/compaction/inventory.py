@@ -11,21 +11,23 @@ in progress the durable part counts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from nsqtools.archive.finding import ArchiveFile, find_archives
 from nsqtools.archive.layout import Member, owner_of
-from nsqtools.archive.members import is_gzip, scan_members
-from nsqtools.archive.reader import ArchiveFile, find_archives, read_messages
+from nsqtools.archive.members import codec_at, scan_members
+from nsqtools.archive.reader import read_messages
 from nsqtools.errors import OutputError
 from nsqtools.files.opening import open_to_read
 from nsqtools.protocol.durations import NS
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.records.envelope import Envelope
+from nsqtools.spark.location import Location, StoredPlace
 
 DAY_NS = 86_400 * NS
 _EPOCH = date(1970, 1, 1).toordinal()
@@ -67,7 +69,7 @@ MOST_NAMES = 3
 class CountedFile:
     """A file and the messages in it. ``damage`` is what could not be read, empty for nothing."""
 
-    path: Path
+    path: Location
     key: str
     """Its head, which stays when it moves; without one its path."""
     size: int
@@ -75,7 +77,7 @@ class CountedFile:
     members: int
     messages: Mapping[Slot, int]
     is_in_progress: bool = False
-    is_gzip: bool = True
+    is_compressed: bool = True
     has_index: bool = True
     min_ts: int | None = None
     damage: str = ""
@@ -93,15 +95,18 @@ class CountedFile:
 
 
 @dataclass(slots=True)
-class _Count:
+class Count:
+    """What was counted in a file, and what was wrong with it."""
+
     messages: Counter[Slot] = field(default_factory=Counter)
     damage: list[str] = field(default_factory=list)
     invalid: Counter[str] = field(default_factory=Counter)
 
-    def on_damage(self, _path: Path, problem: str) -> None:
+    def on_damage(self, _path: str, problem: str) -> None:
         self.damage.append(problem)
 
-    def add(self, messages: Iterator[Envelope]) -> None:
+    def add(self, messages: Iterable[Envelope]) -> None:
+        """Count messages by their content."""
         for message in messages:
             day = day_of(message.timestamp_ns) if message.topic else None
             self.count(message.topic or None, day, 1)
@@ -114,6 +119,7 @@ class _Count:
             self.messages[Slot(topic, day)] += messages
 
     def describe_invalid(self) -> str:
+        """Return the invalid topics as text, "" without any."""
         if not self.invalid:
             return ""
         names = ", ".join(f"{name[:64]!r}" for name in sorted(self.invalid)[:MOST_NAMES])
@@ -122,12 +128,16 @@ class _Count:
         return f"{self.invalid.total()} messages of invalid topics: {names}"
 
 
-def take_inventory(directory: Path, work_dir: Path | None = None) -> list[CountedFile]:
+def take_inventory(directory: Location, work_dir: Path | None = None) -> list[CountedFile]:
     """Look at all archives below a directory (or at one file).
 
     ``work_dir`` holds more files in progress. Of copies of a file (equal heads) one is taken.
     Raises `NotFoundError` for a missing directory, and `OutputError`.
     """
+    if isinstance(directory, StoredPlace):
+        from nsqtools.spark.jobs.compaction.stored_inventory import take_stored_inventory
+
+        return take_stored_inventory(directory)
     contents = []
     found = find_archives([directory.absolute()])
     if work_dir is not None:
@@ -160,7 +170,7 @@ def look_at(archive: ArchiveFile) -> CountedFile:
     """Count the messages of one file. Raises ``OSError``."""
     status = archive.path.stat()
     with open_to_read(archive.path) as file:
-        gzipped = is_gzip(file)
+        codec = codec_at(file)
     members = archive.members or []
     if archive.is_in_progress or (members and members[-1].end == status.st_size):
         count = _by_members(archive.path, members)
@@ -168,7 +178,7 @@ def look_at(archive: ArchiveFile) -> CountedFile:
         scan = scan_members(archive.path)
         members = scan.members
         if scan.damage or len(scan.topics) > 1:
-            count = _by_reading(ArchiveFile(archive.path, None))
+            count = _by_reading(ArchiveFile.at(archive.path))
         else:
             count = _by_members(archive.path, members)
     times = [member.min_ts for member in members if member.max_ts]
@@ -180,7 +190,7 @@ def look_at(archive: ArchiveFile) -> CountedFile:
         len(members),
         dict(count.messages),
         archive.is_in_progress,
-        gzipped,
+        codec.is_compressed,
         archive.members is not None,
         min(times) if times else None,
         "; ".join(count.damage),
@@ -188,13 +198,13 @@ def look_at(archive: ArchiveFile) -> CountedFile:
     )
 
 
-def _by_members(path: Path, members: Sequence[Member]) -> _Count:
+def _by_members(path: Path, members: Sequence[Member]) -> Count:
     """Trust what is known of members that are within one day."""
-    count = _Count()
+    count = Count()
     ends = [next(_messages(path, member, count), None) for member in {*members[:1], *members[-1:]}]
     topics = {message.topic for message in ends if message is not None}
     if len(topics) > 1:
-        return _by_reading(ArchiveFile(path, list(members)))
+        return _by_reading(ArchiveFile.at(path, list(members)))
     topic = topics.pop() if topics else ""
     for member in members:
         first, last = day_of(member.min_ts), day_of(member.max_ts)
@@ -207,13 +217,13 @@ def _by_members(path: Path, members: Sequence[Member]) -> _Count:
     return count
 
 
-def _by_reading(archive: ArchiveFile) -> _Count:
-    count = _Count()
+def _by_reading(archive: ArchiveFile) -> Count:
+    count = Count()
     count.add(read_messages(archive, count.on_damage))
     return count
 
 
-def _messages(path: Path, member: Member, count: _Count) -> Iterator[Envelope]:
+def _messages(path: Path, member: Member, count: Count) -> Iterator[Envelope]:
     """The messages of one member; the reader would continue after it."""
-    alone = ArchiveFile(path, [member])
+    alone = ArchiveFile.at(path, [member])
     return islice(read_messages(alone, count.on_damage), member.messages)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +24,7 @@ from nsqtools.errors import NsqError, OutputError
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
 from nsqtools.spark.jobs.compaction.compacted_output import (
     STAGING,
+    SUMMARIES,
     CompactionOutput,
     Input,
     Manifest,
@@ -36,7 +37,7 @@ from nsqtools.spark.jobs.compaction.compacted_output import (
 from nsqtools.spark.jobs.compaction.compaction_plan import PlannedPartition
 from nsqtools.spark.jobs.compaction.inventory import CountedFile, Slot, begin_ns, end_ns
 from nsqtools.spark.jobs.inputs import damage_options, escaped
-from nsqtools.spark.location import spark_url
+from nsqtools.spark.location import Location, StoredPlace, spark_url
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -95,14 +96,15 @@ def compact_partition(
             read, held, kept = _merge(spark, archived, partition, before, output)
         damages = tuple(read_damage(damage_path)) if damage_path else ()
     damaged = {damage.file for damage in damages}
-    _compare(partition, read, held, before, damaged)
-    _compare_written(slot, kept, read_back(spark, staged))
+    compare(partition, read, held, before, damaged)
+    compare_written(slot, kept, read_back(spark, staged))
     if (found := rows_in_place(staged)) != kept.rows:
         raise differs(slot, f"{staged} should hold", kept.rows, found)
     if slot.day is None and before is not None:
         _link(output.final(slot), staged)
         kept = _plus(kept, before)
-    result = _result(partition, before, read, kept, damages, damaged, staged)
+    files = {path.name: path.stat().st_size for path in data_files(staged)}
+    result = result_of(partition, before, read, kept, damages, damaged, files)
     write_manifest(staged, result.manifest)
     output.take_place(slot)
     return result
@@ -119,11 +121,32 @@ def damage_folder(
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextmanager
+def stored_damage(root: Location, slot: Slot, reading: ArchiveReading) -> Iterator[Location | None]:
+    """Where tasks report what they could not read, beside an output in an object store."""
+    if isinstance(root, Path):
+        with damage_folder(CompactionOutput(root), slot, reading) as folder:
+            yield folder
+        return
+    place = root / f"{SUMMARIES}/damage/{folder_of(slot)}"
+    _clear(place)
+    yield place if reading.skip_damaged else None
+    _clear(place)
+
+
+def _clear(place: StoredPlace) -> None:
+    try:
+        for entry in list(place.below()):
+            place.storage.delete((place / entry.name).key)
+    except OSError as exc:
+        raise OutputError(f"cannot use {exc.filename or place} ({exc.strerror})") from exc
+
+
 def read_archives(
     spark: SparkSession,
     partition: PlannedPartition,
     reading: ArchiveReading,
-    damage_path: Path | None,
+    damage_path: Location | None,
 ) -> DataFrame:
     """The rows of a partition's new archives."""
     from pyspark.sql import functions as F
@@ -225,10 +248,14 @@ def totals(observation: Observation | None) -> PartitionTotals:
 
 
 def read_back(spark: SparkSession, folder: Path) -> tuple[PartitionTotals, int]:
-    """Read what was written: its totals, and how many different messages have an id."""
+    """Read what was written: see `total_of`."""
+    return total_of(spark.read.schema(STORED_DDL).parquet(spark_url(folder)))
+
+
+def total_of(rows: DataFrame) -> tuple[PartitionTotals, int]:
+    """Read rows back: their totals, and how many different messages have an id."""
     from pyspark.sql import functions as F
 
-    rows = spark.read.schema(STORED_DDL).parquet(spark_url(folder))
     measures = _measures(checksum=True)
     row: Any = rows.agg(*measures, F.count_distinct("nsqd", "id").alias("distinct")).first()
     found = row.asDict()
@@ -248,7 +275,7 @@ def rows_in_place(folder: Path) -> int:
         raise OutputError(f"cannot read back what was written into {folder} ({exc})") from exc
 
 
-def _compare(
+def compare(
     partition: PlannedPartition,
     read: PartitionTotals,
     held: PartitionTotals,
@@ -265,7 +292,7 @@ def _compare(
         raise differs(slot, "the archives hold", partition.messages, read.rows)
 
 
-def _compare_written(
+def compare_written(
     slot: Slot, kept: PartitionTotals, written: tuple[PartitionTotals, int]
 ) -> None:
     """Compare what was read back with what was kept, byte by byte."""
@@ -304,15 +331,16 @@ def _plus(kept: PartitionTotals, before: Manifest) -> PartitionTotals:
     )
 
 
-def _result(
+def result_of(
     partition: PlannedPartition,
     before: Manifest | None,
     read: PartitionTotals,
     kept: PartitionTotals,
     damages: tuple[ArchiveDamage, ...],
     damaged: set[str],
-    staged: Path,
+    files: Mapping[str, int],
 ) -> PartitionResult:
+    """What became of a partition, with its manifest."""
     slot = partition.slot
     inputs = {each.key: each for each in before.inputs} if before else {}
     inputs |= {each.key: _input(each, slot, damaged) for each in partition.contents}
@@ -327,7 +355,7 @@ def _result(
         rows_written=kept.rows,
         body_bytes=kept.body_bytes,
         checksum=str(kept.checksum),
-        files={path.name: path.stat().st_size for path in data_files(staged)},
+        files=dict(files),
     )
     removed = manifest.duplicates_removed - (before.duplicates_removed if before else 0)
     return PartitionResult(partition, manifest, read.rows, removed, damages)

@@ -1,0 +1,128 @@
+"""Only one run at a time writes to a place in an object store: a lock that ends with its holder.
+
+Nothing there can be locked. So the holder writes numbered objects (`stored_numbers`), one more
+every few seconds. A number that nobody follows up for a while is that of a run that was killed:
+whoever creates the next one has the place. A holder that finds its next number taken has lost the
+place, and must not publish anything more.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from nsqtools.errors import NsqError, OutputError
+from nsqtools.spark.location import StoredPlace
+from nsqtools.spark.stored_numbers import StoredNumbers
+
+log = logging.getLogger("nsqtools")
+
+RENEW_S = 5.0
+LEASE_S = 20.0
+POLL_S = 0.5
+
+
+class Lease:
+    """The right to write to a place, while it is renewed. `check` before anything is published."""
+
+    def __init__(self, place: StoredPlace, *, renew_s: float = RENEW_S) -> None:
+        self._place = place
+        self._numbers = StoredNumbers(place)
+        self._renew_s = renew_s
+        self._lost: Exception | None = None
+        self._end = threading.Event()
+
+    def take(self, lease_s: float = LEASE_S) -> None:
+        """Take the place; wait for the end of a lease that nobody renews.
+
+        Raises `OutputError` when another run has it.
+        """
+        deadline_s = time.monotonic() + lease_s
+        first = self._latest()
+        while (latest := self._latest()) and not self._is_released(latest):
+            if latest != first:
+                raise self._taken()
+            if time.monotonic() > deadline_s:
+                break
+            time.sleep(POLL_S)
+        self._numbers.number = latest
+        self._write({"holder": f"{socket.gethostname()}, process {os.getpid()}"})
+
+    def check(self) -> None:
+        """Raise `OutputError` when the lease was lost; else it is ours for a while longer."""
+        if self._lost is not None:
+            raise self._taken()
+        self.renew()
+
+    def renew(self) -> None:
+        """Write the next number. Raises `OutputError`."""
+        with _mutex:
+            self._write({"holder": f"{socket.gethostname()}, process {os.getpid()}"})
+
+    def keep(self) -> None:
+        """Renew it until `release`; on a thread."""
+        while not self._end.wait(self._renew_s):
+            try:
+                self.renew()
+            except NsqError as error:
+                self._lost = error
+                log.error("%s", error)
+                return
+
+    def release(self) -> None:
+        """Leave the place to others."""
+        self._end.set()
+        if self._lost is None:
+            with _mutex:
+                self._write({"released": True})
+
+    def _write(self, document: dict[str, object]) -> None:
+        try:
+            self._numbers.append(json.dumps(document).encode())
+        except FileExistsError:
+            raise self._taken() from None
+        except OSError as exc:
+            raise OutputError(f"cannot write into {self._place} ({exc.strerror})") from exc
+
+    def _taken(self) -> OutputError:
+        return OutputError(
+            f"another run writes to {self._place}",
+            hint="Wait until it has ended; one that was killed is noticed after some seconds.",
+        )
+
+    def _latest(self) -> int:
+        try:
+            return self._numbers.latest()
+        except OSError as exc:
+            raise OutputError(f"cannot list {self._place} ({exc.strerror})") from exc
+
+    def _is_released(self, number: int) -> bool:
+        try:
+            return bool(json.loads(self._numbers.read(number)).get("released"))
+        except FileNotFoundError:  # followed up in this moment
+            return False
+        except (OSError, ValueError) as exc:
+            raise OutputError(f"cannot read {self._place} ({exc})") from exc
+
+
+_mutex = threading.Lock()
+
+
+@contextmanager
+def leased(place: StoredPlace) -> Iterator[Lease]:
+    """Have a place for the length of a ``with``. Raises `OutputError`."""
+    lease = Lease(place)
+    lease.take()
+    keeper = threading.Thread(target=lease.keep, name="nsq-lease", daemon=True)
+    keeper.start()
+    try:
+        yield lease
+    finally:
+        lease.release()
+        keeper.join()

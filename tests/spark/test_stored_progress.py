@@ -1,0 +1,238 @@
+"""Ledger and dead letters in an object store: what they say after any end, and whose they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from plugins.archives import write_archive
+from plugins.cli import RunNsq
+from plugins.clients import bodies_in
+from plugins.embedded import EmbeddedServer
+from plugins.object_store import Bucket
+from plugins.servers import Serve
+
+from nsqtools import ClientOptions
+from nsqtools.client.spread import PublishMode
+from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.protocol.message import WireMessage
+from nsqtools.publish.publisher import PublishOptions
+from nsqtools.records.envelope import Envelope, decode
+from nsqtools.spark.location import StoredPlace, parse_place
+from nsqtools.spark.publishing.ledger import LedgerEntry, prepare_ledger
+from nsqtools.spark.publishing.publish_rows import Chunk
+from nsqtools.spark.publishing.publish_task import PublishTask
+from nsqtools.spark.publishing.row_outcomes import PublishReport
+from nsqtools.spark.publishing.sink_plan import SinkPlan
+from nsqtools.spark.publishing.stored_progress import (
+    AHEAD_ROWS,
+    StoredDeadLetters,
+    StoredLedgerPart,
+    read_stored_entries,
+)
+
+ROWS = 3 * AHEAD_ROWS
+CHUNK = 1000
+
+
+@pytest.fixture
+def place(bucket: Bucket) -> StoredPlace:
+    found = parse_place(f"{bucket.url}/progress")
+    assert isinstance(found, StoredPlace)
+    return found
+
+
+def message(topic: str, number: int) -> Envelope:
+    return Envelope(topic, "n:4150", b"%016d" % number, 17, 2, b"%06d" % number)
+
+
+# -- the ledger -----------------------------------------------------------------------------------
+
+
+def test_what_was_noted_is_found_and_sent_is_noted_ahead(place: StoredPlace) -> None:
+    with StoredLedgerPart(place, 3) as part:
+        assert part.entry == LedgerEntry()
+        part.entry.sent = 500
+        part.note()
+        part.entry.done, part.entry.sent = 500, 1000
+        part.note()  # nothing new: it was noted that more may have been sent
+
+    assert read_stored_entries(place) == [LedgerEntry(sent=500 + AHEAD_ROWS)]
+    with StoredLedgerPart(place, 3) as part:
+        part.entry.done, part.entry.topics = 700, {"clicks": 700}
+        part.finish()
+    found = [LedgerEntry(done=700, sent=500 + AHEAD_ROWS, topics={"clicks": 700})]
+    assert read_stored_entries(place) == found
+
+
+def test_few_objects_are_written_and_one_stays(bucket: Bucket, place: StoredPlace) -> None:
+    with StoredLedgerPart(place, 0) as part:
+        for sent in range(500, 3 * AHEAD_ROWS, 500):
+            part.entry.sent = sent
+            part.note()
+
+    [name] = bucket.names()
+    assert int(name.rpartition("/")[2].removesuffix(".json")) <= 4
+
+
+def test_an_earlier_attempt_that_still_runs_cannot_note_anything_more(place: StoredPlace) -> None:
+    first = StoredLedgerPart(place, 0)
+    first.entry.sent = 500
+    first.note()
+    with StoredLedgerPart(place, 0) as second:
+        for done in (1, 2, 3):  # the first one's next number was deleted by now
+            second.entry.done = done
+            second.finish()
+
+        with pytest.raises(NsqError, match="partition 0 is being published by another task"):
+            first.finish()
+
+    assert read_stored_entries(place)[0].done == 3
+
+
+def test_a_ledger_belongs_to_one_job(place: StoredPlace) -> None:
+    prepare_ledger(place, "job 1")
+    prepare_ledger(place, "job 1")
+
+    with pytest.raises(ConfigurationError, match="progress is the ledger of another job"):
+        prepare_ledger(place, "job 2")
+
+
+def test_parts_without_a_job_are_not_taken_over(place: StoredPlace) -> None:
+    StoredLedgerPart(place, 0).finish()
+
+    with pytest.raises(ConfigurationError, match=r"parts of a ledger and no job.json"):
+        prepare_ledger(place, "job")
+
+
+@pytest.mark.parametrize("content", [b"hello", b'{"done": -1}', b'{"color": 1}'])
+def test_what_is_no_ledger_is_refused(place: StoredPlace, content: bytes) -> None:
+    place.storage.put((place / "part-00000/000000000001.json").key, content)
+
+    with pytest.raises(ConfigurationError, match="part-00000 is not the ledger of a job"):
+        StoredLedgerPart(place, 0)
+
+
+# -- dead letters ---------------------------------------------------------------------------------
+
+
+def rows_at(place: StoredPlace) -> list[int]:
+    objects = [place.storage.read((place / entry.name).key) for entry in place.below()]
+    return sorted(json.loads(line)["row"] for text in objects for line in text.splitlines())
+
+
+def write_rows(place: StoredPlace, *rows: int, done: int | None = None) -> None:
+    with StoredDeadLetters(place, "job", 3, done=done) as letters:
+        for row in rows:
+            letters.write(row, message("clicks", row), "too large")
+        letters.finish()
+
+
+def fail(letters: StoredDeadLetters, *rows: int) -> None:
+    """What a task leaves that ends in an error after these rows."""
+    for row in rows:
+        letters.write(row, message("clicks", row), "too large")
+        letters.sync()
+    letters.__exit__(RuntimeError, RuntimeError(), None)
+
+
+def test_a_line_is_an_envelope_with_a_reason(place: StoredPlace) -> None:
+    write_rows(place, 17)
+
+    [entry] = place.below()
+    line = place.storage.read((place / entry.name).key)
+    assert decode(line.rstrip(b"\n")) == message("clicks", 17)
+    assert json.loads(line)["reason"] == "too large"
+
+
+def test_without_a_ledger_an_attempt_replaces_the_one_before(place: StoredPlace) -> None:
+    write_rows(place, 1, 2)
+    write_rows(place, 1)
+    assert rows_at(place) == [1]
+
+    fail(StoredDeadLetters(place, "job", 3, done=None), 4, 5)
+    assert rows_at(place) == []
+
+
+def test_with_a_ledger_what_is_done_with_is_kept(place: StoredPlace) -> None:
+    fail(StoredDeadLetters(place, "job", 3, done=0), 1, 5, 9)
+    write_rows(place, 8, done=6)
+    assert rows_at(place) == [1, 5, 8]
+
+    write_rows(place, done=10)  # run again when all was done
+    assert rows_at(place) == [1, 5, 8]
+
+
+# -- a task ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def embedded(data_path: Callable[[], Path], serve: Serve) -> EmbeddedServer:
+    return serve(EmbeddedServer(data_path()))
+
+
+def chunks(rows: int) -> Iterator[Chunk]:
+    """Numbered bodies; each of the thousandth rows is empty, and refused."""
+    for first in range(0, rows, CHUNK):
+        bodies: list[bytes | None] = [b"%06d" % n for n in range(first, first + CHUNK)]
+        bodies[0] = b""
+        yield Chunk(bodies, None, None, lambda index, topic: message(topic, 0))
+
+
+def run(nsqd: EmbeddedServer, place: StoredPlace, rows: Iterator[Chunk]) -> PublishReport:
+    options = PublishOptions(PublishMode.FAILOVER, 5, retry_unknown=True)
+    client = ClientOptions(max_outstanding=8)
+    ledger, dead = place / "ledger", place / "dead"
+    plan = SinkPlan(
+        (nsqd.tcp_address,), client, options, "clicks", "job", dead_letters=dead, ledger=ledger
+    )
+    return PublishTask(plan, 0).run(rows)
+
+
+def test_a_task_that_ended_anywhere_continues_and_says_how_much_came_twice(
+    embedded: EmbeddedServer, place: StoredPlace
+) -> None:
+    def cut_off() -> Iterator[Chunk]:
+        yield from chunks(2 * AHEAD_ROWS)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(embedded, place, cut_off())
+    report = run(embedded, place, chunks(ROWS))
+
+    refused = ROWS // CHUNK
+    assert report.before >= AHEAD_ROWS // 2
+    assert (report.confirmed, report.dead_lettered) == (ROWS - refused, refused)
+    assert rows_at(place / "dead") == list(range(0, ROWS, CHUNK))
+    depth = embedded.depth("clicks")
+    assert depth - report.confirmed <= report.repeated <= 2 * AHEAD_ROWS
+    expected = {b"%06d" % n for n in range(ROWS) if n % CHUNK}
+    assert set(bodies_in(embedded, "clicks", depth)) == expected
+    assert read_stored_entries(place / "ledger")[0].done == ROWS
+
+
+@pytest.mark.slow
+def test_a_replay_with_ledger_and_dead_letters_in_a_bucket_is_done_once(
+    run_nsq: RunNsq,
+    spark_env: dict[str, str],
+    bucket: Bucket,
+    embedded: EmbeddedServer,
+    tmp_path: Path,
+) -> None:
+    """Nothing is fetched for it: only Python uses the store."""
+    found = [WireMessage(n, 1, b"%016x" % n, b"%d" % n if n else b"") for n in range(100)]
+    bucket.storage.put_file("in/clicks.gz", write_archive(tmp_path / "clicks.gz", found))
+    command = ["spark", "replay", f"{bucket.url}/in", "--ledger", f"{bucket.url}/ledger"]
+    command += ["--dead-letters", f"{bucket.url}/dead", "--master", "local[2]"]
+    command += ["--nsqd-tcp-address", embedded.tcp_address]
+
+    first = run_nsq(command, env=spark_env, timeout=300)
+    second = run_nsq(command, env=spark_env, timeout=300)
+
+    assert (first.status, second.status) == (0, 0), first.err + second.err
+    assert "99 confirmed, 0 unknown" in first.err.replace("1 rejected, ", "")
+    assert "100 done before" in second.err
+    assert embedded.depth("clicks") == 99
+    assert rows_at(parse_place(f"{bucket.url}/dead")) == [0]  # type: ignore[arg-type]
