@@ -1,0 +1,1 @@
+"""``nsq web``: a console in the browser, nsqadmin's API, and /metrics for a whole cluster."""

@@ -1,0 +1,1 @@
+"""nsqadmin's ``/api`` and ``/config``, for the scripts that call them."""

@@ -1,0 +1,86 @@
+"""The pages of `nsq web`, for people with a browser.
+
+    site.py        the frame, the sample that a page shows, the stream that keeps it up to date
+    overview.py, queues.py, consumer_pages.py, node_pages.py, messages.py   what each page shows
+    changes.py, drains.py   forms, plans and results of what is done to a cluster
+    rendering.py   templates, escaping, addresses
+    queue_lines.py, problems.py, snapshot.py, consumers.py, figures.py      decisions, pure
+    charts.py, recent.py    the history as charts; answers that pages share
+
+Every page is complete without a script. With one it is patched in place as samples come.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from nsqtools.web.context import WebContext
+from nsqtools.web.pages.changes import ChangePages
+from nsqtools.web.pages.charts import numbers_of, range_of
+from nsqtools.web.pages.consumer_pages import ConsumerPages
+from nsqtools.web.pages.consumers import Connections
+from nsqtools.web.pages.drains import DrainPages
+from nsqtools.web.pages.messages import MessagePages
+from nsqtools.web.pages.node_pages import NodePages
+from nsqtools.web.pages.overview import overview
+from nsqtools.web.pages.queues import QueuePages
+from nsqtools.web.pages.recent import Recent
+from nsqtools.web.pages.rendering import environment
+from nsqtools.web.pages.site import Site
+
+STATIC = Path(__file__).parent / "static"
+
+
+def routes(context: WebContext) -> list[BaseRoute]:
+    """Return the routes of the pages, below the base path."""
+
+    environment()
+    site = Site(context)
+    # a little less than the interval: each sample finds a new answer
+    keep_s = 0.8 * context.settings.refresh_s
+    queues = QueuePages(site, Recent[Connections](keep_s))
+    consumers = ConsumerPages(site, queues.connections)
+    nodes = NodePages(site, keep_s)
+    changes, drains, messages = ChangePages(site), DrainPages(site), MessagePages(site)
+
+    def series(request: Request) -> Response:
+        asked = request.query_params
+        key = (asked.get("node", ""), asked.get("topic", ""), asked.get("channel", ""))
+        numbers = numbers_of(context.history, key, range_of(asked))
+        return JSONResponse(numbers, headers={"Cache-Control": "no-store"})
+
+    return [
+        site.route("/", lambda request: overview(site, request)),
+        site.route(
+            "/topics",
+            lambda request: (
+                queues.queue(request)
+                if "topic" in request.query_params
+                else overview(site, request)
+            ),
+        ),
+        site.route("/topics/{topic}", queues.queue),
+        site.route("/topics/{topic}/{channel}", queues.channel),
+        site.route("/consumers", consumers.all),
+        site.route("/consumer", consumers.one),
+        site.route(
+            "/nodes",
+            lambda request: (
+                nodes.one(request) if "node" in request.query_params else nodes.all(request)
+            ),
+        ),
+        site.route("/nodes/{node}", nodes.one),
+        site.route("/lookup", nodes.lookup),
+        Route("/act", site.guarded(changes.answer), methods=["GET", "POST"]),
+        Route("/messages", site.guarded(messages.answer), methods=["GET", "POST"]),
+        Route("/drain", site.guarded(drains.answer), methods=["GET", "POST"]),
+        Route("/draining", site.guarded(drains.stop), methods=["POST"]),
+        site.route("/draining", drains.progress),
+        Route("/series", series),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]

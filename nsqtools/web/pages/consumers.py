@@ -1,0 +1,150 @@
+"""Consumers: who is connected to which channel, with the rates between two answers of nsqd. Pure.
+
+A consumer is what nsqd calls a client: one connection. Programs connect to every nsqd, so the list
+of all joins the connections that have one host name and one client id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from nsqtools.cluster.directory import ClusterStats
+from nsqtools.protocol.stats import ClientStats
+
+Id = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """One connection. The rates are messages a second, None until it was seen twice."""
+
+    node: str
+    topic: str
+    channel: str
+    client: ClientStats
+    finish: float | None = None
+    requeue: float | None = None
+
+    @property
+    def id(self) -> Id:
+        return self.node, self.topic, self.channel, self.client.remote_address
+
+    @property
+    def flags(self) -> list[str]:
+        """What was agreed on: ``tls``, ``snappy``, ``auth`` ..."""
+        client = self.client
+        named = {
+            "tls": client.tls,
+            "snappy": client.snappy,
+            "deflate": client.deflate,
+            "auth": client.authed,
+            f"{client.sample_rate} % sample": client.sample_rate > 0,
+        }
+        return [name for name, is_set in named.items() if is_set]
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """All connections of some channels at a moment, and the nsqd that did not say."""
+
+    stats: ClusterStats
+    each: tuple[Connection, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """All connections of one host name and client id."""
+
+    hostname: str
+    client_id: str
+    connections: tuple[Connection, ...]
+
+    @property
+    def channels(self) -> list[tuple[str, str]]:
+        return sorted({(each.topic, each.channel) for each in self.connections})
+
+    @property
+    def agents(self) -> list[str]:
+        return sorted({each.client.user_agent for each in self.connections} - {""})
+
+    @property
+    def in_flight(self) -> int:
+        return sum(each.client.in_flight_count for each in self.connections)
+
+    @property
+    def ready(self) -> int:
+        return sum(each.client.ready_count for each in self.connections)
+
+    @property
+    def finished(self) -> int:
+        return sum(each.client.finish_count for each in self.connections)
+
+    @property
+    def requeued(self) -> int:
+        return sum(each.client.requeue_count for each in self.connections)
+
+    @property
+    def finish(self) -> float | None:
+        known = [each.finish for each in self.connections if each.finish is not None]
+        return sum(known) if known else None
+
+
+def connections_of(stats: ClusterStats, before: Connections | None) -> Connections:
+    """Return the connections in some statistics, with rates since ``before``."""
+    if before is not None and before.stats is stats:
+        return before
+    known = {each.id: each for each in before.each} if before else {}
+    then = {report.address: report.at_s for report in before.stats.nodes} if before else {}
+    found = [
+        _with_rates(
+            Connection(report.address, topic.topic_name, channel.channel_name, client),
+            known,
+            report.at_s - then.get(report.address, report.at_s),
+        )
+        for report in stats.nodes
+        for topic in report.stats.topics or ()
+        for channel in topic.channels
+        for client in channel.clients or ()
+    ]
+    return Connections(stats, tuple(found))
+
+
+def _with_rates(now: Connection, known: Mapping[Id, Connection], elapsed_s: float) -> Connection:
+    before = known.get(now.id)
+    if before is None or elapsed_s <= 0 or before.client.connect_ts != now.client.connect_ts:
+        return now
+    finished = now.client.finish_count - before.client.finish_count
+    requeued = now.client.requeue_count - before.client.requeue_count
+    return Connection(
+        now.node,
+        now.topic,
+        now.channel,
+        now.client,
+        max(0.0, finished / elapsed_s),
+        max(0.0, requeued / elapsed_s),
+    )
+
+
+def programs_of(connections: Iterable[Connection], text: str = "") -> list[Program]:
+    """Join connections to programs, the busiest first; those that have all words of the text."""
+    words = text.casefold().split()
+    groups: dict[tuple[str, str], list[Connection]] = {}
+    for each in connections:
+        groups.setdefault((each.client.hostname, each.client.client_id), []).append(each)
+    found = [Program(*name, tuple(group)) for name, group in sorted(groups.items())]
+    found = [each for each in found if _has(each, words)]
+    found.sort(key=lambda each: -each.in_flight)
+    return found
+
+
+def _has(program: Program, words: Sequence[str]) -> bool:
+    said = " ".join(
+        [
+            program.hostname,
+            program.client_id,
+            *program.agents,
+            *(f"{topic}/{channel}" for topic, channel in program.channels),
+        ]
+    ).casefold()
+    return all(word in said for word in words)

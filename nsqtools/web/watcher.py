@@ -1,0 +1,170 @@
+"""One thread that samples the cluster, for all pages, clients of the API and the history.
+
+Samples are taken without consumers, which cost nsqd the most; a page that shows them asks with
+`Watcher.consumers`, and pages of one queue share an answer. When a sample costs much CPU time they
+are taken less often (`Watcher.interval_s`), and the page says so.
+
+Nobody who does not answer holds it longer than the cluster's own timeout; who did not is among the
+failures of the sample.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from concurrent.futures import Future
+
+from nsqtools.cluster.directory import Cluster, ClusterStats
+from nsqtools.cluster.history import History
+from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
+
+log = logging.getLogger("nsqtools")
+
+MAX_CPU_SHARE = 0.10
+LONGEST_INTERVAL_S = 30.0
+MAX_ANSWERS = 100
+
+Asked = tuple[str, str]
+
+
+class Watcher:
+    """Samples a cluster every ``refresh_s`` seconds between `start` and `stop`. Thread-safe."""
+
+    def __init__(self, cluster: Cluster, history: History, *, refresh_s: float = 2.0) -> None:
+        self.latest: Sample | None = None
+        self.interval_s = refresh_s
+        self.refresh_s = refresh_s
+        self.history = history
+        self._cluster = cluster
+        self._sampler = Sampler(cluster, SampleFilter(), required=False)
+        self.took_s = 0.0
+        self._changed = threading.Condition()
+        self._stopped = threading.Event()
+        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
+        self._thread = threading.Thread(target=self._run, name="nsq-watcher", daemon=True)
+        self._answers: dict[Asked, tuple[float, Future[ClusterStats]]] = {}
+        self._cost_s = 0.0
+
+    @property
+    def is_slowed(self) -> bool:
+        """Whether samples are taken less often than was asked for, because they cost too much."""
+        return self.interval_s > self.refresh_s
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether no sample will come any more."""
+        return self._stopped.is_set()
+
+    def start(self) -> None:
+        """Begin to sample."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, and wake all who wait. Returns at once: a sample may be under way."""
+        with self._changed:
+            self._stopped.set()
+            self._changed.notify_all()
+            self._wake()
+
+    def join(self) -> None:
+        """Wait until the thread has ended, after `stop`."""
+        self._thread.join()
+
+    def wait_newer(self, than_ns: int, timeout_s: float) -> Sample | None:
+        """Return a sample that is newer, None if there is none in time or it was stopped."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._stopped.is_set() or self._newer(than_ns) is not None, timeout_s
+            )
+            return self._newer(than_ns)
+
+    async def newer(self, than_ns: int, timeout_s: float) -> Sample | None:
+        """Return as `wait_newer` does, for a coroutine."""
+        loop = asyncio.get_running_loop()
+        ends_at_s = loop.time() + timeout_s
+        while True:
+            with self._changed:
+                sample = self._newer(than_ns)
+                if sample is not None or self._stopped.is_set():
+                    return sample
+                entry = loop, loop.create_future()
+                self._waiting.add(entry)
+            try:
+                await asyncio.wait_for(entry[1], max(0.0, ends_at_s - loop.time()))
+            except TimeoutError:
+                return None
+            finally:
+                with self._changed:
+                    self._waiting.discard(entry)
+
+    def consumers(self, topic: str, channel: str = "") -> ClusterStats:
+        """Return the statistics of a topic or channel with its consumers.
+
+        They are not older than the interval; whoever asks for the same meanwhile shares them.
+        Never raises `NsqError`: who does not answer is among the failures.
+        """
+        asked = topic, channel
+        with self._changed:
+            at_s, answer = self._answers.get(asked, (0.0, None))
+            is_mine = answer is None or time.monotonic() - at_s > self.interval_s
+            if is_mine or answer is None:
+                answer = Future()
+                self._answers.pop(asked, None)
+                self._answers[asked] = time.monotonic(), answer
+                while len(self._answers) > MAX_ANSWERS:
+                    del self._answers[next(iter(self._answers))]
+        if is_mine:
+            try:
+                answer.set_result(self._cluster.stats(topic, channel, clients=True, required=False))
+            except BaseException as exc:
+                answer.set_exception(exc)
+        return answer.result()
+
+    def _newer(self, than_ns: int) -> Sample | None:
+        sample = self.latest
+        return sample if sample is not None and sample.time_ns > than_ns else None
+
+    def _run(self) -> None:
+        next_s = time.monotonic()
+        while not self._stopped.is_set():
+            began_s = time.process_time()
+            try:
+                sample = self._sample()
+            except Exception:
+                if self._stopped.is_set():  # the cluster is closed
+                    return
+                log.exception("a sample failed")
+            else:
+                with self._changed:
+                    self.latest = sample
+                    self._changed.notify_all()
+                    self._wake()
+            self._note_cost(time.process_time() - began_s)
+            next_s = max(next_s + self.interval_s, time.monotonic())
+            self._stopped.wait(max(0.0, next_s - time.monotonic()))
+
+    def _sample(self) -> Sample:
+        began_s = time.monotonic()
+        sample = self._sampler.sample()
+        self.took_s = time.monotonic() - began_s
+        self.history.add(sample)
+        return sample
+
+    def _note_cost(self, cost_s: float) -> None:
+        """Adapt the interval to what samples cost, which is the CPU time of the whole process."""
+        self._cost_s = cost_s if not self._cost_s else 0.8 * self._cost_s + 0.2 * cost_s
+        fair_s = min(self._cost_s / MAX_CPU_SHARE, LONGEST_INTERVAL_S)
+        self.interval_s = max(self.refresh_s, fair_s)
+
+    def _wake(self) -> None:
+        for loop, future in self._waiting:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_finish, future)
+        self._waiting.clear()
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,262 @@
+"""Everything that can be done to a cluster, done with a browser to a Go nsqd."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from playwright.sync_api import Page
+from plugins.browser import OpenPage, ServePages
+from plugins.console import ask
+from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.waiting import wait_until
+
+pytestmark = pytest.mark.real_nsqd
+
+
+class Site(NamedTuple):
+    """A console, and the cluster it may change."""
+
+    url: str
+    nsqd: GoNsqd
+    lookupd: GoNsqlookupd
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, serve_pages: ServePages) -> Iterator[Site]:
+    with ExitStack() as stack:
+        lookupd = stack.enter_context(GoNsqlookupd())
+        flag = f"-lookupd-tcp-address={lookupd.tcp_address}"
+        nsqd = stack.enter_context(GoNsqd(tmp_path_factory.mktemp("nsqd"), flag))
+        nsqd.create_topic("first")
+        wait_until(lambda: lookupd.producers("first"), what="nsqd is registered")
+        url = serve_pages(
+            lookupd_http=[lookupd.http_address],
+            nsqd_http=[nsqd.http_address],
+            allow_changes=True,
+            show_messages=True,
+        )
+        yield Site(url, nsqd, lookupd)
+
+
+@pytest.fixture
+def full(site: Site, request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Makes a topic with a channel that has five messages."""
+
+    def make(topic: str) -> None:
+        site.nsqd.create_channel(topic, "work")
+        site.nsqd.publish(topic, *(b"%d" % n for n in range(5)))
+        wait_until(lambda: site.nsqd.depth(topic, "work") == 5, what="the messages are there")
+        wait_until(
+            lambda: ask(f"{site.url}/topics/{topic}/work").status == 200, what="it is sampled"
+        )
+
+    return make
+
+
+def confirm(page: Page, verb: str, name: str = "") -> None:
+    if name:
+        page.locator("input[name=confirm]").fill(name)
+    page.get_by_role("button", name=verb, exact=True).click()
+    page.get_by_role("status").get_by_text("Done").wait_for()
+
+
+def test_a_topic_and_a_channel_are_created(site: Site, open_page: OpenPage) -> None:
+    page = open_page(site.url + "/").page
+
+    page.get_by_role("link", name="Create a topic").click()
+    page.locator("input[name=topic]").fill("made.here")
+    page.get_by_role("button", name="Show the plan").click()
+    assert site.nsqd.http_address in page.locator("main").inner_text()
+    confirm(page, "Create")
+    assert site.nsqd.topic_stats("made.here")["channels"] == []
+    wait_until(lambda: ask(site.url + "/topics/made.here").status == 200, what="it is sampled")
+    page.goto(site.url + "/topics/made.here")
+    page.get_by_role("link", name="Add a channel").click()
+    page.locator("input[name=channel]").fill("archive")
+    page.get_by_role("button", name="Show the plan").click()
+    confirm(page, "Create")
+    assert site.nsqd.depth("made.here", "archive") == 0
+
+
+def test_a_name_that_cannot_be_is_refused_with_the_reason(site: Site, open_page: OpenPage) -> None:
+    tab = open_page(site.url + "/act?action=create")
+
+    tab.page.locator("input[name=topic]").fill("not a name")
+    tab.page.get_by_role("button", name="Show the plan").click()
+    assert "invalid topic name" in tab.page.get_by_role("alert").inner_text()
+    assert tab.page.locator("input[name=topic]").input_value() == "not a name"
+    tab.complaints.clear()  # of the status 400
+
+
+def test_a_channel_is_paused_and_goes_on(
+    site: Site, open_page: OpenPage, full: Callable[[str], None]
+) -> None:
+    full("pausing")
+    page = open_page(site.url + "/topics/pausing/work").page
+
+    page.get_by_role("link", name="Pause", exact=True).click()
+    confirm(page, "Pause")
+    assert site.nsqd.channel_stats("pausing", "work")["paused"]
+    page.goto(site.url + "/act?action=unpause&topic=pausing&channel=work")
+    confirm(page, "Unpause")
+    assert not site.nsqd.channel_stats("pausing", "work")["paused"]
+
+
+def test_a_channel_is_emptied_once_its_name_is_typed(
+    site: Site, open_page: OpenPage, full: Callable[[str], None]
+) -> None:
+    full("emptying")
+    tab = open_page(site.url + "/topics/emptying/work")
+
+    tab.page.get_by_role("link", name="Empty", exact=True).click()
+    assert "5 messages will be lost" in tab.page.locator("main").inner_text()
+    tab.page.locator("input[name=confirm]").fill("wrong")
+    tab.page.get_by_role("button", name="Empty").click()
+    assert "not typed" in tab.page.get_by_role("alert").inner_text()
+    assert site.nsqd.depth("emptying", "work") == 5
+    confirm(tab.page, "Empty", "work")
+    assert site.nsqd.depth("emptying", "work") == 0
+    tab.complaints.clear()  # of the status 400
+
+
+def test_a_topic_is_emptied_with_its_channels_when_that_is_asked_for(
+    site: Site, open_page: OpenPage, full: Callable[[str], None]
+) -> None:
+    full("whole")
+    page = open_page(site.url + "/act?action=empty&topic=whole").page
+
+    assert "keep their 5 messages" in page.locator("main").inner_text()
+    page.locator("input[name=channels]").check()
+    confirm(page, "Empty", "whole")
+    assert site.nsqd.depth("whole", "work") == 0
+
+
+def test_a_topic_is_deleted_and_those_who_bring_it_back_are_named(
+    site: Site, open_page: OpenPage, full: Callable[[str], None]
+) -> None:
+    full("doomed")
+    tab = open_page(site.url + "/topics/doomed")
+
+    tab.page.get_by_role("link", name="Delete", exact=True).click()
+    confirm(tab.page, "Delete", "doomed")
+    names = [topic["topic_name"] for topic in site.nsqd.stats()["topics"]]
+    assert "doomed" not in names
+    assert not site.lookupd.producers("doomed")
+
+
+def test_a_topic_is_taken_from_one_nsqd(
+    site: Site, open_page: OpenPage, full: Callable[[str], None]
+) -> None:
+    full("moving")
+    wait_until(lambda: site.lookupd.producers("moving"), what="the topic is registered")
+    page = open_page(site.url + "/topics/moving").page
+
+    page.get_by_role("link", name="Tombstone").click()
+    confirm(page, "Tombstone", "moving")
+    names = [topic["topic_name"] for topic in site.nsqd.stats()["topics"]]
+    assert "moving" not in names
+
+
+def test_messages_are_shown_as_copies_and_the_channel_keeps_its_own(
+    site: Site, open_page: OpenPage, full: Callable[[str], None]
+) -> None:
+    full("read")
+    page = open_page(site.url + "/messages?topic=read").page
+    body = '{"name":"<script>alert(1)</script>","n":1.50,"n":2}\u202e'.encode()
+    stopped = threading.Event()
+
+    def publish() -> None:
+        while not stopped.wait(0.1):
+            site.nsqd.publish("read", body[:-3], body)
+
+    page.locator("select[name=count]").select_option("10")
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    try:
+        page.get_by_role("button", name="Listen").click()
+        page.locator("article").first.wait_for()
+    finally:
+        stopped.set()
+        publisher.join()
+    shown = page.locator("article pre").all_inner_texts()
+    assert '{\n  "name": "<script>alert(1)</script>",\n  "n": 1.50,\n  "n": 2\n}' in shown
+    assert any(r"\u202e" in text for text in shown)
+    stats = site.nsqd.topic_stats("read")
+    [kept] = [each for each in stats["channels"] if each["channel_name"] == "work"]
+    assert kept["depth"] == kept["message_count"]
+    wait_until(
+        lambda: len(site.nsqd.topic_stats("read")["channels"]) == 1,
+        what="the channel of its own is gone",
+    )
+
+
+def test_a_topic_without_channels_is_not_listened_to_for_its_backlog_would_be_lost(
+    site: Site, open_page: OpenPage
+) -> None:
+    site.nsqd.publish("backlog", b"1", b"2")
+    wait_until(lambda: ask(site.url + "/topics/backlog").status == 200, what="it is sampled")
+    tab = open_page(site.url + "/messages?topic=backlog")
+
+    tab.page.get_by_role("button", name="Listen").click()
+    tab.page.get_by_text("its backlog would be lost").wait_for()
+    assert site.nsqd.topic_stats("backlog")["depth"] == 2
+    tab.complaints.clear()  # of the status 400
+
+
+def test_a_console_that_is_read_only_offers_nothing_and_refuses_all(
+    site: Site, serve_pages: ServePages, open_page: OpenPage
+) -> None:
+    url = serve_pages(nsqd_http=[site.nsqd.http_address])
+    tab = open_page(url + "/topics/first")
+
+    for name in ("Pause", "Empty", "Delete", "Tombstone", "Messages", "Add a channel"):
+        assert tab.page.get_by_role("link", name=name, exact=True).count() == 0
+    tab.page.goto(url + "/act?action=delete&topic=first")
+    assert "read-only" in tab.page.locator("main").inner_text()
+    for path in ("/act?action=delete&topic=first", "/messages?topic=first"):
+        assert ask(url + path, "POST", body="confirm=first").status == 403
+    assert site.nsqd.topic_stats("first")["depth"] == 0
+    tab.complaints.clear()  # of the status 403
+
+
+def test_a_form_without_its_token_changes_nothing(site: Site) -> None:
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    for token in ("", "csrf_token=wrong&"):
+        answer = ask(
+            site.url + "/act?action=delete&topic=first",
+            "POST",
+            headers=headers,
+            body=f"{token}confirm=first",
+        )
+        assert answer.status == 403
+    assert site.nsqd.topic_stats("first")["depth"] == 0
+
+
+def test_an_nsqd_is_drained_into_another_and_the_page_follows(
+    serve_pages: ServePages, open_page: OpenPage, tmp_path: Path
+) -> None:
+    with GoNsqd(_made(tmp_path / "a")) as source, GoNsqd(_made(tmp_path / "b")) as target:
+        source.create_channel("orders", "work")
+        source.publish("orders", *(b"%d" % n for n in range(50)))
+        url = serve_pages(nsqd_http=[source.http_address, target.http_address], allow_changes=True)
+        page = open_page(f"{url}/nodes?node={source.http_address}").page
+
+        page.get_by_role("link", name="Drain", exact=True).click()
+        page.get_by_role("button", name="Show the plan").click()
+        assert "move about 50 messages of topic orders" in page.locator("main").inner_text()
+        page.locator("input[name=confirm]").fill(source.http_address)
+        page.get_by_role("button", name=f"Move to {target.http_address}").click()
+        page.get_by_role("status").get_by_text("Done").wait_for()
+        assert "0 are left here" in page.get_by_role("status").inner_text()
+        assert target.depth("orders", "work") == 50
+        assert source.depth("orders", "work") == 0
+
+
+def _made(path: Path) -> Path:
+    path.mkdir()
+    return path

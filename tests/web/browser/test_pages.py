@@ -1,0 +1,316 @@
+"""The pages in a real browser, on a cluster of Go daemons with consumers and a problem or two."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import axe_core_python
+import pytest
+from playwright.sync_api import expect
+from plugins.browser import OpenPage, ServePages, Tab
+from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools.client.consumer import Consumer
+from nsqtools.client.message import Message
+from nsqtools.client.options import ClientOptions
+
+pytestmark = pytest.mark.real_nsqd
+
+# not as a script of the page, which its policy does not let in
+AXE = (Path(next(iter(axe_core_python.__path__))) / "axe.min.js").read_text() + "; undefined"
+LONG = "a-channel-whose-name-is-as-long-as-a-name-can-be-" + "x" * 15
+
+
+class Site(NamedTuple):
+    """A console, and the two nsqd it shows."""
+
+    url: str
+    nsqd: GoNsqd
+    other: GoNsqd
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, serve_pages: ServePages) -> Iterator[Site]:
+    with ExitStack() as stack:
+        lookupd = stack.enter_context(GoNsqlookupd())
+        flags = (
+            f"-lookupd-tcp-address={lookupd.tcp_address}",
+            "-e2e-processing-latency-percentile=1.0,0.95",
+        )
+        pair = [
+            stack.enter_context(GoNsqd(tmp_path_factory.mktemp("nsqd"), *flags)) for _ in range(2)
+        ]
+        for nsqd in pair:
+            for channel in ("archive", "billing", LONG):
+                nsqd.create_topic("orders")
+                nsqd.create_channel("orders", channel)
+            nsqd.publish("orders", *(b'{"n": %d}' % n for n in range(20)))
+        pair[0].create_topic("orphans")
+        pair[0].publish("orphans", b"waiting")
+        pair[0].create_topic("paused")
+        pair[0].create_channel("paused", "ledger")
+        pair[0].post("/channel/pause", topic="paused", channel="ledger")
+        lookupd.post("/topic/create", topic="registered-only")
+        stack.enter_context(_consumer(pair))
+        url = serve_pages(
+            lookupd_http=[lookupd.http_address], allow_changes=True, show_messages=True
+        )
+        wait_until(lambda: _knows(lookupd, 2), what="both nsqd are registered")
+        yield Site(url, *pair)
+
+
+def _knows(lookupd: GoNsqlookupd, count: int) -> bool:
+    return len(lookupd.producers("orders")) == count
+
+
+def _consumer(pair: list[GoNsqd]) -> ExitStack:
+    """A consumer that takes its time with what comes to orders/billing."""
+    stack = ExitStack()
+    consumer = Consumer(
+        "orders",
+        "billing",
+        nsqd_tcp_addresses=[nsqd.tcp_address for nsqd in pair],
+        options=ClientOptions(client_id="biller", hostname="till-1", max_in_flight=2),
+    )
+    stopped = threading.Event()
+
+    def handle(_: Message) -> None:
+        stopped.wait(0.05)
+
+    thread = threading.Thread(target=consumer.run, args=(handle,))
+    stack.callback(thread.join)
+    stack.callback(consumer.stop)
+    stack.callback(stopped.set)
+    thread.start()
+    return stack
+
+
+PAGES = {
+    "overview": "/",
+    "topic": "/topics/orders",
+    "channel": f"/topics/orders/{LONG}",
+    "channel with consumers": "/topics/orders/billing",
+    "consumers": "/consumers",
+    "consumer": "/consumer?hostname=till-1&client_id=biller",
+    "nodes": "/nodes",
+    "node": "/nodes?node={node}",
+    "lookup": "/lookup",
+    "messages": "/messages?topic=orders",
+    "create": "/act?action=create",
+    "delete": "/act?action=delete&topic=orders&channel=billing",
+    "empty": "/act?action=empty&topic=orders",
+}
+
+
+def address(site: Site, page: str) -> str:
+    return site.url + PAGES[page].format(node=site.nsqd.http_address)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_fits_a_desk_and_a_phone_and_everybody_can_use_it(
+    site: Site, open_page: OpenPage, page: str
+) -> None:
+    tab = open_page(address(site, page))
+
+    for width in (1280, 375):
+        tab.size(width)
+        assert tab.page.locator("main h1").count() == 1
+        assert tab.overflow() <= 0, f"at {width}"
+        assert not cut_numbers(tab), f"at {width}"
+    assert serious_findings(tab) == []
+    tab.page.emulate_media(color_scheme="dark")
+    assert serious_findings(tab, "color-contrast") == []
+
+
+def cut_numbers(tab: Tab) -> list[str]:
+    """Figures of which a part is not visible."""
+    found: list[str] = tab.page.evaluate(
+        "[...document.querySelectorAll('.n, .tile b')]"
+        ".filter(each => each.scrollWidth > each.clientWidth + 1 && each.clientWidth)"
+        ".map(each => each.textContent)"
+    )
+    return found
+
+
+def serious_findings(tab: Tab, *rules: str) -> list[str]:
+    """What axe-core objects to, but for what is merely moderate; by some rules, or all."""
+    tab.page.evaluate(AXE)
+    only = f", runOnly: {list(rules)}" if rules else ""
+    found = tab.page.evaluate(f"axe.run(document, {{resultTypes: ['violations']{only}}})")
+    return [
+        f"{finding['id']}: {node['html'][:120]} {node['failureSummary'][:160]}"
+        for finding in found["violations"]
+        if finding["impact"] in ("serious", "critical")
+        for node in finding["nodes"][:3]
+    ]
+
+
+def test_what_is_published_shows_on_an_open_page_within_two_seconds(
+    site: Site, open_page: OpenPage
+) -> None:
+    tab = open_page(site.url + "/topics/orphans")
+    before = int(tab.page.locator(".tile b").first.inner_text())
+    tab.page.evaluate("document.body.dataset.same = 'page'")
+
+    site.nsqd.publish("orphans", b"1", b"2", b"3")
+
+    depth = tab.page.locator(".tile b").first
+    expect(depth).to_have_text(str(before + 3), timeout=patience_s(2) * 1000)
+    assert tab.page.evaluate("document.body.dataset.same") == "page"  # patched, not loaded again
+
+
+def test_a_new_topic_joins_the_table_and_the_focus_stays(site: Site, open_page: OpenPage) -> None:
+    tab = open_page(site.url + "/")
+    row = tab.page.locator("tbody tr", has_text="orders/archive")
+    row.locator("a").first.focus()
+
+    site.nsqd.create_topic("fresh")
+
+    tab.page.locator("tbody tr", has_text="fresh").wait_for()
+    assert tab.page.evaluate("document.activeElement.textContent") == "orders/archive"
+    site.nsqd.post("/topic/delete", topic="fresh")
+    tab.page.locator("tbody tr", has_text="fresh").wait_for(state="detached")
+
+
+def test_an_nsqd_that_dies_is_said_and_holds_nothing_up(
+    serve_pages: ServePages, open_page: OpenPage, tmp_path: Path
+) -> None:
+    with GoNsqd(tmp_path) as nsqd:
+        tab = open_page(serve_pages(nsqd_http=[nsqd.http_address]) + "/")
+        assert "No topics yet" in tab.page.locator(".empty").inner_text()
+        assert "read-only" in tab.page.locator(".status").inner_text()
+    tab.page.get_by_text("No nsqd answers").wait_for()
+    problem = tab.page.locator("#problems li.critical")
+    problem.wait_for()
+    assert nsqd.http_address in problem.inner_text()
+
+
+def test_a_hidden_tab_has_no_stream_and_one_that_is_held_stands_still(
+    site: Site, open_page: OpenPage
+) -> None:
+    tab = open_page(site.url + "/topics/orphans")
+    age = tab.page.locator(".age")
+    expect(age).to_contain_text("ago")
+    tab.page.keyboard.press("p")
+    expect(age).to_contain_text("held")
+    held = tab.page.locator(".status time").inner_text()
+    depth = tab.page.locator(".tile b").first.inner_text()
+    site.nsqd.publish("orphans", b"unseen")
+    tab.page.wait_for_timeout(1200)
+    assert tab.page.locator(".status time").inner_text() == held
+    assert tab.page.locator(".tile b").first.inner_text() == depth
+    tab.page.keyboard.press("p")
+    expect(tab.page.locator(".tile b").first).to_have_text(str(int(depth) + 1))
+    assert "held" not in age.inner_text()
+
+    hide = (
+        "hidden => { Object.defineProperty(document, 'hidden',"
+        " {value: hidden, configurable: true});"
+        " document.dispatchEvent(new Event('visibilitychange')) }"
+    )
+    tab.page.evaluate(hide, True)
+    site.nsqd.publish("orphans", b"unseen too")
+    tab.page.wait_for_timeout(1200)
+    assert tab.page.locator(".tile b").first.inner_text() == str(int(depth) + 1)
+    tab.page.evaluate(hide, False)
+    expect(tab.page.locator(".tile b").first).to_have_text(str(int(depth) + 2))
+
+
+def test_the_keyboard_finds_chooses_and_opens(site: Site, open_page: OpenPage) -> None:
+    tab = open_page(site.url + "/")
+    page = tab.page
+
+    page.keyboard.press("?")
+    assert page.locator("dialog#keys").is_visible()
+    page.keyboard.press("Escape")
+    assert not page.locator("dialog#keys").is_visible()
+    page.keyboard.press("/")
+    page.keyboard.type("billing")
+    expect(page.locator("tbody tr")).to_have_count(1)
+    assert page.url.endswith("?q=billing")
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    assert page.locator("tr.chosen").inner_text().startswith("orders/billing")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/topics/orders/billing")
+    page.keyboard.press("u")
+    page.wait_for_url("**/topics/orders")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowUp")
+    assert page.locator("tr.chosen").count() == 1
+
+
+def test_the_table_is_sorted_and_filtered(site: Site, open_page: OpenPage) -> None:
+    tab = open_page(site.url + "/")
+
+    tab.page.locator("thead a", has_text="Topic / channel").click()
+    names = tab.page.locator("tbody th a").all_inner_texts()
+    assert names == sorted(names)
+    tab.page.locator(".filters a", has_text="Paused").click()
+    assert tab.page.locator("tbody th a").all_inner_texts() == ["paused/ledger"]
+
+
+def test_dark_and_light_are_a_key_away_and_stay(site: Site, open_page: OpenPage) -> None:
+    tab = open_page(site.url + "/")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = tab.page.evaluate(ground)
+
+    tab.page.keyboard.press("d")
+    dark = tab.page.evaluate(ground)
+    assert dark != light
+    tab.page.reload()
+    assert tab.page.evaluate(ground) == dark
+    assert open_page(site.url + "/", scheme="dark").page.evaluate(ground) == dark
+
+
+def test_charts_are_drawn_from_the_history_and_grow(site: Site, open_page: OpenPage) -> None:
+    tab = open_page(site.url + "/topics/orders/billing")
+    tab.page.locator(".chart canvas").first.wait_for()
+
+    assert tab.page.locator(".chart").count() == 3
+    told = tab.page.locator(".chart .range").first
+    expect(told).to_contain_text("now: waiting")
+
+
+def test_without_a_script_every_page_is_whole(site: Site, open_page: OpenPage) -> None:
+    for page in ("overview", "channel with consumers", "nodes", "delete"):
+        tab = open_page(address(site, page), script=False)
+        assert tab.page.locator("main h1").count() == 1
+        assert not tab.page.locator("#theme").is_visible()
+    wait_until(lambda: _has_history(site, open_page), what="a still chart has a line")
+    tab = open_page(site.url + "/?q=billing", script=False)
+    tab.page.locator("tbody a").first.click()
+    assert tab.page.locator("h1").inner_text().startswith("billing")
+
+
+def _has_history(site: Site, open_page: OpenPage) -> bool:
+    tab = open_page(site.url + "/topics/orders/billing", script=False)
+    return tab.page.locator(".chart svg path").count() > 0
+
+
+def test_the_consumer_is_shown_with_all_that_nsqd_says(site: Site, open_page: OpenPage) -> None:
+    tab = open_page(site.url + "/topics/orders/billing")
+    row = tab.page.locator("table[aria-label=Consumers] tbody tr").first
+    row.wait_for()
+
+    assert "biller" in row.inner_text()
+    row.locator("a").first.click()
+    shown = tab.page.locator("main").inner_text()
+    for name in ("client_id", "hostname", "user_agent", "ready_count", "in_flight_count", "tls"):
+        assert name in shown
+    assert re.search(r"nsqtools/[0-9.]+", shown)
+
+
+def test_a_page_of_what_is_not_there_says_so(site: Site, open_page: OpenPage) -> None:
+    for path in ("/topics/nothing", "/topics/orders/nothing", "/nodes/127.0.0.1:1", "/consumer"):
+        tab = open_page(site.url + path)
+        assert tab.page.locator("h1").inner_text() == "Not found"
+        assert all("404" in complaint for complaint in tab.complaints)
+        tab.complaints.clear()

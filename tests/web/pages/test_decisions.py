@@ -1,0 +1,210 @@
+"""What the pages decide without asking anybody: order, problems, figures, layout of bodies."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nsqtools.cluster.directory import ClusterStats, DaemonFailure, NodeReport
+from nsqtools.cluster.queue_rows import QueueRow, Rates
+from nsqtools.cluster.sampling import Sample
+from nsqtools.errors import ConnectionFailed
+from nsqtools.protocol.stats import read_stats
+from nsqtools.web.pages import figures
+from nsqtools.web.pages.bodies import MAX_SHOWN, shown_body
+from nsqtools.web.pages.consumers import connections_of, programs_of
+from nsqtools.web.pages.problems import Severity, problems_of
+from nsqtools.web.pages.queue_lines import PAGE_LINES, QueueQuery, lines_of, read_query
+from nsqtools.web.pages.rendering import Addresses, Pieces
+from nsqtools.web.pages.snapshot import sums_of
+
+
+def row(topic: str, channel: str = "", **values: object) -> QueueRow:
+    usual = {"node": "", "depth": 0, "disk": 0, "messages": 0, "paused": False}
+    return QueueRow(topic=topic, channel=channel, **{**usual, **values})  # type: ignore[arg-type]
+
+
+def rates(**values: float) -> Rates:
+    return Rates(**{"ingress": 0, "egress": 0, "finish": 0, "requeue": 0, "timed_out": 0, **values})
+
+
+def sample(*rows: QueueRow, failures: tuple[DaemonFailure, ...] = ()) -> Sample:
+    return Sample(0, list(rows), (), failures, True)
+
+
+def names(query: QueueQuery, *rows: QueueRow) -> list[str]:
+    return [f"{each.topic}/{each.channel}" for each in lines_of(rows, query).rows]
+
+
+def test_the_deepest_queue_stands_first_and_topics_only_where_they_say_more() -> None:
+    rows = [
+        *(row("a"), row("a", "one", depth=3), row("a", "two", depth=9)),
+        *(row("b", depth=5), row("b", "one")),
+        row("c"),
+    ]
+
+    assert names(QueueQuery(), *rows) == ["a/two", "b/", "a/one", "b/one", "c/"]
+    assert names(QueueQuery(text="A TWO"), *rows) == ["a/two"]
+    assert names(QueueQuery(sort="name", is_ascending=True), *rows)[0] == "a/one"
+    assert names(QueueQuery(shown="unconsumed"), *rows) == ["a/two", "a/one"]
+
+
+def test_a_page_of_the_table_is_all_that_is_shown_of_a_large_cluster() -> None:
+    rows = [row(f"t{n:04}", "c", depth=n) for n in range(1000)]
+
+    lines = lines_of(rows, QueueQuery(page=2))
+
+    assert (len(lines.rows), lines.found, lines.pages) == (PAGE_LINES, 1000, 20)
+    assert lines.rows[0].depth == 999 - PAGE_LINES
+    assert lines_of(rows, QueueQuery(page=99)).page == 20
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.dictionaries(st.sampled_from(["q", "show", "sort", "order", "page"]), st.text()))
+def test_any_address_is_a_query_and_a_query_is_an_address(parameters: dict[str, str]) -> None:
+    query = read_query(parameters)
+
+    assert query.address().startswith("?")
+    assert lines_of([row("a")], query).pages == 1
+
+
+def test_problems_are_named_the_worst_first() -> None:
+    rows = [
+        *(row("a"), row("a", "calm", clients=1), row("a", "late", depth=7)),
+        row("a", "grows", depth=3, rates=rates(ingress=2)),
+        row("a", "slow", clients=1, timed_out=4, rates=rates(timed_out=0.5)),
+        *(row("p"), row("p", "held", depth=9, paused=True), row("lonely", depth=2)),
+    ]
+    failure = DaemonFailure("10.0.0.1:4151", ConnectionFailed("no answer of 10.0.0.1:4151"))
+
+    found = problems_of(sample(*rows, failures=(failure,)), rows)
+
+    assert [(each.kind, each.topic, each.channel) for each in found] == [
+        ("no answer", "", ""),
+        ("no consumers", "a", "grows"),
+        ("no consumers", "a", "late"),
+        ("timeouts", "a", "slow"),
+        ("no channels", "lonely", ""),
+        ("paused", "p", "held"),
+    ]
+    assert found[0].severity is Severity.CRITICAL
+    assert found[-1].severity is Severity.NOTE
+
+
+def test_what_comes_in_is_counted_at_topics_and_the_rest_at_channels() -> None:
+    known = rates(ingress=5, finish=3)
+    sums = sums_of([row("a", rates=known), row("a", "one", rates=known), row("a", "two")])
+
+    assert (sums.topics, sums.channels, sums.ingress, sums.finish) == (1, 2, 5, 3)
+    assert sums_of([row("a")]).ingress is None
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (figures.count(1234567), "1,234,567"),
+        (figures.count(None), "—"),
+        (figures.rate(0.01), "<0.1"),
+        (figures.rate(3.14), "3.1"),
+        (figures.rate(12345.6), "12,346"),
+        (figures.seconds(0.0000021), "2 µs"),
+        (figures.seconds(0.0123), "12.3 ms"),
+        (figures.seconds(75), "1 min 15 s"),
+        (figures.seconds(7500), "2 h 5 min"),
+        (figures.age(-5), "0 s"),
+        (figures.size(1536), "1.5 KiB"),
+        (figures.moment(1e300), "—"),
+        (figures.moment(0), "1970-01-01 00:00:00 UTC"),
+    ],
+)
+def test_figures_are_whole_and_have_a_unit(made: str, expected: str) -> None:
+    assert made == expected
+
+
+def test_a_line_has_gaps_where_nothing_is_known() -> None:
+    points = [(0.0, 1.0), (1.0, 2.0), (2.0, None), (3.0, 0.0), (4.0, 2.0)]
+
+    assert figures.line_paths(points, 40, 12) == "M0.0 6.0L10.0 1.0M30.0 11.0L40.0 1.0"
+    assert figures.line_paths([(0.0, 1.0), (1.0, None)], 40, 12) == ""
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(JSON) | st.dictionaries(st.text(), JSON))
+def test_json_is_laid_out_without_another_value(document: object) -> None:
+    shown = shown_body(json.dumps(document).encode())
+
+    assert shown.kind == "JSON"
+    assert json.loads(shown.text) == json.loads(json.dumps(document))
+
+
+def test_json_keeps_its_digits_and_double_keys() -> None:
+    shown = shown_body(b'{"n":1.50,"n":100000000000000000000.0,"e":{},"l":[1,[]]}')
+
+    assert shown.text.decode() == (
+        '{\n  "n": 1.50,\n  "n": 100000000000000000000.0,\n  "e": {},\n'
+        '  "l": [\n    1,\n    []\n  ]\n}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"plain", "text"),
+        (b"{broken", "text"),
+        (b"\xff\x00", "binary"),
+        (b"[" * 100_000, "text"),
+        (b"x" * (MAX_SHOWN - 1) + "ë".encode() * 2, "text"),
+    ],
+)
+def test_any_body_is_shown(body: bytes, kind: str) -> None:
+    shown = shown_body(body)
+
+    assert shown.kind == kind
+    assert len(shown.text) + shown.left_out == len(body)
+
+
+def test_names_that_a_path_cannot_hold_go_into_the_query() -> None:
+    to = Addresses("/x/y")
+
+    assert to.queue("orders", "a#ephemeral") == "/x/y/topics/orders/a%23ephemeral"
+    assert to.queue("..") == "/x/y/topics?topic=.."
+    assert to.queue("a/b", "c") == "/x/y/topics?topic=a%2Fb&channel=c"
+    assert to.queue("\ud800") == "/x/y/topics?topic=%3F"
+
+
+def test_only_pieces_that_differ_are_sent() -> None:
+    before = Pieces({"a": "1", "b": "2"}, {"rows": ["a", "b"]})
+    now = Pieces({"a": "1", "b": "3", "c": "4"}, {"rows": ["a", "b"]})
+
+    assert now.changes_since(before) == {"parts": {"b": "3", "c": "4"}, "lists": {}}
+    assert before.changes_since(before) == {"parts": {}, "lists": {}}
+
+
+def stats_at(at_s: float, finished: int) -> ClusterStats:
+    client = {"client_id": "c", "hostname": "h", "remote_address": "r", "finish_count": finished}
+    channel = {"channel_name": "archive", "clients": [client]}
+    document = {"topics": [{"topic_name": "orders", "channels": [channel]}]}
+    return ClusterStats((NodeReport("n:4151", at_s, read_stats(document)),), ())
+
+
+def test_rates_of_a_connection_are_those_between_two_answers_of_its_nsqd() -> None:
+    first = connections_of(stats_at(10, 5), None)
+    again = connections_of(first.stats, first)
+    later = connections_of(stats_at(12, 11), again)
+
+    assert first.each[0].finish is None
+    assert again is first
+    assert later.each[0].finish == 3
+    [program] = programs_of([*later.each, replace(later.each[0], node="other")], "ORDERS")
+    assert (program.finish, len(program.connections)) == (6, 2)
+    assert programs_of(later.each, "nobody") == []

@@ -1,0 +1,390 @@
+"""nsqadmin's API beside the real nsqadmin 1.3.0, on the same Go cluster, field by field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from plugins.console import Answer, Console, ask
+from plugins.daemons import Daemon, GoNsqd, GoNsqlookupd
+from plugins.http_server import HttpServer
+from plugins.servers import Serve
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools.client.consumer import Consumer
+from nsqtools.client.options import ClientOptions
+from nsqtools.web.api.bodies import BadBody, read_body
+from nsqtools.web.api.documents import latencies_together, newest_version
+
+LATENCY = ("-e2e-processing-latency-percentile=0.99,0.5", "-e2e-processing-latency-window-time=10m")
+
+
+class Side(NamedTuple):
+    """The real nsqadmin (``theirs``) and our console, on one cluster."""
+
+    theirs: str
+    console: Console
+    nsqds: list[GoNsqd]
+    lookupd: GoNsqlookupd
+
+    def both(
+        self, path: str, method: str = "GET", body: str | None = None
+    ) -> tuple[Answer, Answer]:
+        urls = (self.theirs, self.console.url)
+        theirs, ours = (ask(url + path, method, body=body) for url in urls)
+        return theirs, ours
+
+
+@pytest.fixture
+def side(
+    serve: Serve, data_path: Callable[[], Path], console: Callable[..., Console]
+) -> Iterator[Side]:
+    lookupd = serve(GoNsqlookupd())
+    flags = f"-lookupd-tcp-address={lookupd.tcp_address}"
+    nsqds = [serve(GoNsqd(data_path(), flags, *LATENCY)) for _ in range(2)]
+    for nsqd in nsqds:
+        nsqd.create_topic("orders")
+        nsqd.create_channel("orders", "billing")
+        nsqd.publish("orders", b"a", b"b", b"c")
+    nsqds[0].create_topic("clicks")
+    nsqds[0].create_channel("clicks", "archive")
+    lookupd.post("/topic/create", topic="planned")
+    lookupd.post("/channel/create", topic="planned", channel="later")
+    wait_until(
+        lambda: len(lookupd.producers("orders")) == 2 and lookupd.producers("clicks"),
+        what="all is registered",
+        timeout_s=20,
+    )
+    where = f"-lookupd-http-address={lookupd.http_address}"
+    admin = serve(Daemon("nsqadmin", [where], listeners={"HTTP": "http_address"}))
+    running = console(f"-{where}", "--allow-changes")
+    steady = ClientOptions(max_in_flight=1)  # the count of a ready consumer does not change
+    with Consumer(
+        "orders", "billing", nsqd_tcp_addresses=nsqds[0].tcp_address, options=steady
+    ) as consumer:
+        finished = 0
+        while finished < 3:
+            batch = consumer.next_batch(patience_s(20))
+            assert batch is not None
+            finished += len(batch)
+            batch.finish()
+        wait_until(
+            lambda: nsqds[0].channel_stats("orders", "billing")["clients"][0]["finish_count"] == 3,
+            what="all is finished",
+        )
+        yield Side(f"http://{admin.http_address}", running, nsqds, lookupd)
+
+
+def shape(document: Any) -> Any:
+    """The keys, in their order, and the kinds of values."""
+    if isinstance(document, dict):
+        return [(key, shape(value)) for key, value in document.items()]
+    if isinstance(document, list):
+        return [shape(value) for value in document[:1]]
+    return type(document).__name__ if not isinstance(document, float) else "int"
+
+
+def differences(found: Any, expected: Any, at: str = "") -> list[str]:
+    """Where two documents differ, and in what: the whole of them would not be read."""
+    if isinstance(found, dict) and isinstance(expected, dict) and found.keys() == expected.keys():
+        pairs = [(f"{at}/{key}", found[key], expected[key]) for key in found]
+    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        pairs = [(f"{at}/{n}", *pair) for n, pair in enumerate(zip(found, expected, strict=True))]
+    else:
+        return [] if found == expected else [f"{at}: {found!r} != {expected!r}"]
+    return [line for where, one, other in pairs for line in differences(one, other, where)]
+
+
+def by_node(document: dict[str, Any]) -> dict[str, Any]:
+    """The parts of an answer by nsqd: nsqadmin's order is random for equal host names."""
+    return {part["node"]: part for part in document["nodes"]}
+
+
+@pytest.mark.real_nsqd
+def test_the_answers_are_those_of_nsqadmin(side: Side) -> None:
+    for path in ("/api/topics", "/api/topics?inactive=true", "/api/nodes", "/api/counter"):
+        theirs, ours = side.both(path)
+        assert (theirs.status, ours.status) == (200, 200), path
+        for header in ("content-type", "x-nsq-content-type"):
+            assert ours.headers[header] == theirs.headers[header]
+        expected, found = theirs.json(), ours.json()
+        for document in (expected, found):
+            for node in document.get("nodes", ()):
+                node["topics"].sort(key=lambda each: each["topic"])
+            if "nodes" in document:
+                document["nodes"].sort(key=lambda each: each["http_port"])
+        assert not differences(found, expected), path
+        assert shape(found) == shape(expected), path
+
+    for name in (nsqd.http_address for nsqd in side.nsqds):
+        theirs, ours = side.both(f"/api/nodes/{name}")
+        expected, found = theirs.json(), ours.json()
+        for document in (expected, found):
+            for topic in document["topics"]:
+                for client in (each for c in topic["channels"] for each in c["clients"]):
+                    client.pop("connected")  # goes on
+        assert not differences(found, expected)
+        assert list(found) == list(expected)
+
+
+@pytest.mark.real_nsqd
+def test_a_channel_is_that_of_nsqadmin(side: Side) -> None:
+    theirs, ours = side.both("/api/topics/orders/billing")
+    expected, found = theirs.json(), ours.json()
+    assert [key for key, _ in shape(found)] == [key for key, _ in shape(expected)]
+    for document in (expected, found):
+        for client in (
+            *document["clients"],
+            *by_node(document)[side.nsqds[0].http_address]["clients"],
+        ):
+            assert client.pop("connected") % 1_000_000_000 == 0
+    assert not differences(by_node(found), by_node(expected))
+    # the smallest is that of the last nsqd there, and the smallest that was measured here
+    for document in (expected, found):
+        for percentile in document["e2e_processing_latency"]["percentiles"]:
+            del percentile["min"]
+    del expected["nodes"], found["nodes"]
+    assert not differences(found, expected)
+
+
+@pytest.mark.real_nsqd
+def test_a_topic_has_the_sums_of_nsqadmin_and_keeps_the_nsqd_apart(side: Side) -> None:
+    theirs, ours = side.both("/api/topics/orders")
+    expected, found = theirs.json(), ours.json()
+
+    assert [key for key, _ in shape(found)] == [key for key, _ in shape(expected)]
+    for key in ("node", "depth", "memory_depth", "backend_depth", "message_count", "paused"):
+        assert found[key] == expected[key]
+    [theirs_channel], [our_channel] = expected["channels"], found["channels"]
+    assert list(our_channel) == list(theirs_channel)
+    counts = [key for key, value in theirs_channel.items() if isinstance(value, int)]
+    assert {key: our_channel[key] for key in counts} == {key: theirs_channel[key] for key in counts}
+    assert set(by_node(our_channel)) == {nsqd.http_address for nsqd in side.nsqds}
+    for nsqd in side.nsqds:
+        [alone] = by_node(found)[nsqd.http_address]["channels"]
+        assert alone["depth"] == nsqd.depth("orders", "billing")
+
+    theirs, ours = side.both("/api/topics/clicks")
+    assert by_node(ours.json()) == by_node(theirs.json())
+
+
+@pytest.mark.real_nsqd
+def test_what_is_wrong_has_the_status_and_code_of_nsqadmin(side: Side) -> None:
+    same = [
+        ("/api/nothing", "GET", None),
+        ("/api/topics/orders", "PUT", None),
+        ("/api/nodes/nowhere:1", "GET", None),
+        ("/api/topics?x=%zz", "GET", None),
+        ("/api/graphite?metric=rate&target=x", "GET", None),
+        ("/api/graphite?metric=other", "GET", None),
+        ("/api/graphite?metric=rate", "GET", None),
+        ("/api/topics", "POST", None),
+        ("/api/topics", "POST", "{}"),
+        ("/api/topics", "POST", '{"topic":"a b"}'),
+        ("/api/topics", "POST", '{"topic":"a","channel":"a b"}'),
+        ("/api/topics/orders", "POST", "{}"),
+        ("/api/topics/orders", "POST", '{"action":"explode"}'),
+        (f"/api/nodes/{side.nsqds[0].http_address}", "DELETE", "x"),
+        (f"/api/nodes/{side.nsqds[0].http_address}", "DELETE", "{}"),
+        ("/config/nothing", "GET", None),
+        ("/config/log_level", "GET", None),
+        ("/config/admin_users", "GET", None),
+        ("/config/nsqlookupd_http_addresses", "GET", None),
+        ("/ping", "GET", None),
+    ]
+    for path, method, body in same:
+        theirs, ours = side.both(path, method, body)
+        assert (ours.status, ours.text) == (theirs.status, theirs.text), path
+        assert ours.headers.get("allow") == theirs.headers.get("allow"), path
+    # ours are clearer here, on purpose
+    for path, code in [
+        ("/api/topics/nothing", "TOPIC_NOT_FOUND"),
+        ("/api/topics/orders/nothing", "CHANNEL_NOT_FOUND"),
+    ]:
+        for method, body in (("GET", None), ("POST", '{"action":"pause"}'), ("DELETE", None)):
+            answer = ask(side.console.url + path, method, body=body)
+            assert (answer.status, answer.json()) == (404, {"message": code}), (path, method)
+    planned = side.console.get("/api/topics/planned").json()
+    assert (planned["depth"], planned["nodes"]) == (0, [])
+
+
+@pytest.mark.real_nsqd
+def test_changes_do_what_those_of_nsqadmin_do(side: Side) -> None:
+    for url in (side.theirs, side.console.url):
+
+        def change(path: str, method: str = "POST", at: str = url, **body: str) -> None:
+            answer = ask(f"{at}/api{path}", method, body=json.dumps(body))
+            assert (answer.status, answer.json()) == (200, {"message": ""}), (at, path, answer)
+
+        first, second = side.nsqds
+        change("/topics", TOPIC="made", channel="too")
+        assert side.lookupd.json("/channels", topic="made")["channels"] == ["too"]
+        change("/topics/orders", action="pause")
+        assert [nsqd.topic_stats("orders")["paused"] for nsqd in side.nsqds] == [True, True]
+        change("/topics/orders", action="unpause")
+        change("/topics/orders/billing", action="pause")
+        assert second.channel_stats("orders", "billing")["paused"]
+        change("/topics/orders/billing", action="unpause")
+        second.publish("orders", b"lost")
+        change("/topics/orders/billing", action="empty")
+        assert second.depth("orders", "billing") == 0
+        assert not second.channel_stats("orders", "billing")["paused"]
+        first.create_topic("doomed")
+        first.create_channel("doomed", "too")
+        wait_until(lambda: side.lookupd.producers("doomed"), what="it is registered", timeout_s=20)
+        change("/topics/doomed/too", "DELETE")
+        assert first.topic_stats("doomed")["channels"] == []
+        change("/topics/doomed", "DELETE")
+        assert all(each["topic_name"] != "doomed" for each in first.stats()["topics"])
+        first.create_topic("tomb")
+        wait_until(lambda: side.lookupd.producers("tomb"), what="it is registered", timeout_s=20)
+        change(f"/nodes/{first.http_address}", "DELETE", topic="tomb")
+        assert all(each["topic_name"] != "tomb" for each in first.stats()["topics"])
+
+
+@pytest.mark.real_nsqd
+def test_changes_are_refused_unless_they_are_allowed(
+    go_nsqd: Callable[..., GoNsqd], console: Callable[..., Console], tmp_path: Path
+) -> None:
+    nsqd = go_nsqd()
+    nsqd.create_topic("orders")
+    where = f"--nsqd-http-address={nsqd.http_address}"
+    only_looks = console(where)
+    admins = ("--admin-user", "ann", "--acl-http-header", "X-User")
+    of_ann = console(where, "--allow-changes", *admins, "--trusted-proxy", "127.0.0.0/8")
+    of_nobody = console(where, "--allow-changes", *admins, "--trusted-proxy", "10.0.0.0/8")
+    calls = [
+        ("POST", "/api/topics"),
+        ("POST", "/api/topics/orders"),
+        ("DELETE", "/api/topics/orders"),
+        ("POST", "/api/topics/orders/c"),
+        ("DELETE", "/api/topics/orders/c"),
+        ("DELETE", f"/api/nodes/{nsqd.http_address}"),
+    ]
+    for running, header in [(only_looks, "ann"), (of_ann, "bob"), (of_nobody, "ann")]:
+        for method, path in calls:
+            answer = ask(running.url + path, method, headers={"X-User": header})
+            assert (answer.status, answer.json()) == (403, {"message": "FORBIDDEN"})
+    pause = json.dumps({"action": "pause"})
+    assert of_ann.post("/api/topics/orders", pause, headers={"X-User": "ann"}).status == 200
+    assert nsqd.topic_stats("orders")["paused"]
+
+
+@pytest.mark.real_nsqd
+def test_changes_are_written_down_and_notified_of(
+    go_nsqd: Callable[..., GoNsqd],
+    console: Callable[..., Console],
+    http_server: Callable[..., HttpServer],
+    tmp_path: Path,
+) -> None:
+    nsqd, endpoint, log = go_nsqd(), http_server(), tmp_path / "audit"
+    running = console(
+        f"--nsqd-http-address={nsqd.http_address}",
+        *("--allow-changes", "--audit-log", str(log), "--notification-http-endpoint"),
+        f"{endpoint.url}/noted",
+    )
+
+    headers = {"User-Agent": "x/1"}
+    made = running.post("/api/topics", '{"topic":"orders","channel":"c"}', headers=headers)
+    assert made.status == 200
+    wait_until(lambda: len(endpoint.requests) == 2, what="both are notified")
+    first, second = (json.loads(request.body) for request in endpoint.requests)
+    assert list(first) == [
+        *("action", "topic", "timestamp", "remote_ip", "user_agent", "url", "via")
+    ]
+    assert (first["action"], second["action"]) == ("create_topic", "create_channel")
+    assert (second["channel"], first["user_agent"]) == ("c", "x/1")
+    assert first["url"] == f"{running.url}/api/topics"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(line["state"], line["action"]) for line in lines] == [
+        *(("begun", "create_topic"), ("done", "create_topic")),
+        *(("begun", "create_channel"), ("done", "create_channel")),
+    ]
+    assert lines[1]["steps"][0]["address"] == nsqd.http_address
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.real_nsqd
+def test_a_change_that_cannot_be_written_down_is_not_made_and_a_dead_endpoint_costs_nothing(
+    go_nsqd: Callable[..., GoNsqd], console: Callable[..., Console], tmp_path: Path
+) -> None:
+    nsqd, log = go_nsqd(), tmp_path / "audit"
+    running = console(
+        f"--nsqd-http-address={nsqd.http_address}",
+        *("--allow-changes", "--audit-log", str(log)),
+        *("--notification-http-endpoint", "http://127.0.0.1:1/"),
+    )
+
+    assert running.post("/api/topics", '{"topic":"a"}').status == 200
+    wait_until(lambda: "cannot notify http://127.0.0.1:1/" in running.log, what="it is logged")
+    log.unlink()
+    log.mkdir()
+    refused = running.post("/api/topics", '{"topic":"b"}')
+
+    assert refused.status == 502
+    assert "cannot write the audit log" in refused.json()["message"]
+    assert [topic["topic_name"] for topic in nsqd.stats()["topics"]] == ["a"]
+
+
+@pytest.mark.real_nsqd
+def test_without_nsqlookupd_nsqd_are_asked(side: Side, console: Callable[..., Console]) -> None:
+    alone = console(*(f"--nsqd-http-address={nsqd.http_address}" for nsqd in side.nsqds))
+
+    assert alone.get("/api/topics").json()["topics"] == ["clicks", "orders"]
+    nodes = alone.get("/api/nodes").json()["nodes"]
+    assert [node["remote_addresses"] for node in nodes] == [None, None]
+    assert {node["tcp_port"] for node in nodes} == {
+        int(nsqd.tcp_address.rpartition(":")[2]) for nsqd in side.nsqds
+    }
+
+
+def test_an_nsqd_that_is_down_is_a_warning_and_all_are_an_error(
+    any_nsqd: Callable[..., Any], console: Callable[..., Console]
+) -> None:
+    nsqd = any_nsqd()
+    nsqd.create_topic("orders")
+    here, dead = f"--nsqd-http-address={nsqd.http_address}", "--nsqd-http-address=127.0.0.1:1"
+
+    partly = console(here, dead).get("/api/topics/orders")
+    nobody = console(dead).get("/api/topics/orders")
+
+    assert partly.status == 200
+    assert partly.json()["message"].startswith("WARNING: cannot connect to http://127.0.0.1:1")
+    assert nobody.status == 502
+    assert nobody.json()["message"].startswith("UPSTREAM_ERROR: failed to query any nsqd: cannot")
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        (b"", "EOF"),
+        (b" \n", "EOF"),
+        (b"x", "invalid JSON"),
+        (b"[" * 100_000, "invalid JSON"),
+        (b"[1]", "not an object"),
+        (b'{"topic":1}', "topic is not a string"),
+        (b"\xff", "invalid JSON"),
+    ],
+)
+def test_a_body_that_cannot_be_read_is_refused(body: bytes, complaint: str) -> None:
+    with pytest.raises(BadBody, match=complaint):
+        read_body(body)
+
+
+def test_a_body_is_read_as_nsqadmin_does() -> None:
+    assert read_body(b' {"Topic":"a","other":[1]} and more') == {"topic": "a"}
+
+
+def test_latencies_are_weighed_by_count_and_the_newest_version_is_found() -> None:
+    def part(count: int, value: float) -> dict[str, Any]:
+        one = {"average": value, "count": count, "max": value, "min": value, "quantile": 0.5}
+        return {"count": count, "percentiles": [one]}
+
+    together = latencies_together([part(1, 10), part(3, 30), part(0, 0)], "t", "c")
+
+    [found] = together["percentiles"]
+    assert found == {"average": 25, "count": 4, "max": 30, "min": 10, "quantile": 0.5}
+    assert newest_version(["1.2.1", "1.10.0", "1.3.0-alpha"]) == "1.10.0"

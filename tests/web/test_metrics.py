@@ -1,0 +1,155 @@
+"""/metrics of the whole cluster, and the dashboard and alerts that read it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from plugins.cli import RunNsq
+from plugins.console import Console
+from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.hostile_cluster import HostileCluster
+from plugins.servers import Serve
+from plugins.waiting import patience_s, wait_until
+from prometheus_client.parser import text_string_to_metric_families
+
+from nsqtools.client.consumer import Consumer
+
+METRIC = re.compile(r"\bnsq_[a-z0-9_]+")
+
+
+class Watched(NamedTuple):
+    console: Console
+    nsqds: list[GoNsqd]
+    lookupd: GoNsqlookupd
+
+
+def scrape(console: Console) -> dict[str, list[Any]]:
+    """The samples by name, as Prometheus' own library reads them."""
+    answer = console.get("/metrics")
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    samples: dict[str, list[Any]] = {}
+    for family in text_string_to_metric_families(answer.text):
+        assert family.documentation
+        assert family.type in ("gauge", "counter")
+        for sample in family.samples:
+            samples.setdefault(sample.name, []).append(sample)
+    return samples
+
+
+@pytest.fixture
+def watched(
+    serve: Serve, go_nsqd: Callable[..., GoNsqd], console: Callable[..., Console]
+) -> Iterator[Watched]:
+    lookupd = serve(GoNsqlookupd())
+    flags = (
+        f"-lookupd-tcp-address={lookupd.tcp_address}",
+        "-e2e-processing-latency-percentile=0.99",
+        "-e2e-processing-latency-window-time=10m",
+    )
+    nsqds = [go_nsqd(*flags) for _ in range(2)]
+    for nsqd in nsqds:
+        nsqd.create_topic("orders")
+        nsqd.create_channel("orders", "billing")
+        nsqd.publish("orders", b"abc", b"def")
+    wait_until(lambda: len(lookupd.producers("orders")) == 2, what="registered", timeout_s=20)
+    with Consumer("orders", "billing", nsqd_tcp_addresses=nsqds[0].tcp_address) as consumer:
+        batch = consumer.next_batch(patience_s(20))
+        assert batch is not None
+        batch.finish()
+        running = console(f"--lookupd-http-address={lookupd.http_address}", "--refresh", "100ms")
+        yield Watched(running, nsqds, lookupd)
+
+
+@pytest.mark.real_nsqd
+def test_one_scrape_has_every_queue_of_every_nsqd(watched: Watched) -> None:
+    samples = scrape(watched.console)
+
+    depth = {
+        (each.labels["node"], each.labels["topic"], each.labels["channel"]): each.value
+        for each in samples["nsq_channel_depth"]
+    }
+    second = watched.nsqds[1]
+    assert len(depth) == 2
+    assert depth[second.http_address, "orders", "billing"] == 2
+    assert {each.value for each in samples["nsq_topic_message_bytes_total"]} == {6}
+    assert {each.value for each in samples["nsq_topic_messages_total"]} == {2}
+    assert [each.labels["version"] for each in samples["nsq_node_info"]] == ["1.3.0", "1.3.0"]
+    [lookupd] = samples["nsq_lookupd_up"]
+    assert (lookupd.labels["lookupd"], lookupd.value) == (watched.lookupd.http_address, 1)
+    assert {each.value for each in samples["nsq_up"]} == {1}
+
+
+@pytest.mark.real_nsqd
+def test_a_dead_nsqd_is_down_and_has_no_stale_numbers(watched: Watched) -> None:
+    dead = watched.nsqds[0]
+    scrape(watched.console)
+    dead.kill()
+
+    def is_down() -> bool:
+        up = {each.labels["node"]: each.value for each in scrape(watched.console)["nsq_up"]}
+        return up.get(dead.http_address, 0) == 0
+
+    wait_until(is_down, what="it is down", timeout_s=20)
+    [depth] = scrape(watched.console)["nsq_channel_depth"]
+    assert depth.labels["node"] == watched.nsqds[1].http_address
+
+
+@pytest.mark.real_nsqd
+def test_dashboard_and_alerts_read_metrics_that_there_are(
+    watched: Watched, run_nsq: RunNsq
+) -> None:
+    def has_latency() -> dict[str, list[Any]] | None:
+        samples = scrape(watched.console)
+        return samples if "nsq_e2e_latency_seconds" in samples else None
+
+    known = set(wait_until(has_latency, what="a latency", timeout_s=20))
+    dashboard = run_nsq(["web", "--print", "dashboard"]).out.decode()
+    alerts = run_nsq(["web", "--print", "alerts"]).out.decode()
+
+    panels = json.loads(dashboard)["panels"]
+    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+    rules = [rule for group in yaml.safe_load(alerts)["groups"] for rule in group["rules"]]
+    assert {"alert", "expr", "labels", "annotations"} <= set(rules[0])
+    for text in (*expressions, *(rule["expr"] for rule in rules)):
+        assert set(METRIC.findall(text)) <= known, text
+        assert METRIC.search(text), text
+        for opening, closing in ("()", "{}", "[]"):
+            assert text.count(opening) == text.count(closing), text
+    assert set(METRIC.findall(dashboard + alerts)) <= known
+    # and it is said of what there is by the labels that it has
+    labels = {name: set(samples[0].labels) for name, samples in scrape(watched.console).items()}
+    for rule in rules:
+        for label in re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]):
+            names = METRIC.findall(rule["expr"])
+            assert label == "instance" or label in labels[names[0]], rule["alert"]
+
+
+def test_the_names_of_a_hostile_cluster_stay_in_their_labels(
+    hostile_cluster: HostileCluster, console: Callable[..., Console]
+) -> None:
+    running = console(
+        f"--lookupd-http-address={hostile_cluster.http_address}",
+        f"--nsqd-http-address={hostile_cluster.http_address}",
+        "--allow-changes",
+    )
+
+    samples = scrape(running)
+
+    assert all(name.startswith("nsq_") for name in samples)
+    for path in ("/api/topics", "/api/nodes", "/api/counter", "/api/topics/clicks/archive"):
+        answer = running.get(path)
+        assert answer.status == 200, answer
+        answer.json()
+        assert b"\x1b" not in answer.body
+    refused = running.post("/api/topics/clicks", '{"action":"pause"}')
+    assert refused.status == 502
+    refused.json()
+    wait_until(lambda: running.get("/ping").status == 200, what="it goes on")
+    assert "\x1b" not in running.log
+    assert "Traceback" not in running.log

@@ -1,0 +1,161 @@
+"""The watcher: samples for all who look, consumers for who asks, and no waiting for the dead."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from plugins.http_api import Nsqd
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools.client.producer import Producer
+from nsqtools.cluster.admin import Action
+from nsqtools.cluster.directory import Cluster, ClusterAddresses
+from nsqtools.cluster.history import History
+from nsqtools.errors import ConfigurationError
+from nsqtools.http.access import HTTPAccess
+from nsqtools.web.actions import Change, plan_change
+from nsqtools.web.watcher import MAX_CPU_SHARE, Watcher
+
+DEAD = "127.0.0.1:1"
+
+
+@contextmanager
+def watching(*addresses: str, refresh_s: float = 0.1) -> Iterator[Watcher]:
+    with Cluster(ClusterAddresses(addresses), HTTPAccess(timeout_s=patience_s(1))) as cluster:
+        watcher = Watcher(cluster, History(interval_s=refresh_s), refresh_s=refresh_s)
+        watcher.start()
+        try:
+            yield watcher
+        finally:
+            watcher.stop()
+            watcher.join()
+
+
+@pytest.fixture
+def nsqd(any_nsqd: Callable[..., Nsqd]) -> Nsqd:
+    started = any_nsqd()
+    started.create_topic("orders")
+    started.create_channel("orders", "billing")
+    return started
+
+
+def test_samples_come_again_and_again_for_threads_and_coroutines(nsqd: Nsqd) -> None:
+    with watching(nsqd.http_address) as watcher:
+        first = watcher.wait_newer(0, patience_s(20))
+        assert first is not None
+        second = asyncio.run(watcher.newer(first.time_ns, patience_s(20)))
+
+        assert second is not None
+        assert second.time_ns > first.time_ns
+        assert {row.key for row in second.rows} == {
+            (nsqd.http_address, "orders", ""),
+            (nsqd.http_address, "orders", "billing"),
+        }
+        assert all(c.clients is None for c in second.reports[0].stats.topics[0].channels)  # type: ignore[index]
+        assert watcher.history.series(("", "orders", "billing"), "depth", since_s=0)
+
+
+def test_who_does_not_answer_is_a_failure_of_each_sample(nsqd: Nsqd) -> None:
+    with watching(nsqd.http_address, DEAD) as watcher:
+        sample = watcher.wait_newer(0, patience_s(20))
+
+        assert sample is not None
+        assert [failure.address for failure in sample.failures] == [DEAD]
+        assert [report.address for report in sample.reports] == [nsqd.http_address]
+
+
+def test_nobody_that_answers_is_a_sample_too() -> None:
+    with watching(DEAD) as watcher:
+        sample = watcher.wait_newer(0, patience_s(20))
+
+        assert sample is not None
+        assert (sample.rows, len(sample.failures)) == ([], 1)
+
+
+def test_stopping_wakes_all_who_wait(nsqd: Nsqd) -> None:
+    woken: list[object] = []
+    never_ns = 1 << 62
+    with watching(nsqd.http_address) as watcher:
+
+        def wait() -> None:
+            woken.append(asyncio.run(watcher.newer(never_ns, patience_s(60))))
+
+        threads = [threading.Thread(target=wait) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(watcher._waiting) == 3, what="all wait")
+        watcher.stop()
+        for thread in threads:
+            thread.join(patience_s(10))
+
+    assert woken == [None] * 3
+
+
+def test_a_wait_ends_in_time_without_a_sample(nsqd: Nsqd) -> None:
+    with watching(nsqd.http_address) as watcher:
+        assert watcher.wait_newer(1 << 62, 0.01) is None
+        assert asyncio.run(watcher.newer(1 << 62, 0.01)) is None
+        assert not watcher._waiting
+
+
+def test_consumers_are_asked_for_once_however_many_look(nsqd: Nsqd) -> None:
+    with watching(nsqd.http_address, refresh_s=30) as watcher:
+        answers: list[object] = []
+        threads = [
+            threading.Thread(target=lambda: answers.append(watcher.consumers("orders", "billing")))
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(patience_s(20))
+
+        assert len(answers) == 4
+        assert len(set(map(id, answers))) == 1
+        [report] = watcher.consumers("orders", "billing").nodes
+        assert report.stats.topics is not None
+        assert report.stats.topics[0].channels[0].clients == ()
+
+
+def test_samples_that_cost_too_much_are_taken_less_often() -> None:
+    with Cluster(ClusterAddresses([DEAD])) as cluster:
+        watcher = Watcher(cluster, History(), refresh_s=2.0)
+        watcher._note_cost(0.01)
+        assert not watcher.is_slowed
+        for _ in range(50):
+            watcher._note_cost(1.0)
+        assert watcher.is_slowed
+        assert watcher.interval_s == pytest.approx(1.0 / MAX_CPU_SHARE, rel=0.01)
+        for _ in range(50):
+            watcher._note_cost(0.01)
+        assert watcher.interval_s == 2.0
+
+
+@pytest.mark.real_nsqd
+def test_a_plan_to_delete_says_what_creates_it_again(go_nsqd: Callable[..., Nsqd]) -> None:
+    nsqd = go_nsqd()
+    with (
+        Producer(nsqd.tcp_address) as producer,
+        Cluster(ClusterAddresses([nsqd.http_address])) as cluster,
+    ):
+        producer.publish("orders", b"a")
+        plan = plan_change(cluster, Change(action=Action.DELETE, topic="orders"))
+
+    assert [step.messages for step in plan.steps] == [1]
+    [note] = plan.notes
+    assert note.startswith(f"1 connected producers have published to it on {nsqd.http_address}")
+
+
+def test_a_change_has_to_make_sense() -> None:
+    for wrong in (
+        {"action": Action.PAUSE, "topic": "a b"},
+        {"action": Action.PAUSE, "topic": "a", "channel": "c/d"},
+        {"action": Action.TOMBSTONE, "topic": "a"},
+        {"action": Action.DELETE, "topic": "a", "node": "n:1"},
+    ):
+        with pytest.raises(ConfigurationError):
+            Change(**wrong)  # type: ignore[arg-type]
