@@ -25,7 +25,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.bench.bench_plan import BACKLOG, BenchMode, BenchPlan, ConsumerJob, Job, PublisherJob
-from nsqtools.bench.bench_report import BenchReport, merged
+from nsqtools.bench.bench_report import BenchReport, cpu_us_per_message, merged
+from nsqtools.bench.bench_topic import delete_own, open_cluster, wait_until_queued
 from nsqtools.bench.bodies import MAX_TAG
 from nsqtools.bench.counters import Counters
 from nsqtools.bench.crew import Crew
@@ -37,7 +38,6 @@ from nsqtools.protocol.names import EPHEMERAL
 if TYPE_CHECKING:
     from nsqtools.bench.consuming import ConsumerResult
     from nsqtools.bench.publishing import PublisherResult
-    from nsqtools.cluster.directory import Cluster, DaemonFailure
 
 log = logging.getLogger("nsqtools")
 
@@ -137,8 +137,13 @@ class Bench:
         if plan.count is None:
             raise ConfigurationError("a backlog to drain needs a count of messages")
         with ExitStack() as stack:
-            cluster = stack.enter_context(self._cluster())
-            stack.callback(self._delete, cluster)
+            cluster = stack.enter_context(
+                open_cluster(
+                    plan.nsqd_tcp_addresses, plan.nsqd_http_addresses, plan.consumer_options
+                )
+            )
+            channel = self.channel if plan.topic else ""
+            stack.callback(delete_own, cluster, self.topic, channel)
             consumers = stack.enter_context(self._crew(self._consumers(is_stamped=False)))
             fill_batch = max(1, min(plan.batch, FILL_BATCH_BYTES // plan.size[1]))
             fill = replace(plan, batch=fill_batch, for_s=None, rate=0.0, warm_up_s=0.0)
@@ -147,7 +152,8 @@ class Bench:
                 publishers.begin()
                 published: list[PublisherResult] = publishers.results()
             total = sum(result.confirmed for result in published)
-            self._wait_until_queued(cluster, total)
+            self._phase = "waiting for nsqd to queue the messages"
+            wait_until_queued(cluster, self.topic, self.channel, total, self._keep_waiting)
             self._counters.target = total
             self._phase = "consuming"
             with BusyProcessors() as processors:
@@ -191,6 +197,8 @@ class Bench:
             consumed=back,
             redelivered=sum(result.redelivered for result in consumed or ()),
             is_intact=is_intact,
+            cpu_us_per_message=cpu_us_per_message(measured)
+            + cpu_us_per_message(_also(plan, published)),
             client_cpu=max(result.cpu_share for result in [*measured, *_also(plan, published)]),
             machine_cpu=machine_cpu,
             interrupted=self._interrupted,
@@ -256,6 +264,10 @@ class Bench:
             if not counters.is_target_unknown:
                 counters.stop_consuming()
 
+    def _keep_waiting(self) -> bool:
+        self._look()
+        return not self._interrupted
+
     # -- topics ---------------------------------------------------------------------------------
 
     def _let_ephemeral_topic_go(self) -> None:
@@ -273,63 +285,7 @@ class Bench:
                 level = logging.INFO if isinstance(error, ConnectionFailed) else logging.WARNING
                 log.log(level, "topic %s may not have been deleted: %s", self.topic, error)
 
-    def _cluster(self) -> Cluster:
-        """nsqd's HTTP API. Raises when the topic or channel could not be deleted afterwards."""
-        from nsqtools.client.discovery import http_access
-        from nsqtools.cluster.directory import Cluster, ClusterAddresses
-
-        plan = self._plan
-        cluster = Cluster(
-            ClusterAddresses(plan.nsqd_http_addresses, (), plan.nsqd_tcp_addresses),
-            http_access(plan.consumer_options, plan.nsqd_http_addresses),
-        )
-        try:
-            nsqds, failures = cluster.nsqds()
-            if failures or len(nsqds) < len(plan.nsqd_tcp_addresses):
-                raise _no_http_api(failures)
-        except BaseException:
-            cluster.close()
-            raise
-        return cluster
-
-    def _delete(self, cluster: Cluster) -> None:
-        channel = self.channel if self._plan.topic else ""
-        _, failures = cluster.ask_nsqds(
-            lambda nsqd: nsqd.administer("delete", self.topic, channel), required=False
-        )
-        for failure in failures:
-            what = f"channel {channel} of topic {self.topic}" if channel else f"topic {self.topic}"
-            log.warning("%s may not have been deleted: %s", what, failure.error)
-
-    def _wait_until_queued(self, cluster: Cluster, total: int) -> None:
-        """nsqd moves messages from the topic to the channel in its own time."""
-        self._phase = "waiting for nsqd to queue the messages"
-        before, since = -1, time.monotonic()
-        while not self._interrupted and time.monotonic() - since < STALLED_S:
-            queued = sum(
-                channel.depth
-                for node in cluster.stats(self.topic, self.channel).nodes
-                for topic in node.stats.topics or ()
-                for channel in topic.channels
-            )
-            if queued >= total:
-                return
-            if queued != before:
-                before, since = queued, time.monotonic()
-            self._look()
-            time.sleep(0.02)
-
 
 def _also(plan: BenchPlan, published: Sequence[Any]) -> Sequence[Any]:
     """Publishers count as clients where they work beside the consumers."""
     return published if plan.mode is BenchMode.E2E else ()
-
-
-def _no_http_api(failures: Sequence[DaemonFailure]) -> NsqError:
-    why = f" ({failures[0].error})" if failures else ""
-    error = NsqError(
-        f"nsqd's HTTP API is needed to delete what sub creates{why}",
-        hint="Give --nsqd-http-address, one for each --nsqd-tcp-address.",
-    )
-    error.category = failures[0].error.category if failures else ConfigurationError.category
-    return error

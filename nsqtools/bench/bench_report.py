@@ -23,7 +23,8 @@ class BenchReport:
 
     ``client_cpu`` is the processor time of the busiest of our processes over the time that passed,
     and ``machine_cpu`` that of everything on this machine, 1.0 being all processors (None where it
-    is not known).
+    is not known). ``cpu_us_per_message`` is what a message cost all of our processes, in
+    microseconds of processor time.
     """
 
     plan: BenchPlan
@@ -36,6 +37,7 @@ class BenchReport:
     consumed: int | None
     redelivered: int
     is_intact: bool
+    cpu_us_per_message: float
     client_cpu: float
     machine_cpu: float | None
     interrupted: bool
@@ -82,7 +84,7 @@ class BenchReport:
         plan, options = self.plan, self.plan.producer_options
         return {
             "mode": plan.mode.value,
-            "nsqd": list(plan.nsqd_tcp_addresses),
+            "nsqds": list(plan.nsqd_tcp_addresses),
             "topic": self.topic,
             "connections": plan.connections,
             "size": {"min": plan.size[0], "max": plan.size[1]},
@@ -97,13 +99,14 @@ class BenchReport:
             "bytes": self.bytes,
             "messages_per_s": round(self.messages_per_s, 1),
             "bytes_per_s": round(self.bytes_per_s, 1),
-            "latency_ms": None if self.latencies is None else _latency(plan, self.latencies),
+            "latency_ms": latency_document(plan.mode, self.latencies),
             "published": self.published,
             "consumed": self.consumed,
             "redelivered": self.redelivered,
             "missing": self.missing,
             "repeated": self.repeated,
             "intact": self.is_intact,
+            "cpu_us_per_message": round(self.cpu_us_per_message, 3),
             "client_cpu": round(self.client_cpu, 3),
             "machine_cpu": None if self.machine_cpu is None else round(self.machine_cpu, 3),
             "limits": self.limits,
@@ -125,9 +128,12 @@ def transport(plan: BenchPlan) -> list[str]:
     ]
 
 
-def _latency(plan: BenchPlan, latencies: Latencies) -> dict[str, Any]:
+def latency_document(mode: BenchMode, latencies: Latencies | None) -> dict[str, Any] | None:
+    """Latencies as JSON has them; None where none were measured."""
+    if latencies is None:
+        return None
     return {
-        "of": "message" if plan.mode is BenchMode.E2E else "batch",
+        "of": "message" if mode is BenchMode.E2E else "batch",
         "count": latencies.count,
         "min": round(latencies.min_ms, 4) if latencies.count else 0.0,
         "mean": round(latencies.mean_ms, 4),
@@ -142,7 +148,10 @@ def _latency(plan: BenchPlan, latencies: Latencies) -> dict[str, Any]:
 
 def merged(results: Sequence[PublisherResult | ConsumerResult]) -> Latencies:
     """The latencies of all workers."""
-    latencies = Latencies()
-    for result in results:
-        latencies.merge(result.latencies)
-    return latencies
+    return Latencies.merged(result.latencies for result in results)
+
+
+def cpu_us_per_message(results: Sequence[PublisherResult | ConsumerResult]) -> float:
+    """Processor time of all workers of one kind, over the messages that they spent it on."""
+    messages = sum(result.cpu_messages for result in results)
+    return 1e6 * sum(result.cpu_s for result in results) / messages if messages else 0.0

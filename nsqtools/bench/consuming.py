@@ -25,7 +25,8 @@ class ConsumerResult:
     """What a consumer did: all it consumed, and of that what was measured.
 
     ``redelivered`` messages had been delivered before. ``began_at`` and ``ended_at`` are monotonic
-    times of the first and the last batch that was measured.
+    times of the first and the last batch that was measured. ``cpu_s`` is the processor time of all
+    it did, the warm-up included.
     """
 
     consumed: int = 0
@@ -36,8 +37,14 @@ class ConsumerResult:
     measured_bytes: int = 0
     began_at: float = 0.0
     ended_at: float = 0.0
+    cpu_s: float = 0.0
     cpu_share: float = 0.0
     latencies: Latencies = field(default_factory=Latencies)
+
+    @property
+    def cpu_messages(self) -> int:
+        """The messages that ``cpu_s`` was spent on."""
+        return self.consumed
 
 
 class ConsumingWorker:
@@ -73,7 +80,8 @@ class ConsumingWorker:
                 self._take(batch, measured_from)
                 batch.finish()
         elapsed_s = max(time.monotonic() - begin, 1e-9)
-        result.cpu_share = (time.process_time() - cpu_s) / elapsed_s
+        result.cpu_s = time.process_time() - cpu_s
+        result.cpu_share = result.cpu_s / elapsed_s
         self._consumer.stop()
         return result
 

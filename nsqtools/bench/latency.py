@@ -7,6 +7,7 @@ the values are also counted in classes with the bounds 1, 2, 5, 10 ... microseco
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -54,6 +55,14 @@ class Latencies:
         self.count += other.count
         self.min_ms = min(self.min_ms, other.min_ms)
         self.max_ms = max(self.max_ms, other.max_ms)
+
+    @classmethod
+    def merged(cls, parts: Iterable[Latencies]) -> Latencies:
+        """All that ``parts`` have."""
+        whole = cls()
+        for part in parts:
+            whole.merge(part)
+        return whole
 
     @property
     def mean_ms(self) -> float:

@@ -26,8 +26,8 @@ BACKLOG_NAP_S = 0.0002
 class PublisherResult:
     """What a publisher did: all it published, and of that what was measured.
 
-    ``ended_at`` is the monotonic time of the last confirmation. ``cpu_share`` is the processor time
-    of the measured part over its duration.
+    ``ended_at`` is the monotonic time of the last confirmation. ``cpu_s`` is the processor time of
+    the measured part, and ``cpu_share`` that over its duration.
     """
 
     confirmed: int = 0
@@ -35,8 +35,14 @@ class PublisherResult:
     measured: int = 0
     measured_bytes: int = 0
     ended_at: float = 0.0
+    cpu_s: float = 0.0
     cpu_share: float = 0.0
     latencies: Latencies = field(default_factory=Latencies)
+
+    @property
+    def cpu_messages(self) -> int:
+        """The messages that ``cpu_s`` was spent on."""
+        return self.measured
 
 
 class PublishingWorker:
@@ -68,7 +74,8 @@ class PublishingWorker:
             raise self._error
         result = self._result
         elapsed_s = max(result.ended_at - self._measured_from, 1e-9)
-        result.cpu_share = (time.process_time() - cpu_s) / elapsed_s
+        result.cpu_s = time.process_time() - cpu_s
+        result.cpu_share = result.cpu_s / elapsed_s
         return result
 
     def _publish_between(self, begin: float, ends_at: float | None, count: int | None) -> None:

@@ -43,6 +43,7 @@ REPORT = BenchReport(
     consumed=10,
     redelivered=0,
     is_intact=True,
+    cpu_us_per_message=2.5,
     client_cpu=0.5,
     machine_cpu=0.5,
     interrupted=False,

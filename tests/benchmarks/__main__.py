@@ -30,6 +30,9 @@ BENCHMARKS: dict[str, tuple[Measure, list[Contestant], list[Contestant]]] = {
     "consume": (drain_rate, peers.CONSUMERS, ours.CONSUMERS),
     "consume-into-pipe": (partial(drain_rate, into_pipe=True), peers.CONSUMERS, ours.CONSUMERS),
     "publish": (publish_rate, peers.PRODUCERS, ours.PRODUCERS),
+    "handlers": (drain_rate, peers.HANDLERS, ours.HANDLERS),
+    "connections": (drain_rate, peers.CONNECTIONS, ours.CONNECTIONS),
+    "library-publish": (publish_rate, peers.LIBRARY_PRODUCERS, ours.LIBRARY_PRODUCERS),
     "transports": (drain_rate, ours.CONSUMERS[:1], ours.TRANSPORTS),
 }
 
@@ -46,6 +49,7 @@ def run_rounds(
             GoNsqd(
                 Path(directory),
                 f"-mem-queue-size={messages}",
+                "-tcp-address=0.0.0.0:0",  # `Job.many_addresses`
                 *server_certificate(Path(certificate)).nsqd_flags,
             ) as nsqd,
         ):

@@ -60,6 +60,8 @@ def contestants(directory: str) -> tuple[list[Contestant], list[Contestant]]:
         Contestant("to-file raw", to_file(directory, "--format", "raw")),
         Contestant("to-file raw gzip", to_file(directory, "--format", "raw", "--gzip")),
         Contestant("to-file jsonl gzip", to_file(directory, "--gzip")),
+        Contestant("to-file raw zstd", to_file(directory, "--format", "raw", "--zstd-level", "3")),
+        Contestant("to-file jsonl zstd", to_file(directory, "--compression", "zstd")),
         Contestant("to-file jsonl gzip -1", to_file(directory, "--gzip-level", "1")),
         Contestant("to-file jsonl gzip -6", to_file(directory, "--gzip-level", "6")),
     ]

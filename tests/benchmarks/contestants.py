@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+FEW_IN_FLIGHT = ("--max-in-flight=100",)  # of benchmarks with more connections than that
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -13,6 +15,11 @@ class Job:
     tcp_address: str
     topic: str
     channel: str
+
+    def many_addresses(self, count: int) -> list[str]:
+        """As many addresses of the same nsqd, which listens on all that the loopback has."""
+        port = self.tcp_address.rpartition(":")[2]
+        return [f"127.0.{n // 200}.{n % 200 + 1}:{port}" for n in range(count)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,8 @@ def fill(nsqd: Nsqd, job: Job, messages: int) -> None:
 @contextmanager
 def new_job(nsqd: Nsqd) -> Iterator[Job]:
     """A topic of its own, deleted afterwards to give its memory back."""
-    job = Job(nsqd.tcp_address, topic=f"benchmark_{next(_job_numbers)}", channel="archive")
+    address = nsqd.tcp_address.replace("[::]", "127.0.0.1")
+    job = Job(address, topic=f"benchmark_{next(_job_numbers)}", channel="archive")
     yield job
     nsqd.post("/topic/delete", topic=job.topic)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.contestants import Contestant, Job
+from benchmarks.contestants import FEW_IN_FLIGHT, Contestant, Job
 from plugins.daemons import GO_PROGRAMS
 
 HERE = Path(__file__).parent
@@ -36,6 +36,36 @@ def bare_consumer(job: Job) -> Sequence[str]:
 def bare_producer(job: Job) -> Sequence[str]:
     return (sys.executable, BARE_LOOP, "publish", job.tcp_address, job.topic)
 
+
+def gonsq(job: Job, *flags: str, where: str = "") -> Sequence[str]:
+    program = str(GO_PROGRAMS / "gonsq")
+    place = (f"-topic={job.topic}", f"-channel={job.channel}")
+    return (program, "consume", *place, f"-nsqd={where or job.tcp_address}", *flags)
+
+
+def gonsq_from_many(count: int) -> Callable[[Job], Sequence[str]]:
+    def command(job: Job) -> Sequence[str]:
+        return gonsq(job, *FEW_IN_FLIGHT, where=",".join(job.many_addresses(count)))
+
+    return command
+
+
+def gonsq_publish(job: Job) -> Sequence[str]:
+    program = str(GO_PROGRAMS / "gonsq")
+    return (program, "publish", f"-topic={job.topic}", f"-nsqd={job.tcp_address}")
+
+
+HANDLERS = [
+    Contestant("go-nsq, 1 worker", gonsq, share=0.5),
+    Contestant("go-nsq, 16 workers", lambda job: gonsq(job, "-workers=16"), share=0.5),
+]
+
+CONNECTIONS = [
+    Contestant("go-nsq, 200", gonsq_from_many(200), share=0.3),
+    Contestant("go-nsq, 500", gonsq_from_many(500), share=0.3),
+]
+
+LIBRARY_PRODUCERS = [Contestant("go-nsq PublishAsync", gonsq_publish, share=0.2)]
 
 CONSUMERS = [
     Contestant("nsq_tail", nsq_tail, share=0.4),

@@ -8,23 +8,28 @@ from pathlib import Path
 
 import pytest
 from benchmarks import ours, peers
+from benchmarks.__main__ import BENCHMARKS
 from benchmarks.contestants import Contestant
 from benchmarks.measure import drain_rate, publish_rate
 from plugins.daemons import GoNsqd
 
 MESSAGES = 2000
 
+PRODUCERS = peers.PRODUCERS + ours.PRODUCERS + peers.LIBRARY_PRODUCERS + ours.LIBRARY_PRODUCERS
+
 
 def name_of(contestant: Contestant) -> str:
     return contestant.name
 
 
-@pytest.mark.parametrize("contestant", peers.CONSUMERS + ours.CONSUMERS, ids=name_of)
+@pytest.mark.parametrize(
+    "contestant", peers.CONSUMERS + ours.CONSUMERS + peers.HANDLERS + ours.HANDLERS, ids=name_of
+)
 def test_a_consumer_finishes_everything(nsqd: GoNsqd, contestant: Contestant) -> None:
     assert drain_rate(nsqd, contestant, MESSAGES, into_pipe=True) > 0
 
 
-@pytest.mark.parametrize("contestant", peers.PRODUCERS + ours.PRODUCERS, ids=name_of)
+@pytest.mark.parametrize("contestant", PRODUCERS, ids=name_of)
 def test_a_producer_publishes_every_line(nsqd: GoNsqd, contestant: Contestant) -> None:
     assert publish_rate(nsqd, contestant, MESSAGES) > 0
 
@@ -35,7 +40,7 @@ def test_a_producer_that_stops_early_is_an_error(nsqd: GoNsqd) -> None:
         publish_rate(nsqd, idle, MESSAGES)
 
 
-@pytest.mark.parametrize("benchmark", ["consume", "consume-into-pipe", "publish", "transports"])
+@pytest.mark.parametrize("benchmark", list(BENCHMARKS))
 @pytest.mark.real_nsqd
 def test_the_comparison_prints_a_table(benchmark: str) -> None:
     here = str(Path(__file__).parent)

@@ -7,6 +7,8 @@ import (
 	_ "github.com/nsqio/nsq/apps/nsq_stat"
 	_ "github.com/nsqio/nsq/apps/nsq_tail"
 	_ "github.com/nsqio/nsq/apps/nsq_to_file"
+	_ "github.com/nsqio/nsq/apps/nsq_to_http"
+	_ "github.com/nsqio/nsq/apps/nsq_to_nsq"
 	_ "github.com/nsqio/nsq/apps/nsqadmin"
 	_ "github.com/nsqio/nsq/apps/nsqd"
 	_ "github.com/nsqio/nsq/apps/nsqlookupd"
