@@ -120,8 +120,8 @@ _nsq_take() {
     value=${value//[\"\']/}
     [[ $entry == *=@topics ]] && topic=${value##*=}
     case $1 in
-        --nsqd-http-address | --lookupd-http-address | --nsqd-tcp-address | --address-map | -P | --profile | --tls-ca-file | --tls-cert | --tls-key | --tls-min-version | --auth-secret-file | --timeout) cluster+=("$1" "$value") ;;
-        --tls-insecure | --lookupd-authorization) cluster+=("$1") ;;
+        --nsqd-http-address | --lookupd-http-address | --nsqd-tcp-address | --address-map | -P | --profile | --tls-ca-file | --tls-cert | --tls-key | --tls-min-version | --auth-secret-file | --tls-pin-sha256 | --timeout | --allow-announced) cluster+=("$1" "$value") ;;
+        --no-profile | --tls-insecure | --auth-requires-tls | --lookupd-authorization) cluster+=("$1") ;;
     esac
 }
 
@@ -191,14 +191,16 @@ _nsq_offer_names() {
 
 # Offer those of the words that begin with $1.
 _nsq_offer() {
-    local start=$1 each
+    local start=$1 each split=''
     shift
+    # bash has split an address at its colon, and replaces only what follows
+    [[ $COMP_WORDBREAKS == *:* && $start == *:* ]] && split=${start%:*}:
     for each in "$@"; do
-        [[ $each == "$start"* ]] && COMPREPLY+=("$prefix$each")
+        [[ $each == "$start"* ]] && COMPREPLY+=("$prefix${each#"$split"}")
     done
 }
 
-_nsq_client_options='dial_timeout= read_timeout= write_timeout= local_addr= reconnect_base= reconnect_max= lookupd_poll_interval= lookupd_poll_jitter= lookupd_poll_timeout= lookupd_authorization= client_id= hostname= user_agent= topology_region= topology_zone= heartbeat_interval= sample_rate= output_buffer_size= output_buffer_timeout= msg_timeout= tls_v1= tls_root_ca_file= tls_cert= tls_key= tls_insecure_skip_verify= tls_min_version= snappy= deflate= deflate_level= auth_secret= max_in_flight= max_attempts= max_msg_size= default_requeue_delay= max_requeue_delay= backoff_strategy= backoff_multiplier= max_backoff_duration= low_rdy_idle_timeout= low_rdy_timeout= rdy_redistribute_interval= rdy_resend= drain_timeout= max_outstanding= publish_timeout= publish_max_msg_size= publish_max_body_size='
+_nsq_client_options='dial_timeout= read_timeout= write_timeout= local_addr= reconnect_base= reconnect_max= lookupd_poll_interval= lookupd_poll_jitter= lookupd_poll_timeout= allow_announced= lookupd_authorization= client_id= hostname= user_agent= topology_region= topology_zone= heartbeat_interval= sample_rate= output_buffer_size= output_buffer_timeout= msg_timeout= tls_v1= tls_root_ca_file= tls_cert= tls_key= tls_insecure_skip_verify= tls_min_version= snappy= deflate= deflate_level= tls_pin_sha256= auth_secret= auth_secret_file= auth_requires_tls= max_in_flight= max_attempts= default_requeue_delay= max_requeue_delay= backoff_strategy= backoff_multiplier= max_backoff_duration= low_rdy_idle_timeout= low_rdy_timeout= rdy_redistribute_interval= rdy_resend= drain_timeout= max_msg_size= max_inflated_read= connect_threads= max_http_body= max_discovered_nsqd= max_outstanding= publish_timeout= publish_max_msg_size= publish_max_body_size='
 
 # What can follow the words of $1: commands, options, arguments.
 _nsq_describe() {
@@ -206,9 +208,10 @@ _nsq_describe() {
     case $1 in
         'nsq')
             commands=(
-                'tail' 'pub' 'peek' 'to-file' 'stat' 'archive' 'replay' 'top' 'topic' 'channel'
-                'nodes' 'lookup' 'ping' 'info' 'tombstone' 'drain' 'config' 'spark' 'bench' 'demo'
-                'nsqd' 'nsqlookupd' 'options' 'completion'
+                'tail' 'pub' 'peek' 'redrive' 'to-nsq' 'to-http' 'to-file' 'stat' 'archive' 'replay'
+                'top' 'web' 'topic' 'channel' 'nodes' 'lookup' 'ping' 'info' 'tombstone' 'drain'
+                'config' 'spark' 'bench' 'demo' 'nsqd' 'nsqlookupd' 'options' 'profile' 'schema'
+                'compat' 'completion'
             )
             options=(
                 '--version' '-h,--help'
@@ -216,66 +219,148 @@ _nsq_describe() {
             ;;
         'nsq tail')
             options=(
-                '*-t,--topic=@topics' '-c,--channel=@channels' '-n,--count=' '--exit-idle=' '--for='
-                '--create' '--force' '--json' '-f,--format=' '--decode=utf8|hex|base64'
-                '-d,--delimiter=' '--print-topic' '-g,--grep=' '-i,--ignore-case' '--invert'
-                '--sample=' '*--nsqd-tcp-address=' '*--lookupd-http-address='
-                '*--nsqd-http-address=' '*--address-map=' '-P,--profile=@profiles'
-                '--max-in-flight=' '*-X,--consumer-opt=@options' '--tls,--no-tls'
-                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '*-t,--topic=@topics' '-c,--channel=@channels' '-n,--count=' '--until-empty'
+                '--exit-idle=' '--for=' '--create' '--force' '--json' '-f,--format=' '--pick='
+                '--pretty' '--decode=utf8|hex|base64' '-d,--delimiter=' '--print-topic' '-g,--grep='
+                '-i,--ignore-case' '--invert' '--where=' '--sample=' '*--nsqd-tcp-address='
+                '*--lookupd-http-address=' '*--nsqd-http-address=' '*--address-map='
+                '-P,--profile=@profiles' '--no-profile' '--max-in-flight='
+                '*-X,--consumer-opt=@options' '--tls,--no-tls' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
-                '--deflate-level=' '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '--deflate-level=' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             ;;
         'nsq pub')
             options=(
-                '-t,--topic=@topics' '*-m,--message=' '--format=raw|jsonl' '-d,--delimiter='
-                '--rate=' '--defer=' '--mode=all|round-robin|failover' '--retry-timeout='
-                '--retry-unknown' '--unsent-file=@file' '--json' '*--nsqd-tcp-address='
-                '-P,--profile=@profiles' '*-X,--producer-opt=@options' '--tls,--no-tls'
+                '-t,--topic=@topics' '*-m,--message=' '*-f,--file=@file' '--repeat=' '--interval='
+                '--format=raw|jsonl' '-d,--delimiter=' '--where=' '--pick=' '--rate=' '--defer='
+                '--mode=all|round-robin|failover' '--retry-timeout=' '--retry-unknown'
+                '--checkpoint=@file' '--unsent-file=@file' '--json' '*--nsqd-tcp-address='
+                '-P,--profile=@profiles' '--no-profile' '*-X,--producer-opt=@options'
+                '--tls,--no-tls' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file'
+                '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy'
+                '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '-q,--quiet'
+                '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never' '--debug'
+                '-h,--help'
+            )
+            arguments=(
+                '*'
+            )
+            ;;
+        'nsq peek')
+            options=(
+                '-t,--topic=@topics' '-c,--channel=@channels' '-n,--count=' '--exit-idle='
+                '-g,--grep=' '-i,--ignore-case' '--invert' '--where=' '--sample=' '--json'
+                '-f,--format=' '--pick=' '--pretty' '--decode=utf8|hex|base64' '-d,--delimiter='
+                '--print-topic' '*--nsqd-tcp-address=' '*--lookupd-http-address='
+                '*--nsqd-http-address=' '*--address-map=' '-P,--profile=@profiles' '--no-profile'
+                '--max-in-flight=' '*-X,--consumer-opt=@options' '--tls,--no-tls'
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
-                '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '--deflate-level=' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
+            )
+            ;;
+        'nsq redrive')
+            options=(
+                '-t,--topic=@topics' '--error=' '--rate=' '--retry-timeout=' '--unsent-file=@file'
+                '--dry-run' '*--nsqd-tcp-address=' '-P,--profile=@profiles' '--no-profile'
+                '*-X,--producer-opt=@options' '--tls,--no-tls' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
+                '--deflate-level=' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '-q,--quiet'
+                '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never' '--debug'
+                '-h,--help'
             )
             arguments=(
                 '*@file'
             )
             ;;
-        'nsq peek')
+        'nsq to-nsq')
             options=(
-                '-t,--topic=@topics' '-c,--channel=@channels' '-n,--count=' '--exit-idle=' '--json'
-                '-f,--format=' '--decode=utf8|hex|base64' '-d,--delimiter=' '--print-topic'
+                '-c,--channel=@channels' '--destination-topic=' '*--map='
+                '--mode=round-robin|hash|failover' '--key=' '--require-json-field='
+                '--require-json-value=' '*--whitelist-json-field=' '--loop-guard,--no-loop-guard'
+                '*-t,--topic=@topics' '--topic-pattern=' '--topic-refresh=' '--pick=' '--rate='
+                '--max-attempts=' '--dead-letter-topic=' '--dead-letter-file=@file'
+                '--metrics-file=@file' '--listen-http=' '-n,--count=' '--until-empty' '--exit-idle='
+                '--for=' '--create' '--json' '-g,--grep=' '-i,--ignore-case' '--invert' '--where='
+                '--sample=' '*--destination-nsqd-tcp-address='
+                '*--destination-lookupd-http-address=' '*--destination-nsqd-http-address='
+                '*--destination-address-map=' '--destination-auth-secret-file=@file'
+                '*--producer-opt=@options' '--destination-tls' '--destination-tls-ca-file=@file'
+                '--destination-tls-cert=@file' '--destination-tls-key=@file'
+                '--destination-tls-insecure' '--destination-snappy' '--destination-deflate'
                 '*--nsqd-tcp-address=' '*--lookupd-http-address=' '*--nsqd-http-address='
-                '*--address-map=' '-P,--profile=@profiles' '--max-in-flight='
+                '*--address-map=' '-P,--profile=@profiles' '--no-profile' '--max-in-flight='
                 '*-X,--consumer-opt=@options' '--tls,--no-tls' '--tls-ca-file=@file'
                 '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
-                '--deflate-level=' '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '--deflate-level=' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
+            )
+            ;;
+        'nsq to-http')
+            options=(
+                '-c,--channel=@channels' '*--post=' '*--get=' '--mode=round-robin|hash|failover|all'
+                '--key=' '--concurrency=' '--http-client-connect-timeout='
+                '--http-client-request-timeout=' '*--on-status='
+                '--redirects=refuse|same-host|follow' '--private-addresses,--no-private-addresses'
+                '--http-ca-file=@file' '--http-cert=@file' '--http-key=@file' '--http-insecure'
+                '--content-type=' '*--header=' '--metadata,--no-metadata' '--basic-auth-file=@file'
+                '--bearer-token-file=@file' '--sign-key-file=@file' '--batch=' '--batch-bytes='
+                '--batch-format=ndjson|json' '--linger=' '*-t,--topic=@topics' '--topic-pattern='
+                '--topic-refresh=' '--pick=' '--rate=' '--max-attempts=' '--dead-letter-topic='
+                '--dead-letter-file=@file' '--metrics-file=@file' '--listen-http=' '-n,--count='
+                '--until-empty' '--exit-idle=' '--for=' '--create' '--json' '-g,--grep='
+                '-i,--ignore-case' '--invert' '--where=' '--sample=' '*--nsqd-tcp-address='
+                '*--lookupd-http-address=' '*--nsqd-http-address=' '*--address-map='
+                '-P,--profile=@profiles' '--no-profile' '--max-in-flight='
+                '*-X,--consumer-opt=@options' '--tls,--no-tls' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
+                '--deflate-level=' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             ;;
         'nsq to-file')
             options=(
                 '*-t,--topic=@topics' '--topic-pattern=' '--topic-refresh=' '-c,--channel=@channels'
-                '--on-file=' '--metrics-file=@file' '-n,--count=' '--until-empty' '--exit-idle='
-                '--for=' '--exit-when-deleted' '--create' '--json' '--output-dir=@dir'
-                '--work-dir=@dir' '--filename-format=' '--datetime-format=' '--partition-format='
-                '--partition-by=arrival|message' '--utc' '--host-identifier=' '--file-mode='
-                '--dir-mode=' '--format=jsonl|raw' '-d,--delimiter=' '--gzip' '--gzip-level='
-                '--rotate-size=' '--rotate-text-size=' '--rotate-interval=' '--rotate-age='
+                '--on-file=' '--metrics-file=@file' '--listen-http=' '-n,--count=' '--until-empty'
+                '--exit-idle=' '--for=' '--exit-when-deleted' '--create' '--json'
+                '--output-dir=@dir' '--work-dir=@dir' '--filename-format=' '--datetime-format='
+                '--partition-format=' '--partition-by=arrival|message' '--utc' '--host-identifier='
+                '--file-mode=' '--dir-mode=' '--format=jsonl|raw' '-d,--delimiter=' '--gzip'
+                '--compression=none|gzip|zstd' '--gzip-level=' '--zstd-level=' '--rotate-size='
+                '--rotate-text-size=' '--rotate-interval=' '--rotate-age='
                 '--skip-empty-files,--no-skip-empty-files' '--sync-interval=' '--sync-bytes='
-                '--sync-count=' '*--nsqd-tcp-address=' '*--lookupd-http-address='
-                '*--nsqd-http-address=' '*--address-map=' '-P,--profile=@profiles'
+                '--sync-count=' '--upload=' '--upload-hive' '*--upload-option=' '--delete-uploaded'
+                '--max-local-bytes=' '*--nsqd-tcp-address=' '*--lookupd-http-address='
+                '*--nsqd-http-address=' '*--address-map=' '-P,--profile=@profiles' '--no-profile'
                 '--max-in-flight=' '*-X,--consumer-opt=@options' '--tls,--no-tls'
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
-                '--deflate-level=' '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '--deflate-level=' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             ;;
         'nsq stat')
@@ -283,13 +368,16 @@ _nsq_describe() {
                 '*-t,--topic=@topics' '*-c,--channel=@channels' '--show=queues|nodes|clients|memory'
                 '*--filter='
                 '--sort=topic|channel|node|depth|memory|disk|in_flight|deferred|ingress|egress|finish|requeue|requeued|timed_out|messages|clients|paused|e2e_ms'
-                '--interval=' '-n,--count=' '--once' '--json' '--csv' '--prometheus' '--max-depth='
-                '--max-requeue-rate=' '--min-clients=' '*--nsqd-http-address='
-                '*--lookupd-http-address=' '*--nsqd-tcp-address=' '*--address-map='
-                '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file'
-                '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
-                '--timeout=' '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet'
-                '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
+                '--interval=' '-n,--count=' '--once' '--csv' '--prometheus' '--max-depth='
+                '--max-requeue-rate=' '--min-clients=' '-o,--output=table|wide|tsv|csv|json|jsonl'
+                '--columns=' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--no-profile'
+                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             ;;
         'nsq archive')
@@ -302,7 +390,8 @@ _nsq_describe() {
             ;;
         'nsq archive verify')
             options=(
-                '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
+                '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json'
+                '--color=auto|always|never' '--debug' '-h,--help'
             )
             arguments=(
                 '*@file'
@@ -311,7 +400,7 @@ _nsq_describe() {
         'nsq archive repair')
             options=(
                 '-d,--delimiter=' '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json'
-                '--debug' '-h,--help'
+                '--color=auto|always|never' '--debug' '-h,--help'
             )
             arguments=(
                 '*@file'
@@ -319,8 +408,10 @@ _nsq_describe() {
             ;;
         'nsq archive cat')
             options=(
-                '--bodies' '-d,--delimiter=' '--since=' '--until=' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '*-t,--topic=@topics' '-n,--count=' '--bodies' '-d,--delimiter=' '--since='
+                '--until=' '--json' '-f,--format=' '--pick=' '--pretty' '-g,--grep='
+                '-i,--ignore-case' '--invert' '--where=' '--sample=' '-q,--quiet' '*-v,--verbose'
+                '--log-format=text|json' '--color=auto|always|never' '--debug' '-h,--help'
             )
             arguments=(
                 '*@file'
@@ -328,7 +419,9 @@ _nsq_describe() {
             ;;
         'nsq archive info')
             options=(
-                '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
+                '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json' '-q,--quiet'
+                '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never' '--debug'
+                '-h,--help'
             )
             arguments=(
                 '*@file'
@@ -336,15 +429,18 @@ _nsq_describe() {
             ;;
         'nsq replay')
             options=(
-                '*-t,--topic=@topics' '--since=' '--until=' '-g,--grep=' '--dedupe'
-                '-d,--delimiter=' '--rate=' '--speed=' '--mode=all|round-robin|failover'
+                '*-t,--topic=@topics' '--since=' '--until=' '*--from-topic=' '-n,--count='
+                '--dedupe' '-d,--delimiter=' '--rate=' '--speed=' '--mode=all|round-robin|failover'
                 '--retry-timeout=' '--retry-unknown' '--checkpoint=@file' '--unsent-file=@file'
-                '--dry-run' '--json' '*--nsqd-tcp-address=' '-P,--profile=@profiles'
+                '--dry-run' '--json' '-g,--grep=' '-i,--ignore-case' '--invert' '--where='
+                '--sample=' '*--nsqd-tcp-address=' '-P,--profile=@profiles' '--no-profile'
                 '*-X,--producer-opt=@options' '--tls,--no-tls' '--tls-ca-file=@file'
                 '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
-                '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '--deflate-level=' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '-q,--quiet'
+                '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never' '--debug'
+                '-h,--help'
             )
             arguments=(
                 '*@file'
@@ -352,12 +448,33 @@ _nsq_describe() {
             ;;
         'nsq top')
             options=(
-                '*-t,--topic=@topics' '--interval=' '*--nsqd-http-address='
+                '*-t,--topic=@topics' '--interval=' '--columns='
+                '--sort=topic|channel|node|depth|memory|disk|in_flight|deferred|ingress|egress|finish|requeue|requeued|timed_out|messages|clients|paused|e2e_ms'
+                '*--filter=' '--allow-changes' '*--nsqd-http-address=' '*--lookupd-http-address='
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--no-profile'
+                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
+            )
+            ;;
+        'nsq web')
+            options=(
+                '--listen=' '--refresh=' '--history=@file' '--base-path=@file'
+                '--print=dashboard|alerts|password' '--allow-changes' '--show-messages'
+                '--auth=@file' '*--admin-user=' '--acl-http-header=' '*--trusted-proxy='
+                '*--allowed-host=' '--listen-tls-cert=@file' '--listen-tls-key=@file'
+                '--audit-log=@file' '--notification-http-endpoint=' '*--nsqd-http-address='
                 '*--lookupd-http-address=' '*--nsqd-tcp-address=' '*--address-map='
-                '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file'
-                '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
-                '--timeout=' '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet'
-                '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
+                '-P,--profile=@profiles' '--no-profile' '--tls-ca-file=@file' '--tls-cert=@file'
+                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
+                '--auth-secret-file=@file' '--auth-requires-tls,--no-auth-requires-tls'
+                '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             ;;
         'nsq topic')
@@ -370,12 +487,15 @@ _nsq_describe() {
             ;;
         'nsq topic list')
             options=(
-                '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
-                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file'
-                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
-                '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json'
+                '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
+                '*--address-map=' '-P,--profile=@profiles' '--no-profile' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             arguments=(
                 '*@topics'
@@ -383,12 +503,15 @@ _nsq_describe() {
             ;;
         'nsq topic info')
             options=(
-                '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
-                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file'
-                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
-                '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json'
+                '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
+                '*--address-map=' '-P,--profile=@profiles' '--no-profile' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             arguments=(
                 '@topics'
@@ -396,12 +519,15 @@ _nsq_describe() {
             ;;
         'nsq topic create')
             options=(
-                '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles'
-                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '--dry-run' '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json'
+                '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
+                '*--address-map=' '-P,--profile=@profiles' '--no-profile' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             arguments=(
                 '*@topics'
@@ -409,12 +535,15 @@ _nsq_describe() {
             ;;
         'nsq topic delete')
             options=(
-                '-y,--yes' '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles'
-                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '-y,--yes' '--dry-run' '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns='
+                '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
+                '*--address-map=' '-P,--profile=@profiles' '--no-profile' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             arguments=(
                 '*@topics'
@@ -422,12 +551,15 @@ _nsq_describe() {
             ;;
         'nsq topic empty')
             options=(
-                '--channels' '-y,--yes' '--dry-run' '--json' '*--nsqd-http-address='
-                '*--lookupd-http-address=' '*--nsqd-tcp-address=' '*--address-map='
-                '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file'
-                '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
-                '--timeout=' '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet'
-                '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
+                '--channels' '-y,--yes' '--dry-run' '-o,--output=table|wide|tsv|csv|json|jsonl'
+                '--columns=' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
+                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles' '--no-profile'
+                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             arguments=(
                 '*@topics'
@@ -435,12 +567,15 @@ _nsq_describe() {
             ;;
         'nsq topic pause')
             options=(
-                '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles'
-                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '--dry-run' '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json'
+                '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
+                '*--address-map=' '-P,--profile=@profiles' '--no-profile' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             arguments=(
                 '*@topics'
@@ -448,12 +583,15 @@ _nsq_describe() {
             ;;
         'nsq topic unpause')
             options=(
-                '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles'
-                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '--dry-run' '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json'
+                '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
+                '*--address-map=' '-P,--profile=@profiles' '--no-profile' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             arguments=(
                 '*@topics'
@@ -469,12 +607,15 @@ _nsq_describe() {
             ;;
         'nsq channel list')
             options=(
-                '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
-                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file'
-                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
-                '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json'
+                '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
+                '*--address-map=' '-P,--profile=@profiles' '--no-profile' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             arguments=(
                 '*@topics'
@@ -482,12 +623,15 @@ _nsq_describe() {
             ;;
         'nsq channel info')
             options=(
-                '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
-                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file'
-                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
-                '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json'
+                '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
+                '*--address-map=' '-P,--profile=@profiles' '--no-profile' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             arguments=(
                 '@topics' '@channels'
@@ -495,12 +639,15 @@ _nsq_describe() {
             ;;
         'nsq channel create')
             options=(
-                '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles'
-                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '--dry-run' '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json'
+                '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
+                '*--address-map=' '-P,--profile=@profiles' '--no-profile' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             arguments=(
                 '@topics' '*@channels'
@@ -508,12 +655,15 @@ _nsq_describe() {
             ;;
         'nsq channel delete')
             options=(
-                '-y,--yes' '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles'
-                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '-y,--yes' '--dry-run' '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns='
+                '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
+                '*--address-map=' '-P,--profile=@profiles' '--no-profile' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             arguments=(
                 '@topics' '*@channels'
@@ -521,12 +671,15 @@ _nsq_describe() {
             ;;
         'nsq channel empty')
             options=(
-                '-y,--yes' '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles'
-                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '-y,--yes' '--dry-run' '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns='
+                '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
+                '*--address-map=' '-P,--profile=@profiles' '--no-profile' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             arguments=(
                 '@topics' '*@channels'
@@ -534,12 +687,15 @@ _nsq_describe() {
             ;;
         'nsq channel pause')
             options=(
-                '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles'
-                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '--dry-run' '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json'
+                '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
+                '*--address-map=' '-P,--profile=@profiles' '--no-profile' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             arguments=(
                 '@topics' '*@channels'
@@ -547,12 +703,15 @@ _nsq_describe() {
             ;;
         'nsq channel unpause')
             options=(
-                '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles'
-                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '--dry-run' '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json'
+                '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
+                '*--address-map=' '-P,--profile=@profiles' '--no-profile' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             arguments=(
                 '@topics' '*@channels'
@@ -560,22 +719,28 @@ _nsq_describe() {
             ;;
         'nsq nodes')
             options=(
-                '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
-                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file'
-                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
-                '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json'
+                '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
+                '*--address-map=' '-P,--profile=@profiles' '--no-profile' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             ;;
         'nsq lookup')
             options=(
-                '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
-                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file'
-                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
-                '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json'
+                '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
+                '*--address-map=' '-P,--profile=@profiles' '--no-profile' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             arguments=(
                 '@topics'
@@ -583,47 +748,58 @@ _nsq_describe() {
             ;;
         'nsq ping')
             options=(
-                '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
-                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file'
-                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
-                '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json'
+                '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
+                '*--address-map=' '-P,--profile=@profiles' '--no-profile' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             ;;
         'nsq info')
             options=(
-                '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
-                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file'
-                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
-                '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json'
+                '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
+                '*--address-map=' '-P,--profile=@profiles' '--no-profile' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             ;;
         'nsq tombstone')
             options=(
-                '-y,--yes' '--dry-run' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles'
-                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '-y,--yes' '--dry-run' '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns='
+                '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
+                '*--address-map=' '-P,--profile=@profiles' '--no-profile' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             arguments=(
-                '@topics' ''
+                '@topics' '@nodes'
             )
             ;;
         'nsq drain')
             options=(
                 '--to=' '--allow-repeats' '-y,--yes' '--dry-run' '--json' '-P,--profile=@profiles'
-                '--tls,--no-tls' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file'
-                '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy'
-                '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet'
-                '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
+                '--no-profile' '--tls,--no-tls' '--tls-ca-file=@file' '--tls-cert=@file'
+                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
+                '--snappy,--no-snappy' '--deflate,--no-deflate' '--deflate-level='
+                '--auth-secret-file=@file' '--auth-requires-tls,--no-auth-requires-tls'
+                '*--tls-pin-sha256=' '-q,--quiet' '*-v,--verbose' '--log-format=text|json'
+                '--color=auto|always|never' '--debug' '-h,--help'
             )
             arguments=(
-                ''
+                '@nodes'
             )
             ;;
         'nsq config')
@@ -636,29 +812,36 @@ _nsq_describe() {
             ;;
         'nsq config show')
             options=(
-                '--origin' '--json' '*--nsqd-tcp-address=' '*--lookupd-http-address='
-                '*--nsqd-http-address=' '*--address-map=' '-P,--profile=@profiles'
-                '--max-in-flight=' '*--consumer-opt=@options' '*--producer-opt=@options'
-                '--tls,--no-tls' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file'
-                '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy'
-                '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '--origin' '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json'
+                '*--nsqd-tcp-address=' '*--lookupd-http-address=' '*--nsqd-http-address='
+                '*--address-map=' '-P,--profile=@profiles' '--no-profile' '--max-in-flight='
+                '*--consumer-opt=@options' '*--producer-opt=@options' '--tls,--no-tls'
+                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
+                '--deflate-level=' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             ;;
         'nsq config path')
             options=(
-                '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
+                '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json'
+                '--color=auto|always|never' '--debug' '-h,--help'
             )
             ;;
         'nsq config get')
             options=(
-                '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
-                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file'
-                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
-                '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json'
+                '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
+                '*--address-map=' '-P,--profile=@profiles' '--no-profile' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             arguments=(
                 ''
@@ -666,12 +849,15 @@ _nsq_describe() {
             ;;
         'nsq config set')
             options=(
-                '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
-                '*--address-map=' '-P,--profile=@profiles' '--tls-ca-file=@file' '--tls-cert=@file'
-                '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
-                '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json'
+                '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
+                '*--address-map=' '-P,--profile=@profiles' '--no-profile' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never'
+                '--debug' '-h,--help'
             )
             arguments=(
                 '' ''
@@ -687,17 +873,20 @@ _nsq_describe() {
             ;;
         'nsq spark ingest')
             options=(
-                '-o,--output=@dir' '--checkpoint=@dir' '-t,--topic=@topics' '-c,--channel=@channels'
-                '--once' '--for=' '--trigger=' '--max-rows-per-trigger=' '--spool-dir=@dir' '--raw'
-                '--work-dir=@dir' '--skip-damaged' '--create' '*--nsqd-tcp-address='
-                '*--lookupd-http-address=' '*--nsqd-http-address=' '*--address-map='
-                '-P,--profile=@profiles' '--max-in-flight=' '*-X,--consumer-opt=@options'
-                '--tls,--no-tls' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file'
-                '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy'
-                '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '--master=' '--driver-memory='
-                '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json'
-                '--debug' '-h,--help'
+                '-o,--output=@dir' '--checkpoint=@dir' '--format=parquet|delta' '-t,--topic=@topics'
+                '-c,--channel=@channels' '--once' '--for=' '--trigger=' '--max-rows-per-trigger='
+                '--spool-dir=@dir' '--raw' '--work-dir=@dir' '--skip-damaged' '--create'
+                '--metrics-file=@file' '--json' '*--nsqd-tcp-address=' '*--lookupd-http-address='
+                '*--nsqd-http-address=' '*--address-map=' '-P,--profile=@profiles' '--no-profile'
+                '--max-in-flight=' '*-X,--consumer-opt=@options' '--tls,--no-tls'
+                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
+                '--deflate-level=' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '--master=' '--driver-memory=' '*--conf=' '--spark-log=@file' '-q,--quiet'
+                '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never' '--debug'
+                '-h,--help'
             )
             arguments=(
                 '@dir'
@@ -705,11 +894,11 @@ _nsq_describe() {
             ;;
         'nsq spark compact')
             options=(
-                '-o,--output=@dir' '*-t,--topic=@topics' '--day=' '--until-day=' '--grace='
-                '--open-days' '--work-dir=@dir' '--skip-damaged' '--delete-archives' '--dry-run'
-                '-y,--yes' '-d,--delimiter=' '--json' '--master=' '--driver-memory=' '*--conf='
-                '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug'
-                '-h,--help'
+                '-o,--output=@dir' '--format=parquet|delta' '*-t,--topic=@topics' '--day='
+                '--until-day=' '--grace=' '--open-days' '--work-dir=@dir' '--skip-damaged'
+                '--delete-archives' '--dry-run' '-y,--yes' '-d,--delimiter=' '--json' '--master='
+                '--driver-memory=' '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose'
+                '--log-format=text|json' '--color=auto|always|never' '--debug' '-h,--help'
             )
             arguments=(
                 '@dir'
@@ -718,9 +907,10 @@ _nsq_describe() {
         'nsq spark report')
             options=(
                 '--by=hour|day' '*-t,--topic=@topics' '--since=' '--until=' '--gap=' '--html=@file'
-                '--json' '-d,--delimiter=' '--skip-damaged' '--master=' '--driver-memory='
-                '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json'
-                '--debug' '-h,--help'
+                '-d,--delimiter=' '--skip-damaged' '--damage-dir=@dir'
+                '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json' '--master='
+                '--driver-memory=' '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose'
+                '--log-format=text|json' '--color=auto|always|never' '--debug' '-h,--help'
             )
             arguments=(
                 '*@file'
@@ -730,13 +920,14 @@ _nsq_describe() {
             options=(
                 '*-t,--topic=@topics' '--since=' '--until=' '--where=' '-d,--delimiter=' '--rate='
                 '--retry-timeout=' '--retry-unknown' '--ledger=@dir' '--dead-letters=@dir'
-                '--dry-run' '--json' '*--nsqd-tcp-address=' '-P,--profile=@profiles'
+                '--dry-run' '--json' '*--nsqd-tcp-address=' '-P,--profile=@profiles' '--no-profile'
                 '*-X,--producer-opt=@options' '--tls,--no-tls' '--tls-ca-file=@file'
                 '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
-                '--deflate-level=' '--auth-secret-file=@file' '--master=' '--driver-memory='
-                '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json'
-                '--debug' '-h,--help'
+                '--deflate-level=' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--master='
+                '--driver-memory=' '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose'
+                '--log-format=text|json' '--color=auto|always|never' '--debug' '-h,--help'
             )
             arguments=(
                 '*@file'
@@ -744,20 +935,25 @@ _nsq_describe() {
             ;;
         'nsq spark doctor')
             options=(
-                '--shared-dir=@dir' '--json' '*--nsqd-http-address=' '*--lookupd-http-address='
-                '*--nsqd-tcp-address=' '*--address-map=' '-P,--profile=@profiles'
-                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
-                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file' '--timeout='
-                '--lookupd-authorization,--no-lookupd-authorization' '--master=' '--driver-memory='
-                '*--conf=' '--spark-log=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json'
-                '--debug' '-h,--help'
+                '--shared-dir=@dir' '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns='
+                '--json' '*--nsqd-http-address=' '*--lookupd-http-address=' '*--nsqd-tcp-address='
+                '*--address-map=' '-P,--profile=@profiles' '--no-profile' '--tls-ca-file=@file'
+                '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--timeout='
+                '--lookupd-authorization,--no-lookupd-authorization' '*--allow-announced='
+                '--master=' '--driver-memory=' '*--conf=' '--spark-log=@file' '-q,--quiet'
+                '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never' '--debug'
+                '-h,--help'
             )
             ;;
         'nsq spark sql')
             options=(
-                '*--archive=' '*--parquet=' '-f,--file=@file' '-n,--count=' '--json'
-                '--skip-damaged' '--master=' '--driver-memory=' '*--conf=' '--spark-log=@file'
-                '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
+                '*--archive=' '*--parquet=' '-f,--file=@file' '-n,--count=' '--skip-damaged'
+                '--damage-dir=@dir' '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns='
+                '--json' '--master=' '--driver-memory=' '*--conf=' '--spark-log=@file' '-q,--quiet'
+                '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never' '--debug'
+                '-h,--help'
             )
             arguments=(
                 '' '*@file'
@@ -765,7 +961,7 @@ _nsq_describe() {
             ;;
         'nsq bench')
             commands=(
-                'pub' 'sub' 'e2e'
+                'pub' 'sub' 'e2e' 'compare'
             )
             options=(
                 '-h,--help'
@@ -773,61 +969,82 @@ _nsq_describe() {
             ;;
         'nsq bench pub')
             options=(
-                '--batch=' '--window=' '--rate=' '-n,--count=' '--for=' '--warm-up=' '--json'
+                '--batch=' '--window=' '--rate=' '-n,--count=' '--for=' '--warm-up='
                 '-t,--topic=@topics' '--size=' '--connections=' '--embedded' '*--nsqd-tcp-address='
-                '*--nsqd-http-address=' '-P,--profile=@profiles' '--max-in-flight='
+                '*--nsqd-http-address=' '-P,--profile=@profiles' '--no-profile' '--max-in-flight='
                 '*--consumer-opt=@options' '*--producer-opt=@options' '--tls,--no-tls'
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
-                '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet' '*-v,--verbose'
-                '--log-format=text|json' '--debug' '-h,--help'
+                '--deflate-level=' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--html=@file'
+                '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json' '-q,--quiet'
+                '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never' '--debug'
+                '-h,--help'
             )
             ;;
         'nsq bench sub')
             options=(
-                '-n,--count=' '--for=' '--create' '--json' '-t,--topic=@topics' '--size='
-                '--connections=' '--embedded' '*--nsqd-tcp-address=' '*--nsqd-http-address='
-                '-P,--profile=@profiles' '--max-in-flight=' '*--consumer-opt=@options'
+                '-n,--count=' '--for=' '--create' '-t,--topic=@topics' '--size=' '--connections='
+                '--embedded' '*--nsqd-tcp-address=' '*--nsqd-http-address=' '-P,--profile=@profiles'
+                '--no-profile' '--max-in-flight=' '*--consumer-opt=@options'
                 '*--producer-opt=@options' '--tls,--no-tls' '--tls-ca-file=@file' '--tls-cert=@file'
                 '--tls-key=@file' '--tls-insecure' '--tls-min-version=tls1.2|tls1.3'
                 '--snappy,--no-snappy' '--deflate,--no-deflate' '--deflate-level='
-                '--auth-secret-file=@file' '-q,--quiet' '*-v,--verbose' '--log-format=text|json'
-                '--debug' '-h,--help'
+                '--auth-secret-file=@file' '--auth-requires-tls,--no-auth-requires-tls'
+                '*--tls-pin-sha256=' '--html=@file' '-o,--output=table|wide|tsv|csv|json|jsonl'
+                '--columns=' '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json'
+                '--color=auto|always|never' '--debug' '-h,--help'
             )
             ;;
         'nsq bench e2e')
             options=(
                 '--batch=' '--window=' '--rate=' '-n,--count=' '--for=' '--warm-up=' '--create'
-                '--json' '-t,--topic=@topics' '--size=' '--connections=' '--embedded'
-                '*--nsqd-tcp-address=' '*--nsqd-http-address=' '-P,--profile=@profiles'
-                '--max-in-flight=' '*--consumer-opt=@options' '*--producer-opt=@options'
-                '--tls,--no-tls' '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file'
-                '--tls-insecure' '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy'
-                '--deflate,--no-deflate' '--deflate-level=' '--auth-secret-file=@file' '-q,--quiet'
-                '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
+                '-t,--topic=@topics' '--size=' '--connections=' '--embedded' '*--nsqd-tcp-address='
+                '*--nsqd-http-address=' '-P,--profile=@profiles' '--no-profile' '--max-in-flight='
+                '*--consumer-opt=@options' '*--producer-opt=@options' '--tls,--no-tls'
+                '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
+                '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'
+                '--deflate-level=' '--auth-secret-file=@file'
+                '--auth-requires-tls,--no-auth-requires-tls' '*--tls-pin-sha256=' '--html=@file'
+                '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json' '-q,--quiet'
+                '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never' '--debug'
+                '-h,--help'
+            )
+            ;;
+        'nsq bench compare')
+            options=(
+                '--rounds=' '-n,--count=' '--for=' '*--nsqd-tcp-address=' '*--nsqd-http-address='
+                '-P,--profile=@profiles' '--no-profile' '--html=@file'
+                '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json' '-q,--quiet'
+                '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never' '--debug'
+                '-h,--help'
+            )
+            arguments=(
+                '' ''
             )
             ;;
         'nsq demo')
             options=(
-                '--spark,--no-spark' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug'
-                '-h,--help'
+                '--spark,--no-spark' '-q,--quiet' '*-v,--verbose' '--log-format=text|json'
+                '--color=auto|always|never' '--debug' '-h,--help'
             )
             ;;
         'nsq nsqd')
             options=(
                 '*-auth-http-address=' '-broadcast-address=' '-broadcast-http-port='
-                '-broadcast-tcp-port=' '-config=@file' '-data-path=@dir' '-deflate?=true|false'
-                '*-e2e-processing-latency-percentile=' '-e2e-processing-latency-window-time='
-                '-http-address=' '-http-client-connect-timeout=' '-http-client-request-timeout='
-                '-https-address=' '-log-level=debug|info|warn|error|fatal' '-log-prefix='
-                '*-lookupd-tcp-address=' '-max-body-size=' '-max-bytes-per-file='
-                '-max-channel-consumers=' '-max-deflate-level=' '-max-heartbeat-interval='
-                '-max-msg-size=' '-max-msg-timeout=' '-max-output-buffer-size='
-                '-max-output-buffer-timeout=' '-max-rdy-count=' '-max-req-timeout='
-                '-mem-queue-size=' '-min-output-buffer-timeout=' '-msg-timeout=' '-node-id='
-                '-output-buffer-timeout=' '-queue-scan-selection-count='
-                '-queue-scan-worker-pool-max=' '-snappy?=true|false' '-statsd-address='
-                '-statsd-exclude-ephemeral?=true|false' '-statsd-interval='
+                '-broadcast-tcp-port=' '-config=@file' '-data-path=@dir' '-dead-letter-topic='
+                '-deflate?=true|false' '-durable?=true|false' '*-e2e-processing-latency-percentile='
+                '-e2e-processing-latency-window-time=' '-http-address='
+                '-http-client-connect-timeout=' '-http-client-request-timeout=' '-https-address='
+                '-log-level=debug|info|warn|error|fatal' '-log-prefix=' '*-lookupd-tcp-address='
+                '-max-attempts=' '-max-body-size=' '-max-bytes-per-file=' '-max-channel-consumers='
+                '-max-deflate-level=' '-max-depth=' '-max-heartbeat-interval=' '-max-msg-size='
+                '-max-msg-timeout=' '-max-output-buffer-size=' '-max-output-buffer-timeout='
+                '-max-queue-bytes=' '-max-rdy-count=' '-max-req-timeout=' '-mem-queue-size='
+                '-min-disk-free=' '-min-output-buffer-timeout=' '-msg-timeout=' '-node-id='
+                '-output-buffer-timeout=' '-overflow-policy=' '-queue-scan-selection-count='
+                '-queue-scan-worker-pool-max=' '-recover-only?=true|false' '-snappy?=true|false'
+                '-statsd-address=' '-statsd-exclude-ephemeral?=true|false' '-statsd-interval='
                 '-statsd-mem-stats?=true|false' '-statsd-prefix=' '-statsd-udp-packet-size='
                 '-sync-every=' '-sync-timeout=' '-tcp-address=' '-tls-cert=@file'
                 '-tls-client-auth-policy=require|require-verify' '-tls-key=@file'
@@ -847,7 +1064,61 @@ _nsq_describe() {
             ;;
         'nsq options')
             options=(
-                '--json' '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--debug' '-h,--help'
+                '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json' '-q,--quiet'
+                '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never' '--debug'
+                '-h,--help'
+            )
+            ;;
+        'nsq profile')
+            commands=(
+                'ls' 'use' 'show'
+            )
+            options=(
+                '-h,--help'
+            )
+            ;;
+        'nsq profile ls')
+            options=(
+                '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json' '-q,--quiet'
+                '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never' '--debug'
+                '-h,--help'
+            )
+            ;;
+        'nsq profile use')
+            options=(
+                '--none' '-q,--quiet' '*-v,--verbose' '--log-format=text|json'
+                '--color=auto|always|never' '--debug' '-h,--help'
+            )
+            arguments=(
+                '@profiles'
+            )
+            ;;
+        'nsq profile show')
+            options=(
+                '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json' '-q,--quiet'
+                '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never' '--debug'
+                '-h,--help'
+            )
+            arguments=(
+                '@profiles'
+            )
+            ;;
+        'nsq schema')
+            options=(
+                '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json' '-q,--quiet'
+                '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never' '--debug'
+                '-h,--help'
+            )
+            arguments=(
+                '*'
+            )
+            ;;
+        'nsq compat')
+            options=(
+                '-h,--help'
+            )
+            arguments=(
+                '' '' ''
             )
             ;;
         'nsq completion')

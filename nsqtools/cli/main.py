@@ -14,15 +14,19 @@ TYPE_CHECKING = False  # importing typing would triple the time of nsq --version
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+UTILITIES = ("nsq_stat", "nsq_tail", "nsq_to_file", "nsq_to_http", "nsq_to_nsq", "to_nsq")
+"""Names of NSQ's Go utilities: called by one of them, we take its flags (`cli.compat`)."""
+
 GC_THRESHOLDS = (100_000, 50, 100)  # with the default tail spends a tenth of its time collecting
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``nsq`` with ``arguments`` (default: those of the process); returns the exit status."""
+    program = os.path.basename(sys.argv[0]) if arguments is None else "nsq"
     arguments = sys.argv[1:] if arguments is None else arguments
     _open_streams()
     try:
-        status = _run(arguments)
+        status = _run_as_utility(program, arguments) if program in UTILITIES else _run(arguments)
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
@@ -33,9 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         _settle_stdout()
         from nsqtools.cli.running.ends import report_error
+        from nsqtools.cli.running.runtime import asks_for_json
 
         debug = "--debug" in arguments or bool(os.environ.get("NSQ_DEBUG"))
-        return report_error(error, sys.stderr, debug=debug, json="--json" in arguments[1:])
+        return report_error(error, sys.stderr, debug=debug, json=asks_for_json(arguments[1:]))
 
 
 def quick_answer(arguments: Sequence[str]) -> str | None:
@@ -62,6 +67,15 @@ def _run(arguments: Sequence[str]) -> int:
 
     from nsqtools.cli.registry import COMMANDS, Command
 
+    if arguments[0] == "__complete":
+        import time
+
+        from nsqtools.cli.name_cache import answer as kept_names
+
+        if (names := kept_names(arguments, os.environ, time.time())) is not None:
+            sys.stdout.write(names)
+            return 0
+
     command = COMMANDS.get(arguments[0])
     if isinstance(command, Command) and command.raw:
         return command.load()(list(arguments[1:])) or 0
@@ -73,6 +87,15 @@ def _run(arguments: Sequence[str]) -> int:
     # messages come and go by the hundred thousand a second and form no cycles
     gc.set_threshold(*GC_THRESHOLDS)
     return run(arguments)
+
+
+def _run_as_utility(program: str, arguments: Sequence[str]) -> int:
+    import gc
+
+    from nsqtools.cli.compat.go_main import go_main
+
+    gc.set_threshold(*GC_THRESHOLDS)
+    return go_main(program, arguments)
 
 
 def _open_streams() -> None:

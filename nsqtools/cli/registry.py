@@ -1,70 +1,16 @@
 """What ``nsq`` can do, as pure data: ``nsq --help``, the typer tree and the documents read it.
 
-Nothing is imported here, so that ``nsq --help`` costs no more than starting Python. The code of a
-command is named the way entry points name it, ``"package.module:function"``, and is imported when
-the command is chosen. The one-line help of a command is the first line of its function's
+Nothing else is imported here, so that ``nsq --help`` costs no more than starting Python. The code
+of a command is named the way entry points name it, ``"package.module:function"``, and is imported
+when the command is chosen. The one-line help of a command is the first line of its function's
 docstring, which a test compares.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # importing typing would triple the time of nsq --version
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from nsqtools.cli.command_entries import Command, Group
 
-
-class Command:
-    """One command: where its function is, what it does in a line, under which heading it stands.
-
-    A *raw* command gets the list of its arguments untouched and does not pass through typer:
-    the daemons parse Go-style flags (``-data-path=/var/nsq``) themselves. A *hidden* one is for
-    programs, and no list of commands shows it.
-    """
-
-    __slots__ = ("entry", "help", "hidden", "panel", "raw")
-
-    def __init__(
-        self,
-        entry: str,
-        help: str,
-        *,
-        panel: str = "Commands",
-        raw: bool = False,
-        hidden: bool = False,
-    ):
-        self.entry = entry
-        self.help = help
-        self.panel = panel
-        self.raw = raw
-        self.hidden = hidden
-
-    def load(self) -> Callable[..., int | None]:
-        """Import the command's module and return its function."""
-        from importlib import import_module
-
-        module, _, function = self.entry.partition(":")
-        loaded: Callable[..., int | None] = getattr(import_module(module), function)
-        return loaded
-
-
-class Group:
-    """A family of commands: ``nsq topic create``, ``nsq topic delete``."""
-
-    __slots__ = ("commands", "examples", "help", "panel")
-
-    def __init__(
-        self,
-        help: str,
-        commands: dict[str, Command | Group],
-        *,
-        panel: str,
-        examples: tuple[str, ...] = (),
-    ):
-        self.help = help
-        self.commands = commands
-        self.panel = panel
-        self.examples = examples
-
+__all__ = ["COMMANDS", "ROOT_EXAMPLES", "ROOT_HELP", "ROOT_OPTIONS", "Command", "Group"]
 
 ROOT_HELP = "One tool for NSQ: tail, publish, archive, replay and administer topics."
 
@@ -86,12 +32,27 @@ COMMANDS: dict[str, Command | Group] = {
     ),
     "pub": Command(
         "nsqtools.cli.commands.pub:pub",
-        "Publish the lines of standard input, or of files, to a topic.",
+        "Publish messages: texts, or the lines of standard input or of files.",
         panel="Messages",
     ),
     "peek": Command(
         "nsqtools.cli.commands.peek:peek",
         "Show some messages of a channel and requeue them.",
+        panel="Messages",
+    ),
+    "redrive": Command(
+        "nsqtools.cli.commands.redrive:redrive",
+        "Publish dead letters again, to the topics that they came from.",
+        panel="Messages",
+    ),
+    "to-nsq": Command(
+        "nsqtools.cli.commands.to_nsq:to_nsq",
+        "Forward topics to another nsqd or cluster, each message finished once it is there.",
+        panel="Messages",
+    ),
+    "to-http": Command(
+        "nsqtools.cli.commands.to_http:to_http",
+        "Send topics to HTTP endpoints, each message finished when an endpoint has accepted it.",
         panel="Messages",
     ),
     "to-file": Command(
@@ -134,7 +95,12 @@ COMMANDS: dict[str, Command | Group] = {
     ),
     "top": Command(
         "nsqtools.cli.commands.top:top",
-        "Watch topics, channels and consumers live, in full screen.",
+        "Watch topics, channels, consumers and nsqd live, in full screen, and change them.",
+        panel="Cluster",
+    ),
+    "web": Command(
+        "nsqtools.cli.commands.web:web",
+        "Show the cluster in the browser, with nsqadmin's API and /metrics of every queue.",
         panel="Cluster",
     ),
     "topic": Group(
@@ -310,6 +276,10 @@ COMMANDS: dict[str, Command | Group] = {
                 "nsqtools.cli.commands.bench:e2e",
                 "Measure how long messages take from a publisher through nsqd to a consumer.",
             ),
+            "compare": Command(
+                "nsqtools.cli.commands.bench_compare:compare",
+                "Measure two settings, nsqd or programs in turns, and say whether they differ.",
+            ),
         },
         panel="Cluster",
         examples=("nsq bench pub --size 1KiB", "nsq bench e2e --rate 1000"),
@@ -336,6 +306,37 @@ COMMANDS: dict[str, Command | Group] = {
         "List every client option with its default, bounds and meaning.",
         panel="Settings",
     ),
+    "profile": Group(
+        "List the profiles of the configuration file, and choose one.",
+        {
+            "ls": Command(
+                "nsqtools.cli.commands.profile:ls",
+                "List the profiles of the configuration file, and which one is used.",
+            ),
+            "use": Command(
+                "nsqtools.cli.commands.profile:use",
+                "Choose the profile that commands use when neither --profile nor NSQ_PROFILE "
+                "names one.",
+            ),
+            "show": Command(
+                "nsqtools.cli.commands.profile:show",
+                "Show what a profile sets, over the settings at the top of the file.",
+            ),
+        },
+        panel="Settings",
+        examples=("nsq profile ls", "nsq profile use staging"),
+    ),
+    "schema": Command(
+        "nsqtools.cli.commands.schema:schema",
+        "Print the JSON Schema of what a command prints with --json.",
+        panel="Settings",
+    ),
+    "compat": Command(
+        "nsqtools.cli.commands.compat:compat",
+        "Use the names and flags of NSQ's Go utilities with this program.",
+        panel="Settings",
+        raw=True,
+    ),
     "completion": Command(
         "nsqtools.cli.commands.completion:completion",
         "Print the completion script for bash, zsh or fish.",
@@ -344,7 +345,7 @@ COMMANDS: dict[str, Command | Group] = {
     ),
     "__complete": Command(
         "nsqtools.cli.commands.complete:complete",
-        "Print the names of topics, channels or profiles, for the completion of shells.",
+        "Print the names of topics, channels, nodes or profiles, for the completion of shells.",
         hidden=True,
     ),
 }

@@ -61,7 +61,7 @@ class Story:
 
     def _publish(self) -> None:
         (self._stage.directory / LOG).write_bytes(b"\n".join(self._clicks) + b"\n")
-        command = ("pub", "-t", "clicks", LOG)
+        command = ("pub", "-t", "clicks", f"@{LOG}")
         self._announce("Publish a log of clicks", command)
         said = self._stage.run(*command).err
         check(said.startswith(f"nsq: {CLICKS} confirmed, 0 rejected, 0 unknown, 0 unsent"), said)

@@ -6,20 +6,45 @@ Damage is reported on stderr, a line each, and the exit status is 6.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated
 
 from typer import Option
 
-from nsqtools.cli.options.params import ArchivePaths, Delimiter, Json, Since, Until, time_range
+from nsqtools.cli.options.archived import ArchivedTopics, TopicFilter
+from nsqtools.cli.options.forms import ListingForm
+from nsqtools.cli.options.params import (
+    ArchivePaths,
+    Count,
+    Delimiter,
+    Json,
+    Since,
+    Until,
+    time_range,
+)
+from nsqtools.cli.options.printing import (
+    MessageFilter,
+    Pick,
+    Pretty,
+    Template,
+    json_printer,
+    picking,
+    readable,
+)
 from nsqtools.cli.render.outcomes import DamageReporter
-from nsqtools.cli.render.output import ByteWriter, counted, write_json, write_listing
-from nsqtools.cli.running.ends import ExitStatus
-from nsqtools.cli.running.runtime import Session
-from nsqtools.errors import OutputError
+from nsqtools.cli.render.output import counted, text_writer, write_json, write_lines, write_listing
+from nsqtools.cli.running.ends import ExitStatus, status_of_work
+from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.durations import NS
+from nsqtools.records.envelope import Envelope
+from nsqtools.records.lines import encode_lines
 
 LINES_A_WRITE = 1000
+COMPRESSIONS = {"": "", ".gz": " gzip", ".zst": " zstd"}  # by the codec's extension
+ARCHIVES = ("file", "messages", "topics", "first", "last", "bytes", "format", "state")
 
 
 def verify(paths: ArchivePaths, json: Json = False, *, runtime: Session) -> int:
@@ -32,7 +57,7 @@ def verify(paths: ArchivePaths, json: Json = False, *, runtime: Session) -> int:
         nsq archive verify /var/nsq
         nsq archive verify /var/nsq --json | jq -r '.damaged[].file'
     """
-    from nsqtools.archive.reader import find_archives
+    from nsqtools.archive.finding import find_archives
     from nsqtools.archive.repair import verify as verify_archive
 
     archives = find_archives(paths)
@@ -46,8 +71,7 @@ def verify(paths: ArchivePaths, json: Json = False, *, runtime: Session) -> int:
         )
     else:
         for verdict in damaged:
-            for problem in verdict.problems:
-                runtime.stdout.write(f"{verdict.path}: {problem}\n")
+            write_lines(runtime, (f"{verdict.path}: {problem}" for problem in verdict.problems))
     files = counted(len(archives), "file")
     runtime.tell(f"nsq: {files}, {messages} messages, {len(damaged)} damaged")
     return ExitStatus.FAILED if damaged else ExitStatus.DONE
@@ -64,107 +88,150 @@ def repair(
     Examples:
         nsq archive repair /var/nsq
     """
+    from nsqtools.archive.finding import find_archives
     from nsqtools.archive.finishing import Directories, recover
-    from nsqtools.archive.reader import find_archives
     from nsqtools.archive.repair import repair as repair_archive
     from nsqtools.archive.repair import verify as verify_archive
 
     archives = find_archives(paths)
     finished: list[str] = []
     repaired: list[dict[str, str | int]] = []
+    failed: list[OutputError] = []
     for path in paths:
         if path.is_dir():
             for ended in recover(Directories(path.absolute(), path.absolute())):
                 finished.append(str(ended))
                 if not json:
-                    runtime.stdout.write(f"{ended}: finished\n")
+                    write_lines(runtime, [f"{ended}: finished"])
     for archive in archives:
         if archive.is_in_progress or not verify_archive(archive).problems:
             continue
-        count = repair_archive(archive, b"\n" if delimiter is None else delimiter)
+        try:
+            count = repair_archive(archive, b"\n" if delimiter is None else delimiter)
+        except OutputError as error:  # a FIFO, say: the others are repaired all the same
+            failed.append(error)
+            continue
         repaired.append({"file": str(archive.path), "messages": count})
         if not json:
-            runtime.stdout.write(f"{archive.path}: repaired, {count} messages\n")
+            write_lines(runtime, [f"{archive.path}: repaired, {count} messages"])
     if json:
         write_json(runtime, {"finished": finished, "repaired": repaired}, indent=2)
-    return ExitStatus.DONE
+    for problem in failed:
+        runtime.insist(f"nsq: {problem}")
+    return status_of_work(
+        failed[0] if failed else None,
+        is_whole=not failed,
+        is_anything_done=bool(finished or repaired),
+    )
 
 
 def cat(
     paths: ArchivePaths,
+    topic: ArchivedTopics = None,
+    count: Count = None,
     bodies: Annotated[
         bool, Option("--bodies", help="Print only the bodies, each ended by --delimiter.")
     ] = False,
     delimiter: Delimiter = None,
     since: Since = None,
     until: Until = None,
+    json: Json = False,
+    format: Template = None,
+    pick: Pick = None,
+    pretty: Pretty = False,
     *,
+    keep: MessageFilter,
     runtime: Session,
 ) -> int:
     """Print the messages in archives of any format and compression.
 
-    Messages are printed as lines of JSON, as nsq tail --json does; bodies of raw files as they are.
-    What is damaged is skipped and reported on stderr. Of a file in progress, what is durable is
-    printed.
+    Messages are printed as lines of JSON, as nsq tail --json does, and bodies of raw files as they
+    are. What is damaged is skipped and reported on stderr. Of a file in progress, what is durable
+    is printed.
 
     Examples:
         nsq archive cat /var/nsq/clicks.*.log.gz | jq .body
         nsq archive cat /var/nsq --since -2h --bodies
+        nsq archive cat /var/nsq -t clicks -n 10 --where '.page == "/cart"' --pick .user
     """
-    from nsqtools.archive.reader import find_archives, read_messages
-    from nsqtools.records.envelope import encode_many
+    from nsqtools.archive.finding import find_archives
+    from nsqtools.archive.reader import read_messages
 
+    if sum((bodies, json, format is not None)) > 1:
+        raise ConfigurationError("--bodies, --json and --format exclude each other")
     ending = b"\n" if delimiter is None else delimiter
+    encode = archive_printer(runtime, ending, format, pick, bodies=bodies, pretty=pretty)
     within = time_range(since, until)
-    write = ByteWriter(runtime.stdout.fileno()).write
+    chosen = TopicFilter(topic or ())
+    write = text_writer(runtime)
     damage = DamageReporter(runtime)
-    for archive in find_archives(paths):
-        messages = read_messages(archive, damage, delimiter=ending, within=within)
-        lines = (
-            message.body + ending
-            if bodies or not message.topic
-            else encode_many(message.topic, message.nsqd, [message])
-            for message in messages
-        )
-        while some := b"".join(itertools.islice(lines, LINES_A_WRITE)):
-            write(some)
+    messages = (
+        message
+        for archive in find_archives(paths)
+        for message in read_messages(archive, damage, delimiter=ending, within=within)
+        if chosen(message) and (keep is None or keep(message))
+    )
+    lines = map(encode, itertools.islice(messages, count))
+    while some := list(itertools.islice(lines, LINES_A_WRITE)):
+        write(b"".join(some))
+    if count is None:
+        chosen.check()
     return damage.status
 
 
-def info(paths: ArchivePaths, json: Json = False, *, runtime: Session) -> int:
+def archive_printer(
+    runtime: Runtime,
+    ending: bytes,
+    format: Callable[..., bytes] | None,
+    pick: Callable[[bytes], bytes | None] | None,
+    *,
+    bodies: bool,
+    pretty: bool,
+) -> Callable[[Envelope], bytes]:
+    """Return the function that prints one message; a body of a raw file stays alone."""
+    plain = readable(runtime, partial(encode_lines, delimiter=ending), pretty=pretty)
+    whole = format or (plain if bodies else json_printer(runtime, pretty=pretty))
+    if pick is not None:
+        plain, whole = picking(runtime, plain, pick), picking(runtime, whole, pick)
+
+    def encode(message: Envelope) -> bytes:
+        printer = whole if message.topic or format else plain
+        return printer(message.topic, message.nsqd, [message])
+
+    return encode
+
+
+def info(paths: ArchivePaths, *, form: ListingForm, runtime: Session) -> int:
     """List archives with their messages, topics and times.
+
+    Of a file with an index only the index and two members are read; nsq archive verify reads all.
 
     Examples:
         nsq archive info /var/nsq
         nsq archive info clicks.log.gz --json
     """
-    from nsqtools.archive.members import scan_members
-    from nsqtools.archive.reader import find_archives
+    from nsqtools.archive.finding import find_archives
+    from nsqtools.archive.reader import look_at
 
     rows = []
     for archive in find_archives(paths):
-        try:
-            scan = scan_members(archive.path)
-            size = archive.path.stat().st_size
-        except OSError as exc:
-            raise OutputError(f"cannot read {archive.path} ({exc.strerror})") from exc
+        scan = look_at(archive)
         times = [time for m in scan.members if m.max_ts for time in (m.min_ts, m.max_ts)]
         state = "in progress" if archive.is_in_progress else scan.damage or "good"
         rows.append(
             (
-                str(archive.path),
-                str(sum(member.messages for member in scan.members)),
+                archive.shown,
+                sum(member.messages for member in scan.members),
                 ",".join(sorted(scan.topics)),
-                _moment(min(times)) if times else "",
-                _moment(max(times)) if times else "",
-                str(size),
-                ("jsonl" if scan.topics else "raw") + (" gzip" if scan.is_gzip else ""),
+                _moment(min(times)) if times else None,
+                _moment(max(times)) if times else None,
+                scan.size,
+                ("jsonl" if scan.topics else "raw") + COMPRESSIONS[scan.codec.value],
                 state,
             )
         )
-    columns = ("file", "messages", "topics", "first", "last", "bytes", "format", "state")
     optional = ("bytes", "format", "first", "topics")
-    write_listing(runtime, columns, rows, json=json, optional=optional)
+    write_listing(runtime, ARCHIVES, rows, form, optional=optional)
     return ExitStatus.DONE
 
 

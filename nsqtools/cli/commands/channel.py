@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from nsqtools.cli.options.cluster_connection import ClusterConnection
-from nsqtools.cli.options.params import DryRun, Json, Yes
+from nsqtools.cli.options.forms import ListingForm
+from nsqtools.cli.options.params import DryRun, Yes
 from nsqtools.cli.render.listing import ListedTopics, list_channels, show_channel
 from nsqtools.cli.running.administering import (
     ChannelGlobs,
@@ -18,8 +19,8 @@ from nsqtools.cli.running.runtime import Session
 
 def list_(
     topic: ListedTopics = None,
-    json: Json = False,
     *,
+    form: ListingForm,
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
@@ -29,14 +30,14 @@ def list_(
         nsq channel list
         nsq channel list clicks --json
     """
-    return list_channels(cluster, runtime, topic or (), json=json)
+    return list_channels(cluster, runtime, topic or (), form)
 
 
 def info(
     topic: OneTopic,
     channel: OneChannel,
-    json: Json = False,
     *,
+    form: ListingForm,
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
@@ -44,17 +45,17 @@ def info(
 
     Examples:
         nsq channel info clicks archive
-        nsq channel info clicks archive --json | jq '.nodes[].clients'
+        nsq channel info clicks archive --json | jq '.nodes[].consumers'
     """
-    return show_channel(cluster, runtime, topic, channel, json=json)
+    return show_channel(cluster, runtime, topic, channel, form)
 
 
 def create(
     topic: TopicGlob,
     channel: NewChannels,
     dry_run: DryRun = False,
-    json: Json = False,
     *,
+    form: ListingForm,
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
@@ -64,7 +65,7 @@ def create(
         nsq channel create clicks archive
         nsq channel create 'web*' archive metrics
     """
-    return change_channels("create", cluster, runtime, topic, channel, dry_run=dry_run, json=json)
+    return change_channels("create", cluster, runtime, topic, channel, dry_run=dry_run, form=form)
 
 
 def delete(
@@ -72,8 +73,8 @@ def delete(
     channel: ChannelGlobs,
     yes: Yes = False,
     dry_run: DryRun = False,
-    json: Json = False,
     *,
+    form: ListingForm,
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
@@ -87,7 +88,7 @@ def delete(
         nsq channel delete clicks 'test*' --dry-run
     """
     return change_channels(
-        "delete", cluster, runtime, topic, channel, yes=yes, dry_run=dry_run, json=json
+        "delete", cluster, runtime, topic, channel, yes=yes, dry_run=dry_run, form=form
     )
 
 
@@ -96,8 +97,8 @@ def empty(
     channel: ChannelGlobs,
     yes: Yes = False,
     dry_run: DryRun = False,
-    json: Json = False,
     *,
+    form: ListingForm,
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
@@ -108,7 +109,7 @@ def empty(
         nsq channel empty clicks '*' --yes
     """
     return change_channels(
-        "empty", cluster, runtime, topic, channel, yes=yes, dry_run=dry_run, json=json
+        "empty", cluster, runtime, topic, channel, yes=yes, dry_run=dry_run, form=form
     )
 
 
@@ -116,8 +117,8 @@ def pause(
     topic: TopicGlob,
     channel: ChannelGlobs,
     dry_run: DryRun = False,
-    json: Json = False,
     *,
+    form: ListingForm,
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
@@ -126,15 +127,15 @@ def pause(
     Examples:
         nsq channel pause clicks archive
     """
-    return change_channels("pause", cluster, runtime, topic, channel, dry_run=dry_run, json=json)
+    return change_channels("pause", cluster, runtime, topic, channel, dry_run=dry_run, form=form)
 
 
 def unpause(
     topic: TopicGlob,
     channel: ChannelGlobs,
     dry_run: DryRun = False,
-    json: Json = False,
     *,
+    form: ListingForm,
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
@@ -143,4 +144,4 @@ def unpause(
     Examples:
         nsq channel unpause clicks archive
     """
-    return change_channels("unpause", cluster, runtime, topic, channel, dry_run=dry_run, json=json)
+    return change_channels("unpause", cluster, runtime, topic, channel, dry_run=dry_run, form=form)

@@ -14,13 +14,17 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from nsqtools.cli import name_cache
 from nsqtools.cli.options.cluster_connection import ClusterConnection, ClusterSettings
-from nsqtools.cli.render.output import ByteWriter
+from nsqtools.cli.render.output import write_lines
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import NsqError
 
 TIMEOUT = "800ms"  # for a daemon; what another one answered in time is still shown
 LIMIT_S = 1.0  # for everything: name resolution knows no time-out
+
+REFRESH_TIMEOUT = "5s"  # nobody waits for these
+REFRESH_LIMIT_S = 15.0
 
 
 class NameKind(Enum):
@@ -28,6 +32,7 @@ class NameKind(Enum):
 
     topics = "topics"
     channels = "channels"
+    nodes = "nodes"
     profiles = "profiles"
 
 
@@ -44,22 +49,41 @@ def complete(
     cluster: ClusterConnection,
     runtime: Session,
 ) -> None:
-    """Print the names of topics, channels or profiles, for the completion of shells.
+    """Print the names of topics, channels, nodes or profiles, for the completion of shells.
 
-    One name a line, and nothing at all when no daemon answers in a second.
+    One name a line, and nothing at all when no daemon answers in a second. What was found is the
+    answer for a while, see `nsqtools.cli.name_cache`.
 
     Examples:
         nsq __complete topics
         nsq __complete channels -t clicks
     """
-    limit = Timer(LIMIT_S, os._exit, (0,))
+    is_refreshing = bool(runtime.environ.get(name_cache.REFRESHING))
+    limit = Timer(REFRESH_LIMIT_S if is_refreshing else LIMIT_S, give_up, (runtime,))
     limit.daemon = True
     limit.start()
     try:
         names = find_names(kind, topic or "", cluster, runtime)
-    except NsqError:
+    except NsqError:  # maybe for want of time
+        name_cache.refresh(runtime.arguments, runtime.environ)
         return
-    ByteWriter(runtime.stdout.fileno()).write("".join(f"{name}\n" for name in names).encode())
+    if kind is not NameKind.profiles:
+        text = "".join(f"{name}\n" for name in names)
+        name_cache.keep(runtime.arguments, runtime.environ, text)
+    write_lines(runtime, names)
+
+
+def give_up(runtime: Runtime) -> None:
+    """End at once; a process that may take its time finds the names for the next TAB."""
+    name_cache.refresh(runtime.arguments, runtime.environ)
+    os._exit(0)
+
+
+def is_address(text: str) -> bool:
+    """Tell whether it is ``host:port`` or a URL, with nothing in it that means more to a shell."""
+    return bool(text) and all(
+        (each.isascii() and each.isalnum()) or each in ".-:/_" for each in text
+    )
 
 
 def find_names(kind: NameKind, topic: str, cluster: ClusterSettings, runtime: Runtime) -> list[str]:
@@ -71,6 +95,10 @@ def find_names(kind: NameKind, topic: str, cluster: ClusterSettings, runtime: Ru
     from nsqtools.cluster.name_patterns import channel_names, topic_names
     from nsqtools.protocol.names import is_valid_name
 
-    with cluster.open(TIMEOUT) as opened:
+    is_refreshing = bool(runtime.environ.get(name_cache.REFRESHING))
+    with cluster.open(REFRESH_TIMEOUT if is_refreshing else TIMEOUT) as opened:
+        if kind is NameKind.nodes:
+            nsqds, _ = opened.nsqds()
+            return [nsqd.address for nsqd in nsqds if is_address(nsqd.address)]
         names = topic_names(opened) if kind is NameKind.topics else channel_names(opened, topic)
     return list(filter(is_valid_name, names))

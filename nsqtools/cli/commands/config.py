@@ -7,10 +7,12 @@ from typing import Annotated, Any
 from typer import Argument
 
 from nsqtools.cli.options.cluster_connection import ClusterConnection
-from nsqtools.cli.options.params import Json
+from nsqtools.cli.options.forms import ListingForm
 from nsqtools.cli.render.listing import tell_left_out
-from nsqtools.cli.render.output import write_json, write_listing
+from nsqtools.cli.render.output import Form, write_json, write_listing
 from nsqtools.cli.running.runtime import Runtime, Session
+
+VALUES = ("node", "option", "value")
 
 OptionName = Annotated[
     str, Argument(metavar="OPTION", help="Name as in nsqd's configuration file: log_level.")
@@ -19,7 +21,7 @@ NewValue = Annotated[str, Argument(metavar="VALUE", help="New value; commas betw
 
 
 def get(
-    option: OptionName, json: Json = False, *, cluster: ClusterConnection, runtime: Session
+    option: OptionName, *, form: ListingForm, cluster: ClusterConnection, runtime: Session
 ) -> int:
     """Show one option of every running nsqd.
 
@@ -29,17 +31,18 @@ def get(
     """
     from nsqtools.cluster.nsqd_config import get_option
 
+    form.check(VALUES)
     with cluster.open() as opened:
         values, failures = get_option(opened, option)
-    write_values(runtime, option, values, json=json)
+    write_values(runtime, option, values, form)
     return tell_left_out(failures, runtime)
 
 
 def set_(
     option: OptionName,
     value: NewValue,
-    json: Json = False,
     *,
+    form: ListingForm,
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
@@ -53,22 +56,23 @@ def set_(
     """
     from nsqtools.cluster.nsqd_config import set_option
 
+    form.check(VALUES)
     with cluster.open() as opened:
         values, failures = set_option(opened, option, value)
-    write_values(runtime, option, values, json=json)
+    write_values(runtime, option, values, form)
     return tell_left_out(failures, runtime)
 
 
-def write_values(runtime: Runtime, option: str, values: dict[str, Any], *, json: bool) -> None:
+def write_values(runtime: Runtime, option: str, values: dict[str, Any], form: Form) -> None:
     """One line, or object, for each nsqd."""
-    if json:
+    if form.is_document:
         documents = [
             {"node": node, "option": option, "value": value} for node, value in values.items()
         ]
         write_json(runtime, documents, indent=2)
         return
     rows = [
-        (node, ",".join(map(str, value)) if isinstance(value, list) else value)
+        (node, option, ",".join(map(str, value)) if isinstance(value, list) else value)
         for node, value in values.items()
     ]
-    write_listing(runtime, ("node", "value"), rows, json=False)
+    write_listing(runtime, VALUES, rows, form)

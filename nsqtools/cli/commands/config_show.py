@@ -22,10 +22,13 @@ from nsqtools.cli.options.connection import (
     flag_statements,
     opt_statements,
 )
+from nsqtools.cli.options.destination import PREFIX
+from nsqtools.cli.options.forms import ListingForm
 from nsqtools.cli.options.origins import (
     KINDS,
     AddressMap,
     LookupdHttpAddresses,
+    NoProfile,
     NsqdHttpAddresses,
     NsqdTcpAddresses,
     Profile,
@@ -36,10 +39,16 @@ from nsqtools.cli.options.origins import (
 )
 from nsqtools.cli.options.params import OUTPUT, Json
 from nsqtools.cli.parsing.binding import From
-from nsqtools.cli.render.output import Cell, write_json, write_listing
+from nsqtools.cli.render.output import Cell, write_json, write_lines, write_listing
 from nsqtools.cli.running.runtime import Session
 from nsqtools.client.connection_settings import OPTION_OF_FLAG, GivenOption, resolve_options
-from nsqtools.settings import REPEATABLE, Origin, config_path, profile_names
+from nsqtools.settings import (
+    REPEATABLE,
+    Origin,
+    config_path,
+    profile_names,
+    selection_path,
+)
 
 MASK = "***"
 AUTH_SECRET = "NSQ_AUTH_SECRET"
@@ -62,6 +71,7 @@ def in_force(
     nsqd_http_address: NsqdHttpAddresses = None,
     address_map: AddressMap = None,
     profile: Profile = None,
+    no_profile: NoProfile = False,
     max_in_flight: MaxInFlight = None,
     consumer_opt: Annotated[list[str] | None, client_opt("--consumer-opt", "consumer")] = None,
     producer_opt: Annotated[list[str] | None, client_opt("--producer-opt", "producer")] = None,
@@ -81,6 +91,7 @@ def in_force(
         *_address_rows(context),
         *_plain_rows(context, settled["consumer_opt"]),
         *_secret_rows(context),
+        *_destination_rows(context),
         *(row for name in OPTS for row in _opt_rows(context, name, opts[name], settled[name])),
     ]
 
@@ -90,8 +101,8 @@ def show(
         bool,
         Option("--origin", help="Show where each value comes from.", rich_help_panel=OUTPUT),
     ] = False,
-    json: Json = False,
     *,
+    form: ListingForm,
     rows: Annotated[list[SettingRow], From(in_force)],
     runtime: Session,
 ) -> None:
@@ -105,19 +116,14 @@ def show(
         nsq config show --origin -P staging
         NSQ_NSQD_TCP_ADDRESS=nsqd-1:4150 nsq config show --json
     """
-    if json:
+    if form.is_document:
         write_json(runtime, [row._asdict() for row in rows], indent=2)
         return
-    if origin:
-        cells = [(row.setting, _cell(row.value), row.origin, row.place) for row in rows]
-        write_listing(runtime, SettingRow._fields, cells, json=False)
-        return
-    write_listing(
-        runtime,
-        SettingRow._fields[:2],
-        [(row.setting, _cell(row.value)) for row in rows],
-        json=False,
-    )
+    cells = [(row.setting, _cell(row.value), row.origin, row.place) for row in rows]
+    columns = SettingRow._fields
+    if not origin and not form.columns:
+        form = form._replace(columns=columns[:2])
+    write_listing(runtime, columns, cells, form)
 
 
 def path(*, json: Json = False, runtime: Session) -> None:
@@ -135,13 +141,16 @@ def path(*, json: Json = False, runtime: Session) -> None:
         profiles = profile_names(file) if exists else []
         write_json(runtime, {"path": str(file), "exists": exists, "profiles": profiles}, indent=2)
         return
-    runtime.stdout.write(f"{file}\n")
+    write_lines(runtime, [str(file)])
     if not file.exists():
         runtime.tell("nsq: this file does not exist yet; it is TOML, see man nsq-config")
 
 
 def _profile_row(context: Context) -> SettingRow:
-    return SettingRow("profile", context.params.get("profile"), *_place(context, "profile"))
+    name, (origin, place) = context.params.get("profile"), _place(context, "profile")
+    if name is not None and not place:
+        origin, place = Origin.FILE.name.lower(), str(selection_path(context.obj.environ))
+    return SettingRow("profile", name, origin, place)
 
 
 def _address_rows(context: Context) -> Iterator[SettingRow]:
@@ -158,7 +167,7 @@ def _plain_rows(context: Context, settled: Mapping[str, GivenOption]) -> Iterato
     """Settings that have a flag of their own."""
     defaults = _defaults()
     for name in REPEATABLE:
-        if name in KINDS or name in OPTS:
+        if name in KINDS or name in OPTS or name.startswith(PREFIX):
             continue
         value = context.params.get(name)
         origin, place = _place(context, name)
@@ -168,6 +177,14 @@ def _plain_rows(context: Context, settled: Mapping[str, GivenOption]) -> Iterato
         elif holds is not None and holds.origin > origin_of(context, name):
             place, value = f"not in force: {place}, and {holds.given_as} is stronger", None
         yield SettingRow(_shown(name), _plain(value), origin, place)
+
+
+def _destination_rows(context: Context) -> Iterator[SettingRow]:
+    """What the file says of another cluster, which few commands have."""
+    for name in REPEATABLE:
+        if name.startswith(PREFIX) and (setting := setting_of(context, name)) is not None:
+            origin = setting.origin.name.lower()
+            yield SettingRow(_shown(name), _plain(setting.value), origin, setting.place)
 
 
 def _secret_rows(context: Context) -> Iterator[SettingRow]:

@@ -8,10 +8,10 @@ from typing import Annotated
 from typer import Argument, Context, Option
 
 from nsqtools.cli.options.connection import ClientFlags, flag_statements
-from nsqtools.cli.options.origins import Profile
+from nsqtools.cli.options.origins import NoProfile, Profile
 from nsqtools.cli.options.params import SAFETY, DryRun, Json, Yes
 from nsqtools.cli.parsing.binding import From
-from nsqtools.cli.render.output import write_json
+from nsqtools.cli.render.output import write_json, write_lines
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Session
 from nsqtools.client.connection_settings import resolve_options
@@ -36,6 +36,7 @@ AllowRepeats = Annotated[
 def client_settings(
     context: Context,
     profile: Profile = None,
+    no_profile: NoProfile = False,
     *,
     flags: Annotated[ClientFlags, From(ClientFlags)],
 ) -> dict[str, str]:
@@ -80,10 +81,11 @@ def drain(
         service = Drain(cluster.nsqd(node), cluster.nsqd(to), options)
         plan = service.plan(allow_repeats=allow_repeats)
         for line in plan.left:
-            runtime.stderr.write(f"nsq: stays: {line}\n")
+            runtime.insist(f"nsq: stays: {line}")
         status = ExitStatus.PARTLY_DONE if plan.left else ExitStatus.DONE
         if not dry_run and plan.moves and not yes:
-            runtime.stderr.writelines(f"{line}\n" for line in plan_lines(plan.moves))
+            for line in plan_lines(plan.moves):
+                runtime.insist(line)
             if not runtime.confirm(f"Go on, to {short_address(cluster.nsqd(to).url)}?"):
                 runtime.tell("nsq: nothing was changed")
                 return ExitStatus.FAILED
@@ -96,7 +98,7 @@ def drain(
         document = {"moves": moves, "stays": list(plan.left), "moved": service.moved, "left": left}
         write_json(runtime, document, indent=2)
     elif dry_run:
-        runtime.stdout.writelines(f"{line}\n" for line in plan_lines(plan.moves))
+        write_lines(runtime, plan_lines(plan.moves))
     if not dry_run:
         runtime.tell(f"nsq: {service.moved} messages moved, {left} left")
     return signals.status(otherwise=ExitStatus.PARTLY_DONE if left else status)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nsqtools.cli.parsing.help import HelpPage
-    from nsqtools.server.nsqd_daemon import NsqdDaemon
+    from nsqtools.server.nsqd_daemon import NsqdDaemon, NsqdRecovery
     from nsqtools.server.settings.go_flags import Flag
+    from nsqtools.server.settings.nsqd_options import NsqdOptions
 
 DEPRECATED = {"worker-id": "[deprecated] use --node-id"}
 
@@ -26,10 +27,10 @@ def nsqd(arguments: list[str]) -> int:
     return run_daemon("nsqd", NsqdOptions, _load, arguments, deprecated=DEPRECATED)
 
 
-def _load() -> type[NsqdDaemon]:
-    from nsqtools.server.nsqd_daemon import NsqdDaemon
+def _load(options: NsqdOptions) -> type[NsqdDaemon | NsqdRecovery]:
+    from nsqtools.server.nsqd_daemon import NsqdDaemon, NsqdRecovery
 
-    return NsqdDaemon
+    return NsqdRecovery if options.recover_only else NsqdDaemon
 
 
 def flags() -> dict[str, Flag]:

@@ -26,7 +26,7 @@ def nsqlookupd(arguments: list[str]) -> int:
     return run_daemon("nsqlookupd", NsqlookupdOptions, _load, arguments, deprecated=DEPRECATED)
 
 
-def _load() -> type[NsqlookupdDaemon]:
+def _load(_: object) -> type[NsqlookupdDaemon]:
     from nsqtools.server.nsqlookupd_daemon import NsqlookupdDaemon
 
     return NsqlookupdDaemon

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from nsqtools.cli.options.params import Json
+from nsqtools.cli.options.forms import ListingForm
 from nsqtools.cli.running.runtime import Session
 
 
-def options(*, json: Json = False, runtime: Session) -> None:
+def options(*, form: ListingForm, runtime: Session) -> None:
     """List every client option with its default, bounds and meaning.
 
     The names are go-nsq's. Give them to any command as --consumer-opt NAME=VALUE or
@@ -20,4 +20,4 @@ def options(*, json: Json = False, runtime: Session) -> None:
     """
     from nsqtools.cli.options.client_options import write_client_options
 
-    write_client_options(runtime, json=json)
+    write_client_options(runtime, form)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.params import ChannelName, ExitIdle, Topic, count_option
-from nsqtools.cli.options.printing import MessagePrinter
-from nsqtools.cli.render.output import ByteWriter
+from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
+from nsqtools.cli.render.output import ByteWriter, counted
 from nsqtools.cli.running.runtime import Session
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 COUNT = 5
 IDLE_S = 2.0
 
-Messages = Annotated[int, count_option("Messages to show.")]
+Messages = Annotated[int, count_option("Messages to look at.")]
 
 
 def peek(
@@ -26,21 +26,24 @@ def peek(
     count: Messages = COUNT,
     exit_idle: ExitIdle = None,
     *,
+    keep: MessageFilter,
     printer: MessagePrinter,
     connection: ConsumerConnection,
     runtime: Session,
 ) -> None:
     """Show some messages of a channel and requeue them.
 
-    Stops after --count messages, or after --exit-idle (2s) without one. nsqd has to deliver a
-    message to show it: its attempts grow by one, and the consumers of the channel do not get it
-    meanwhile. Topic and channel must exist.
+    Looks at --count messages and shows those that --grep, --where and --sample keep; stops earlier
+    after --exit-idle (2s) without a message. nsqd has to deliver a message to show it: its attempts
+    grow by one, and the consumers of the channel do not get it meanwhile. Topic and channel must
+    exist.
 
     Examples:
         nsq peek -t clicks -c archive
         nsq peek -t clicks -c archive -n 1 --json | jq .body
         nsq peek -t clicks -c archive --format '{id} {attempts} {size}\\n'
     """
+    from nsqtools.client.reachable import require_one
     from nsqtools.cluster.directory import open_cluster
     from nsqtools.cluster.name_patterns import missing
     from nsqtools.cluster.topics import check_subscription, inspect_topic
@@ -50,6 +53,7 @@ def peek(
     with open_cluster(connection) as cluster:
         report = inspect_topic(cluster, topic)
     if not report.asked and report.failed:
+        require_one(connection.nsqd_tcp_addresses, connection.client_options().dial_timeout_s)
         raise report.failed[0]
     if problem := check_subscription(report, channel, force=True):
         raise NsqError(problem, hint="Give --nsqd-http-address: a look must not create anything.")
@@ -59,9 +63,14 @@ def peek(
 
     encode = printer(runtime)
 
+    kept = 0
+
     def show(messages: Sequence[Message]) -> None:
+        nonlocal kept
         for message in messages:
-            write(encode(message.topic, message.nsqd, [message]))
+            if keep is None or keep(message):
+                kept += 1
+                write(encode(message.topic, message.nsqd, [message]))
 
     shown = peek_at(
         topic,
@@ -74,4 +83,5 @@ def peek(
         address_map=connection.address_map,
         idle_s=IDLE_S if exit_idle is None else exit_idle,
     )
-    runtime.tell(f"nsq: {shown} messages shown and given back; the attempts of each grew by one")
+    what = counted(shown, "message") if keep is None else f"{kept} of {counted(shown, 'message')}"
+    runtime.tell(f"nsq: {what} shown and given back; the attempts of each grew by one")

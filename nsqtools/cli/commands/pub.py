@@ -1,152 +1,126 @@
-"""``nsq pub``: lines of a stream, or of files, to a topic."""
+"""``nsq pub``: texts, or lines of a stream or of files, to a topic."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
-
-from typer import Argument, Option
+from typing import TYPE_CHECKING
 
 from nsqtools.cli.options.connection import ProducerConnection
-from nsqtools.cli.options.params import INPUT, Json, Topic, delimiter_option, duration_option
+from nsqtools.cli.options.params import Json, Topic
 from nsqtools.cli.options.publishing import (
-    DELIVERY,
+    CheckpointFile,
+    Defer,
     Rate,
     RetryTimeout,
     RetryUnknown,
     Spread,
     UnsentRecords,
 )
+from nsqtools.cli.options.publishing_input import (
+    Delimiter,
+    Files,
+    Format,
+    GivenInput,
+    InputFormat,
+    Interval,
+    Messages,
+    Pick,
+    Repeat,
+    Texts,
+    Where,
+    read_input,
+    selection,
+    size_of,
+)
 from nsqtools.cli.render.outcomes import report_counts
 from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import stopping
 from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.spread import PublishMode
-from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.protocol.commands import MAX_DELAY_S
+from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
-from nsqtools.records.units import argument_bytes, parse_span, unescape
 
-
-def parse_delimiter(text: str) -> bytes:
-    """Read a delimiter with escapes. Raises ``ValueError``."""
-    if not text:
-        raise ValueError("a delimiter cannot be empty")
-    return unescape(text)
-
-
-def parse_defer(text: str) -> float:
-    """Read a delay in seconds. Raises ``ValueError`` for one that nsqd refuses."""
-    seconds = parse_span(text)
-    if seconds > MAX_DELAY_S:
-        raise ValueError(f"{text!r} is above nsqd's limit of 1h")
-    return seconds
-
-
-class InputFormat(Enum):
-    """What a record of the input is."""
-
-    raw = "raw"
-    jsonl = "jsonl"
-
-
-Paths = Annotated[
-    list[Path] | None,
-    Argument(metavar="FILE", help="Files to publish; without any, or -, standard input."),
-]
-Messages = Annotated[
-    list[str] | None,
-    Option(
-        "--message",
-        "-m",
-        metavar="TEXT",
-        help="Publish this text, and do not read standard input.",
-        rich_help_panel=INPUT,
-    ),
-]
-Format = Annotated[
-    InputFormat,
-    Option(
-        "--format",
-        help="raw: each record is a body. jsonl: what tail --json and archives write.",
-        rich_help_panel=INPUT,
-    ),
-]
-Delimiter = Annotated[
-    bytes | None,
-    delimiter_option("What ends each record; \\0 for NUL.", panel=INPUT, parser=parse_delimiter),
-]
-Defer = Annotated[
-    float | None,
-    duration_option(
-        "--defer",
-        "Defer delivery of each message by DURATION, up to 1h.",
-        panel=DELIVERY,
-        parser=parse_defer,
-    ),
-]
+if TYPE_CHECKING:
+    from nsqtools.publish.publisher import PublishCounts
 
 
 def pub(
     topic: Topic,
-    files: Paths = None,
+    texts: Texts = None,
     message: Messages = None,
+    file: Files = None,
+    repeat: Repeat = None,
+    interval: Interval = None,
     format: Format = InputFormat.raw,
     delimiter: Delimiter = None,
+    where: Where = None,
+    pick: Pick = None,
     rate: Rate = 0.0,
     defer: Defer = None,
     mode: Spread = PublishMode.ALL,
     retry_timeout: RetryTimeout = None,
     retry_unknown: RetryUnknown = False,
+    checkpoint: CheckpointFile = None,
     unsent_file: UnsentRecords = None,
     json: Json = False,
     *,
     connection: ProducerConnection,
     runtime: Session,
 ) -> int:
-    """Publish the lines of standard input, or of files, to a topic.
+    """Publish messages: texts, or the lines of standard input or of files.
 
     nsqd confirms every message. The counts at the end, on stderr, say how they ended: confirmed,
     rejected (empty JSON bodies, messages above the size limit, refused by nsqd), unknown (the
     connection broke before the answer) or unsent. Empty records are skipped, because NSQ cannot
     carry them. A full batch is sent at once, a partial one after 5 ms.
 
+    With --checkpoint an interrupted run continues in its files where it stopped; the messages that
+    were being published then may be published twice.
+
     The exit status is 0 when everything was confirmed, 6 when only a part was; otherwise it is that
     of the error.
 
     Examples:
-        nsq pub -t clicks -m hello
+        nsq pub -t clicks hello
+        nsq pub -t clicks '{"n": {n}, "at": "{now}"}' --repeat 1000 --interval 10ms
         cat log | nsq pub -t events
         tail -f app.log | nsq pub -t events --unsent-file unsent.log
+        nsq pub -t events @app.log --checkpoint app.checkpoint
         nsq tail -t clicks --json -n 1000 | nsq pub -t clicks-copy --format jsonl
         find . -print0 | nsq pub -t files -d '\\0' --rate 100
     """
-    from nsqtools.publish.publish_job import PublishJob, UnsentFiles
+    from nsqtools.publish.input_checkpoint import InputCheckpoint
+    from nsqtools.publish.publish_job import PublishJob
     from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishOptions, each_counted
+    from nsqtools.publish.unsent_files import UnsentFiles
 
     check_topic(topic)
-    if message and files:
-        raise ConfigurationError("give either messages (-m) or files")
-    for path in files or ():
-        if str(path) != "-" and not path.exists():
-            raise OutputError(
-                f"cannot read {path} (No such file or directory)",
-                hint=f"To publish the text itself: -m {path}",
-            )
+    given = read_input(texts or (), message or (), file or (), repeat, interval)
     ending = b"\n" if delimiter is None else delimiter
     unsent = None
     if unsent_file is not None:
         unsent = UnsentFiles(unsent_file, ending, each_counted(mode, connection.nsqd_tcp_addresses))
+    noted = None
+    if checkpoint is not None:
+        check_checkpoint(given, unsent_file)
+        noted = InputCheckpoint(checkpoint, given.paths)
+        if noted.place.records:
+            runtime.tell(f"nsq: going on after {noted.place.records:,} records")
     with Progress(runtime) as progress:
+        total = size_of(given.paths)
+        began_s = runtime.monotonic()
         job = PublishJob(
             topic,
             connection.nsqd_tcp_addresses,
-            paths=[str(path) for path in files] if files else ["-"],
-            records=[argument_bytes(text) for text in message] if message else None,
+            paths=given.paths,
+            records=given.batches(lambda: signals.received is not None),
             delimiter=ending,
             is_jsonl=format is InputFormat.jsonl,
+            select=selection(where, pick),
+            checkpoint=noted,
             rate=rate,
             client_options=connection.client_options(),
             options=PublishOptions(
@@ -157,15 +131,62 @@ def pub(
             ),
             unsent=unsent,
             warn=lambda line: warn(runtime, progress, line),
-            show=lambda counts: progress.show(lambda: f"{counts.confirmed:,} confirmed"),
+            show=lambda counts: progress.show(
+                lambda: how_far(counts, job.bytes_read, total, runtime.monotonic() - began_s)
+            ),
         )
         with stopping(job.stop) as signals, unsent or nullcontext():
             job.run()
     status = report_counts(runtime, job, json=json)
+    if noted is not None and (signals.received or job.counts.unknown or job.counts.unsent):
+        runtime.tell(f"nsq: {noted.place.records:,} records are done; run it again to go on")
     if job.options_for_larger:
-        words = " ".join(f"-X {option}" for option in job.options_for_larger)
-        runtime.tell(f"hint: Where nsqd takes larger messages: {words}")
+        tell_limits(runtime, job.options_for_larger, connection)
     return signals.status(otherwise=status)
+
+
+def check_checkpoint(given: GivenInput, unsent_file: Path | None) -> None:
+    """Raise `ConfigurationError` where a checkpoint cannot work."""
+    if given.texts or "-" in given.paths:
+        raise ConfigurationError("--checkpoint is for files, and standard input is none")
+    if unsent_file is not None:
+        raise ConfigurationError(
+            "--checkpoint and --unsent-file exclude each other",
+            hint="With a checkpoint, the next run publishes what was not sent.",
+        )
+
+
+def how_far(counts: PublishCounts, read: int, total: int, elapsed_s: float) -> str:
+    """The progress line: messages, and of files the share and the time left."""
+    from nsqtools.protocol.durations import format_duration
+
+    text = f"{counts.confirmed:,} confirmed"
+    if total and read:
+        left_s = elapsed_s * max(0, total - read) / read
+        text += f", {min(1.0, read / total):.0%} read, {format_duration(round(left_s))} left"
+    return text
+
+
+def tell_limits(runtime: Runtime, options: Sequence[str], connection: ConnectionSettings) -> None:
+    """Say which options raise our limit, and what the limit of nsqd is if that can be asked."""
+    words = " ".join(f"-X {option}" for option in options)
+    runtime.tell(f"hint: Where nsqd takes larger messages: {words}")
+    for line in limits_of_nsqd(connection):
+        runtime.tell(f"hint: {line}")
+
+
+def limits_of_nsqd(connection: ConnectionSettings) -> list[str]:
+    """The largest message that each nsqd takes, where it tells."""
+    from nsqtools.cluster.directory import open_cluster
+    from nsqtools.cluster.nsqd_config import get_option
+    from nsqtools.errors import NsqError
+
+    try:
+        with open_cluster(connection) as cluster:
+            found, _ = get_option(cluster, "max_msg_size")
+    except NsqError:
+        return []
+    return [f"nsqd {node} takes messages of at most {size} bytes." for node, size in found.items()]
 
 
 def warn(runtime: Runtime, progress: Progress, line: str) -> None:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from nsqtools.cli.options.archived import FromTopics, TopicFilter
 from nsqtools.cli.options.connection import ProducerConnection
 from nsqtools.cli.options.params import (
     SELECTION,
     ArchivePaths,
+    Count,
     Delimiter,
-    Grep,
     Json,
     Since,
     Until,
     time_range,
 )
+from nsqtools.cli.options.printing import MessageFilter
 from nsqtools.cli.options.publishing import (
     DELIVERY,
+    CheckpointFile,
     DryRun,
     Rate,
     RetryTimeout,
@@ -28,16 +30,16 @@ from nsqtools.cli.options.publishing import (
     Spread,
     TopicMap,
     UnsentMessages,
-    progress_option,
     topic_map,
 )
 from nsqtools.cli.render.outcomes import DamageReporter, report_counts
-from nsqtools.cli.render.output import write_json
+from nsqtools.cli.render.output import write_json, write_text
 from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.client.spread import PublishMode
-from nsqtools.records import filters
+from nsqtools.protocol.escaping import escape_line
+from nsqtools.records.filters import every
 
 if TYPE_CHECKING:
     from nsqtools.replay.replay import Replay
@@ -72,7 +74,6 @@ Speed = Annotated[
         rich_help_panel=DELIVERY,
     ),
 ]
-CheckpointFile = Annotated[Path | None, progress_option("--checkpoint", "FILE")]
 
 
 def replay(
@@ -80,7 +81,8 @@ def replay(
     topic: TopicMap = None,
     since: Since = None,
     until: Until = None,
-    grep: Grep = None,
+    from_topic: FromTopics = None,
+    count: Count = None,
     dedupe: Dedupe = False,
     delimiter: Delimiter = None,
     rate: Rate = 0.0,
@@ -93,6 +95,7 @@ def replay(
     dry_run: DryRun = False,
     json: Json = False,
     *,
+    keep: MessageFilter,
     connection: ProducerConnection,
     runtime: Session,
 ) -> int:
@@ -106,17 +109,19 @@ def replay(
     Examples:
         nsq replay /var/nsq --topic clicks=clicks-again --dry-run
         nsq replay clicks.*.log.gz --since -2h --speed 10x
+        nsq replay /var/nsq --from-topic clicks --where '.status >= 500' -n 100 --topic retries
         nsq replay /var/nsq --checkpoint replay.json --rate 5000
     """
-    from nsqtools.archive.reader import find_archives
-    from nsqtools.publish.publish_job import UnsentFiles
+    from nsqtools.archive.finding import find_archives
     from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishOptions, each_counted
+    from nsqtools.publish.unsent_files import UnsentFiles
     from nsqtools.replay.checkpoint import Checkpoint
     from nsqtools.replay.replay import MessageSelection, Replay
 
+    chosen = TopicFilter(from_topic or ())
     selection = MessageSelection(
         time_range(since, until),
-        filters.grep(grep) if grep else None,
+        every([chosen, keep] if keep else [chosen]),
         dedupe,
         topic_map(topic or ()),
         b"\n" if delimiter is None else delimiter,
@@ -137,15 +142,18 @@ def replay(
             ),
             speed=speed,
             rate=rate,
+            count=count,
             dry_run=dry_run,
             checkpoint=Checkpoint(checkpoint) if checkpoint else None,
             on_damage=damage,
-            on_unconfirmed=unsent.write if unsent else None,
+            unsent=unsent,
             show=lambda: progress.show(lambda: how_far(job, runtime.monotonic() - began)),
         )
         began = runtime.monotonic()
         with stopping(job.stop) as signals:
             job.run()
+    if count is None and not signals.received and not job.last_error:
+        chosen.check()
     status = report(runtime, job, damage, dry_run=dry_run, json=json)
     if checkpoint is not None and (job.counts.unknown or job.counts.unsent):
         runtime.tell(
@@ -174,7 +182,7 @@ def report(
     if json:
         write_json(runtime, {"topics": job.planned}, indent=2)
     else:
-        for topic, count in sorted(job.planned.items()):
-            runtime.stdout.write(f"{topic}\t{count}\n")
+        planned = sorted(job.planned.items())
+        write_text(runtime, "".join(f"{escape_line(topic)}\t{count}\n" for topic, count in planned))
     runtime.tell(f"nsq: {job.counts.confirmed} messages would be published")
     return damage.status

@@ -5,14 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import date
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from nsqtools.cli.options.params import SAFETY, SELECTION, Delimiter, DryRun, Json, Yes
-from nsqtools.cli.options.spark_options import SkipDamaged, WorkDir, location, naming_skip_damaged
-from nsqtools.cli.options.spark_session import SparkChoice, SparkOptions, job_progress, open_spark
+from nsqtools.cli.options.spark_options import (
+    SkipDamaged,
+    TableFormat,
+    WorkDir,
+    naming_skip_damaged,
+    place,
+)
+from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
 from nsqtools.cli.render.compaction_output import (
     delete_needless,
     show_plan,
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
     from nsqtools.spark.jobs.compaction.compaction_job import Compaction
     from nsqtools.spark.jobs.compaction.inventory import CountedFile
     from nsqtools.spark.jobs.compaction.partition_job import ArchiveReading
+    from nsqtools.spark.spark_settings import SparkSettings
 
 
 def parse_day(text: str) -> date:
@@ -39,14 +45,27 @@ def parse_day(text: str) -> date:
 
 
 ArchiveDir = Annotated[
-    Path,
+    Any,  # a Location
     Argument(
-        parser=location, metavar="ARCHIVE_DIR", help="Where nsq to-file writes; all below is read."
+        parser=place, metavar="ARCHIVE_DIR", help="Where nsq to-file writes; all below is read."
     ),
 ]
 Output = Annotated[
-    Path,
-    Option("--output", "-o", parser=location, metavar="DIR", help="Where the Parquet files go."),
+    Any,  # a Location
+    Option(
+        "--output",
+        "-o",
+        parser=place,
+        metavar="DIR",
+        help="Where the Parquet files or the Delta table go: a directory, or s3://BUCKET/PREFIX.",
+    ),
+]
+OutputFormat = Annotated[
+    TableFormat,
+    Option(
+        "--format",
+        help="What to write: parquet, or delta, whose readers never see a day half replaced.",
+    ),
 ]
 Topics = Annotated[
     list[str] | None,
@@ -109,6 +128,7 @@ DeleteArchives = Annotated[
 def compact(
     archive_dir: ArchiveDir,
     output: Output,
+    format: OutputFormat = TableFormat.parquet,
     topic: Topics = None,
     day: Day = None,
     until_day: UntilDay = None,
@@ -138,14 +158,14 @@ def compact(
         nsq spark compact /var/nsq --output /data/nsq --day 2026-11-20 -t clicks
         nsq spark compact /var/nsq --output /data/nsq --delete-archives --yes
     """
-    from nsqtools.spark.jobs.compaction.compacted_output import CompactionOutput
     from nsqtools.spark.jobs.compaction.compaction_job import prepare_compaction, refuse_open
     from nsqtools.spark.jobs.compaction.compaction_plan import DaySelection
     from nsqtools.spark.jobs.compaction.partition_job import ArchiveReading
+    from nsqtools.spark.jobs.compaction.stored_output import open_output
 
     if day is not None and until_day is not None:
         raise ConfigurationError("--day and --until-day exclude each other")
-    target = CompactionOutput(output)
+    target = open_output(output, is_delta=format is TableFormat.delta)
     target.check()
     selection = DaySelection(tuple(topic or ()), day, day or until_day, open_days)
 
@@ -172,7 +192,10 @@ def compact(
         target.recover()
         compaction = planned()
         if compaction.work:
-            status = run(compaction, reading, spark, runtime)
+            settings = spark.settings(
+                "nsq spark compact", (archive_dir, output), delta=format is TableFormat.delta
+            )
+            status = run(compaction, reading, settings, runtime)
         deleted: Sequence[CountedFile] = ()
         if delete_archives and not status:
             deleted = delete_needless(runtime, compaction.deletable(), yes=yes)
@@ -182,12 +205,12 @@ def compact(
 
 
 def run(
-    compaction: Compaction, reading: ArchiveReading, spark: SparkChoice, runtime: Runtime
+    compaction: Compaction, reading: ArchiveReading, settings: SparkSettings, runtime: Runtime
 ) -> int:
     """Do the work in Spark; return 128 and a signal's number if one ended it early."""
     with (
         naming_skip_damaged(),
-        open_spark(runtime, spark.settings("nsq spark compact")) as session,
+        open_spark(runtime, settings) as session,
         job_progress(runtime, session),
         stopping(compaction.stop) as signals,
     ):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -14,8 +13,8 @@ from nsqtools.cli.options.cluster_connection import (
     ClusterConnection,
     ClusterSettings,
 )
-from nsqtools.cli.options.params import Json
-from nsqtools.cli.options.spark_options import location
+from nsqtools.cli.options.forms import ListingForm
+from nsqtools.cli.options.spark_options import place
 from nsqtools.cli.options.spark_session import SparkChoice, SparkOptions, open_spark
 from nsqtools.cli.render.output import write_json, write_listing
 from nsqtools.cli.running.ends import ExitStatus, explain
@@ -24,22 +23,23 @@ from nsqtools.errors import NsqError
 
 if TYPE_CHECKING:
     from nsqtools.spark.doctor import Finding
+    from nsqtools.spark.location import Location
 
 SharedDir = Annotated[
-    Path | None,
+    Any,  # a Location or None
     Option(
         "--shared-dir",
-        parser=location,
+        parser=place,
         metavar="DIR",
-        help="Check that the driver and all executors can write here.",
+        help="Check that the driver and all executors can write here; also s3://BUCKET/PREFIX.",
     ),
 ]
 
 
 def doctor(
     shared_dir: SharedDir = None,
-    json: Json = False,
     *,
+    form: ListingForm,
     cluster: ClusterConnection,
     spark: SparkOptions,
     runtime: Session,
@@ -57,32 +57,34 @@ def doctor(
     from nsqtools.spark.doctor import FAILED
 
     findings = [*examine(runtime, spark, shared_dir), *examine_nsqds(cluster)]
-    if json:
+    if form.is_document:
         write_json(runtime, [asdict(each) for each in findings], indent=2)
     else:
         rows = [(each.check, each.state, each.found) for each in findings]
-        write_listing(runtime, ("check", "state", "found"), rows, json=False)
+        write_listing(runtime, ("check", "state", "found"), rows, form)
         for hint in dict.fromkeys(each.hint for each in findings if each.hint):
             runtime.tell(f"hint: {hint}")
     has_failed = any(each.state == FAILED for each in findings)
     return ExitStatus.FAILED if has_failed else ExitStatus.DONE
 
 
-def examine(runtime: Runtime, spark: SparkChoice, shared_dir: Path | None) -> Iterator[Finding]:
+def examine(runtime: Runtime, spark: SparkChoice, shared_dir: Location | None) -> Iterator[Finding]:
     """This machine and, when a session can start, the executors."""
     from nsqtools.spark.doctor import FAILED, OK, Finding, check_driver, check_executors
+    from nsqtools.spark.location import absolute
 
     here = list(check_driver())
     yield from here
     if any(each.state == FAILED for each in here):
         return
-    settings = spark.settings("nsq spark doctor")
+    places = () if shared_dir is None else (absolute(shared_dir),)
+    settings = spark.settings("nsq spark doctor", places)
     began_s = runtime.monotonic()
     try:
         with open_spark(runtime, settings) as session:
             started_s = runtime.monotonic() - began_s
             yield Finding("session", OK, f"{settings.master}, started in {started_s:.1f} s")
-            yield from check_executors(session, shared_dir.absolute() if shared_dir else None)
+            yield from check_executors(session, *(places or (None,)))
     except NsqError as error:
         yield Finding("session", FAILED, *explain(error))
 

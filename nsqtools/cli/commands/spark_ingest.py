@@ -6,16 +6,24 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from nsqtools.cli.options.connection import ConsumerConnection
-from nsqtools.cli.options.params import LIMITS, Channel, For
-from nsqtools.cli.options.spark_options import SkipDamaged, WorkDir, location, naming_skip_damaged
+from nsqtools.cli.options.params import LIMITS, MONITORING, Channel, For, Json
+from nsqtools.cli.options.spark_options import (
+    SkipDamaged,
+    TableFormat,
+    WorkDir,
+    location,
+    naming_skip_damaged,
+    place,
+)
 from nsqtools.cli.options.spark_session import SparkOptions, open_spark
 from nsqtools.cli.options.subscribing import Create, look_before
 from nsqtools.cli.render.outcomes import report_damages
+from nsqtools.cli.render.output import write_json
 from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
@@ -27,14 +35,15 @@ from nsqtools.records.units import parse_span
 if TYPE_CHECKING:
     from nsqtools.spark.archives.damage import ArchiveDamage
     from nsqtools.spark.jobs.ingestion import IngestCounts, IngestSource
+    from nsqtools.spark.location import Location
 
 STREAM = "Stream"
 CHANNEL = "spark-ingest"
 
 ArchiveDir = Annotated[
-    Path | None,
+    Any,  # a Location or None
     Argument(
-        parser=location,
+        parser=place,
         metavar="ARCHIVE_DIR",
         help="An archive that nsq to-file writes, not a topic.",
     ),
@@ -43,14 +52,21 @@ Topic = Annotated[
     str | None, Option("--topic", "-t", metavar="TOPIC", help="A live topic, not an archive.")
 ]
 Output = Annotated[
-    Path,
-    Option("--output", "-o", parser=location, metavar="DIR", help="Where the Parquet files go."),
+    Any,  # a Location
+    Option(
+        "--output",
+        "-o",
+        parser=place,
+        metavar="DIR",
+        help="Where the Parquet files or the Delta table go: a directory, or s3://BUCKET/PREFIX.",
+    ),
 ]
+OutputFormat = Annotated[TableFormat, Option("--format", help="What to write: parquet or delta.")]
 Checkpoint = Annotated[
-    Path,
+    Any,  # a Location
     Option(
         "--checkpoint",
-        parser=location,
+        parser=place,
         metavar="DIR",
         help="Where the stream records its progress.",
     ),
@@ -86,6 +102,15 @@ MaxRows = Annotated[
         rich_help_panel=STREAM,
     ),
 ]
+MetricsFile = Annotated[
+    Path | None,
+    Option(
+        "--metrics-file",
+        metavar="FILE",
+        help="Write counts, rate and lag to this file, as Prometheus text.",
+        rich_help_panel=MONITORING,
+    ),
+]
 Raw = Annotated[
     bool,
     Option("--raw", help="Read files of bare bodies too (nsq_to_file).", rich_help_panel=STREAM),
@@ -95,6 +120,7 @@ Raw = Annotated[
 def ingest(
     output: Output,
     checkpoint: Checkpoint,
+    format: OutputFormat = TableFormat.parquet,
     archive_dir: ArchiveDir = None,
     topic: Topic = None,
     channel: Channel = None,
@@ -107,6 +133,8 @@ def ingest(
     work_dir: WorkDir = None,
     skip_damaged: SkipDamaged = False,
     create: Create = False,
+    metrics_file: MetricsFile = None,
+    json: Json = False,
     *,
     connection: ConsumerConnection,
     spark: SparkOptions,
@@ -132,9 +160,11 @@ def ingest(
         start_query,
     )
     from nsqtools.spark.jobs.inputs import damage_options, refuse_nested
+    from nsqtools.spark.location import absolute
 
     limits = {"maxRowsPerTrigger": str(max_rows_per_trigger)} if max_rows_per_trigger else {}
-    damage_path = checkpoint.absolute() / "damage"
+    output, checkpoint = absolute(output), absolute(checkpoint)
+    damage_path = checkpoint / "damage"
     if (archive_dir is None) == (topic is None):
         raise ConfigurationError("give either a topic (-t TOPIC) or a directory of archives")
     if archive_dir is not None:
@@ -154,35 +184,44 @@ def ingest(
         channel = channel or CHANNEL
         look_before([topic], channel, connection, runtime, create=create, force=True)
         spool = spool_dir or checkpoint / "spool"
+        if not isinstance(spool, Path):
+            raise ConfigurationError(
+                f"a spool cannot be in {checkpoint}: it is a log that is appended to and synced",
+                hint="Give a local or shared directory with --spool-dir.",
+            )
         source = topic_source(topic, channel, spool, connection, limits)
         hand_on_secret(connection, os.environ)
-    sink = IngestSink(output, checkpoint, None if once else trigger)
+    is_delta = format is TableFormat.delta
+    sink = IngestSink(output, checkpoint, None if once else trigger, is_delta)
+    places = [each for each in (archive_dir, output, checkpoint) if each is not None]
+    settings = spark.settings(f"nsq spark ingest: {source.name}", places, delta=is_delta)
     reported = set(read_damage(damage_path))
     with (
-        held_directories(source.name, output, checkpoint),
+        held_directories(source.name, output, checkpoint, is_delta=is_delta),
         naming_skip_damaged(),
-        open_spark(runtime, spark.settings(f"nsq spark ingest: {source.name}")) as session,
+        open_spark(runtime, settings) as session,
         Progress(runtime) as progress,
     ):
         query = start_query(session, source, sink)
         follower = QueryFollower(
             query,
             for_s=for_,
-            show=lambda counts: progress.show(partial(how_far, counts)),
+            show=lambda counts: tell_progress(counts, progress, metrics_file),
             monotonic=runtime.monotonic,
         )
         with stopping(follower.stop) as signals:
             follower.run()
     found = [damage for damage in read_damage(damage_path) if damage not in reported]
-    return signals.status(otherwise=tell_outcome(runtime, follower.counts, found))
+    return signals.status(otherwise=tell_outcome(runtime, follower.counts, found, json=json))
 
 
-def archive_source(directory: Path, options: Mapping[str, str]) -> IngestSource:
+def archive_source(directory: Location, options: Mapping[str, str]) -> IngestSource:
     """The source for an archive. Raises `NotFoundError`."""
     from nsqtools.spark.jobs.ingestion import IngestSource
+    from nsqtools.spark.location import absolute
 
-    directory = directory.absolute()
-    if not directory.exists():
+    directory = absolute(directory)
+    if isinstance(directory, Path) and not directory.exists():
         raise NotFoundError(f"there is no {directory}")
     options = {"path": str(directory), **options}
     return IngestSource(f"the archive {directory}", "nsq-archive", options)
@@ -204,6 +243,15 @@ def topic_source(
     return IngestSource(name, "nsq", {**as_options(connection), **place, **limits})
 
 
+def tell_progress(counts: IngestCounts, progress: Progress, metrics_file: Path | None) -> None:
+    """Show how far it is, and keep the metrics file."""
+    progress.show(partial(how_far, counts))
+    if metrics_file is not None:
+        from nsqtools.cli.running.service import write_metrics
+
+        write_metrics(metrics_file, counts.metrics())
+
+
 def how_far(counts: IngestCounts) -> str:
     """The progress line."""
     text = f"{counts.rows:,} rows in {counts.batches:,} batches, {counts.rows_per_s:,.0f} rows/s"
@@ -215,9 +263,18 @@ def how_far(counts: IngestCounts) -> str:
 
 
 def tell_outcome(
-    runtime: Runtime, counts: IngestCounts, damages: list[ArchiveDamage]
+    runtime: Runtime, counts: IngestCounts, damages: list[ArchiveDamage], *, json: bool
 ) -> ExitStatus:
     """Tell the counts, and what could not be read; return the exit status."""
     status = report_damages(runtime, damages)
+    if json:
+        document = {
+            "rows": counts.rows,
+            "batches": counts.batches,
+            "body_bytes": counts.body_bytes,
+            "rows_behind": counts.rows_behind,
+            "damages": len(damages),
+        }
+        write_json(runtime, document, indent=2)
     runtime.tell(f"nsq: {counts.rows} rows ingested in {counts.batches} batches")
     return status

@@ -6,7 +6,7 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import gettempdir
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -29,7 +29,7 @@ from nsqtools.cli.options.publishing import (
     progress_option,
     topic_map,
 )
-from nsqtools.cli.options.spark_options import location, locations
+from nsqtools.cli.options.spark_options import place, places
 from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
 from nsqtools.cli.render.outcomes import DamageReporter, report_publishing
 from nsqtools.cli.render.output import write_json, write_listing
@@ -48,9 +48,9 @@ def parse_written_moment(text: str) -> Moment:
 
 
 Paths = Annotated[
-    list[Path],
+    list[Any],  # of Location
     Argument(
-        parser=locations,
+        parser=places,
         metavar="PATH",
         help="Archives or Parquet: files, or directories with all below.",
     ),
@@ -67,12 +67,12 @@ Where = Annotated[
         rich_help_panel=SELECTION,
     ),
 ]
-Ledger = Annotated[Path | None, progress_option("--ledger", "DIR", location)]
+Ledger = Annotated[Any, progress_option("--ledger", "DIR", place)]  # a Location or None
 DeadLetters = Annotated[
-    Path | None,
+    Any,  # a Location or None
     Option(
         "--dead-letters",
-        parser=location,
+        parser=place,
         metavar="DIR",
         help="Write messages that cannot be published there, as JSON with the reason.",
         rich_help_panel=DELIVERY,
@@ -104,17 +104,19 @@ def replay(
     Messages are published in no particular order. With several nsqd each task publishes to one of
     them, and to the others when that fails. Spark runs a failed task again; with --ledger it
     continues where it was, and so does the whole replay when it is run again: of each task that was
-    cut off at most 10 batches of 500 messages are published twice, and counted. Where Spark runs on
-    several machines the directories must be the same on all of them. To keep the original order or
-    speed, use nsq replay.
+    cut off at most 10 batches of 500 messages are published twice (15,000 messages with a ledger in
+    an object store), and counted. Where Spark runs on several machines the directories must be the
+    same on all of them. To keep the original order or speed, use nsq replay.
 
     Examples:
         nsq spark replay /data/nsq --where "topic = 'clicks' AND attempts > 1" --dry-run
         nsq spark replay /var/nsq --topic clicks=again --since -2h --ledger replay.ledger
     """
     from nsqtools.spark.format_options import as_options, hand_on_secret
+    from nsqtools.spark.jobs.inputs import find_inputs
     from nsqtools.spark.jobs.replay_job import ReplayJob, ReplayPublishing
     from nsqtools.spark.jobs.replay_plan import ReplayRequest
+    from nsqtools.spark.location import absolute
     from nsqtools.spark.session_files import scratch_directory
 
     request = ReplayRequest(
@@ -126,12 +128,19 @@ def replay(
     publishing = ReplayPublishing(
         options,
         rate,
-        None if ledger is None else ledger.absolute(),
-        None if dead_letters is None else dead_letters.absolute(),
+        None if ledger is None else absolute(ledger),
+        None if dead_letters is None else absolute(dead_letters),
     )
     connection.client_options()  # what cannot work is refused before Spark is started
     hand_on_secret(connection, os.environ)
-    settings = spark.settings("nsq spark replay")
+    inputs = find_inputs(paths)
+    progress = [each for each in (publishing.ledger, publishing.dead_letters) if each is not None]
+    settings = spark.settings(
+        "nsq spark replay",
+        (*inputs.parquet, *inputs.delta),
+        delta=bool(inputs.delta),
+        python_places=(*inputs.archives, *progress),
+    )
     with ExitStack() as stack:
         work = stack.enter_context(scratch_directory(Path(gettempdir())))
         job = ReplayJob(settings, request, publishing, work=work, shares_work=settings.is_local)

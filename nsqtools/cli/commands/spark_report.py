@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from nsqtools.cli.options.params import OUTPUT, SELECTION, Delimiter, Json, Since, Until, time_range
-from nsqtools.cli.options.spark_options import SkipDamaged, locations, naming_skip_damaged
+from nsqtools.cli.options.forms import ListingForm
+from nsqtools.cli.options.html_page import Html, check_page
+from nsqtools.cli.options.params import SELECTION, Delimiter, Since, Until, time_range
+from nsqtools.cli.options.spark_options import (
+    DamageDir,
+    SkipDamaged,
+    damage_place,
+    naming_skip_damaged,
+    places,
+)
 from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
 from nsqtools.cli.render.outcomes import report_damages
-from nsqtools.cli.render.report_output import check_page, show_report, write_page
+from nsqtools.cli.render.report_output import show_report, write_page
 from nsqtools.cli.running.runtime import Session
 from nsqtools.protocol.durations import NS
 from nsqtools.records.units import parse_span
@@ -37,11 +43,11 @@ def parse_gap(text: str) -> float:
 
 
 Paths = Annotated[
-    list[Path],
+    list[Any],  # of Location
     Argument(
-        parser=locations,
+        parser=places,
         metavar="PATH",
-        help="Archives or Parquet: files, or directories with all below.",
+        help="Archives, Parquet or Delta: files, directories with all below, or s3://... places.",
     ),
 ]
 By = Annotated[
@@ -61,15 +67,6 @@ GapOption = Annotated[
         help="A topic in which nothing was published for longer has a gap.",
     ),
 ]
-Html = Annotated[
-    Path | None,
-    Option(
-        "--html",
-        metavar="FILE",
-        help="Write a page with charts, which needs no network.",
-        rich_help_panel=OUTPUT,
-    ),
-]
 
 
 def report(
@@ -80,10 +77,11 @@ def report(
     until: Until = None,
     gap: GapOption = "5m",  # type: ignore[assignment]
     html: Html = None,
-    json: Json = False,
     delimiter: Delimiter = None,
     skip_damaged: SkipDamaged = False,
+    damage_dir: DamageDir = None,
     *,
+    form: ListingForm,
     spark: SparkOptions,
     runtime: Session,
 ) -> int:
@@ -107,23 +105,26 @@ def report(
     if html is not None:
         require_plotly()
         check_page(html)
-    with TemporaryDirectory(prefix="nsq-damage-") as folder:
+    settings = spark.settings("nsq spark report", inputs.places, delta=bool(inputs.delta))
+    with damage_place(
+        damage_dir, skip_damaged=skip_damaged, is_local=settings.is_local
+    ) as damage_path:
         choice = Choice(
             tuple(topic or ()),
             time_range(since, until),
             delimiter,
-            Path(folder) if skip_damaged else None,
+            damage_path,
         )
         with (
             naming_skip_damaged(),
-            open_spark(runtime, spark.settings("nsq spark report")) as session,
+            open_spark(runtime, settings) as session,
             job_progress(runtime, session),
         ):
             made = make_report(
                 session, inputs, choice, step_ns=round(by * NS), gap_ns=round(gap * NS)
             )
-        damages = read_damage(Path(folder))
+        damages = read_damage(damage_path) if damage_path else []
     if html is not None:
         write_page(html, made)
-    show_report(runtime, made, json=json)
+    show_report(runtime, made, form)
     return report_damages(runtime, damages)

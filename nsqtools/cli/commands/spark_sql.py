@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
-from json import dumps
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from nsqtools.cli.options.params import LIMITS, OUTPUT
-from nsqtools.cli.options.spark_options import SkipDamaged, locations, naming_skip_damaged
+from nsqtools.cli.options.forms import ListingForm
+from nsqtools.cli.options.params import LIMITS
+from nsqtools.cli.options.spark_options import (
+    DamageDir,
+    SkipDamaged,
+    damage_place,
+    naming_skip_damaged,
+    places,
+)
 from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
 from nsqtools.cli.render.outcomes import report_damages
-from nsqtools.cli.render.output import ByteWriter, write_listing
+from nsqtools.cli.render.output import Form, Kind, write_documents, write_listing
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError, NotFoundError
 
@@ -29,11 +34,11 @@ Query = Annotated[
     str | None, Argument(metavar="SQL", help="The query, unless --file has it.", show_default=False)
 ]
 Paths = Annotated[
-    list[Path] | None,
+    list[Any] | None,  # of Location
     Argument(
-        parser=locations,
+        parser=places,
         metavar="PATH",
-        help="Archives, called archive in the query, or Parquet, called parquet.",
+        help="Archives, called archive in the query, Parquet (parquet), or Delta (delta).",
     ),
 ]
 Archives = Annotated[
@@ -60,14 +65,6 @@ Count = Annotated[
         rich_help_panel=LIMITS,
     ),
 ]
-JsonLines = Annotated[
-    bool,
-    Option(
-        "--json",
-        help="Print one object per row.",
-        rich_help_panel=OUTPUT,
-    ),
-]
 
 
 def sql(
@@ -77,9 +74,10 @@ def sql(
     parquet: Parquet = None,
     file: QueryFile = None,
     count: Count = None,
-    json: JsonLines = False,
     skip_damaged: SkipDamaged = False,
+    damage_dir: DamageDir = None,
     *,
+    form: ListingForm,
     spark: SparkOptions,
     runtime: Session,
 ) -> int:
@@ -95,12 +93,12 @@ def sql(
         nsq spark sql 'SELECT body FROM parquet WHERE date = "2026-11-21"' /data --json
     """
     from nsqtools.spark.archives.damage import read_damage
-    from nsqtools.spark.format_options import read_location
-    from nsqtools.spark.jobs.sql import QueryRows, named_views, plan_query
+    from nsqtools.spark.format_options import read_place
+    from nsqtools.spark.jobs.sql import DELTA, QueryRows, named_views, places_of, plan_query
 
     bare = list(paths or ())
     if file is not None and query is not None:
-        bare.insert(0, read_location("PATH", query))
+        bare.insert(0, read_place("PATH", query))
     text = query if file is None else read_query(file, runtime)
     if not text:
         raise ConfigurationError(
@@ -109,20 +107,23 @@ def sql(
     views = named_views(archive or (), parquet or (), bare)
     if count is None:
         count = ROWS_ON_A_TERMINAL if runtime.stdout_is_tty else 0
-    settings = spark.settings("nsq spark sql")
-    with TemporaryDirectory(prefix="nsq-damage-") as folder:
+    settings = spark.settings(
+        "nsq spark sql", places_of(views), delta=any(view.kind == DELTA for view in views)
+    )
+    with damage_place(
+        damage_dir, skip_damaged=skip_damaged, is_local=settings.is_local
+    ) as damage_path:
         with naming_skip_damaged(), open_spark(runtime, settings) as session:
             with job_progress(runtime, session):
-                damage_path = Path(folder) if skip_damaged else None
                 reading = QueryRows(plan_query(session, settings, views, text, damage_path))
                 rows = reading.first(count + 1) if count else reading.all()
                 if runtime.stdout_is_tty:  # which the progress line is on, too
                     rows = list(rows)
                 else:
-                    write_rows(runtime, reading, rows, count, json=json)
+                    write_rows(runtime, reading, rows, count, form)
             if runtime.stdout_is_tty:
-                write_rows(runtime, reading, rows, count, json=json)
-        return report_damages(runtime, read_damage(Path(folder)))
+                write_rows(runtime, reading, rows, count, form)
+        return report_damages(runtime, read_damage(damage_path) if damage_path else ())
 
 
 def read_query(file: Path, runtime: Runtime) -> str:
@@ -138,22 +139,24 @@ def read_query(file: Path, runtime: Runtime) -> str:
 
 
 def write_rows(
-    runtime: Runtime, reading: QueryRows, rows: Iterable[Any], count: int, *, json: bool
+    runtime: Runtime, reading: QueryRows, rows: Iterable[Any], count: int, form: Form
 ) -> None:
     """Print ``count`` rows (0: all), and say so when there are more."""
     left = iter(rows)
     wanted = islice(left, count) if count else left
     headed = bool(reading.columns)  # a statement such as CREATE VIEW has none
+    if form.kind is Kind.json:  # whose end may be far away: one object a line
+        form = form._replace(kind=Kind.jsonl)
+    in_full = form.kind is Kind.jsonl and not form.columns
     at_a_time = None if runtime.stdout_is_tty else ROWS_AT_A_TIME  # one table, many lines
     while batch := list(islice(wanted, at_a_time)):
-        if json:
-            lines = (dumps(reading.document(row), ensure_ascii=False) for row in batch)
-            ByteWriter(runtime.stdout.fileno()).write("".join(f"{x}\n" for x in lines).encode())
+        if in_full:
+            write_documents(runtime, map(reading.document, batch))
         else:
             cells = map(reading.cells, batch)
-            write_listing(runtime, reading.columns, cells, json=False, headed=headed)
+            write_listing(runtime, reading.columns, cells, form, headed=headed)
         headed = False
-    if headed and not json:
-        write_listing(runtime, reading.columns, (), json=False)
+    if headed and not in_full:
+        write_listing(runtime, reading.columns, (), form)
     if next(left, None) is not None:
         runtime.tell(f"nsq: these are the first {count} rows; --count 0 prints all")

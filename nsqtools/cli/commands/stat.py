@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from nsqtools.cli.options.cluster_connection import ClusterConnection
+from nsqtools.cli.options.forms import ListingForm
 from nsqtools.cli.options.params import (
     LIMITS,
     OUTPUT,
     ChannelPatterns,
     Count,
-    Json,
     TopicPatterns,
     duration_option,
 )
+from nsqtools.cli.render.listing import tell_left_out
+from nsqtools.cli.render.output import Kind
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError
@@ -86,7 +88,7 @@ Once = Annotated[
         "--once", help="Take one sample, without waiting and without rates.", rich_help_panel=LIMITS
     ),
 ]
-Csv = Annotated[bool, Option("--csv", help="Print CSV.", rich_help_panel=OUTPUT)]
+Csv = Annotated[bool, Option("--csv", help="The same as -o csv.", rich_help_panel=OUTPUT)]
 Prometheus = Annotated[
     bool,
     Option("--prometheus", help="Print Prometheus metrics, once.", rich_help_panel=OUTPUT),
@@ -132,13 +134,13 @@ def stat(
     interval: Interval = None,
     count: Count = None,
     once: Once = False,
-    json: Json = False,
     csv: Csv = False,
     prometheus: Prometheus = False,
     max_depth: MaxDepth = None,
     max_requeue_rate: MaxRequeueRate = None,
     min_clients: MinClients = None,
     *,
+    form: ListingForm,
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
@@ -146,9 +148,29 @@ def stat(
 
     Measures for a second and ends; with --interval it continues until --count, or until it is
     interrupted. Rates are messages a second over the time that really passed. A row without a
-    channel is the topic itself. An nsqd that does not answer is named and left out.
+    channel is the topic itself: its depth is what waits there, before it reaches the channels. An
+    nsqd that does not answer is named and left out.
 
-    The exit status is 1 when a threshold is exceeded, 6 when an nsqd did not answer.
+    The exit status is 1 when a threshold is exceeded, 3 when a topic or channel was named that is
+    not there, 6 when an nsqd did not answer.
+
+    Columns:
+
+      depth      messages that wait in the queue, in memory and on disk
+      memory     those of them in memory
+      disk       those of them on disk
+      in_flight  messages that consumers have and have not finished
+      deferred   messages that wait until their delay is over
+      ingress    messages received, a second
+      egress     messages sent to consumers, a second
+      finish     messages finished, a second
+      requeue    messages requeued or timed out, a second
+      requeued   messages requeued since the queue was created or nsqd started
+      timed_out  messages that timed out, since then
+      messages   messages received, since then
+      clients    consumers that are connected
+      paused     whether the queue is paused on any nsqd
+      e2e_ms     ms from publishing to finishing, nsqd's highest percentile
 
     Examples:
         nsq stat
@@ -158,7 +180,7 @@ def stat(
         nsq stat --show clients -t 'web*'
         nsq stat --max-depth 10000 --min-clients 1 --quiet
     """
-    from nsqtools.cli.render.stat_output import printer
+    from nsqtools.cli.render.stat_output import SamplePrinter
     from nsqtools.cluster.sampling import SampleFilter, Sampler
     from nsqtools.cluster.stats_columns import Thresholds, parse_filter
 
@@ -166,18 +188,22 @@ def stat(
         raise ConfigurationError(
             "--max-requeue-rate needs two samples, and --once takes one", hint="Drop --once."
         )
-    if sum((json, csv, prometheus)) > 1:
-        raise ConfigurationError("--json, --csv and --prometheus exclude each other")
+    if sum((form.kind is not None, csv, prometheus)) > 1:
+        raise ConfigurationError("--json, --output, --csv and --prometheus exclude each other")
+    if csv:
+        form = form._replace(kind=Kind.csv)
     thresholds = Thresholds(max_depth, max_requeue_rate, min_clients)
     subject = SampleFilter(
         topic or (), channel or (), clients=show is StatRows.clients, memory=show is StatRows.memory
     )
-    emit = printer(
+    emit = SamplePrinter(
         runtime,
         show.value,
-        "json" if json else "csv" if csv else "prometheus" if prometheus else "",
+        form,
         tests=[parse_filter(text) for text in filter or ()],
         sort=sort,
+        prometheus=prometheus,
+        timed=interval is not None,
     )
     watch = Watch(runtime, thresholds, emit)
     with cluster.open() as opened:
@@ -207,13 +233,14 @@ class Watch:
     def see(self, sample: Sample) -> None:
         """Print a sample, what is above its threshold, and who did not answer."""
         self._emit(sample)
-        failed = {f"left out: {failure.error}" for failure in sample.failures}
+        failed = {str(failure.error) for failure in sample.failures}
         complaints = self._thresholds.complaints(sample.totals)
-        for line in sorted(failed - self._told):
-            self._runtime.stderr.write(f"nsq: {line}\n")
+        for failure in sample.failures:
+            if str(failure.error) not in self._told:
+                tell_left_out([failure], self._runtime)
         self._told = failed
         for line in complaints:
-            self._runtime.stderr.write(f"nsq: {line}\n")
+            self._runtime.complain(line)
         if failed and self.status is ExitStatus.DONE:
             self.status = ExitStatus.PARTLY_DONE
         if complaints:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import random
-from typing import Annotated
+from contextlib import nullcontext
+from typing import Annotated, Any
 
 from typer import Option
 
 from nsqtools.cli.options.connection import ConsumerConnection
-from nsqtools.cli.options.params import SAFETY, Channel, Count, ExitIdle, For, Topics
+from nsqtools.cli.options.consuming import EMPTY_AFTER_S, UntilEmpty
+from nsqtools.cli.options.params import (
+    SAFETY,
+    Channel,
+    Count,
+    ExitIdle,
+    For,
+    Topics,
+)
 from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
 from nsqtools.cli.options.subscribing import Create, look_before
 from nsqtools.cli.render.output import ByteWriter
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Session
 
-INTERACTIVE = {
+INTERACTIVE: dict[str, Any] = {
     # nsqd holds a message back for this long when the connection is not full; this is its minimum
     "output_buffer_timeout_s": 0.025,
     # the most that nsqd allows by default: fewer and larger batches
@@ -40,6 +49,7 @@ def tail(
     topic: Topics,
     channel: Channel = None,
     count: Count = None,
+    until_empty: UntilEmpty = False,
     exit_idle: ExitIdle = None,
     for_: For = None,
     create: Create = False,
@@ -52,22 +62,27 @@ def tail(
 ) -> int:
     """Print the messages of one or more topics as they arrive.
 
-    Runs until it is interrupted, or until a limit (-n, --exit-idle, --for) is reached. Each message
-    is finished once it is printed. Without --channel the channel is ephemeral: nsqd creates it now
-    and deletes it afterwards. A topic that does not exist is not created, and a backlog that an
-    ephemeral channel would destroy is not touched.
+    Runs until it is interrupted, or until a limit (-n, --until-empty, --exit-idle, --for) is
+    reached. Each message is finished once it is printed; those that a filter leaves out are
+    finished too. Without --channel the channel is ephemeral: nsqd creates it now and deletes it
+    afterwards. A topic that does not exist is not created, and a backlog that an ephemeral channel
+    would destroy is not touched.
 
     Examples:
         nsq tail -t clicks
         nsq tail -t clicks -t views --lookupd-http-address lookup:4161 --print-topic
         nsq tail -t clicks -n 10 --format '{timestamp:%H:%M:%S} {id} {body}\\n'
-        nsq tail -t clicks --json --exit-idle 5s > clicks.jsonl
+        nsq tail -t clicks --where '.page == "/cart"' --pick .user
+        nsq tail -t clicks -c audit --json --until-empty > clicks.jsonl
     """
+    from nsqtools.cli.running.waiting import EmptyWatch, WaitingNotice
     from nsqtools.tail.run_limits import RunLimits
     from nsqtools.tail.tail import Tail
 
     channel = channel or ephemeral_channel()
     topics = tuple(dict.fromkeys(topic))
+    is_watched = runtime.stderr_is_tty and not runtime.quiet
+    notice = WaitingNotice(runtime, channel) if is_watched else None
     service = Tail(
         topics,
         channel,
@@ -78,11 +93,21 @@ def tail(
         write=ByteWriter(runtime.stdout.fileno()).write,
         encode=printer(runtime),
         keep=keep,
-        limits=RunLimits(count, exit_idle, for_),
+        limits=RunLimits(count, EMPTY_AFTER_S if until_empty else exit_idle, for_),
+        on_tick=notice,
     )
     look_before(topics, channel, connection, runtime, create=create, force=force)
-    with stopping(service.stop) as signals:
+    watch = EmptyWatch(
+        connection,
+        topics,
+        channel,
+        lambda: all(service.connections.values()),
+        service.end_after_delivered,
+    )
+    with stopping(service.stop) as signals, watch if until_empty else nullcontext():
         service.run()
+    if notice is not None:
+        notice.sum_up(service.count)
     if service.falls_short and not signals.received:
         runtime.tell(f"nsq: {service.count} of {count} messages arrived")
         return ExitStatus.LIMIT_NOT_REACHED

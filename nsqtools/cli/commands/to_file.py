@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from nsqtools.cli.options.connection import ConsumerConnection
+from nsqtools.cli.options.consuming import (
+    EMPTY_AFTER_S,
+    MetricsFile,
+    Pattern,
+    Refresh,
+    UntilEmpty,
+)
 from nsqtools.cli.options.params import (
     LIMITS,
     ChannelName,
@@ -17,40 +25,25 @@ from nsqtools.cli.options.params import (
     ExitIdle,
     For,
     Json,
+    ListenHTTP,
     OptionalTopics,
-    duration_option,
 )
 from nsqtools.cli.options.subscribing import Create, look_before
 from nsqtools.cli.options.to_file_settings import FILES, ArchiveOptions
+from nsqtools.cli.options.upload import Upload
 from nsqtools.cli.render.output import counted, write_json
 from nsqtools.cli.render.progress import Progress
-from nsqtools.cli.running.ends import ExitStatus, stopping
+from nsqtools.cli.running.ends import ExitStatus, StopSignals, stopping
 from nsqtools.cli.running.runtime import Session
+from nsqtools.cli.running.service import Service, service
 from nsqtools.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from nsqtools.archive.archiver import Archiver
+    from nsqtools.archive.upload import Uploads
+    from nsqtools.records.prometheus import Metric
 
 
-EMPTY_AFTER_S = 2.0  # a connected channel that is silent for this long is empty
-METRICS_EVERY_S = 5.0
-
-Pattern = Annotated[
-    str | None,
-    Option(
-        "--topic-pattern",
-        metavar="REGEX",
-        help="Also every topic, now and later, whose name matches.",
-    ),
-]
-Refresh = Annotated[
-    float,
-    duration_option("--topic-refresh", "How often to look for topics of the pattern.", panel=None),
-]
-UntilEmpty = Annotated[
-    bool,
-    Option("--until-empty", help="Stop when the channel is empty.", rich_help_panel=LIMITS),
-]
 OnFile = Annotated[
     str | None,
     Option(
@@ -68,10 +61,6 @@ ExitWhenDeleted = Annotated[
         rich_help_panel=LIMITS,
     ),
 ]
-MetricsFile = Annotated[
-    Path | None,
-    Option("--metrics-file", metavar="FILE", help="Write counts to this file, as Prometheus text."),
-]
 
 
 def to_file(
@@ -81,6 +70,7 @@ def to_file(
     channel: ChannelName = "nsq_to_file",
     on_file: OnFile = None,
     metrics_file: MetricsFile = None,
+    listen_http: ListenHTTP = None,
     count: Count = None,
     until_empty: UntilEmpty = False,
     exit_idle: ExitIdle = None,
@@ -90,6 +80,7 @@ def to_file(
     json: Json = False,
     *,
     settings: ArchiveOptions,
+    upload: Upload,
     connection: ConsumerConnection,
     runtime: Session,
 ) -> int:
@@ -101,16 +92,19 @@ def to_file(
     continues when there is room. A topic that is deleted is archived again once it is there again.
     SIGHUP finishes the files in progress.
 
+    systemd is notified when it is ready, alive and stopping (Type=notify, WatchdogSec=).
+
     Examples:
         nsq to-file -t clicks --output-dir /var/nsq --gzip
         nsq to-file -t clicks --output-dir /var/nsq --gzip --rotate-interval 1h --utc
         nsq to-file --topic-pattern '^orders' --lookupd-http-address lookup:4161 --output-dir d
-        nsq to-file -t clicks --output-dir d --until-empty --on-file 'aws s3 cp {path} s3://b/'
+        nsq to-file -t clicks --output-dir d --gzip --rotate-interval 1h --upload s3://bucket/nsq
     """
-    from nsqtools.archive.archive_settings import THROUGHPUT
-    from nsqtools.archive.archiver import Archiver, ArchiveSource
+    from nsqtools.archive.archive_settings import THROUGHPUT, ArchiveSource
+    from nsqtools.archive.archiver import Archiver
+    from nsqtools.archive.descriptors import allow_many
     from nsqtools.archive.discovery import TopicDiscovery
-    from nsqtools.archive.notify import FileHook
+    from nsqtools.archive.notify import FileHook, topic_metrics
     from nsqtools.tail.run_limits import RunLimits
 
     topics = tuple(dict.fromkeys(topic or ()))
@@ -119,14 +113,21 @@ def to_file(
     discovery = None
     if topic_pattern is not None:
         discovery = TopicDiscovery(topic_pattern, connection)
-    allow_descriptors()
+    allow_many()
     hook = FileHook(on_file) if on_file is not None else None
+    uploads = upload.open(settings)
     options = connection.client_options(**THROUGHPUT)
     look_before(topics, channel, connection, runtime, create=create, force=True)
 
     def finished(path: Path) -> None:
         if hook is not None:
             hook.put(path)
+        if uploads is not None:
+            uploads.put(path)
+
+    def metrics() -> list[Metric]:
+        own = uploads.metrics() if uploads is not None else ()
+        return [*topic_metrics(archiver.states, time.time()), *own]
 
     with Progress(runtime) as progress:
         archiver = Archiver(
@@ -138,9 +139,23 @@ def to_file(
             exits_when_deleted=exit_when_deleted,
             limits=RunLimits(count, EMPTY_AFTER_S if until_empty else exit_idle, for_),
             on_finished=finished,
-            on_tick=lambda: tick(archiver, progress, metrics_file),
+            on_tick=lambda: tick(archiver, uploads, progress, supervised),
         )
-        with stopping(archiver.stop) as signals:
+
+        def stop() -> None:
+            supervised.stopping()
+            archiver.stop()
+
+        with (
+            service(
+                listen_http,
+                runtime.environ,
+                metrics=metrics,
+                health=lambda: health(archiver, uploads),
+                metrics_file=metrics_file,
+            ) as supervised,
+            stopping(stop) as signals,
+        ):
             before = signal.signal(signal.SIGHUP, lambda number, frame: archiver.rotate())
             try:
                 archiver.run()
@@ -148,42 +163,59 @@ def to_file(
                 signal.signal(signal.SIGHUP, before)
                 if hook is not None:
                     hook.close()
+                left = finish_uploads(uploads, progress, supervised, signals)
                 progress.clear()
                 if json:
                     failed = hook.failures if hook is not None else 0
                     document = asdict(archiver.totals) | {"on_file_failures": failed}
+                    if uploads is not None:
+                        document |= {"uploaded": uploads.totals.files, "not_uploaded": left}
                     write_json(runtime, document, indent=2)
                 runtime.tell(summary(archiver))
     if hook is not None and hook.failures:
         runtime.tell(f"nsq: the command for finished files failed {hook.failures} times")
+        return signals.status(otherwise=ExitStatus.PARTLY_DONE)
+    if left:
+        runtime.tell(f"nsq: {counted(left, 'file')} not uploaded; the next run continues")
         return signals.status(otherwise=ExitStatus.PARTLY_DONE)
     if archiver.falls_short:
         return signals.status(otherwise=ExitStatus.LIMIT_NOT_REACHED)
     return signals.status()
 
 
-def allow_descriptors() -> None:
-    """Raise the soft limit of open files to the hard one, as Go does: a topic takes several."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (ValueError, OSError):  # a system may refuse what it says that it allows
-            pass
-
-
-def tick(archiver: Archiver, progress: Progress, metrics_file: Path | None) -> None:
-    """Show how far it is, and keep the metrics file."""
+def tick(
+    archiver: Archiver, uploads: Uploads | None, progress: Progress, supervised: Service
+) -> None:
+    """Show how far it is, and let uploads hold consumption back."""
+    supervised.ready()
+    supervised.alive()
+    if uploads is not None:
+        uploads.start()
+        uploads.regulate(archiver)
     progress.show(lambda: f"{archiver.totals.messages:,} messages archived")
-    if metrics_file is None:
-        return
-    import time
 
-    from nsqtools.archive.notify import render_metrics, write_metrics
 
-    write_metrics(metrics_file, render_metrics(archiver.states, time.time()))
+def health(archiver: Archiver, uploads: Uploads | None) -> tuple[bool, str]:
+    """Whether archiving and uploading work, and a line that says what does not."""
+    is_well, text = archiver.health
+    if uploads is None or not is_well:
+        return is_well, text
+    is_uploading, trouble = uploads.health
+    return is_uploading, "; ".join(filter(None, (text, trouble)))
+
+
+def finish_uploads(
+    uploads: Uploads | None, progress: Progress, supervised: Service, signals: StopSignals
+) -> int:
+    """Upload what the archiver finished last; return how many files could not be uploaded."""
+    if uploads is None:
+        return 0
+
+    def show() -> None:
+        supervised.alive()
+        progress.show(lambda: f"{counted(uploads.totals.waiting_files, 'file')} to upload")
+
+    return uploads.close(is_hurried=lambda: signals.received is not None, show=show)
 
 
 def summary(archiver: Archiver) -> str:

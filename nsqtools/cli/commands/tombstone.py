@@ -7,7 +7,8 @@ from typing import Annotated
 from typer import Argument
 
 from nsqtools.cli.options.cluster_connection import ClusterConnection
-from nsqtools.cli.options.params import DryRun, Json, Yes
+from nsqtools.cli.options.forms import ListingForm
+from nsqtools.cli.options.params import DryRun, Yes
 from nsqtools.cli.running.administering import OneTopic, carry_out
 from nsqtools.cli.running.runtime import Session
 
@@ -21,8 +22,8 @@ def tombstone(
     node: Node,
     yes: Yes = False,
     dry_run: DryRun = False,
-    json: Json = False,
     *,
+    form: ListingForm,
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
@@ -38,4 +39,4 @@ def tombstone(
 
     with cluster.open() as opened:
         plan = plan_tombstone(opened, topic, node)
-        return carry_out(opened, plan, runtime, yes=yes, dry_run=dry_run, json=json)
+        return carry_out(opened, plan, runtime, yes=yes, dry_run=dry_run, form=form)

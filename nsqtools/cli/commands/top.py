@@ -2,48 +2,145 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Annotated
 
+from typer import Option
+
 from nsqtools.cli.options.cluster_connection import ClusterConnection
-from nsqtools.cli.options.params import TopicPatterns, duration_option
+from nsqtools.cli.options.params import SAFETY, TopicPatterns, duration_option
 from nsqtools.cli.running.ends import stopping
-from nsqtools.cli.running.runtime import Session
+from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError
 
-INTERVAL_S = 2.0
+INTERVAL_S = 1.0
+VIEW = "View"
+ON_A_PIPE = "nsq stat --interval 2s prints the same figures line by line."
+
+
+def parse_column(text: str) -> str:
+    """Read the name of a column. (Imported late: the help page needs no services.)"""
+    from nsqtools.cli.top.columns import check_column
+
+    return check_column(text)
+
 
 Interval = Annotated[
     float | None,
-    duration_option("--interval", "Time between two samples.", panel=None, default="2s"),
+    duration_option(
+        "--interval", "Time between two samples.", panel=None, default="1s; up to 5s if large"
+    ),
+]
+Columns = Annotated[
+    str | None,
+    Option(
+        "--columns",
+        metavar="NAME,...",
+        help="Columns to show, in this order, in each view those that it has.",
+        rich_help_panel=VIEW,
+    ),
+]
+Sort = Annotated[
+    str | None,
+    Option(
+        "--sort",
+        parser=parse_column,
+        metavar="COLUMN",
+        help="Sort by a column, largest numbers first.",
+        rich_help_panel=VIEW,
+    ),
+]
+Filter = Annotated[
+    list[str] | None,
+    Option(
+        "--filter",
+        metavar="COLUMN>N",
+        help="Only lines that match: depth>0, clients=0, paused=yes.",
+        rich_help_panel=VIEW,
+    ),
+]
+AllowChanges = Annotated[
+    bool,
+    Option(
+        "--allow-changes",
+        help="Let keys pause, unpause, empty and delete, tail and peek.",
+        rich_help_panel=SAFETY,
+    ),
 ]
 
 
 def top(
     topic: TopicPatterns = None,
     interval: Interval = None,
+    columns: Columns = None,
+    sort: Sort = None,
+    filter: Filter = None,
+    allow_changes: AllowChanges = False,
     *,
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
-    """Watch topics, channels and consumers live, in full screen.
+    """Watch topics, channels, consumers and nsqd live, in full screen, and change them.
 
-    Runs until q is pressed. Enter opens the channels of a topic and the consumers of a channel; the
-    bottom line lists the keys. The trend shows the rate of incoming messages, the largest value as
-    a full bar. Needs a terminal; on a pipe use nsq stat --interval.
+    Runs until q is pressed. Enter opens the channels of a topic and the consumers of a channel; Tab
+    shows all nsqd and all consumers; ? lists the keys and the columns, which are those of nsq stat.
+    An nsqd that does not answer is named, with the time since, and holds nothing up.
+
+    Keys change nothing unless --allow-changes is given. Then p and u pause and unpause the selected
+    topic or channel, e empties and d deletes it: the plan is shown first, and what destroys is
+    confirmed by typing the name. t tails a topic on an ephemeral channel of its own, v shows some
+    messages of a channel and gives them back.
+
+    Needs a terminal that can move its cursor, of 40 columns and 6 lines; the exit status is 2
+    otherwise. On a pipe use nsq stat --interval.
 
     Examples:
         nsq top
-        nsq top --lookupd-http-address lookup:4161 --interval 1s
+        nsq top --lookupd-http-address lookup:4161 --interval 5s
+        nsq top --sort depth --filter 'depth>0' --columns depth,ingress,finish,e2e_ms
+        nsq top --allow-changes
     """
-    if not (runtime.stdout_is_tty and runtime.stdin.isatty()):
-        raise ConfigurationError(
-            "nsq top needs a terminal", hint="On a pipe, use nsq stat --interval 2s."
-        )
+    check_terminal(runtime)
+    from nsqtools.cli.top.columns import check_column
+    from nsqtools.cli.top.console import Console
+    from nsqtools.cli.top.lines import parse_line_condition
     from nsqtools.cli.top.loop import Top
-    from nsqtools.cluster.sampling import SampleFilter, Sampler
+    from nsqtools.cli.top.view import Start, TopView
+    from nsqtools.cluster.live_sampling import LiveSampler
+    from nsqtools.cluster.sampling import SampleFilter
 
+    names = [check_column(name.strip()) for name in (columns or "").split(",") if name.strip()]
+    for condition in filter or ():
+        parse_line_condition(condition)
+    start = Start(names, sort or "", " ".join(part.replace(" ", "") for part in filter or ()))
+    interval_s = interval or INTERVAL_S
     with cluster.open() as opened:
-        shown = Top(runtime, Sampler(opened, SampleFilter(topic or ())), interval or INTERVAL_S)
-        with stopping(shown.stop) as signals:
+        sampler = LiveSampler(opened, SampleFilter(topic or ()), interval_s)
+        console = Console(TopView(start), allows_changes=allow_changes)
+        spares = interval is None
+        shown = Top(runtime, cluster, sampler, console, interval_s, spares_processor=spares)
+        also = (signal.SIGHUP, signal.SIGQUIT)
+        with stopping(shown.stop, at_once=shown.restore, also=also) as signals:
             shown.run()
     return signals.status()
+
+
+def check_terminal(runtime: Runtime) -> None:
+    """Raise `ConfigurationError` where there is no screen to fill."""
+    if not (runtime.stdout_is_tty and runtime.stdin.isatty()):
+        raise ConfigurationError("nsq top needs a terminal", hint=ON_A_PIPE)
+    if runtime.environ.get("TERM", "dumb") == "dumb":
+        raise ConfigurationError(
+            "nsq top needs a terminal that can move its cursor, which TERM=dumb cannot",
+            hint=ON_A_PIPE,
+        )
+    from nsqtools.cli.top.screen import LEAST_HEIGHT, LEAST_WIDTH
+
+    columns, lines = os.get_terminal_size(runtime.stdout.fileno())
+    if 0 < columns < LEAST_WIDTH or 0 < lines < LEAST_HEIGHT:
+        raise ConfigurationError(
+            f"nsq top needs {LEAST_WIDTH} columns and {LEAST_HEIGHT} lines, and this terminal has "
+            f"{columns} and {lines}",
+            hint=ON_A_PIPE,
+        )

@@ -7,7 +7,8 @@ from typing import Annotated
 from typer import Option
 
 from nsqtools.cli.options.cluster_connection import ClusterConnection
-from nsqtools.cli.options.params import SAFETY, DryRun, Json, Yes
+from nsqtools.cli.options.forms import ListingForm
+from nsqtools.cli.options.params import SAFETY, DryRun, Yes
 from nsqtools.cli.render.listing import ListedTopics, list_topics, show_topic
 from nsqtools.cli.running.administering import NewTopics, OneTopic, TopicGlobs, change_topics
 from nsqtools.cli.running.runtime import Session
@@ -19,8 +20,8 @@ Channels = Annotated[
 
 def list_(
     topic: ListedTopics = None,
-    json: Json = False,
     *,
+    form: ListingForm,
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
@@ -33,11 +34,11 @@ def list_(
         nsq topic list 'web*' --lookupd-http-address lookup:4161
         nsq topic list --json | jq -r '.[].topic'
     """
-    return list_topics(cluster, runtime, topic or (), json=json)
+    return list_topics(cluster, runtime, topic or (), form)
 
 
 def info(
-    topic: OneTopic, json: Json = False, *, cluster: ClusterConnection, runtime: Session
+    topic: OneTopic, *, form: ListingForm, cluster: ClusterConnection, runtime: Session
 ) -> int:
     """Show one topic and its channels, on every nsqd that has it.
 
@@ -45,14 +46,14 @@ def info(
         nsq topic info clicks
         nsq topic info clicks --json | jq '.nodes[].depth'
     """
-    return show_topic(cluster, runtime, topic, json=json)
+    return show_topic(cluster, runtime, topic, form)
 
 
 def create(
     topic: NewTopics,
     dry_run: DryRun = False,
-    json: Json = False,
     *,
+    form: ListingForm,
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
@@ -64,15 +65,15 @@ def create(
         nsq topic create clicks views
         nsq topic create clicks --lookupd-http-address lookup:4161
     """
-    return change_topics("create", cluster, runtime, topic, dry_run=dry_run, json=json)
+    return change_topics("create", cluster, runtime, topic, dry_run=dry_run, form=form)
 
 
 def delete(
     topic: TopicGlobs,
     yes: Yes = False,
     dry_run: DryRun = False,
-    json: Json = False,
     *,
+    form: ListingForm,
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
@@ -87,7 +88,7 @@ def delete(
         nsq topic delete 'test*' --dry-run --lookupd-http-address lookup:4161
         nsq topic delete clicks --yes
     """
-    return change_topics("delete", cluster, runtime, topic, yes=yes, dry_run=dry_run, json=json)
+    return change_topics("delete", cluster, runtime, topic, yes=yes, dry_run=dry_run, form=form)
 
 
 def empty(
@@ -95,8 +96,8 @@ def empty(
     channels: Channels = False,
     yes: Yes = False,
     dry_run: DryRun = False,
-    json: Json = False,
     *,
+    form: ListingForm,
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
@@ -116,7 +117,7 @@ def empty(
         topic,
         yes=yes,
         dry_run=dry_run,
-        json=json,
+        form=form,
         with_channels=channels,
     )
 
@@ -124,8 +125,8 @@ def empty(
 def pause(
     topic: TopicGlobs,
     dry_run: DryRun = False,
-    json: Json = False,
     *,
+    form: ListingForm,
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
@@ -134,14 +135,14 @@ def pause(
     Examples:
         nsq topic pause clicks
     """
-    return change_topics("pause", cluster, runtime, topic, dry_run=dry_run, json=json)
+    return change_topics("pause", cluster, runtime, topic, dry_run=dry_run, form=form)
 
 
 def unpause(
     topic: TopicGlobs,
     dry_run: DryRun = False,
-    json: Json = False,
     *,
+    form: ListingForm,
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
@@ -150,4 +151,4 @@ def unpause(
     Examples:
         nsq topic unpause clicks
     """
-    return change_topics("unpause", cluster, runtime, topic, dry_run=dry_run, json=json)
+    return change_topics("unpause", cluster, runtime, topic, dry_run=dry_run, form=form)

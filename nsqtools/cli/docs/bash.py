@@ -215,10 +215,12 @@ _nsq_offer_names() {
 
 # Offer those of the words that begin with $1.
 _nsq_offer() {
-    local start=$1 each
+    local start=$1 each split=''
     shift
+    # bash has split an address at its colon, and replaces only what follows
+    [[ $COMP_WORDBREAKS == *:* && $start == *:* ]] && split=${start%:*}:
     for each in "$@"; do
-        [[ $each == "$start"* ]] && COMPREPLY+=("$prefix$each")
+        [[ $each == "$start"* ]] && COMPREPLY+=("$prefix${each#"$split"}")
     done
 }
 """

@@ -23,6 +23,7 @@ class Candidates(Enum):
     DIRECTORY = "dir"
     TOPIC = "topics"
     CHANNEL = "channels"
+    NODE = "nodes"
     PROFILE = "profiles"
     CLIENT_OPTION = "options"
     """One of `ClientOptions`, and ``=``."""
@@ -51,7 +52,12 @@ BY_NAME = {
     "tls-root-ca-file": Candidates.FILE,
 }
 
-BY_METAVAR = {"FILE": Candidates.FILE, "PATH": Candidates.FILE, "DIR": Candidates.DIRECTORY}
+BY_METAVAR = {
+    "FILE": Candidates.FILE,
+    "PATH": Candidates.FILE,
+    "DIR": Candidates.DIRECTORY,
+    "NODE": Candidates.NODE,
+}
 
 CHOICES = {
     "COLUMN": tuple(COLUMNS),

@@ -23,6 +23,7 @@ ACTIONS = {
     Candidates.DIRECTORY: "_files -/",
     Candidates.TOPIC: " _nsq_names topics",
     Candidates.CHANNEL: " _nsq_names channels",
+    Candidates.NODE: " _nsq_names nodes",
     Candidates.PROFILE: " _nsq_names profiles",
     Candidates.CLIENT_OPTION: "_nsq_client_options",
 }

@@ -15,6 +15,7 @@ from nsqtools.cli.options.connection import (
     opt_statements,
 )
 from nsqtools.cli.options.origins import (
+    NoProfile,
     NsqdHttpAddresses,
     NsqdTcpAddresses,
     Profile,
@@ -191,6 +192,7 @@ def bench_load(
     nsqd_tcp_address: NsqdTcpAddresses = None,
     nsqd_http_address: NsqdHttpAddresses = None,
     profile: Profile = None,
+    no_profile: NoProfile = False,
     max_in_flight: MaxInFlight = None,
     consumer_opt: Annotated[list[str] | None, client_opt("--consumer-opt", "consumer")] = None,
     producer_opt: Annotated[list[str] | None, client_opt("--producer-opt", "producer")] = None,

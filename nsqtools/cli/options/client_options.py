@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from nsqtools.cli.render.output import write_listing
+from nsqtools.cli.render.output import PLAIN, Form, write_listing
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.client.options import ClientOptions, option_name
 from nsqtools.protocol.durations import format_duration
@@ -13,9 +13,9 @@ from nsqtools.protocol.durations import format_duration
 COLUMNS = ("option", "default", "bounds", "help")
 
 
-def write_client_options(runtime: Runtime, *, json: bool) -> None:
+def write_client_options(runtime: Runtime, form: Form = PLAIN) -> None:
     """A line for each option of `ClientOptions`, in their order."""
-    write_listing(runtime, COLUMNS, map(describe_option, fields(ClientOptions)), json=json)
+    write_listing(runtime, COLUMNS, map(describe_option, fields(ClientOptions)), form)
 
 
 def describe_option(option: Any) -> tuple[str, str, str, str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from typer import Context
 
 from nsqtools.cli.options.connection import (
+    AuthRequiresTLS,
     AuthSecretFile,
     LookupFlags,
     TLSCaFile,
@@ -18,11 +19,13 @@ from nsqtools.cli.options.connection import (
     TLSInsecure,
     TLSKey,
     TLSMinVersion,
+    TLSPin,
     flag_statements,
 )
 from nsqtools.cli.options.origins import (
     AddressMap,
     LookupdHttpAddresses,
+    NoProfile,
     NsqdHttpAddresses,
     NsqdTcpAddresses,
     Profile,
@@ -34,6 +37,7 @@ from nsqtools.client.connection_settings import (
     ConnectionSettings,
     parse_address_map,
     resolve_options,
+    texts_of,
 )
 
 if TYPE_CHECKING:
@@ -51,6 +55,8 @@ class HTTPSFlags(NamedTuple):
     tls_insecure: TLSInsecure = None
     tls_min_version: TLSMinVersion = None
     auth_secret_file: AuthSecretFile = None
+    auth_requires_tls: AuthRequiresTLS = None
+    tls_pin_sha256: TLSPin = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,7 @@ def cluster_connection(
     nsqd_tcp_address: NsqdTcpAddresses = None,
     address_map: AddressMap = None,
     profile: Profile = None,
+    no_profile: NoProfile = False,
     *,
     https: Annotated[HTTPSFlags, From(HTTPSFlags)],
     lookup: Annotated[LookupFlags, From(LookupFlags)],
@@ -90,7 +97,7 @@ def cluster_connection(
     if lookupd or nsqd_http:
         nsqd_tcp = ()
     settled = resolve_options(flag_statements(context, {**https._asdict(), **lookup._asdict()}))
-    options = {option: said.text for option, said in settled.items()}
+    options = texts_of(settled)
     mapping = parse_address_map(address_map or (), "--address-map")
     return ClusterSettings(ConnectionSettings(nsqd_tcp, lookupd, nsqd_http, options, mapping))
 

@@ -17,12 +17,14 @@ from nsqtools.cli.options.origins import (
     CONNECTION,
     AddressMap,
     LookupdHttpAddresses,
+    NoProfile,
     NsqdHttpAddresses,
     NsqdTcpAddresses,
     Profile,
     given_addresses,
     origin_of,
     setting_of,
+    variable_of,
 )
 from nsqtools.cli.options.params import Seconds
 from nsqtools.cli.parsing.binding import From
@@ -31,19 +33,28 @@ from nsqtools.client.connection_settings import (
     ConnectionSettings,
     GivenOption,
     check_tls,
+    exposure_of_secret,
     parse_address_map,
     read_secret,
     resolve_options,
+    texts_of,
 )
 from nsqtools.protocol.durations import format_duration
 from nsqtools.records.units import parse_span
-from nsqtools.settings import Origin
+from nsqtools.settings import Origin, config_path
 
 PANEL = "TLS, compression, secret"
 
 
 def _flag(declaration: str, help: str, metavar: str | None = None) -> Any:
-    return Option(declaration, metavar=metavar, help=help, rich_help_panel=PANEL)
+    name = declaration.partition("/")[0]
+    return Option(
+        declaration,
+        metavar=metavar,
+        help=help,
+        envvar=variable_of(name),
+        rich_help_panel=PANEL,
+    )
 
 
 TLSCaFile = Annotated[Path | None, _flag("--tls-ca-file", "Certificates to trust, PEM.", "FILE")]
@@ -57,7 +68,24 @@ TLSMinVersion = Annotated[
 ]
 AuthSecretFile = Annotated[
     Path | None,
-    _flag("--auth-secret-file", "File with the auth secret; or set NSQ_AUTH_SECRET.", "FILE"),
+    _flag("--auth-secret-file", "File with the auth secret; or NSQ_AUTH_SECRET has it.", "FILE"),
+]
+
+
+TLSPin = Annotated[
+    list[str] | None,
+    _flag(
+        "--tls-pin-sha256",
+        "SHA-256 fingerprint of a server certificate to accept, and no other.",
+        "HEX",
+    ),
+]
+AuthRequiresTLS = Annotated[
+    bool | None,
+    _flag(
+        "--auth-requires-tls/--no-auth-requires-tls",
+        "Never send the auth secret without TLS.",
+    ),
 ]
 
 
@@ -68,6 +96,7 @@ class LookupFlags(NamedTuple):
         Seconds | None,
         Option(
             "--timeout",
+            envvar=variable_of("--timeout"),
             parser=parse_span,
             metavar="DURATION",
             show_default="5s",
@@ -80,6 +109,16 @@ class LookupFlags(NamedTuple):
         _flag(
             "--lookupd-authorization/--no-lookupd-authorization",
             "Send the auth secret to nsqlookupd, as a bearer token.",
+        ),
+    ] = None
+    allow_announced: Annotated[
+        list[str] | None,
+        Option(
+            "--allow-announced",
+            envvar=variable_of("--allow-announced"),
+            metavar="PATTERN",
+            help="Connect to announced nsqd at these addresses only: '*.internal:4150'.",
+            rich_help_panel=CONNECTION,
         ),
     ] = None
 
@@ -103,14 +142,16 @@ class ClientFlags(NamedTuple):
         int | None, _flag("--deflate-level", "Compress with deflate at this level, 1 to 9.", "N")
     ] = None
     auth_secret_file: AuthSecretFile = None
+    auth_requires_tls: AuthRequiresTLS = None
+    tls_pin_sha256: TLSPin = None
 
 
 def flag_statements(context: Context, flags: Mapping[str, object]) -> Iterator[GivenOption]:
     """What the flags say. Reads the secret's file. Raises `ConfigurationError`."""
     for name, value in flags.items():
-        if value is None or name == "auth_secret_file":
+        if value in (None, [], ()) or name == "auth_secret_file":
             continue
-        text = str(value)
+        text = " ".join(value) if isinstance(value, list | tuple) else str(value)
         if isinstance(value, bool):
             text = text.lower()
         elif isinstance(value, float):
@@ -122,7 +163,11 @@ def flag_statements(context: Context, flags: Mapping[str, object]) -> Iterator[G
             yield GivenOption("deflate", "true", origin, speaker)
     if isinstance(path := flags.get("auth_secret_file"), Path):
         origin = origin_of(context, "auth_secret_file")
-        yield GivenOption("auth_secret", read_secret(path), origin, "--auth-secret-file")
+        if problem := exposure_of_secret(path):
+            context.obj.tell(f"nsq: warning: {problem}")
+        secret = read_secret(path)
+        file = str(path.absolute())
+        yield GivenOption("auth_secret", secret, origin, "--auth-secret-file", file)
     if secret := context.obj.environ.get("NSQ_AUTH_SECRET"):
         yield GivenOption("auth_secret", secret, Origin.ENVIRONMENT, "NSQ_AUTH_SECRET")
 
@@ -136,7 +181,21 @@ def opt_statements(context: Context, name: str, values: Iterable[str]) -> Iterat
     origin = origin_of(context, name)
     if setting is not None and setting.origin < origin and isinstance(setting.value, list):
         yield from _opts(setting.value, setting.origin, name)
-    yield from _opts(values, origin, name)
+    for given in _opts(values, origin, name):
+        if given.option == "auth_secret":
+            _warn_of_visible_secret(context, given)
+        yield given
+
+
+def _warn_of_visible_secret(context: Context, given: GivenOption) -> None:
+    """A secret on the command line is in the list of processes; one in the file may be read."""
+    if given.origin == Origin.FLAG:
+        context.obj.tell(
+            "nsq: warning: the list of processes shows the secret on the command line to"
+            " everybody; use --auth-secret-file or NSQ_AUTH_SECRET"
+        )
+    elif problem := exposure_of_secret(config_path(context.obj.environ)):
+        context.obj.tell(f"nsq: warning: {problem}")
 
 
 def _opts(values: Iterable[str], origin: Origin, name: str) -> Iterator[GivenOption]:
@@ -153,6 +212,7 @@ MaxInFlight = Annotated[
     int | None,
     Option(
         "--max-in-flight",
+        envvar=variable_of("--max-in-flight"),
         metavar="N",
         min=1,
         help="Messages in flight at a time, all nsqd together.",
@@ -166,6 +226,7 @@ def client_opt(name: str, kind: str, *short: str) -> Any:
     return Option(
         name,
         *short,
+        envvar=variable_of(name),
         metavar="KEY=VALUE",
         is_eager=True,  # so that the list is shown whatever else is missing
         callback=_list_if_asked,
@@ -179,7 +240,7 @@ def _list_if_asked(context: Context, values: list[str] | None) -> list[str] | No
         return values
     from nsqtools.cli.options.client_options import write_client_options
 
-    write_client_options(context.obj, json=False)
+    write_client_options(context.obj)
     raise Exit
 
 
@@ -190,6 +251,7 @@ def consumer_connection(
     nsqd_http_address: NsqdHttpAddresses = None,
     address_map: AddressMap = None,
     profile: Profile = None,
+    no_profile: NoProfile = False,
     max_in_flight: MaxInFlight = None,
     consumer_opt: Annotated[
         list[str] | None, client_opt("--consumer-opt", "consumer", "-X")
@@ -215,6 +277,7 @@ def producer_connection(
     context: Context,
     nsqd_tcp_address: NsqdTcpAddresses = None,
     profile: Profile = None,
+    no_profile: NoProfile = False,
     producer_opt: Annotated[
         list[str] | None, client_opt("--producer-opt", "producer", "-X")
     ] = None,
@@ -239,6 +302,6 @@ def _connection(
     nsqd, lookupd, nsqd_http = given_addresses(context)
     settled = resolve_options(statements)
     check_tls(settled, [*lookupd, *nsqd_http], cure="Add --tls (or --no-tls).")
-    options = {option: said.text for option, said in settled.items()}
+    options = texts_of(settled)
     mapping = parse_address_map(address_map, "--address-map")
     return ConnectionSettings(nsqd, lookupd, nsqd_http, options, mapping)

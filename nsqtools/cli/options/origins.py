@@ -11,23 +11,54 @@ line never also consumes from the cluster that the profile names.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Annotated
 
 from typer import Context, Option
 
 from nsqtools.client.connection_settings import DEFAULT_NSQD_TCP_ADDRESS
 from nsqtools.errors import ConfigurationError
-from nsqtools.settings import REPEATABLE, Origin, Setting, config_path, load_settings
+from nsqtools.settings import (
+    REPEATABLE,
+    Origin,
+    Setting,
+    config_path,
+    load_settings,
+    selected_profile,
+    who_else_can_write,
+)
 
 CONNECTION = "Connection"  # the panel of help
 
-SETTINGS = "nsqtools.settings"  # the key in typer's context
+SETTINGS = "nsqtools.settings"  # the keys in typer's context
+NO_PROFILE = "nsqtools.no_profile"
 ORIGIN_OF_SOURCE = {"COMMANDLINE": Origin.FLAG, "ENVIRONMENT": Origin.ENVIRONMENT}
+
+
+def variable_of(option: str) -> str:
+    """The environment variable of a connection option: NSQ_TLS_CA_FILE of ``--tls-ca-file``."""
+    return "NSQ_" + option.lstrip("-").replace("-", "_").upper()
+
+
+def forget_profile(context: Context, is_given: bool) -> bool:
+    """Note ``--no-profile``, which typer reads before a profile that the environment names."""
+    if is_given and not context.resilient_parsing:
+        if context.get_parameter_source("profile") is not None:
+            raise ConfigurationError("--profile and --no-profile contradict each other")
+        context.meta[NO_PROFILE] = True
+    return is_given
 
 
 def apply_profile(context: Context, name: str | None) -> str | None:
     """Load the file, and the profile if one is named; remember where each value stands."""
-    path = config_path(context.obj.environ)
+    environ = context.obj.environ
+    path = config_path(environ)
+    if context.meta.get(NO_PROFILE):
+        if origin_of(context, "profile") is Origin.FLAG:
+            raise ConfigurationError("--profile and --no-profile contradict each other")
+        name = None
+    elif name is None and not context.resilient_parsing:
+        name = selected_profile(environ)
     if context.resilient_parsing or not (name or os.path.exists(path)):
         return name
     try:
@@ -38,6 +69,8 @@ def apply_profile(context: Context, name: str | None) -> str | None:
             raise
         context.obj.tell(f"nsq: {str(error).splitlines()[0]}; going on without it")
         return name
+    if problem := who_else_can_write(path):
+        context.obj.tell(f"nsq: warning: {problem}; it decides where this connects")
     context.meta[SETTINGS] = settings
     context.default_map = {key: setting.value for key, setting in settings.items()}
     return name
@@ -53,6 +86,18 @@ Profile = Annotated[
         is_eager=True,
         callback=apply_profile,
         help="Named settings from the configuration file.",
+        rich_help_panel=CONNECTION,
+    ),
+]
+
+
+NoProfile = Annotated[
+    bool,
+    Option(
+        "--no-profile",
+        is_eager=True,
+        callback=forget_profile,
+        help="Use no profile: neither that of NSQ_PROFILE nor the one that nsq profile use chose.",
         rich_help_panel=CONNECTION,
     ),
 ]
@@ -117,6 +162,7 @@ AddressMap = Annotated[
     Option(
         "--address-map",
         metavar="OLD=NEW",
+        envvar=variable_of("--address-map"),
         help="Connect to NEW in place of OLD, the address that an nsqd announces.",
         rich_help_panel=CONNECTION,
     ),
@@ -125,16 +171,21 @@ AddressMap = Annotated[
 
 def given_addresses(context: Context) -> tuple[Addresses, Addresses, Addresses]:
     """The nsqd TCP, nsqlookupd and nsqd HTTP addresses that hold; without any, the default nsqd."""
-    given = [tuple(context.params.get(kind) or ()) for kind in KINDS]
+    nsqd, lookupd, nsqd_http = strongest_addresses(context, KINDS)
+    if not (nsqd or lookupd or nsqd_http):
+        nsqd = (DEFAULT_NSQD_TCP_ADDRESS,)
+    return nsqd, lookupd, nsqd_http
+
+
+def strongest_addresses(context: Context, kinds: Sequence[str]) -> list[Addresses]:
+    """The addresses of each kind, of those from the strongest origin that gives any."""
+    given = [tuple(context.params.get(kind) or ()) for kind in kinds]
     origins = [
         origin_of(context, kind) if addresses else Origin.DEFAULT
-        for kind, addresses in zip(KINDS, given, strict=True)
+        for kind, addresses in zip(kinds, given, strict=True)
     ]
     strongest = max(origins)
-    if strongest is Origin.DEFAULT:
-        return (DEFAULT_NSQD_TCP_ADDRESS,), (), ()
-    nsqd, lookupd, nsqd_http = (
+    return [
         addresses if origin is strongest else ()
         for addresses, origin in zip(given, origins, strict=True)
-    )
-    return nsqd, lookupd, nsqd_http
+    ]

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 # Headings of help pages.
 INPUT = "Input"
 LIMITS = "Limits"
+MONITORING = "Monitoring"
 OUTPUT = "Output"
 SAFETY = "Safety"
 SELECTION = "Selection"
 
 Seconds = float
 
-GLOB = "Names, or globs such as 'web*'."
+GLOBS = "Names, globs ('web*') or /regular expressions/."
 
 
 # -- what ---------------------------------------------------------------------------------------
@@ -50,13 +51,13 @@ Topics = Annotated[list[str], topic_option()]
 OptionalTopics = Annotated[list[str] | None, topic_option()]
 TopicPatterns = Annotated[
     list[str] | None,
-    topic_option("Only these topics: names, or globs such as 'web*'.", metavar="GLOB"),
+    topic_option(f"Only these topics. {GLOBS}", metavar="GLOB"),
 ]
 Channel = Annotated[str | None, channel_option()]
 ChannelName = Annotated[str, channel_option()]
 ChannelPatterns = Annotated[
     list[str] | None,
-    channel_option("Only these channels: names, or globs such as 'tail*'.", metavar="GLOB"),
+    channel_option(f"Only these channels. {GLOBS}", metavar="GLOB"),
 ]
 ArchivePaths = Annotated[
     list[Path],
@@ -98,7 +99,6 @@ def grep_option(help: str = "Only messages whose body matches.", *, panel: str =
 
 Since = Annotated[int | None, since_option()]
 Until = Annotated[int | None, until_option()]
-Grep = Annotated[str | None, grep_option()]
 
 
 def time_range(since_ns: int | None, until_ns: int | None) -> TimeRange:
@@ -163,6 +163,20 @@ ExitIdle = Annotated[
     duration_option("--exit-idle", "Stop after DURATION without messages (5s, 1m30s)."),
 ]
 For = Annotated[Seconds | None, duration_option("--for", "Stop after DURATION.")]
+
+
+# -- how it is watched --------------------------------------------------------------------------
+
+
+ListenHTTP = Annotated[
+    str | None,
+    Option(
+        "--listen-http",
+        metavar="[HOST:]PORT",
+        help="Serve /metrics for Prometheus and /health; on loopback unless a host is given.",
+        rich_help_panel=MONITORING,
+    ),
+]
 
 
 # -- what is destroyed --------------------------------------------------------------------------

@@ -7,22 +7,24 @@ functions over messages.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
 from nsqtools.cli.options.params import OUTPUT, Json, delimiter_option, grep_option
 from nsqtools.cli.parsing.binding import From
 from nsqtools.cli.running.runtime import Runtime
+from nsqtools.protocol.escaping import escape_json
 from nsqtools.records import filters
-from nsqtools.records.envelope import encode_many
+from nsqtools.records.envelope import Envelope, MessageLike, encode_many
 from nsqtools.records.lines import BodyForm, encode_lines
+from nsqtools.records.queries import compile_pick
 from nsqtools.records.template import compile_template
 
-if TYPE_CHECKING:
-    from nsqtools.tail.tail import Encode
+Encode = Callable[[str, str, Iterable[MessageLike]], bytes]
+"""From topic, nsqd and messages to the bytes to write."""
 
 FILTERS = "Filters"
 
@@ -30,10 +32,7 @@ FILTERS = "Filters"
 def message_filter(
     grep: Annotated[
         str | None,
-        grep_option(
-            "Only messages whose body matches; the others are finished and not printed.",
-            panel=FILTERS,
-        ),
+        grep_option("Only messages whose body matches, a regular expression.", panel=FILTERS),
     ] = None,
     ignore_case: Annotated[
         bool, Option("--ignore-case", "-i", help="Ignore case in --grep.", rich_help_panel=FILTERS)
@@ -46,6 +45,17 @@ def message_filter(
             rich_help_panel=FILTERS,
         ),
     ] = False,
+    where: Annotated[
+        filters.Filter | None,
+        Option(
+            "--where",
+            parser=filters.where,
+            metavar="JQ",
+            help="Only messages whose body is JSON for which this is true, in jq's language "
+            "('.status >= 500').",
+            rich_help_panel=FILTERS,
+        ),
+    ] = None,
     sample: Annotated[
         float | None,
         Option(
@@ -61,6 +71,8 @@ def message_filter(
     wanted = []
     if grep:
         wanted.append(filters.grep(grep, ignore_case=ignore_case, invert=invert))
+    if where is not None:
+        wanted.append(where)
     if sample is not None:
         wanted.append(filters.sample(sample, random.random))
     return filters.every(wanted) if wanted else None
@@ -68,25 +80,48 @@ def message_filter(
 
 MessageFilter = Annotated[filters.Filter | None, From(message_filter)]
 
-Printer = Callable[[Runtime], "Encode"]
+Pick = Annotated[
+    Callable[[bytes], bytes | None] | None,
+    Option(
+        "--pick",
+        parser=compile_pick,
+        metavar="JQ",
+        help="In place of the body, what this makes of its JSON, in jq's language ('.user.id').",
+        rich_help_panel=FILTERS,
+    ),
+]
+
+Template = Annotated[
+    Callable[..., bytes] | None,
+    Option(
+        "--format",
+        "-f",
+        parser=compile_template,
+        metavar="TEMPLATE",
+        help="Print by a template: {topic} {nsqd} {id} {timestamp} {attempts} {size} {body}; "
+        "{timestamp:%H:%M:%S}, {body:hex|base64|url|json}, {.user.id} of JSON; \\n \\t \\0 "
+        "\\xNN; {{ and }} for braces.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Pretty = Annotated[
+    bool,
+    Option(
+        "--pretty",
+        help="Indent bodies that are JSON; on a terminal they are colored in any case.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+
+Printer = Callable[[Runtime], Encode]
 """Made for a run, because it matters whether stdout is a terminal."""
 
 
 def message_printer(
     json: Json = False,
-    format: Annotated[
-        Callable[..., bytes] | None,
-        Option(
-            "--format",
-            "-f",
-            parser=compile_template,
-            metavar="TEMPLATE",
-            help="Print by a template: {topic} {nsqd} {id} {timestamp} {attempts} {size} {body}; "
-            "{timestamp:%H:%M:%S}, {body:hex|base64|json}; \\n \\t \\0 \\xNN; {{ and }} for "
-            "braces.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
+    format: Template = None,
+    pick: Pick = None,
+    pretty: Pretty = False,
     decode: Annotated[
         BodyForm | None,
         Option("--decode", help="Show bodies as text, hex or base64.", rich_help_panel=OUTPUT),
@@ -105,15 +140,92 @@ def message_printer(
 
     def printer(runtime: Runtime) -> Encode:
         if json:
-            return encode_many
-        return format or lines_printer(
-            runtime, delimiter=ending, form=decode, print_topic=print_topic
-        )
+            encode = json_printer(runtime, pretty=pretty)
+        elif format is not None:
+            encode = partial(format, escape=True) if runtime.stdout_is_tty else format
+        else:
+            lines = lines_printer(runtime, delimiter=ending, form=decode, print_topic=print_topic)
+            encode = lines if decode else readable(runtime, lines, pretty=pretty)
+        return encode if pick is None else picking(runtime, encode, pick)
 
     return printer
 
 
 MessagePrinter = Annotated[Printer, From(message_printer)]
+
+
+def picking(runtime: Runtime, encode: Encode, pick: Callable[[bytes], bytes | None]) -> Encode:
+    """Print what ``--pick`` finds in place of the body; a message without it is left out."""
+    is_told = False
+
+    def encode_picked(topic: str, nsqd: str, messages: Iterable[MessageLike]) -> bytes:
+        nonlocal is_told
+        found = []
+        for message in messages:
+            try:
+                body = pick(message.body)
+            except ValueError:
+                body = None
+            if body is not None:
+                found.append(with_body(topic, nsqd, message, body))
+            elif not is_told:
+                is_told = True
+                runtime.tell("nsq: messages in which --pick finds nothing are not printed")
+        return encode(topic, nsqd, found) if found else b""
+
+    return encode_picked
+
+
+def readable(runtime: Runtime, encode: Encode, *, pretty: bool) -> Encode:
+    """Print bodies that are JSON as people read them, where that is wanted."""
+    colour = runtime.colour
+    if not (pretty or colour):
+        return encode
+
+    from nsqtools.cli.render.json_layout import lay_out
+
+    def encode_readable(topic: str, nsqd: str, messages: Iterable[MessageLike]) -> bytes:
+        parts = []
+        for message in messages:
+            body = lay_out(message.body, indent=pretty, colour=colour)
+            if body is None:
+                parts.append(encode(topic, nsqd, [message]))
+            else:  # what is laid out is harmless already, but for our own colors
+                parts.append(encode(topic, nsqd, [with_body(topic, nsqd, message, MARK)]))
+                parts[-1] = parts[-1].replace(MARK, body, 1)
+        return b"".join(parts)
+
+    return encode_readable
+
+
+MARK = b"@@BODY@@"  # stands for a body until its line is ready; no topic contains @
+
+
+def with_body(topic: str, nsqd: str, message: MessageLike, body: bytes) -> Envelope:
+    """The message with another body."""
+    return Envelope(topic, nsqd, message.id, message.timestamp_ns, message.attempts, body)
+
+
+def json_printer(runtime: Runtime, *, pretty: bool = False) -> Encode:
+    """Messages as lines of JSON, or indented."""
+    colour = runtime.colour
+    if not (pretty or colour):
+        return harmless_json if runtime.stdout_is_tty else encode_many
+
+    from nsqtools.cli.render.json_layout import lay_out
+
+    def encode_laid_out(topic: str, nsqd: str, messages: Iterable[MessageLike]) -> bytes:
+        lines = encode_many(topic, nsqd, messages).splitlines()
+        return b"".join(
+            (lay_out(line, indent=pretty, colour=colour) or line) + b"\n" for line in lines
+        )
+
+    return encode_laid_out
+
+
+def harmless_json(topic: str, nsqd: str, messages: Iterable[MessageLike]) -> bytes:
+    """Messages as lines of JSON for a terminal: nothing in them steers it."""
+    return escape_json(encode_many(topic, nsqd, messages).decode()).encode()
 
 
 def lines_printer(

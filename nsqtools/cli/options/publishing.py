@@ -11,8 +11,29 @@ from typer import Option
 from nsqtools.cli.options.params import dry_run_option, duration_option, topic_option
 from nsqtools.client.spread import PublishMode
 from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.commands import MAX_DELAY_S
+from nsqtools.records.units import parse_span
 
 DELIVERY = "Delivery"
+
+
+def parse_defer(text: str) -> float:
+    """Read a delay in seconds. Raises ``ValueError`` for one that nsqd refuses."""
+    seconds = parse_span(text)
+    if seconds > MAX_DELAY_S:
+        raise ValueError(f"{text!r} is above nsqd's limit of 1h")
+    return seconds
+
+
+Defer = Annotated[
+    float | None,
+    duration_option(
+        "--defer",
+        "Defer delivery of each message by DURATION, up to 1h.",
+        panel=DELIVERY,
+        parser=parse_defer,
+    ),
+]
 
 Rate = Annotated[
     float,
@@ -68,6 +89,7 @@ def progress_option(name: str, metavar: str, parser: Callable[[str], Path] | Non
     )
 
 
+CheckpointFile = Annotated[Path | None, progress_option("--checkpoint", "FILE")]
 UnsentRecords = Annotated[
     Path | None,
     unsent_option(

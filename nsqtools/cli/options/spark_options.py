@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from nsqtools.errors import NsqError
+from nsqtools.errors import ConfigurationError, NsqError
+
+if TYPE_CHECKING:
+    from nsqtools.spark.location import Location
 
 ARCHIVES = "Archives"
+
+
+class TableFormat(Enum):
+    """How a job writes what it makes."""
+
+    parquet = "parquet"
+    delta = "delta"
 
 
 def location(text: str) -> Path:
@@ -19,6 +32,18 @@ def location(text: str) -> Path:
     from nsqtools.spark.location import parse_location
 
     return parse_location(text)
+
+
+def place(text: str) -> Location:
+    """Read a path, or a place in an object store. Raises ``ValueError`` for any other."""
+    from nsqtools.spark.location import parse_place
+
+    return parse_place(text)
+
+
+def places(texts: Iterable[str]) -> list[Location]:
+    """Read several of them. Raises ``ValueError``."""
+    return [place(text) for text in texts]
 
 
 def locations(texts: Iterable[str]) -> list[Path]:
@@ -44,6 +69,40 @@ SkipDamaged = Annotated[
         rich_help_panel=ARCHIVES,
     ),
 ]
+
+DamageDir = Annotated[
+    Any,  # a Location or None
+    Option(
+        "--damage-dir",
+        parser=place,
+        metavar="DIR",
+        help="Where executors of a cluster report damage: a shared directory, or s3://BUCKET/PREFIX.",
+        rich_help_panel=ARCHIVES,
+    ),
+]
+
+
+@contextmanager
+def damage_place(
+    damage_dir: Location | None, *, skip_damaged: bool, is_local: bool
+) -> Iterator[Location | None]:
+    """A place where this run's tasks report damage, if it is to be skipped.
+
+    Raises `ConfigurationError` when the reports would stay on the machines of executors.
+    """
+    if not skip_damaged:
+        yield None
+    elif damage_dir is not None:
+        folder = damage_dir.absolute() if isinstance(damage_dir, Path) else damage_dir
+        yield folder / f"damage-{uuid.uuid4().hex[:12]}"
+    elif is_local:
+        with TemporaryDirectory(prefix="nsq-damage-") as directory:
+            yield Path(directory)
+    else:
+        raise ConfigurationError(
+            "--skip-damaged on a cluster needs --damage-dir, or nobody would learn what is missing",
+            hint="Give a directory that all share, or a place in an object store.",
+        )
 
 
 @contextmanager

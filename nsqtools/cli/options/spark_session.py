@@ -29,6 +29,7 @@ from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from nsqtools.spark.location import Location
     from nsqtools.spark.session import SparkSession
     from nsqtools.spark.spark_settings import SparkSettings
 
@@ -85,11 +86,27 @@ class SparkChoice:
         self.conf = conf
         self.log_file = log_file
 
-    def settings(self, app_name: str = "nsqtools") -> SparkSettings:
-        """The `SparkSettings`. Raises `ConfigurationError`."""
+    def settings(
+        self,
+        app_name: str = "nsqtools",
+        places: Iterable[Location] = (),
+        *,
+        delta: bool = False,
+        python_places: Iterable[Location] = (),
+    ) -> SparkSettings:
+        """The `SparkSettings` for what a command reads and writes. Raises `ConfigurationError`."""
         from nsqtools.spark.spark_settings import SparkSettings
 
-        return SparkSettings(self.master, app_name, self.driver_memory, self.conf, self.log_file)
+        return SparkSettings(
+            self.master,
+            app_name,
+            self.driver_memory,
+            self.conf,
+            self.log_file,
+            places=tuple(places),
+            delta=delta,
+            python_places=tuple(python_places),
+        )
 
 
 def spark_choice(

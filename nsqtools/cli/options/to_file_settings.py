@@ -11,6 +11,7 @@ from typer import Option
 
 from nsqtools.cli.options.params import BODIES_END, delimiter_option, duration_option
 from nsqtools.cli.parsing.binding import From
+from nsqtools.errors import ConfigurationError
 from nsqtools.records.naming import (
     DEFAULT_DATETIME_FORMAT,
     DEFAULT_FORMAT,
@@ -20,6 +21,7 @@ from nsqtools.records.units import parse_size
 
 if TYPE_CHECKING:
     from nsqtools.archive.archive_settings import ArchiveSettings
+    from nsqtools.archive.codecs import Codec, CompressorFactory
 
 FILES = "Files"
 FORM = "Format"
@@ -32,6 +34,14 @@ class Form(Enum):
 
     jsonl = "jsonl"
     raw = "raw"
+
+
+class Compression(Enum):
+    """What files are compressed with."""
+
+    none = "none"
+    gzip = "gzip"
+    zstd = "zstd"
 
 
 class Whose(Enum):
@@ -127,7 +137,18 @@ def archive_settings(
         ),
     ] = Form.jsonl,
     delimiter: Annotated[bytes | None, delimiter_option(BODIES_END, panel=FORM)] = None,
-    gzip: Annotated[bool, Option("--gzip", help="Compress files.", rich_help_panel=FORM)] = False,
+    gzip: Annotated[
+        bool, Option("--gzip", help="Short for --compression gzip.", rich_help_panel=FORM)
+    ] = False,
+    compression: Annotated[
+        Compression | None,
+        Option(
+            "--compression",
+            help="Compress files: gzip, or zstd to smaller ones.",
+            show_default=False,
+            rich_help_panel=FORM,
+        ),
+    ] = None,
     gzip_level: Annotated[
         int | None,
         Option(
@@ -135,7 +156,18 @@ def archive_settings(
             metavar="N",
             min=1,
             max=9,
-            help="Compress at this level; without it fast with python-isal, else 6.",
+            help="Level of gzip; without it fast with python-isal, else 6.",
+            rich_help_panel=FORM,
+        ),
+    ] = None,
+    zstd_level: Annotated[
+        int | None,
+        Option(
+            "--zstd-level",
+            metavar="N",
+            min=1,
+            max=19,
+            help="Level of zstd; 3 without it.",
             rich_help_panel=FORM,
         ),
     ] = None,
@@ -192,10 +224,9 @@ def archive_settings(
 
     from nsqtools.archive import archive_settings as settings
     from nsqtools.archive.finishing import Directories
-    from nsqtools.archive.part_file import Plain, gzip_members
     from nsqtools.records.naming import FileNaming, Rotation
 
-    is_gzip = gzip or gzip_level is not None
+    codec, compressor = _compressor(gzip, compression, gzip_level, zstd_level)
     output = _absolute(output_dir)
     naming = FileNaming(
         filename_format,
@@ -203,7 +234,7 @@ def archive_settings(
         partition_format,
         host=_host(host_identifier),
         pid=os.getpid(),
-        extension=".gz" if is_gzip else "",
+        extension=codec.value,
     )
     return settings.ArchiveSettings(
         Directories(output, _absolute(work_dir) if work_dir else output, file_mode, dir_mode),
@@ -212,11 +243,28 @@ def archive_settings(
         settings.Flush(sync_interval, sync_bytes, sync_count),
         settings.RecordFormat(format.value),
         b"\n" if delimiter is None else delimiter,
-        gzip_members(gzip_level) if is_gzip else Plain,
+        compressor,
         settings.PartitionBy(partition_by.value),
         UTC if utc else None,
         skip_empty_files,
     )
+
+
+def _compressor(
+    gzip: bool, compression: Compression | None, gzip_level: int | None, zstd_level: int | None
+) -> tuple[Codec, CompressorFactory]:
+    """What the options about compression ask for together. Raises `ConfigurationError`."""
+    from nsqtools.archive.codecs import Codec, members_of
+
+    asked = {Compression.gzip} if gzip or gzip_level is not None else set()
+    asked |= {Compression.zstd} if zstd_level is not None else set()
+    asked |= {compression} if compression is not None else set()
+    if len(asked) > 1:
+        raise ConfigurationError(
+            "the options ask for different compressions", hint="Give --compression alone."
+        )
+    codec = Codec[asked.pop().name.upper()] if asked else Codec.NONE
+    return codec, members_of(codec, gzip_level if codec is Codec.GZIP else zstd_level)
 
 
 ArchiveOptions = Annotated["ArchiveSettings", From(archive_settings)]

@@ -7,8 +7,9 @@ you mean".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import Any, TypeVar
 
 from typer import Exit
 from typer.core import TyperCommand, TyperGroup
@@ -25,9 +26,12 @@ from nsqtools.cli.parsing.binding import (
 )
 from nsqtools.cli.parsing.describe import describe
 from nsqtools.cli.parsing.help import group_page, render, root_page
+from nsqtools.cli.parsing.suggesting import closest
 from nsqtools.cli.registry import COMMANDS, ROOT_HELP, Command, Group
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import ConfigurationError
+
+T = TypeVar("T")
 
 HELP_NAMES = ["-h", "--help"]
 
@@ -48,9 +52,9 @@ class LazyGroup(NativeCoercion, TyperGroup):
     """The group ``name``, with the commands that ``group`` lists."""
 
     def __init__(self, name: str, group: Group):
-        super().__init__(name=name, help=group.help, rich_markup_mode=None)
+        super().__init__(name=name, help=group.help, rich_markup_mode=None, suggest_commands=False)
         self.group = group
-        self._hidden: dict[str, Stub] = {}  # apart, because typer suggests what is in commands
+        self._hidden: dict[str, Stub] = {}  # apart: what is in commands is suggested
         for child, entry in group.commands.items():
             if isinstance(entry, Group):
                 self.commands[child] = LazyGroup(child, entry)
@@ -67,20 +71,21 @@ class LazyGroup(NativeCoercion, TyperGroup):
         return super().get_command(ctx, cmd_name) or self._hidden.get(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
-        """Choose the command as typer does, suggestions included, and import it."""
-        name, command, rest = super().resolve_command(ctx, args)
+        """Choose the command as typer does, and import it; suggest what it may have been."""
+        try:
+            name, command, rest = super().resolve_command(ctx, args)
+        except UsageError as error:
+            if meant := closest(args[0], get_close_matches(args[0], list(self.commands))):
+                names = " or ".join(map(repr, meant))
+                error.message = f"{error.message.rstrip('.')}. Did you mean {names}?"
+            raise
         return name, self.load(args[0]) if isinstance(command, Stub) else command, rest
 
     def load(self, name: str) -> Any:
         """Import one command and build its parser."""
         entry = self.group.commands[name]
         assert isinstance(entry, Command)
-        command = get_command_from_info(
-            CommandInfo(name=name, callback=flatten(entry.load()), cls=RealCommand),
-            pretty_exceptions_short=False,
-            rich_markup_mode=None,
-        )
-        self.commands[name] = command
+        self.commands[name] = command = _parser_of(name, entry.load())
         return command
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -100,7 +105,7 @@ def run(arguments: Sequence[str], runtime: Runtime | None = None) -> int:
     Raises `ConfigurationError` for a wrong command line, and whatever the command raises.
     """
     tree = command_tree()
-    runtime = runtime or Runtime.of_process()
+    runtime = runtime or Runtime.of_process(arguments)
     try:
         with tree.make_context(
             "nsq", list(arguments), obj=runtime, help_option_names=HELP_NAMES
@@ -109,8 +114,36 @@ def run(arguments: Sequence[str], runtime: Runtime | None = None) -> int:
     except Exit as answered:  # --help has been printed
         return answered.exit_code
     except UsageError as error:
-        path = error.ctx.command_path if error.ctx else f"nsq {arguments[0]}"
-        raise ConfigurationError(_message(error), hint=_hint(error, path)) from error
+        raise _wrong_usage(error, f"nsq {arguments[0]}") from error
+
+
+def call_with(
+    path: str, function: Callable[..., T], arguments: Sequence[str], runtime: Runtime
+) -> T:
+    """Call a function with the options that ``arguments`` give it, as the command at ``path`` would
+    read them. Raises `ConfigurationError` as `run` does."""
+    command = _parser_of(path, function)
+    try:
+        with command.make_context(
+            path, list(arguments), obj=runtime, help_option_names=HELP_NAMES
+        ) as context:
+            result: T = command.invoke(context)
+            return result
+    except UsageError as error:
+        raise _wrong_usage(error, path) from error
+
+
+def _parser_of(name: str, function: Callable[..., Any]) -> Any:
+    return get_command_from_info(
+        CommandInfo(name=name, callback=flatten(function), cls=RealCommand),
+        pretty_exceptions_short=False,
+        rich_markup_mode=None,
+    )
+
+
+def _wrong_usage(error: UsageError, command: str) -> ConfigurationError:
+    path = error.ctx.command_path if error.ctx else command
+    return ConfigurationError(_message(error), hint=_hint(error, path))
 
 
 def _message(error: UsageError) -> str:
@@ -129,5 +162,6 @@ def _hint(error: UsageError, path: str) -> str:
         if path == "nsq":
             return f"Options stand after the command: nsq COMMAND {error.option_name}"
         if error.possibilities:
-            return f"Did you mean {' or '.join(sorted(error.possibilities))}?"
+            meant = closest(error.option_name, error.possibilities)
+            return f"Did you mean {' or '.join(meant)}?"
     return f"See {path} --help."

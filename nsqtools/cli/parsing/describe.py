@@ -12,7 +12,6 @@ from enum import Enum
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.cli.parsing.binding import annotation_of
 from nsqtools.cli.parsing.help import HelpPage, Row
 
 if TYPE_CHECKING:
@@ -61,6 +60,8 @@ def metavar(parameter: Any) -> str:
 
 def choices(parameter: Any) -> tuple[str, ...]:
     """The values that an enum allows; none for any other type."""
+    from nsqtools.cli.parsing.binding import annotation_of  # imports typer
+
     annotation = annotation_of(parameter)
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return tuple(str(member.value) for member in annotation)

@@ -1,10 +1,12 @@
-"""How ``nsq bench`` shows a report: in figures and bars on a terminal, as columns, or as JSON."""
+"""How ``nsq bench`` shows a report: in figures and bars on a terminal, as columns, as JSON, or as a
+page."""
 
 from __future__ import annotations
 
+from html import escape
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.cli.render.output import ByteWriter, Cell, rendered, write_json, write_listing
+from nsqtools.cli.render.output import ByteWriter, Cell, Form, rendered, write_json, write_listing
 from nsqtools.cli.running.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -21,15 +23,15 @@ def how_far(phase: str, count: int, elapsed_s: float) -> str:
     return f"{phase}: {count:,} messages after {elapsed_s:.1f} s"
 
 
-def write_report(runtime: Runtime, report: BenchReport, *, json: bool) -> None:
+def write_report(runtime: Runtime, report: BenchReport, form: Form) -> None:
     """Print a report in the form that fits."""
-    if json:
+    if form.is_document:
         write_json(runtime, report.document(), indent=2)
-    elif runtime.stdout_is_tty:
+    elif runtime.stdout_is_tty and form.kind is None and not form.columns:
         ByteWriter(runtime.stdout.fileno()).write(page(runtime, report).encode())
     else:
         columns = columns_of(report)
-        write_listing(runtime, list(columns), [list(columns.values())], json=False)
+        write_listing(runtime, list(columns), [list(columns.values())], form)
 
 
 def columns_of(report: BenchReport) -> dict[str, Cell]:
@@ -47,6 +49,7 @@ def columns_of(report: BenchReport) -> dict[str, Cell]:
         "published": report.published,
         "consumed": report.consumed,
         "client_cpu": f"{report.client_cpu:.3f}",
+        "cpu_us_per_message": f"{report.cpu_us_per_message:.3f}",
     }
     if report.latencies is not None:
         for name, value in figures_ms(report.latencies).items():
@@ -105,7 +108,8 @@ def _figures(report: BenchReport) -> Any:
     }
     if report.consumed is not None:
         figures |= {"published": f"{report.published:,}", "consumed": f"{report.consumed:,}"}
-    return _row({**figures, "client CPU": f"{report.client_cpu:.0%}"})
+    figures["client CPU"] = f"{report.client_cpu:.0%}"
+    return _row({**figures, "us/message": f"{report.cpu_us_per_message:.2f}"})
 
 
 def _row(figures: dict[str, str]) -> Any:
@@ -129,7 +133,35 @@ def _bars(latencies: Latencies) -> Any:
     classes = latencies.classes()
     most = max(each.values for each in classes)
     for each in classes:
-        bound = f"up to {each.high_ms:g}" if each.high_ms is not None else f"over {each.low_ms:g}"
         bar = Bar(most, 0, each.values, width=BAR_WIDTH, color="cyan")
+        bound = bound_of(each.low_ms, each.high_ms)
         table.add_row(bound, bar, f"{each.values / latencies.count:.1%}")
     return table
+
+
+def bound_of(low_ms: float, high_ms: float | None) -> str:
+    """A class of latencies in words."""
+    return f"up to {high_ms:g}" if high_ms is not None else f"over {low_ms:g}"
+
+
+def report_page(report: BenchReport, made_at: str) -> str:
+    """The report with a histogram, for a browser."""
+    from nsqtools.cli.render.charts import Bars, bars, page, table
+
+    plan = report.plan
+    rows = [(name.replace("_", " "), str(value)) for name, value in columns_of(report).items()]
+    parts = [
+        f'<p class="note">{escape(", ".join(plan.nsqd_tcp_addresses))}: '
+        f"{escape(description(plan))}. Made at {made_at}.</p>",
+        table(("", ""), rows),
+    ]
+    if report.latencies is not None and report.latencies.count:
+        groups = [
+            Bars(bound_of(each.low_ms, each.high_ms), [each.values / report.latencies.count])
+            for each in report.latencies.classes()
+        ]
+        of = "a message" if plan.mode.value == "e2e" else "a publish command"
+        parts += [f"<h2>Latency of {of} in ms</h2>", bars(groups)]
+    if report.limits:
+        parts += ["<h2>Limits</h2>", table(("",), [(line,) for line in report.limits])]
+    return page(f"nsq bench {plan.mode.value}", *parts)

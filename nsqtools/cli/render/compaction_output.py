@@ -96,12 +96,12 @@ def delete_needless(runtime: Runtime, deletable: Deletable, *, yes: bool) -> Seq
 def tell_deletable(runtime: Runtime, deletable: Deletable, why: str) -> None:
     """Name the archives that can go; it is part of a question, and so said even with --quiet."""
     for content in deletable.contents[:MOST_NAMES]:
-        runtime.stderr.write(f"delete {content.path} ({content.total} messages)\n")
+        runtime.insist(f"delete {content.path} ({content.total} messages)")
     if (more := len(deletable.contents) - MOST_NAMES) > 0:
-        runtime.stderr.write(f"and {more} more\n")
-    runtime.stderr.write(
+        runtime.insist(f"and {more} more")
+    runtime.insist(
         f"{len(deletable.contents)} archives with {deletable.messages} messages, "
-        f"{deletable.bytes} bytes: {why}\n"
+        f"{deletable.bytes} bytes: {why}"
     )
 
 

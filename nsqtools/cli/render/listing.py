@@ -1,4 +1,8 @@
-"""Listings of topics and channels: all of them in a line each, or one of them node by node."""
+"""Listings of topics and channels: all of them in a line each, or one of them node by node.
+
+``depth`` is what nsqd calls so, in every command: the messages that wait in one queue. ``waiting``
+is the depth of a topic and of all its channels together.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument
 
 from nsqtools.cli.options.cluster_connection import ClusterSettings
-from nsqtools.cli.render.output import Cell, write_json, write_listing
+from nsqtools.cli.options.params import GLOBS
+from nsqtools.cli.render.output import Cell, Form, write_json, write_listing
 from nsqtools.cli.running.ends import ExitStatus
 from nsqtools.cli.running.runtime import Runtime
 
 if TYPE_CHECKING:
     from nsqtools.cluster.directory import DaemonFailure
 
-ListedTopics = Annotated[
-    list[str] | None, Argument(metavar="TOPIC", help="Names, or globs such as 'web*'.")
-]
+ListedTopics = Annotated[list[str] | None, Argument(metavar="TOPIC", help=GLOBS)]
 
-TOPICS = ("topic", "nsqd", "channels", "depth", "messages", "paused")
-CHANNELS = ("topic", "channel", "nsqd", "depth", "in_flight", "deferred", "clients", "paused")
+TOPICS = ("topic", "nodes", "channels", "depth", "waiting", "messages", "paused")
+CHANNELS = ("topic", "channel", "nodes", "depth", "in_flight", "deferred", "clients", "paused")
 TOPIC_NODES = ("node", "channel", "depth", "disk", "in_flight", "messages", "clients", "paused")
 CHANNEL_NODES = (
     *("node", "depth", "disk", "in_flight", "deferred", "requeued", "timed_out", "messages"),
@@ -29,37 +32,41 @@ CHANNEL_NODES = (
 
 
 def list_topics(
-    settings: ClusterSettings, runtime: Runtime, patterns: Sequence[str], *, json: bool
+    settings: ClusterSettings, runtime: Runtime, patterns: Sequence[str], form: Form
 ) -> int:
     """A line for each topic."""
     from nsqtools.cluster.inventory import take_inventory
     from nsqtools.cluster.name_patterns import select
 
+    form.check(TOPICS)
     with settings.open() as cluster:
         inventory = take_inventory(cluster)
-    names = select("topic", patterns or ("*",), inventory.topics) if inventory.topics else []
+    names = select("topic", patterns, inventory.topics) if patterns else sorted(inventory.topics)
     rows: list[Sequence[Cell]] = []
     for name in names:
         found = [topic for _, topic in inventory.where(name)]
         channels = {channel.channel_name for topic in found for channel in topic.channels}
-        depth = sum(topic.depth + sum(c.depth for c in topic.channels) for topic in found)
+        depth = sum(topic.depth for topic in found)
+        waiting = depth + sum(channel.depth for topic in found for channel in topic.channels)
         messages = sum(topic.message_count for topic in found)
         paused = any(topic.paused for topic in found)
-        rows.append((name, len(found), len(channels), depth, messages, paused))
-    write_listing(runtime, TOPICS, rows, json=json)
+        rows.append((name, len(found), len(channels), depth, waiting, messages, paused))
+    write_listing(runtime, TOPICS, rows, form, optional=("messages", "channels"))
     return tell_left_out(inventory.failures, runtime)
 
 
 def list_channels(
-    settings: ClusterSettings, runtime: Runtime, patterns: Sequence[str], *, json: bool
+    settings: ClusterSettings, runtime: Runtime, patterns: Sequence[str], form: Form
 ) -> int:
     """A line for each channel of some topics."""
     from nsqtools.cluster.inventory import registered_channels, take_inventory
     from nsqtools.cluster.name_patterns import select
 
+    form.check(CHANNELS)
     with settings.open() as cluster:
         inventory = take_inventory(cluster)
-        names = select("topic", patterns or ("*",), inventory.topics) if inventory.topics else []
+        known = inventory.topics
+        names = select("topic", patterns, known) if patterns else sorted(known)
         registered = registered_channels(cluster, inventory, names)
     found = {
         (name, channel.channel_name, address): channel
@@ -83,15 +90,17 @@ def list_channels(
                 any(each.paused for each in stats),
             )
         )
-    write_listing(runtime, CHANNELS, rows, json=json)
+    write_listing(runtime, CHANNELS, rows, form, optional=("deferred", "nodes", "in_flight"))
     return tell_left_out(inventory.failures, runtime)
 
 
-def show_topic(settings: ClusterSettings, runtime: Runtime, name: str, *, json: bool) -> int:
+def show_topic(settings: ClusterSettings, runtime: Runtime, name: str, form: Form) -> int:
     """One topic: a line for it and for each of its channels, on each nsqd."""
     from nsqtools.cluster.inventory import take_inventory
     from nsqtools.cluster.name_patterns import missing, on_no_nsqd
+    from nsqtools.cluster.stats_documents import topic_document
 
+    form.check(TOPIC_NODES)
     with settings.open() as cluster:
         inventory = take_inventory(cluster)
     if name not in inventory.topics:
@@ -99,8 +108,8 @@ def show_topic(settings: ClusterSettings, runtime: Runtime, name: str, *, json: 
     found = list(inventory.where(name))
     if not found:
         runtime.tell(f"nsq: {on_no_nsqd(name)}")
-    if json:
-        nodes = [{"node": address, **topic.document()} for address, topic in found]
+    if form.is_document:
+        nodes = [topic_document(address, topic) for address, topic in found]
         known = inventory.lookupds_that_know(name)
         write_json(runtime, {"topic": name, "nodes": nodes, "lookupds": known}, indent=2)
         return tell_left_out(inventory.failures, runtime)
@@ -116,17 +125,19 @@ def show_topic(settings: ClusterSettings, runtime: Runtime, name: str, *, json: 
                     channel.paused,
                 )
             )
-    write_listing(runtime, TOPIC_NODES, rows, json=False, optional=("disk", "messages"))
+    write_listing(runtime, TOPIC_NODES, rows, form, optional=("disk", "messages"))
     return tell_left_out(inventory.failures, runtime)
 
 
 def show_channel(
-    settings: ClusterSettings, runtime: Runtime, topic: str, name: str, *, json: bool
+    settings: ClusterSettings, runtime: Runtime, topic: str, name: str, form: Form
 ) -> int:
     """One channel: a line for each nsqd."""
     from nsqtools.cluster.inventory import channel_of, take_inventory
     from nsqtools.cluster.name_patterns import missing
+    from nsqtools.cluster.stats_documents import channel_document
 
+    form.check(CHANNEL_NODES)
     with settings.open() as cluster:
         inventory = take_inventory(cluster)
     if topic not in inventory.topics:
@@ -136,9 +147,9 @@ def show_channel(
     if not found:
         there = {each.channel_name for _, stats in where for each in stats.channels}
         raise missing("channel", name, there)
-    if json:
+    if form.is_document:
         document: dict[str, Any] = {"topic": topic, "channel": name}
-        document["nodes"] = [{"node": address, **each.document()} for address, each in found]
+        document["nodes"] = [channel_document(at, topic, each) for at, each in found]
         write_json(runtime, document, indent=2)
     else:
         rows: list[Sequence[Cell]] = [
@@ -150,7 +161,7 @@ def show_channel(
             for address, each in found
         ]
         optional = ("disk", "timed_out", "requeued", "messages", "deferred")
-        write_listing(runtime, CHANNEL_NODES, rows, json=False, optional=optional)
+        write_listing(runtime, CHANNEL_NODES, rows, form, optional=optional)
     return tell_left_out(inventory.failures, runtime)
 
 
@@ -158,6 +169,9 @@ def tell_left_out(failures: Iterable[DaemonFailure], runtime: Runtime) -> ExitSt
     """Name the daemons that did not answer; return the exit status."""
     status = ExitStatus.DONE
     for failure in failures:
-        runtime.stderr.write(f"nsq: left out: {failure.error}\n")
+        if runtime.is_json:
+            runtime.report(failure.error)
+        else:
+            runtime.insist(f"nsq: left out: {failure.error}")
         status = ExitStatus.PARTLY_DONE
     return status

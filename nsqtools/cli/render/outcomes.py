@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.render.output import write_json
-from nsqtools.cli.running.ends import ExitStatus, report_error, status_of_work
+from nsqtools.cli.running.ends import ExitStatus, status_of_work
 from nsqtools.cli.running.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -70,10 +70,11 @@ def report_counts(
     """Report the counts of a job, by nsqd where they differ; return the exit status."""
     counts = job.counts
     if json:
-        document: dict[str, Any] = asdict(counts)
-        if job.counts_by_nsqd:
-            document["nsqd"] = {nsqd: asdict(own) for nsqd, own in job.counts_by_nsqd.items()}
-        write_json(runtime, document | {"repeated": repeated} if repeated else document, indent=2)
+        document: dict[str, Any] = asdict(counts) | {"repeated": repeated}
+        document["destinations"] = [
+            {"nsqd": nsqd} | asdict(own) for nsqd, own in job.counts_by_nsqd.items()
+        ]
+        write_json(runtime, document, indent=2)
     if counts.unconfirmed:
         for nsqd, own in job.counts_by_nsqd.items():
             runtime.tell(f"nsq: {nsqd}: {own.summary()}")
@@ -85,7 +86,6 @@ def report_counts(
         is_complete=not counts.unconfirmed,
         error=job.last_error,
         damage=damage,
-        json=json,
     )
 
 
@@ -97,11 +97,10 @@ def report_publishing(
     is_complete: bool,
     error: Exception | None = None,
     damage: DamageReporter | None = None,
-    json: bool = False,
 ) -> ExitStatus:
     """Report how publishing ended, and why not all of it is confirmed; return the exit status."""
     if error is not None and not is_complete:
-        report_error(error, runtime.stderr, json=json)
+        runtime.report(error)
     runtime.tell(f"nsq: {summary}")
     if not is_complete:
         return status_of_work(error, is_whole=False, is_anything_done=confirmed > 0)

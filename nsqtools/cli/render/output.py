@@ -1,23 +1,26 @@
-"""Data to stdout: bytes for message streams, and listings as table, TSV or JSON.
+"""Data to stdout: bytes for message streams, JSON documents, and listings in the form asked for.
 
 Nothing is kept back: `ByteWriter.write` returns when the bytes are with the system, so a message
 may be FINished right after it. A reader that went away is `ReaderGone`, which ends the program
 quietly with status 141.
+
+A listing is rows under named columns. `Form` says how it is printed and which columns are; every
+command takes it from the same two options (`options.forms`) and hands it to `write_listing`. What
+``--json`` prints is described by the files of `nsqtools.cli.schemas`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
 
 from nsqtools.cli.running.runtime import Runtime
-from nsqtools.errors import OutputError
+from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.protocol.escaping import escape_json, escape_line, escape_text
 
 Cell = str | int | float | bool | None
-
-GAP = 2  # between the columns of a table
-PROSE = 24  # the least width of a column of prose
 
 
 class ReaderGone(OutputError, BrokenPipeError):
@@ -54,38 +57,131 @@ class ByteWriter:
         select([], [self._fileno], [])
 
 
+class Kind(Enum):
+    """The forms of a listing."""
+
+    table = "table"
+    wide = "wide"
+    tsv = "tsv"
+    csv = "csv"
+    json = "json"
+    jsonl = "jsonl"
+
+
+class Form(NamedTuple):
+    """How a listing is printed: None is a table on a terminal, and TSV elsewhere.
+
+    ``columns`` are those to show, in this order; none are all of them.
+    """
+
+    kind: Kind | None = None
+    columns: tuple[str, ...] = ()
+
+    @property
+    def is_document(self) -> bool:
+        """Whether the command prints the JSON document of its schema, in place of rows."""
+        return self.kind is Kind.json and not self.columns
+
+    def check(self, columns: Sequence[str]) -> None:
+        """Raise `ConfigurationError` for a column that the listing does not have."""
+        for name in self.columns:
+            if name not in columns:
+                raise ConfigurationError(
+                    f"unknown column {name!r}", hint=f"The columns are {', '.join(columns)}."
+                )
+
+
+JSON = Form(Kind.json)
+PLAIN = Form()
+
+
 def write_listing(
     runtime: Runtime,
     columns: Sequence[str],
     rows: Iterable[Sequence[Cell]],
+    form: Form = PLAIN,
     *,
-    json: bool,
+    json: bool = False,
     headed: bool = True,
     optional: Sequence[str] = (),
 ) -> None:
-    """Write rows: a table on a terminal, tab-separated text on a pipe, objects with ``--json``.
+    """Write rows in a form; ``json`` is the same as `JSON`.
 
-    The tab-separated text begins with the columns' names, unless it continues earlier output (not
+    Text on a pipe begins with the names of the columns, unless it continues earlier output (not
     ``headed``). No value of a table is cut: on a terminal that is too narrow ``optional`` columns
-    are left out, the first ones first, and it is said which.
+    are left out, the first ones first, and it is said which. `Kind.wide` leaves out none.
     """
     if json:
+        form = JSON
+    form.check(columns)
+    if form.columns:
+        places = [columns.index(name) for name in form.columns]
+        columns, optional = form.columns, ()
+        rows = [[row[place] for place in places] for row in rows]
+    kind = form.kind or (Kind.table if runtime.stdout_is_tty else Kind.tsv)
+    if kind is Kind.json:
         write_json(runtime, [dict(zip(columns, row, strict=True)) for row in rows], indent=2)
         return
-    if runtime.stdout_is_tty:
-        _write_table(runtime, columns, list(rows), optional, says_what_is_left_out=headed)
+    if kind in (Kind.table, Kind.wide):
+        from nsqtools.cli.render.tables import write_table
+
+        dropped = () if kind is Kind.wide else optional
+        write_table(runtime, columns, list(rows), dropped, says_what_is_left_out=headed)
         return
+    write_text(runtime, "".join(_lines(kind, columns, rows, headed=headed)))
+
+
+def _lines(
+    kind: Kind,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    headed: bool,
+) -> Iterable[str]:
+    """The lines of text: objects, or values separated by commas or tabs."""
+    if kind is Kind.jsonl:
+        return (json_text(dict(zip(columns, row, strict=True))) for row in rows)
     head = (columns,) if headed else ()
-    text = "".join("\t".join(map(cell_text, row)) + "\n" for row in (*head, *rows))
-    ByteWriter(runtime.stdout.fileno()).write(text.encode())
+    if kind is Kind.tsv:
+        return ("\t".join(map(cell_text, row)) + "\n" for row in (*head, *rows))
+    from nsqtools.cluster.stats_documents import csv_text
+
+    return [csv_text([*head, *([_in_csv(cell) for cell in row] for row in rows)])]
 
 
 def write_json(runtime: Runtime, document: Any, *, indent: int | None = None) -> None:
     """Write one document; without ``indent`` on one line, as streams have it."""
+    ByteWriter(runtime.stdout.fileno()).write(json_text(document, indent).encode())
+
+
+def json_text(document: Any, indent: int | None = None) -> str:
+    """A document as text that ends with a newline."""
     from json import dumps
 
-    text = dumps(document, indent=indent, ensure_ascii=False) + "\n"
+    return escape_json(dumps(document, indent=indent, ensure_ascii=False)) + "\n"
+
+
+def write_documents(runtime: Runtime, documents: Iterable[Any]) -> None:
+    """Write documents as JSON, one a line."""
+    text = "".join(map(json_text, documents))
     ByteWriter(runtime.stdout.fileno()).write(text.encode())
+
+
+def write_lines(runtime: Runtime, lines: Iterable[str]) -> None:
+    """Write lines of text. Nothing in a line steers a terminal, or breaks it in two."""
+    text = "".join(f"{escape_line(line)}\n" for line in lines)
+    ByteWriter(runtime.stdout.fileno()).write(text.encode())
+
+
+def write_text(runtime: Runtime, text: str) -> None:
+    """Write what is in a form already. On a terminal nothing in it steers that."""
+    text_writer(runtime)(text.encode("utf-8", "backslashreplace"))
+
+
+def text_writer(runtime: Runtime) -> Callable[[bytes], None]:
+    """Return the function that writes bytes to stdout, made harmless where that is a terminal."""
+    write = ByteWriter(runtime.stdout.fileno()).write
+    return (lambda data: write(escape_text(data))) if runtime.stdout_is_tty else write
 
 
 def counted(number: int, noun: str) -> str:
@@ -101,67 +197,11 @@ def cell_text(cell: Cell) -> str:
         return "yes" if cell else "no"
     if isinstance(cell, float):
         return f"{cell:.1f}"
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(cell))
+    return escape_line(str(cell))
 
 
-def _write_table(
-    runtime: Runtime,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[Cell]],
-    optional: Sequence[str],
-    *,
-    says_what_is_left_out: bool,
-) -> None:
-    """Write a table of rich, which is imported only here: a terminal can wait 40 ms.
-
-    Only prose is wrapped (cells with spaces). Where numbers and addresses do not fit, the terminal
-    wraps the lines, and they are still whole.
-    """
-    from rich.table import Table
-    from rich.text import Text
-
-    texts = [[cell_text(cell) for cell in row] for row in rows]
-    widths = _least_widths(columns, texts)
-    shown = list(range(len(columns)))
-    for name in optional:
-        if _total(widths, shown) <= runtime.width:
-            break
-        if name in columns:
-            shown.remove(columns.index(name))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for at in shown:
-        is_number = any(type(row[at]) in (int, float) for row in rows)
-        is_prose = any(" " in row[at] for row in texts)
-        table.add_column(
-            columns[at],
-            justify="right" if is_number else "left",
-            no_wrap=not is_prose,
-            min_width=widths[at],
-        )
-    for row in texts:
-        # not str: rich would read "[red]" in it as markup
-        table.add_row(*(Text(row[at]) for at in shown))
-    text = rendered(runtime, table, width=max(runtime.width, _total(widths, shown)))
-    ByteWriter(runtime.stdout.fileno()).write(text.encode())
-    left_out = [name for at, name in enumerate(columns) if at not in shown]
-    if left_out and says_what_is_left_out:
-        runtime.tell(f"nsq: left out on this narrow terminal: {', '.join(left_out)}")
-
-
-def _least_widths(columns: Sequence[str], texts: Sequence[Sequence[str]]) -> list[int]:
-    """How wide each column has to be: as its widest cell, or less where that is prose."""
-    from rich.cells import cell_len
-
-    widths = []
-    for at, column in enumerate(columns):
-        cells = [row[at] for row in texts]
-        widest = max(map(cell_len, (column, *cells)))
-        widths.append(min(widest, PROSE) if any(" " in cell for cell in cells) else widest)
-    return widths
-
-
-def _total(widths: Sequence[int], shown: Sequence[int]) -> int:
-    return sum(widths[at] + GAP for at in shown) - GAP
+def _in_csv(cell: Cell) -> Cell:
+    return cell_text(cell) if isinstance(cell, bool) else cell
 
 
 def rendered(runtime: Runtime, *things: Any, width: int | None = None) -> str:

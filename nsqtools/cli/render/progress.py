@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.running.runtime import Runtime
+from nsqtools.protocol.escaping import escape_line
 
 if TYPE_CHECKING:
     import logging
@@ -41,7 +42,7 @@ class Progress:
         if not self._enabled or (now_s := self._runtime.monotonic()) < self._next_s:
             return
         self._next_s = now_s + INTERVAL_S
-        self._write(CLEAR_LINE + text())
+        self._write(CLEAR_LINE + escape_line(text()))
         self._shown = True
 
     def clear(self) -> None:

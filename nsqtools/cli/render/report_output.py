@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.render.output import Cell, write_json, write_listing
+from nsqtools.cli.options.html_page import save_page
+from nsqtools.cli.render.output import Cell, Form, write_json, write_listing
 from nsqtools.cli.running.runtime import Runtime
-from nsqtools.errors import NotFoundError, OutputError
 from nsqtools.protocol.durations import NS, format_duration
 
 if TYPE_CHECKING:
     from nsqtools.spark.jobs.reporting import Figures, TrafficReport
 
 MOST_GAPS = 20
-WIDE_ENOUGH = 130
 
 CELLS: dict[str, Callable[[Figures], Cell]] = {
     "time": lambda each: short_moment(each.begin_ns),
@@ -35,10 +33,8 @@ CELLS: dict[str, Callable[[Figures], Cell]] = {
     "duplicates": lambda each: each.duplicates,
     "nsqd": lambda each: ",".join(each.nsqd) or None,
 }
-NARROW = (
-    *("time", "topic", "messages", "bytes", "p50", "p95", "max", "att_max", "redelivered"),
-    "duplicates",
-)
+OPTIONAL = ("nsqd", "att_p50", "att_p95", "p99", "att_max", "max", "redelivered", "p50", "bytes")
+"""The columns that a narrow terminal leaves out, the first ones first."""
 
 
 def short_moment(timestamp_ns: int | None) -> str | None:
@@ -49,17 +45,16 @@ def short_moment(timestamp_ns: int | None) -> str | None:
     return text.removesuffix(":00Z") + "Z" if text and text.endswith(":00Z") else text
 
 
-def show_report(runtime: Runtime, report: TrafficReport, *, json: bool) -> None:
+def show_report(runtime: Runtime, report: TrafficReport, form: Form) -> None:
     """Print the intervals; tell the sum, and the longest gaps."""
-    if json:
+    form.check(tuple(CELLS))
+    if form.is_document:
         write_json(runtime, report.document(), indent=2)
         return
-    is_narrow = runtime.stdout_is_tty and runtime.width < WIDE_ENOUGH
-    columns = NARROW if is_narrow else tuple(CELLS)
     rows: list[Sequence[Cell]] = [
-        [CELLS[name](each) for name in columns] for each in report.intervals
+        [cell(each) for cell in CELLS.values()] for each in report.intervals
     ]
-    write_listing(runtime, columns, rows, json=False)
+    write_listing(runtime, tuple(CELLS), rows, form, optional=OPTIONAL)
     messages = sum(each.messages for each in report.topics)
     runtime.tell(f"nsq: {messages} messages of {len(report.topics)} topics")
     longest = sorted(report.gaps, key=lambda gap: -gap.length_ns)[:MOST_GAPS]
@@ -70,21 +65,8 @@ def show_report(runtime: Runtime, report: TrafficReport, *, json: bool) -> None:
         runtime.tell(f"nsq: and {more} shorter gaps; --json and --html list the longest 1000")
 
 
-def check_page(path: Path) -> None:
-    """Refuse a page that cannot be written, before the work. Raises `OutputError`."""
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise NotFoundError(f"directory {folder} for {path.name} does not exist")
-    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise OutputError(f"cannot write {path}")
-
-
 def write_page(path: Path, report: TrafficReport) -> None:
     """Write the page with charts. Raises `OutputError`."""
     from nsqtools.spark.jobs.reporting import moment, render_page
 
-    page = render_page(report.document(), moment(int(time.time()) * NS) or "")
-    try:
-        path.write_text(page, "utf-8")
-    except OSError as exc:
-        raise OutputError(f"cannot write {path} ({exc.strerror})") from exc
+    save_page(path, render_page(report.document(), moment(int(time.time()) * NS) or ""))

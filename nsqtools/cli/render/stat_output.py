@@ -2,84 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from nsqtools.cli.render.output import ByteWriter, Cell, cell_text, write_json, write_listing
+from nsqtools.cli.render.output import Cell, Form, Kind, write_json, write_listing, write_text
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.cluster.queue_rows import QueueRow
 from nsqtools.cluster.sampling import Sample
 from nsqtools.cluster.stats_columns import COLUMNS, Test, sort_rows
 from nsqtools.cluster.stats_documents import (
     client_documents,
-    csv_text,
     document,
     prometheus_text,
     time_text,
 )
 
-Table = tuple[Sequence[str], list[Sequence[Cell]]]
-
 OPTIONAL = (
     *("e2e_ms", "messages", "requeued", "timed_out", "memory", "disk", "requeue", "deferred"),
     *("finish", "egress", "ingress"),
-    *("user_agent", "requeue_count", "finish_count", "message_count", "client_id"),
+    *("user_agent", "requeued", "finished", "messages", "client_id", "ready"),
     *("gc_total_runs", "next_gc_bytes", "heap_released_bytes", "heap_objects"),
 )
 """The columns that a narrow terminal does without, in this order."""
 
 CLIENT_COLUMNS = (
-    *("topic", "channel", "node", "client_id", "remote_address", "user_agent", "ready_count"),
-    *("in_flight_count", "message_count", "finish_count", "requeue_count"),
+    *("topic", "channel", "node", "client_id", "remote_address", "user_agent", "ready"),
+    *("in_flight", "messages", "finished", "requeued"),
 )
 MEMORY_COLUMNS = (
     *("node", "version", "health", "heap_objects", "heap_in_use_bytes", "heap_idle_bytes"),
     *("heap_released_bytes", "next_gc_bytes", "gc_total_runs"),
 )
+TIMED = (Kind.csv, Kind.jsonl)
+"""The forms in which every row has the time of its sample."""
 
 
-def printer(
-    runtime: Runtime, view: str, form: str, *, tests: Sequence[Test], sort: str
-) -> Callable[[Sample], None]:
-    """Return the function that prints samples in one form (``""``: a table, or plain columns)."""
-    is_first = True
+class SamplePrinter:
+    """Prints samples, one after the other, in one form; ``timed`` rows begin with their time."""
 
-    def rows_of(sample: Sample) -> list[QueueRow]:
-        rows = sample.rows if view == "nodes" else sample.totals
-        return sort_rows((row for row in rows if all(test(row) for test in tests)), sort)
+    def __init__(
+        self,
+        runtime: Runtime,
+        view: str,
+        form: Form,
+        *,
+        tests: Sequence[Test],
+        sort: str,
+        prometheus: bool = False,
+        timed: bool = False,
+    ) -> None:
+        self._runtime = runtime
+        self._view = view
+        self._form = form
+        self._tests = tests
+        self._sort = sort
+        self._prometheus = prometheus
+        self._timed = timed or form.kind in TIMED or "time" in form.columns
+        self._is_first = True
+        form.check(("time", *columns_of(view)))
 
-    def emit(sample: Sample) -> None:
-        nonlocal is_first
-        if form == "prometheus":
-            ByteWriter(runtime.stdout.fileno()).write(prometheus_text(sample).encode())
+    def __call__(self, sample: Sample) -> None:
+        """Print a sample."""
+        if self._prometheus:
+            write_text(self._runtime, prometheus_text(sample))
             return
-        rows = rows_of(sample)
-        if form == "json":
-            answer = document(sample, rows)
-            if view == "clients":
-                answer["clients"] = client_documents(sample.reports, rows)
-            write_json(runtime, answer)
+        rows = sample.rows if self._view == "nodes" else sample.totals
+        chosen = (row for row in rows if all(test(row) for test in self._tests))
+        queues = sort_rows(chosen, self._sort)
+        if self._form.is_document:
+            answer = document(sample, queues)
+            if self._view == "clients":
+                answer["consumers"] = client_documents(sample.reports, queues)
+            write_json(self._runtime, answer)
             return
-        columns, lines = table(view, sample, rows)
-        if form == "csv":
-            head = [("time", *columns)] if is_first else []
-            stamped = [(time_text(sample.time_ns), *map(_csv_cell, line)) for line in lines]
-            ByteWriter(runtime.stdout.fileno()).write(csv_text([*head, *stamped]).encode())
-        else:
-            write_listing(runtime, columns, lines, json=False, headed=is_first, optional=OPTIONAL)
-        is_first = False
+        columns, lines = columns_of(self._view), lines_of(self._view, sample, queues)
+        if self._timed:
+            moment = time_text(sample.time_ns)
+            if self._form.kind is None and self._runtime.stdout_is_tty:
+                moment = moment[CLOCK]
+            columns, lines = ("time", *columns), [(moment, *line) for line in lines]
+        write_listing(
+            self._runtime, columns, lines, self._form, headed=self._is_first, optional=OPTIONAL
+        )
+        self._is_first = False
 
-    return emit
+
+CLOCK = slice(11, 19)  # of RFC 3339: hours, minutes and seconds
 
 
-def table(view: str, sample: Sample, rows: Sequence[QueueRow]) -> Table:
-    """Column names and lines for a view."""
+def columns_of(view: str) -> Sequence[str]:
+    """The columns of a view."""
     if view == "clients":
-        return CLIENT_COLUMNS, _pick(client_documents(sample.reports, rows), CLIENT_COLUMNS)
+        return CLIENT_COLUMNS
     if view == "memory":
-        return MEMORY_COLUMNS, _pick(_memory(sample), MEMORY_COLUMNS)
-    names = [name for name in COLUMNS if view == "nodes" or name != "node"]
-    return names, [[_cell(COLUMNS[name](row)) for name in names] for row in rows]
+        return MEMORY_COLUMNS
+    return [name for name in COLUMNS if view == "nodes" or name != "node"]
+
+
+def lines_of(view: str, sample: Sample, rows: Sequence[QueueRow]) -> list[Sequence[Cell]]:
+    """The lines of a view."""
+    if view == "clients":
+        return _pick(client_documents(sample.reports, rows), CLIENT_COLUMNS)
+    if view == "memory":
+        return _pick(_memory(sample), MEMORY_COLUMNS)
+    return [[_cell(COLUMNS[name](row)) for name in columns_of(view)] for row in rows]
 
 
 def _memory(sample: Sample) -> list[dict[str, Any]]:
@@ -100,7 +126,3 @@ def _pick(documents: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[S
 
 def _cell(value: Cell) -> Cell:
     return None if value == "" else value
-
-
-def _csv_cell(cell: Cell) -> Cell:
-    return cell_text(cell) if isinstance(cell, bool) else cell

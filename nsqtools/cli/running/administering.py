@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument
 
 from nsqtools.cli.options.cluster_connection import ClusterSettings
-from nsqtools.cli.render.output import write_json, write_listing
+from nsqtools.cli.options.params import GLOBS
+from nsqtools.cli.render.listing import tell_left_out
+from nsqtools.cli.render.output import Form, write_json, write_listing
 from nsqtools.cli.running.ends import ExitStatus, status_of
 from nsqtools.cli.running.runtime import Runtime
 
@@ -16,13 +18,11 @@ if TYPE_CHECKING:
     from nsqtools.cluster.admin import AdminPlan, Step, StepResult
     from nsqtools.cluster.directory import Cluster
 
-TopicGlobs = Annotated[list[str], Argument(metavar="TOPIC", help="Names, or globs such as 'web*'.")]
+TopicGlobs = Annotated[list[str], Argument(metavar="TOPIC", help=GLOBS)]
 NewTopics = Annotated[list[str], Argument(metavar="TOPIC", help="Names.")]
 OneTopic = Annotated[str, Argument(metavar="TOPIC", help="Name of the topic.")]
-TopicGlob = Annotated[str, Argument(metavar="TOPIC", help="A name, or a glob such as 'web*'.")]
-ChannelGlobs = Annotated[
-    list[str], Argument(metavar="CHANNEL", help="Names, or globs such as 'tail*'.")
-]
+TopicGlob = Annotated[str, Argument(metavar="TOPIC", help=GLOBS)]
+ChannelGlobs = Annotated[list[str], Argument(metavar="CHANNEL", help=GLOBS)]
 NewChannels = Annotated[list[str], Argument(metavar="CHANNEL", help="Names.")]
 OneChannel = Annotated[str, Argument(metavar="CHANNEL", help="Name of the channel.")]
 
@@ -37,7 +37,7 @@ def change_topics(
     *,
     yes: bool = False,
     dry_run: bool,
-    json: bool,
+    form: Form,
     with_channels: bool = False,
 ) -> int:
     """Plan a change of topics and carry it out."""
@@ -46,7 +46,7 @@ def change_topics(
 
     with settings.open() as cluster:
         plan = plan_topics(cluster, Action(action), patterns, with_channels=with_channels)
-        return carry_out(cluster, plan, runtime, yes=yes, dry_run=dry_run, json=json)
+        return carry_out(cluster, plan, runtime, yes=yes, dry_run=dry_run, form=form)
 
 
 def change_channels(
@@ -58,7 +58,7 @@ def change_channels(
     *,
     yes: bool = False,
     dry_run: bool,
-    json: bool,
+    form: Form,
 ) -> int:
     """Plan a change of channels and carry it out."""
     from nsqtools.cluster.admin import Action
@@ -66,7 +66,7 @@ def change_channels(
 
     with settings.open() as cluster:
         plan = plan_channels(cluster, Action(action), [topic], patterns)
-        return carry_out(cluster, plan, runtime, yes=yes, dry_run=dry_run, json=json)
+        return carry_out(cluster, plan, runtime, yes=yes, dry_run=dry_run, form=form)
 
 
 def carry_out(
@@ -76,35 +76,37 @@ def carry_out(
     *,
     yes: bool = False,
     dry_run: bool = False,
-    json: bool,
+    form: Form,
 ) -> int:
     """Show the plan, ask when it destroys something, apply it, and tell how it ended."""
     from nsqtools.cluster.admin import apply
 
+    form.check(COLUMNS if dry_run else (*COLUMNS, "error"))
     tell_problems(plan, runtime)
     partly = ExitStatus.PARTLY_DONE if plan.failures else ExitStatus.DONE
     if dry_run:
-        if json:
+        if form.is_document:
             write_json(runtime, [document(step) for step in plan.steps], indent=2)
         else:
-            write_listing(runtime, COLUMNS, map(row, plan.steps), json=False)
+            write_listing(runtime, COLUMNS, map(row, plan.steps), form)
         return partly
     if plan.is_destructive and not yes:
         for line in lines(plan.steps):
-            runtime.stderr.write(f"{line}\n")
+            runtime.insist(line)
         if not runtime.confirm("Go on?"):
             runtime.tell("nsq: nothing was changed")
             return ExitStatus.FAILED
     outcomes = apply(cluster, plan)
-    if json:
+    if form.is_document:
         write_json(runtime, [outcome_document(outcome) for outcome in outcomes], indent=2)
+    elif form.kind is not None:
+        write_listing(runtime, (*COLUMNS, "error"), map(outcome_row, outcomes), form)
     return report(outcomes, runtime, otherwise=partly)
 
 
 def tell_problems(plan: AdminPlan, runtime: Runtime) -> None:
     """Name the daemons that were not reached, and what is to be known before."""
-    for failure in plan.failures:
-        runtime.stderr.write(f"nsq: left out: {failure.error}\n")
+    tell_left_out(plan.failures, runtime)
     for note in plan.notes:
         runtime.tell(f"nsq: {note}")
 
@@ -117,7 +119,10 @@ def report(
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     for outcome in failed:
         step = outcome.step
-        runtime.stderr.write(f"nsq: {step.action.value} {step.subject} failed: {outcome.error}\n")
+        if runtime.is_json and outcome.error is not None:
+            runtime.report(outcome.error)
+        else:
+            runtime.insist(f"nsq: {step.action.value} {step.subject} failed: {outcome.error}")
     for line in summary(done):
         runtime.tell(f"nsq: {line}")
     if failed:
@@ -166,7 +171,8 @@ def document(step: Step) -> dict[str, Any]:
         "topic": step.topic,
         "channel": step.channel or None,
         "messages": step.messages,
-        "clients": list(step.clients),
+        "clients": len(step.clients),
+        "consumers": list(step.clients),
     }
 
 
@@ -174,3 +180,8 @@ def outcome_document(outcome: StepResult) -> dict[str, Any]:
     """A step that was tried, as JSON."""
     error = None if outcome.error is None else str(outcome.error)
     return document(outcome.step) | {"done": error is None, "error": error}
+
+
+def outcome_row(outcome: StepResult) -> tuple[str | int | None, ...]:
+    """A step that was tried, as a row."""
+    return *row(outcome.step), None if outcome.error is None else str(outcome.error)

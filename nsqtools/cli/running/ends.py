@@ -16,16 +16,18 @@ not do. Commands never print errors themselves.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
 from typing import TextIO
 
 from nsqtools.errors import NsqError
+from nsqtools.protocol.escaping import escape_json, escape_line, harmless_traceback
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -57,6 +59,15 @@ class ExitStatus(IntEnum):
     TERMINATED = 143, "terminated (SIGTERM), after draining; a second signal exits at once"
 
 
+# our errors name the address in their message
+ADDRESS = re.compile(r"https?://[^\s()'\",]+|\[[0-9a-fA-F:.]+\]:\d+|[\w.-]+:\d{1,5}\b")
+
+DEFAULT_ADDRESSES = ("127.0.0.1:4150", "127.0.0.1:4151")
+NOBODY_HERE = (
+    "Is an nsqd running? nsq demo shows everything without one, nsq nsqd runs one here, and "
+    "NSQ_NSQD_TCP_ADDRESS or NSQ_LOOKUPD_HTTP_ADDRESS name one elsewhere."
+)
+
 STATUS_OF_CATEGORY = {
     "failed": ExitStatus.FAILED,
     "usage": ExitStatus.USAGE,
@@ -72,8 +83,9 @@ STATUS_OF_CATEGORY = {
 class StopSignals:
     """The signals that arrived; ``received`` is the first one's number, or None."""
 
-    def __init__(self, stop: Callable[[], object]):
+    def __init__(self, stop: Callable[[], object], at_once: Callable[[], object] | None = None):
         self._stop = stop
+        self._at_once = at_once
         self.received: int | None = None
 
     def status(self, *, otherwise: int = 0) -> int:
@@ -83,6 +95,8 @@ class StopSignals:
     def handle(self, number: int, _frame: FrameType | None) -> None:
         """The signal handler."""
         if self.received is not None:
+            if self._at_once is not None:
+                self._at_once()
             os._exit(128 + number)
         self.received = number
         # On a thread of its own, for the code that was interrupted may hold the lock that `stop`
@@ -91,13 +105,19 @@ class StopSignals:
 
 
 @contextmanager
-def stopping(stop: Callable[[], object]) -> Iterator[StopSignals]:
+def stopping(
+    stop: Callable[[], object],
+    *,
+    at_once: Callable[[], object] | None = None,
+    also: Iterable[signal.Signals] = (),
+) -> Iterator[StopSignals]:
     """Inside, the first INT or TERM calls ``stop`` (on another thread), the second exits at once.
 
-    Used on the main thread; the previous handlers are restored at the end.
+    ``at_once`` is called before that exit, in the handler; ``also`` are more signals. Used on the
+    main thread; the previous handlers are restored at the end.
     """
-    signals = StopSignals(stop)
-    before = {number: signal.signal(number, signals.handle) for number in SIGNALS}
+    signals = StopSignals(stop, at_once)
+    before = {number: signal.signal(number, signals.handle) for number in (*SIGNALS, *also)}
     try:
         yield signals
     finally:
@@ -113,16 +133,15 @@ def report_error(
 ) -> ExitStatus:
     """Write the line that says what is wrong, and the hint if there is one; return the status.
 
-    With ``json`` that is an object on one line. ``debug`` adds the traceback.
+    With ``json`` that is an `error_document` on one line. ``debug`` adds the traceback.
     """
     if debug:
-        traceback.print_exception(error, file=stderr)
+        stderr.write(harmless_traceback("".join(traceback.format_exception(error))) + "\n")
     message, hint = explain(error)
     if json:
         from json import dumps
 
-        fields = {"error": message, "hint": hint or None, "status": int(status_of(error))}
-        stderr.write(dumps(fields) + "\n")
+        stderr.write(escape_json(dumps(error_document(error))) + "\n")
         stderr.flush()
         return status_of(error)
     stderr.write(f"nsq: error: {_one_line(message)}\n")
@@ -155,7 +174,8 @@ def status_of_work(
 def explain(error: Exception) -> tuple[str, str]:
     """What to say about ``error``, and what to advise."""
     if isinstance(error, NsqError):
-        return str(error), error.hint
+        message = str(error)
+        return message, NOBODY_HERE if _is_about_default(error, message) else error.hint
     if isinstance(error, OSError):  # the operating system's: a full disk under stdout, say
         place = f": {error.filename}" if error.filename else ""
         return f"{error.strerror or error}{place}", ""
@@ -165,7 +185,35 @@ def explain(error: Exception) -> tuple[str, str]:
     )
 
 
+def _is_about_default(error: NsqError, message: str) -> bool:
+    """Tell whether nobody answers where nsqd is by default, most likely because nothing runs."""
+    return (
+        error.category == "connect"
+        and "cannot connect to " in message
+        and any(address in message for address in DEFAULT_ADDRESSES)
+    )
+
+
+def error_document(error: Exception) -> dict[str, str | int | None]:
+    """The error as ``--json`` has it: the schema ``error``."""
+    message, hint = explain(error)
+    address = ADDRESS.search(message) if isinstance(error, NsqError) else None
+    return {
+        "code": code_of(error),
+        "message": message,
+        "hint": hint or None,
+        "address": address.group() if address else None,
+        "status": int(status_of(error)),
+    }
+
+
+def code_of(error: Exception) -> str:
+    """The kind of error in a word: our categories, ``system`` and ``bug``."""
+    if isinstance(error, NsqError):
+        return error.category
+    return "system" if isinstance(error, OSError) else "bug"
+
+
 def _one_line(text: str) -> str:
     """Messages may quote what a server or a file said: none of it reaches the terminal raw."""
-    line = " ".join(text.splitlines())
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+    return escape_line(" ".join(text.splitlines()))

@@ -1,7 +1,8 @@
 """Logging of a run: the ``nsqtools`` logger to stderr, as text or as JSON lines.
 
 stdout carries data only, so nothing here ever writes there. A library user configures logging
-himself; only the command line calls this.
+himself; only the command line calls this. What a peer said breaks no line: journald and whoever
+reads a log take each line for ours.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import logging
 from datetime import UTC, datetime
 from typing import TextIO
+
+from nsqtools.protocol.escaping import escape_json, escape_line, harmless_traceback
 
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
@@ -39,8 +42,11 @@ class TextLines(logging.Formatter):
     """``2026-11-21T08:00:00.123Z warning: connection to 127.0.0.1:4150 lost``"""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = f"{_moment(record)} {record.levelname.lower()}: {record.getMessage()}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        message = escape_line(record.getMessage())
+        line = f"{_moment(record)} {record.levelname.lower()}: {message}"
+        if record.exc_info:
+            line += f"\n{harmless_traceback(self.formatException(record.exc_info))}"
+        return line
 
 
 class JsonLines(logging.Formatter):
@@ -57,7 +63,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
-        return json.dumps(fields, ensure_ascii=False)
+        return escape_json(json.dumps(fields, ensure_ascii=False))
 
 
 def _moment(record: logging.LogRecord) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Annotated, TextIO
@@ -19,9 +19,18 @@ from typer import Context, Option
 
 from nsqtools.cli.parsing.binding import From
 from nsqtools.cli.parsing.help import terminal_width, wants_colour
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.protocol.escaping import escape_line
 
 PANEL = "Logging"
+
+
+class Color(Enum):
+    """When stdout is colored; auto is on a terminal, as NO_COLOR and FORCE_COLOR allow."""
+
+    auto = "auto"
+    always = "always"
+    never = "never"
 
 
 @dataclass(frozen=True)
@@ -37,11 +46,23 @@ class Runtime:
     stdin: TextIO = field(default_factory=lambda: sys.stdin)
     quiet: bool = False
     """Only errors are printed: no progress, no summaries."""
+    arguments: Sequence[str] = ()
+    """The command line."""
+    color: Color = Color.auto
+    is_json: bool = False
+    """Errors are lines of JSON: a program reads them."""
 
     @classmethod
-    def of_process(cls) -> Runtime:
-        """The runtime of this process."""
-        return cls(sys.stdout, sys.stderr, os.environ)
+    def of_process(cls, arguments: Sequence[str] = ()) -> Runtime:
+        """The runtime of this process, which runs a command line.
+
+        The auth secret leaves the process's environment: programs that a command starts do not
+        need it, but for Spark's where a job talks to NSQ, which gets it back.
+        """
+        environ = dict(os.environ)
+        os.environ.pop("NSQ_AUTH_SECRET", None)
+        is_json = asks_for_json(arguments)
+        return cls(sys.stdout, sys.stderr, environ, arguments=arguments, is_json=is_json)
 
     @property
     def stdout_is_tty(self) -> bool:
@@ -54,6 +75,8 @@ class Runtime:
     @property
     def colour(self) -> bool:
         """Whether stdout may be coloured."""
+        if self.color is not Color.auto:
+            return self.color is Color.always
         return wants_colour(self.environ, is_tty=self.stdout_is_tty)
 
     @property
@@ -64,8 +87,25 @@ class Runtime:
     def tell(self, line: str) -> None:
         """Say something about the run on stderr, unless ``--quiet``."""
         if not self.quiet:
-            self.stderr.write(f"{line}\n")
-            self.stderr.flush()
+            self.insist(line)
+
+    def insist(self, line: str) -> None:
+        """Say something on stderr even with ``--quiet``: a failure, or part of a question."""
+        self.stderr.write(f"{escape_line(line)}\n")
+        self.stderr.flush()
+
+    def report(self, error: Exception) -> None:
+        """Report an error that does not end the run, in the form of the one that would."""
+        from nsqtools.cli.running.ends import report_error
+
+        report_error(error, self.stderr, json=self.is_json)
+
+    def complain(self, line: str) -> None:
+        """Say what is wrong with the cluster, which ``--quiet`` does not hide."""
+        if self.is_json:
+            self.report(NsqError(line))
+        else:
+            self.insist(f"nsq: {line}")
 
     def require_terminal(self) -> None:
         """Raise `ConfigurationError` where nobody can be asked."""
@@ -81,9 +121,20 @@ class Runtime:
         Raises `ConfigurationError` where nobody can be asked.
         """
         self.require_terminal()
-        self.stderr.write(f"{question} [y/N] ")
+        self.stderr.write(f"{escape_line(question)} [y/N] ")
         self.stderr.flush()
         return self.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def asks_for_json(arguments: Sequence[str]) -> bool:
+    """Whether a command line asks for JSON, be it one that cannot be parsed."""
+    pairs = zip(("", *arguments), arguments, strict=False)
+    return any(
+        argument == "--json"
+        or argument.startswith(("--output=json", "-ojson"))
+        or (option in ("--output", "-o") and argument in ("json", "jsonl"))
+        for option, argument in pairs
+    )
 
 
 class LogFormat(Enum):
@@ -112,6 +163,14 @@ def session(
         LogFormat,
         Option(metavar="text|json", help="Format of log lines on stderr.", rich_help_panel=PANEL),
     ] = LogFormat.text,
+    color: Annotated[
+        Color,
+        Option(
+            metavar="auto|always|never",
+            help="Color what is printed; auto: on a terminal, unless NO_COLOR is set.",
+            rich_help_panel=PANEL,
+        ),
+    ] = Color.auto,
     debug: Annotated[
         bool,
         Option(
@@ -122,7 +181,7 @@ def session(
     """The run's `Runtime`, with logging set up as the options say."""
     from nsqtools.cli.running.logs import configure_logging, level
 
-    runtime: Runtime = replace(context.obj, quiet=quiet)
+    runtime: Runtime = replace(context.obj, quiet=quiet, color=color)
     configure_logging(
         level(quiet=quiet, verbose=2 if debug else verbose),
         runtime.stderr,

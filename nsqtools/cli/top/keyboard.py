@@ -1,11 +1,15 @@
-"""Keys of a terminal: from bytes to names, and the mode in which each key comes at once."""
+"""Keys and clicks of a terminal: from bytes to names. Pure.
+
+A key is its character, or a word such as ``page up``; what the mouse does is a `Click` or a wheel.
+Bytes may come in any pieces: what is not whole waits for the rest. An escape alone is a key, too;
+the loop calls `flush` when nothing follows it.
+"""
 
 from __future__ import annotations
 
-import termios
-import tty
-from collections.abc import Iterator
-from contextlib import contextmanager
+import codecs
+import re
+from typing import NamedTuple
 
 SEQUENCES = {
     "\x1b[A": "up",
@@ -20,58 +24,87 @@ SEQUENCES = {
     "\x1b[6~": "page down",
     "\x1b[H": "home",
     "\x1b[F": "end",
+    "\x1bOH": "home",
+    "\x1bOF": "end",
     "\x1b[1~": "home",
     "\x1b[4~": "end",
+    "\x1b[Z": "back tab",
 }
-CONTROLS = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspace"}
+CONTROLS = {"\r": "enter", "\n": "enter", "\t": "tab", "\x7f": "backspace", "\x08": "backspace"}
+
+_MOUSE = re.compile(r"\x1b\[<(\d{1,4});(\d{1,5});(\d{1,5})([Mm])")  # SGR, mode 1006
+_BUTTONS = {0: "left", 64: "wheel up", 65: "wheel down"}
+LONGEST_SEQUENCE = 64
 
 
-def parse_keys(data: bytes) -> list[str]:
-    """Return the names of the keys in one read: a character, or a word such as ``page up``.
+class Click(NamedTuple):
+    """The left button at a place, counted from 0."""
 
-    A sequence of a key that has no name here is left out. An escape alone is the key itself.
-    """
-    text = data.decode("utf-8", "ignore")
-    keys = []
-    while text:
-        length = _sequence_length(text)
-        taken, text = text[:length], text[length:]
-        if length > 1:
-            if taken in SEQUENCES:
-                keys.append(SEQUENCES[taken])
-        elif taken == "\x1b":
-            keys.append("escape")
-        elif taken in CONTROLS:
-            keys.append(CONTROLS[taken])
-        elif taken.isprintable():
-            keys.append(taken)
-    return keys
+    column: int
+    row: int
+
+
+Key = str | Click
+
+
+class KeyReader:
+    """Turns what is read from a terminal into keys."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+        self._rest = ""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Tell whether there is the beginning of a sequence, or an escape."""
+        return bool(self._rest)
+
+    def feed(self, data: bytes) -> list[Key]:
+        """Return the keys that are whole. A sequence that has no name here is left out."""
+        text, self._rest = self._rest + self._decoder.decode(data), ""
+        keys: list[Key] = []
+        while text:
+            length = _sequence_length(text)
+            if not length:
+                self._rest = text
+                break
+            taken, text = text[:length], text[length:]
+            key = _key(taken)
+            if key is not None:
+                keys.append(key)
+        return keys
+
+    def flush(self) -> list[Key]:
+        """Return what waits, when nothing followed it: an escape alone is the key."""
+        rest, self._rest = self._rest, ""
+        return ["escape"] if rest == "\x1b" else []
+
+
+def _key(text: str) -> Key | None:
+    if len(text) == 1:
+        if text in CONTROLS:
+            return CONTROLS[text]
+        return "escape" if text == "\x1b" else text if text.isprintable() else None
+    mouse = _MOUSE.fullmatch(text)
+    if mouse is None:
+        return SEQUENCES.get(text)
+    button = _BUTTONS.get(int(mouse[1]))
+    if button == "left":
+        return Click(int(mouse[2]) - 1, int(mouse[3]) - 1) if mouse[4] == "M" else None
+    return button
 
 
 def _sequence_length(text: str) -> int:
-    """How long the escape sequence at the start is; 1 where there is none."""
-    if text[:2] == "\x1bO":
-        return min(3, len(text))
-    if text[:2] != "\x1b[":
+    """How long the key at the start is; 0 where the rest of it is to come."""
+    if text[0] != "\x1b":
         return 1
-    for number, character in enumerate(text[2:], 3):
+    if len(text) == 1:
+        return 0
+    if text[1] == "O":
+        return 3 if len(text) > 2 else 0
+    if text[1] != "[":
+        return 1
+    for number, character in enumerate(text[2:LONGEST_SEQUENCE], 3):
         if "@" <= character <= "~":
             return number
-    return len(text)
-
-
-@contextmanager
-def keys_at_once(fileno: int) -> Iterator[None]:
-    """Inside, keys come one by one and unseen; at the end the terminal is as it was.
-
-    ^C still interrupts. ^Z does nothing: it would leave our screen on top of the shell.
-    """
-    before = termios.tcgetattr(fileno)
-    try:
-        tty.setcbreak(fileno)
-        mode = termios.tcgetattr(fileno)
-        mode[6][termios.VSUSP] = b"\x00"
-        termios.tcsetattr(fileno, termios.TCSANOW, mode)
-        yield
-    finally:
-        termios.tcsetattr(fileno, termios.TCSADRAIN, before)
+    return LONGEST_SEQUENCE if len(text) >= LONGEST_SEQUENCE else 0

@@ -36,12 +36,12 @@ def test_listings_are_plain_columns_and_json(
         return out.replace("\t", " ").replace(nsqd.http_address, "HERE").splitlines()
 
     assert columns("topic", "list") == [
-        "topic nsqd channels depth messages paused",
-        "clicks 1 1 2 2 no",
-        "views 1 0 0 0 no",
+        "topic nodes channels depth waiting messages paused",
+        "clicks 1 1 0 2 2 no",
+        "views 1 0 0 0 0 no",
     ]
     assert columns("channel", "list", "cl*") == [
-        "topic channel nsqd depth in_flight deferred clients paused",
+        "topic channel nodes depth in_flight deferred clients paused",
         "clicks arch 1 2 0 0 0 no",
     ]
     assert columns("topic", "info", "clicks") == [
@@ -66,9 +66,9 @@ def test_a_terminal_gets_tables(nsq_on_a_terminal: TerminalNsq, nsqd: Nsqd) -> N
     shown = nsq_on_a_terminal(at(nsqd, "topic", "list"), env={"TERM": "dumb"}).read()
 
     assert [line.rstrip() for line in shown.splitlines()] == [
-        "topic   nsqd  channels  depth  messages  paused",
-        "clicks     1         1      2         2  no",
-        "views      1         0      0         0  no",
+        "topic   nodes  channels  depth  waiting  messages  paused",
+        "clicks      1         1      0        2         2  no",
+        "views       1         0      0        0         0  no",
     ]
 
 
@@ -88,8 +88,8 @@ def test_topics_only_nsqlookupd_knows_are_listed(
     ]
     deleted = run_nsq(["topic", "delete", "clicks", "--yes", *cluster.lookupd_options])
 
-    assert len(valid_json("outcomes", created.out)) == 2
-    assert listed.out.decode().splitlines()[1] == "clicks\t0\t0\t0\t0\tno"
+    assert len(valid_json("changes", created.out)) == 2
+    assert listed.out.decode().splitlines()[1] == "clicks\t0\t0\t0\t0\t0\tno"
     assert [each.status for each in shown] == [0, 0, 3]
     assert all("clicks is registered with nsqlookupd, but no nsqd has it" in s.err for s in shown)
     assert deleted.err == "nsq: delete topic clicks: done on 2 nsqlookupd\n"
@@ -100,7 +100,9 @@ def test_a_dry_run_shows_the_plan_and_does_nothing(
     run_nsq: RunNsq, nsqd: Nsqd, valid_json: ValidJson
 ) -> None:
     shown = run_nsq(at(nsqd, "topic", "delete", "*", "--dry-run"))
-    plan = valid_json("plan", run_nsq(at(nsqd, "topic", "delete", "*", "--dry-run", "--json")).out)
+    plan = valid_json(
+        "changes", run_nsq(at(nsqd, "topic", "delete", "*", "--dry-run", "--json")).out
+    )
 
     assert (shown.status, shown.err) == (0, "")
     assert shown.out.decode().splitlines()[1] == (

@@ -133,7 +133,7 @@ def test_cat_of_bare_bodies_prints_them(tmp_path: Path, run_nsq: RunNsq) -> None
 def test_info_tells_messages_topics_and_times(archive: Path, run_nsq: RunNsq) -> None:
     (row,) = json.loads(run_nsq(["archive", "info", str(archive), "--json"]).out)
 
-    assert row["messages"] == "20"
+    assert row["messages"] == 20
     assert row["topics"] == "clicks"
     assert (row["first"], row["last"]) == ("2026-09-21T14:13:20Z", "2026-09-21T14:13:39Z")
     assert (row["format"], row["state"]) == ("jsonl gzip", "good")
@@ -161,6 +161,20 @@ def test_what_is_not_a_file_is_reported_and_the_rest_is_read(
         assert name in said
     assert "it is not a regular file" in said
     assert {"verify": "20 messages", "info": "20", "cat": "body 19"}[command] in said
+
+
+def test_what_cannot_be_repaired_does_not_keep_the_rest_from_it(
+    archive: Path, run_nsq: RunNsq
+) -> None:
+    os.mkfifo(archive.parent / "a-fifo.log")
+    archive.write_bytes(archive.read_bytes()[:-3])
+
+    result = run_nsq(["archive", "repair", str(archive.parent)])
+
+    assert f"{archive}: repaired".encode() in result.out
+    assert "cannot repair" in result.err
+    assert "a-fifo.log" in result.err
+    assert result.status == 6
 
 
 @pytest.mark.parametrize("length", [10**18 - 1, 10**18, 10**30])

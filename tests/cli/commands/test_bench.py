@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from plugins.cli import NSQ, RunNsq, SpawnNsq, TerminalNsq
 from plugins.clusters import ValidJson
 from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 QUICK = ["--warm-up=50ms", "--json"]
 
@@ -195,16 +196,17 @@ def test_an_interrupt_ends_early_with_what_was_measured(
 ) -> None:
     endless = ["--count=2000000"] if mode == "sub" else ["--for=1h", "--warm-up=0s"]
     process = spawn_nsq(at(nsqd, mode, *endless, "--json", "--size=16"))
-    enough = 100 if mode == "sub" else 200_000  # sub is interrupted while it fills its topic
-    wait_until(lambda: published(nsqd) > enough, what="it is under way", timeout_s=20)
+    # sub is interrupted while it fills its topic, the others when some answers have come
+    enough = 100 if mode == "sub" else 50_000
+    wait_until(lambda: published(nsqd) > enough, what="it is under way", timeout_s=60)
 
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=patience_s(60))
 
     document = valid_json("bench", out)
     assert (process.returncode, document["interrupted"]) == (130, True)
     assert (document["messages"] > 0) is (mode != "sub")
-    wait_until(lambda: topics(nsqd) == [], what="the topic is gone")
+    wait_until(lambda: topics(nsqd) == [], what="the topic is gone", timeout_s=20)
 
 
 def some_published(nsqd: Nsqd) -> bool:
@@ -222,7 +224,7 @@ def test_without_nsqd_it_says_so(run_nsq: RunNsq, mode: str) -> None:
 
     assert (result.status, result.out) == (4, b"")
     assert result.err.count("\n") == 2
-    assert "cannot connect to " in result.err
+    assert re.search("cannot connect to |no answer at ", result.err)
 
 
 @pytest.mark.parametrize("mode", ["pub", "e2e", "sub"])

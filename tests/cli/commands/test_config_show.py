@@ -31,6 +31,7 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / ".config/nsqtools/config.toml"
     path.parent.mkdir(parents=True)
     path.write_text(CONFIG)
+    path.chmod(0o600)  # there is a secret in it
     return path
 
 

@@ -27,7 +27,7 @@ COMMANDS = [
     "nsq nsqd --lookupd-tcp-address 127.0.0.1:4160 &",
     "nsq topic create clicks",
     "nsq channel create clicks live archive",
-    "nsq pub -t clicks clicks.log",
+    "nsq pub -t clicks @clicks.log",
     "nsq tail -t clicks -c live -n 3",
     "nsq to-file -t clicks -c archive --lookupd-http-address 127.0.0.1:4161 "
     "--output-dir archive --gzip --until-empty",

@@ -124,7 +124,9 @@ def test_what_the_other_nsqd_refuses_is_still_there(
     assert "E_BAD_MESSAGE" in result.err
     left = source.channel_stats("clicks", "arch")
     assert left["depth"] + target.depth("clicks", "arch") == 2
-    assert left["requeue_count"] == left["depth"] >= 1
+    # given back, maybe more than once, and not left in flight until it times out
+    assert left["requeue_count"] >= left["depth"] >= 1
+    assert (left["in_flight_count"], left["timeout_count"]) == (0, 0)
 
 
 def test_itself_and_nobody_are_no_targets(run_nsq: RunNsq, nsqds: tuple[Nsqd, Nsqd]) -> None:

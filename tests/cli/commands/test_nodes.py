@@ -31,7 +31,7 @@ def test_nodes_are_those_of_every_nsqlookupd_with_their_tombstones(
         for nsqd, topics in ((first, "1"), (second, "0"))
     )
     [hidden] = [node for node in nodes if node["tombstoned"]]
-    assert (hidden["address"], hidden["tombstoned"]) == (first.http_address, ["clicks"])
+    assert (hidden["node"], hidden["tombstoned"]) == (first.http_address, ["clicks"])
 
 
 def test_a_dead_nsqd_and_a_dead_nsqlookupd_are_named(
@@ -45,8 +45,8 @@ def test_a_dead_nsqd_and_a_dead_nsqlookupd_are_named(
     seen = run_nsq(["nodes", *cluster.lookupd_options])
     pongs = run_nsq(["ping", "--json", *cluster.nsqd_options, *cluster.lookupd_options])
 
-    errors = {node["address"]: node["error"] for node in valid_json("nodes", nodes.out)}
-    assert errors[first.http_address] == ""
+    errors = {node["node"]: node["error"] for node in valid_json("nodes", nodes.out)}
+    assert errors[first.http_address] is None
     assert "connection refused" in errors[second.http_address]
     assert nodes.status == seen.status == pongs.status == 6
     assert f"left out: cannot connect to http://{cluster.lookupds[0].http_address}" in seen.err
@@ -91,7 +91,7 @@ def test_ping_and_info_of_one_nsqd(
 
     assert ping.status == 0
     head, row = (line.split("\t") for line in ping.out.decode().splitlines())
-    assert head == ["daemon", "address", "ms", "state"]
+    assert head == ["daemon", "address", "latency_ms", "state"]
     assert (row[0], row[1], row[3]) == ("nsqd", nsqd.http_address, "ok")
     assert float(row[2]) < 2000
     assert info.out.decode().splitlines()[1].startswith(f"{nsqd.http_address}\t1.3.0\t")
@@ -129,10 +129,10 @@ def test_options_of_nsqd_are_read_and_two_are_changed(
     changed = run_nsq(["config", "set", "log_level", "error", here])
     addresses = run_nsq(["config", "set", "nsqlookupd_tcp_addresses", "", "--json", here])
 
-    assert got.out.decode() == f"node\tvalue\n{nsqd.http_address}\t123\n"
+    assert got.out.decode() == (f"node\toption\tvalue\n{nsqd.http_address}\tmax-rdy-count\t123\n")
     assert changed.status == 0
     assert nsqd.get("/config/log_level") == b"4"
-    assert valid_json("config", addresses.out)[0]["value"] == []
+    assert valid_json("node-options", addresses.out)[0]["value"] == []
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_where_no_daemon_answers_the_status_is_that_of_no_connection(
     ]
 
     assert [run.status for run in runs] == [4] * 4
-    assert f"the usual HTTP port beside {unused_address}" in runs[1].err
-    assert f"the usual HTTP port beside {unused_address}" in runs[2].err
+    assert f"{unused_address}: no answer at its usual HTTP port" in runs[1].err
+    assert f"cannot connect to {unused_address}" in runs[2].err
     assert "--nsqd-http-address" in runs[1].err
 
 

@@ -97,7 +97,8 @@ def test_mode_all_says_what_each_nsqd_has(run_nsq: RunNsq, nsqd: GoNsqd, tmp_pat
     assert f"nsq: {NOBODY}: 0 confirmed, 0 rejected, 0 unknown, 3 unsent" in result.err
     document = json.loads(result.out)
     assert (document["confirmed"], document["unsent"]) == (0, 3)
-    assert document["nsqd"][nsqd.tcp_address]["confirmed"] == 3
+    confirmed = {each["nsqd"]: each["confirmed"] for each in document["destinations"]}
+    assert confirmed == {nsqd.tcp_address: 3, NOBODY: 0}
     assert (tmp_path / f"unsent.{NOBODY}").read_bytes() == b"1\n2\n3\n"
     assert (tmp_path / f"unsent.{nsqd.tcp_address}").read_bytes() == b""
 
@@ -112,6 +113,7 @@ def test_the_counts_are_on_stdout_as_json_when_asked(
     replayed = run_nsq(["replay", str(tmp_path / "a.gz"), *to])
 
     expected = {"confirmed": 1, "rejected": 1, "unknown": 0, "unsent": 0, "skipped": 1}
+    expected |= {"filtered": 0, "repeated": 0, "destinations": []}
     assert json.loads(published.out) == json.loads(replayed.out) == expected
     assert (published.status, replayed.status) == (6, 6)
 
@@ -168,6 +170,6 @@ def test_an_error_is_a_line_of_json_when_json_is_asked_for(
     assert result.status == status
     [error] = [json.loads(each) for each in result.err.splitlines() if each.startswith("{")]
     assert error["status"] == status
-    assert error["error"]
-    assert set(error) == {"error", "hint", "status"}
+    assert error["message"]
+    assert set(error) == {"code", "message", "hint", "address", "status"}
     assert "nsq: error:" not in result.err

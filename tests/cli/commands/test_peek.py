@@ -64,6 +64,6 @@ def test_a_look_creates_nothing(run_nsq: RunNsq, nsqd: Nsqd) -> None:
 
     assert [no_topic.status, no_channel.status, nobody.status] == [3, 3, 4]
     assert "Did you mean arch?" in no_channel.err
-    assert "cannot connect to http://127.0.0.1:2" in nobody.err
+    assert "cannot connect to 127.0.0.1:1 (connection refused)" in nobody.err
     [topic] = nsqd.stats()["topics"]
     assert [channel["channel_name"] for channel in topic["channels"]] == ["arch"]

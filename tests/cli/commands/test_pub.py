@@ -38,7 +38,7 @@ def test_files_and_standard_input_can_be_mixed(
 ) -> None:
     (tmp_path / "a").write_text("1\n2\n")
 
-    result = run_nsq([*to(nsqd), str(tmp_path / "a"), "-"], stdin=b"3\n")
+    result = run_nsq([*to(nsqd), f"@{tmp_path / 'a'}", "-"], stdin=b"3\n")
 
     assert result.err.startswith("nsq: 3 confirmed")
 
@@ -72,7 +72,7 @@ def test_the_rate_is_kept_when_low_and_when_high(
     path = tmp_path / "lines"
     path.write_bytes(b"x\n" * lines)
     nsqd.create_topic("events")
-    process = spawn_nsq([*to(nsqd), str(path), "--rate", str(rate)])
+    process = spawn_nsq([*to(nsqd), "-f", str(path), "--rate", str(rate)])
 
     def published() -> int:
         count: int = nsqd.topic_stats("events")["message_count"]
@@ -93,7 +93,7 @@ def test_progress_is_shown_on_a_terminal_only(
 ) -> None:
     path = tmp_path / "lines"
     path.write_bytes(b"x\n" * 3000)
-    terminal = nsq_on_a_terminal([*to(nsqd), str(path), "--rate", "5000"])
+    terminal = nsq_on_a_terminal([*to(nsqd), f"@{path}", "--rate", "5000"])
 
     terminal.expect(r"[\d,]+ confirmed")
     terminal.expect_exact("3000 confirmed, 0 rejected, 0 unknown, 0 unsent")
@@ -167,7 +167,7 @@ BAD_INPUT = [
     (["-t", "bad topic"], 2, "invalid topic name 'bad topic'"),
     (["-t", "e", "--producer-opt", "bogus"], 2, "unknown client option 'bogus'"),
     (["-t", "e", "--producer-opt", "snappy", "--deflate"], 2, "snappy and deflate"),
-    (["-t", "e", "/no/such/file"], 1, "cannot read /no/such/file"),
+    (["-t", "e", "-f", "/no/such/file"], 1, "cannot read /no/such/file"),
     (["-t", "e", "--unsent-file", "/no/dir/file"], 1, "/no/dir/file"),
     (["-t", "e", "--delimiter", "\\q"], 2, "unknown escape"),
     (["-t", "e", "--delimiter", ""], 2, "delimiter"),
@@ -201,20 +201,35 @@ def test_a_message_can_stand_on_the_command_line(run_nsq: RunNsq, nsqd: GoNsqd) 
 
 
 def test_a_message_and_a_file_exclude_each_other(run_nsq: RunNsq) -> None:
-    result = run_nsq(["pub", "-t", "events", "-m", "hello", "log.txt"])
+    result = run_nsq(["pub", "-t", "events", "-m", "hello", "@log.txt"])
 
     assert result.status == 2
-    assert "give either messages (-m) or files" in result.err
+    assert "give either texts or files" in result.err
 
 
-def test_a_text_where_a_file_is_expected_leads_to_the_option(run_nsq: RunNsq) -> None:
-    result = run_nsq(["pub", "-t", "events", "hello"])
+def test_a_file_that_is_not_there_is_named_and_the_text_has_an_option(run_nsq: RunNsq) -> None:
+    result = run_nsq(["pub", "-t", "events", "@hello"])
 
     assert result.status == 1
     assert result.err == (
         "nsq: error: cannot read hello (No such file or directory)\n"
-        "hint: To publish the text itself: -m hello\n"
+        "hint: To publish the text itself: -m @hello\n"
     )
+
+
+def test_the_name_of_a_file_is_not_published_by_mistake(
+    run_nsq: RunNsq, nsqd: GoNsqd, tmp_path: Path
+) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("line\n")
+
+    refused = run_nsq([*to(nsqd), str(log)])
+    meant = run_nsq([*to(nsqd), "-m", str(log)])
+
+    assert refused.status == 2
+    assert f"Write @{log} to publish its lines, or -m {log} for the text." in refused.err
+    assert meant.status == 0
+    assert bodies_in(nsqd, "events", 1) == [str(log).encode()]
 
 
 def test_a_line_above_the_usual_limit_names_the_options_that_raise_it(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -162,10 +163,14 @@ def test_two_nsqd_with_one_node_id_lose_nothing(
     count = 4000
     for nsqd in (first, second):
         nsqd.create_channel("clicks", "archive")
-    for begin in range(0, count, 100):
-        for nsqd in (first, second):
-            place = nsqd.tcp_address.encode()
+
+    def publish(nsqd: GoNsqd) -> None:
+        place = nsqd.tcp_address.encode()
+        for begin in range(0, count, 100):
             nsqd.publish("clicks", *(b"%d of %s" % (n, place) for n in range(begin, begin + 100)))
+
+    with ThreadPoolExecutor(2) as pool:  # at the same moments: each counts from 0 every millisecond
+        list(pool.map(publish, (first, second)))
     place = ["--nsqd-tcp-address", first.tcp_address, "--nsqd-tcp-address", second.tcp_address]
     limits = ["-n", str(2 * count), "--for", "20s"]
     target = ["--output-dir", str(archive), "--gzip"]

@@ -32,7 +32,9 @@ def test_all_is_well_on_a_machine_that_has_what_it_takes(
 
     assert (result.status, result.err) == (0, "")
     found = findings(result)
-    assert {each["state"] for each in found.values()} == {"ok"}
+    java = found["java"].pop("state")
+    assert java in ("ok", "warning")  # which depends on its age
+    assert {each["state"] for each in found.values() if "state" in each} == {"ok"}
     assert {"java", "pyspark", "pyarrow", "executors", "shared directory"} <= set(found)
     assert list(shared.iterdir()) == []
 

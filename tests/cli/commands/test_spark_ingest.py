@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from plugins.archives import Writer, unfinished, write_archive
 from plugins.cli import RunNsq, SpawnNsq
+from plugins.clusters import ValidJson
 from plugins.daemons import GoNsqd
 from plugins.spark import RunSpark
 from plugins.waiting import wait_until
@@ -51,7 +52,7 @@ def written(output: Path) -> int:
 
 
 def test_an_archive_that_grows_is_taken_once_by_each_run(
-    spark: SparkSession, run_spark: RunSpark, tmp_path: Path
+    spark: SparkSession, run_spark: RunSpark, valid_json: ValidJson, tmp_path: Path
 ) -> None:
     command = ["ingest", tmp_path / "archive", "-o", tmp_path / "out"]
     command += ["--checkpoint", tmp_path / "checkpoint", "--once"]
@@ -59,20 +60,36 @@ def test_an_archive_that_grows_is_taken_once_by_each_run(
     writer = Writer(tmp_path / "archive")
     writer.write(messages(0, 300), messages(300, 600))
 
-    first = run_spark(*command, "--max-rows-per-trigger", 300)
+    metrics = tmp_path / "metrics.prom"
+    first = run_spark(*command, "--max-rows-per-trigger", 300, "--metrics-file", metrics)
     broken = tmp_path / "out" / "topic=clicks" / "date=2026-09-21" / "part-9-of-no-batch.parquet"
     broken.touch()
     idle = run_spark(*command)
     writer.write(messages(600, 700))
     writer.finish()
     write_archive(tmp_path / "archive" / "no-head.gz", messages(700, 750), messages(750, 800))
-    last = run_spark(*command, "--max-rows-per-trigger", 10)
+    last = run_spark(*command, "--max-rows-per-trigger", 10, "--json")
 
     assert first.status == 0, first.err
     assert "600 rows ingested in 2 batches" in first.err
+    counts = dict(line.split() for line in metrics.read_text().splitlines() if line[0] != "#")
+    assert int(counts["nsq_spark_ingest_rows_total"]) == 600
+    assert int(counts["nsq_spark_ingest_batches_total"]) == 2
+    body_bytes = sum(len(message.body) for message in messages(0, 600))
+    assert int(counts["nsq_spark_ingest_body_bytes_total"]) == body_bytes
+    assert float(counts["nsq_spark_ingest_rows_per_second"]) > 0
+    assert int(counts["nsq_spark_ingest_rows_behind"]) == 0
+    assert int(counts["nsq_spark_ingest_bytes_behind"]) == 0
     assert "0 rows ingested in 0 batches" in idle.err
     assert not broken.exists()
     assert "200 rows ingested in 2 batches" in last.err
+    counts = valid_json("spark ingest", last.out)
+    assert [counts[name] for name in ("rows", "batches", "rows_behind", "damages")] == [
+        200,
+        2,
+        0,
+        0,
+    ]
     assert ingested(spark, tmp_path / "out") == expected(0, 800)
 
 

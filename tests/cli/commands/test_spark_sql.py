@@ -16,7 +16,7 @@ from plugins.spark import RunSpark
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.message import WireMessage
 from nsqtools.records.envelope import decode
-from nsqtools.spark.jobs.sql import NamedView, cell, named_views, plain
+from nsqtools.spark.jobs.sql import NamedView, cell, named_views, plain, used_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -131,6 +131,23 @@ def test_no_rows_are_a_head_and_no_line_of_json(run_spark: RunSpark) -> None:
     assert run_spark("sql", query, "--json").out == b""
 
 
+@pytest.mark.parametrize(
+    ("form", "shown"),
+    [
+        (["-o", "csv", "--columns", "b,a"], b'b,a\n"x,y",1\n'),
+        (["-o", "jsonl", "--columns", "a"], b'{"a": 1}\n'),
+        (["-o", "json"], b'{"a": 1, "b": "x,y"}\n'),
+        (["-o", "wide"], b"a  b  \n1  x,y\n"),
+    ],
+)
+def test_rows_come_in_the_form_that_is_asked_for(
+    run_spark: RunSpark, form: list[str], shown: bytes
+) -> None:
+    result = run_spark("sql", "SELECT 1 AS a, 'x,y' AS b", *form)
+
+    assert (result.status, result.out) == (0, shown)
+
+
 def test_a_query_comes_from_a_file(run_spark: RunSpark, archive: Path, tmp_path: Path) -> None:
     file = tmp_path / "query.sql"
     file.write_text("-- how many\nSELECT count(*) AS n\nFROM archive;\n")
@@ -224,3 +241,51 @@ def test_a_named_path_that_is_not_there_is_refused() -> None:
 def test_values_as_json_and_in_a_table(value: Any, for_json: Any, for_a_table: Any) -> None:
     assert plain(value) == for_json
     assert cell(value) == for_a_table
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("SELECT count(*) FROM archive", set()),
+        ("SELECT topic, count(*) FROM archive GROUP BY 1", {"topic"}),
+        ("SELECT id FROM archive WHERE topic = 'a' AND timestamp > '2026-01-01'", None),
+        ("SELECT id FROM (SELECT id, body FROM archive) ORDER BY 1", {"id"}),
+        ("SELECT a.id FROM archive a JOIN archive b USING (nsqd, id)", {"nsqd", "id"}),
+        ("WITH x AS (SELECT * FROM archive) SELECT max(length(body)) FROM x", {"body"}),
+    ],
+)
+def test_a_query_reads_only_the_columns_that_it_uses(
+    spark: SparkSession, archive: Path, query: str, expected: set[str] | None
+) -> None:
+    views = [NamedView("archive", "archive", (str(archive),))]
+
+    assert used_columns(spark, views, query) == {
+        "archive": {"id", "topic", "timestamp"} if expected is None else expected
+    }
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT id FROM archive WHERE attempts = (SELECT max(attempts) FROM archive)",
+        "SELECT nothing FROM archive",
+        "SELEC",
+        "CREATE TABLE made AS SELECT topic FROM archive",
+    ],
+)
+def test_a_query_whose_columns_are_unknown_reads_all(
+    spark: SparkSession, archive: Path, query: str
+) -> None:
+    assert used_columns(spark, [NamedView("archive", "archive", (str(archive),))], query) == {}
+
+
+def test_a_statement_is_planned_over_stand_ins_without_being_run(
+    run_spark: RunSpark, spark: SparkSession, archive: Path
+) -> None:
+    statement = "CREATE TABLE made AS SELECT topic, count(*) AS n FROM archive GROUP BY topic"
+
+    made = run_spark("sql", statement, archive)
+    read = run_spark("sql", "SELECT * FROM made")
+
+    spark.sql("DROP TABLE made")
+    assert (made.status, read.out) == (0, b"topic\tn\nclicks\t4\n")

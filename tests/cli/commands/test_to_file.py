@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
+import socket
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from plugins.archives import finished_files, lines_of, messages_of, parts, text_of, unfinished
@@ -51,7 +54,9 @@ def stop(process: subprocess.Popen[bytes]) -> str:
     return stderr.decode()
 
 
-@pytest.mark.parametrize("flags", [[], ["--gzip"], ["--gzip-level", "9"]])
+@pytest.mark.parametrize(
+    "flags", [[], ["--gzip"], ["--gzip-level", "9"], ["--compression", "zstd"]]
+)
 def test_every_kind_of_body_is_kept_byte_for_byte(
     nsqd: GoNsqd, out: Path, run_nsq: RunNsq, flags: list[str]
 ) -> None:
@@ -63,6 +68,36 @@ def test_every_kind_of_body_is_kept_byte_for_byte(
     assert result.status == 0
     assert result.out == b""
     assert sorted(message["body"] for message in messages_of(out)) == sorted(bodies)
+
+
+def test_zstd_files_are_named_so_and_read_by_every_command(
+    nsqd: GoNsqd, out: Path, run_nsq: RunNsq
+) -> None:
+    publish(nsqd, b"one", b"two")
+
+    run_nsq(to_file(nsqd, out, "-n", "2", "--zstd-level", "9"))
+
+    [path] = finished_files(out)
+    assert path.name.endswith(".log.zst")
+    assert run_nsq(["archive", "cat", "--bodies", str(out)]).out.split() == [b"one", b"two"]
+    assert run_nsq(["archive", "verify", str(out)]).status == 0
+    assert b"jsonl zstd" in run_nsq(["archive", "info", str(out)]).out
+    again = ["--topic", "again", "--nsqd-tcp-address", nsqd.tcp_address]
+    assert run_nsq(["replay", str(out), *again]).status == 0
+    path.write_bytes(path.read_bytes() + b"rubbish")
+    assert run_nsq(["archive", "repair", str(out)]).status == 0
+    assert run_nsq(["archive", "cat", "--bodies", str(out)]).out.split() == [b"one", b"two"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--gzip", "--compression", "zstd"], ["--zstd-level", "3", "--gzip-level", "3"]],
+)
+def test_two_compressions_are_refused(
+    nsqd: GoNsqd, out: Path, run_nsq: RunNsq, flags: list[str]
+) -> None:
+    result = run_nsq(to_file(nsqd, out, *flags))
+    assert (result.status, "different compressions" in result.err) == (2, True)
 
 
 @pytest.mark.parametrize(("level", "said"), [("1", 4), ("6", 0), ("9", 2)])
@@ -173,8 +208,32 @@ def test_metrics_are_kept_in_a_file(
             and 'nsq_to_file_messages_total{topic="clicks"} 2' in metrics.read_text()
         ),
         what="the count in the metrics",
+        timeout_s=20,
     )
     stop(process)
+
+
+def test_a_supervisor_sees_that_it_is_ready_well_and_stopping(
+    nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq, tmp_path: Path
+) -> None:
+    publish(nsqd, b"one", b"two")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(DEADLINE_S)
+        environ = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+        process = spawn_nsq(to_file(nsqd, out, "--listen-http", "0", "-v"), environ)
+        assert systemd.recv(100) == b"READY=1"
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if b"/health" in line)
+        (url,) = re.findall(rb"http://\S+/metrics", said)
+        wait_until_drained(nsqd)
+
+        with urlopen(url.decode(), timeout=DEADLINE_S) as page:
+            assert 'nsq_to_file_messages_total{topic="clicks"} 2\n' in page.read().decode()
+        with urlopen(url.decode().replace("metrics", "health"), timeout=DEADLINE_S) as page:
+            assert page.read() == b"archiving 1 topics\n"
+        stop(process)
+        assert systemd.recv(100) == b"STOPPING=1"
 
 
 def test_a_count_over_several_topics_is_exact(nsqd: GoNsqd, out: Path, run_nsq: RunNsq) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,10 @@ from plugins.archives import messages_of
 from plugins.cli import SpawnNsq
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.waiting import patience_s, wait_until
+
+from nsqtools.archive.archive_settings import ArchiveSource
+from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.client.options import ClientOptions
 
 CHANNEL = "archive"
 DEADLINE_S = patience_s(30.0)
@@ -96,6 +101,38 @@ def test_an_nsqlookupd_that_forgot_everything_ends_no_topic(
     assert len(bodies_after(process, out)) == 2
 
 
+def test_a_further_nsqd_of_a_topic_is_found_with_the_topics_not_by_the_topics_own_lookups(
+    lookupd: GoNsqlookupd,
+    nsqd: GoNsqd,
+    go_nsqd: Callable[..., GoNsqd],
+    out: Path,
+    spawn_nsq: SpawnNsq,
+) -> None:
+    """A thousand topics may then ask seldom by themselves."""
+    other = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
+    nsqd.create_channel("orders", CHANNEL)
+    wait_for_topic(lookupd, "orders")
+    spawn_nsq([*by_pattern(lookupd, out), "-X", "lookupd_poll_interval=300s"])
+    archive(nsqd, "orders", b"one")
+
+    other.create_channel("orders", CHANNEL)
+    archive(other, "orders", b"two")
+
+
+def test_many_topics_of_a_fleet_ask_seldom_unless_the_user_chose_how_often() -> None:
+    connection = ConnectionSettings(lookupd_http_addresses=("lookup:4161",))
+    source = ArchiveSource(CHANNEL, connection, ClientOptions())
+    intervals = [
+        source.with_poll_interval(source.options, topics).lookupd_poll_interval_s
+        for topics in (10, 1000, 10_000)
+    ]
+    assert intervals == [60.0, 200.0, 300.0]
+
+    chosen = replace(connection, options={"lookupd_poll_interval": "10s"})
+    source = ArchiveSource(CHANNEL, chosen, chosen.client_options())
+    assert source.with_poll_interval(source.options, 1000).lookupd_poll_interval_s == 10.0
+
+
 @pytest.mark.parametrize("how", ["pattern", "topic"])
 def test_a_topic_that_is_deleted_and_made_again_is_archived_again(
     how: str, lookupd: GoNsqlookupd, nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq
@@ -109,8 +146,8 @@ def test_a_topic_that_is_deleted_and_made_again_is_archived_again(
     wait_for_consumer(nsqd, "orders")
     archive(nsqd, "orders", b"before")
 
+    lookupd.post("/topic/delete", topic="orders")  # first, as nsqadmin does: or it sends us back
     nsqd.post("/topic/delete", topic="orders")
-    lookupd.post("/topic/delete", topic="orders")
     wait_until(lambda: not nsqd.stats()["topics"], what="the topic is deleted")
     wait_until(lambda: len(list(out.glob("orders*"))) > 0, what="its files", timeout_s=DEADLINE_S)
     assert not nsqd.stats()["topics"]

@@ -15,7 +15,7 @@ TAB_LIMIT_S = 0.1  # it takes 1 to 15 ms; 30 is what we promise; slow machines e
 STATIC = {
     "nsq topic cr": {"create"},
     "nsq topic ": {"create", "delete", "empty", "info", "list", "pause", "unpause"},
-    "nsq t": {"tail", "to-file", "tombstone", "top", "topic"},
+    "nsq t": {"tail", "to-file", "to-http", "to-nsq", "tombstone", "top", "topic"},
     "nsq --": {"--help", "--version"},
     "nsq topic --": {"--help"},
     "nsq topic create --dry": {"--dry-run"},
@@ -26,7 +26,10 @@ STATIC = {
     "nsq tail -t clicks --to": {"--topic"},
     "nsq pub -t clicks --to": set(),
     "nsq pub -tclicks --to": set(),
-    "nsq tail --tls --no-": {"--no-deflate", "--no-lookupd-authorization", "--no-snappy"},
+    "nsq tail --tls --no-": {
+        *("--no-auth-requires-tls", "--no-deflate", "--no-lookupd-authorization", "--no-profile"),
+        "--no-snappy",
+    },
     "nsq tail -v --verb": {"--verbose"},
     # values: in the next word, behind =, behind letters in one word
     "nsq pub --mode ": {"all", "failover", "round-robin"},
@@ -85,8 +88,8 @@ def test_files_and_directories(shell: Shell, tmp_path: Path) -> None:
     def offered(line: str) -> set[str]:
         return {Path(each).name for each in shell.candidates(line)}
 
-    assert offered("nsq pub archi") == {"archived.log", "archives"}
-    assert offered("nsq pub ~/here/archi") == {"archived.log", "archives"}
+    assert offered("nsq pub -f archi") == {"archived.log", "archives"}
+    assert offered("nsq pub -f ~/here/archi") == {"archived.log", "archives"}
     assert offered("nsq pub --unsent-file archi") == {"archived.log", "archives"}
     assert offered("nsq pub --unsent-file=archi") == {"archived.log", "archives"}
     assert offered("nsq to-file --output-dir archi") == {"archives"}

@@ -16,6 +16,7 @@ from nsqtools.cli.options.connection import (
     consumer_connection,
     producer_connection,
 )
+from nsqtools.cli.options.destination import destination
 from nsqtools.cli.parsing import app
 from nsqtools.cli.parsing.binding import flatten
 from nsqtools.cli.running.runtime import Runtime
@@ -210,7 +211,10 @@ def test_the_secret_comes_from_a_file_or_the_environment(connect: Connect, tmp_p
     secret.write_text("s3cret\n")
 
     assert connect(NSQ_AUTH_SECRET="env").options == {"auth_secret": "env"}
-    assert connect(f"--auth-secret-file {secret}").options == {"auth_secret": "s3cret"}
+    assert connect(f"--auth-secret-file {secret}").options == {
+        "auth_secret": "s3cret",
+        "auth_secret_file": str(secret),  # to be read again at each connection
+    }
 
 
 def test_the_secret_of_a_flag_is_stronger_than_the_environments(
@@ -220,7 +224,8 @@ def test_the_secret_of_a_flag_is_stronger_than_the_environments(
     secret.write_text("flag")
 
     assert connect(f"--auth-secret-file {secret}", NSQ_AUTH_SECRET="env").options == {
-        "auth_secret": "flag"
+        "auth_secret": "flag",
+        "auth_secret_file": str(secret),
     }
 
 
@@ -264,13 +269,13 @@ def test_a_producer_has_nsqd_addresses_and_producer_options(given_command: Given
 
 def test_what_a_profile_may_set_is_what_the_commands_take() -> None:
     taken: dict[str, inspect.Parameter] = {}
-    for provider in (consumer_connection, producer_connection):
+    for provider in (consumer_connection, producer_connection, destination):
         taken |= inspect.signature(flatten(provider)).parameters
 
     assert {
         name: "list" in str(parameter.annotation.__origin__)
         for name, parameter in taken.items()
-        if name not in ("context", "profile")
+        if name not in ("context", "profile", "no_profile")
     } == REPEATABLE
 
 

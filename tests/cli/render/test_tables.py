@@ -16,9 +16,9 @@ from plugins.waiting import wait_until
 
 TABLES = {
     "topic list NODE": [
-        "topic  nsqd  channels  depth  messages  paused",
-        "clicks  1  1  2  2  no",
-        "views  1  0  0  0  yes",
+        "topic  nodes  channels  depth  waiting  messages  paused",
+        "clicks  1  1  0  2  2  no",
+        "views  1  0  0  0  0  yes",
     ],
     "topic info clicks NODE": [
         "node  channel  depth  disk  in_flight  messages  clients  paused",
@@ -26,7 +26,7 @@ TABLES = {
         "HTTP  archive  2  0  0  2  0  no",
     ],
     "channel list clicks NODE": [
-        "topic  channel  nsqd  depth  in_flight  deferred  clients  paused",
+        "topic  channel  nodes  depth  in_flight  deferred  clients  paused",
         "clicks  archive  1  2  0  0  0  no",
     ],
     "channel info clicks archive NODE": [
@@ -39,7 +39,7 @@ TABLES = {
     ],
     "lookup clicks LOOKUP": ["nsqd  node  lookupds", "TCP  HTTP  1"],
     "ping NODE LOOKUP": [
-        "daemon  address  ms  state",
+        "daemon  address  latency_ms  state",
         "nsqlookupd  LOOKUPD  MS  ok",
         "nsqd  HTTP  MS  ok",
     ],
@@ -47,7 +47,7 @@ TABLES = {
         "node  version  hostname  broadcast_address  tcp_port  http_port  start_time",
         "HTTP  1.3.0  HOST  127.0.0.1  PORT  PORT  TIME",
     ],
-    "config get log_level NODE": ["node  value", "HTTP  2"],
+    "config get log_level NODE": ["node  option  value", "HTTP  log_level  2"],
     "stat --once -t clicks NODE": [
         "topic  channel  depth  memory  disk  in_flight  deferred  ingress  egress  finish  requeue"
         "  requeued  timed_out  messages  clients  paused  e2e_ms",
@@ -68,8 +68,44 @@ def test_a_terminal_shows_this_table(
     any_nsqlookupd: Callable[..., Nsqlookupd],
     nsq_on_a_terminal: TerminalNsq,
 ) -> None:
-    lookupd = any_nsqlookupd()
-    nsqd = any_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
+    arguments, names = on_a_cluster(any_nsqd, any_nsqlookupd)
+
+    shown = nsq_on_a_terminal(arguments(command), env={"TERM": "dumb"}, columns=200).read()
+
+    assert [masked(line, names) for line in shown.splitlines()] == TABLES[command]
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_on_a_narrow_terminal_columns_are_left_out_by_name_and_no_value_is_cut(
+    width: int,
+    go_nsqd: Callable[..., Nsqd],
+    nsqlookupd: Callable[..., Nsqlookupd],
+    nsq_on_a_terminal: TerminalNsq,
+) -> None:
+    arguments, names = on_a_cluster(go_nsqd, nsqlookupd)
+    said = []
+    for command, (whole, *rows) in TABLES.items():
+        terminal = nsq_on_a_terminal(arguments(command), env={"TERM": "dumb"}, columns=width)
+        lines = terminal.read().splitlines()
+        text = " ".join(lines)
+        left_out = re.search(r"left out on this narrow terminal: (.*); see -o wide", text)
+        dropped = left_out[1].split(", ") if left_out else []
+        columns = whole.split("  ")
+        kept = [number for number, column in enumerate(columns) if column not in dropped]
+        assert len(kept) + len(dropped) == len(columns), command
+        table = ["  ".join(row.split("  ")[number] for number in kept) for row in (whole, *rows)]
+        assert [masked(line, names) for line in lines[: len(table)]] == table
+        assert max(len(line.rstrip()) for line in lines[: len(table)]) <= width
+        said += dropped
+    assert "e2e_ms" in said, "the table of stat is wider than all of these"
+
+
+def on_a_cluster(
+    start_nsqd: Callable[..., Nsqd], start_nsqlookupd: Callable[..., Nsqlookupd]
+) -> tuple[Callable[[str], list[str]], dict[str, str]]:
+    """What is in `TABLES`, on daemons of its own: how to ask them, and what to call them."""
+    lookupd = start_nsqlookupd()
+    nsqd = start_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
     nsqd.create_channel("clicks", "archive")
     nsqd.publish("clicks", b"one", b"two")
     nsqd.create_topic("views")
@@ -80,16 +116,12 @@ def test_a_terminal_shows_this_table(
         "NODE": ["--nsqd-http-address", nsqd.http_address],
         "LOOKUP": ["--lookupd-http-address", lookupd.http_address],
     }
-    arguments = [part for word in command.split() for part in places.get(word, [word])]
-
-    shown = nsq_on_a_terminal(arguments, env={"TERM": "dumb"}, columns=200).read()
-
     names = {
         nsqd.http_address: "HTTP",
         nsqd.tcp_address: "TCP",
         lookupd.http_address: "LOOKUPD",
     }
-    assert [masked(line, names) for line in shown.splitlines()] == TABLES[command]
+    return lambda command: [p for w in command.split() for p in places.get(w, [w])], names
 
 
 def masked(line: str, names: dict[str, str]) -> str:
@@ -99,5 +131,5 @@ def masked(line: str, names: dict[str, str]) -> str:
     line = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "HOST", line)
     line = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "TIME", line)
     line = re.sub(r"(?<![\d.])\d+\.\d(?![\d.])", "MS", line)
-    line = re.sub(r"(?<= )\d{4,5}(?= )", "PORT", line)
+    line = re.sub(r"(?<= )\d{4,5}(?= |$)", "PORT", line)
     return re.sub(r" {2,}", "  ", line.rstrip())

@@ -1,0 +1,106 @@
+"""``nsq redrive``: dead letters back to where they came from."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from nsqtools.cli.options.connection import ProducerConnection
+from nsqtools.cli.options.params import dry_run_option, topic_option
+from nsqtools.cli.options.publishing import DELIVERY, Rate, RetryTimeout, UnsentRecords
+from nsqtools.cli.render.outcomes import report_publishing
+from nsqtools.cli.render.output import counted, write_lines
+from nsqtools.cli.render.progress import Progress
+from nsqtools.cli.running.ends import stopping
+from nsqtools.cli.running.runtime import Session
+from nsqtools.client.spread import PublishMode
+from nsqtools.errors import ConfigurationError
+
+Paths = Annotated[
+    list[Path], Argument(metavar="FILE", help="Files of dead letters; - is standard input.")
+]
+Topic = Annotated[
+    str | None, topic_option("Publish to this topic; default: the topic of each message.")
+]
+ErrorMatches = Annotated[
+    str | None,
+    Option(
+        "--error",
+        metavar="REGEX",
+        help="Only dead letters whose error matches.",
+        rich_help_panel="Selection",
+    ),
+]
+DryRun = Annotated[
+    bool, dry_run_option("Show what would be published, by topic and error.", panel=DELIVERY)
+]
+
+
+def redrive(
+    files: Paths,
+    topic: Topic = None,
+    error: ErrorMatches = None,
+    rate: Rate = 0.0,
+    retry_timeout: RetryTimeout = None,
+    unsent_file: UnsentRecords = None,
+    dry_run: DryRun = False,
+    *,
+    connection: ProducerConnection,
+    runtime: Session,
+) -> int:
+    """Publish dead letters again, to the topics that they came from.
+
+    Reads the files that --dead-letter-file writes, and everything else in the form of tail --json.
+    Each message gets a new id, and its body is what it was. With several nsqd, messages go to the
+    first that works. The files are left as they are: remove them when the exit status is 0. What
+    was not confirmed is appended to --unsent-file, to be redriven from there.
+
+    A topic of dead letters has raw bodies: to redrive it, forward it with nsq to-nsq.
+
+    Examples:
+        nsq redrive dead.jsonl --dry-run
+        nsq redrive dead.jsonl --error 'HTTP 5' --unsent-file again.jsonl
+        nsq to-nsq -t clicks.dead --destination-topic clicks --until-empty \\
+            --destination-nsqd-tcp-address 127.0.0.1:4150
+    """
+    from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishOptions
+    from nsqtools.publish.redrive import Redrive
+    from nsqtools.publish.unsent_files import UnsentFiles
+
+    for path in files:
+        if str(path) != "-" and not path.is_file():
+            raise ConfigurationError(f"{path} is not a file of dead letters")
+    unsent = UnsentFiles(unsent_file, b"\n") if unsent_file is not None else None
+    timeout_s = RETRY_TIMEOUT_S if retry_timeout is None else retry_timeout
+    with Progress(runtime) as progress:
+        job = Redrive(
+            [str(path) for path in files],
+            connection.nsqd_tcp_addresses,
+            topic=topic,
+            error=error,
+            rate=rate,
+            client_options=connection.client_options(),
+            options=PublishOptions(PublishMode.FAILOVER, timeout_s, retry_unknown=False),
+            unsent=unsent,
+            warn=lambda line: runtime.tell(f"nsq: {line}"),
+            show=lambda: progress.show(lambda: f"{job.counts.confirmed:,} confirmed"),
+            is_dry=dry_run,
+        )
+        with stopping(job.stop) as signals, unsent or nullcontext():
+            job.run()
+    if dry_run:
+        kinds = sorted(job.kinds.items())
+        lines = (f"{counted(count, 'message')} for {name}: {why}" for (name, why), count in kinds)
+        write_lines(runtime, lines)
+        return signals.status()
+    status = report_publishing(
+        runtime,
+        job.counts.summary(),
+        confirmed=job.counts.confirmed,
+        is_complete=not job.counts.unconfirmed,
+        error=job.last_error,
+    )
+    return signals.status(otherwise=status)

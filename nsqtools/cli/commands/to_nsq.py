@@ -1,0 +1,164 @@
+"""``nsq to-nsq``: topics to another cluster, confirmed there before they are finished here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from nsqtools.cli.options.connection import ConsumerConnection
+from nsqtools.cli.options.destination import PANEL, Destination
+from nsqtools.cli.options.forwarding import Forwarding
+from nsqtools.cli.options.params import SAFETY, SELECTION, ChannelName
+from nsqtools.cli.running.forwarding import run_forwarder
+from nsqtools.cli.running.runtime import Session
+from nsqtools.forward.modes import ForwardMode
+from nsqtools.records.template import compile_template
+
+if TYPE_CHECKING:
+    pass
+
+DestinationTopic = Annotated[
+    str | None,
+    Option(
+        "--destination-topic",
+        metavar="TOPIC",
+        help="Publish everything to this topic; default: each topic under its own name.",
+        rich_help_panel=PANEL,
+    ),
+]
+Map = Annotated[
+    list[str] | None,
+    Option(
+        "--map",
+        metavar="REGEX=NAME",
+        help=r"Rename a topic that matches ('eu\.(.*)=\1'); the first rule that matches counts.",
+        rich_help_panel=PANEL,
+    ),
+]
+Mode = Annotated[
+    ForwardMode,
+    Option(
+        "--mode",
+        help="With several destinations: each in turn, the same for the same --key, or the first "
+        "that works.",
+        rich_help_panel=PANEL,
+    ),
+]
+Key = Annotated[
+    Callable[..., bytes] | None,
+    Option(
+        "--key",
+        parser=compile_template,
+        metavar="TEMPLATE",
+        help="What --mode hash goes by ('{.user.id}').",
+        rich_help_panel=PANEL,
+    ),
+]
+LoopGuard = Annotated[
+    bool,
+    Option(
+        "--loop-guard/--no-loop-guard",
+        help="Refuse topics whose messages would come back to where they were.",
+        rich_help_panel=SAFETY,
+    ),
+]
+RequireField = Annotated[
+    str | None,
+    Option(
+        "--require-json-field",
+        metavar="FIELD",
+        help="Only messages that are JSON objects with this field.",
+        rich_help_panel=SELECTION,
+    ),
+]
+RequireValue = Annotated[
+    str | None,
+    Option(
+        "--require-json-value",
+        metavar="VALUE",
+        help="Only messages whose --require-json-field is this text or number.",
+        rich_help_panel=SELECTION,
+    ),
+]
+Whitelist = Annotated[
+    list[str] | None,
+    Option(
+        "--whitelist-json-field",
+        metavar="FIELD",
+        help="Publish only these fields of JSON objects, their values unchanged.",
+        rich_help_panel=SELECTION,
+    ),
+]
+
+
+def to_nsq(
+    channel: ChannelName = "nsq_to_nsq",
+    destination_topic: DestinationTopic = None,
+    map: Map = None,
+    mode: Mode = ForwardMode.ROUND_ROBIN,
+    key: Key = None,
+    require_json_field: RequireField = None,
+    require_json_value: RequireValue = None,
+    whitelist_json_field: Whitelist = None,
+    loop_guard: LoopGuard = True,
+    *,
+    forwarding: Forwarding,
+    destination: Destination,
+    connection: ConsumerConnection,
+    runtime: Session,
+) -> int:
+    """Forward topics to another nsqd or cluster, each message finished once it is there.
+
+    Runs until it is stopped or a limit is reached. A message is finished when the destination has
+    confirmed it; while no destination works messages are held, and their queue grows. Bodies are
+    forwarded byte for byte unless --pick or --whitelist-json-field changes them. When a connection
+    breaks before the answer, messages are sent again and may be there twice; how many is counted.
+
+    The exit status is 6 when there are dead letters.
+
+    Examples:
+        nsq to-nsq -t clicks --destination-nsqd-tcp-address mirror:4150
+        nsq to-nsq --topic-pattern '^eu[.]' --map 'eu[.](.*)=\\1' \\
+            --destination-nsqd-tcp-address b:4150
+        nsq to-nsq -t log --where '.status >= 500' --destination-topic errors \\
+            --destination-nsqd-tcp-address b:4150 --dead-letter-file dead.jsonl --max-attempts 10
+        nsq to-nsq -t clicks --until-empty --destination-lookupd-http-address lookup:4161
+    """
+    from nsqtools.forward.destinations import Destinations
+    from nsqtools.forward.forwarder import THROUGHPUT, ForwardSettings
+    from nsqtools.forward.json_fields import json_filters
+    from nsqtools.forward.loop_guard import LoopGuard as Guard
+    from nsqtools.forward.nsq_sink import NsqSink
+    from nsqtools.forward.renaming import renamer
+    from nsqtools.forward.topic_sources import SourceSettings
+
+    rename = renamer(destination_topic, map or ())
+    for topic in forwarding.topics:
+        rename(topic)  # a name that is not one is refused before any daemon is asked
+    destinations = Destinations(destination, runtime.monotonic())
+    keep, pick = json_filters(
+        forwarding.keep,
+        forwarding.pick,
+        required=require_json_field,
+        value=require_json_value,
+        whitelist=whitelist_json_field or (),
+    )
+    guard = Guard(connection, destinations.settings, rename)
+    options = connection.client_options(**THROUGHPUT)
+    source = SourceSettings(
+        forwarding.topics,
+        channel,
+        connection,
+        options,
+        forwarding.pattern,
+        forwarding.refresh_s,
+        check=guard.check if loop_guard else lambda topic: None,
+        user_agent=guard.user_agent,
+    )
+    sink = NsqSink(destinations, mode=mode, key=key)
+    settings = ForwardSettings(
+        keep, pick, rename, forwarding.rate, forwarding.max_attempts, options.drain_timeout_s
+    )
+    return run_forwarder(source, sink, settings, forwarding, runtime)

@@ -1,0 +1,246 @@
+"""``nsq web``: the cluster in the browser."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from nsqtools.cli.options.cluster_connection import ClusterConnection
+from nsqtools.cli.options.params import SAFETY, duration_option
+from nsqtools.cli.running.ends import ExitStatus, stopping
+from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.errors import ConfigurationError
+
+TIMEOUT_OPTION, TIMEOUT = "lookupd_poll_timeout", "2s"
+"""An nsqd that hangs holds up a sample for as long."""
+
+ACCESS = "Access"
+REPORTING = "Reporting"
+
+
+class Printed(Enum):
+    """What is printed in place of serving."""
+
+    dashboard = "dashboard"
+    alerts = "alerts"
+    password = "password"
+
+
+def _option(name: str, help: str, metavar: str | None, panel: str | None = ACCESS) -> Any:
+    return Option(name, metavar=metavar, help=help, rich_help_panel=panel)
+
+
+Listen = Annotated[
+    str, _option("--listen", "Where to serve; port 0 takes any free one.", "HOST:PORT", None)
+]
+Refresh = Annotated[
+    float | None,
+    duration_option("--refresh", "Time between two samples.", panel=None, default="2s"),
+]
+HistoryPath = Annotated[
+    Path | None,
+    _option("--history", "Keep 30 days of history in this file.", "FILE", None),
+]
+BasePath = Annotated[str, _option("--base-path", "Serve under this path.", "PATH", None)]
+Print = Annotated[
+    Printed | None,
+    _option(
+        "--print",
+        "Print a Grafana dashboard, Prometheus alerts, or a line for --auth, and end.",
+        "dashboard|alerts|password",
+        None,
+    ),
+]
+AllowChanges = Annotated[
+    bool,
+    Option(
+        "--allow-changes",
+        help="Let users create, pause, empty and delete; else it is read-only.",
+        rich_help_panel=SAFETY,
+    ),
+]
+ShowMessages = Annotated[
+    bool,
+    Option("--show-messages", help="Let users read messages.", rich_help_panel=SAFETY),
+]
+Auth = Annotated[
+    Path | None, _option("--auth", "Ask for a password of this file, USER:HASH.", "FILE")
+]
+AdminUser = Annotated[
+    list[str] | None,
+    _option("--admin-user", "Only this user may change something.", "USER"),
+]
+AclHeader = Annotated[
+    str, _option("--acl-http-header", "The header in which a trusted proxy names the user.", "NAME")
+]
+TrustedProxy = Annotated[
+    list[str] | None,
+    _option("--trusted-proxy", "Believe that header from these addresses.", "CIDR"),
+]
+AllowedHost = Annotated[
+    list[str] | None,
+    _option("--allowed-host", "A name under which browsers may open it.", "NAME"),
+]
+ListenCert = Annotated[
+    Path | None, _option("--listen-tls-cert", "Serve https with this certificate, PEM.", "FILE")
+]
+ListenKey = Annotated[
+    Path | None, _option("--listen-tls-key", "Key of that certificate, PEM.", "FILE")
+]
+AuditFile = Annotated[
+    Path | None, _option("--audit-log", "Append a line of JSON for each change.", "FILE", REPORTING)
+]
+Notification = Annotated[
+    str,
+    _option(
+        "--notification-http-endpoint",
+        "POST a document to this URL for each change, as nsqadmin does.",
+        "URL",
+        REPORTING,
+    ),
+]
+
+
+def web(
+    listen: Listen = "127.0.0.1:4171",
+    refresh: Refresh = None,
+    history: HistoryPath = None,
+    base_path: BasePath = "",
+    print_: Print = None,
+    allow_changes: AllowChanges = False,
+    show_messages: ShowMessages = False,
+    auth: Auth = None,
+    admin_user: AdminUser = None,
+    acl_http_header: AclHeader = "X-Forwarded-User",
+    trusted_proxy: TrustedProxy = None,
+    allowed_host: AllowedHost = None,
+    listen_tls_cert: ListenCert = None,
+    listen_tls_key: ListenKey = None,
+    audit_log: AuditFile = None,
+    notification_http_endpoint: Notification = "",
+    *,
+    cluster: ClusterConnection,
+    runtime: Session,
+) -> int:
+    """Show the cluster in the browser, with nsqadmin's API and /metrics of every queue.
+
+    Runs until it is stopped. It only looks, and only this machine can connect, unless you allow
+    more: --allow-changes lets users change topics and channels, and --listen another address. On
+    an address that others reach, changes need --auth, or --admin-user with --trusted-proxy.
+
+    Rates, depths and latency are kept for a day, or with --history for 30 days. /metrics has every
+    topic and channel of all nsqd for Prometheus; --print has a dashboard and alerts for it. /api
+    answers as nsqadmin's does. Without --timeout a daemon has 2 seconds to answer.
+
+    Examples:
+        nsq web --lookupd-http-address lookup:4161
+        nsq web --allow-changes --history /var/lib/nsq-web.db --audit-log /var/log/nsq-web.jsonl
+        nsq web --listen :4171 --auth users --listen-tls-cert cert.pem --listen-tls-key key.pem
+        nsq web --print alerts
+    """
+    from nsqtools.web.settings import (
+        DEFAULT_REFRESH_S,
+        WebSettings,
+        clean_base_path,
+        parse_networks,
+    )
+
+    if print_ is not None:
+        return _print(print_, runtime)
+    settings = WebSettings(
+        listen=listen,
+        base_path=clean_base_path(base_path),
+        allowed_hosts=tuple(allowed_host or ()),
+        refresh_s=refresh or DEFAULT_REFRESH_S,
+        allow_changes=allow_changes,
+        show_messages=show_messages,
+        auth_file=auth,
+        acl_http_header=acl_http_header,
+        admin_users=tuple(admin_user or ()),
+        trusted_proxies=parse_networks(trusted_proxy or ()),
+        audit_log=audit_log,
+        notification_http_endpoint=notification_http_endpoint,
+        tls_cert=listen_tls_cert,
+        tls_key=listen_tls_key,
+    )
+    from nsqtools.cli.running.service import service
+    from nsqtools.cluster.history import History
+    from nsqtools.cluster.history_file import HistoryFile
+    from nsqtools.web.app import create_app
+    from nsqtools.web.server import WebServer, url_of
+    from nsqtools.web.server import listen as bind
+    from nsqtools.web.watcher import Watcher
+
+    is_timed = TIMEOUT_OPTION in cluster.connection.options
+    with cluster.open("" if is_timed else TIMEOUT) as opened, bind(settings) as listener:
+        kept = History(
+            interval_s=settings.refresh_s, file=HistoryFile(history) if history else None
+        )
+        watcher = Watcher(opened, kept, refresh_s=settings.refresh_s)
+        try:
+            options = cluster.connection.client_options()
+            app = create_app(settings, opened, watcher, options)
+            server = WebServer(app, settings, watcher, listener)
+            with (
+                service(None, runtime.environ, metrics=tuple, health=lambda: (True, "")) as watched,
+                stopping(server.stop) as signals,
+            ):
+                watcher.start()
+                runtime.tell(f"nsq: serving {url_of(listener, settings)}")
+
+                def turn() -> None:
+                    watched.ready()
+                    watched.alive()
+
+                _collect_less()
+                server.run(turn)
+                watched.stopping()
+        finally:
+            watcher.stop()
+            kept.close()
+    return signals.status()
+
+
+def _collect_less() -> None:
+    """Nothing but the console runs in this process. A sample of a large cluster makes objects by
+    the ten thousand, all of which live until the next: looking for cycles among them is in vain."""
+    import gc
+
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+
+
+def _print(what: Printed, runtime: Runtime) -> int:
+    if what is Printed.password:
+        for line in _password_lines(runtime):
+            runtime.stdout.write(line)
+        return ExitStatus.DONE
+    from nsqtools.web.monitoring import text_of
+
+    runtime.stdout.write(text_of(what.value))
+    return ExitStatus.DONE
+
+
+def _password_lines(runtime: Runtime) -> list[str]:
+    """Ask for one user on a terminal; on a pipe, read lines of USER:PASSWORD."""
+    from nsqtools.web.passwords import hash_password
+
+    if runtime.stdin.isatty():
+        import getpass
+
+        runtime.stderr.write("User: ")
+        runtime.stderr.flush()
+        lines = [f"{runtime.stdin.readline().strip()}:{getpass.getpass()}"]
+    else:
+        lines = runtime.stdin.read().splitlines()
+    made = []
+    for line in lines:
+        user, colon, password = line.partition(":")
+        if not (user.strip() and colon and password):
+            raise ConfigurationError("give lines of USER:PASSWORD")
+        made.append(f"{user.strip()}:{hash_password(password)}\n")
+    return made

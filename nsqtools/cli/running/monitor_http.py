@@ -1,0 +1,161 @@
+"""The HTTP side of a long-running command: /metrics for Prometheus, /health for a load balancer.
+
+The standard library's server on a daemon thread, and a few threads for requests. Traps: it answers
+whoever can connect, so a client that is slow or sends a byte now and then must cost neither a
+thread for ever nor more than a few of them; and while the process has no descriptor left the socket
+stays ready, so accepting must not be tried in a hot loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.addresses import Address, parse_address
+from nsqtools.records.prometheus import Metric, encode_metrics
+
+log = logging.getLogger("nsqtools")
+
+REQUEST_TIMEOUT_S = 5.0  # from the first byte to the last
+POLL_S = 0.1  # how soon the server notices its end, and requests that take too long
+MAX_REQUESTS = 8  # at the same time; more are refused
+ACCEPT_RETRY_S = 0.5
+
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+PLAIN = "text/plain; charset=utf-8"
+
+Answer = tuple[HTTPStatus, str, str]  # status, content type, text
+
+
+class MonitorServer:
+    """Serves while it is entered. Raises `ConfigurationError` when it cannot listen."""
+
+    def __init__(
+        self,
+        listen: str,
+        metrics: Callable[[], Iterable[Metric]],
+        health: Callable[[], tuple[bool, str]],
+    ) -> None:
+        def answer(path: str) -> Answer:
+            if path == "/metrics":
+                return HTTPStatus.OK, PROMETHEUS, encode_metrics(metrics())
+            if path == "/health":
+                is_well, text = health()
+                status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
+                return status, PLAIN, f"{text}\n"
+            return HTTPStatus.NOT_FOUND, PLAIN, "there are /metrics and /health\n"
+
+        self._server = _listen(listen, answer)
+        host, port = self._server.socket.getsockname()[:2]
+        self.address = str(Address(host, port))
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(POLL_S,), name="nsq-monitor", daemon=True
+        )
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def _listen(text: str, answer: Callable[[str], Answer]) -> _Server:
+    address = _address(text)
+    try:
+        return _Server(address, answer)
+    except OSError as exc:
+        raise ConfigurationError(
+            f"cannot listen on {address} ({exc.strerror or exc})",
+            hint="Give --listen-http another port; 0 takes any free one.",
+        ) from exc
+
+
+def _address(text: str) -> Address:
+    """``PORT`` and ``:PORT`` are on loopback. Port 0, unlike elsewhere, is fine."""
+    host, colon, port = text.strip().rpartition(":")
+    if port.isdecimal() and int(port[:6]) == 0:
+        return Address(host.strip("[]") or "127.0.0.1", 0)
+    return parse_address(text if colon and host else f"127.0.0.1:{port}")
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, address: Address, answer: Callable[[str], Answer]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        self.answer = answer
+        self._began: dict[socket.socket, float] = {}
+        super().__init__((address.host, address.port), _Request)
+
+    def server_bind(self) -> None:
+        # not HTTPServer's, which looks the host's name up and can take seconds
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(ACCEPT_RETRY_S)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if len(self._began) >= MAX_REQUESTS:
+            self.shutdown_request(request)
+            return
+        self._began[request] = time.monotonic()
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread can be started
+            self._began.pop(request, None)
+            raise
+
+    def shutdown_request(self, request: Any) -> None:
+        self._began.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        latest = time.monotonic() - REQUEST_TIMEOUT_S
+        for request, began in list(self._began.items()):
+            if began < latest:
+                with suppress(OSError):  # it has just ended by itself
+                    request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("a request from %s failed", client_address, exc_info=True)
+
+
+class _Request(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = REQUEST_TIMEOUT_S
+    server_version = "nsq"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        status, kind, text = self.server.answer(self.path.partition("?")[0])
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *args: Any) -> None:
+        log.debug("http %s: %s", self.address_string(), format % args)

@@ -1,0 +1,163 @@
+"""What supervises a long-running command: /metrics and /health over HTTP, a file, and systemd.
+
+    with service(listen_http, environ, metrics=metrics, health=health) as supervised:
+        supervised.ready()  # connected, or at least trying
+        ...
+            supervised.alive()  # every few seconds, from the loop that does the work
+        supervised.stopping()
+
+systemd passes a socket in ``NOTIFY_SOCKET`` (``Type=notify``) and with ``WatchdogSec=`` an interval
+in which it wants to hear that the process is alive. Nobody else sets these, so nothing needs to be
+configured. A notification that fails is never an error of the command.
+
+Trap: only the thread that does the work may call `alive`. One that runs beside it would report a
+command as alive that has been stuck for hours.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from nsqtools.files.durable import replace_file
+from nsqtools.records.prometheus import Metric, encode_metrics
+
+log = logging.getLogger("nsqtools")
+
+STUCK_AFTER_S = 60.0
+METRICS_EVERY_S = 5.0
+WATCHDOG_SHARE = 0.4  # of the interval: systemd recommends to be heard twice in each
+
+Metrics = Callable[[], Iterable[Metric]]
+Health = Callable[[], tuple[bool, str]]
+
+
+@contextmanager
+def service(
+    listen_http: str | None,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    metrics: Metrics,
+    health: Health,
+    metrics_file: Path | None = None,
+) -> Iterator[Service]:
+    """Serve ``[HOST:]PORT`` while inside, if given; on loopback unless a host is given.
+
+    The ``metrics_file`` is replaced every few seconds, as long as `Service.alive` is called, and at
+    the end.
+
+    ``metrics`` and ``health`` are called on threads of the HTTP server, once per request; health is
+    whether all is well, and a line of text. Raises `ConfigurationError` for an address that cannot
+    be listened on.
+    """
+    kept = _MetricsFile(metrics_file, metrics) if metrics_file is not None else None
+    supervised = Service(environ, health, kept)
+    with ExitStack() as stack:
+        if kept is not None:
+            stack.callback(kept.write)
+        if listen_http is not None:
+            from nsqtools.cli.running.monitor_http import MonitorServer
+
+            server = stack.enter_context(MonitorServer(listen_http, metrics, supervised.health))
+            supervised.address = server.address
+            log.info("serving http://%s/metrics and /health", server.address)
+        yield supervised
+
+
+class Service:
+    """What a command reports of itself. ``address`` is where HTTP is served, "" for nowhere."""
+
+    def __init__(
+        self, environ: Mapping[str, str], health: Health, metrics_file: _MetricsFile | None
+    ) -> None:
+        self.address = ""
+        self._metrics_file = metrics_file
+        self._health = health
+        self._systemd = _Systemd(environ)
+        self._is_ready = False
+        self._alive_at = time.monotonic()
+
+    def ready(self) -> None:
+        """The command does its work now. Calls after the first do nothing."""
+        if not self._is_ready:
+            self._is_ready = True
+            self._alive_at = time.monotonic()
+            self._systemd.notify("READY=1")
+
+    def alive(self) -> None:
+        """The loop that does the work has taken a turn. Cheap: call it as often as you like."""
+        self._alive_at = time.monotonic()
+        self._systemd.feed_watchdog(self._alive_at)
+        if self._metrics_file is not None:
+            self._metrics_file.write_in_time(self._alive_at)
+
+    def stopping(self) -> None:
+        """The command drains what it has taken, and ends."""
+        self._systemd.notify("STOPPING=1")
+
+    def health(self) -> tuple[bool, str]:
+        """Return whether all is well, and a line that says what is not."""
+        if not self._is_ready:
+            return False, "starting"
+        silent_s = time.monotonic() - self._alive_at
+        if silent_s > STUCK_AFTER_S:
+            return False, f"stuck: no progress for {silent_s:.0f} s"
+        return self._health()
+
+
+class _MetricsFile:
+    """For node_exporter's textfile collector, which reads whole files only."""
+
+    def __init__(self, path: Path, metrics: Metrics) -> None:
+        self._path = path
+        self._metrics = metrics
+        self._next_s = 0.0
+
+    def write_in_time(self, now_s: float) -> None:
+        if now_s >= self._next_s:
+            self._next_s = now_s + METRICS_EVERY_S
+            self.write()
+
+    def write(self) -> None:
+        write_metrics(self._path, self._metrics())
+
+
+def write_metrics(path: Path, metrics: Iterable[Metric]) -> None:
+    """Replace the file at once: its readers never see a part. A failure is logged."""
+    try:
+        replace_file(path, encode_metrics(metrics).encode(), 0o644, is_durable=False)
+    except OSError as exc:  # the work is more important
+        log.warning("cannot write %s (%s)", path, exc.strerror)
+
+
+class _Systemd:
+    """The protocol of sd_notify(3): datagrams of text lines to a unix socket."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        path = environ.get("NOTIFY_SOCKET", "")
+        # an abstract name is written with an @ in place of its leading NUL
+        self._socket = "\0" + path[1:] if path.startswith("@") else path
+        is_ours = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        interval_us = environ.get("WATCHDOG_USEC", "")
+        self._every_s = int(interval_us) / 1e6 if interval_us.isdecimal() and is_ours else 0.0
+        self._next_s = 0.0
+
+    def feed_watchdog(self, now_s: float) -> None:
+        if self._every_s and now_s >= self._next_s:
+            self._next_s = now_s + WATCHDOG_SHARE * self._every_s
+            self.notify("WATCHDOG=1")
+
+    def notify(self, state: str) -> None:
+        if not self._socket:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+                sender.settimeout(1.0)
+                sender.sendto(state.encode(), self._socket)
+        except OSError as exc:
+            log.warning("cannot notify systemd of %s (%s)", state, exc.strerror or exc)

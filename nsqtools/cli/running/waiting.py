@@ -1,0 +1,128 @@
+"""The lines on a terminal about waiting: for what, on which nsqd, and how it ended.
+
+Only on a terminal, and not with ``--quiet``. `UntilEmpty` watches the queues for those who wait for
+their end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from nsqtools.cli.running.runtime import Runtime
+
+if TYPE_CHECKING:
+    from nsqtools.client.connection_settings import ConnectionSettings
+    from nsqtools.cluster.directory import Cluster
+    from nsqtools.tail.tail import Tail
+
+LOOK_EVERY_S = 0.5
+
+EAGER_S = 60.0
+"""A topic that grows onto another nsqd is found within seconds, as long as somebody has just begun
+to look: consumers ask nsqlookupd at most every 5 seconds."""
+
+
+class WaitingNotice:
+    """Says on stderr where the messages come from, each time that changes; called now and then."""
+
+    def __init__(self, runtime: Runtime, channel: str) -> None:
+        self._runtime = runtime
+        self._channel = channel
+        self._began_s = runtime.monotonic()
+        self._said: dict[str, set[str]] = {}
+
+    def __call__(self, tail: Tail) -> None:
+        """Say what has changed, and see that it is found soon."""
+        if self._runtime.monotonic() - self._began_s < EAGER_S:
+            tail.look_up_soon()
+        for topic, addresses in tail.connections.items():
+            now, before = set(addresses), self._said.get(topic)
+            if now == before:
+                continue
+            self._said[topic] = now
+            queue = f"{topic}/{self._channel}"
+            if before and now - before:
+                self._runtime.tell(f"nsq: {queue}: now on {_list(now - before)} too")
+            elif before and not now:
+                self._runtime.tell(f"nsq: {queue}: the connection is lost; trying again")
+            elif before:
+                self._runtime.tell(f"nsq: {queue}: no longer on {_list(before - now)}")
+            elif now:
+                self._runtime.tell(f"nsq: {queue} on {_list(now)}: waiting (Ctrl-C ends it)")
+            elif before is None:
+                self._runtime.tell(f"nsq: {queue}: no nsqd has the topic yet; waiting for one")
+
+    def sum_up(self, count: int) -> None:
+        """Say at the end how many messages came."""
+        from nsqtools.cli.render.output import counted
+
+        elapsed_s = self._runtime.monotonic() - self._began_s
+        self._runtime.tell(f"nsq: {counted(count, 'message')} in {elapsed_s:.1f} s")
+
+
+def _list(addresses: Iterable[str]) -> str:
+    return ", ".join(sorted(addresses))
+
+
+class EmptyWatch:
+    """Asks nsqd for the depth of a channel, and calls ``on_empty`` when it is 0 everywhere.
+
+    A channel that gets new messages all the time is never silent, but it is empty at some moment.
+    Where nsqd cannot be asked nothing is called: the limit of silence is left to end the run.
+    """
+
+    def __init__(
+        self,
+        connection: ConnectionSettings,
+        topics: Sequence[str],
+        channel: str,
+        is_connected: Callable[[], bool],
+        on_empty: Callable[[], None],
+    ) -> None:
+        self._connection = connection
+        self._topics = topics
+        self._channel = channel
+        self._is_connected = is_connected
+        self._on_empty = on_empty
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="until-empty", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        from nsqtools.cluster.directory import open_cluster
+        from nsqtools.errors import NsqError
+
+        with open_cluster(self._connection) as cluster:
+            while not self._stopped.wait(LOOK_EVERY_S):
+                try:
+                    if self._is_connected() and self._is_empty(cluster):
+                        self._on_empty()
+                        return
+                except NsqError:
+                    continue
+
+    def _is_empty(self, cluster: Cluster) -> bool:
+        for topic in self._topics:
+            stats = cluster.stats(topic)
+            if stats.failures:
+                return False
+            for found in (each for node in stats.nodes for each in node.stats.topics or ()):
+                waiting = [c.depth for c in found.channels if c.channel_name == self._channel]
+                if any(waiting) or (found.depth and not found.paused):
+                    return False
+        return True

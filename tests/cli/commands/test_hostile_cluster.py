@@ -1,0 +1,243 @@
+"""No command lets a hostile cluster steer the terminal, or begin a line of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from plugins.cli import RunNsq, all_commands
+from plugins.hostile_cluster import EVIL, HostileCluster, raw_marks
+
+import nsqtools.cli
+from nsqtools.protocol.message import WireMessage
+from nsqtools.records.envelope import encode_many
+
+LOOKUP, HTTP, TCP, BOTH = "lookup", "http", "tcp", "both"
+
+# Every command: the ways to run it, and which addresses it is given.
+RUNS: dict[str, tuple[str, list[str]]] = {
+    "tail": (BOTH, ["-t clicks -c archive -n 2 --create", "-t clicks -c archive -n 2 --json"]),
+    "peek": (BOTH, ["-t clicks -c archive -n 2", "-t clicks -c archive -n 2 --json"]),
+    "pub": (TCP, ["-t clicks --retry-timeout 0s -v"]),
+    "to-file": (LOOKUP, ["-t clicks -c archive --for 300ms -v --output-dir {dir}/out"]),
+    "to-nsq": (
+        BOTH,
+        [
+            "-t clicks -c archive --create --for 300ms -v --no-loop-guard"
+            " --destination-nsqd-tcp-address {tcp}"
+        ],
+    ),
+    "to-http": (BOTH, ["-t clicks -c archive --create --for 300ms -v --post http://{node}/x"]),
+    "stat": (
+        HTTP,
+        [
+            *("--once", "--once --json", "--once --csv", "--once --prometheus"),
+            *(f"--once --show {view}" for view in ("nodes", "clients", "memory")),
+            *("--once --show clients --json", "--once --max-depth 1"),
+        ],
+    ),
+    "archive verify": ("", ["{archive}", "{archive} --json"]),
+    "archive repair": ("", ["{archive}"]),
+    "archive cat": ("", ["{archive}", "{archive} --bodies", "{archive} --pretty"]),
+    "archive info": ("", ["{archive}", "{archive} --json"]),
+    "replay": (TCP, ["{archive} --dry-run", "{archive} --retry-timeout 0s"]),
+    "redrive": (TCP, ["{dead} --dry-run", "{dead} --retry-timeout 0s"]),
+    "topic list": (LOOKUP, ["", "--json"]),
+    "topic info": (LOOKUP, ["clicks", "clicks --json", "missing"]),
+    "topic create": (HTTP, ["new"]),
+    "topic delete": (LOOKUP, ["* --dry-run", "* --dry-run --json", "* --yes", "*"]),
+    "topic empty": (LOOKUP, ["* --yes --channels", "* --yes --json"]),
+    "topic pause": (LOOKUP, ["*"]),
+    "topic unpause": (LOOKUP, ["*"]),
+    "channel list": (LOOKUP, ["", "--json"]),
+    "channel info": (LOOKUP, ["clicks archive", "clicks archive --json", "clicks missing"]),
+    "channel create": (HTTP, ["clicks new"]),
+    "channel delete": (LOOKUP, ["clicks * --dry-run", "clicks * --yes", "clicks *"]),
+    "channel empty": (LOOKUP, ["clicks * --yes"]),
+    "channel pause": (LOOKUP, ["clicks *"]),
+    "channel unpause": (LOOKUP, ["clicks *"]),
+    "nodes": (LOOKUP, ["", "--json"]),
+    "lookup": (LOOKUP, ["clicks", "clicks --json", "missing"]),
+    "ping": (LOOKUP, ["", "--json"]),
+    "info": (LOOKUP, ["", "--json"]),
+    "tombstone": (LOOKUP, ["clicks {node} --yes"]),
+    "drain": ("", ["{node} --to {node} --yes", "{node} --to {node} --dry-run"]),
+    "config get": (HTTP, ["log_level", "log_level --json"]),
+    "config set": (HTTP, ["log_level debug"]),
+}
+
+# They talk to no cluster that others run, or (Spark, bench) show nothing of it but numbers;
+# __complete and the full screen of top have tests of their own below.
+ELSEWHERE = {
+    "__complete",
+    *(
+        "bench pub",
+        "bench sub",
+        "bench e2e",
+        "bench compare",
+        "compat",
+        "completion",
+        "config path",
+        "config show",
+        "demo",
+    ),
+    *(
+        "nsqd",
+        "nsqlookupd",
+        "options",
+        "profile ls",
+        "profile show",
+        "profile use",
+        "schema",
+        "spark compact",
+        "spark doctor",
+        "spark ingest",
+    ),
+    *("spark replay", "spark report", "spark sql", "top"),
+    "web",  # tests/web
+}
+
+PASS_ON = {"tail", "peek", "archive cat", "stat"}  # bodies and metrics, into a pipe as they are
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Messages of evil topics, and a line that is damaged."""
+    path = tmp_path_factory.mktemp("archive") / "t\x1b]0;pwned\x07.log"
+    evil = EVIL.encode("utf-8", "replace").decode()
+    messages = [WireMessage(1, 1, b"\x1b" * 16, body) for body in (evil.encode(), b"\x9b\xff")]
+    path.write_bytes(encode_many(evil, evil, messages) + evil.encode() + b"\n")
+    [line, _] = encode_many(evil, evil, messages).splitlines()
+    dead = json.loads(line) | {"error": evil, "failed_at": "2026-11-22T00:00:00Z"}
+    path.with_name("dead.jsonl").write_text(json.dumps(dead) + "\n")
+    return path
+
+
+def test_every_command_is_tried() -> None:
+    assert set(RUNS) | ELSEWHERE == set(all_commands())
+
+
+@pytest.mark.parametrize("command", RUNS)
+def test_nothing_of_a_hostile_cluster_reaches_the_terminal_raw(
+    command: str,
+    hostile_cluster: HostileCluster,
+    run_nsq: RunNsq,
+    archive: Path,
+    tmp_path: Path,
+) -> None:
+    for arguments in lines(command, hostile_cluster, archive, tmp_path):
+        on_screen = run_nsq(arguments, terminal=True, stdin=b"n\n").out
+        assert not raw_marks(on_screen, is_one_line=False), (arguments, on_screen)
+        assert b"This is a bug" not in on_screen, (arguments, on_screen)
+
+        piped = run_nsq(arguments, stdin=b"a line\n")
+        assert not raw_marks(piped.err.encode()), (arguments, piped.err)
+        if command not in (
+            "tail",
+            "peek",
+            "archive cat",
+            "stat",
+        ):  # they pass bodies on, or metrics
+            assert "a forged line" not in raw_marks(piped.out), (arguments, piped.out)
+
+
+def lines(command: str, cluster: HostileCluster, archive: Path, directory: Path) -> list[list[str]]:
+    way, runs = RUNS[command]
+    where = {
+        LOOKUP: [f"--lookupd-http-address={cluster.http_address}"],
+        HTTP: [f"--nsqd-http-address={cluster.http_address}"],
+        TCP: [f"--nsqd-tcp-address={cluster.tcp_address}"],
+        BOTH: [
+            f"--nsqd-tcp-address={cluster.tcp_address}",
+            f"--nsqd-http-address={cluster.http_address}",
+        ],
+        "": [],
+    }[way]
+    names = {"archive": archive, "dir": directory, "node": cluster.http_address}
+    names |= {"tcp": cluster.tcp_address, "dead": archive.with_name("dead.jsonl")}
+    return [
+        [*command.split(), *(word.format(**names) for word in run.split()), *where] for run in runs
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--format", "{topic} {nsqd} {id} {body}\\n"],
+        ["--format", "{body:json}\\n"],
+        ["--decode", "utf8"],
+        ["--log-format", "json", "-vv"],
+        ["--debug"],
+    ],
+    ids=" ".join,
+)
+def test_no_form_of_tail_lets_messages_through_raw(
+    options: list[str], hostile_cluster: HostileCluster, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    [arguments, _] = lines("tail", hostile_cluster, tmp_path, tmp_path)
+
+    shown = run_nsq([*arguments, *options], terminal=True)
+    piped = run_nsq([*arguments, *options])
+
+    assert b"pwned" in shown.out
+    assert not raw_marks(shown.out, is_one_line=False)
+    assert not raw_marks(piped.err.encode())
+
+
+def test_the_full_screen_shows_nothing_raw(
+    hostile_cluster: HostileCluster, nsq_on_a_screen: Callable[..., object]
+) -> None:
+    here = f"--nsqd-http-address={hostile_cluster.http_address}"
+    top = nsq_on_a_screen(["top", here, "--allow-changes"], columns=200)
+    top.wait_for("pwned")
+    top.press("d")
+    top.wait_for("not a name that NSQ allows")
+    top.press("jd")  # clicks: the plan names its consumers, and the refusal is evil
+    top.wait_for("type clicks", "connected, may create it again", "pwned")
+    top.press("clicks\r")
+    top.wait_for("failed: ", "pwned")
+    top.press("\x1b")
+    top.wait_for("? help", gone="failed")
+    top.press("2")
+    top.wait_for("state", hostile_cluster.http_address, "pwned")
+    top.press("3")
+    top.wait_for("client_id", "archive", "pwned")
+    top.press("1/nsq\r")
+    top.wait_for("filter: nsq", "pwned", gone="clicks")
+    top.press("\r")
+    top.wait_for("topics > ", "archive")
+    top.press("q")
+    top.wait_for_end()
+
+    assert not raw_marks(top.raw, is_one_line=False)
+
+
+def test_only_names_are_completed(hostile_cluster: HostileCluster, run_nsq: RunNsq) -> None:
+    where = f"--lookupd-http-address={hostile_cluster.http_address}"
+
+    assert run_nsq(["__complete", "topics", where], own_process=True).out == b"clicks\n"
+
+
+RAW_WRITERS = {
+    *("main.py", "docs/__main__.py", "running/ends.py", "running/runtime.py", "render/progress.py"),
+    *("commands/completion.py", "commands/demo.py", "commands/nsqd.py", "commands/nsqlookupd.py"),
+    # our own words, numbers
+    *("commands/compat.py", "commands/web.py", "compat/go_main.py", "compat/go_programs.py"),
+}
+
+
+def test_commands_write_by_way_of_what_escapes() -> None:
+    """That is `Runtime.tell` and `insist`, and the functions of render.output."""
+    cli = Path(nsqtools.cli.__file__).parent
+    direct = re.compile(r"\b(stdout|stderr)\.write(lines)?\(|(?<!\.)\bprint\(")
+
+    found = {
+        path.relative_to(cli).as_posix()
+        for path in cli.rglob("*.py")
+        if direct.search(path.read_text("utf-8"))
+    }
+
+    assert found <= RAW_WRITERS

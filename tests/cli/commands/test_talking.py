@@ -1,0 +1,284 @@
+"""Talking in and out of messages: texts, templates, selection by jq, and where a run goes on."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from plugins.archives import write_archive
+from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
+from plugins.daemons import GoNsqd
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools.protocol.message import WireMessage
+from nsqtools.publish.repeating import filled
+from nsqtools.publish.source import RecordSource
+
+BODIES = [
+    b'{"page": "/cart", "user": {"id": 1}}',
+    b'{"page": "/", "user": {"id": 2}}',
+    b'{"page": "/cart"}',
+    b"no json",
+]
+
+
+def to(nsqd: GoNsqd, topic: str = "events") -> list[str]:
+    return ["pub", "-t", topic, "--nsqd-tcp-address", nsqd.tcp_address]
+
+
+def from_(nsqd: GoNsqd, command: str = "tail", topic: str = "events") -> list[str]:
+    place = ["--nsqd-tcp-address", nsqd.tcp_address, "--nsqd-http-address", nsqd.http_address]
+    return [command, "-t", topic, "-c", "c", *place]
+
+
+def published(run_nsq: RunNsq, nsqd: GoNsqd) -> list[bytes]:
+    return sorted(run_nsq([*from_(nsqd), "--until-empty"]).out.splitlines())
+
+
+# pub
+
+
+def test_a_text_is_published_as_it_is(run_nsq: RunNsq, nsqd: GoNsqd) -> None:
+    nsqd.create_channel("events", "c")
+
+    result = run_nsq([*to(nsqd), "hello", '{"n": {n}}'], stdin=b"not read")
+
+    assert (result.status, result.err) == (0, "nsq: 2 confirmed, 0 rejected, 0 unknown, 0 unsent\n")
+    assert published(run_nsq, nsqd) == [b"hello", b'{"n": {n}}']
+
+
+def test_repeated_texts_are_templates_and_keep_their_interval(
+    run_nsq: RunNsq, nsqd: GoNsqd
+) -> None:
+    nsqd.create_channel("events", "c")
+    text = '{"n": {n}, "id": "{uuid}", "at": "{now}", "day": "{now:%Y}"}'
+
+    result = run_nsq([*to(nsqd), text, "--repeat", "4", "--interval", "50ms", "--json"])
+    events = [json.loads(line) for line in published(run_nsq, nsqd)]
+
+    assert json.loads(result.out)["confirmed"] == 4
+    assert sorted(event["n"] for event in events) == [1, 2, 3, 4]
+    assert len({event["id"] for event in events}) == 4
+    times = sorted(event["at"] for event in events)
+    assert len(set(times)) == 4
+    assert all(event["day"] == event["at"][:4] for event in events)
+
+
+def test_what_is_no_field_stays_as_it_is() -> None:
+    assert filled(b'{"a": {n:05d}, "b": {x}, "c": {}}', 7) == b'{"a": 00007, "b": {x}, "c": {}}'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--repeat", "3"], "--repeat and --interval are for texts"),
+        (["hello", "--interval", "1s"], "--interval needs --repeat"),
+        (["hello", "--checkpoint", "c"], "--checkpoint is for files"),
+        (["{n:zz}", "--repeat", "2"], "cannot fill in {n:zz}"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_sent(
+    run_nsq: RunNsq, arguments: list[str], complaint: str
+) -> None:
+    result = run_nsq(["pub", "-t", "events", *arguments])
+
+    assert result.status == 2
+    assert complaint in result.err
+
+
+def test_records_are_selected_and_picked_by_jq(run_nsq: RunNsq, nsqd: GoNsqd) -> None:
+    nsqd.create_channel("events", "c")
+    only = ["--where", '.page == "/cart"', "--pick", ".user.id // empty"]
+
+    result = run_nsq([*to(nsqd), *only], stdin=b"\n".join(BODIES))
+
+    assert result.err == "nsq: 1 confirmed, 0 rejected, 0 unknown, 0 unsent, 3 not selected\n"
+    assert published(run_nsq, nsqd) == [b"1"]
+
+
+def test_a_checkpoint_continues_where_an_interrupted_run_stopped(
+    run_nsq: RunNsq, spawn_nsq: SpawnNsq, nsqd: GoNsqd, tmp_path: Path
+) -> None:
+    nsqd.create_channel("events", "c")
+    first, second = tmp_path / "a.log", tmp_path / "b.log"
+    first.write_bytes(b"".join(b"a%d\n" % n for n in range(3000)))
+    second.write_bytes(b"b0\nb1")
+    files = ["-f", str(first), "-f", str(second), "--checkpoint", str(tmp_path / "done")]
+    process = spawn_nsq([*to(nsqd), *files, "--rate", "1500"])
+    wait_until(lambda: nsqd.topic_stats("events")["message_count"] > 1200, what="it is under way")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=patience_s(10))
+
+    again = run_nsq([*to(nsqd), *files])
+    third = run_nsq([*to(nsqd), *files])
+
+    done = int(re.search(rb"nsq: ([\d,]+) records are done", said)[1].replace(b",", b""))  # type: ignore[index]
+    assert process.returncode == 130
+    assert 1000 <= done < 3000
+    assert f"nsq: going on after {done:,} records" in again.err
+    confirmed = int(again.err.split("nsq: ")[2].split()[0])
+    assert confirmed == 3002 - done
+    assert "0 confirmed" in third.err
+    bodies = published(run_nsq, nsqd)
+    assert {b"a%d" % n for n in range(3000)} | {b"b0", b"b1"} == set(bodies)
+    assert len(bodies) - 3002 < 1000  # what was under way may come twice
+
+
+def test_a_file_that_grew_goes_on_at_its_old_end(
+    run_nsq: RunNsq, nsqd: GoNsqd, tmp_path: Path
+) -> None:
+    nsqd.create_channel("events", "c")
+    log = tmp_path / "a.log"
+    log.write_bytes(b"one\ntwo\nthr")
+    run = [*to(nsqd), f"@{log}", "--checkpoint", str(tmp_path / "done")]
+    first = run_nsq(run)
+    log.write_bytes(b"one\ntwo\nthree\nfour\n")
+    second = run_nsq(run)
+    log.write_bytes(b"another\n")
+    refused = run_nsq(run)
+
+    assert (first.status, second.status) == (0, 0)
+    assert published(run_nsq, nsqd) == [b"ee", b"four", b"one", b"thr", b"two"]
+    assert refused.status == 2
+    assert "is not the file that" in refused.err
+
+
+def test_the_place_counts_every_byte(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"".join(b"%d\r\n" % n for n in range(5000)) + b"\r\nlast")
+    source = RecordSource([str(path)], b"\r\n", lambda: False)
+    places = [(source.place.offset, batch[-1]) for batch in source.batches()]
+
+    data = path.read_bytes()
+    for offset, last in places[:-1]:
+        assert data[:offset].endswith(last + b"\r\n")
+    assert places[-1] == (len(data), b"last")
+
+
+# tail and peek
+
+
+def test_tail_ends_when_the_channel_is_empty_although_messages_keep_coming(
+    run_nsq: RunNsq, spawn_nsq: SpawnNsq, nsqd: GoNsqd
+) -> None:
+    nsqd.create_channel("events", "c")
+    nsqd.publish("events", *(b"%d" % n for n in range(1000)))
+    spawn_nsq([*to(nsqd), "x{n}", "--repeat", "100000", "--interval", "20ms"])
+
+    result = run_nsq([*from_(nsqd), "--until-empty"])
+
+    assert result.status == 0
+    assert len(set(result.out.splitlines()) & {b"%d" % n for n in range(1000)}) == 1000
+
+
+def test_tail_and_peek_select_and_pick(run_nsq: RunNsq, nsqd: GoNsqd) -> None:
+    nsqd.create_channel("events", "c")
+    nsqd.publish("events", *BODIES)
+    cart = ["--where", '.page == "/cart"']
+
+    peeked = run_nsq([*from_(nsqd, "peek"), "-n", "4", *cart, "--pick", ".page"])
+    formatted = run_nsq(
+        [*from_(nsqd, "peek"), "-n", "4", "--grep", "json", "--format", "{size} {body}\\n"]
+    )
+    tailed = run_nsq([*from_(nsqd), *cart, "--pick", ".user", "--json", "--until-empty"])
+
+    assert peeked.out == b"/cart\n/cart\n"
+    assert "nsq: 2 of 4 messages shown and given back" in peeked.err
+    assert formatted.out == b"7 no json\n"
+    picked = sorted(json.loads(line)["body"] for line in tailed.out.splitlines())
+    assert picked == ["null", '{"id":1}']
+
+
+def test_json_is_indented_when_asked_and_colored_on_a_terminal(
+    run_nsq: RunNsq, nsq_on_a_terminal: TerminalNsq, nsqd: GoNsqd
+) -> None:
+    nsqd.create_channel("events", "c")
+    body = b'{"n": 1.50, "s": "\\u001b[31m", "k": [true, {}]}'
+    nsqd.publish("events", body)
+
+    pretty = run_nsq([*from_(nsqd, "peek"), "-n", "1", "--pretty"])
+    wrapped = run_nsq([*from_(nsqd, "peek"), "-n", "1", "--pretty", "--json"])
+    colored = nsq_on_a_terminal([*from_(nsqd), "-n", "1", "-q"]).read()
+    plain = run_nsq([*from_(nsqd, "peek", "events"), "--exit-idle", "100ms"])
+
+    assert pretty.out.decode().splitlines() == [
+        *("{", '  "n": 1.50,', '  "s": "\\u001b[31m",', '  "k": [', "    true,", "    {}"),
+        *("  ]", "}"),
+    ]
+    assert json.loads(wrapped.out)["body"].encode() == body
+    assert '\x1b[34m"n"\x1b[0m: \x1b[36m1.50\x1b[0m' in colored
+    assert plain.out == b""
+
+
+def test_a_terminal_says_what_is_waited_for_and_how_it_ended(
+    nsq_on_a_terminal: TerminalNsq, nsqd: GoNsqd
+) -> None:
+    nsqd.create_channel("events", "c")
+    terminal = nsq_on_a_terminal([*from_(nsqd), "-n", "1"], columns=160)
+    terminal.expect_exact(f"nsq: events/c on {nsqd.tcp_address}: waiting (Ctrl-C ends it)")
+    nsqd.publish("events", b"hello")
+    terminal.expect_exact("hello")
+    terminal.expect(r"nsq: 1 message in \d+\.\d s")
+
+
+# archive cat and replay
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """Archives of two topics."""
+    for topic in ("clicks", "views"):
+        write_archive(
+            tmp_path / f"{topic}.log.gz",
+            [WireMessage(n * 10**9, 1, b"%016x" % n, body) for n, body in enumerate(BODIES, 1)],
+            topic=topic,
+        )
+    return tmp_path
+
+
+def test_archive_cat_prints_a_topic_a_count_and_what_is_selected(
+    run_nsq: RunNsq, mixed: Path
+) -> None:
+    def cat(*options: str) -> bytes:
+        result = run_nsq(["archive", "cat", str(mixed), *options])
+        assert result.status == 0, result.err
+        return result.out
+
+    assert {json.loads(line)["topic"] for line in cat("-t", "vi*").splitlines()} == {"views"}
+    assert cat("-t", "clicks", "-n", "2", "--bodies") == b"\n".join([*BODIES[:2], b""])
+    assert cat("--grep", "no json", "--format", "{topic} {body}\\n") == (
+        b"clicks no json\nviews no json\n"
+    )
+    assert cat("-t", "clicks", "--where", ".user", "--pick", ".user.id", "--bodies") == b"1\n2\n"
+    assert json.loads(cat("-t", "clicks", "-n", "1", "--json", "--pretty"))["topic"] == "clicks"
+
+
+def test_a_topic_that_is_in_no_archive_is_not_found(
+    run_nsq: RunNsq, nsqd: GoNsqd, mixed: Path
+) -> None:
+    printed = run_nsq(["archive", "cat", str(mixed), "-t", "clickz"])
+    at = ["--nsqd-tcp-address", nsqd.tcp_address]
+    replayed = run_nsq(["replay", str(mixed), "--from-topic", "clickz", "--dry-run", *at])
+
+    assert (printed.status, replayed.status) == (3, 3)
+    for result in (printed, replayed):
+        assert "no message of topic clickz is there" in result.err
+        assert "The topics in these archives: clicks, views." in result.err
+
+
+def test_replay_takes_a_topic_a_count_and_what_is_selected(
+    run_nsq: RunNsq, nsqd: GoNsqd, mixed: Path
+) -> None:
+    def planned(*options: str) -> dict[str, int]:
+        to = ["--dry-run", "--json", "--nsqd-tcp-address", nsqd.tcp_address]
+        topics: dict[str, int] = json.loads(run_nsq(["replay", str(mixed), *options, *to]).out)[
+            "topics"
+        ]
+        return topics
+
+    assert planned("--from-topic", "clicks") == {"clicks": 4}
+    assert planned("--from-topic", "/c/", "-n", "3") == {"clicks": 3}
+    assert planned("--where", '.page == "/cart"') == {"clicks": 2, "views": 2}

@@ -1,0 +1,413 @@
+"""``nsq to-http`` to real HTTP servers: what arrives, and what follows from each answer."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from plugins.certificates import Certificates
+from plugins.cli import RunNsq, SpawnNsq
+from plugins.embedded import EmbeddedServer
+from plugins.http_server import HttpServer, Request
+from plugins.servers import Serve
+from plugins.waiting import patience_s, wait_until
+
+TOPIC, CHANNEL = "clicks", "hook"
+BODIES = [b"one", b'{"user": "a/b"}', b"\xff\x00"]
+QUICKLY = ("--exit-idle", "0.5s")
+LETTERS = ("--dead-letter-topic", "dead")
+
+Servers = Callable[..., HttpServer]
+
+
+@pytest.fixture
+def source(serve: Serve, data_path: Callable[[], Path]) -> EmbeddedServer:
+    nsqd = serve(EmbeddedServer(data_path()))
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, *BODIES)
+    return nsqd
+
+
+def args(nsqd: EmbeddedServer, *more: str) -> list[str]:
+    return [
+        *("to-http", "-t", TOPIC, "-c", CHANNEL, "--nsqd-tcp-address", nsqd.tcp_address),
+        *("--nsqd-http-address", nsqd.http_address, *more),
+    ]
+
+
+def left(nsqd: EmbeddedServer) -> int:
+    stats = nsqd.channel_stats(TOPIC, CHANNEL)
+    return int(stats["depth"] + stats["in_flight_count"] + stats["deferred_count"])
+
+
+def test_each_message_is_posted_and_finished(
+    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+) -> None:
+    server = http_server()
+    result = run_nsq(args(source, "-n", "3", "--post", f"{server.url}/hook?a=b"))
+
+    assert (result.status, result.err) == (0, "nsq: 3 delivered\n")
+    assert server.bodies == sorted(BODIES)
+    assert left(source) == 0
+    for request in server.requests:
+        assert (request.method, request.target) == ("POST", "/hook?a=b")
+        headers = request.headers
+        assert headers["Content-Type"] == "application/octet-stream"
+        assert headers["X-Nsq-Topic"] == TOPIC
+        assert headers["X-Nsq-Attempts"] == "1"
+        identity = f"{TOPIC}/{source.tcp_address}/{headers['X-Nsq-Message-Id']}"
+        assert headers["Idempotency-Key"] == identity
+        assert int(headers["X-Nsq-Timestamp"]) > 1.6e18
+
+
+def test_get_puts_the_body_in_the_url(
+    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+) -> None:
+    server = http_server()
+    url = f"{server.url}/x%20y/{{topic}}?m={{body:url}}&u={{.user:url}}"
+    result = run_nsq(args(source, "-n", "3", "--get", url))
+
+    assert result.status == 0, result.err
+    assert sorted(request.target for request in server.requests) == [
+        "/x%20y/clicks?m=%7B%22user%22%3A%20%22a%2Fb%22%7D&u=a%2Fb",
+        "/x%20y/clicks?m=%FF%00&u=",
+        "/x%20y/clicks?m=one&u=",
+    ]
+    assert {request.method for request in server.requests} == {"GET"}
+
+
+def test_headers_secrets_and_signature(
+    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers, tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_text("whsec_" + base64.b64encode(b"secret").decode() + "\n")
+    (tmp_path / "auth").write_text("user:pass word\n")
+    server = http_server()
+    source.publish(TOPIC, b'{"user": "x\\r\\nEvil: 1"}')
+    result = run_nsq(
+        args(
+            *(source, "-n", "4", "--post", server.url, "--sign-key-file", str(tmp_path / "key")),
+            *("--basic-auth-file", str(tmp_path / "auth"), "--content-type", "text/plain"),
+            *("--header", "X-User: {.user}", "--header", "x-all:{topic} {attempts}"),
+        )
+    )
+
+    assert result.status == 0, result.err
+    for request in server.requests:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        assert headers["content-type"] == "text/plain"
+        assert headers["authorization"] == "Basic " + base64.b64encode(b"user:pass word").decode()
+        assert headers["x-all"] == "clicks 1"
+        assert "evil" not in headers
+        signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + request.body
+        digest = hmac.new(b"secret", signed, hashlib.sha256).digest()
+        assert headers["webhook-signature"] == "v1," + base64.b64encode(digest).decode()
+    assert {request.headers.get("X-User") for request in server.requests} == {
+        *(None, "a/b", "x Evil: 1")
+    }
+
+
+# -- failures -----------------------------------------------------------------------------------
+
+
+def test_the_next_endpoint_is_tried_before_a_requeue(
+    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+) -> None:
+    bad, good = http_server(), http_server()
+    bad.answer = lambda request: 500
+    result = run_nsq(args(source, "-n", "3", "--post", bad.url, "--post", good.url))
+
+    assert (result.status, result.err) == (0, "nsq: 3 delivered\n")
+    assert good.bodies == sorted(BODIES)
+    assert source.channel_stats(TOPIC, CHANNEL)["requeue_count"] == 0
+
+
+def test_an_endpoint_that_refuses_connections_is_left_alone(
+    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+) -> None:
+    good = http_server()
+    result = run_nsq(
+        args(
+            source,
+            "-n",
+            "3",
+            "--mode",
+            "failover",
+            "--post",
+            "http://127.0.0.1:1/",
+            "--post",
+            good.url,
+        )
+    )
+    assert (result.status, result.err) == (0, "nsq: 3 delivered\n")
+    assert good.bodies == sorted(BODIES)
+
+
+def test_retry_after_is_obeyed(
+    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+) -> None:
+    server = http_server(*[(429, {"Retry-After": "1"})] * 3)
+    result = run_nsq(args(source, "--for", "2.5s", "--post", server.url))
+
+    assert "3 delivered, 3 requeued" in result.err
+    assert server.bodies == sorted(BODIES * 2)
+    keys = [request.headers["Idempotency-Key"] for request in server.requests]
+    assert len(set(keys)) == 3
+    assert {request.headers["X-Nsq-Attempts"] for request in server.requests[3:]} == {"2"}
+
+
+@pytest.mark.parametrize(
+    ("status", "options", "counts"),
+    [
+        (400, [], "0 delivered, 3 dead letters"),
+        (302, [], "0 delivered, 3 dead letters"),
+        (400, ["--on-status", "4xx=drop"], "0 delivered, 3 dropped"),
+        (409, ["--on-status", "409=ok"], "3 delivered"),
+        (404, ["--on-status", "4xx=dead-letter"], "0 delivered, 3 dead letters"),
+    ],
+)
+def test_a_status_means_what_the_policy_says(
+    run_nsq: RunNsq,
+    source: EmbeddedServer,
+    http_server: Servers,
+    status: int,
+    options: list[str],
+    counts: str,
+) -> None:
+    server = http_server()
+    server.answer = lambda request: status
+    result = run_nsq(args(source, *QUICKLY, *LETTERS, "--post", server.url, *options))
+
+    assert result.err.endswith(f"nsq: {counts}\n")
+    assert result.status == (0 if counts == "3 delivered" else 6)
+    assert len(server.requests) == 3
+    assert left(source) == 0
+
+
+def test_a_message_that_always_fails_is_a_dead_letter_after_max_attempts(
+    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers, tmp_path: Path
+) -> None:
+    server = http_server()
+    server.answer = lambda request: 500 if request.body == b"one" else 200
+    letters = tmp_path / "dead"
+    more = ["--max-attempts", "2", "--dead-letter-file", str(letters), "--exit-idle", "2s"]
+    result = run_nsq(args(source, *more, "--post", server.url))
+
+    assert result.status == 6, result.err
+    assert "2 delivered, 1 dead letters, 1 requeued" in result.err
+    [letter] = [json.loads(line) for line in letters.read_bytes().splitlines()]
+    assert letter["body"] == "one"
+    assert letter["error"].startswith("HTTP 500 Internal Server Error from http://127.0.0.1:")
+
+
+def test_an_outage_counts_against_no_message(
+    spawn_nsq: SpawnNsq, source: EmbeddedServer, http_server: Servers
+) -> None:
+    server = http_server()
+    port = server.server_port
+    server.shutdown()
+    server.server_close()
+    process = spawn_nsq(args(source, "-n", "3", "-X", "msg_timeout=1s", "--post", server.url))
+    wait_until(
+        lambda: source.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 3,
+        what="3 held",
+        timeout_s=15,
+    )
+    threading.Event().wait(1.2)
+    stats = source.channel_stats(TOPIC, CHANNEL)
+    assert (stats["requeue_count"], stats["timeout_count"]) == (0, 0)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=patience_s(10))
+
+    assert process.returncode == 143
+    assert f"cannot connect to 127.0.0.1:{port} (Connection refused)".encode() in stderr
+    assert source.depth(TOPIC, CHANNEL) == 3
+
+
+def test_a_broken_connection_is_counted_as_perhaps_doubled(
+    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+) -> None:
+    broken, good = http_server(), http_server()
+    broken.answer = lambda request: 0
+    urls = ["--mode", "failover", "--post", broken.url, "--post", good.url]
+    result = run_nsq(args(source, "-n", "3", *urls))
+
+    assert result.status == 0, result.err
+    assert "3 delivered, 3 sent again and perhaps doubled" in result.err
+
+
+def test_a_slow_endpoint_is_given_up_in_time(
+    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+) -> None:
+    slow, good = http_server(), http_server()
+    release = threading.Event()
+    slow.answer = lambda request: 200 + release.wait(10)
+    urls = ["--mode", "failover", "--post", slow.url, "--post", good.url]
+    result = run_nsq(args(source, "-n", "3", *urls, "--http-client-request-timeout", "300ms"))
+    release.set()
+
+    assert result.status == 0, result.err
+    assert good.bodies == sorted(BODIES)
+
+
+# -- several endpoints, batches -----------------------------------------------------------------
+
+
+def test_all_means_every_endpoint_and_none_twice(
+    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+) -> None:
+    first, second = http_server(), http_server((503, {"Retry-After": "0"}))
+    urls = ["--mode", "all", "--post", first.url, "--post", second.url]
+    result = run_nsq(args(source, *QUICKLY, *urls))
+
+    assert "3 delivered, 1 requeued" in result.err
+    assert first.bodies == sorted(BODIES)
+    assert len(second.requests) == 4
+    assert sorted({request.body for request in second.requests}) == sorted(BODIES)
+
+
+def test_a_key_always_goes_to_the_same_endpoint(
+    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+) -> None:
+    servers = [http_server(), http_server()]
+    source.post("/channel/empty", topic=TOPIC, channel=CHANNEL)
+    source.publish(TOPIC, *(b'{"user": %d, "n": %d}' % (n % 7, n) for n in range(42)))
+    urls = [word for server in servers for word in ("--post", server.url)]
+    result = run_nsq(args(source, "-n", "42", "--mode", "hash", "--key", "{.user}", *urls))
+
+    assert result.status == 0, result.err
+    users = [{json.loads(body)["user"] for body in server.bodies} for server in servers]
+    assert users[0].isdisjoint(users[1])
+    assert users[0] | users[1] == set(range(7))
+
+
+def test_batches_as_lines_and_as_an_array(
+    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+) -> None:
+    server = http_server()
+    source.post("/channel/empty", topic=TOPIC, channel=CHANNEL)
+    for form in ("ndjson", "json"):
+        source.publish(TOPIC, *(b'{"n":\n%d}' % n for n in range(20)))
+        batch = ["--batch", "8", "--batch-format", form, "--linger", "50ms"]
+        result = run_nsq(args(source, "-n", "20", *batch, "--post", f"{server.url}/{form}"))
+        assert result.status == 0, result.err
+
+    lines = [request for request in server.requests if request.target == "/ndjson"]
+    arrays = [request for request in server.requests if request.target == "/json"]
+    assert len(lines) < 20
+    assert max(request.body.count(b"\n") for request in lines) <= 8
+    assert {request.headers["Content-Type"] for request in lines} == {"application/x-ndjson"}
+    for found in (
+        [json.loads(line) for request in lines for line in request.body.splitlines()],
+        [each for request in arrays for each in json.loads(request.body)],
+    ):
+        assert sorted(each["n"] for each in found) == list(range(20))
+
+
+def test_one_bad_message_does_not_take_its_batch_along(
+    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+) -> None:
+    server = http_server()
+
+    def judge(request: Request) -> int:
+        return 400 if b"one" in request.body else 200
+
+    server.answer = judge
+    batch = ["--batch", "10", "--batch-format", "ndjson", "--linger", "50ms"]
+    result = run_nsq(args(source, *QUICKLY, *LETTERS, *batch, "--post", server.url))
+
+    assert result.status == 6
+    assert "2 delivered, 1 dead letters" in result.err
+
+
+def test_connections_are_kept(
+    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+) -> None:
+    server = http_server()
+    source.publish(TOPIC, *(b"%d" % n for n in range(200)))
+    result = run_nsq(args(source, "-n", "203", "--concurrency", "4", "--post", server.url))
+
+    assert result.status == 0, result.err
+    assert len(server.requests) == 203
+    assert server.connections <= 8
+
+
+# -- TLS, redirects, private networks -----------------------------------------------------------
+
+
+def test_certificates_are_verified(
+    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers, certificates: Certificates
+) -> None:
+    server = http_server(credentials=certificates.server)
+    post = ["--post", server.url]
+    result = run_nsq(args(source, "--for", "0.5s", *post))
+    assert "0 delivered" in result.err
+    assert "cannot connect to" in result.err
+    assert "certificate" in result.err
+
+    result = run_nsq(args(source, "-n", "3", *post, "--http-ca-file", str(certificates.ca)))
+    assert (result.status, server.bodies) == (0, sorted(BODIES)), result.err
+
+
+def test_redirects_are_followed_only_where_that_is_allowed(
+    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+) -> None:
+    server = http_server()
+
+    def lead(request: Request) -> tuple[int, dict[str, str]] | int:
+        return (307, {"Location": "/there"}) if request.target == "/" else 200
+
+    server.answer = lead
+    more = [*QUICKLY, *LETTERS, "--post", server.url]
+    assert "0 delivered, 3 dead letters" in run_nsq(args(source, *more)).err
+    assert {request.target for request in server.requests} == {"/"}
+
+    source.publish(TOPIC, *BODIES)
+    assert "3 delivered" in run_nsq(args(source, *more, "--redirects", "same-host")).err
+    assert "/there" in {request.target for request in server.requests}
+
+
+def test_a_redirect_never_leads_into_a_private_network(
+    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+) -> None:
+    inside, outside = http_server(), http_server()
+    outside.answer = lambda request: (307, {"Location": f"{inside.url}/admin"})
+    more = ["--for", "0.7s", "--redirects", "follow", "--post", outside.url]
+    result = run_nsq(args(source, *more))
+
+    assert "a private address, which is not allowed" in result.err
+    assert inside.requests == []
+
+    result = run_nsq(args(source, "--for", "0.5s", "--no-private-addresses", "--post", inside.url))
+    assert "a private address, which is not allowed" in result.err
+    assert inside.requests == []
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ([], "give one or more --post"),
+        (["--post", "http://a", "--get", "http://b"], "give one or more --post"),
+        (["--post", "ftp://a"], "is not the URL of an endpoint"),
+        (["--post", "a:80"], "is not the URL of an endpoint"),
+        (["--post", "http://u:p@a/"], "the URL for a has a password in it"),
+        (["--post", "http://a/{nothing}"], "unknown field {nothing}"),
+        (["--post", "http://a/", "--header", "x"], "'x' is not a header"),
+        (["--post", "http://a/", "--header", "Content-Length: 3"], "cannot be set"),
+        (["--post", "http://a/", "--on-status", "4xx=no"], "is not STATUS=ACTION"),
+        (["--post", "http://a/", "--mode", "hash"], "hash needs a key"),
+        (["--get", "http://a/", "--batch", "3"], "--batch is for --post"),
+        (["--post", "https://a/", "--http-cert", "x"], "are given together or not at all"),
+        (["--post", "https://a/", "--http-ca-file", "/nowhere"], "cannot use /nowhere"),
+    ],
+)
+def test_what_cannot_work_is_refused(run_nsq: RunNsq, options: list[str], complaint: str) -> None:
+    result = run_nsq(["to-http", "-t", TOPIC, "--nsqd-tcp-address", "127.0.0.1:1", *options])
+    assert result.status == 2, result.err
+    assert complaint in result.err

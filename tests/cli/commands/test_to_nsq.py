@@ -1,0 +1,410 @@
+"""``nsq to-nsq`` between two real nsqd: what arrives, what stays, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+from plugins.certificates import Certificates
+from plugins.cli import RunNsq, SpawnNsq
+from plugins.clients import bodies_in
+from plugins.clusters import RunningCluster
+from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.http_api import Nsqd
+from plugins.waiting import patience_s, wait_until
+
+TOPIC, CHANNEL = "clicks", "mirror"
+BODIES = [b"one", b"\xff\x00two\n", b'{"status": 503}', b'{"status": 200, "id": 9007199254740993}']
+
+
+class Pair(NamedTuple):
+    """Where messages come from, and where they go."""
+
+    source: Nsqd
+    target: Nsqd
+
+    def publish(self, *bodies: bytes, topic: str = TOPIC) -> None:
+        self.source.create_channel(topic, CHANNEL)
+        self.source.publish(topic, *bodies)
+
+    def args(self, *more: str, topics: tuple[str, ...] = (TOPIC,)) -> list[str]:
+        return [
+            *("to-nsq", "-c", CHANNEL, *(word for topic in topics for word in ("-t", topic))),
+            *("--nsqd-tcp-address", self.source.tcp_address),
+            *("--nsqd-http-address", self.source.http_address),
+            *("--destination-nsqd-tcp-address", self.target.tcp_address),
+            *("--destination-nsqd-http-address", self.target.http_address),
+            *more,
+        ]
+
+    def left(self, topic: str = TOPIC) -> int:
+        stats = self.source.channel_stats(topic, CHANNEL)
+        return int(stats["depth"] + stats["in_flight_count"] + stats["deferred_count"])
+
+    @staticmethod
+    def arrived_in(nsqd: Nsqd, topic: str = TOPIC) -> int:
+        return sum(each["message_count"] for each in nsqd.stats(topic)["topics"] or ())
+
+    def arrived(self, count: int, topic: str = TOPIC) -> list[bytes]:
+        return sorted(bodies_in(self.target, topic, count))
+
+
+@pytest.fixture
+def pair(any_nsqd: Callable[..., Nsqd]) -> Pair:
+    return Pair(any_nsqd(), any_nsqd())
+
+
+QUICKLY = ("--exit-idle", "0.5s")
+
+
+def test_bodies_arrive_byte_for_byte_and_are_finished_here(run_nsq: RunNsq, pair: Pair) -> None:
+    pair.publish(*BODIES)
+    result = run_nsq(pair.args("-n", "4"))
+
+    assert (result.status, result.err) == (0, "nsq: 4 delivered\n")
+    assert pair.arrived(4) == sorted(BODIES)
+    assert pair.left() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "arrived"),
+    [
+        (["--where", ".status >= 500"], [BODIES[2]]),
+        (["--grep", "two"], [BODIES[1]]),
+        (["--require-json-field", "id"], [BODIES[3]]),
+        (["--require-json-field", "status", "--require-json-value", "503"], [BODIES[2]]),
+        (["--where", ".status", "--pick", ".id // empty"], [b"9007199254740993"]),
+        (
+            ["--where", ".id", "--whitelist-json-field", "id", "--whitelist-json-field", "x"],
+            [b'{"id":9007199254740993}'],
+        ),
+    ],
+)
+def test_what_is_not_selected_is_finished_and_what_is_changed_keeps_its_digits(
+    run_nsq: RunNsq, pair: Pair, options: list[str], arrived: list[bytes]
+) -> None:
+    pair.publish(*BODIES)
+    result = run_nsq(pair.args(*QUICKLY, "--json", *options))
+
+    counts = json.loads(result.out)
+    assert (result.status, counts["delivered"], counts["filtered"]) == (0, 1, 3)
+    assert pair.arrived(1) == arrived
+    assert pair.left() == 0
+
+
+def test_what_cannot_be_delivered_is_a_dead_letter_and_is_redriven(
+    run_nsq: RunNsq, pair: Pair, tmp_path: Path
+) -> None:
+    letters = tmp_path / "dead.jsonl"
+    pair.publish(*BODIES)
+    result = run_nsq(pair.args(*QUICKLY, "--pick", ".status", "--dead-letter-file", str(letters)))
+
+    assert result.status == 6, result.err
+    assert "2 delivered, 2 dead letters" in result.err
+    assert pair.left() == 0
+    lines = [json.loads(line) for line in letters.read_bytes().splitlines()]
+    assert {line["topic"] for line in lines} == {TOPIC}
+    assert all("cannot be transformed" in line["error"] for line in lines)
+    assert all(line["failed_at"] >= line["ts"] for line in lines)
+
+
+def test_without_a_place_for_dead_letters_messages_stay_in_the_queue(
+    run_nsq: RunNsq, pair: Pair
+) -> None:
+    pair.publish(*BODIES)
+    result = run_nsq(pair.args("--for", "1s", "--pick", ".status"))
+
+    assert result.status == 0, result.err
+    assert pair.left() == 2
+    assert "is requeued: its body cannot be transformed" in result.err
+
+
+def test_a_message_above_the_limit_there_does_not_stop_the_others(
+    run_nsq: RunNsq, any_nsqd: Callable[..., Nsqd]
+) -> None:
+    pair = Pair(any_nsqd(), any_nsqd("-max-msg-size=100"))
+    pair.publish(b"small", b"x" * 101, b"also small")
+    result = run_nsq(pair.args(*QUICKLY, "--dead-letter-topic", "dead"))
+
+    assert result.status == 6, result.err
+    assert pair.arrived(2) == [b"also small", b"small"]
+    assert bodies_in(pair.source, "dead", 1) == [b"x" * 101]
+    assert pair.left() == 0
+
+
+def test_topics_of_a_pattern_are_renamed(run_nsq: RunNsq, pair: Pair) -> None:
+    pair.publish(b"a", topic="eu.clicks")
+    pair.publish(b"b", topic="eu.views")
+    pair.publish(b"c", topic="us.views")
+    rules = ["--topic-pattern", "^eu", "--map", r"eu\.c(.*)=c\1", "--map", r"eu\.(.*)=copy.\1"]
+    result = run_nsq(pair.args(*QUICKLY, *rules, topics=()))
+
+    assert result.status == 0, result.err
+    assert pair.arrived(1, "clicks") == [b"a"]
+    assert pair.arrived(1, "copy.views") == [b"b"]
+    assert pair.left("us.views") == 1
+
+
+def test_messages_are_held_while_the_destination_is_away(spawn_nsq: SpawnNsq, pair: Pair) -> None:
+    pair.publish(*BODIES)
+    pair.target.stop()
+    process = spawn_nsq(pair.args("-n", "4", "-X", "msg_timeout=1s", "--no-loop-guard"))
+    wait_until(
+        lambda: pair.source.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 4,
+        what="4 held",
+        timeout_s=15,
+    )
+    threading.Event().wait(1.5)  # longer than the timeout of a message
+    pair.target.start()
+    _, stderr = process.communicate(timeout=patience_s(20))
+
+    assert process.returncode == 0, stderr.decode()
+    assert b"cannot deliver: " in stderr
+    assert b"delivering again" in stderr
+    assert pair.arrived(4) == sorted(BODIES)
+    assert pair.source.channel_stats(TOPIC, CHANNEL)["timeout_count"] == 0
+
+
+def test_a_signal_gives_back_what_no_destination_takes(spawn_nsq: SpawnNsq, pair: Pair) -> None:
+    pair.publish(*BODIES)
+    pair.target.stop()
+    process = spawn_nsq(pair.args("--no-loop-guard"))
+    wait_until(
+        lambda: pair.source.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 4,
+        what="4 held",
+        timeout_s=15,
+    )
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=patience_s(10))
+
+    assert process.returncode == 143, stderr.decode()
+    assert b"nsq: 0 delivered, " in stderr
+    assert pair.source.depth(TOPIC, CHANNEL) == 4
+
+
+def test_a_key_always_goes_to_the_same_nsqd(run_nsq: RunNsq, any_nsqd: Callable[..., Nsqd]) -> None:
+    pair, other = Pair(any_nsqd(), any_nsqd()), any_nsqd()
+    bodies = [b'{"user": "u%d", "n": %d}' % (n % 7, n) for n in range(70)]
+    pair.publish(*bodies)
+    more = ["--destination-nsqd-tcp-address", other.tcp_address, "--no-loop-guard"]
+    result = run_nsq(pair.args("-n", "70", "--mode", "hash", "--key", "{.user}", *more))
+
+    assert result.status == 0, result.err
+    counts = [nsqd.topic_stats(TOPIC)["message_count"] for nsqd in (pair.target, other)]
+    first, second = (
+        bodies_in(nsqd, TOPIC, count)
+        for nsqd, count in zip((pair.target, other), counts, strict=True)
+    )
+    users = [{json.loads(body)["user"] for body in each} for each in (first, second)]
+    assert sorted(first + second) == sorted(bodies)
+    assert users[0].isdisjoint(users[1])
+    assert all(users)
+
+
+def test_another_destination_takes_what_one_cannot(
+    run_nsq: RunNsq, any_nsqd: Callable[..., Nsqd], unreachable_port: str
+) -> None:
+    pair = Pair(any_nsqd(), any_nsqd())
+    pair.publish(*BODIES)
+    more = ["--destination-nsqd-tcp-address", unreachable_port, "--no-loop-guard"]
+    result = run_nsq(pair.args("-n", "4", *more))
+
+    assert result.status == 0, result.err
+    assert pair.arrived(4) == sorted(BODIES)
+
+
+@pytest.fixture
+def unreachable_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return "{}:{}".format(*listener.getsockname())
+
+
+def test_rate_limits_what_is_forwarded(run_nsq: RunNsq, pair: Pair) -> None:
+    pair.publish(*BODIES * 5)
+    result = run_nsq(pair.args("--rate", "10", "--for", "1s"))
+
+    delivered = int(result.err.split()[1])
+    assert 8 <= delivered <= 12, result.err
+    assert pair.left() == 20 - delivered
+
+
+def test_a_dead_letter_that_cannot_be_kept_stays_in_the_queue(
+    run_nsq: RunNsq, any_nsqd: Callable[..., Nsqd]
+) -> None:
+    pair = Pair(any_nsqd("-max-msg-size=3000000"), any_nsqd())
+    pair.publish(b"x" * 2_000_000, b"small")
+    result = run_nsq(pair.args(*QUICKLY, "--dead-letter-topic", "dead"))
+
+    assert "1 delivered" in result.err
+    assert pair.left() == 1
+    assert "dead letters for dead: a message of 2000000 bytes is above the limit" in result.err
+
+
+def test_nsqlookupd_of_the_destination_names_its_nsqd(
+    run_nsq: RunNsq, cluster: RunningCluster
+) -> None:
+    cluster.wait_until_registered()
+    source = cluster.nsqds[0]
+    pair = Pair(source, source)
+    pair.publish(*BODIES * 10)
+    args = pair.args("-n", "40", "--destination-topic", "copy")
+    at = args.index("--destination-nsqd-tcp-address")
+    args[at : at + 2] = ["--destination-lookupd-http-address", cluster.lookupds[0].http_address]
+    result = run_nsq(args)
+
+    assert result.status == 0, result.err
+    counts = [
+        topic["message_count"]
+        for nsqd in cluster.nsqds
+        for topic in nsqd.stats("copy")["topics"] or []
+    ]
+    assert sum(counts) == 40
+
+
+def test_the_destination_is_where_its_nsqlookupd_says_that_it_is_now(
+    spawn_nsq: SpawnNsq,
+    go_nsqd: Callable[..., GoNsqd],
+    nsqlookupd: Callable[..., GoNsqlookupd],
+) -> None:
+    lookupd = nsqlookupd()
+    source = go_nsqd()
+    targets = [go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")]
+    wait_until(lambda: len(lookupd.json("/nodes")["producers"]) == 1, what="the first nsqd")
+    pair = Pair(source, targets[0])
+    pair.publish(b"before")
+    args = pair.args("--producer-opt", "lookupd_poll_interval=100ms", "-n", "2")
+    at = args.index("--destination-nsqd-tcp-address")
+    args[at : at + 4] = ["--destination-lookupd-http-address", lookupd.http_address]
+    process = spawn_nsq(args)
+    wait_until(lambda: pair.arrived_in(targets[0]) == 1, what="the first", timeout_s=patience_s(20))
+
+    targets.append(go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}"))
+    wait_until(lambda: len(lookupd.json("/nodes")["producers"]) == 2, what="the second nsqd")
+    targets[0].stop()
+    pair.publish(b"after")
+
+    _, stderr = process.communicate(timeout=patience_s(30))
+    assert process.returncode == 0, stderr.decode()
+    assert pair.arrived_in(targets[1]) == 1
+    assert f"the destination is now {targets[1].tcp_address}" in stderr.decode()
+
+
+def test_tls_of_the_destination_is_its_own(
+    run_nsq: RunNsq, any_nsqd: Callable[..., Nsqd], certificates: Certificates
+) -> None:
+    pair = Pair(any_nsqd(), any_nsqd(*certificates.server.nsqd_flags, "-tls-required=true"))
+    pair.publish(*BODIES)
+    dead = ["--dead-letter-topic", "dead"]  # not for what is nobody's fault but ours
+    plain = run_nsq(pair.args("--for", "0.5s", "--no-loop-guard", *dead))
+    assert pair.left() == 4
+    assert "dead letter" not in plain.err
+    assert "cannot deliver: " in plain.err
+
+    tls = ["--destination-tls", "--destination-tls-ca-file", str(certificates.ca)]
+    result = run_nsq(pair.args("-n", "4", "--no-loop-guard", *tls))
+    assert (result.status, pair.left()) == (0, 0), result.err
+
+
+def test_counts_are_served_and_written(
+    run_nsq: RunNsq, spawn_nsq: SpawnNsq, pair: Pair, tmp_path: Path
+) -> None:
+    pair.publish(*BODIES)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    metrics = tmp_path / "metrics"
+    process = spawn_nsq(pair.args("--listen-http", str(port), "--metrics-file", str(metrics)))
+    line = f'nsq_forward_delivered_messages_total{{topic="{TOPIC}"}} 4'
+
+    def served(path: str) -> str:
+        try:
+            return str(httpx.get(f"http://127.0.0.1:{port}{path}").text)
+        except httpx.TransportError:
+            return ""
+
+    wait_until(lambda: line in served("/metrics"), what="metrics", timeout_s=15)
+    assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    pair.target.stop()
+    pair.source.publish(TOPIC, b"held")
+    wait_until(lambda: "nsq_forward_failing 1" in served("/metrics"), what="a failure")
+    wait_until(
+        lambda: httpx.get(f"http://127.0.0.1:{port}/health").status_code == 503,
+        what="ill health",
+    )
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=patience_s(10))
+    assert line in metrics.read_text()
+
+
+# -- loops --------------------------------------------------------------------------------------
+
+
+def test_a_topic_is_not_forwarded_to_itself(run_nsq: RunNsq, pair: Pair) -> None:
+    pair.publish(*BODIES)
+    itself = Pair(pair.source, pair.source)
+    alias = itself._replace(target=pair.source).args()
+    # by another name of the same machine, which only nsqd itself can tell
+    alias[alias.index("--destination-nsqd-tcp-address") + 1] = pair.source.tcp_address.replace(
+        "127.0.0.1", "localhost"
+    )
+    for args in (itself.args(), alias):
+        result = run_nsq(args)
+        assert result.status == 2, result.err
+        assert "would come back to" in result.err
+    assert pair.left() == 4
+    assert run_nsq(itself.args("-n", "4", "--destination-topic", "copy")).status == 0
+
+
+def test_two_mirrors_do_not_feed_each_other(
+    run_nsq: RunNsq, spawn_nsq: SpawnNsq, pair: Pair
+) -> None:
+    pair.publish(b"there")
+    spawn_nsq(pair.args())
+    wait_until(
+        lambda: pair.source.channel_stats(TOPIC, CHANNEL)["client_count"],
+        what="a mirror",
+        timeout_s=15,
+    )
+    pair.arrived(1)
+
+    back = Pair(pair.target, pair.source)
+    back.publish(b"and back")
+    result = run_nsq(back.args())
+    assert result.status == 2, result.err
+    assert "would come back to" in result.err
+    assert run_nsq(back.args("-n", "1", "--destination-topic", "copy")).status == 0
+
+
+# -- what is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--max-attempts", "3"], "--max-attempts needs a place for what is given up"),
+        (["--dead-letter-topic", TOPIC], "dead letters cannot go to clicks"),
+        (["--map", "x"], "is not REGEX=NAME"),
+        (["--map", "(=x"], "cannot rename"),
+        (["--map", r"(.*)=\2"], "cannot rename"),
+        (["--map", "clicks=bad name"], "invalid topic name"),
+        (["--destination-topic", "a", "--map", "a=b"], "give either --destination-topic or --map"),
+        (["--mode", "hash"], "hash needs a key"),
+        (["--where", ".a["], "is not a program of jq"),
+        (["--require-json-value", "x"], "needs --require-json-field"),
+        (["--destination-tls-ca-file", "/nowhere"], "TLS is not enabled"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_taken(
+    run_nsq: RunNsq, options: list[str], complaint: str
+) -> None:
+    place = ["--nsqd-tcp-address", "127.0.0.1:1", "--destination-nsqd-tcp-address", "127.0.0.1:1"]
+    result = run_nsq(["to-nsq", "-t", TOPIC, *place, *options])
+
+    assert result.status == 2, result.err
+    assert complaint in result.err

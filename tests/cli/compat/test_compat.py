@@ -1,0 +1,110 @@
+"""``nsq compat``: links, explanations, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from plugins.cli import RunNsq
+
+from nsqtools.cli.commands.compat import explain, install
+from nsqtools.cli.compat.go_main import go_main
+from nsqtools.cli.compat.go_utilities import UTILITIES
+from nsqtools.cli.main import UTILITIES as NAMES
+from nsqtools.errors import OutputError
+
+PLACE = ["-nsqd-tcp-address=127.0.0.1:1"]
+
+
+def test_main_knows_the_names() -> None:
+    assert set(NAMES) == set(UTILITIES)
+
+
+def test_links_are_made_and_nothing_else_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nsq"
+    program.touch()
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    links = tmp_path / "bin"
+    links.mkdir()
+
+    assert {link.name for link in install(links)} == set(UTILITIES)
+    assert {link.resolve() for link in links.iterdir()} == {program}
+    assert install(links) == []
+
+    (links / "nsq_tail").unlink()
+    (links / "nsq_tail").write_text("another program")
+    with pytest.raises(OutputError, match="nsq_tail is there already, and is not ours"):
+        install(links)
+    assert (links / "nsq_tail").read_text() == "another program"
+
+
+def test_a_link_takes_go_flags(tmp_path: Path) -> None:
+    """As a process of its own: the name is all that there is to go by."""
+    link = tmp_path / "to_nsq"
+    link.write_text(f"#!{sys.executable}\nfrom nsqtools.cli.main import main\nmain()\n")
+    link.chmod(0o755)
+    done = subprocess.run([link, "-h"], capture_output=True, check=False)
+    assert done.stderr.startswith(b"Usage of to_nsq:")
+
+
+@pytest.mark.parametrize(
+    ("line", "native"),
+    [
+        ("nsq_tail -topic=a --topic b -n 3", "tail --topic a --topic b --count 3"),
+        ("to_nsq -topic=a -delimiter=\\\\", "pub --topic a --mode all --delimiter '\\\\'"),
+        ("nsq_to_file -topic=a -gzip -rotate-size=5", "--rotate-text-size 5"),
+        ("nsq_to_file -topic=a -rotate-interval=1h", "--rotate-age 1h"),
+        ("nsq_to_nsq -topic=a -destination-nsqd-tcp-address=b:1", "to-nsq --topic a"),
+        ("nsq_to_http -topic=a -post=http://h/{x}", "--post 'http://h/{{x}}'"),
+        ("nsq_to_http -topic=a -get=http://h/?a=%s", "--get 'http://h/?a={body:url}'"),
+    ],
+)
+def test_explain_gives_the_native_line(line: str, native: str) -> None:
+    program, *flags = shlex.split(line)
+    first, *notes = explain(program, [*flags, *PLACE])
+    assert native in first
+    assert first.startswith("nsq ")
+    assert notes
+    assert all(note.startswith("# ") for note in notes)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nsq_tail -topic=a -n=2",
+        "to_nsq -topic=a",
+        "nsq_to_file -topic=a -gzip -rotate-size=5 -work-dir=w -host-identifier=h",
+        "nsq_to_nsq -topic=a -destination-nsqd-tcp-address=b:1 -whitelist-json-field=a",
+        "nsq_to_http -topic=a -post=http://h/ -header=a:b -sample=0.5",
+    ],
+)
+def test_native_lines_are_understood(run_nsq: RunNsq, line: str) -> None:
+    program, *flags = shlex.split(line)
+    native = shlex.split(explain(program, [*flags, *PLACE])[0])[1:]
+    assert run_nsq([*native, "--help"]).status == 0
+    assert run_nsq([*native, "--no-such-option"]).err.startswith("nsq: error: no such option")
+
+
+def test_help_and_wrong_use(run_nsq: RunNsq) -> None:
+    assert run_nsq(["compat", "--help"]).out.startswith(b"Usage: nsq compat --install DIR")
+    for wrong in ([], ["explain"], ["--install"], ["explain", "nsq_tail", "-x"], ["explain", "ls"]):
+        assert run_nsq(["compat", *wrong]).status == 2
+
+
+def test_what_the_go_program_takes_and_cannot_do_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for program, flags, complaint in (
+        ("nsq_to_file", ["-sync-interval=0"], "--sync-interval should be positive"),
+        ("nsq_to_file", ["-topic-pattern=("], "is not a regular expression"),
+        ("nsq_to_http", ["-post=http://h/", "-mode=x"], "--mode x is not one of"),
+        ("to_nsq", ["-topic=bad topic"], "bad topic"),
+        ("nsq_tail", ["-consumer-opt=typo,1"], "unknown client option 'typo'"),
+    ):
+        assert go_main(program, ["-topic=t", *PLACE, *flags]) == 1, flags
+        assert complaint in capsys.readouterr().err

@@ -1,0 +1,165 @@
+"""/metrics, /health and the notifications of systemd, over real sockets."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import select
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools.cli.running import monitor_http
+from nsqtools.cli.running import service as service_module
+from nsqtools.cli.running.service import service
+from nsqtools.errors import ConfigurationError
+from nsqtools.records.prometheus import Metric
+
+METRICS = [Metric("nsq_things_total", "counter", "Things.", [({"topic": 'a"b'}, 7)])]
+
+
+def get(address: str, path: str, method: str = "GET") -> tuple[int, str, str]:
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=patience_s(10))
+    try:
+        connection.request(method, path)
+        response = connection.getresponse()
+        return response.status, response.getheader("Content-Type", ""), response.read().decode()
+    finally:
+        connection.close()
+
+
+class Systemd:
+    """The socket that systemd listens on."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind("\0" + path[1:] if path.startswith("@") else path)
+        self._socket.settimeout(patience_s(20))
+        self.environ = {"NOTIFY_SOCKET": path}
+
+    def next(self) -> str:
+        return self._socket.recv(1000).decode()
+
+    def is_silent(self) -> bool:
+        return not select.select([self._socket], [], [], 0)[0]
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture(params=["path", "abstract"])
+def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Systemd]:
+    name = str(tmp_path / "notify") if request.param == "path" else f"@nsqtools-{os.getpid()}"
+    listening = Systemd(name)
+    yield listening
+    listening.close()
+
+
+@pytest.mark.parametrize("listen", ["0", ":0", "127.0.0.1:0", "[::1]:0"])
+def test_metrics_and_health_are_served_on_loopback(listen: str) -> None:
+    try:
+        with service(listen, {}, metrics=lambda: METRICS, health=lambda: (True, "fine")) as running:
+            running.ready()
+            status, kind, text = get(running.address, "/metrics")
+            assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
+            assert 'nsq_things_total{topic="a\\"b"} 7\n' in text
+            assert get(running.address, "/health?x=1") == (200, monitor_http.PLAIN, "fine\n")
+            assert get(running.address, "/health", "HEAD") == (200, monitor_http.PLAIN, "")
+            assert get(running.address, "/etc/passwd")[0] == 404
+            assert get(running.address, "/metrics", "POST")[0] == 501
+            assert running.address.startswith("[::1]" if "::1" in listen else "127.0.0.1:")
+    except ConfigurationError as exc:
+        if "::1" not in listen:
+            raise
+        pytest.skip(f"no IPv6 here: {exc}")
+
+
+def test_health_is_503_before_the_work_starts_when_it_fails_and_when_it_is_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    well = [True, "fine"]
+    with service("0", {}, metrics=list, health=lambda: (bool(well[0]), str(well[1]))) as running:
+        assert get(running.address, "/health")[::2] == (503, "starting\n")
+        running.ready()
+        assert get(running.address, "/health")[0] == 200
+        well[:] = False, "cannot write 1 topics: clicks"
+        assert get(running.address, "/health")[::2] == (503, "cannot write 1 topics: clicks\n")
+        well[:] = True, "fine"
+        monkeypatch.setattr(service_module, "STUCK_AFTER_S", 0.05)
+        time.sleep(0.1)
+        status, _, text = get(running.address, "/health")
+        assert status == 503
+        assert text.startswith("stuck: no progress for ")
+        running.alive()
+        monkeypatch.setattr(service_module, "STUCK_AFTER_S", 60)
+        assert get(running.address, "/health")[0] == 200
+
+
+def test_an_address_in_use_is_one_clear_error() -> None:
+    with (
+        service("0", {}, metrics=list, health=lambda: (True, "")) as running,
+        pytest.raises(ConfigurationError, match=f"cannot listen on {running.address} \\(Address"),
+        service(running.address, {}, metrics=list, health=lambda: (True, "")),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("listen", ["host", "1:2:3", "127.0.0.1:99999", ""])
+def test_what_is_no_address_is_a_usage_error(listen: str) -> None:
+    with (
+        pytest.raises(ConfigurationError, match="address"),
+        service(listen, {}, metrics=list, health=lambda: (True, "")),
+    ):
+        pass
+
+
+def test_clients_that_send_nothing_do_not_keep_others_from_being_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitor_http, "REQUEST_TIMEOUT_S", 0.3)
+    with service("0", {}, metrics=list, health=lambda: (True, "fine")) as running:
+        running.ready()
+        host, _, port = running.address.rpartition(":")
+        silent = [socket.create_connection((host, int(port))) for _ in range(20)]
+        try:
+            assert [each.recv(1) for each in silent] == [b""] * 20  # all are closed in the end
+            assert get(running.address, "/health")[0] == 200
+        finally:
+            for each in silent:
+                each.close()
+
+
+def test_systemd_learns_when_a_command_is_ready_alive_and_stopping(systemd: Systemd) -> None:
+    environ = systemd.environ | {"WATCHDOG_USEC": "200000", "WATCHDOG_PID": str(os.getpid())}
+    with service(None, environ, metrics=list, health=lambda: (True, "")) as running:
+        assert running.address == ""
+        running.ready()
+        running.ready()
+        assert systemd.next() == "READY=1"
+        running.alive()
+        running.alive()
+        assert systemd.next() == "WATCHDOG=1"
+        assert systemd.is_silent()  # not at every turn
+        wait_until(lambda: running.alive() or not systemd.is_silent(), what="the next WATCHDOG=1")
+        assert systemd.next() == "WATCHDOG=1"
+        running.stopping()
+        assert systemd.next() == "STOPPING=1"
+
+
+def test_the_watchdog_of_another_process_is_not_fed(systemd: Systemd) -> None:
+    environ = systemd.environ | {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}
+    with service(None, environ, metrics=list, health=lambda: (True, "")) as running:
+        running.alive()
+        assert systemd.is_silent()
+
+
+def test_a_notification_that_fails_is_no_error_of_the_command(tmp_path: Path) -> None:
+    environ = {"NOTIFY_SOCKET": str(tmp_path / "nobody")}
+    with service(None, environ, metrics=list, health=lambda: (True, "")) as running:
+        running.ready()
+        running.stopping()

@@ -1,0 +1,60 @@
+"""What a terminal is told while it waits: a topic that grows is found within seconds, and named."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+from plugins.cli import TerminalNsq
+from plugins.clusters import RunningCluster
+
+from nsqtools.cli.running.runtime import Runtime
+from nsqtools.cli.running.waiting import EAGER_S, WaitingNotice
+
+
+def test_a_topic_that_grows_onto_another_nsqd_is_found_long_before_the_interval(
+    cluster: RunningCluster, nsq_on_a_terminal: TerminalNsq
+) -> None:
+    first, second = cluster.nsqds
+    first.create_channel("events", "c")
+    cluster.wait_for_topic("events", 1)
+    # nobody waits for so long: without a look in between the other nsqd is never found
+    interval = "--consumer-opt=lookupd_poll_interval=300s"
+    tail = ["tail", "-t", "events", "-c", "c", interval, *cluster.lookupd_options]
+
+    child = nsq_on_a_terminal(tail, columns=120)
+    child.expect_exact(f"nsq: events/c on {first.tcp_address}: waiting (Ctrl-C ends it)")
+    second.publish("events", b"from the second")
+    both = {f"nsq: events/c: now on {second.tcp_address} too", "from the second"}
+    while both:  # the message may be there before its nsqd is named
+        child.expect_exact(list(both))
+        both.discard(str(child.after))
+    child.sendintr()
+
+    assert "nsq: 1 message in " in child.read()
+
+
+class Watched:
+    """A tail of which only the looks are counted."""
+
+    def __init__(self) -> None:
+        self.connections = {"events": ["127.0.0.1:4150"]}
+        self.looks = 0
+
+    def look_up_soon(self) -> None:
+        self.looks += 1
+
+
+def test_after_the_first_minute_the_interval_that_is_configured_holds() -> None:
+    clock = SimpleNamespace(now=100.0)
+    runtime = Runtime(io.StringIO(), io.StringIO(), monotonic=lambda: clock.now)
+    notice, tail = WaitingNotice(runtime, "c"), Watched()
+    asked: Any = tail
+
+    for clock.now in (100.0, 130.0, 100.0 + EAGER_S - 1):
+        notice(asked)
+    assert tail.looks == 3
+    for clock.now in (100.0 + EAGER_S, 1000.0):
+        notice(asked)
+    assert tail.looks == 3

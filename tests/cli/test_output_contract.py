@@ -1,0 +1,236 @@
+"""What ``--json`` prints is what ``nsq schema`` says, in every command, on a real cluster.
+
+The commands of ``nsq bench`` and ``nsq spark`` are held against their schemas where they are
+tested: they take long.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from plugins.cli import RunNsq, all_commands
+from plugins.clusters import RunningCluster, ValidJson, strict
+
+from nsqtools.cli.commands.schema import SCHEMAS, all_schemas, read_schema, schema_of
+from nsqtools.cli.docs.tree import read_tree
+
+ELSEWHERE = {"profile show", "to-http", "bench pub", "bench sub", "bench e2e", "bench compare"}
+NO_SCHEMA = {"spark sql": "its columns are those of the query"}
+
+COMMANDS = [
+    "topic create views NODE LOOKUP",
+    "topic list NODE",
+    "topic info clicks NODE",
+    "topic pause views NODE",
+    "topic unpause views NODE",
+    "topic empty views --yes NODE",
+    "topic delete views --dry-run NODE",
+    "topic delete views --yes NODE",
+    "channel create clicks copy NODE",
+    "channel list NODE",
+    "channel info clicks arch NODE",
+    "channel pause clicks copy NODE",
+    "channel unpause clicks copy NODE",
+    "channel empty clicks copy --yes NODE",
+    "channel delete clicks copy --yes NODE",
+    "nodes LOOKUP",
+    "lookup clicks LOOKUP",
+    "ping NODE LOOKUP",
+    "info NODE",
+    "config get max_rdy_count NODE",
+    "config set log_level info NODE",
+    "config show --origin",
+    "config path",
+    "options",
+    "profile ls",
+    "schema",
+    "stat --once NODE",
+    "stat --once --show nodes NODE",
+    "stat --once --show clients NODE",
+    "stat --once --show memory NODE",
+    "peek -t clicks -c arch -n 1 TCP NODE",
+    "tail -t clicks -c arch -n 1 TCP NODE",
+    "to-file -t clicks -c arch -n 1 --output-dir OUT TCP NODE",
+    "archive info OUT",
+    "archive cat OUT",
+    "archive verify OUT",
+    "archive repair OUT",
+    "replay OUT --dry-run TCP",
+    "replay OUT TCP",
+    "pub -t clicks -m hello TCP",
+    "to-nsq -t clicks -c arch --until-empty DEST TCP NODE",
+    "drain HTTP --to OTHER --dry-run",
+    "drain HTTP --to OTHER --yes",
+    "tombstone clicks HTTP --yes LOOKUP",
+]
+
+
+def test_every_command_prints_what_its_schema_says(
+    run_nsq: RunNsq, cluster: RunningCluster, valid_json: ValidJson, tmp_path: Path
+) -> None:
+    nsqd, other = cluster.nsqds
+    nsqd.create_channel("clicks", "arch")
+    nsqd.publish("clicks", *(b"%d" % n for n in range(5)))
+    cluster.wait_for_topic("clicks", 1)
+    places = {
+        "NODE": [f"--nsqd-http-address={nsqd.http_address}"],
+        "LOOKUP": cluster.lookupd_options,
+        "TCP": [f"--nsqd-tcp-address={nsqd.tcp_address}"],
+        "HTTP": [nsqd.http_address],
+        "DEST": [f"--destination-nsqd-tcp-address={other.tcp_address}"],
+        "OTHER": [other.http_address],
+        "OUT": [str(tmp_path / "out")],
+    }
+    for line in COMMANDS:
+        words = [part for word in line.split() for part in places.get(word, [word])]
+
+        result = run_nsq([*words, "--json"])
+
+        assert result.status == 0, (line, result.err)
+        assert result.out, line
+        [command] = [name for name, _ in all_schemas() if f"{line} ".startswith(f"{name} ")]
+        is_stream = schema_of(command) == "message"
+        for document in result.out.splitlines() if is_stream else [result.out]:
+            valid_json(command, document)
+
+
+def test_every_command_with_json_has_a_schema_and_is_tried() -> None:
+    described = {name for name, _ in all_schemas()}
+    tried = {name for name in described for line in COMMANDS if f"{line} ".startswith(f"{name} ")}
+
+    assert set(WITH_JSON) - set(NO_SCHEMA) <= described
+    spark = {name for name in described if name.startswith("spark ")}
+    assert described - {"message", "error"} <= tried | ELSEWHERE | spark
+
+
+@pytest.mark.parametrize("file", sorted(SCHEMAS.glob("*.json")), ids=lambda file: file.stem)
+def test_a_schema_is_valid_and_says_its_version(file: Path) -> None:
+    schema = json.loads(file.read_text())
+
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["$id"] == f"urn:nsqtools:output:1:{file.stem}"
+    assert schema["title"]
+
+
+def test_the_test_would_notice_a_property_that_no_schema_names() -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(
+            {"code": "bug", "message": "", "hint": None, "address": None, "status": 1, "x": 1},
+            strict(read_schema("error")),
+        )
+
+
+def test_schema_prints_that_of_a_command_and_refuses_what_it_does_not_know(
+    run_nsq: RunNsq,
+) -> None:
+    listed = json.loads(run_nsq(["schema", "--json"]).out)
+    printed = json.loads(run_nsq(["schema", "topic", "list"]).out)
+    refused = run_nsq(["schema", "../../secret"])
+
+    assert {each["command"] for each in listed} <= {*all_commands(), "message", "error"}
+    assert printed == read_schema("topic list")
+    assert (refused.status, refused.err.splitlines()[0]) == (
+        3,
+        "nsq: error: there is no schema of '../../secret'",
+    )
+
+
+# the forms of a listing
+
+
+@pytest.mark.parametrize("form", ["-o json", "--output=json", "--json", "-ojson"])
+def test_an_error_is_a_line_of_json_with_its_address(
+    run_nsq: RunNsq, valid_json: ValidJson, form: str
+) -> None:
+    result = run_nsq(["topic", "list", *form.split(), "--nsqd-http-address", "127.0.0.1:1"])
+
+    error = valid_json("error", result.err.encode())
+    assert (error["code"], error["address"], error["status"]) == (
+        "connect",
+        "http://127.0.0.1:1",
+        4,
+    )
+    assert result.status == 4
+
+
+WITH_JSON = sorted(
+    " ".join(page.words[1:])
+    for page in read_tree().walk()
+    for option in page.options
+    if "--json" in option.names
+)
+
+
+@pytest.mark.parametrize("command", WITH_JSON)
+def test_a_wrong_command_line_is_a_line_of_json_too(
+    command: str, run_nsq: RunNsq, valid_json: ValidJson
+) -> None:
+    result = run_nsq([*command.split(), "--json", "--no-such-option"])
+
+    error = valid_json("error", result.err.encode())
+    assert (result.status, result.out, result.err.count("\n")) == (2, b"", 1)
+    assert (error["code"], error["status"]) == ("usage", 2)
+    assert "no such option" in error["message"]
+
+
+def options(run_nsq: RunNsq, *arguments: str) -> str:
+    result = run_nsq(["options", *arguments])
+    assert result.status == 0
+    return result.out.decode()
+
+
+def test_a_listing_has_six_forms_and_chosen_columns(run_nsq: RunNsq) -> None:
+    chosen = ["--columns", "default,option"]
+    document = json.loads(options(run_nsq, "-o", "json", *chosen))
+    lines = [json.loads(line) for line in options(run_nsq, "-o", "jsonl", *chosen).splitlines()]
+    from_csv = list(csv.DictReader(options(run_nsq, "-o", "csv", *chosen).splitlines()))
+    from_tsv = options(run_nsq, "-o", "tsv", *chosen).splitlines()
+    table = options(run_nsq, "-o", "table", *chosen).splitlines()
+
+    assert list(document[0]) == ["default", "option"]
+    assert document == lines == from_csv
+    assert from_tsv[0] == "default\toption"
+    assert from_tsv[1:] == ["\t".join(row.values()) for row in document]
+    assert table[0].split() == ["default", "option"]
+    assert len(table) == len(document) + 1
+    assert options(run_nsq, "-o", "wide").splitlines()[0].split() == [
+        *("option", "default", "bounds", "help")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--columns", "option,name"], "unknown column 'name'"),
+        (["--json", "-o", "csv"], "--json and --output contradict each other"),
+        (["-o", "yaml"], "'yaml' is not one of table, wide, tsv, csv, json, jsonl"),
+    ],
+)
+def test_a_form_that_cannot_be_is_an_error_of_usage(
+    run_nsq: RunNsq, arguments: list[str], complaint: str
+) -> None:
+    result = run_nsq(["options", *arguments])
+
+    assert result.status == 2
+    message: Any = result.err if "--json" not in arguments else json.loads(result.err)["message"]
+    assert complaint in message
+
+
+def test_rows_of_stat_carry_their_time_where_a_program_reads_them(
+    run_nsq: RunNsq, cluster: RunningCluster
+) -> None:
+    nsqd = cluster.nsqds[0]
+    nsqd.create_channel("clicks", "arch")
+    once = ["stat", "--once", f"--nsqd-http-address={nsqd.http_address}"]
+
+    rows = [json.loads(line) for line in run_nsq([*once, "-o", "jsonl"]).out.splitlines()]
+    named = run_nsq([*once, "--columns", "time,channel,depth"]).out.decode().splitlines()
+
+    assert [(row["channel"], row["depth"]) for row in rows] == [(None, 0), ("arch", 0)]
+    assert rows[0]["time"].endswith("Z")
+    assert named[0] == "time\tchannel\tdepth"
