@@ -1,5 +1,3 @@
-# syntax=docker/dockerfile:1
-#
 # The nsq command in a small image, for a user without rights.
 #
 #   docker build -t nsqtools .
@@ -9,25 +7,37 @@
 #
 # Only the target nsqd has a HEALTHCHECK: it is the only one that serves, and can be asked. The
 # others do one job and end, and their exit status says how.
+#
+# Packages are those of .ci/constraints.txt, by version and hash; .ci/lock renews it. The base image
+# is named by a tag, which changes with the security updates of Debian and Python. For a build that
+# can be repeated give it by digest, and renew that every month:
+#
+#   docker buildx imagetools inspect python:3.13-slim --format '{{.Manifest.Digest}}'
+#   docker build --build-arg BASE=python:3.13-slim@sha256:... -t nsqtools .
 
 ARG PYTHON=3.13
+ARG BASE=python:${PYTHON}-slim
 
-FROM python:${PYTHON}-slim AS build
-# The extras of the package, with commas: fast, spark, spark-java
-ARG EXTRAS="fast"
+FROM ${BASE} AS build
+# The extras of the package, with commas: object-store, spark, spark-java
+ARG EXTRAS=""
 WORKDIR /src
 COPY pyproject.toml README.md CHANGELOG.md LICENSE ./
 COPY completions ./completions
 COPY man ./man
 COPY nsqtools ./nsqtools
-# An environment without pip of its own. Bytecode is compiled once and for all: it is not compared
+COPY .ci/constraints.txt .ci/uv.txt ./
+# An environment without pip of its own; uv compares the hashes of constraints, too. Bytecode is compiled once and for all: it is not compared
 # with its source when it is loaded.
 RUN --mount=type=cache,target=/root/.cache/pip \
-    python -m venv --without-pip /opt/nsqtools \
-    && python -m pip --python /opt/nsqtools/bin/python install --no-compile "/src${EXTRAS:+[$EXTRAS]}" \
+    python -m pip install --no-compile --require-hashes --target /src/installer --requirement uv.txt \
+    && python -m venv --without-pip /opt/nsqtools \
+    && PYTHONPATH=/src/installer python -m uv pip install --no-cache \
+        --python /opt/nsqtools/bin/python --constraint constraints.txt \
+        --build-constraint constraints.txt "/src${EXTRAS:+[$EXTRAS]}" \
     && /opt/nsqtools/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/nsqtools/lib
 
-FROM python:${PYTHON}-slim AS base
+FROM ${BASE} AS base
 ARG VERSION="unknown"
 LABEL org.opencontainers.image.title="nsqtools" \
       org.opencontainers.image.description="One nsq command for the NSQ message queue" \

@@ -25,6 +25,7 @@ import pytest
 from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, all_commands
+from plugins.http_server import HttpServer
 from plugins.readme import (
     Block,
     Command,
@@ -49,12 +50,19 @@ BLOCKS = [block for name, text in TEXTS.items() for block in parse(name, text)]
 SHELL = ("sh", "console", "cron")
 EXCERPTS = ("", "json")
 
+NO_BUCKET = "tests/archive/test_stored_archives.py and tests/faults/test_upload_killed.py do"
 NOT_RUN = {
     "tests/run": "it is what runs this test",
+    "nsq web": "it serves at a port that may be taken; tests/web runs it",
     "docker build": "there is no Docker engine; tests/docker runs its steps",
     "$SPARK_HOME/sbin": "tests/spark/test_cluster.py runs a master and two workers",
     "nsq spark doctor --master": "tests/spark/test_cluster.py does",
     "nsq spark compact /mnt": "tests/spark/test_cluster.py runs jobs there",
+    "pip install 'nsqtools[object-store]'": "it is installed",
+    "nsq to-file -t clicks -c archive --output-dir /var/nsq --compression zstd": NO_BUCKET,
+    "nsq archive info s3:": NO_BUCKET,
+    "nsq archive cat s3:": NO_BUCKET,
+    "nsq replay s3:": NO_BUCKET,
 }
 
 INTERRUPTED = {"nsq nsqd": 0}
@@ -87,7 +95,10 @@ def places() -> list[tuple[str, str]]:
 
 @pytest.fixture
 def serve(
-    tmp_path: Path, certificates: Certificates, auth_server: AuthServer
+    tmp_path: Path,
+    certificates: Certificates,
+    auth_server: AuthServer,
+    http_server: Callable[..., HttpServer],
 ) -> Iterator[Callable[[str], Place]]:
     """Make the place for the commands under a heading."""
     with ExitStack() as running:
@@ -106,6 +117,11 @@ def serve(
                 EmbeddedNsqd(lookupd_tcp_address=(lookupd.tcp_address,), **options)
             )
             place = make_place(tmp_path, nsqd, lookupd)
+            if "mirror-1" in commands_under(heading):
+                mirror = running.enter_context(EmbeddedNsqd())
+                place.stands_for |= {"mirror-1:4150": mirror.tcp_address}
+            if "hook-1" in commands_under(heading):
+                place.stands_for |= {"http://hook-1:8080": http_server().url}
             fill(nsqd)
             shutil.copy(certificates.ca, place.directory / "etc" / "ca.pem")
             if heading == TLS_AND_AUTH:
@@ -117,6 +133,10 @@ def serve(
             return place
 
         yield make
+
+
+def commands_under(heading: str) -> str:
+    return "".join(block.text for block in BLOCKS if block.heading == heading)
 
 
 def make_place(directory: Path, nsqd: EmbeddedNsqd, lookupd: EmbeddedNsqlookupd) -> Place:
@@ -214,9 +234,9 @@ def test_the_guide_for_spark(
     exec(compile(place.fit(script), SPARK_GUIDE, "exec"), {})
 
     depth = place.run(Command("nsq topic info clicks-again --json", None)).output
-    assert json.loads(depth)["nodes"][0]["message_count"] == OLD
+    assert json.loads(depth)["nodes"][0]["messages"] == OLD
     by_spark = place.run(Command("nsq topic info clicks-by-spark --json", None)).output
-    assert json.loads(by_spark)["nodes"][0]["message_count"] == MESSAGES
+    assert json.loads(by_spark)["nodes"][0]["messages"] == MESSAGES
 
 
 def test_readme_shows_commands_for_spark_that_the_guide_has() -> None:
@@ -368,6 +388,8 @@ def test_there_is_a_table_for_each_go_utility() -> None:
         "nsq_stat nsq stat",
         "nsq_tail nsq tail",
         "nsq_to_file nsq to-file",
+        "nsq_to_http nsq to-http",
+        "nsq_to_nsq nsq to-nsq",
         "to_nsq nsq pub",
     ]
 

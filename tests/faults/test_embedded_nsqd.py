@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import resource
 import socket
 import struct
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +21,7 @@ from plugins.daemons import EmbeddedNsqdProcess, GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.raw_client import RawClient, sized
 from plugins.servers import Serve
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 Start = Callable[..., EmbeddedNsqdProcess]
 
@@ -27,6 +29,18 @@ Start = Callable[..., EmbeddedNsqdProcess]
 @pytest.fixture
 def process(data_path: Callable[[], Path], serve: Serve) -> Start:
     return lambda *flags: serve(EmbeddedNsqdProcess(data_path(), *flags))
+
+
+MAX_TURN_S = 0.02  # of CPU, which other processes do not lengthen
+
+
+def longest_turn_cpu_s(nsqd: EmbeddedNsqdProcess) -> float:
+    """The most CPU time that the loop spent before it looked at its clients again."""
+    found = re.search(
+        r"^nsqd_longest_stall_cpu_seconds (\S+)$", nsqd.get("/metrics").decode(), re.M
+    )
+    assert found
+    return float(found[1])
 
 
 def assert_serves(nsqd: EmbeddedNsqdProcess | EmbeddedServer) -> None:
@@ -239,6 +253,7 @@ def test_a_client_that_sends_millions_of_commands_in_few_bytes_delays_nobody(
             slowest_s = max(slowest_s, time.monotonic() - started_s)
     assert slowest_s < 1.0
     assert resident_bytes(nsqd) < 150_000_000
+    assert longest_turn_cpu_s(nsqd) < MAX_TURN_S
 
 
 def test_a_snappy_chunk_larger_than_the_format_allows_ends_the_connection(process: Start) -> None:
@@ -249,14 +264,40 @@ def test_a_snappy_chunk_larger_than_the_format_allows_ends_the_connection(proces
         nsqd.wait_for_log("damaged snappy stream")
 
 
-def test_a_large_multi_publish_is_published_whole_though_the_client_leaves(process: Start) -> None:
-    nsqd = process("-mem-queue-size=100000")
+@pytest.mark.parametrize("in_memory", [100_000, 10_000, 0])
+def test_a_large_multi_publish_is_published_whole_though_the_client_leaves(
+    process: Start, in_memory: int
+) -> None:
+    nsqd = process(f"-mem-queue-size={in_memory}")
     nsqd.create_topic("t")
-    bodies = [b"%d" % number for number in range(20_000)]
+    bodies = [b"%200d" % number for number in range(24_000)]
     body = struct.pack(">i", len(bodies)) + b"".join(map(sized, bodies))
     with RawClient(nsqd.tcp_address) as client:
         client.send(b"MPUB t\n" + sized(body))
     wait_until(lambda: nsqd.depth("t") == len(bodies), what="all of it is published")
+    assert longest_turn_cpu_s(nsqd) < MAX_TURN_S
+
+
+def test_many_topics_and_messages_hold_up_nobody(process: Start) -> None:
+    nsqd = process("-mem-queue-size=1000000", "-sync-every=1")
+    with RawClient(nsqd.tcp_address) as client:
+        for number in range(3_000):
+            client.send(b"PUB t%d\n" % number + sized(b"x"))
+        for _ in range(3_000):
+            client.read_response()
+        bodies = [b"x"] * 20_000
+        body = struct.pack(">i", len(bodies)) + b"".join(map(sized, bodies))
+        for _ in range(15):
+            assert client.ask(b"MPUB full\n" + sized(body)) == b"OK"
+    nsqd.get("/stats", format="json")
+    nsqd.get("/stats")
+    nsqd.get("/metrics")
+    nsqd.post("/topic/pause", topic="t0")
+    nsqd.create_channel("full", "ch")
+    wait_until(lambda: nsqd.depth("full", "ch") == 300_000, what="all is in the channel")
+    nsqd.post("/channel/empty", topic="full", channel="ch")
+    nsqd.post("/topic/delete", topic="full")
+    assert longest_turn_cpu_s(nsqd) < MAX_TURN_S
 
 
 @pytest.mark.parametrize(
@@ -279,6 +320,33 @@ def test_an_answer_about_a_secret_may_have_any_shape(
     with RawClient(nsqd.tcp_address) as client:
         client.send(b"AUTH\n" + sized(b"s"))
         assert client.read_error() == b"E_AUTH_FAILED AUTH failed"
+
+
+def test_what_is_sent_before_a_slow_answer_about_a_secret_takes_bounded_memory(
+    process: Start, auth_server: AuthServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, may_answer = threading.Semaphore(0), threading.Event()
+
+    def ask(_: dict[str, str]) -> tuple[int, bytes]:
+        asked.release()
+        may_answer.wait()
+        return 401, b"{}"
+
+    monkeypatch.setattr(auth_server, "ask", ask)
+    nsqd = process(f"-auth-http-address={auth_server.address}")
+    before = resident_bytes(nsqd)
+    compressor = zlib.compressobj(6, zlib.DEFLATED, -15)
+    bomb = compressor.compress(b"AUTH\n" + sized(b"s")) + compressor.compress(bytes(100_000_000))
+    bomb += compressor.flush(zlib.Z_SYNC_FLUSH)
+    with ExitStack() as stack:
+        for _ in range(4):
+            client = stack.enter_context(RawClient(nsqd.tcp_address))
+            client.identify(deflate=True)
+            client.send(bomb)
+            assert asked.acquire(timeout=patience_s(10))
+        assert nsqd.request("GET", "/ping") == (200, b"OK")
+        assert resident_bytes(nsqd) - before < 30_000_000
+        may_answer.set()
 
 
 def test_a_name_that_a_pattern_can_match_in_endless_ways_delays_nobody(

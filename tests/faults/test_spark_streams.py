@@ -274,9 +274,9 @@ def stream_with_kills(
 def test_streams_through_kills(
     nsqd: GoNsqd, new_driver: Callable[..., Driver], spawn_nsq: SpawnNsq, tmp_path: Path
 ) -> None:
-    victims = [WORKER, JVM, PLANNER]
+    victims = [PLANNER, JVM]  # workers are killed in the long form, and while they publish
     stream_with_kills(
-        nsqd, new_driver, spawn_nsq, tmp_path, victims, messages=20_000, archiver_kills=1
+        nsqd, new_driver, spawn_nsq, tmp_path, victims, messages=10_000, archiver_kills=1
     )
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pexpect
 import pytest
@@ -46,11 +48,14 @@ SpawnNsq = Callable[..., "subprocess.Popen[bytes]"]
 TerminalNsq = Callable[..., "pexpect.spawn[str]"]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def own_logging() -> Iterator[None]:
-    """Let a test configure the package's logger, as the command line does, and put it back."""
+    """Put the package's logger back where a test configured it, as the command line does.
+
+    For every test: what one leaves would hide the log from the next, wherever it runs.
+    """
     logger = logging.getLogger("nsqtools")
-    before = logger.handlers, logger.level, logger.propagate
+    before = [*logger.handlers], logger.level, logger.propagate
     yield
     logger.handlers, logger.propagate = before[0], before[2]
     logger.setLevel(before[1])
@@ -78,7 +83,7 @@ def run_nsq(nsq_env: dict[str, str]) -> RunNsq:
     """Run ``nsq ARGS`` to its end: ``run_nsq(["options"], stdin=b"", env={...})``.
 
     It runs in this process, unless ``own_process`` says that the process is the point, or the
-    command is one of `NEED_A_PROCESS`.
+    command is one of `NEED_A_PROCESS`. On a ``terminal`` stdin, stdout and stderr are one.
     """
 
     def run(
@@ -88,11 +93,12 @@ def run_nsq(nsq_env: dict[str, str]) -> RunNsq:
         timeout: float = DEADLINE_S,
         *,
         own_process: bool = False,
+        terminal: bool = False,
     ) -> Result:
         environ = {**nsq_env, **(env or {})}
         arguments = [str(arg) for arg in args]
         if not (own_process or NEED_A_PROCESS.intersection(arguments[:1])):
-            return run_in_process(arguments, stdin, environ, timeout)
+            return run_in_process(arguments, stdin, environ, timeout, terminal=terminal)
         done = subprocess.run(
             [*NSQ, *arguments],
             input=stdin,
@@ -155,7 +161,15 @@ def nsq_on_a_terminal(nsq_env: dict[str, str]) -> Iterator[TerminalNsq]:
 
     yield spawn
     for child in started:
-        child.close(force=True)
+        end_terminal(child)
+
+
+def end_terminal(child: pexpect.spawn[Any]) -> None:
+    """Kill who runs on a terminal, and wait for it: pexpect gives a busy machine 0.1 s for that."""
+    if child.isalive():
+        child.kill(signal.SIGKILL)
+        child.wait()
+    child.close()
 
 
 def all_commands() -> dict[str, registry.Command]:

@@ -47,10 +47,10 @@ Handle = Callable[..., "Future[None]"]
 T = TypeVar("T")
 
 
-def bodies_in(nsqd: Nsqd, topic: str, count: int) -> list[bytes]:
+def bodies_in(nsqd: Nsqd, topic: str, count: int, channel: str = "check") -> list[bytes]:
     """Consume ``count`` messages of a topic; their bodies, sorted."""
     bodies: list[bytes] = []
-    with Consumer(topic, "check", nsqd_tcp_addresses=[nsqd.tcp_address]) as consumer:
+    with Consumer(topic, channel, nsqd_tcp_addresses=[nsqd.tcp_address]) as consumer:
         for batch in consumer.batches(timeout_s=5):
             bodies += [message.body for message in batch]
             batch.finish()

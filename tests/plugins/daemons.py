@@ -1,7 +1,7 @@
 """The Go daemons as child processes: started, frozen, killed and started again on request.
 
-Ports are the kernel's choice (``:0``) and read from the log at the first start; a restart asks for
-the same ones. The log goes through a pipe and a thread, so that a test can wait for a line of it
+Ports are reserved (`ports`) and read from the log at the first start; a restart asks for the same
+ones. The log goes through a pipe and a thread, so that a test can wait for a line of it
 without polling, and is kept in full for the report of a failed test.
 """
 
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import IO, Self
 
 from plugins.http_api import HttpApi, Nsqd, Nsqlookupd
-from plugins.waiting import patience_s
+from plugins.ports import ReservedPort
+from plugins.waiting import patience_s, wait_until
 
 GO_PROGRAMS = Path(__file__).parent.parent / "go" / "bin"
 
@@ -36,6 +37,7 @@ class Daemon(HttpApi):
         self._flags = flags
         self._listeners = listeners
         self.tcp_address = self.http_address = self.https_address = ""
+        self._ports = [ReservedPort() for _ in listeners]
         self._process: subprocess.Popen[str] | None = None
         self._log_lines: list[str] = []
         self._log_ended = True
@@ -56,10 +58,10 @@ class Daemon(HttpApi):
     def start(self) -> None:
         """Start, again on the same ports when it ran before; returns when it listens."""
         assert self._process is None, f"{self.name} is already running"
-        addresses = [
-            f"-{attribute.replace('_', '-')}={getattr(self, attribute) or '127.0.0.1:0'}"
-            for attribute in self._listeners.values()
-        ]
+        addresses = []
+        for attribute, port in zip(self._listeners.values(), self._ports, strict=True):
+            address = getattr(self, attribute) or f"127.0.0.1:{port.number}"
+            addresses.append(f"-{attribute.replace('_', '-')}={address}")
         self._run_began, self._log_ended = len(self._log_lines), False
         self._process = subprocess.Popen(
             [*self._command(), *addresses, *self._flags],
@@ -104,9 +106,26 @@ class Daemon(HttpApi):
         self._process.kill()
         self._reap()
 
+    def release_ports(self) -> None:
+        """Let others have the ports: it is not to be started again."""
+        for port in self._ports:
+            port.release()
+
     def pause(self) -> None:
-        """SIGSTOP: connections stay open, and nothing is answered."""
-        self._running().send_signal(signal.SIGSTOP)
+        """SIGSTOP: connections stay open, and nothing is answered.
+
+        Returns when each of its threads has stopped: one that runs goes on for a moment.
+        """
+        process = self._running()
+        process.send_signal(signal.SIGSTOP)
+        threads = Path(f"/proc/{process.pid}/task")
+        wait_until(
+            lambda: all(
+                (each / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+                for each in threads.iterdir()
+            ),
+            what="all threads to stop",
+        )
 
     def resume(self) -> None:
         """SIGCONT."""
@@ -134,6 +153,7 @@ class Daemon(HttpApi):
 
     def __exit__(self, *exception: object) -> None:
         self.kill()
+        self.release_ports()
 
     def _command(self) -> list[str | Path]:
         return [GO_PROGRAMS / self.name]

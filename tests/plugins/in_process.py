@@ -13,8 +13,10 @@ import gc
 import io
 import logging
 import os
+import pty
 import signal
 import sys
+import termios
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,13 +39,21 @@ class RanTooLong(BaseException):
 
 
 def run_in_process(
-    arguments: Sequence[str], stdin: bytes, env: Mapping[str, str], timeout_s: float
+    arguments: Sequence[str],
+    stdin: bytes,
+    env: Mapping[str, str],
+    timeout_s: float,
+    *,
+    terminal: bool = False,
 ) -> Result:
-    """Run to the end, on the main thread, whose signals the command handles."""
+    """Run to the end, on the main thread, whose signals the command handles.
+
+    On a ``terminal`` what goes to stderr is in ``out``, too, as it appears on a screen.
+    """
     with ExitStack() as stack:
         for kept in (_signals(), _collector(), _logging(), _environment(env)):
             stack.enter_context(kept)
-        out, err = stack.enter_context(_streams(stdin))
+        out, err = stack.enter_context(_terminal(stdin) if terminal else _streams(stdin))
         stack.enter_context(_deadline(timeout_s, arguments))
         try:
             status = main(list(arguments))
@@ -81,6 +91,25 @@ def _streams(stdin: bytes) -> Iterator[tuple[bytearray, bytearray]]:
         for thread in threads:
             thread.start()
         yield out, err
+
+
+@contextmanager
+def _terminal(stdin: bytes) -> Iterator[tuple[bytearray, bytearray]]:
+    """A terminal in place of the standard streams, which changes nothing that is written to it."""
+    screen = bytearray()
+    with ExitStack() as stack:
+        ours, theirs = pty.openpty()
+        settings = termios.tcgetattr(theirs)
+        settings[1] &= ~termios.OPOST
+        settings[3] &= ~termios.ECHO
+        termios.tcsetattr(theirs, termios.TCSANOW, settings)
+        thread = threading.Thread(target=_drain, args=(ours, screen), daemon=True)
+        stack.callback(thread.join)
+        stack.enter_context(_descriptors([theirs, os.dup(theirs), os.dup(theirs)]))
+        stack.enter_context(_text_streams())
+        os.write(ours, stdin + b"\x04")  # Ctrl-D
+        thread.start()
+        yield screen, bytearray()
 
 
 @contextmanager
@@ -129,8 +158,11 @@ def _feed(descriptor: int, data: bytes) -> None:
 
 def _drain(descriptor: int, into: bytearray) -> None:
     with open(descriptor, "rb", 0) as pipe:
-        while data := pipe.read(1 << 16):
-            into += data
+        try:
+            while data := pipe.read(1 << 16):
+                into += data
+        except OSError:
+            pass  # how a terminal ends
 
 
 @contextmanager

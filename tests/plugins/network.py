@@ -5,6 +5,7 @@
         ...                         # the client connects to proxy.address
         proxy.pause(TO_CLIENT)      # half-open: what nsqd sends does not arrive any more
         proxy.resume(TO_CLIENT)     # now it does
+        proxy.pause_after(TO_SERVER, 1000)  # half-open once about so many bytes more have passed
         proxy.cut(reset=True)       # all connections end with RST; new ones are accepted
 
 The proxy is an asyncio loop in a thread of its own, and its methods return when they have worked.
@@ -51,6 +52,7 @@ class Proxy:
         self.piece_size = READ_SIZE
         self._target_host, _, self._target_port = target.rpartition(":")
         self._flowing = {TO_CLIENT: asyncio.Event(), TO_SERVER: asyncio.Event()}
+        self._left: dict[Direction, int] = {}  # bytes until a direction pauses by itself
         self._connections: set[asyncio.Task[None]] = set()
         self._connecting = asyncio.Lock()  # a cut waits for it: half made, none can be ended well
         self._cut_with_reset = False
@@ -60,6 +62,16 @@ class Proxy:
     def pause(self, direction: Direction) -> None:
         """Hold back all bytes of a direction, the end of file too."""
         self._call(self._set_flow(direction, False))
+
+    def pause_after(self, direction: Direction, size: int) -> None:
+        """Deliver what was held back, and ``size`` bytes more of all connections, then hold back.
+
+        The piece that exceeds the size is delivered whole.
+        """
+        self._call(self._set_flow(direction, True, size))
+
+    def is_paused(self, direction: Direction) -> bool:
+        return not self._flowing[direction].is_set()
 
     def resume(self, direction: Direction) -> None:
         """Deliver what was held back, and go on."""
@@ -89,7 +101,10 @@ class Proxy:
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_TIMEOUT_S)
 
-    async def _set_flow(self, direction: Direction, flows: bool) -> None:
+    async def _set_flow(self, direction: Direction, flows: bool, size: int | None = None) -> None:
+        self._left.pop(direction, None)
+        if size is not None:
+            self._left[direction] = size
         if flows:
             self._flowing[direction].set()
         else:
@@ -138,6 +153,10 @@ class Proxy:
                 await flowing.wait()
                 await asyncio.sleep(self.delay_s)
                 piece, data = data[: self.piece_size], data[self.piece_size :]
+                if direction in self._left:
+                    self._left[direction] -= len(piece)
+                    if self._left[direction] <= 0:
+                        flowing.clear()
                 writer.write(piece)
                 await writer.drain()
         await flowing.wait()

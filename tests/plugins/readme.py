@@ -15,7 +15,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -98,7 +98,7 @@ class Place:
     """
 
     directory: Path
-    stands_for: Mapping[str, str]
+    stands_for: dict[str, str]
     environ: dict[str, str] = field(default_factory=dict)
     in_process: dict[str, Callable[[list[str]], Done]] = field(default_factory=dict)
 

@@ -34,6 +34,7 @@ QUICK = (
     "client",
     "cluster",
     "files",
+    "forward",
     "http",
     "plugins",
     "protocol",
@@ -48,7 +49,8 @@ QUICK = (
     "test_startup.py",
 )
 
-BUILDERS = ("tests/docker/", "tests/packaging/")  # what is built is shared by the tests of a file
+# what is built, or started, is shared by the tests of a file
+BUILDERS = ("tests/docker/", "tests/packaging/", "tests/web/browser/")
 OWN_JVM = ("tests/faults/", "tests/fuzz/", "tests/spark/test_cluster.py")
 
 LOCKS = pytest.StashKey[TemporaryDirectory[str]]()

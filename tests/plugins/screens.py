@@ -1,6 +1,7 @@
 """A terminal whose screen can be read: pexpect runs the program, pyte shows what a person sees.
 
-nsq_on_a_screen   ``screen = nsq_on_a_screen(["top", ...])``; then ``screen.wait_for("clicks")``
+nsq_on_a_screen   ``screen = nsq_on_a_screen(["top", ...])``; then ``screen.wait_for("clicks")``;
+                  ``columns=``, ``lines=`` and variables of the environment
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pexpect
 import pyte
 import pytest
-from plugins.cli import NSQ
+from plugins.cli import NSQ, end_terminal
 from plugins.waiting import patience_s
 
 WAIT_S = patience_s(15.0)
@@ -90,11 +91,14 @@ NsqOnAScreen = Callable[..., TerminalScreen]
 def nsq_on_a_screen(nsq_env: dict[str, str]) -> Iterator[NsqOnAScreen]:
     started: list[TerminalScreen] = []
 
-    def spawn(arguments: Sequence[str]) -> TerminalScreen:
-        screen = TerminalScreen(arguments, {**nsq_env, "LC_ALL": "C.UTF-8"}, 80, 24)
+    def spawn(
+        arguments: Sequence[str], *, columns: int = 80, lines: int = 24, **env: str
+    ) -> TerminalScreen:
+        env = {**nsq_env, "LC_ALL": "C.UTF-8", "TERM": "xterm", **env}
+        screen = TerminalScreen(arguments, env, columns, lines)
         started.append(screen)
         return screen
 
     yield spawn
     for screen in started:
-        screen.child.close(force=True)
+        end_terminal(screen.child)

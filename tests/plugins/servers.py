@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import Protocol, TypeVar
 
 import pytest
-from plugins.daemons import GO_PROGRAMS, GoNsqd, GoNsqlookupd
+from plugins.daemons import GO_PROGRAMS, Daemon, GoNsqd, GoNsqlookupd
 from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
 from plugins.http_api import Nsqd, Nsqlookupd
 
@@ -90,6 +90,8 @@ def serve(
     yield start
     for daemon in reversed(served):
         daemon.kill()
+        if isinstance(daemon, Daemon):
+            daemon.release_ports()
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from plugins.cli import NSQ
+from plugins.cli import NSQ, end_terminal
 from plugins.waiting import patience_s
 
 COMPLETIONS = Path(__file__).parents[2] / "completions"
@@ -89,7 +89,7 @@ class Shell:
         self._child.expect_exact(completed)
 
     def close(self) -> None:
-        self._child.close(force=True)
+        end_terminal(self._child)
 
 
 class Bash(Shell):

@@ -29,21 +29,16 @@ SPARK_FIXTURES = {"spark", "spark_env"}
 
 RunSpark = Callable[..., Result]
 
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
-"""JVM flags for runs of a minute: a second or two less to start."""
-
-CONF = {
-    "spark.sql.shuffle.partitions": "2",
-    "spark.driver.extraJavaOptions": QUICK_JVM,
-}
+CONF = {"spark.sql.shuffle.partitions": "2"}
 
 
 @pytest.fixture(scope="session")
-def spark_settings(tmp_path_factory: pytest.TempPathFactory) -> SparkSettings:
+def spark_settings(tmp_path_factory: pytest.TempPathFactory, quick_jvm: str) -> SparkSettings:
     from nsqtools.spark.spark_settings import SparkSettings
 
     log_file = tmp_path_factory.mktemp("spark-log") / "spark.log"
-    return SparkSettings("local[2,4]", "tests", "1g", CONF, log_file)
+    conf = {**CONF, "spark.driver.extraJavaOptions": quick_jvm}
+    return SparkSettings("local[2,4]", "tests", "1g", conf, log_file)
 
 
 @pytest.fixture(scope="session")
@@ -91,10 +86,10 @@ def run_spark(
 
 
 @pytest.fixture
-def spark_env(nsq_env: dict[str, str], tmp_path: Path) -> dict[str, str]:
+def spark_env(nsq_env: dict[str, str], quick_jvm: str) -> dict[str, str]:
     """`nsq_env`, for a quick start; Spark's log is ``tmp_path / "spark.log"`` with --spark-log."""
     kept = {name: os.environ[name] for name in ("JAVA_HOME",) if name in os.environ}
-    return nsq_env | kept | {"JAVA_TOOL_OPTIONS": QUICK_JVM}
+    return nsq_env | kept | {"JAVA_TOOL_OPTIONS": quick_jvm}
 
 
 def missing_spark() -> str:

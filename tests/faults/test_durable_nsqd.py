@@ -1,0 +1,192 @@
+"""``nsq nsqd --durable`` killed again and again under load: nothing confirmed is missing."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from plugins.daemons import EmbeddedNsqdProcess, GoNsqd
+from plugins.raw_client import RawClient, sized
+from plugins.servers import Serve
+from plugins.waiting import patience_s, wait_until
+
+FLAGS = ("-durable", "-mem-queue-size=50", "-max-bytes-per-file=20000")
+
+OFTEN = """
+import sys
+from nsqtools.server.durable import checkpoint
+checkpoint.MIN_LOG_BYTES, checkpoint._LOOK_S = 30_000, 0.05
+from nsqtools.cli.commands.nsqd import nsqd
+sys.exit(nsqd(sys.argv[1:]))
+"""
+
+
+class OftenCheckpointing(EmbeddedNsqdProcess):
+    """An nsqd that begins a new log every few dozen messages."""
+
+    def _command(self) -> list[str | Path]:
+        return [sys.executable, "-c", OFTEN]
+
+
+class Load:
+    """Publishers and a consumer of the channel ``t:ch``, until the nsqd is killed."""
+
+    def __init__(self, nsqd: EmbeddedNsqdProcess, first: int, chance: random.Random) -> None:
+        self.confirmed: set[bytes] = set()
+        self.finished: set[bytes] = set()
+        self.held: dict[bytes, float] = {}  # body -> since when, unanswered
+        self.attempts: dict[bytes, int] = {}
+        self._nsqd = nsqd
+        self._first = first
+        self._chance = chance
+        works = (self._publish, self._publish_many, self._publish_deferred, self._consume)
+        self._threads = [threading.Thread(target=self._run, args=(work,)) for work in works]
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(patience_s(20))
+            assert not thread.is_alive()
+
+    def _run(self, work: Callable[[RawClient], None]) -> None:
+        try:
+            with RawClient(self._nsqd.tcp_address) as client:
+                work(client)
+        except (OSError, EOFError):
+            pass  # it was killed
+
+    def _publish(self, client: RawClient) -> None:
+        for number in range(100_000):
+            body = b"single %d %d" % (self._first, number)
+            client.publish("t", body)
+            self.confirmed.add(body)
+
+    def _publish_many(self, client: RawClient) -> None:
+        for number in range(100_000):
+            bodies = [b"many %d %d %d" % (self._first, number, each) for each in range(20)]
+            packed = len(bodies).to_bytes(4, "big") + b"".join(map(sized, bodies))
+            assert client.ask(b"MPUB t\n" + sized(packed)) == b"OK"
+            self.confirmed.update(bodies)
+
+    def _publish_deferred(self, client: RawClient) -> None:
+        for number in range(100_000):
+            body = b"deferred %d %d" % (self._first, number)
+            client.publish_deferred("t", number % 7 * 200, body)
+            self.confirmed.add(body)
+
+    def _consume(self, client: RawClient) -> None:
+        client.subscribe("t", "ch", ready=40)
+        while True:
+            message = client.read_message()
+            self.attempts[message.body] = message.attempts
+            what = self._chance.random()
+            if what < 0.7:
+                client.finish([message])
+                self.finished.add(message.body)
+            elif what < 0.9:
+                client.send(b"REQ %b %d\n" % (message.id, self._chance.choice((0, 50, 3000))))
+            elif len(self.held) < 30:
+                self.held[message.body] = time.monotonic()
+            else:
+                client.send(b"REQ %b 0\n" % message.id)
+
+
+@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_nothing_confirmed_is_missing_however_often_it_is_killed(
+    data_path: Callable[[], Path], serve: Serve, rounds: int
+) -> None:
+    nsqd = serve(OftenCheckpointing(data_path(), *FLAGS))
+    nsqd.create_channel("t", "ch")
+    chance = random.Random(14)
+    confirmed: set[bytes] = set()
+    finished: set[bytes] = set()
+    delivered: dict[bytes, int] = {}  # to somebody who held it when nsqd was killed
+    for number in range(rounds):
+        load = Load(nsqd, number, chance)
+        time.sleep(chance.uniform(0.4, 0.9))
+        held_before = time.monotonic() - 0.2
+        nsqd.kill()
+        load.join()
+        confirmed |= load.confirmed
+        finished |= load.finished
+        for body, since in load.held.items():
+            if since < held_before:
+                delivered[body] = max(delivered.get(body, 0), load.attempts[body])
+        nsqd.start()
+
+    assert len(confirmed) > 20 * rounds
+    missing = confirmed - finished
+    received: dict[bytes, int] = {}
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=1000)
+        while not received.keys() >= missing:
+            message = client.read_message()
+            received[message.body] = message.attempts
+            client.finish([message])
+    again = delivered.keys() & received.keys()
+    assert all(received[body] > delivered[body] for body in again)
+
+
+def test_deferred_messages_keep_their_time_and_others_their_attempts(
+    data_path: Callable[[], Path], serve: Serve
+) -> None:
+    nsqd = serve(EmbeddedNsqdProcess(data_path(), "-durable"))
+    nsqd.create_channel("t", "ch")
+    with RawClient(nsqd.tcp_address) as client:
+        client.publish("t", b"in flight", b"given back")
+        client.publish_deferred("t", 3_600_000, b"in an hour")
+        client.publish_deferred("t", 1_500, b"soon")
+        client.subscribe("t", "ch", ready=2)
+        first, second = client.read_messages(2)
+        client.send(b"REQ %b 3600000\n" % second.id)
+        wait_until(lambda: nsqd.channel_stats("t", "ch")["deferred_count"] == 3, what="it is back")
+        time.sleep(0.05)  # what nobody waits for is written after a few milliseconds
+    for how in (nsqd.kill, nsqd.stop, nsqd.kill):
+        how()
+        nsqd.start()
+
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=10)
+        found = {message.body: message.attempts for message in client.read_messages(2)}
+        assert found == {first.body: 2, b"soon": 1}
+        stats = nsqd.channel_stats("t", "ch")
+        assert (stats["deferred_count"], stats["depth"]) == (2, 0)
+
+
+@pytest.mark.real_nsqd
+@pytest.mark.parametrize("how", ["stopped", "recovered"])
+def test_the_go_nsqd_finds_every_message(
+    data_path: Callable[[], Path], serve: Serve, how: str
+) -> None:
+    nsqd = serve(OftenCheckpointing(data_path(), *FLAGS))
+    nsqd.create_channel("t", "ch")
+    bodies = {b"%d" % number for number in range(500)}
+    with RawClient(nsqd.tcp_address) as client:
+        client.publish("no_channel", b"waits")
+        client.publish("t", *bodies)
+        client.publish_deferred("t", 3_600_000, b"deferred")
+        client.subscribe("t", "ch", ready=100)
+        done = client.read_messages(100)
+        client.finish(done)
+        time.sleep(0.1)
+    if how == "stopped":
+        nsqd.stop()
+    else:
+        nsqd.kill()
+        command = [sys.executable, "-m", "nsqtools", "nsqd", "-recover-only"]
+        subprocess.run([*command, f"-data-path={nsqd.data_path}"], check=True, capture_output=True)
+    assert not list(nsqd.data_path.glob("nsqd.durable*"))
+
+    go = serve(GoNsqd(nsqd.data_path))
+    assert go.depth("no_channel") == 1
+    with RawClient(go.tcp_address) as client:
+        client.subscribe("t", "ch", ready=1000)
+        found = {message.body for message in client.read_messages(401)}
+    assert found == bodies - {message.body for message in done} | {b"deferred"}

@@ -1,0 +1,263 @@
+"""The embedded nsqd when much happens at one moment: nobody else waits, and nothing is lost.
+
+The short forms run always; `slow` has the sizes that an operator may meet.
+"""
+
+from __future__ import annotations
+
+import re
+import resource
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from plugins.daemons import EmbeddedNsqdProcess
+from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
+from plugins.raw_client import RawClient, sized
+from plugins.servers import Serve
+from plugins.waiting import wait_until
+
+MAX_TURN_S = 0.02  # of CPU, which other processes do not lengthen
+MEMORY = "-mem-queue-size=1000000"
+
+sizes = pytest.mark.parametrize("size", [1, pytest.param(10, marks=pytest.mark.slow)])
+
+
+@pytest.fixture
+def nsqd(data_path: Callable[[], Path], serve: Serve) -> EmbeddedNsqdProcess:
+    return serve(EmbeddedNsqdProcess(data_path(), MEMORY))
+
+
+@pytest.fixture
+def held_up_nobody(nsqd: EmbeddedNsqdProcess) -> Iterator[None]:
+    yield
+    page = nsqd.get("/metrics").decode()
+    found = re.search(r"^nsqd_longest_stall_cpu_seconds (\S+)$", page, re.MULTILINE)
+    assert found
+    assert float(found[1]) < MAX_TURN_S
+
+
+def packed(bodies: list[bytes]) -> bytes:
+    return sized(len(bodies).to_bytes(4, "big") + b"".join(map(sized, bodies)))
+
+
+def publish(nsqd: EmbeddedNsqdProcess, count: int) -> None:
+    with RawClient(nsqd.tcp_address) as client:
+        for start in range(0, count, 1000):
+            bodies = [b"%d" % number for number in range(start, min(count, start + 1000))]
+            assert client.ask(b"MPUB t\n" + packed(bodies)) == b"OK"
+
+
+@sizes
+@pytest.mark.usefixtures("held_up_nobody")
+def test_messages_that_are_given_back_again_and_again_all_come_through(
+    nsqd: EmbeddedNsqdProcess, size: int
+) -> None:
+    count, attempts = 2000 * size, 5
+    nsqd.create_channel("t", "ch")
+    publish(nsqd, count)
+    seen: Counter[bytes] = Counter()
+    finished = 0
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=2500)
+        while finished < count:
+            message = client.read_message()
+            seen[message.body] += 1
+            assert message.attempts == seen[message.body]
+            is_done = message.attempts == attempts
+            client.send(b"FIN %b\n" % message.id if is_done else b"REQ %b 0\n" % message.id)
+            finished += is_done
+        client.settle()
+    stats = nsqd.channel_stats("t", "ch")
+    assert (stats["depth"], stats["in_flight_count"]) == (0, 0)
+    assert stats["requeue_count"] == count * (attempts - 1)
+
+
+@sizes
+@pytest.mark.usefixtures("held_up_nobody")
+def test_many_that_time_out_at_one_moment_are_delivered_again(
+    nsqd: EmbeddedNsqdProcess, size: int
+) -> None:
+    count = 25_000 * size
+    nsqd.create_channel("t", "ch")
+    publish(nsqd, count)
+    with ExitStack() as stack:
+        for _ in range(count // 2500):
+            sleeper = stack.enter_context(RawClient(nsqd.tcp_address))
+            sleeper.identify(msg_timeout=5000)
+            sleeper.subscribe("t", "ch", ready=2500)
+            sleeper.read_messages(2500)
+            sleeper.send(b"RDY 0\n")
+        nsqd.pause()
+        time.sleep(5.5)
+        nsqd.resume()
+        wait_until(
+            lambda: nsqd.channel_stats("t", "ch")["timeout_count"] >= count,
+            what="all have timed out",
+        )
+        client = stack.enter_context(RawClient(nsqd.tcp_address))
+        client.subscribe("t", "ch", ready=2500)
+        bodies = []
+        while len(bodies) < count:
+            found = client.read_messages(min(2500, count - len(bodies)))
+            assert min(message.attempts for message in found) >= 2
+            bodies += [message.body for message in found]
+            client.finish(found)
+    assert sorted(bodies) == sorted(b"%d" % number for number in range(count))
+
+
+@sizes
+@pytest.mark.usefixtures("held_up_nobody")
+def test_many_that_are_due_at_one_moment_come(nsqd: EmbeddedNsqdProcess, size: int) -> None:
+    count = 25_000 * size
+    nsqd.create_channel("t", "ch")
+    with RawClient(nsqd.tcp_address) as client:
+        due_s = time.monotonic() + 4 * size
+        for start in range(0, count, 1000):
+            left_ms = int((due_s - time.monotonic()) * 1000)
+            numbers = range(start, start + 1000)
+            line = b"DPUB t %d\n" % max(1, left_ms)
+            client.send(b"".join(line + sized(b"%d" % number) for number in numbers))
+            for _ in numbers:
+                assert client.read_response() == b"OK"
+        nsqd.pause()
+        time.sleep(max(0.0, due_s - time.monotonic()) + 0.1)
+        nsqd.resume()
+        client.subscribe("t", "ch", ready=2500)
+        bodies = set()
+        while len(bodies) < count:
+            found = client.read_messages(min(1000, count - len(bodies)))
+            bodies |= {message.body for message in found}
+            client.finish(found)
+    assert len(bodies) == count
+
+
+@pytest.mark.usefixtures("held_up_nobody")
+def test_finishes_of_messages_that_nobody_holds_are_answered(nsqd: EmbeddedNsqdProcess) -> None:
+    count = 12_000
+    with ExitStack() as stack:
+        for _ in range(50):
+            stack.enter_context(RawClient(nsqd.tcp_address)).subscribe("t", "ch")
+        client = stack.enter_context(RawClient(nsqd.tcp_address))
+        client.subscribe("t", "ch")
+        nsqd.pause()
+        finishes = b"".join(b"FIN %016d\n" % number for number in range(count))
+        sending = threading.Thread(target=client.send, args=[finishes])
+        sending.start()
+        time.sleep(0.2)  # so that it finds them all at once
+        nsqd.resume()
+        sending.join()
+        for number in range(count):
+            expected = b"E_FIN_FAILED FIN %016d failed ID not in flight" % number
+            assert client.read_error() == expected
+
+
+@sizes
+@pytest.mark.usefixtures("held_up_nobody")
+def test_consumers_that_leave_at_one_moment_hold_up_nobody(
+    nsqd: EmbeddedNsqdProcess, size: int
+) -> None:
+    count = 1000 * size
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    resource.prlimit(nsqd.pid, resource.RLIMIT_NOFILE, (most, most))
+    nsqd.create_channel("t", "ch")
+    with ExitStack() as stack:
+        clients = [stack.enter_context(RawClient(nsqd.tcp_address)) for _ in range(count)]
+        for client in clients:
+            client.subscribe("t", "ch", ready=1)
+        publish(nsqd, count)
+        for client in clients:
+            client.read_message()
+        nsqd.pause()  # so that all are gone when it looks
+        stack.close()
+        nsqd.resume()
+        wait_until(lambda: nsqd.channel_stats("t", "ch")["client_count"] == 0, what="all have left")
+    assert nsqd.channel_stats("t", "ch")["in_flight_count"] == count
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("held_up_nobody")
+def test_ten_thousand_topics_with_a_channel_each_are_borne(nsqd: EmbeddedNsqdProcess) -> None:
+    count = 10_000
+    for number in range(count):
+        with RawClient(nsqd.tcp_address) as client:
+            client.publish(f"t{number}", b"x")
+            client.subscribe(f"t{number}", "ch")
+    nsqd.get("/stats", format="json")
+    nsqd.get("/metrics")
+    nsqd.stop()
+    nsqd.start()
+    topics = nsqd.stats()["topics"]
+    assert len(topics) == count
+    assert sum(channel["depth"] for topic in topics for channel in topic["channels"]) == count
+
+
+# clocks that jump
+
+
+@pytest.fixture
+def jump(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Set the wall clock of this process forward, or back."""
+    real_s, real_ns = time.time, time.time_ns
+
+    def jump(by_s: float) -> None:
+        monkeypatch.setattr(time, "time", lambda: real_s() + by_s)
+        monkeypatch.setattr(time, "time_ns", lambda: real_ns() + int(by_s * 1e9))
+
+    return jump
+
+
+@pytest.mark.parametrize("by_s", [-7200, 7200])
+@pytest.mark.parametrize("flags", [[], ["-durable"]], ids=" ".join)
+def test_a_clock_that_jumps_neither_hastens_nor_delays_messages(
+    data_path: Callable[[], Path],
+    serve: Serve,
+    jump: Callable[[float], None],
+    by_s: float,
+    flags: list[str],
+) -> None:
+    nsqd = serve(EmbeddedServer(data_path(), *flags))
+    nsqd.create_channel("t", "ch")
+    with RawClient(nsqd.tcp_address) as client:
+        client.identify(msg_timeout=1000)
+        client.subscribe("t", "ch", ready=10)
+        nsqd.publish("t", b"in flight")
+        first = client.read_message()
+        with RawClient(nsqd.tcp_address) as producer:
+            producer.publish_deferred("t", 1500, b"deferred")
+            producer.publish_deferred("t", 3_000_000, b"late")
+        jump(by_s)
+        nsqd.publish("t", b"after")
+        after = client.read_message()
+        assert after.body == b"after"
+        assert after.id > first.id
+        client.finish([after])
+        found = client.read_messages(2)
+        client.finish(found)
+        assert [(message.body, message.attempts) for message in found] == [
+            (b"in flight", 2),
+            (b"deferred", 1),
+        ]
+    assert nsqd.channel_stats("t", "ch")["deferred_count"] == 1
+
+
+def test_a_clock_that_jumps_does_not_hide_an_nsqd_from_lookups(
+    data_path: Callable[[], Path], serve: Serve, jump: Callable[[float], None]
+) -> None:
+    lookupd = serve(EmbeddedLookupServer("-tombstone-lifetime=1h"))
+    flags = [f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1"]
+    nsqd = serve(EmbeddedServer(data_path(), *flags))
+    nsqd.create_topic("t")
+    wait_until(lambda: len(lookupd.producers("t")) == 1, what="it is registered")
+    node = f"127.0.0.1:{nsqd.http_address.rpartition(':')[2]}"
+    for by_s in (7200, -7200):
+        jump(by_s)
+        assert len(lookupd.producers("t")) == 1
+    lookupd.post("/topic/tombstone", topic="t", node=node)
+    jump(7200)
+    assert lookupd.producers("t") == []

@@ -1,0 +1,333 @@
+"""A producer, a consumer and ``nsq to-file`` with an nsqd on the other side of a link that fails.
+
+nsqd runs in a network namespace of its own, at the end of a veth pair. A packet is lost without a
+word when the neighbor's hardware address is wrong; a link that loses some, delays or throttles is
+`SlowLink`. Whatever happens: what was confirmed is consumed and archived, and no message is
+archived twice. Only what nsqd had in memory goes with it when it is killed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from plugins.archives import messages_of, unfinished
+from plugins.cli import SpawnNsq
+from plugins.clients import OPTIONS
+from plugins.daemons import GoNsqd
+from plugins.slow_link import SlowLink, ip
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools import Consumer, Message, Producer, PublishError
+
+TOPIC = "clicks"
+NOWHERE = "02:00:00:00:00:99"
+QUICK = ["heartbeat_interval=1s", "reconnect_base=100ms", "reconnect_max=500ms", "dial_timeout=1s"]
+
+_numbers = itertools.count(os.getpid() % 100)
+
+
+class Link:
+    """A veth pair to a namespace; `lose` what goes to the one or the other end."""
+
+    def __init__(self) -> None:
+        number = next(_numbers) % 250
+        self.namespace = f"nsqtools-{os.getpid()}-{number}"
+        self._here, self._there = f"n{os.getpid()}-{number}a", f"n{os.getpid()}-{number}b"
+        self._address, self.nsqd_address = f"10.213.{number}.1", f"10.213.{number}.2"
+        ip("netns", "add", self.namespace)
+        ip(*("link", "add", self._here, "type", "veth", "peer", "name", self._there))
+        ip("link", "set", self._there, "netns", self.namespace)
+        ip("addr", "add", f"{self._address}/30", "dev", self._here)
+        ip("link", "set", self._here, "up")
+        for words in (
+            ("addr", "add", f"{self.nsqd_address}/30", "dev", self._there),
+            ("link", "set", self._there, "up"),
+            ("link", "set", "lo", "up"),
+        ):
+            ip("-n", self.namespace, *words)
+
+    def close(self) -> None:
+        ip("link", "del", self._here)  # and its other end
+        ip("netns", "del", self.namespace)
+
+    def lose(self, *, to_nsqd: bool = True, from_nsqd: bool = True) -> None:
+        if to_nsqd:
+            self._neighbor((), self.nsqd_address, self._here, NOWHERE)
+        if from_nsqd:
+            self._neighbor(("-n", self.namespace), self._address, self._there, NOWHERE)
+
+    def heal(self) -> None:
+        there = ip("-n", self.namespace, "-br", "link", "show", self._there).split()[2]
+        here = ip("-br", "link", "show", self._here).split()[2]
+        self._neighbor((), self.nsqd_address, self._here, there)
+        self._neighbor(("-n", self.namespace), self._address, self._there, here)
+
+    @staticmethod
+    def _neighbor(where: tuple[str, ...], address: str, device: str, hardware: str) -> None:
+        permanent = ("lladdr", hardware, "nud", "permanent")
+        ip(*where, "neigh", "replace", address, "dev", device, *permanent)
+
+    def take_down(self) -> None:
+        ip("link", "set", self._here, "down")
+
+    def bring_up(self) -> None:
+        ip("link", "set", self._here, "up")
+
+
+class FarNsqd(GoNsqd):
+    """nsqd at the other end of a link."""
+
+    def __init__(self, link: Link | SlowLink, data_path: Path, *flags: str) -> None:
+        self._link = link
+        super().__init__(data_path, *flags)
+        self.tcp_address = self.http_address = f"{link.nsqd_address}:0"  # until it has a port
+
+    def _command(self) -> list[str | Path]:
+        return ["ip", "netns", "exec", self._link.namespace, *super()._command()]
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    try:
+        link = Link()
+    except (OSError, subprocess.CalledProcessError) as exc:
+        pytest.skip(f"network namespaces are not allowed here: {exc}")
+    yield link
+    link.close()
+
+
+@pytest.fixture
+def slow_link() -> Iterator[SlowLink]:
+    try:
+        link = SlowLink()
+    except (OSError, subprocess.CalledProcessError) as exc:
+        pytest.skip(f"network namespaces or TUN devices are not allowed here: {exc}")
+    yield link
+    link.close()
+
+
+@pytest.fixture
+def far_nsqd(nsqd: GoNsqd, tmp_path: Path) -> Iterator[Callable[[Link | SlowLink], FarNsqd]]:
+    """Starts an nsqd at the end of a link; skipped without Go."""
+    data_path = tmp_path / "data"
+    data_path.mkdir()
+    with ExitStack() as running:
+
+        def start(link: Link | SlowLink) -> FarNsqd:
+            flags = ("-msg-timeout=3s", "-mem-queue-size=100")
+            return running.enter_context(FarNsqd(link, data_path, *flags))
+
+        yield start
+
+
+class Traffic:
+    """Publishes all the time, and consumes; `confirmed` and `consumed` are what came of it."""
+
+    def __init__(self, nsqd: FarNsqd, padding: int = 0) -> None:
+        self._padding = b"." * padding
+        for channel in ("live", "archive"):
+            nsqd.create_channel(TOPIC, channel)
+        options = OPTIONS.with_options(dict(each.split("=", 1) for each in QUICK))
+        options = options.with_options({"publish_timeout": "2s", "drain_timeout": "5s"})
+        self.confirmed: list[bytes] = []
+        self.consumed: Counter[bytes] = Counter()
+        self._consumer = Consumer(
+            TOPIC, "live", nsqd_tcp_addresses=nsqd.tcp_address, options=options
+        )
+        self._producer = Producer(nsqd.tcp_address, options)
+        self._ends = threading.Event()
+        self._threads = [threading.Thread(target=each) for each in (self._publish, self._consume)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def _publish(self) -> None:
+        for number in itertools.count():
+            if self._ends.wait(0.005):
+                return
+            body = b"%06d" % number + self._padding
+            try:
+                self._producer.publish(TOPIC, body)
+            except PublishError:
+                continue
+            self.confirmed.append(body)
+
+    def _consume(self) -> None:
+        def handle(message: Message) -> None:
+            self.consumed[message.body] += 1
+
+        self._consumer.run(handle)
+
+    def end_publishing(self) -> None:
+        self._ends.set()
+        self._threads[0].join()
+
+    def stop(self) -> None:
+        self._ends.set()
+        self._producer.stop(patience_s(5))
+        self._consumer.begin_stop()
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.fixture
+def begin(spawn_nsq: SpawnNsq, tmp_path: Path) -> Iterator[Callable[..., Course]]:
+    """A factory of courses; what they run ends with the test."""
+    with ExitStack() as running:
+
+        def begin(nsqd: FarNsqd, padding: int = 0) -> Course:
+            traffic = Traffic(nsqd, padding)
+            running.callback(traffic.stop)
+            return Course(nsqd, traffic, spawn_nsq, tmp_path / "archive")
+
+        yield begin
+
+
+class Course:
+    """An archiver, a consumer and a producer that work, whatever happens, and what they have done
+    in the end."""
+
+    def __init__(self, nsqd: FarNsqd, traffic: Traffic, spawn_nsq: SpawnNsq, archive: Path) -> None:
+        self._nsqd, self.traffic, self._archive = nsqd, traffic, archive
+        options = [word for option in QUICK for word in ("--consumer-opt", option)]
+        place = ["--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(archive)]
+        place += ["--sync-interval", "500ms"]
+        self._archiver = spawn_nsq(["to-file", "-t", TOPIC, "-c", "archive", *place, *options])
+        archivers = lambda: nsqd.channel_stats(TOPIC, "archive")["clients"]  # noqa: E731
+        wait_until(archivers, what="the archiver", timeout_s=20)
+        traffic.start()
+        self.goes_on()
+
+    def goes_on(self) -> None:
+        """Wait until some more messages are confirmed."""
+        before = len(self.traffic.confirmed)
+        wait_until(
+            lambda: len(self.traffic.confirmed) > before + 100, what="publishing", timeout_s=30
+        )
+
+    def end(self, *, may_lose: int = 0) -> None:
+        """Publish no more, and look: nothing is missing but what nsqd itself ``may_lose``."""
+        traffic, nsqd = self.traffic, self._nsqd
+        traffic.end_publishing()
+        confirmed = set(traffic.confirmed)
+        wait_until(
+            lambda: len(confirmed - traffic.consumed.keys()) <= may_lose,
+            what="all to be consumed",
+            timeout_s=30,
+        )
+        wait_until(
+            lambda: unfinished(nsqd, TOPIC, "archive") == 0, what="all archived", timeout_s=30
+        )
+        self._archiver.send_signal(signal.SIGTERM)
+        _, stderr = self._archiver.communicate(timeout=patience_s(20))
+        assert self._archiver.returncode == 143, stderr.decode()
+        messages = messages_of(self._archive)
+        missing = confirmed - {message["body"] for message in messages}
+        assert len(missing) <= may_lose, f"{len(missing)} of {len(confirmed)} are not archived"
+        ids = Counter(message["id"] for message in messages)
+        assert [each for each, count in ids.items() if count > 1] == []
+        doubled = sum(traffic.consumed.values()) - len(traffic.consumed)
+        assert doubled <= 200  # in flight at the fault
+
+
+FAULTS = ["black hole", "from nsqd only", "to nsqd only", "interface down", "nsqd stopped"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "seconds"),
+    [
+        ("from nsqd only", 4),
+        *(pytest.param(fault, 20, marks=pytest.mark.slow) for fault in FAULTS),
+        pytest.param("black hole", 75, marks=pytest.mark.slow),
+    ],
+)
+def test_what_was_confirmed_is_consumed_and_archived_once(
+    fault: str,
+    seconds: float,
+    far_nsqd: Callable[[Link | SlowLink], FarNsqd],
+    link: Link,
+    begin: Callable[..., Course],
+) -> None:
+    nsqd = far_nsqd(link)
+    course = begin(nsqd)
+    began_with = len(course.traffic.confirmed)
+    if fault == "interface down":
+        link.take_down()
+    elif fault == "nsqd stopped":
+        nsqd.pause()
+    else:
+        link.lose(to_nsqd=fault != "from nsqd only", from_nsqd=fault != "to nsqd only")
+    time.sleep(seconds)
+    during = len(course.traffic.confirmed)
+    if fault == "interface down":
+        link.bring_up()
+    elif fault == "nsqd stopped":
+        nsqd.resume()
+    else:
+        link.heal()
+    assert during - began_with < 20
+    course.goes_on()
+    course.end()
+
+
+@pytest.mark.parametrize(
+    ("impairment", "padding", "seconds"),
+    [
+        pytest.param({"loss": 0.05, "delay_s": 0.1}, 0, 2, id="loss and delay"),
+        pytest.param({"bits_per_s": 1e6}, 600, 2, id="1 Mbit"),
+        pytest.param({"loss": 0.05, "delay_s": 0.1}, 0, 15, marks=pytest.mark.slow, id="longer"),
+        pytest.param({"bits_per_s": 1e6}, 600, 12, marks=pytest.mark.slow, id="1 Mbit, longer"),
+        pytest.param(
+            {"loss": 0.2, "delay_s": 0.3, "bits_per_s": 2e5},
+            100,
+            20,
+            marks=pytest.mark.slow,
+            id="all of it",
+        ),
+    ],
+)
+def test_a_bad_link_costs_time_only(
+    impairment: dict[str, float],
+    padding: int,
+    seconds: float,
+    far_nsqd: Callable[[Link | SlowLink], FarNsqd],
+    slow_link: SlowLink,
+    begin: Callable[..., Course],
+) -> None:
+    """With loss on its way a publish takes a second or more; it goes on, and ends well."""
+    course = begin(far_nsqd(slow_link), padding)
+    slow_link.impair(**impairment)
+    before = len(course.traffic.confirmed)
+    time.sleep(seconds)
+    wait_until(lambda: len(course.traffic.confirmed) > before, what="a publish", timeout_s=30)
+    slow_link.heal()
+    course.goes_on()
+    course.end()
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_kill_9_of_nsqd_costs_what_it_had_in_memory(
+    kills: int,
+    far_nsqd: Callable[[Link | SlowLink], FarNsqd],
+    link: Link,
+    begin: Callable[..., Course],
+) -> None:
+    nsqd = far_nsqd(link)
+    course = begin(nsqd)
+    for _ in range(kills):
+        nsqd.kill()
+        time.sleep(1)
+        nsqd.start()
+        course.goes_on()
+    course.end(may_lose=kills * 300)  # its memory queue, and what was in flight

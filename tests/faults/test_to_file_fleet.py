@@ -1,0 +1,302 @@
+"""``nsq to-file`` with hundreds of topics: few descriptors, killed, and restarts of everything.
+
+The long forms run with ``-m slow``: 1,000 topics, ten kills of 200 topics, two minutes of restarts.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from plugins.archives import lines_of, messages_of, parts
+from plugins.cli import RunNsq, SpawnNsq
+from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools.archive import archiver, descriptors
+
+CHANNEL = "archive"
+DEADLINE_S = patience_s(60.0)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def lookupd(nsqlookupd: Callable[..., GoNsqlookupd]) -> GoNsqlookupd:
+    return nsqlookupd()
+
+
+@pytest.fixture
+def nsqd(go_nsqd: Callable[..., GoNsqd], lookupd: GoNsqlookupd) -> GoNsqd:
+    return go_nsqd(
+        f"-lookupd-tcp-address={lookupd.tcp_address}",
+        *("-broadcast-address=127.0.0.1", "-mem-queue-size=1000", "-msg-timeout=2s"),
+    )
+
+
+def fleet(lookupd: GoNsqlookupd, out: Path, *flags: str) -> list[str]:
+    place = ["--lookupd-http-address", lookupd.http_address, "--output-dir", str(out)]
+    pattern = ["--topic-pattern", "^orders", "--topic-refresh", "1s", "-c", CHANNEL]
+    return ["to-file", *pattern, *place, *flags]
+
+
+def filled(nsqd: GoNsqd, lookupd: GoNsqlookupd, topics: int, messages: int) -> list[bytes]:
+    """Publish messages that all differ to so many topics, and wait until nsqlookupd has them."""
+    published = []
+    for topic in [f"orders{number:04d}" for number in range(topics)]:
+        bodies = [b"%s %06d" % (topic.encode(), number) for number in range(messages)]
+        nsqd.create_channel(topic, CHANNEL)
+        nsqd.publish(topic, *bodies)
+        published += bodies
+    wait_until(
+        lambda: len(lookupd.json("/topics")["topics"]) == topics,
+        what="the topics are known",
+        timeout_s=60,
+    )
+    return published
+
+
+def left(nsqd: GoNsqd, channel: str = CHANNEL) -> int:
+    """What is not archived yet, of all topics."""
+    channels = [
+        each
+        for topic in nsqd.stats()["topics"] or ()
+        for each in topic["channels"]
+        if each["channel_name"] == channel
+    ]
+    return sum(c["depth"] + c["in_flight_count"] + c["deferred_count"] for c in channels)
+
+
+def wait_until_archived(nsqd: GoNsqd, process: subprocess.Popen[bytes]) -> None:
+    def is_empty() -> bool:
+        assert process.poll() is None, "it ended by itself"
+        return left(nsqd) == 0
+
+    wait_until(is_empty, what="empty channels", timeout_s=DEADLINE_S)
+
+
+def stopped(process: subprocess.Popen[bytes]) -> str:
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 143, stderr.decode()
+    return stderr.decode()
+
+
+def assert_each_once(found: Iterable[bytes], published: Iterable[bytes]) -> None:
+    counts = Counter(found)
+    assert set(published) - set(counts) == set(), "messages were lost"
+    assert [body for body, times in counts.items() if times > 1] == [], "messages were doubled"
+    assert set(counts) == set(published)
+
+
+def threads_and_memory(pid: int) -> tuple[int, float]:
+    """The threads of a process, and its memory in MB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    fields = dict(line.split(":", 1) for line in status.splitlines())
+    return int(fields["Threads"]), int(fields["VmRSS"].split()[0]) / 1000
+
+
+# -- descriptors, threads, memory ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("topics", "soft", "hard", "memory_mb"),
+    [(200, 1024, 1024, 130), pytest.param(1000, 1024, 4096, 250, marks=pytest.mark.slow)],
+)
+def test_a_fleet_needs_few_threads_descriptors_and_megabytes(
+    lookupd: GoNsqlookupd,
+    nsqd: GoNsqd,
+    out: Path,
+    spawn_nsq: SpawnNsq,
+    topics: int,
+    soft: int,
+    hard: int,
+    memory_mb: int,
+) -> None:
+    published = filled(nsqd, lookupd, topics, 50)
+
+    process = spawn_nsq(fleet(lookupd, out))
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (soft, hard))
+    wait_until_archived(nsqd, process)
+
+    descriptors_ = len(os.listdir(f"/proc/{process.pid}/fd"))
+    assert descriptors_ <= topics + 20  # a connection each; three each would do
+    wait_until(  # those that connect end when they are not needed any more
+        lambda: threads_and_memory(process.pid)[0] <= 8, what="<= 8 threads", timeout_s=20
+    )
+    assert threads_and_memory(process.pid)[1] <= memory_mb
+    assert "wait until others are quiet" not in stopped(process)
+    assert_each_once((message["body"] for message in messages_of(out)), published)
+
+
+def test_topics_beyond_the_limit_of_open_files_are_named_and_have_their_turns(
+    nsqd: GoNsqd, lookupd: GoNsqlookupd, out: Path, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = filled(nsqd, lookupd, 12, 5)
+    limit = len(os.listdir("/dev/fd")) + descriptors.RESERVE + 12
+    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda which: (limit, limit))
+    monkeypatch.setattr(descriptors, "REST_AFTER_S", 0.2)
+    monkeypatch.setattr(archiver, "RETRY_S", 0.2)
+
+    result = run_nsq(fleet(lookupd, out, "--until-empty"), timeout=DEADLINE_S)
+
+    assert result.status == 0, result.err
+    assert "topics wait until others are quiet, as the limit of open files" in result.err
+    assert "orders0011" in result.err
+    assert_each_once((message["body"] for message in messages_of(out)), published)
+
+
+def test_a_limit_that_not_even_one_topic_fits_under_is_one_clear_error(
+    nsqd: GoNsqd, lookupd: GoNsqlookupd, out: Path, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(nsqd, lookupd, 1, 1)
+    monkeypatch.setattr(descriptors, "free_descriptors", lambda: -1)
+
+    result = run_nsq(fleet(lookupd, out, "--until-empty"))
+
+    assert result.status == 1
+    assert "nsq: error: the limit of open files is too low to archive even one topic" in result.err
+    assert "hint: Raise it: ulimit -n" in result.err
+    assert left(nsqd) == 1
+
+
+# -- kill -9 ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("topics", "messages", "kills"),
+    [(60, 100, 3), pytest.param(200, 1000, 10, marks=pytest.mark.slow)],
+)
+def test_a_fleet_killed_at_random_points_loses_and_doubles_nothing(
+    lookupd: GoNsqlookupd,
+    nsqd: GoNsqd,
+    out: Path,
+    spawn_nsq: SpawnNsq,
+    topics: int,
+    messages: int,
+    kills: int,
+) -> None:
+    rng = random.Random(f"fleet {topics}")
+    published = filled(nsqd, lookupd, topics, messages)
+    flags = ["--max-in-flight", "20", "--rotate-text-size", "20KB", "--sync-interval", "50ms"]
+    args = fleet(lookupd, out, "--gzip", *flags)
+    for _ in range(kills):
+        process = spawn_nsq(args)
+        before = left(nsqd)
+        wait_until(
+            lambda before=before: left(nsqd) < before,  # type: ignore[misc]
+            what="progress",
+            timeout_s=DEADLINE_S,
+        )
+        threading.Event().wait(rng.uniform(0, 0.3))  # the random point
+        process.kill()
+        process.wait(DEADLINE_S)
+    process = spawn_nsq(args)
+    wait_until_archived(nsqd, process)
+    stopped(process)
+
+    assert_each_once((message["body"] for message in messages_of(out)), published)
+    assert parts(out) == []
+
+
+# -- everything restarts ------------------------------------------------------------------------
+
+
+class Publisher:
+    """Publishes to some topics all the time, and knows what nsqd has confirmed."""
+
+    def __init__(self, nsqd: GoNsqd, topics: list[str]) -> None:
+        self.confirmed: dict[str, list[bytes]] = {topic: [] for topic in topics}
+        self.unknown: set[bytes] = set()  # of requests that an ending nsqd did not answer
+        self.lock = threading.Lock()  # held while something is published
+        self._nsqd = nsqd
+        self._number = 0
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(0.01):
+            for topic in self.confirmed:
+                with self.lock:
+                    self._number += 1
+                    bodies = [b"%s %d.%d" % (topic.encode(), self._number, n) for n in range(3)]
+                    try:
+                        self._nsqd.publish(topic, *bodies)
+                    except (OSError, AssertionError):
+                        self.unknown.update(bodies)
+                    else:
+                        self.confirmed[topic] += bodies
+
+
+@pytest.mark.parametrize("seconds", [10, pytest.param(120, marks=pytest.mark.slow)])
+def test_restarts_of_everything_and_deletions_of_topics_lose_and_double_nothing(
+    lookupd: GoNsqlookupd, nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq, seconds: int
+) -> None:
+    """What a deletion discards is counted apart: as much as was in the channel, and no more."""
+    rng = random.Random(7)
+    steady = [f"orders-steady-{number}" for number in range(5)]
+    deleted = [f"orders-deleted-{number}" for number in range(3)]
+    filled(nsqd, lookupd, 1, 1)
+    options = ("lookupd_poll_interval=1s", "reconnect_base=200ms", "max_backoff_duration=1s")
+    flags = [flag for option in options for flag in ("-X", option)]
+    process = spawn_nsq(fleet(lookupd, out, "--sync-interval", "100ms", *flags))
+    publisher = Publisher(nsqd, [*steady, *deleted])
+    discarded = Counter[str]()
+    ends = time.monotonic() + patience_s(seconds)
+    while time.monotonic() < ends:
+        what = rng.choice(["nsqlookupd", "nsqd", "delete", "delete"])
+        if what == "delete":
+            topic = rng.choice(deleted)
+            with publisher.lock, suppress(AssertionError):  # it may not be there
+                stats = {each["topic_name"]: each for each in nsqd.stats()["topics"] or ()}
+                there = stats.get(topic, {"depth": 0, "channels": []})
+                queues = [c["depth"] + c["in_flight_count"] for c in there["channels"]]
+                discarded[topic] += there["depth"] + sum(queues)
+                nsqd.post("/topic/delete", topic=topic)
+        else:
+            daemon = lookupd if what == "nsqlookupd" else nsqd
+            with publisher.lock:
+                daemon.stop()
+                daemon.start()
+        threading.Event().wait(rng.uniform(0.2, 1.5))
+    publisher.end()
+    wait_until(lambda: len(lookupd.json("/topics")["topics"]) == 9, what="all topics", timeout_s=60)
+    wait_until(
+        lambda: all(
+            any(c["client_count"] for c in topic["channels"]) for topic in nsqd.stats()["topics"]
+        ),
+        what="the archiver at all topics",
+        timeout_s=DEADLINE_S,
+    )
+    wait_until_archived(nsqd, process)
+    said = stopped(process)
+
+    found = Counter(message["body"] for message in messages_of(out))
+    assert [body for body, times in found.items() if times > 1] == [], "messages were doubled"
+    for topic in steady:
+        assert set(publisher.confirmed[topic]) - set(found) == set(), f"lost\n{said}"
+    for topic in deleted:
+        missing = set(publisher.confirmed[topic]) - set(found)
+        assert len(missing) <= discarded[topic], f"lost\n{said}"
+    assert "Traceback" not in said
+    everything = {body for bodies in publisher.confirmed.values() for body in bodies}
+    assert set(found) <= everything | publisher.unknown | {b"orders0000 000000"}
+    assert lines_of(out)

@@ -1,0 +1,76 @@
+"""``nsq to-http`` killed, and its endpoint restarted, again and again: nothing is lost.
+
+What comes twice has the same Idempotency-Key, and is at most what was in flight each time.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from plugins.archives import unfinished
+from plugins.cli import SpawnNsq
+from plugins.daemons import GoNsqd
+from plugins.http_server import HttpServer
+from plugins.waiting import patience_s, wait_until
+
+TOPIC, CHANNEL = "clicks", "hook"
+IN_FLIGHT = 50
+DEADLINE_S = patience_s(30.0)
+
+
+def deliver_with_kills(
+    go_nsqd: Callable[..., GoNsqd],
+    spawn_nsq: SpawnNsq,
+    http_server: Callable[..., HttpServer],
+    messages: int,
+    kills: int,
+) -> None:
+    rng = random.Random(messages)
+    nsqd, server = go_nsqd("-msg-timeout=1s"), http_server()
+    server.answer = lambda request: 0 if rng.random() < 0.01 else 200  # and some answers are lost
+    nsqd.create_channel(TOPIC, CHANNEL)
+    published = [b"%06d" % number for number in range(messages)]
+    for begin in range(0, messages, 1000):
+        nsqd.publish(TOPIC, *published[begin : begin + 1000])
+    args = [
+        *("to-http", "-t", TOPIC, "-c", CHANNEL, "--max-in-flight", str(IN_FLIGHT)),
+        *("--nsqd-tcp-address", nsqd.tcp_address, "--post", server.url),
+        *("--rate", "1000", "--concurrency", "20", "-X", "reconnect_base=50ms"),
+    ]
+    process = spawn_nsq(args)
+    for _ in range(kills):
+        before = unfinished(nsqd, TOPIC, CHANNEL)
+        wait_until(
+            lambda before=before: unfinished(nsqd, TOPIC, CHANNEL) < before,  # type: ignore[misc]
+            what="progress",
+            timeout_s=20,
+        )
+        threading.Event().wait(rng.uniform(0, 0.1))  # the random point
+        process.kill()
+        process.wait(DEADLINE_S)
+        process = spawn_nsq(args)
+    wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=60)
+    keys = {request.body: request.headers["Idempotency-Key"] for request in server.requests}
+    found = Counter(request.body for request in server.requests)
+    doubled = sum(found.values()) - len(found)
+    print(f"{kills} kills, {messages} messages, {doubled} came again")
+    assert set(published) - set(found) == set(), "messages were lost"
+    assert all(keys[each.body] == each.headers["Idempotency-Key"] for each in server.requests)
+    assert doubled <= kills * IN_FLIGHT + messages // 20
+
+
+def test_killed_twice_nothing_is_lost(
+    go_nsqd: Callable[..., GoNsqd], spawn_nsq: SpawnNsq, http_server: Callable[..., HttpServer]
+) -> None:
+    deliver_with_kills(go_nsqd, spawn_nsq, http_server, messages=1_500, kills=2)
+
+
+@pytest.mark.slow
+def test_killed_ten_times_nothing_is_lost(
+    go_nsqd: Callable[..., GoNsqd], spawn_nsq: SpawnNsq, http_server: Callable[..., HttpServer]
+) -> None:
+    deliver_with_kills(go_nsqd, spawn_nsq, http_server, messages=15_000, kills=10)

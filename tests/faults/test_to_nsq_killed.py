@@ -1,0 +1,102 @@
+"""``nsq to-nsq`` killed, and its nsqd restarted, again and again: nothing lost, doubles counted.
+
+A message can be there twice when something ends between its arrival there and its FIN here, so each
+time may double what was in flight, and no more. The command dies by SIGKILL; nsqd is stopped with
+SIGTERM, because the Go nsqd keeps no promise about what it confirmed when it is killed.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from plugins.archives import unfinished
+from plugins.cli import SpawnNsq
+from plugins.clients import bodies_in
+from plugins.daemons import GoNsqd
+from plugins.waiting import patience_s, wait_until
+
+TOPIC, CHANNEL = "clicks", "mirror"
+IN_FLIGHT = 200
+DEADLINE_S = patience_s(60.0)
+VICTIMS = ["command", "source", "destination"]
+
+
+def progress(source: GoNsqd, process: subprocess.Popen[bytes]) -> int:
+    """Wait until something more is finished; return what is left."""
+    before = unfinished(source, TOPIC, CHANNEL)
+
+    def moved() -> bool:
+        assert process.poll() is None, "it ended by itself"
+        return unfinished(source, TOPIC, CHANNEL) < before or before == 0
+
+    wait_until(moved, what="progress", timeout_s=DEADLINE_S)
+    return unfinished(source, TOPIC, CHANNEL)
+
+
+def mirror_with_kills(
+    go_nsqd: Callable[..., GoNsqd], spawn_nsq: SpawnNsq, victim: str, messages: int, kills: int
+) -> None:
+    rng = random.Random(f"{victim} {messages}")
+    flags = (f"-mem-queue-size={messages}", "-msg-timeout=2s")
+    source, target = go_nsqd(*flags), go_nsqd(*flags)
+    source.create_channel(TOPIC, CHANNEL)
+    target.create_channel(TOPIC, "check")
+    published = [b"%08d some text of a message" % number for number in range(messages)]
+    for begin in range(0, messages, 1000):
+        source.publish(TOPIC, *published[begin : begin + 1000])
+    args = [
+        *("to-nsq", "-t", TOPIC, "-c", CHANNEL, "--max-in-flight", str(IN_FLIGHT)),
+        *("--nsqd-tcp-address", source.tcp_address),
+        *("--destination-nsqd-tcp-address", target.tcp_address, "--no-loop-guard"),
+        *("--rate", "2000", "-X", "reconnect_base=50ms"),  # slow enough to be hit
+    ]
+    process = spawn_nsq(args)
+    done = 0
+    for _ in range(kills):
+        if not progress(source, process):
+            break
+        threading.Event().wait(rng.uniform(0, 0.1))  # the random point
+        done += 1
+        if victim == "command":
+            process.kill()
+            process.wait(DEADLINE_S)
+            process = spawn_nsq(args)
+        else:
+            nsqd = source if victim == "source" else target
+            nsqd.stop()
+            nsqd.start()
+    wait_until(
+        lambda: unfinished(source, TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=60
+    )
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 143, stderr.decode()
+
+    arrived = unfinished(target, TOPIC, "check")
+    found = Counter(bodies_in(target, TOPIC, arrived, channel="check"))
+    doubled = sum(found.values()) - len(found)
+    print(f"{victim}: {done} kills, {messages} messages, {doubled} doubled")
+    assert done == kills, "it was over too soon"
+    assert set(published) - set(found) == set(), "messages were lost"
+    assert doubled <= done * IN_FLIGHT
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_killed_twice_nothing_is_lost(
+    go_nsqd: Callable[..., GoNsqd], spawn_nsq: SpawnNsq, victim: str
+) -> None:
+    mirror_with_kills(go_nsqd, spawn_nsq, victim, messages=3_000, kills=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_killed_ten_times_nothing_is_lost(
+    go_nsqd: Callable[..., GoNsqd], spawn_nsq: SpawnNsq, victim: str
+) -> None:
+    mirror_with_kills(go_nsqd, spawn_nsq, victim, messages=30_000, kills=10)

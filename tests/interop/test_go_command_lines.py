@@ -1,0 +1,534 @@
+"""Every flag of NSQ's six utilities: the same command line, the Go program and ours side by side.
+
+`COVERED` is the table: each flag, and the test in which both programs are run with it. A flag that
+the Go program has and the table has not fails, as does one that we do not know.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from plugins.clients import bodies_in
+from plugins.daemons import GO_PROGRAMS, GoNsqd, GoNsqlookupd
+from plugins.http_server import HttpServer
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools.cli.compat.go_main import go_main
+from nsqtools.cli.compat.go_utilities import UTILITIES
+
+pytestmark = pytest.mark.real_nsqd
+
+DEADLINE_S = patience_s(20.0)
+SIDES = ("go", "ours")
+
+COMMON = "topic channel max-in-flight consumer-opt nsqd-tcp-address"
+COVERED = {
+    "nsq_tail": {
+        "test_tail": f"{COMMON} print-topic",
+        "test_tail_ends_with_the_first_topic_that_has_shown_n": "n",
+        "test_tail_waits_for_a_topic": "lookupd-http-address",
+        "test_version": "version",
+    },
+    "to_nsq": {"test_to_nsq": "topic delimiter nsqd-tcp-address producer-opt rate"},
+    "nsq_stat": {
+        "test_stat": "topic channel interval count nsqd-http-address http-client-connect-timeout "
+        "http-client-request-timeout",
+        "test_stat_asks_nsqlookupd": "lookupd-http-address",
+        "test_version": "version",
+    },
+    "nsq_to_file": {
+        "test_files_are_appended_to": f"{COMMON} output-dir filename-format datetime-format "
+        "host-identifier sync-interval log-level log-prefix",
+        "test_compressed_files_have_revs_and_come_from_the_work_dir": "gzip gzip-level work-dir "
+        "rotate-size",
+        "test_a_pattern_finds_topics_and_filters_those_given": "topic-pattern topic-refresh "
+        "lookupd-http-address http-client-connect-timeout http-client-request-timeout",
+        "test_files_are_rotated_by_age_also_empty_ones": "rotate-interval skip-empty-files",
+        "test_version": "version",
+    },
+    "nsq_to_nsq": {
+        "test_mirror": f"{COMMON} destination-topic destination-nsqd-tcp-address mode status-every "
+        "producer-opt",
+        "test_mirror_by_json_fields": "require-json-field require-json-value whitelist-json-field "
+        "lookupd-http-address",
+        "test_version": "version",
+    },
+    "nsq_to_http": {
+        "test_post": f"{COMMON} post content-type header n mode status-every "
+        "http-client-connect-timeout http-client-request-timeout",
+        "test_get": "get sample lookupd-http-address",
+        "test_version": "version",
+    },
+}
+
+
+class World(NamedTuple):
+    """Daemons for all tests of this file; each test has topics of its own."""
+
+    nsqd: GoNsqd
+    lookupd: GoNsqlookupd
+    links: Path
+
+    def program(self, side: str, name: str) -> str:
+        return str((GO_PROGRAMS if side == "go" else self.links) / name)
+
+    def fill(self, topic: str, *bodies: bytes, channels: tuple[str, ...] = SIDES) -> None:
+        for channel in channels:
+            self.nsqd.create_channel(topic, channel)
+        if bodies:
+            self.nsqd.publish(topic, *bodies)
+        self.wait_for(topic)
+
+    def wait_for(self, topic: str) -> None:
+        wait_until(lambda: self.lookupd.producers(topic), what=f"{topic} registered")
+
+    def is_empty(self, topic: str, channel: str) -> bool:
+        try:
+            stats = self.nsqd.channel_stats(topic, channel)
+        except LookupError:
+            return False
+        waiting = self.nsqd.topic_stats(topic)["depth"]
+        return not (waiting + stats["depth"] + stats["in_flight_count"])
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    links = tmp_path_factory.mktemp("bin")
+    for name in UTILITIES:
+        (links / name).write_text(
+            f"#!{sys.executable}\nimport sys\nfrom nsqtools.cli.main import main\n"
+            "raise SystemExit(main())\n"
+        )
+        (links / name).chmod(0o755)
+    with (
+        GoNsqlookupd() as lookupd,
+        GoNsqd(
+            tmp_path_factory.mktemp("nsqd"),
+            f"-lookupd-tcp-address={lookupd.tcp_address}",
+            "-broadcast-address=127.0.0.1",
+        ) as nsqd,
+    ):
+        yield World(nsqd, lookupd, links)
+
+
+class Ended(NamedTuple):
+    """How a program ended."""
+
+    status: int
+    out: bytes
+    err: str
+
+
+def run(command: list[str], stdin: bytes = b"", until: Callable[[], object] | None = None) -> Ended:
+    """Run a program to its end, or until something holds and then to its end by SIGTERM."""
+    with running(command, stdin) as process:
+        if until is not None:
+            wait_until(until, what=" ".join(command), timeout_s=15)
+            process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=DEADLINE_S)
+    return Ended(process.returncode, out, err.decode())
+
+
+@contextmanager
+def running(command: list[str], stdin: bytes = b"") -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    try:
+        process.stdin.write(stdin)
+        process.stdin.close()
+        process.stdin = None
+        yield process
+    finally:
+        process.kill()
+        for stream in (process.stdout, process.stderr):
+            assert stream is not None
+            stream.close()
+        process.wait(DEADLINE_S)
+
+
+# -- the table ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", UTILITIES)
+def test_every_flag_of_the_go_program_is_known_and_tested(name: str) -> None:
+    help = subprocess.run([GO_PROGRAMS / name, "-h"], capture_output=True, check=False).stderr
+    theirs = set(re.findall(r"^  -([a-z-]+)", help.decode(), re.MULTILINE))
+    tested = {flag for flags in COVERED[name].values() for flag in flags.split()}
+
+    assert set(UTILITIES[name]) == theirs
+    assert tested == theirs
+    assert set(COVERED[name]) <= set(globals())
+
+
+@pytest.mark.parametrize("name", UTILITIES)
+def test_defaults_are_those_of_the_go_program(name: str) -> None:
+    help = subprocess.run([GO_PROGRAMS / name, "-h"], capture_output=True, check=False).stderr
+    entries = re.split(r"^  -", help.decode(), flags=re.MULTILINE)[1:]
+    for entry in entries:
+        flag = UTILITIES[name][re.match(r"[a-z-]+", entry)[0]]  # type: ignore[index]
+        found = re.search(r"\(default (?!is )(.*?)\)\s*$", entry)
+        if found is not None:
+            shown = flag.kind.show(flag.default).replace("\n", "\\n")
+            assert found[1].strip('"') == shown.strip('"'), entry
+
+
+@pytest.mark.parametrize("name", UTILITIES)
+def test_what_is_wrong_ends_with_the_same_status(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in (["-nonsense"], ["-h"], [], ["-topic"], ["-topic=a", "-channel=c"]):
+        theirs = subprocess.run(
+            [GO_PROGRAMS / name, *arguments], capture_output=True, stdin=subprocess.DEVNULL
+        )
+        assert go_main(name, arguments) == theirs.returncode, arguments
+        capsys.readouterr()
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, flags in UTILITIES.items():
+        if "version" in flags:
+            theirs = subprocess.check_output([GO_PROGRAMS / name, "-version"], text=True)
+            assert go_main(name, ["--version=true"]) == 0
+            assert capsys.readouterr().out.startswith(theirs.rsplit(" (")[0].strip())
+
+
+# -- nsq_tail, to_nsq, nsq_stat -----------------------------------------------------------------
+
+
+def test_tail(world: World) -> None:
+    for topic in ("tail.a", "tail.b"):
+        world.fill(topic, b"one", b"\xfftwo")
+    printed = {}
+    for side in SIDES:
+        command = [
+            *(
+                world.program(side, "nsq_tail"),
+                "-topic",
+                "tail.a",
+                "--topic=tail.b",
+                "-print-topic",
+            ),
+            *("-channel", side, "-max-in-flight=1", "-consumer-opt", f"client_id,{side}"),
+            *("-consumer-opt=snappy", "-nsqd-tcp-address", world.nsqd.tcp_address),
+        ]
+        ended = run(
+            command,
+            until=lambda s=side: all(world.is_empty(t, s) for t in ("tail.a", "tail.b")),  # type: ignore[misc]
+        )
+        assert ended.status == 0, ended.err
+        printed[side] = sorted(ended.out.splitlines())
+    assert printed["ours"] == printed["go"]
+    assert printed["ours"][0] == b"tail.a | one"
+
+
+def test_tail_ends_with_the_first_topic_that_has_shown_n(world: World) -> None:
+    for topic in ("n.a", "n.b"):
+        world.fill(topic, *(b"%d" % number for number in range(5)))
+    for side in SIDES:
+        command = [
+            *(world.program(side, "nsq_tail"), "-topic=n.a", "-topic=n.b", "-n", "3"),
+            *("-print-topic", "-channel", side, "-nsqd-tcp-address", world.nsqd.tcp_address),
+        ]
+        ended = run(command)
+        counts = [ended.out.count(b"n.a | "), ended.out.count(b"n.b | ")]
+        assert (ended.status, max(counts)) == (0, 3), ended.err
+
+
+def test_tail_waits_for_a_topic(world: World) -> None:
+    for side in SIDES:
+        topic = f"later.{side}"
+        command = [
+            *(world.program(side, "nsq_tail"), "-topic", topic, "-channel", "c", "-n", "1"),
+            *("-lookupd-http-address", world.lookupd.http_address),
+            *("-consumer-opt", "lookupd_poll_interval,100ms"),
+        ]
+        with running(command) as process:
+            time.sleep(0.3)
+            assert process.poll() is None
+            world.nsqd.publish(topic, b"at last")
+            out, err = process.communicate(timeout=DEADLINE_S)
+        assert (process.returncode, out) == (0, b"at last\n"), err.decode()
+
+
+def test_to_nsq(world: World) -> None:
+    seconds = {}
+    for side in SIDES:
+        command = [
+            *(
+                world.program(side, "to_nsq"),
+                "-topic",
+                f"pub.{side}",
+                "-delimiter=,",
+                "-rate",
+                "20",
+            ),
+            *("-nsqd-tcp-address", world.nsqd.tcp_address, "-producer-opt", "snappy"),
+        ]
+        began = time.monotonic()
+        ended = run(command, b"".join(b"%d," % number for number in range(14)))
+        seconds[side] = time.monotonic() - began
+        assert ended.status == 0, ended.err
+        assert bodies_in(world.nsqd, f"pub.{side}", 14) == sorted(b"%d" % n for n in range(14))
+    assert min(seconds.values()) > 0.5
+    assert go_main("to_nsq", ["-topic=t", "-nsqd-tcp-address=a:1", "-delimiter=ab"]) == 1
+
+
+def stat_command(world: World, side: str, *place: str) -> list[str]:
+    return [
+        *(world.program(side, "nsq_stat"), "-topic", "stat", "-channel", "go", "-count", "2"),
+        *("-interval=200ms", "-http-client-connect-timeout=1s"),
+        *("-http-client-request-timeout", "3s", *place),
+    ]
+
+
+def test_stat(world: World) -> None:
+    world.fill("stat", b"one", b"two")
+    place = ("-nsqd-http-address", world.nsqd.http_address)
+    theirs, ours = (run(stat_command(world, side, *place)) for side in SIDES)
+
+    assert (ours.status, ours.out) == (theirs.status, theirs.out), ours.err
+    assert ours.out.count(b"\n") == 4
+
+
+def test_stat_asks_nsqlookupd(world: World) -> None:
+    world.fill("stat")
+    place = ("-lookupd-http-address", world.lookupd.http_address)
+    theirs, ours = (run(stat_command(world, side, *place)) for side in SIDES)
+
+    assert (ours.status, ours.out) == (theirs.status, theirs.out), ours.err
+
+
+# -- nsq_to_file --------------------------------------------------------------------------------
+
+
+def files_below(directory: Path) -> dict[str, tuple[int, bytes]]:
+    """The files, with their modes and text."""
+    found = {}
+    for path in directory.rglob("*"):
+        if path.is_file():
+            read = gzip.open if path.suffix == ".gz" else open
+            with read(path, "rb") as file:
+                text = b"\n".join(sorted(file.read().split(b"\n")))
+            found[str(path.relative_to(directory))] = (path.stat().st_mode, text)
+    return found
+
+
+def to_file(world: World, side: str, directory: Path, *more: str) -> list[str]:
+    place = ["-nsqd-tcp-address", world.nsqd.tcp_address]
+    if any(flag.startswith("-lookupd") for flag in more):
+        place = []
+    directory.mkdir(exist_ok=True)
+    return [
+        *(world.program(side, "nsq_to_file"), "-output-dir", str(directory), "-channel", side),
+        *("-sync-interval=100ms", *place, *more),
+    ]
+
+
+def test_files_are_appended_to(world: World, tmp_path: Path) -> None:
+    world.fill("file", b"first")
+    more = [
+        *("-topic", "file", "-filename-format", "<TOPIC>/<HOST><REV>.<DATETIME>.txt"),
+        *("-datetime-format", "%Y%m%d", "-host-identifier", "box-<SHORT_HOST>"),
+        *("-max-in-flight", "10", "-consumer-opt", "msg_timeout,10s"),
+        *("-log-level=fatal", "-log-prefix", "x "),
+    ]
+    for body in (b"second", None):
+        for side in SIDES:
+            command = to_file(world, side, tmp_path / side, *more)
+            ended = run(command, until=lambda s=side: world.is_empty("file", s))  # type: ignore[misc]
+            assert ended.status == 0, ended.err
+        if body is not None:
+            world.nsqd.publish("file", body)
+    theirs, ours = (files_below(tmp_path / side) for side in SIDES)
+
+    assert ours == theirs
+    [(name, (_, text))] = ours.items()
+    assert re.fullmatch(r"file/box-[^/]+\.\d{8}\.txt", name)
+    assert text.split() == [b"first", b"second"]
+
+
+def test_compressed_files_have_revs_and_come_from_the_work_dir(
+    world: World, tmp_path: Path
+) -> None:
+    world.fill("gz", *(b"%04d" % number for number in range(30)))
+    for side in SIDES:
+        work = tmp_path / f"{side}.work"
+        work.mkdir()
+        more = ["-topic=gz", "-gzip=true", "-gzip-level", "9", "-rotate-size=49"]
+        more += [
+            "-work-dir",
+            str(work),
+            "-filename-format",
+            "<TOPIC><REV>.log",
+            "-max-in-flight=30",
+        ]
+        ended = run(
+            to_file(world, side, tmp_path / side, *more),
+            until=lambda s=side: world.is_empty("gz", s),  # type: ignore[misc]
+        )
+        assert ended.status == 0, ended.err
+        assert files_below(work) == {}
+    theirs, ours = (files_below(tmp_path / side) for side in SIDES)
+
+    assert sorted(ours) == sorted(name for name, (_, text) in theirs.items() if text)
+    assert sorted(ours) == ["gz-000000.log.gz", "gz-000001.log.gz", "gz-000002.log.gz"]
+    assert [text.count(b"0") > 0 for _, text in ours.values()] == [True] * 3
+    assert sorted(b"".join(text for _, text in ours.values()).split()) == sorted(
+        b"".join(text for _, text in theirs.values()).split()
+    )
+
+
+def test_a_pattern_finds_topics_and_filters_those_given(world: World, tmp_path: Path) -> None:
+    for topic in ("pat.a", "pat.b", "other"):
+        world.fill(topic, b"x")
+    lookupd = ["-lookupd-http-address", world.lookupd.http_address, "-topic-pattern", "^pat"]
+    more = [*lookupd, "-topic-refresh=100ms", "-http-client-connect-timeout=1s"]
+    more += ["-http-client-request-timeout=2s", "-filename-format=<TOPIC>.log"]
+    for side in SIDES:
+        for number, given in enumerate(([], ["-topic=pat.b", "-topic", "other"])):
+            if number:
+                world.fill("pat.b", b"y")
+            topics = ("pat.b",) if given else ("pat.a", "pat.b")
+            ended = run(
+                to_file(world, side, tmp_path / f"{side}{number}", *more, *given),
+                until=lambda s=side, t=topics: all(world.is_empty(each, s) for each in t),  # type: ignore[misc]
+            )
+            assert ended.status == 0, ended.err
+        assert set(files_below(tmp_path / f"{side}0")) == {"pat.a.log", "pat.b.log"}
+        assert set(files_below(tmp_path / f"{side}1")) == {"pat.b.log"}
+    assert world.nsqd.depth("other", "ours") == world.nsqd.depth("other", "go")
+
+
+def test_files_are_rotated_by_age_also_empty_ones(world: World, tmp_path: Path) -> None:
+    world.fill("age", channels=("go", "ours"))
+    more = ["-topic=age", "-rotate-interval=200ms", "-filename-format=<TOPIC><REV>.log"]
+    for side in SIDES:
+        directory = tmp_path / side
+        several = run(
+            to_file(world, side, directory, *more),
+            until=lambda d=directory: len(files_below(d)) >= 3,  # type: ignore[misc]
+        )
+        assert several.status == 0, several.err
+        assert "age-000001.log" in files_below(directory)
+        skipping = tmp_path / f"{side}.skip"
+        with running(to_file(world, side, skipping, *more, "-skip-empty-files")) as process:
+            wait_until(
+                lambda s=side: world.nsqd.channel_stats("age", s)["client_count"],  # type: ignore[misc]
+                what="a subscription",
+            )
+            time.sleep(0.5)
+            process.send_signal(signal.SIGTERM)
+            _, err = process.communicate(timeout=DEADLINE_S)
+        assert (process.returncode, files_below(skipping)) == (0, {}), err.decode()
+
+
+def test_a_hangup_closes_the_file_for_logrotate(world: World, tmp_path: Path) -> None:
+    world.fill("hup", b"one")
+    for side in SIDES:
+        directory = tmp_path / side
+        path = directory / "hup.log"
+        command = to_file(world, side, directory, "-topic=hup", "-filename-format=<TOPIC>.log")
+        with running(command) as process:
+            wait_until(lambda s=side: world.is_empty("hup", s), what="one", timeout_s=15)  # type: ignore[misc]
+            path.rename(directory / "hup.1")
+            process.send_signal(signal.SIGHUP)
+            time.sleep(0.3)
+            world.nsqd.publish("hup", b"two")
+            wait_until(lambda p=path: p.exists() and b"two" in p.read_bytes(), what="two")  # type: ignore[misc]
+        assert (directory / "hup.1").read_bytes().startswith(b"one")
+
+
+# -- nsq_to_nsq, nsq_to_http --------------------------------------------------------------------
+
+
+def test_mirror(world: World) -> None:
+    for topic in ("from.a", "from.b"):
+        world.fill(topic, b"1", b"\xff2")
+    for side in SIDES:
+        command = [
+            *(world.program(side, "nsq_to_nsq"), "-topic=from.a", "-topic=from.b"),
+            *("-channel", side, "-destination-topic", f"to.{side}", "-mode=round-robin"),
+            *("-destination-nsqd-tcp-address", world.nsqd.tcp_address, "-max-in-flight=5"),
+            *("-consumer-opt=snappy", "-producer-opt", "snappy,true", "-status-every=0"),
+            *("-nsqd-tcp-address", world.nsqd.tcp_address),
+        ]
+        ended = run(
+            command,
+            until=lambda s=side: all(world.is_empty(t, s) for t in ("from.a", "from.b")),  # type: ignore[misc]
+        )
+        assert ended.status == 0, ended.err
+        assert bodies_in(world.nsqd, f"to.{side}", 4) == [b"1", b"1", b"\xff2", b"\xff2"]
+
+
+def test_mirror_by_json_fields(world: World) -> None:
+    world.fill("json", b'{"a":"1","b":"x"}', b'{"a":2,"c":1}', b'{"c":1}', b'{"a":1,"d":[]}')
+    for side in SIDES:
+        command = [
+            *(world.program(side, "nsq_to_nsq"), "-topic=json", "-channel", side),
+            *("-destination-topic", f"json.{side}", "-require-json-field=a"),
+            *("-require-json-value", "1", "-whitelist-json-field=b", "-whitelist-json-field=a"),
+            *("-destination-nsqd-tcp-address", world.nsqd.tcp_address),
+            *("-lookupd-http-address", world.lookupd.http_address),
+            *("-consumer-opt", "default_requeue_delay,0s", "-consumer-opt=max_backoff_duration,0s"),
+        ]
+        ended = run(command, until=lambda s=side: world.is_empty("json", s))  # type: ignore[misc]
+        assert ended.status == 0, ended.err
+        found = [body.replace(b" ", b"") for body in bodies_in(world.nsqd, f"json.{side}", 2)]
+        assert found == [b'{"a":"1","b":"x"}', b'{"a":1}']
+
+
+def test_post(world: World, http_server: Callable[..., HttpServer]) -> None:
+    world.fill("post", b"one", b"\xff{two}")
+    seen = {}
+    for side in SIDES:
+        server = http_server()
+        command = [
+            *(world.program(side, "nsq_to_http"), "-topic=post", "-channel", side, "-n=2"),
+            *("-post", f"{server.url}/a{{b}}?c=%20", "-content-type=text/plain"),
+            *("-header", "X-One: 1:{2}", "--header=X-Two:3", "-mode", "epsilon-greedy"),
+            *("-status-every=1", "-http-client-connect-timeout=1s", "-max-in-flight=7"),
+            *("-http-client-request-timeout", "5s", "-consumer-opt", "msg_timeout,9s"),
+            *("-nsqd-tcp-address", world.nsqd.tcp_address),
+        ]
+        ended = run(command, until=lambda s=side: world.is_empty("post", s))  # type: ignore[misc]
+        assert ended.status == 0, ended.err
+        headers = ("Content-Type", "X-One", "X-Two", "User-Agent", "Content-Length")
+        seen[side] = sorted(
+            (each.method, each.target, each.body, *(each.headers[name] for name in headers))
+            for each in server.requests
+        )
+    assert [request[1:] for request in seen["ours"]] == [request[1:] for request in seen["go"]]
+    assert len(seen["ours"]) == 2
+
+
+def test_get(world: World, http_server: Callable[..., HttpServer]) -> None:
+    world.fill("get", b"a/b=c&d", b"\xff")
+    for side in SIDES:
+        server = http_server()
+        command = [
+            *(world.program(side, "nsq_to_http"), "-topic=get", "-channel", side),
+            *("-get", f"{server.url}/?m=%s", "-lookupd-http-address", world.lookupd.http_address),
+        ]
+        ended = run(command, until=lambda s=side: world.is_empty("get", s))  # type: ignore[misc]
+        assert ended.status == 0, ended.err
+        targets = sorted(request.target for request in server.requests)
+        assert targets == ["/?m=%FF", "/?m=a%2Fb%3Dc%26d"]
+        assert {request.method for request in server.requests} == {"GET"}
+
+        world.fill("sample", b"never sent", channels=(side,))
+        command[command.index("-topic=get")] = "-topic=sample"
+        run([*command, "-sample=0"], until=lambda s=side: world.is_empty("sample", s))  # type: ignore[misc]
+        assert len(server.requests) == 2
+    assert go_main("nsq_to_http", ["-topic=t", "-nsqd-tcp-address=a:1", "-get=http://a/"]) == 1

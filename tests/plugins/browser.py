@@ -1,0 +1,169 @@
+"""A real browser, and the console it looks at.
+
+    browser       Debian's chromium, driven by playwright; one for each file of tests
+    open_page     a factory: ``open_page(url, width=375)`` opens a tab that is closed with the test
+    serve_pages   a factory of consoles on this process' threads, for a file of tests:
+                  ``serve_pages(nsqd_http=[..], allow_changes=True)``
+
+A tab that says anything on its console, an error of a script or a violation of the content security
+policy, fails the test that opened it, unless the test takes it out of ``page.complaints``.
+
+A test that uses one of these needs a chromium and playwright. Without them it is skipped; with
+``CI=true`` it fails. There is not one browser for the whole run, for while playwright is on no
+other test of the worker could run an event loop.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from plugins.waiting import patience_s, wait_until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page
+
+BROWSER_FIXTURES = {"browser", "open_page"}
+REFRESH_S = 0.25
+
+
+class Tab:
+    """An open page. ``complaints`` are what it said on its console."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.complaints: list[str] = []
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("console", self._note)
+
+    def _note(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def size(self, width: int) -> None:
+        """Make the window as wide as a desk's or a phone's."""
+        self.page.set_viewport_size({"width": width, "height": 800})
+
+    def overflow(self) -> int:
+        """How many pixels the page is wider than the window."""
+        found: int = self.page.evaluate(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
+        return found
+
+
+OpenPage = Callable[..., Tab]
+ServePages = Callable[..., str]
+
+
+def chromium() -> str:
+    """The path of the browser, or ""."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next((path for name in names if (path := shutil.which(name))), "")
+
+
+def missing_browser() -> str:
+    """One line that says why tests with a browser cannot run, or ``""``."""
+    if not chromium():
+        return "there is no chromium: apt-get install chromium"
+    return "" if find_spec("playwright") else "playwright is missing: pip install playwright"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if BROWSER_FIXTURES & set(getattr(item, "fixturenames", ())) and (reason := missing_browser()):
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(
+            executable_path=chromium(),
+            # as root, as in a container of CI, its own sandbox cannot be had
+            args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
+            timeout=patience_s(30) * 1000,
+        )
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="module")
+def window(browser: Browser) -> Iterator[BrowserContext]:
+    """The window of the tabs that need nothing special: a new one costs as much as a page."""
+    with browser.new_context(reduced_motion="reduce") as context:
+        yield context
+
+
+@pytest.fixture
+def open_page(browser: Browser, window: BrowserContext) -> Iterator[OpenPage]:
+    opened: list[Tab] = []
+    with ExitStack() as closing:
+
+        def open_page(
+            url: str, *, width: int = 1280, scheme: str = "light", script: bool = True
+        ) -> Tab:
+            context = window
+            if not script:
+                context = browser.new_context(java_script_enabled=False)
+                closing.callback(context.close)
+            page = context.new_page()
+            closing.callback(page.close)
+            page.set_default_timeout(patience_s(10) * 1000)
+            page.set_viewport_size({"width": width, "height": 800})
+            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            tab = Tab(page)
+            opened.append(tab)
+            page.goto(url, wait_until="load")
+            return tab
+
+        yield open_page
+    window.clear_cookies()
+    complaints = [complaint for tab in opened for complaint in tab.complaints]
+    assert not complaints, f"the page said: {complaints}"
+
+
+@pytest.fixture(scope="module")
+def serve_pages() -> Iterator[ServePages]:
+    from nsqtools.client.options import ClientOptions
+    from nsqtools.cluster.directory import Cluster, ClusterAddresses
+    from nsqtools.cluster.history import History
+    from nsqtools.web.app import create_app
+    from nsqtools.web.server import WebServer, listen, url_of
+    from nsqtools.web.settings import WebSettings
+    from nsqtools.web.watcher import Watcher
+
+    with ExitStack() as stack:
+
+        def serve(
+            *,
+            nsqd_http: Sequence[str] = (),
+            lookupd_http: Sequence[str] = (),
+            **settings: Any,
+        ) -> str:
+            addresses = ClusterAddresses(tuple(nsqd_http), tuple(lookupd_http), ())
+            cluster = stack.enter_context(Cluster(addresses))
+            given = WebSettings(**{"listen": "127.0.0.1:0", "refresh_s": REFRESH_S, **settings})
+            listener = stack.enter_context(listen(given))
+            history = History(interval_s=given.refresh_s)
+            watcher = Watcher(cluster, history, refresh_s=given.refresh_s)
+            app = create_app(given, cluster, watcher, ClientOptions())
+            server = WebServer(app, given, watcher, listener)
+            thread = threading.Thread(target=server.run, args=(lambda: None,))
+            stack.callback(thread.join)
+            stack.callback(server.stop)
+            watcher.start()
+            thread.start()
+            wait_until(lambda: watcher.latest is not None, what="the first sample")
+            return url_of(listener, given).rstrip("/")
+
+        yield serve

@@ -1,0 +1,105 @@
+"""A running ``nsq web``.
+
+console       a factory: ``console("--nsqd-http-address=127.0.0.1:4151", "--allow-changes")``;
+              ``.url``, and ``.get("/ping")`` to ask it
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+from plugins.cli import SpawnNsq
+from plugins.waiting import patience_s, wait_until
+
+
+class Answer(NamedTuple):
+    """``headers`` have lower-case names."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def ask(
+    url: str,
+    method: str = "GET",
+    *,
+    headers: Mapping[str, str] | None = None,
+    body: bytes | str | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> Answer:
+    """Send one request, follow nothing."""
+    parts = urlsplit(url)
+    timeout_s = patience_s(20)
+    connection = (
+        http.client.HTTPSConnection(parts.netloc, timeout=timeout_s, context=tls)
+        if parts.scheme == "https"
+        else http.client.HTTPConnection(parts.netloc, timeout=timeout_s)
+    )
+    path = parts.path + (f"?{parts.query}" if parts.query else "")
+    try:
+        connection.request(method, path or "/", body, dict(headers or {}))
+        response = connection.getresponse()
+        names = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, names, response.read())
+    finally:
+        connection.close()
+
+
+class Console:
+    """One process. ``url`` has no slash at its end; ``log`` is what it wrote to stderr."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        threading.Thread(target=self._read, daemon=True).start()
+        found = wait_until(
+            lambda: re.search(r"nsq: serving (\S+)/\n", self.log), what="it serves", timeout_s=20
+        )
+        self.url = found.group(1)
+
+    @property
+    def log(self) -> str:
+        return "".join(self.lines)
+
+    def get(self, path: str, **more: Any) -> Answer:
+        return ask(self.url + path, **more)
+
+    def post(self, path: str, body: bytes | str | None = None, **more: Any) -> Answer:
+        return ask(self.url + path, "POST", body=body, **more)
+
+    def delete(self, path: str, body: bytes | str | None = None, **more: Any) -> Answer:
+        return ask(self.url + path, "DELETE", body=body, **more)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        try:
+            for line in self.process.stderr:
+                self.lines.append(line.decode("utf-8", "replace"))
+        except ValueError:
+            pass  # closed at the end of the test
+
+
+@pytest.fixture
+def console(spawn_nsq: SpawnNsq) -> Callable[..., Console]:
+    def start(*arguments: str, env: Mapping[str, str] | None = None) -> Console:
+        given: Sequence[str] = ["web", "--listen", "127.0.0.1:0", *arguments]
+        return Console(spawn_nsq(given, env))
+
+    return start

@@ -1,0 +1,197 @@
+"""A cluster that says `EVIL` wherever it can say text: in names, ids, versions, bodies and errors.
+
+One HTTP server answers as nsqlookupd and as nsqd, and refuses every change with an evil text. A TCP
+server delivers evil messages, refuses each FIN and confirms no publish.
+"""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import pytest
+from plugins.scripted_nsqd import IDENTIFY_REPLY
+from plugins.wire import ERROR, MAGIC, RESPONSE, frame, message_frame, split_commands
+
+EVIL = "\x1b]0;pwned\x07\x9b31m\x7f\u202e\r\nnsq: forged\u2028\ud800"
+"""Sets the title, colors, reverses, begins a line that looks like ours, and is not even UTF-8."""
+
+SCRIPT = f"</title><script>document.title='pwned'</script>\"'><img src=x onerror=alert(1)>/..{EVIL}"
+"""The same for a browser, with what would be an address of another page."""
+
+S = TypeVar("S", bound=socketserver.BaseServer)
+
+BODY = EVIL.encode("utf-8", "replace")
+RAW_BODY = BODY + b"\x9b\xff"
+
+
+class HostileCluster:
+    """``http_address`` is nsqd's and nsqlookupd's, ``tcp_address`` nsqd's.
+
+    ``answers`` are those of HTTP by path; a test may put its own there, and back.
+    """
+
+    def __init__(self, http_port: int, tcp_port: int, evil: str) -> None:
+        self.http_address = f"127.0.0.1:{http_port}"
+        self.tcp_address = f"127.0.0.1:{tcp_port}"
+        self.answers = _answers(http_port, tcp_port, evil)
+
+
+@pytest.fixture(scope="session")
+def hostile_cluster() -> Iterator[HostileCluster]:
+    with _cluster(EVIL) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def scripting_cluster() -> Iterator[HostileCluster]:
+    """It says `SCRIPT`."""
+    with _cluster(SCRIPT) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def polite_cluster() -> Iterator[HostileCluster]:
+    """Its texts are harmless: for a test that puts its own answers there."""
+    with _cluster("polite") as cluster:
+        yield cluster
+
+
+@contextmanager
+def _cluster(evil: str) -> Iterator[HostileCluster]:
+    with ExitStack() as stack:
+        nsqd = _start(stack, _NsqdServer(("127.0.0.1", 0), _Nsqd))
+        http = _start(stack, ThreadingHTTPServer(("127.0.0.1", 0), _API))
+        cluster = HostileCluster(http.server_port, nsqd.server_address[1], evil)
+        http.answers = cluster.answers  # type: ignore[attr-defined]
+        yield cluster
+
+
+def _start(stack: ExitStack, server: S) -> S:
+    stack.enter_context(server)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    stack.callback(thread.join)
+    stack.callback(server.shutdown)
+    return server
+
+
+def _answers(http: int, tcp: int, evil: str) -> dict[str, Any]:
+    node = {
+        **dict.fromkeys(("hostname", "version", "remote_address"), evil),
+        "broadcast_address": "127.0.0.1",
+        "tcp_port": tcp,
+        "http_port": http,
+        "topics": ["clicks", evil],
+        "tombstones": [True, True],
+    }
+    client = {
+        **dict.fromkeys(("client_id", "hostname", "user_agent", "remote_address", "version"), evil),
+        **dict.fromkeys(("ready_count", "in_flight_count", "message_count", "finish_count"), 1),
+    }
+    channel = {"depth": 5, "message_count": 5, "clients": [client], "client_count": 1}
+    channels = [{**channel, "channel_name": name} for name in ("archive", evil)]
+    topics = [
+        {"topic_name": name, "depth": 7, "message_count": 7, "channels": channels}
+        for name in ("clicks", evil)
+    ]
+    producers = [node, {**node, "broadcast_address": evil}, {"broadcast_address": "["}]
+    return {
+        "/ping": evil,
+        "/info": {**node, "start_time": 1},
+        "/stats": {"version": evil, "health": evil, "start_time": 1, "topics": topics},
+        "/nodes": {"producers": producers},
+        "/topics": {"topics": ["clicks", evil]},
+        "/channels": {"channels": ["archive", evil]},
+        "/lookup": {"channels": ["archive", evil], "producers": producers},
+        "/config/log_level": evil,
+    }
+
+
+class _API(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16
+
+    def do_GET(self) -> None:
+        answer = self.server.answers.get(urlsplit(self.path).path)  # type: ignore[attr-defined]
+        if answer is None:
+            self._send(500, json.dumps({"message": EVIL}).encode())
+        elif isinstance(answer, str):
+            self._send(200, RAW_BODY)
+        else:
+            self._send(200, json.dumps(answer).encode())
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self._send(500, json.dumps({"message": EVIL}).encode())
+
+    do_PUT = do_POST
+
+    def _send(self, status: int, body: bytes) -> None:
+        self.send_response_only(status, "\x1b]0;pwned\x07")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        """Say nothing."""
+
+
+class _NsqdServer(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+
+class _Nsqd(socketserver.BaseRequestHandler):
+    """Delivers two messages to whoever is ready, and lets nothing succeed."""
+
+    def handle(self) -> None:
+        rest, has_delivered = b"", False
+        self.request.settimeout(30)
+        while data := self._receive():
+            commands, rest = split_commands((rest + data).removeprefix(MAGIC), 0)
+            for command in commands:
+                word, _, argument = command.line.partition(" ")
+                if word == "IDENTIFY":
+                    self.request.sendall(frame(RESPONSE, json.dumps(IDENTIFY_REPLY).encode()))
+                elif word == "SUB":
+                    self.request.sendall(frame(RESPONSE, b"OK"))
+                elif word == "RDY" and argument != "0" and not has_delivered:
+                    has_delivered = True
+                    self.request.sendall(b"".join(map(_message, enumerate((BODY, RAW_BODY)))))
+                elif word in ("FIN", "REQ", "TOUCH"):
+                    self.request.sendall(frame(ERROR, f"E_{word}_FAILED ".encode() + RAW_BODY))
+                elif word in ("PUB", "MPUB", "DPUB"):
+                    self.request.sendall(frame(ERROR, b"E_BAD_TOPIC " + RAW_BODY))
+                elif word == "CLS":
+                    self.request.sendall(frame(RESPONSE, b"CLOSE_WAIT"))
+
+    def _receive(self) -> bytes:
+        try:
+            data: bytes = self.request.recv(1 << 16)
+            return data
+        except OSError:
+            return b""
+
+
+def _message(numbered: tuple[int, bytes]) -> bytes:
+    number, body = numbered
+    return message_frame(body, f"\x1b]0;pwned\x07\r\n\x7fx{number}xx", attempts=1, timestamp_ns=1)
+
+
+def raw_marks(shown: bytes, *, is_one_line: bool = True) -> list[str]:
+    """What of `EVIL` reached the output as it is; with ``is_one_line`` a forged line, too."""
+    text = shown.decode("utf-8", "replace")
+    marks = ["\x1b]0", "\x07", "\x9b", "\x7f", "\u202e", "\u2028"]
+    found = [ascii(mark) for mark in marks if mark in text]
+    if b"\x9b" in shown.replace("\x9b".encode(), b""):
+        found.append("a bare byte 0x9b")
+    if is_one_line and any(line.startswith("nsq: forged") for line in text.splitlines()):
+        found.append("a forged line")
+    return found

@@ -1,0 +1,111 @@
+"""A real HTTP server that does what a test says: answers by plan, remembers every request.
+
+    def test_...(http_server):
+        server = http_server(503, 503)          # then 200 for ever
+        server.requests[0].headers["X-Nsq-Topic"]
+
+``server.answer`` may be a function of the request that returns a status, or a status and headers.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
+
+import pytest
+from plugins.certificates import Credentials
+
+
+class Request(NamedTuple):
+    """What came."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+
+
+Answer = int | tuple[int, dict[str, str]]
+
+
+class HttpServer(ThreadingHTTPServer):
+    """Listens on a free port from the start."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, plan: tuple[Answer, ...], credentials: Credentials | None) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"{'https' if credentials else 'http'}://127.0.0.1:{self.server_port}"
+        self.requests: list[Request] = []
+        self.connections = 0
+        self._plan = list(plan)
+        self._lock = threading.Lock()
+        self.answer: Callable[[Request], Answer] = lambda request: 200
+        if credentials is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(credentials.cert, credentials.key)
+            self.socket = context.wrap_socket(self.socket, server_side=True)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return sorted(request.body for request in self.requests)
+
+    def take(self, request: Request) -> Answer:
+        with self._lock:
+            self.requests.append(request)
+            if self._plan:
+                return self._plan.pop(0)
+        return self.answer(request)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that went away is no news."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: HttpServer
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections += 1
+
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        answer = self.server.take(Request(self.command, self.path, dict(self.headers), body))
+        status, headers = answer if isinstance(answer, tuple) else (answer, {})
+        if status == 0:  # no answer at all
+            self.close_connection = True
+            return
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"ok")
+
+    do_POST = do_GET = _serve
+
+    def log_message(self, *arguments: object) -> None:
+        """Silent."""
+
+
+@pytest.fixture
+def http_server() -> Iterator[Callable[..., HttpServer]]:
+    with ExitStack() as stack:
+
+        def start(*plan: Answer, credentials: Credentials | None = None) -> HttpServer:
+            server = HttpServer(plan, credentials)
+            thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(server.server_close)
+            stack.callback(server.shutdown)
+            return server
+
+        yield start

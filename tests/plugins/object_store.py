@@ -1,0 +1,115 @@
+"""An S3 on this machine: moto's server, started once a run, with a fresh bucket for each test.
+
+    bucket        an empty `Bucket`; its endpoint and keys are in the environment, that of `run_nsq`
+                  included, as a user's would be
+    s3_endpoint   where the server is
+
+The server runs in a process of its own, which all workers use and which ends with the run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from email.message import Message
+from urllib.request import Request, urlopen
+
+import pytest
+
+from nsqtools.archive.storage import Storage, open_storage
+
+SERVER = """
+import logging, os, sys, time
+logging.getLogger("werkzeug").setLevel(logging.ERROR)
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+run = int(sys.argv[1])
+while True:
+    time.sleep(1)
+    try:
+        os.kill(run, 0)
+    except OSError:
+        break
+"""
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket, and the storage at its root."""
+
+    name: str
+    endpoint: str
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.name}"
+
+    @property
+    def storage(self) -> Storage:
+        return open_storage(self.url)
+
+    def ask(self, method: str, path: str) -> tuple[Message, str]:
+        """Ask the server about the bucket, past our own code; it checks no signature."""
+        known = {
+            "Authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request"
+        }
+        request = Request(f"{self.endpoint}/{self.name}{path}", method=method, headers=known)
+        with urlopen(request, timeout=30) as answer:
+            return answer.headers, answer.read().decode()
+
+    def names(self) -> list[str]:
+        """The names of all objects, in order."""
+        return sorted(entry.name for entry in self.storage.list())
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> str:
+    base = tmp_path_factory.getbasetemp()
+    run = os.getpid() if worker_id == "master" else os.getppid()
+    place = (base if worker_id == "master" else base.parent) / "s3"
+    with place.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # the first worker starts it
+        file.seek(0)
+        port = file.read()
+        if not port:
+            port = _start_server(run)
+            file.write(port)
+    return f"http://127.0.0.1:{port}"
+
+
+def _start_server(run: int) -> str:
+    server = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", SERVER, str(run)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={key: value for key, value in os.environ.items() if not key.startswith("AWS_")},
+        start_new_session=True,
+        text=True,
+    )
+    assert server.stdout is not None
+    port = next(line for line in server.stdout if line.strip().isdigit()).strip()
+    server.stdout.close()
+    server.returncode = 0  # it outlives this worker
+    return port
+
+
+@pytest.fixture
+def bucket(s3_endpoint: str, nsq_env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "secret"}
+    for name, value in {**keys, "AWS_ENDPOINT_URL": s3_endpoint}.items():
+        monkeypatch.setenv(name, value)
+        nsq_env[name] = value
+    name = f"bucket-{os.getpid()}-{next(_numbers)}"
+    urlopen(Request(f"{s3_endpoint}/{name}", method="PUT")).close()
+    return Bucket(name, s3_endpoint)

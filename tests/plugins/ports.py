@@ -1,0 +1,72 @@
+"""Ports for daemons that are restarted on the same one.
+
+A port that the kernel chooses (``:0``) is free to anybody while its daemon is away: to another
+test's daemon, and to every outgoing connection. So these are from below the range that the kernel
+chooses from, and a locked file for each keeps other workers and other runs away.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import socket
+import tempfile
+from pathlib import Path
+
+LOWEST = 12_000
+_FOLDER = Path(tempfile.gettempdir(), f"nsqtools-test-ports-{os.getuid()}")
+
+
+class ReservedPort:
+    """A port of 127.0.0.1 that stays ours until `release`; 0 where none can be had."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._lock = -1
+        for _ in range(50):
+            number = random.randrange(LOWEST, max(LOWEST + 1, _first_of_kernel()))
+            if (lock := _lock(number)) < 0:
+                continue
+            if _is_free(number):
+                self.number, self._lock = number, lock
+                return
+            os.close(lock)
+
+    def release(self) -> None:
+        """Let others have it."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __del__(self) -> None:
+        self.release()
+
+
+def _first_of_kernel() -> int:
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        return 32_768
+
+
+def _lock(number: int) -> int:
+    """Return the descriptor of the locked file, -1 when somebody else has it."""
+    _FOLDER.mkdir(exist_ok=True)
+    descriptor = os.open(_FOLDER / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return -1
+    return descriptor
+
+
+def _is_free(number: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", number))
+        except OSError:
+            return False
+    return True
