@@ -79,6 +79,26 @@ def test_what_a_checkpoint_keeps_may_be_written_after_it_is_done() -> None:
     assert replay([begins, kept, Dropped(1), begins, kept]) == {}
 
 
+def test_a_message_is_recovered_as_it_was_with_the_attempts_that_were_made() -> None:
+    ids = [b"%016d" % number for number in range(4)]
+    frames = new_messages([b"x", b"y", b"longer", b""], ids, 7)
+    log: list[Record] = [
+        QueueBegins(1, 0, 0, 0, 0, 0, "t"),
+        Published(0, (1,), b"".join(frames)),
+        Delivered(1, 0, 0, b"\0\1" + ids[1] + b"\0\2" + ids[2]),
+        Delivered(1, 0, 0, b"\0\1" + ids[2]),
+        Deferred(1, 99, 1, ids[3]),
+    ]
+    head = (7).to_bytes(8, "big")
+    assert list(replay(log)[1].unfinished([head + b"\0\3" + ID])) == [
+        (sized(head + b"\0\3" + ID), 0),
+        (sized(head + b"\0\0" + ids[0] + b"x"), 0),
+        (sized(head + b"\0\1" + ids[1] + b"y"), 0),
+        (sized(head + b"\0\2" + ids[2] + b"longer"), 0),
+        (sized(head + b"\0\1" + ids[3]), 99),
+    ]
+
+
 # a kill
 
 

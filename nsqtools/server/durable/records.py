@@ -197,12 +197,3 @@ def _records(payload: memoryview) -> Iterator[Record]:
 def attempts_of(messages: Iterable[bytes]) -> bytes:
     """Return attempts and ids of message frames, as `Delivered` holds them."""
     return b"".join([message[16:34] for message in messages])
-
-
-def split_frames(frames: bytes) -> Iterator[bytes]:
-    """Yield the message frames that stand end to end."""
-    position = 0
-    while position < len(frames):
-        after = position + 4 + int.from_bytes(frames[position : position + 4], "big")
-        yield frames[position:after]
-        position = after

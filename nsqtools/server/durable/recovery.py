@@ -30,14 +30,15 @@ from nsqtools.server.durable.records import (
     Record,
     Stage,
     decode_blocks,
-    split_frames,
 )
 from nsqtools.server.queues.logged_disk_queue import LoggedDiskQueue
 from nsqtools.server.queues.queue_sync import Positions
+from nsqtools.server.queues.record_file import Block, encode_length
 
 _DUE_FILE = "nsqd.deferred"
 _STEP_BYTES = 1 << 20
 _MESSAGE_LIMIT = 1 << 31  # what was accepted once is not too large now
+_NEW = b"\0\1"  # the attempts of a message that was never delivered: they count the next one
 
 DueTimes = dict[str, dict[bytes, int]]
 """When deferred messages are due, in ns since 1970: by queue and by id."""
@@ -52,41 +53,73 @@ class Standing(NamedTuple):
 
 
 class LoggedQueue:
-    """What the log says of one queue."""
+    """What the log says of one queue.
+
+    A log has hundreds of thousands of messages, and most were published and no more: those cost an
+    entry each, and nothing else. What is kept of a message is what will stand in a file.
+    """
 
     def __init__(self, begins: QueueBegins) -> None:
         self.name = begins.name
         self.base = Positions(*begins[1:6])
         self.read_to = self.base[1:3]
-        self.records: dict[bytes, bytes] = {}  # id -> record of a disk queue
-        self.standings: dict[bytes, Standing] = {}
+        self.records: dict[bytes, bytes] = {}  # id -> length and record, with no attempts made
+        self.standings: dict[bytes, Standing] = {}  # of those that are not just waiting
         self.finished: set[bytes] = set()
 
     def add(self, frames: bytes, stage: Stage, due_ns: int) -> None:
         """Take messages; the attempts in a frame that is not in flight count the next one."""
-        for frame in split_frames(frames):
-            attempts = int.from_bytes(frame[16:18], "big")
-            made = attempts if stage == Stage.IN_FLIGHT else attempts - 1 & 0xFFFF
-            message_id = frame[18:34]
-            self.records[message_id] = frame[8:]
-            self.stands(message_id, Standing(made, stage, due_ns))
+        records = self.records
+        is_waiting = stage == Stage.WAITING and not due_ns
+        at, end = 0, len(frames)
+        head = start = b""  # what follows each other mostly has in common: length and timestamp
+        while at < end:
+            middle = at + 16
+            if frames[at:middle] != head:
+                head = frames[at:middle]
+                size = int.from_bytes(head[:4], "big")
+                start = encode_length(size - 4) + head[8:] + b"\0\0"
+            after = at + 4 + size
+            message_id = frames[at + 18 : at + 34]
+            records[message_id] = start + frames[at + 18 : after]
+            attempts_made = frames[middle : middle + 2]
+            if not is_waiting or attempts_made != _NEW:
+                made = int.from_bytes(attempts_made, "big") - (stage != Stage.IN_FLIGHT) & 0xFFFF
+                self.stands(message_id, Standing(made, stage, due_ns))
+            at = after
 
     def stands(self, message_id: bytes, standing: Standing) -> None:
         """Note how far a message has come, unless more is known."""
-        self.standings[message_id] = max(standing, self.standings.get(message_id, standing))
+        known = self.standings.get(message_id)
+        if known is None or known < standing:
+            self.standings[message_id] = standing
+
+    def delivered(self, record: Delivered) -> None:
+        """Note that messages were delivered, and how far the disk was read for it."""
+        self.read_to = max(self.read_to, (record.read_file, record.read_position))
+        standing = Standing(0, Stage.IN_FLIGHT)
+        for attempts, message_id in record.each():
+            if attempts != standing.attempts:
+                standing = Standing(attempts, Stage.IN_FLIGHT)
+            self.stands(message_id, standing)
 
     def unfinished(self, from_disk: Iterable[bytes]) -> Iterator[tuple[bytes, int]]:
-        """Yield the records to append, and when they are due, given what was read since."""
-        taken = {record[10:26]: record for record in from_disk}
-        for message_id, record in {**taken, **self.records}.items():
-            if message_id in self.finished:
+        """Yield what to append, as it stands in a file, and when it is due.
+
+        ``from_disk`` are the records that were read since the log began.
+        """
+        found = {record[10:26]: encode_length(len(record)) + record for record in from_disk}
+        found.update(self.records)
+        finished, standing_of = self.finished, self.standings.get
+        for message_id, encoded in found.items():
+            if message_id in finished:
                 continue
-            standing = self.standings.get(message_id)
+            standing = standing_of(message_id)
             if standing is None:
-                yield record, 0
-                continue
-            attempts = standing.attempts.to_bytes(2, "big")
-            yield record[:8] + attempts + record[10:], standing.due_ns
+                yield encoded, 0
+            else:
+                attempts = standing.attempts.to_bytes(2, "big")
+                yield encoded[:12] + attempts + encoded[14:], standing.due_ns
 
 
 def replay(records: Iterable[Record]) -> dict[int, LoggedQueue]:
@@ -114,10 +147,8 @@ def _apply(queue: LoggedQueue, record: Kept | Delivered | Deferred | Finished) -
     match record:
         case Kept(_, stage, due_ns, frames):
             queue.add(frames, stage, due_ns)
-        case Delivered(_, read_file, read_position):
-            queue.read_to = max(queue.read_to, (read_file, read_position))
-            for attempts, message_id in record.each():
-                queue.stands(message_id, Standing(attempts, Stage.IN_FLIGHT))
+        case Delivered():
+            queue.delivered(record)
         case Deferred(_, due_ns, attempts, message_id):
             queue.stands(message_id, Standing(attempts, Stage.DEFERRED, due_ns))
         case Finished():
@@ -177,16 +208,17 @@ class Recovery:
         due: dict[bytes, int] = {}
         step: list[bytes] = []
         size = count = 0
-        for record, due_ns in queue.unfinished(_read_again(disk, queue.read_to)):
-            step.append(record)
-            size += len(record)
+        for encoded, due_ns in queue.unfinished(_read_again(disk, queue.read_to)):
+            step.append(encoded)
+            size += len(encoded)
             count += 1
             if due_ns:
-                due[record[10:26]] = due_ns
+                due[encoded[14:30]] = due_ns
             if size >= _STEP_BYTES:
-                disk.put(step)
+                disk.put_blocks([_block(step)])
                 step, size = [], 0
-        disk.put(step)
+        if step:
+            disk.put_blocks([_block(step)])
         disk.close()
         return disk, count, due
 
@@ -203,6 +235,10 @@ class Recovery:
         for disk in self._read:
             disk.remove_read_files(disk.positions.read_file)
         self._read.clear()
+
+
+def _block(encoded: list[bytes]) -> Block:
+    return Block(b"".join(encoded), list(map(len, encoded)))
 
 
 def _read_again(disk: LoggedDiskQueue, until: tuple[int, ...]) -> Iterator[bytes]:
