@@ -241,3 +241,25 @@ def test_a_client_that_sends_no_more_still_gets_its_answers(nsqd: EmbeddedServer
         for _ in range(50):
             assert client.read_response() == b"OK"
     assert nsqd.depth("t") == 50
+
+
+def test_http_requests_that_come_together_are_answered_in_order(nsqd: EmbeddedServer) -> None:
+    def post(target: bytes, body: bytes) -> bytes:
+        return b"POST /%b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (
+            target,
+            len(body),
+            body,
+        )
+
+    ping = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
+    with RawClient(nsqd.http_address, magic=b"") as web, RawClient(nsqd.tcp_address) as client:
+        web.send(post(b"pub?topic=t", b"1") + ping + post(b"mpub?topic=t", b"2\n3"))
+        web.send(post(b"pub?topic=t&defer=1", b"4") + post(b"mpub?topic=t", b"\n"))
+        web.socket.shutdown(socket.SHUT_WR)
+        answers = b"".join(iter(lambda: web.socket.recv(1 << 16), b""))
+        client.subscribe("t", "ch", ready=9)
+        assert {each.body for each in client.read_messages(4)} == {b"1", b"2", b"3", b"4"}
+    assert answers.count(b"HTTP/1.1 200 OK\r\n") == answers.count(b"\r\n\r\nOK") == 5
+    assert [b"x-nsq" in each for each in answers.split(b"HTTP/1.1 ")[1:]] == [
+        *(True, False, True, True, True),
+    ]

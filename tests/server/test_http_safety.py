@@ -107,6 +107,7 @@ def test_an_address_of_nsqlookupd_that_cannot_be_is_refused(value: bytes) -> Non
 # without the framework
 
 
+@pytest.mark.parametrize("durable", [False, True])
 @pytest.mark.parametrize(
     "second",
     [
@@ -117,8 +118,10 @@ def test_an_address_of_nsqlookupd_that_cannot_be_is_refused(value: bytes) -> Non
         b"1\r\n2\r\n0\r\n\r\n",
     ],
 )
-def test_a_connection_may_go_from_quick_requests_to_others_and_back(second: bytes) -> None:
-    with EmbeddedNsqd() as nsqd, RawClient(nsqd.tcp_address) as client:
+def test_a_connection_may_go_from_quick_requests_to_others_and_back(
+    second: bytes, durable: bool
+) -> None:
+    with EmbeddedNsqd(durable=durable) as nsqd, RawClient(nsqd.tcp_address) as client:
         client.subscribe("t", "ch", ready=10)
         ping = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
         answers = talk(nsqd.http_address, publish(b"1"), ping, second, publish(b"3"), ping)

@@ -4,6 +4,9 @@ These are what publishers and health checks call thousands of times. A request t
 expected (topic first in the query, body of a declared length, no unusual header, not much at once)
 is answered here, with what the framework would answer. At the first one that is not, the connection
 is given to the framework for the rest of its life, together with the bytes that were not used.
+
+With ``--durable`` the answer comes when the disk has the messages. The connection waits for that
+before it looks at its next request, so answers come in order.
 """
 
 from __future__ import annotations
@@ -54,6 +57,9 @@ class Wanted(NamedTuple):
     is_binary: bool
 
 
+Answered = Callable[[bytes | None], None]
+
+
 class QuickPaths:
     """What the connections of one listener share."""
 
@@ -88,14 +94,26 @@ class QuickPaths:
             return None
         return Wanted(topic.decode(), size, delay_s, bool(multiple), bool(binary))
 
-    def publish(self, wanted: Wanted, body: bytes) -> bytes | None:
-        """Publish, and return the answer; None when that takes more than a moment."""
+    def publish(self, wanted: Wanted, body: bytes, later: Answered) -> bytes | None:
+        """Publish, and return the answer; None when that takes more than a moment.
+
+        An empty answer says that ``later`` will be called with the answer, or with None when
+        nothing was stored.
+        """
         topic = self.nsqd.get_topic(wanted.topic)
-        if topic.journal is not None or not topic.started.is_set():
+        if not topic.started.is_set():
             return None
         bodies = self._bodies(wanted, body)
         if bodies is None:
             return None
+        if topic.journal is not None and bodies:
+
+            def done(error: BackendError | None) -> None:
+                answer = _PUBLISHED % self._now() if error is None else None
+                self.nsqd.loop.call_soon(later, answer)
+
+            topic.put_durably(topic.new_messages(bodies), wanted.delay_s, done)
+            return b""
         try:
             if wanted.delay_s:
                 topic.put_deferred(topic.new_messages(bodies)[0], wanted.delay_s)
@@ -145,6 +163,8 @@ class QuickConnection(asyncio.Protocol):
         self._known_head = b""
         self._known: Wanted | None = None
         self._client = ""
+        self._waiting_size = 0  # of the request whose answer comes later; the first in _received
+        self._has_ended = False  # the client sends no more
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -156,7 +176,19 @@ class QuickConnection(asyncio.Protocol):
         self._paths.connections.discard(self)
 
     def data_received(self, data: bytes) -> None:
-        data = self._received + data if self._received else data
+        if self._received:
+            data = self._received + data
+        if self._waiting_size:
+            self._received = data
+            self._transport.pause_reading()
+        else:
+            self._answer(data)
+
+    def eof_received(self) -> bool:
+        self._has_ended = True
+        return bool(self._waiting_size)
+
+    def _answer(self, data: bytes) -> None:
         position = 0
         answers: list[bytes] = []
         while position < len(data):
@@ -167,16 +199,38 @@ class QuickConnection(asyncio.Protocol):
                 self._hand_over(data[position:])
                 return
             answer, size = taken
-            if not size:
-                break  # more of it has to come
+            if not answer:
+                self._waiting_size = size  # 0: more of it has to come
+                break
             answers.append(answer)
             position += size
         self._received = data[position:]
         if answers:
             self._transport.write(b"".join(answers))
 
+    def _published(self, answer: bytes | None) -> None:
+        """Send the answer that was waited for; without one the framework says what is wrong."""
+        data, self._received = self._received, b""
+        size, self._waiting_size = self._waiting_size, 0
+        if self._transport.is_closing():
+            return
+        self._transport.resume_reading()
+        if answer is None and self._has_ended:
+            self._transport.close()
+        elif answer is None:
+            self._hand_over(data)
+        else:
+            self._transport.write(answer)
+            if len(data) > size:
+                self._answer(data[size:])
+            if self._has_ended and not self._waiting_size:
+                self._transport.close()
+
     def _take(self, data: bytes, position: int) -> tuple[bytes, int] | None:
-        """Return the answer to a request and its size; size 0: not there whole; None: not ours."""
+        """Return the answer to a request and its size; None: it is not for here.
+
+        Without an answer the size is 0 when more of the request has to come.
+        """
         head_size = len(self._known_head)
         wanted = self._known
         if wanted is None or not data.startswith(self._known_head, position):
@@ -195,7 +249,7 @@ class QuickConnection(asyncio.Protocol):
         if len(data) < after:
             return b"", 0
         if wanted.topic:
-            answer = self._paths.publish(wanted, data[body_at:after])
+            answer = self._paths.publish(wanted, data[body_at:after], self._published)
         else:
             answer = self._ping()
         return None if answer is None else (answer, after - position)
