@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 
 from nsqtools.archive.codecs import CompressorFactory, Plain
@@ -72,10 +72,6 @@ class ArchiveSettings:
         return datetime.fromtimestamp(at_s, UTC).astimezone(self.timezone)
 
 
-FLEET_POLL_S = 0.2  # between the lookups of all topics of a fleet
-LONGEST_POLL_S = 300.0  # the client's limit
-
-
 @dataclass(frozen=True, slots=True)
 class ArchiveSource:
     """Where messages come from."""
@@ -83,14 +79,3 @@ class ArchiveSource:
     channel: str
     connection: ConnectionSettings
     options: ClientOptions
-
-    def with_poll_interval(self, options: ClientOptions, topics: int) -> ClientOptions:
-        """Let each of many topics, of which a discovery knows where they are, ask seldom.
-
-        An interval that the user chose is kept.
-        """
-        if "lookupd_poll_interval" in self.connection.options:
-            return options
-        wanted_s = min(topics * FLEET_POLL_S, LONGEST_POLL_S)
-        interval_s = max(options.lookupd_poll_interval_s, wanted_s)
-        return replace(options, lookupd_poll_interval_s=interval_s)

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nsqtools.archive.archive_settings import ArchiveSettings, ArchiveSource
+from nsqtools.archive.consumers import Consumers
 from nsqtools.archive.descriptors import Waiting
 from nsqtools.archive.discovery import Deletions, TopicDiscovery
 from nsqtools.archive.finishing import recover
@@ -30,8 +31,6 @@ from nsqtools.archive.topic_lock import TopicLock
 from nsqtools.archive.topic_writer import ArchiveTotals, TopicWriter
 from nsqtools.archive.troubles import Troubles
 from nsqtools.archive.turns import Turns
-from nsqtools.client.backlog import Backlog
-from nsqtools.client.consumer import Consumer
 from nsqtools.errors import NotFoundError, NsqError, OutputError
 from nsqtools.tail.run_limits import End, RunLimits
 
@@ -71,7 +70,6 @@ class Archiver:
         self._source = source
         self._settings = settings
         self._discovery = discovery
-        self._topic_count = 0  # to be archived, as far as it is known
         self._refresh_s = refresh_s
         self._exits_when_deleted = exits_when_deleted
         self._on_finished = on_finished
@@ -88,6 +86,7 @@ class Archiver:
         self._is_paused = False
         self._has_discovered = False
         self._deletions = Deletions(source.connection)
+        self._consumers = Consumers(source, self._deletions.suspect, is_fleet=discovery is not None)
         self._absent: set[str] = set()  # topics given that wait until they are there again
         self._deleted: list[str] = []
         self._troubles = Troubles()
@@ -190,7 +189,7 @@ class Archiver:
         fitting = self._waiting.fitting(topics, self._running())
         if not fitting:
             return
-        self._topic_count = len(self._archivers) + len(fitting)
+        self._consumers.expect(len(self._archivers) + len(fitting))
         try:
             journals = journals_below(self._settings.directories.work)
         except OSError as exc:
@@ -238,7 +237,7 @@ class Archiver:
         )
         archiver = TopicArchiver(
             topic,
-            self._make_consumer,
+            self._consumers.make,
             source.options.max_in_flight,
             writer,
             self._settings.flush,
@@ -253,22 +252,6 @@ class Archiver:
         if self._is_paused:
             archiver.pause()
         log.info("archiving topic %s, channel %s", topic, source.channel)
-
-    def _make_consumer(self, topic: str, max_in_flight: int, backlog: Backlog) -> Consumer:
-        source = self._source
-        options = replace(source.options, max_in_flight=max_in_flight)
-        if self._discovery is not None:
-            options = source.with_poll_interval(options, self._topic_count)
-        return Consumer(
-            topic,
-            source.channel,
-            nsqd_tcp_addresses=source.connection.nsqd_tcp_addresses,
-            lookupd_http_addresses=source.connection.lookupd_http_addresses,
-            options=options,
-            address_map=source.connection.address_map,
-            on_error=lambda error: self._deletions.suspect(topic),
-            backlog=backlog,
-        )
 
     # -- watching -------------------------------------------------------------------------------
 
@@ -321,7 +304,9 @@ class Archiver:
         for topic in known.spread & self._archivers.keys():
             self._archivers[topic].consumer.look_up_soon()
         others = {*self._archivers, *self._topics, *self._waiting.topics}
+        self._consumers.looked_up = known.nsqd
         self._begin_all(sorted(known.names - others))
+        self._consumers.looked_up = {}  # later they may be elsewhere
         if known.is_complete:
             self._waiting.forget(self._waiting.topics - known.names - set(self._topics))
             for topic in set(self._archivers) - known.names - set(self._topics):

@@ -4,9 +4,8 @@ All are asked, at once and again and again, and the answers are united: one that
 nothing that another knows. Only when all have answered is a topic that nobody named suspected to be
 deleted.
 
-Each topic's consumer asks which nsqd have it, and a thousand of them ask often: so those of a fleet
-ask seldom (`ArchiveSource`), and soon when a list of nsqd shows that a further one has their
-topic.
+The lists of nsqd show which have a topic, too. Its consumer begins with those, asks seldom itself
+(`Consumers`), and soon when a list shows that a further one has the topic.
 
 The trap is to take a topic for deleted that is not: nobody would archive it. So only nsqd decides
 (`Deletions`), and only once the topic has no connection; an nsqlookupd that was restarted has
@@ -15,10 +14,12 @@ nothing to say.
 
 from __future__ import annotations
 
+import collections
+import itertools
 import queue
 import re
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
 from nsqtools.archive.troubles import Troubles
@@ -27,6 +28,7 @@ from nsqtools.cluster.directory import open_cluster
 from nsqtools.cluster.name_patterns import named_topics
 from nsqtools.cluster.topics import topics_on_nsqds
 from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.protocol.addresses import Address
 
 ASK_AGAIN_S = 1.0
 ASK_SELDOM_S = 5.0  # while the nsqd that may have them do not answer
@@ -36,11 +38,13 @@ ASK_SELDOM_S = 5.0  # while the nsqd that may have them do not answer
 class KnownTopics:
     """The topics somebody named; ``is_complete`` when everybody answered.
 
-    ``spread`` are those that a further nsqd has since the last time.
+    ``nsqd`` are the addresses of those that have a topic, as nsqlookupd names them. ``spread`` are
+    the topics that a further nsqd has since the last time.
     """
 
     names: frozenset[str]
     is_complete: bool
+    nsqd: Mapping[str, set[Address]]
     spread: frozenset[str]
 
 
@@ -60,7 +64,7 @@ class TopicDiscovery:
             ) from None
         self._connection = connection
         self._troubles = Troubles()
-        self._places: set[tuple[str, str]] = set()
+        self._nsqd: Mapping[str, set[Address]] = {}
 
     def ask(self) -> KnownTopics:
         """Ask everybody. Failures are logged; raises the first one when nobody answered."""
@@ -71,15 +75,13 @@ class TopicDiscovery:
             address = str(failure.address)
             self._troubles.has(address, f"cannot list the topics of {address}: {failure.error}")
         self._troubles.only([str(failure.address) for failure in failures], "{} answers again")
-        places = {
-            (topic, str(known.node.tcp))
-            for nodes in answers.values()
-            for known in nodes
-            for topic in filter(self._matches, known.topics - known.tombstoned)
-        }
-        spread = frozenset(topic for topic, _ in places - self._places)
-        self._places = places
-        return KnownTopics(frozenset(filter(self._matches, names)), not failures, spread)
+        nsqd: dict[str, set[Address]] = collections.defaultdict(set)
+        for known in itertools.chain(*answers.values()):
+            for topic in filter(self._matches, known.topics - known.tombstoned):
+                nsqd[topic].add(known.node.tcp)
+        spread = frozenset(topic for topic in nsqd if nsqd[topic] - self._nsqd.get(topic, set()))
+        self._nsqd = nsqd
+        return KnownTopics(frozenset(filter(self._matches, names)), not failures, nsqd, spread)
 
 
 class Deletions:

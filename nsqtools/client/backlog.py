@@ -214,6 +214,10 @@ class Backlog:
         """Threads that take messages."""
         return max(1, len(self._handlers))
 
+    def has_taken(self, owner: Owner) -> bool:
+        """Tell whether a handler is at work on messages of an owner."""
+        return any(other is owner for _, _, other in list(self._taken.values()))
+
     def per_message_s(self, now: float) -> float | None:
         """Return the handling time, not below what the handlers at work have taken already."""
         running = [(now - at) / count for at, count, _ in list(self._taken.values())]

@@ -22,7 +22,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
 from types import TracebackType
@@ -38,7 +38,7 @@ from nsqtools.client.handshake import longest_try_s, tls_context
 from nsqtools.client.message import Batch, Message, batches_after
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.protocol.addresses import one_or_several, parse_address
+from nsqtools.protocol.addresses import Address, one_or_several, parse_address
 from nsqtools.protocol.names import check_channel, check_topic
 
 log = logging.getLogger("nsqtools")
@@ -73,6 +73,9 @@ class Consumer:
     Several consumers may share one ``backlog``, whose reader distinguishes their batches by
     `Batch.topic`.
 
+    ``looked_up`` are nsqd that an nsqlookupd has just named for the topic, as it named them: the
+    first lookup comes a poll interval later then.
+
     Raises `ConfigurationError` for bad names, addresses or options.
     """
 
@@ -90,6 +93,7 @@ class Consumer:
         giving_up: Policy = "finish",
         dead_letter: str = "",
         backlog: Backlog | None = None,
+        looked_up: Iterable[Address] = (),
     ) -> None:
         self.topic = check_topic(topic)
         self.channel = check_channel(channel)
@@ -106,7 +110,7 @@ class Consumer:
         self.backlog = backlog if backlog is not None else Backlog()
         self._giving_up = GivingUp(self.options, on_giving_up, giving_up, dead_letter)
         discovery = (
-            Discovery(lookupd_http_addresses, topic, self.options, address_map)
+            Discovery(lookupd_http_addresses, topic, self.options, address_map, looked_up=looked_up)
             if lookupd_http_addresses
             else None
         )

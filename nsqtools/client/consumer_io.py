@@ -200,7 +200,7 @@ class ConsumerIO:
         if self._stopping and self._stopping.refuses(now):
             batch.requeue(0, backoff=False)
             return
-        self.delivery.deliver(subscription, batch, now)
+        self.delivery.deliver(subscription, batch)
 
     def _collect(self, subscription: Subscription, now: float) -> None:
         finished, answers = subscription.collect()

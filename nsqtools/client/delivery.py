@@ -71,15 +71,13 @@ class Delivery:
         self._connections = 0
         self._msg_timeout_s = DEFAULT_MSG_TIMEOUT_S  # the shortest of all connections
         self._tick_s = 0.0
-        self._ticks: Timer | None = None  # while something can expire
-        self._delivered_at = 0.0
+        self._ticks: Timer | None = None  # while something can expire, or is handled
         self._measure_at = 0.0
 
     # -- messages, on the I/O thread ------------------------------------------------------------
 
-    def deliver(self, subscription: Subscription, batch: Batch, now: float) -> None:
+    def deliver(self, subscription: Subscription, batch: Batch) -> None:
         """Put new messages where handlers take them, at the end of the turn."""
-        self._delivered_at = now
         if self._ticks is None:
             self._ticks = self._loop.call_each(self._tick_s, self._tick)
         if 0 < self._max_attempts < most_attempts(batch):
@@ -178,11 +176,10 @@ class Delivery:
     def _tick(self) -> None:
         """Return what has waited too long, and see whether a handler is stuck."""
         self._return_expired()
-        now = self._loop.now()
+        is_idle = not self.waiting and not self._backlog.has_taken(self)
         if self.on_tick is not None:
-            self.on_tick(now)
-        self._adapt()
-        is_idle = now - self._delivered_at > self._msg_timeout_s and not self.waiting
+            self.on_tick(self._loop.now())
+        self._adapt()  # after the look: what was measured in between counts
         if is_idle and self.on_tick is None and self._ticks is not None:
             self._ticks.cancel()
             self._ticks = None

@@ -69,6 +69,7 @@ class Discovery:
     thread.
 
     Addresses are mapped by ``address_map`` (for broadcast addresses this machine cannot reach).
+    ``looked_up`` are addresses that somebody has just asked for: they are the first round.
     Raises `ConfigurationError`.
     """
 
@@ -79,12 +80,14 @@ class Discovery:
         options: ClientOptions,
         address_map: Mapping[str, str] | None = None,
         rng: random.Random | None = None,
+        looked_up: Iterable[Address] = (),
     ) -> None:
         self._urls = [http_url(a, LOOKUPD_HTTP_PORT) for a in lookupd_http_addresses]
         self._topic = topic
         self._options = options
         self._access = http_access(options, self._urls, address_map)
         self._rng = rng or random.Random()
+        self._looked_up = set(map(self._access.reachable, looked_up))
         self._loop: LoopMember
         self._on_round: Callable[[set[Address], list[NsqError]], None]
         self._timer: Timer | None = None
@@ -98,14 +101,19 @@ class Discovery:
     def begin(
         self, loop: LoopMember, on_round: Callable[[set[Address], list[NsqError]], None]
     ) -> None:
-        """Start polling; the first round is at once.
+        """Start polling; the first round is at once, unless somebody did it (``looked_up``).
 
         ``on_round`` gets the union of addresses of each round, and the errors of a round in which
         not one nsqlookupd answered.
         """
         self._loop = loop
         self._on_round = on_round
-        if not self._is_stopped:
+        if self._is_stopped:
+            return
+        if self._looked_up:
+            self._set_next(self._loop.now() + self.next_delay_s())
+            on_round(self._looked_up, [])
+        else:
             self._begin_round()
 
     def stop(self) -> None:

@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 from plugins.archives import messages_of
-from plugins.cli import SpawnNsq
+from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.scripted_lookupd import ScriptedLookupd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.archive.archive_settings import ArchiveSource
+from nsqtools.archive.consumers import Consumers
+from nsqtools.client.backlog import Backlog
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.options import ClientOptions
 
@@ -120,17 +123,39 @@ def test_a_further_nsqd_of_a_topic_is_found_with_the_topics_not_by_the_topics_ow
 
 
 def test_many_topics_of_a_fleet_ask_seldom_unless_the_user_chose_how_often() -> None:
+    def interval_s(source: ArchiveSource, topics: int) -> float:
+        consumers = Consumers(source, lambda topic: None, is_fleet=True)
+        consumers.expect(topics)
+        return consumers.make("orders", 10, Backlog()).options.lookupd_poll_interval_s
+
     connection = ConnectionSettings(lookupd_http_addresses=("lookup:4161",))
     source = ArchiveSource(CHANNEL, connection, ClientOptions())
-    intervals = [
-        source.with_poll_interval(source.options, topics).lookupd_poll_interval_s
-        for topics in (10, 1000, 10_000)
-    ]
-    assert intervals == [60.0, 200.0, 300.0]
+    assert [interval_s(source, topics) for topics in (10, 1000, 10_000)] == [60.0, 200.0, 300.0]
 
     chosen = replace(connection, options={"lookupd_poll_interval": "10s"})
     source = ArchiveSource(CHANNEL, chosen, chosen.client_options())
-    assert source.with_poll_interval(source.options, 1000).lookupd_poll_interval_s == 10.0
+    assert interval_s(source, 1000) == 10.0
+
+
+def test_the_topics_of_a_fleet_are_not_looked_up_one_by_one(
+    scripted_lookupd: Callable[[], ScriptedLookupd], nsqd: GoNsqd, out: Path, run_nsq: RunNsq
+) -> None:
+    """The discovery has just got the list of all nsqd with their topics."""
+    topics = [f"orders{number}" for number in range(5)]
+    for topic in topics:
+        nsqd.create_channel(topic, CHANNEL)
+        nsqd.publish(topic, b"one")
+    lookupd = scripted_lookupd()
+    lookupd.list_nsqd(nsqd.tcp_address)
+    lookupd.answer["topics"] = lookupd.answer["producers"][0]["topics"] = topics
+
+    place = ["--lookupd-http-address", lookupd.address, "--output-dir", str(out)]
+    pattern = ["--topic-pattern", "^orders", "-c", CHANNEL]
+    result = run_nsq(["to-file", *pattern, *place, "--until-empty"])
+
+    assert result.status == 0, result.err
+    assert len(messages_of(out)) == 5
+    assert [path for path, _ in lookupd.requests if path.startswith("/lookup")] == []
 
 
 @pytest.mark.parametrize("how", ["pattern", "topic"])
