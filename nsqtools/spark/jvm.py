@@ -179,10 +179,18 @@ COMPLAINT = re.compile(
 
 
 class JVM:
-    """A running JVM; `close` ends it. ``port`` and ``secret`` are for py4j."""
+    """A running JVM; `close` ends it. ``port`` and ``secret`` are for py4j.
+
+    It inherits the descriptors in ``inherited``.
+    """
 
     def __init__(
-        self, command: Sequence[str], environ: Mapping[str, str], scratch: Path, log: SparkLog
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        scratch: Path,
+        log: SparkLog,
+        inherited: tuple[int, ...] = (),
     ):
         self.log = log
         handshake = scratch / "gateway"
@@ -195,6 +203,7 @@ class JVM:
             stderr=subprocess.STDOUT,
             env={**environ, HANDSHAKE_PATH: str(handshake)},
             start_new_session=True,
+            pass_fds=inherited,
         )
         assert self._process.stdout is not None
         self._copier = Thread(

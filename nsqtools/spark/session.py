@@ -85,7 +85,7 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
         stack.enter_context(environment({name: environ.get(name) for name in SHARED_VARIABLES}))
         secrets = secret_conf(settings, scratch)
         command = submit_command(Path(environ["SPARK_HOME"]), jvm_conf(settings, scratch), secrets)
-        jvm = JVM(command, environ, scratch, log)
+        jvm = JVM(command, environ, scratch, log, settings.inherited)
         stack.callback(jvm.close, HURRIED_S)
         stack.enter_context(spark_errors(settings))
         handler = signal.getsignal(signal.SIGINT)

@@ -30,7 +30,8 @@ class SparkSettings:
     directory of the session that is removed at the end (default: ``$SPARK_LOCAL_DIRS``, else the
     system's). ``places`` are what the session reads and writes, as far as it needs jars for it, and
     ``delta`` whether that is tables of Delta. ``python_places`` need only credentials: no JVM
-    reads or writes them.
+    reads or writes them. ``inherited`` are descriptors, of locks, that the JVM keeps open while it
+    lives: it may outlive this process for a moment.
 
     Raises `ConfigurationError`.
     """
@@ -44,6 +45,7 @@ class SparkSettings:
     places: tuple[Location, ...] = ()
     delta: bool = False
     python_places: tuple[Location, ...] = ()
+    inherited: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[1-9]\d*[kmgtKMGT]", self.driver_memory):

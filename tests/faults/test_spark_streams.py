@@ -1,9 +1,10 @@
 """Streams into Parquet, whose processes are killed again and again: nothing lost, nothing doubled.
 
-One stream reads the topic, another one what ``nsq to-file`` archives of it, both in one session.
-Killed are the archiver, the driver, the JVM, the processes that plan the batches (of ``nsq`` that
-is the consumer, too), and the workers that read. The long form has 400,000 messages and runs with
-``-m slow``.
+One stream reads the topic, another one what ``nsq to-file`` archives of it. Killed are the
+archiver, the driver, the JVM, the processes that plan the batches (of ``nsq`` that is the consumer,
+too), and the workers that read. In the short form each stream is a command that is killed once; in
+the long one, with 400,000 messages and ``-m slow``, both are in a session that starts again and
+again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,7 +25,10 @@ import pytest
 from plugins.archives import unfinished
 from plugins.cli import SpawnNsq
 from plugins.daemons import GoNsqd
+from plugins.processes import descendants, is_alive, kill
+from plugins.spark import RunSpark
 from plugins.waiting import patience_s, wait_until
+from pyarrow import parquet
 
 TOPIC = "clicks"
 CHANNELS = SPARK, ARCHIVE = "spark", "archive"
@@ -102,18 +107,14 @@ class Driver:
         """The processes of a kind; of workers without the one that forks them: Spark waits for it
         without end."""
         assert self._process is not None
-        found = {
-            pid: parent
-            for pid, (parent, args) in descendants(self._process.pid).items()
-            if what in args
-        }
+        found = {pid: parent for pid, parent, _ in descendants(self._process.pid, what)}
         return [pid for pid, parent in found.items() if what != WORKER or parent in found]
 
     def end(self, first: int | None = None) -> None:
         """End all, one of them first; they must not outlive each other."""
         if self._process is None:
             return
-        family = [self._process.pid, *descendants(self._process.pid)]
+        family = [self._process.pid, *(each.pid for each in descendants(self._process.pid))]
         for pid in [first] if first else family:
             kill(pid)
         if first is not None:
@@ -126,40 +127,6 @@ class Driver:
         assert self._process.stdout is not None
         self._process.stdout.close()
         self._process = None
-
-
-def descendants(pid: int) -> dict[int, tuple[int, str]]:
-    """The processes below one, each with its parent and its command line."""
-    lines = subprocess.run(
-        ["ps", "-eww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    table = [(int(pid), int(parent), args) for pid, parent, args in map(_three, lines)]
-    found: dict[int, tuple[int, str]] = {}
-    parents = {pid}
-    while parents:
-        children = {pid: (parent, args) for pid, parent, args in table if parent in parents}
-        found |= children
-        parents = set(children)
-    return found
-
-
-def _three(line: str) -> list[str]:
-    return line.split(None, 2)
-
-
-def kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2]
-    except OSError:
-        return False
-    return not state.startswith("Z")
 
 
 class Publishing:
@@ -271,13 +238,90 @@ def stream_with_kills(
     check(found["nsq"], messages)
 
 
-def test_streams_through_kills(
-    nsqd: GoNsqd, new_driver: Callable[..., Driver], spawn_nsq: SpawnNsq, tmp_path: Path
+def test_ingestion_through_kills(
+    nsqd: GoNsqd,
+    spawn_nsq: SpawnNsq,
+    run_spark: RunSpark,
+    spark_env: dict[str, str],
+    tmp_path: Path,
 ) -> None:
-    victims = [PLANNER, JVM]  # workers are killed in the long form, and while they publish
-    stream_with_kills(
-        nsqd, new_driver, spawn_nsq, tmp_path, victims, messages=10_000, archiver_kills=1
-    )
+    """``nsq spark ingest`` itself: of a topic the consumer dies, of an archive the driver.
+
+    The JVM of that driver is halted, as if it were slow to end: until it has ended nobody else may
+    take the files of its last batch for leftovers.
+    """
+    messages = 3_000
+    archive, lakes = tmp_path / "in", tmp_path / "lakes"
+    archive.mkdir()
+    address = ["--nsqd-tcp-address", nsqd.tcp_address]
+    small = ["--max-in-flight", "200", "--rotate-text-size", "100KB", "--gzip"]
+    to_file = [
+        "to-file",
+        "-t",
+        TOPIC,
+        "-c",
+        ARCHIVE,
+        *address,
+        *small,
+        "--output-dir",
+        str(archive),
+    ]
+    sources = {SPARK: ["-t", TOPIC, "-c", SPARK, *address], ARCHIVE: [str(archive)]}
+    commands = {}
+    for name, source in sources.items():
+        output, checkpoint = str(lakes / name), str(lakes / f"{name}.checkpoint")
+        commands[name] = ["spark", "ingest", *source, "-o", output, "--checkpoint", checkpoint]
+        commands[name] += ["--max-rows-per-trigger", "300"]
+    started = ["--trigger", "0s", "--master", "local[2,4]"]
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        return spawn_nsq([*commands[name], *started], spark_env)
+
+    def wait_for_batches(process: subprocess.Popen[bytes], name: str) -> None:
+        batches = lakes / f"{name}.checkpoint" / "commits"
+        wait_until(
+            lambda: process.poll() is not None or len(list(batches.glob("[0-9]*"))) > 1,
+            what="batches",
+            timeout_s=DEADLINE_S,
+        )
+        assert process.poll() is None, process.communicate()
+
+    archiver = spawn_nsq(to_file)
+    publishing = Publishing(nsqd, messages)
+    publishing.go_on(messages // 2)
+    of_topic = start(SPARK)
+    wait_for_batches(of_topic, SPARK)
+    kill(descendants(of_topic.pid, PLANNER)[-1].pid)
+    _, of_topic_err = of_topic.communicate(timeout=DEADLINE_S)
+
+    archiver.kill()
+    archiver.wait(DEADLINE_S)
+    archiver = spawn_nsq(to_file)
+    of_archive = start(ARCHIVE)
+    publishing.join()
+    wait_for_batches(of_archive, ARCHIVE)
+    [jvm] = descendants(of_archive.pid, "SparkSubmit")
+    os.kill(jvm.pid, signal.SIGSTOP)
+    kill(of_archive.pid)
+    of_archive.wait(DEADLINE_S)
+    too_early = run_spark(*commands[ARCHIVE][1:], "--once")
+    kill(jvm.pid)
+    wait_until(lambda: not is_alive(jvm.pid), what="the end of the JVM", timeout_s=DEADLINE_S)
+
+    drained(nsqd, ARCHIVE)
+    archiver.send_signal(signal.SIGTERM)
+    archiver.wait(DEADLINE_S)
+    ends = [run_spark(*command[1:], "--once") for command in commands.values()]
+
+    assert of_topic.returncode == 1, of_topic_err.decode()
+    assert b"nsq: error: Spark failed: " in of_topic_err, of_topic_err.decode()
+    assert too_early.status == 1
+    assert "another nsq spark ingest uses" in too_early.err
+    for name, end in zip(commands, ends, strict=True):
+        assert end.status == 0, end.err
+        tables = map(parquet.read_table, (lakes / name).rglob("*.parquet"))
+        bodies = [body for table in tables for body in table["body"].to_pylist()]
+        check(Counter(map(bytes.decode, bodies)), messages)
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from nsqtools.protocol.message import WireMessage
 SECOND = 1_000_000_000
 BEGIN = 1_790_000_000 * SECOND  # 2026-09-21T14:13:20Z
 TOPICS = ("clicks", "views")
+PER_FILE, APART = 1000, 5 * SECOND // 2  # so that the first day ends in the third of four files
 
 
 def make_archive(directory: Path) -> list[tuple[Any, ...]]:
@@ -35,12 +36,12 @@ def make_archive(directory: Path) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for topic in TOPICS:
         for part in range(4):
-            first = 30_000 + part * 2500
+            first = 12_000 + part * PER_FILE
             messages = [
                 WireMessage(
-                    BEGIN + n * SECOND, 1, b"%016x" % n, b"body %d of %s" % (n, topic.encode())
+                    BEGIN + n * APART, 1, b"%016x" % n, b"body %d of %s" % (n, topic.encode())
                 )
-                for n in range(first, first + 2500)
+                for n in range(first, first + PER_FILE)
             ]
             write_archive(directory / f"{topic}.{part}.gz", messages, messages[::10], topic=topic)
             rows += [(*place(topic, each), *row(each)) for each in messages]

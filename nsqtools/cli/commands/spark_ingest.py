@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -197,9 +198,9 @@ def ingest(
     settings = spark.settings(f"nsq spark ingest: {source.name}", places, delta=is_delta)
     reported = set(read_damage(damage_path))
     with (
-        held_directories(source.name, output, checkpoint, is_delta=is_delta),
+        held_directories(source.name, output, checkpoint, is_delta=is_delta) as held,
         naming_skip_damaged(),
-        open_spark(runtime, settings) as session,
+        open_spark(runtime, replace(settings, inherited=held)) as session,
         Progress(runtime) as progress,
     ):
         query = start_query(session, source, sink)

@@ -10,6 +10,10 @@ anything else is refused.
 
 Files that an interrupted batch wrote are not in the sink's log, and Spark ignores them. Other
 readers of the directory would count their messages twice, so they are removed.
+
+Trap: when this process is killed, its JVM lives on for a moment and may still commit its batch. The
+files of that batch are no leftovers yet, so the JVM inherits the lock of the checkpoint, which is
+free only when both have ended.
 """
 
 from __future__ import annotations
@@ -56,35 +60,39 @@ class IngestMark:
 @contextmanager
 def held_directories(
     source: str, output: Location, checkpoint: Location, *, is_delta: bool = False
-) -> Iterator[None]:
+) -> Iterator[tuple[int, ...]]:
     """Mark two places, lock them, and remove what interrupted batches left before and after.
 
-    Raises `ConfigurationError`, and `OutputError`.
+    Yields the descriptors that the JVM must inherit (`SparkSettings.inherited`). Raises
+    `ConfigurationError`, and `OutputError`.
     """
     mark_directories(source, output, checkpoint)
-    with _locked(checkpoint):
+    with _locked(checkpoint) as held:
         if is_delta:  # its log says what counts, to every reader
-            yield
+            yield held
             return
         remove_leftovers(output)
-        yield
+        yield held
         remove_leftovers(output)
 
 
 @contextmanager
-def _locked(checkpoint: Location) -> Iterator[None]:
+def _locked(checkpoint: Location) -> Iterator[tuple[int, ...]]:
     if isinstance(checkpoint, StoredPlace):
         with leased(checkpoint / LOCK):
-            yield
+            yield ()
         return
     try:
         descriptor = lock_file(checkpoint / LOCK)
     except OSError as exc:
         raise OutputError(f"cannot write {exc.filename} ({exc.strerror})") from exc
     if descriptor is None:
-        raise OutputError(f"another nsq spark ingest uses {checkpoint}")
+        raise OutputError(
+            f"another nsq spark ingest uses {checkpoint}",
+            hint="If it was killed, its Spark still ends: try again in a few seconds.",
+        )
     try:
-        yield
+        yield (descriptor,)
     finally:
         os.close(descriptor)
 

@@ -1,0 +1,69 @@
+"""The processes below another one, as /proc shows them, and how to kill them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Process(NamedTuple):
+    """A process, the one that started it, and its command line."""
+
+    pid: int
+    parent: int
+    command: str
+
+
+def descendants(pid: int, what: str = "") -> list[Process]:
+    """The processes below ``pid`` with ``what`` in their command lines, parents first."""
+    below = _below({pid}, list(_processes()))
+    return [process for process in below if what in process.command]
+
+
+def _processes() -> Iterator[Process]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                stat = (entry / "stat").read_text()
+            except OSError:
+                continue
+            yield Process(int(entry.name), int(stat.rpartition(")")[2].split()[1]), command)
+
+
+def _below(roots: set[int], processes: list[Process]) -> Iterator[Process]:
+    found = [process for process in processes if process.parent in roots]
+    if found:
+        yield from found
+        yield from _below({process.pid for process in found}, processes)
+
+
+def kill(pid: int) -> None:
+    """Kill a process; one that has ended is fine."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody has waited for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2]
+    except OSError:
+        return False
+    return not state.startswith("Z")
+
+
+def peak_bytes(pid: int) -> int:
+    """The most memory that a process has had; 0 when it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(found[1]) * 1024 if found else 0
