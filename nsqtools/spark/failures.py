@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools import errors
 from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.spark.pyspark_internals import java_trace
 from nsqtools.spark.session_files import last_lines
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ OUT_OF_MEMORY = "java.lang.OutOfMemoryError"
 SHUT_DOWN_TEXT = "SparkContext was shut down"
 SHUT_DOWN = re.compile(f"{SHUT_DOWN_TEXT}|on a stopped SparkContext")
 KILLED = re.compile(r"Application has been killed\. Reason: (.*)")
+CAUSE_LINE = re.compile(r"^Caused by: .*$", re.MULTILINE)
+STREAM_FAILED = "STREAM_FAILED"
 SAVE_MODE = "UNSUPPORTED_DATA_SOURCE_SAVE_MODE"
 NOT_FOUND = ("PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND")
 
@@ -90,11 +93,17 @@ def explain(error: BaseException, settings: SparkSettings) -> NsqError:
 
 
 def _text(error: BaseException) -> str:
-    """The text of an error: of most of Spark's the JVM has it, which may have ended."""
+    """The text of an error: of most of Spark's the JVM has it, which may have ended.
+
+    That of a query lacks the name of what ended it: a missing class is told by its path alone.
+    """
     try:
-        return str(error)
+        text = str(error)
     except Exception:
         return SHUT_DOWN_TEXT
+    if text.startswith(f"[{STREAM_FAILED}]"):
+        text = "\n".join([text, *CAUSE_LINE.findall(java_trace(error))])
+    return text
 
 
 def _ended(settings: SparkSettings, log: str) -> NsqError:

@@ -86,6 +86,11 @@ def count_block_managers(context: SparkContext) -> int:
     return int(status.getExecutorMemoryStatus().size())
 
 
+def java_trace(error: BaseException) -> str:
+    """Return Java's stack trace of one of PySpark's errors, "" where there is none."""
+    return str(getattr(error, "_stackTrace", None) or "")
+
+
 @contextmanager
 def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
     """Set variables of this process, or remove those that are None, and restore them."""

@@ -113,6 +113,30 @@ def test_damage_fails_or_is_left_out_and_told(run_spark: RunSpark, tmp_path: Pat
     assert "10 rows ingested" in taken.err
 
 
+def test_an_error_that_is_no_exception_of_java_is_reported(
+    spark: SparkSession, run_spark: RunSpark, tmp_path: Path
+) -> None:
+    """A class whose own dependency is missing: NoClassDefFoundError, in the thread of the query."""
+    (tmp_path / "archive").mkdir()
+    write_archive(tmp_path / "archive" / "a.gz", messages(0, 10))
+    command = ["ingest", tmp_path / "archive", "-o", tmp_path / "out"]
+    command += ["--checkpoint", tmp_path / "checkpoint", "--once", "--json"]
+    setting = "spark.sql.streaming.commitProtocolClass"
+    spark.conf.set(setting, "org.apache.logging.log4j.core.async.AsyncLogger")
+    try:
+        failed = run_spark(*command)
+    finally:
+        spark.conf.unset(setting)
+
+    again = run_spark(*command)
+
+    assert (failed.status, failed.out) == (1, b"")
+    assert "Spark failed: NoClassDefFoundError: com/lmax/disruptor/" in failed.err
+    assert "0 rows ingested" not in failed.err
+    assert again.status == 0, again.err
+    assert ingested(spark, tmp_path / "out") == expected(0, 10)
+
+
 def test_a_topic_is_taken_until_it_is_interrupted_and_then_to_its_end(
     spark: SparkSession,
     nsqd: GoNsqd,
