@@ -920,7 +920,8 @@ _nsq_describe() {
             options=(
                 '*-t,--topic=@topics' '--since=' '--until=' '--where=' '-d,--delimiter=' '--rate='
                 '--retry-timeout=' '--retry-unknown' '--ledger=@dir' '--dead-letters=@dir'
-                '--dry-run' '--json' '*--nsqd-tcp-address=' '-P,--profile=@profiles' '--no-profile'
+                '--dry-run' '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json'
+                '*--nsqd-tcp-address=' '-P,--profile=@profiles' '--no-profile'
                 '*-X,--producer-opt=@options' '--tls,--no-tls' '--tls-ca-file=@file'
                 '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate'

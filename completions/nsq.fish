@@ -1918,7 +1918,8 @@ function __nsq_describe --no-scope-shadowing
             set options \
                 '*-t,--topic=@topics' '--since=' '--until=' '--where=' '-d,--delimiter=' '--rate=' \
                 '--retry-timeout=' '--retry-unknown' '--ledger=@dir' '--dead-letters=@dir' \
-                '--dry-run' '--json' '*--nsqd-tcp-address=' '-P,--profile=@profiles' '--no-profile' \
+                '--dry-run' '-o,--output=table|wide|tsv|csv|json|jsonl' '--columns=' '--json' \
+                '*--nsqd-tcp-address=' '-P,--profile=@profiles' '--no-profile' \
                 '*-X,--producer-opt=@options' '--tls,--no-tls' '--tls-ca-file=@file' \
                 '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
                 '--tls-min-version=tls1.2|tls1.3' '--snappy,--no-snappy' '--deflate,--no-deflate' \
@@ -1937,8 +1938,10 @@ function __nsq_describe --no-scope-shadowing
                 'Also publish again what nsqd may have accepted just before the connection broke: such messages can arrive twice.' \
                 'Record here what is confirmed, and continue from there the next time.' \
                 'Write messages that cannot be published there, as JSON with the reason.' \
-                'Publish nothing; print how many messages would go to which topic.' 'Print JSON.' \
-                'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
+                'Publish nothing; print how many messages would go to which topic.' \
+                'Form of the listing; wide leaves out no column, jsonl has a row on each line.' \
+                'Columns to show, in this order; with json, rows of these instead of the document.' \
+                'Print JSON.' 'nsqd, over TCP; 127.0.0.1:4150 when no address is given.' \
                 'Named settings from the configuration file.' \
                 'Use no profile: neither that of NSQ_PROFILE nor the one that nsq profile use chose.' \
                 'Any option of the producer; \'list\' lists them.' \

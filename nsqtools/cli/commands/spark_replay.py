@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from nsqtools.cli.options.connection import ProducerConnection
+from nsqtools.cli.options.forms import ListingForm
 from nsqtools.cli.options.params import (
     SELECTION,
     Delimiter,
-    Json,
     parse_moment,
     since_option,
     until_option,
@@ -32,7 +32,7 @@ from nsqtools.cli.options.publishing import (
 from nsqtools.cli.options.spark_options import place, places
 from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
 from nsqtools.cli.render.outcomes import DamageReporter, report_publishing
-from nsqtools.cli.render.output import write_json, write_listing
+from nsqtools.cli.render.output import Form, write_json, write_listing
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.protocol.durations import format_duration
@@ -93,8 +93,8 @@ def replay(
     ledger: Ledger = None,
     dead_letters: DeadLetters = None,
     dry_run: DryRun = False,
-    json: Json = False,
     *,
+    form: ListingForm,
     connection: ProducerConnection,
     spark: SparkOptions,
     runtime: Session,
@@ -154,7 +154,7 @@ def replay(
         with stopping(job.stop) as signals:
             with job_progress(runtime, session):
                 outcome = job.count() if dry_run else job.run()
-            status = show_outcome(runtime, outcome, dry_run=dry_run, json=json)
+            status = show_outcome(runtime, outcome, dry_run=dry_run, form=form)
             if ledger is not None and not outcome.is_complete:
                 runtime.tell(
                     f"nsq: run it again to go on; up to {outcome.in_doubt} messages may come "
@@ -164,16 +164,16 @@ def replay(
 
 
 def show_outcome(
-    runtime: Runtime, outcome: ReplayOutcome, *, dry_run: bool, json: bool
+    runtime: Runtime, outcome: ReplayOutcome, *, dry_run: bool, form: Form
 ) -> ExitStatus:
     """Print the counts, and the reason when not everything was published; return the status."""
     from nsqtools.spark.publishing.row_outcomes import document, summary
 
     report = outcome.report
-    if json and not dry_run:
+    if form.is_document and not dry_run:
         write_json(runtime, document(report, is_complete=outcome.is_complete), indent=2)
     else:
-        write_listing(runtime, ("topic", "messages"), sorted(report.topics.items()), json=json)
+        write_listing(runtime, ("topic", "messages"), sorted(report.topics.items()), form)
     damage = DamageReporter(runtime)
     damage.report_all(outcome.damages)
     if dry_run:
