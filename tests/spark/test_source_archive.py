@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -188,12 +189,15 @@ def test_a_stream_goes_on_where_it_ended_whatever_became_of_the_files(
     writer.write(messages(20, 30))
     writer.finish()
     writer.write(messages(30, 40))
-    second = drained(spark, archive, checkpoint, lags, maxRowsPerTrigger=15)
+    with ThreadPoolExecutor() as pool:  # two queries on one archive, at a time
+        other = pool.submit(drained, spark, archive, tmp_path / "other", [], maxFilesPerTrigger=1)
+        second = drained(spark, archive, checkpoint, lags, maxRowsPerTrigger=15)
     third = drained(spark, archive, checkpoint, [])
 
     assert first == bodies_of(messages(0, 20))
     assert second == bodies_of(messages(20, 40))
     assert third == []
+    assert other.result() == bodies_of(messages(0, 40))
     assert lags[:2] == [10, 0]
 
 
