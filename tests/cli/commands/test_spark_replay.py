@@ -106,9 +106,9 @@ def test_times_and_sql_select(
 def test_a_dry_run_publishes_nothing(nsqd: GoNsqd, replay: Replay, tmp_path: Path) -> None:
     write_archive(tmp_path / "a.gz", messages(0, 10))
 
-    result = replay(tmp_path / "a.gz", "--topic", "again", "--dry-run")
+    result = replay(tmp_path / "a.gz", "--topic", "again", "--dry-run", "-o", "csv")
 
-    assert (result.status, result.out) == (0, b"topic\tmessages\nagain\t10\n")
+    assert (result.status, result.out) == (0, b"topic,messages\nagain,10\n")
     assert "10 messages would be published" in result.err
     assert nsqd.stats()["topics"] == []
 
