@@ -24,11 +24,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """`command` makes the argument list. A slow one gets only a `share` of the messages."""
+    """`command` makes the argument list. A slow one gets only a `share` of the messages. NSQ's own
+    benchmarks leave some FINs unsent, or publish without end."""
 
     name: str
     command: Callable[[Job], Sequence[str]]
     share: float = 1.0
+    leaves: int = 0
+    is_endless: bool = False
 
     def portion(self, messages: int) -> int:
         return max(1, round(messages * self.share))

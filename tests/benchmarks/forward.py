@@ -3,95 +3,75 @@
     python tests/benchmarks/forward.py nsq --messages 600000 --rounds 3
     python tests/benchmarks/forward.py http --messages 100000 --rounds 3
 
-Whole processes, start-up included, from a full channel until nothing is left of it. The endpoint is
-a Go server that answers 200 (tests/go/http_sink). Prints messages a second, CPU a message, and the
-ratios of the medians.
+From a full channel until nothing is left of it. The endpoint is a Go server that answers 200
+(tests/go/http_sink).
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks import ours
+from benchmarks.__main__ import everything_in_memory, table
+from benchmarks.contestants import Contestant, Job
+from benchmarks.measure import Measured, drain
 from plugins.daemons import GO_PROGRAMS, GoNsqd
-from plugins.waiting import wait_until
 
-from nsqtools.client.producer import Producer
-
-TOPIC = "clicks"
-BODY = b"x" * 200
-NSQ = [sys.executable, "-m", "nsqtools"]
-TICKS = os.sysconf("SC_CLK_TCK")
+HTTP_SHARE = 0.2  # of the messages: a request takes longer than a publish
 
 
-class Figures(NamedTuple):
-    """Of one run."""
-
-    rate: float
-    cpu_us: float
+def go(program: str, job: Job) -> Sequence[str]:
+    place = (f"-topic={job.topic}", f"-channel={job.channel}", "-status-every=0")
+    return (str(GO_PROGRAMS / program), *place, f"-nsqd-tcp-address={job.tcp_address}")
 
 
-def fill(nsqd: GoNsqd, messages: int, *channels: str) -> None:
-    for channel in channels:
-        nsqd.create_channel(TOPIC, channel)
-    with Producer(nsqd.tcp_address) as producer:
-        for begin in range(0, messages, 1000):
-            producer.publish_many(TOPIC, [BODY] * min(1000, messages - begin))
-    for channel in channels:
-        wait_until(
-            lambda channel=channel: nsqd.depth(TOPIC, channel) == messages,  # type: ignore[misc]
-            what="a full channel",
-            timeout_s=60,
+def own(command: str, job: Job) -> Sequence[str]:
+    place = ("-t", job.topic, "-c", job.channel, "--nsqd-tcp-address", job.tcp_address)
+    return (*ours.NSQ, command, *place)
+
+
+def to_nsq(target: str) -> list[Contestant]:
+    """Forward to the nsqd at ``target``."""
+
+    def theirs(job: Job) -> Sequence[str]:
+        return (
+            *go("nsq_to_nsq", job),
+            "-destination-topic=copies",
+            f"-destination-nsqd-tcp-address={target}",
         )
 
+    def mine(job: Job) -> Sequence[str]:
+        there = ("--destination-nsqd-tcp-address", target, "--destination-topic", "copies")
+        return (*own("to-nsq", job), *there, "--no-loop-guard")
 
-def drain(nsqd: GoNsqd, channel: str, messages: int, command: list[str]) -> Figures:
-    """Run a command until its channel is empty."""
-    began = time.monotonic()
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        while True:
-            stats = nsqd.channel_stats(TOPIC, channel)
-            if not stats["depth"] + stats["in_flight_count"]:
-                break
-            time.sleep(0.02)
-        took_s = time.monotonic() - began
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(") ", 1)[1].split()
-        process.terminate()
-    cpu_s = (int(fields[11]) + int(fields[12])) / TICKS
-    return Figures(messages / took_s, cpu_s / messages * 1e6)
+    return [Contestant("nsq_to_nsq", theirs), Contestant("nsq to-nsq", mine)]
 
 
-def to_nsq(source: GoNsqd, target: GoNsqd, messages: int) -> tuple[Figures, Figures]:
-    place = ["nsqd-tcp-address", source.tcp_address]
-    there = ["destination-nsqd-tcp-address", target.tcp_address]
-    go = [str(GO_PROGRAMS / "nsq_to_nsq"), f"-topic={TOPIC}", "-channel=go", "-status-every=0"]
-    go += ["-destination-topic=go", "-" + place[0], place[1], "-" + there[0], there[1]]
-    ours = [*NSQ, "to-nsq", "-t", TOPIC, "-c", "ours", "--destination-topic", "ours"]
-    ours += ["--" + place[0], place[1], "--" + there[0], there[1], "--no-loop-guard"]
-    ours += ["--nsqd-http-address", source.http_address]
-    return drain(source, "go", messages, go), drain(source, "ours", messages, ours)
+def to_http(url: str) -> list[Contestant]:
+    """Forward to the endpoint at ``url``."""
+    return [
+        Contestant("nsq_to_http", lambda job: (*go("nsq_to_http", job), "-post", url), HTTP_SHARE),
+        Contestant("nsq to-http", lambda job: (*own("to-http", job), "--post", url), HTTP_SHARE),
+    ]
 
 
-def to_http(source: GoNsqd, messages: int) -> tuple[Figures, Figures]:
-    go = [str(GO_PROGRAMS / "nsq_to_http"), f"-topic={TOPIC}", "-channel=go", "-status-every=0"]
-    go += ["-nsqd-tcp-address", source.tcp_address, "-post"]
-    ours = [*NSQ, "to-http", "-t", TOPIC, "-c", "ours", "--nsqd-tcp-address", source.tcp_address]
-    ours += ["--nsqd-http-address", source.http_address, "--post"]
-    with http_sink() as url:
-        theirs = drain(source, "go", messages, [*go, url])
-    with http_sink() as url:
-        return theirs, drain(source, "ours", messages, [*ours, url])
+@contextmanager
+def contestants(what: str) -> Iterator[list[Contestant]]:
+    """Those that forward to ``nsq`` or ``http``, while what they forward to is there."""
+    if what == "nsq":
+        with TemporaryDirectory() as there, GoNsqd(Path(there), "-mem-queue-size=5000000") as nsqd:
+            yield to_nsq(nsqd.tcp_address)
+    else:
+        with http_sink() as url:
+            yield to_http(url)
 
 
 @contextmanager
@@ -107,28 +87,15 @@ def http_sink() -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", choices=["nsq", "http"])
-    parser.add_argument("--messages", type=int, default=100_000)
+    parser.add_argument("--messages", type=int, default=500_000)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    rounds = []
+    found: dict[str, list[Measured]] = {}
     for _ in range(given.rounds):
-        with TemporaryDirectory() as here, TemporaryDirectory() as there:
-            memory = f"-mem-queue-size={3 * given.messages}"
-            with GoNsqd(Path(here), memory) as source, GoNsqd(Path(there), memory) as target:
-                fill(source, given.messages, "go", "ours")
-                if given.what == "nsq":
-                    rounds.append(to_nsq(source, target, given.messages))
-                else:
-                    rounds.append(to_http(source, given.messages))
-    for name, figures in zip(("Go", "ours"), zip(*rounds, strict=True), strict=True):
-        rate = statistics.median(each.rate for each in figures)
-        cpu_us = statistics.median(each.cpu_us for each in figures)
-        print(f"{name:5} {rate:9,.0f} messages/s {cpu_us:8.2f} us of CPU a message")
-    ratio = statistics.median(ours.rate / go.rate for go, ours in rounds)
-    cpu = statistics.median(go.cpu_us / ours.cpu_us for go, ours in rounds)
-    print(
-        f"ours is {ratio:.1f} x as fast, with {cpu:.1f} x less CPU; load {os.getloadavg()[0]:.1f}"
-    )
+        with everything_in_memory(given.messages) as source, contestants(given.what) as chosen:
+            for each in chosen:
+                found.setdefault(each.name, []).append(drain(source, each, given.messages))
+    print(table(found, [next(iter(found))]))
 
 
 if __name__ == "__main__":

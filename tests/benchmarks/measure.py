@@ -1,18 +1,24 @@
-"""Message rates as nsqd sees them: one yardstick for every program, whatever it prints.
+"""What programs cost, as nsqd and the kernel see it: one yardstick for all, whatever they print.
 
 A measurement asks nsqd's statistics every few milliseconds, and runs from the last answer that
-shows nothing done to the first that shows all done. So the start-up of a program does not count,
-and the error is at most two such intervals: take messages enough for a second or more.
+shows nothing done to the first that shows all done: so the start-up of a program does not count.
+`Measured` has the whole process beside that. The error is at most two such intervals: take messages
+enough for two seconds or more. CPU time, peak memory and descriptors are read from the kernel, for
+programs in Python and in Go by the same means.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import random
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks import bare_loop
@@ -21,22 +27,94 @@ from plugins.http_api import Nsqd
 from plugins.waiting import wait_until
 
 POLL_S = 0.01
+LOOK_S = 0.1  # between two looks at memory and descriptors
 STALLED_S = 10.0
 
 BODY = b"x" * 200
 BATCH_SIZE = 500
 
+
+def log_line(chance: random.Random) -> bytes:
+    """A line of JSON of 200 bytes, as a log has it."""
+    line = (
+        b'{"user":"%08x","path":"/shop/%d/item-%d","status":200,"ms":%.3f,"agent":"%b","trace":"'
+        % (
+            chance.getrandbits(32),
+            chance.randrange(100),
+            chance.randrange(10_000),
+            chance.random() * 90,
+            b"Mozilla/5.0 (X11; Linux x86_64) Firefox",
+        )
+    )
+    return line + b"%0*x" % (198 - len(line), chance.getrandbits(128)) + b'"}'
+
+
+# Of JSON lines a compressor meets none again within its window.
+LINES = [log_line(chance) for chance in [random.Random(20)] for _ in range(BATCH_SIZE)]
+
+_CPU_CLOCK = 2  # CPUCLOCK_SCHED of the kernel: what all threads took, those that ended included
 _job_numbers = itertools.count(1)
 
 
-def drain_rate(
-    nsqd: Nsqd, contestant: Contestant, messages: int, *, into_pipe: bool = False
-) -> float:
-    """Messages finished a second, while the output goes to /dev/null, or through a pipe to cat."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run of a program. ``whole_*`` begin with the process, others with its first message."""
+
+    messages: int
+    seconds: float
+    whole_s: float
+    cpu_s: float
+    whole_cpu_s: float
+    peak_mb: float
+    descriptors: int
+
+    @property
+    def rate(self) -> float:
+        return self.messages / self.seconds
+
+    @property
+    def cpu_us(self) -> float:
+        """User and system time of a message."""
+        return self.cpu_s / self.messages * 1e6
+
+
+class Watched:
+    """What a process has taken so far; memory and descriptors at their most."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._looked = -LOOK_S
+        self.cpu_s = self.peak_mb = 0.0
+        self.descriptors = 0
+
+    def look(self) -> None:
+        """Read again what the kernel says. A process that has ended keeps what it had."""
+        try:
+            self.cpu_s = time.clock_gettime((~self._pid << 3) | _CPU_CLOCK)
+            if time.monotonic() - self._looked > LOOK_S:
+                self._looked = time.monotonic()
+                place = Path(f"/proc/{self._pid}")
+                self.descriptors = max(self.descriptors, len(os.listdir(place / "fd")))
+                for line in (place / "status").read_text().splitlines():
+                    if line.startswith("VmHWM"):
+                        self.peak_mb = int(line.split()[1]) / 1000
+        except OSError:
+            pass
+
+
+def drain(
+    nsqd: Nsqd,
+    contestant: Contestant,
+    messages: int,
+    *,
+    into_pipe: bool = False,
+    bodies: Sequence[bytes] = LINES,
+) -> Measured:
+    """Finish messages, while the output goes to /dev/null, or through a pipe to cat."""
     messages = contestant.portion(messages)
     with new_job(nsqd) as job:
         nsqd.create_channel(job.topic, job.channel)
-        fill(nsqd, job, messages)
+        fill(nsqd, job, messages, bodies)
 
         def finished() -> int:
             channel = nsqd.channel_stats(job.topic, job.channel)
@@ -48,52 +126,89 @@ def drain_rate(
             if into_pipe:
                 cat = running(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
                 output = programs.enter_context(cat).stdin
+            began = time.monotonic()
             program = programs.enter_context(running(contestant.command(job), stdout=output))
-            return messages / seconds_for(finished, messages, program)
+            goal = messages - contestant.leaves
+            return measured(finished, goal, program, began)
 
 
-def publish_rate(nsqd: Nsqd, contestant: Contestant, messages: int) -> float:
-    """Lines published a second from a pipe; the program must end well and have sent exactly all."""
+def publish(nsqd: Nsqd, contestant: Contestant, messages: int, *, body: bytes = BODY) -> Measured:
+    """Publish the lines of a pipe; the program must end well and have sent exactly all.
+
+    An endless contestant reads nothing and is ended when nsqd has as many.
+    """
     messages = contestant.portion(messages)
-    make_lines = ["sh", "-c", f"yes {BODY.decode()} | head -n {messages}"]
-    with new_job(nsqd) as job:
+    with new_job(nsqd) as job, lines_of(body, messages) as lines:
         nsqd.create_topic(job.topic)
 
         def published() -> int:
             count: int = nsqd.topic_stats(job.topic)["message_count"]
             return count
 
-        with (
-            running(make_lines, stdout=subprocess.PIPE) as lines,
-            running(contestant.command(job), stdin=lines.stdout) as program,
-        ):
-            seconds = seconds_for(published, messages, program)
+        began = time.monotonic()
+        with running(contestant.command(job), stdin=lines) as program:
+            found = measured(published, messages, program, began)
+            if contestant.is_endless:
+                return found
             status = program.wait(STALLED_S)
         if status != 0 or published() != messages:
             raise RuntimeError(f"{contestant.name}: {published()} of {messages} published")
-        return messages / seconds
+        return found
 
 
-def seconds_for(done: Callable[[], int], goal: int, program: subprocess.Popen[bytes]) -> float:
-    began = last_progress = time.monotonic()
-    before = 0
-    while (now_done := done()) < goal:
+@contextmanager
+def lines_of(body: bytes, count: int) -> Iterator[Any]:
+    """A pipe of lines; a body too long for an argument comes from a file."""
+    with TemporaryDirectory(prefix="line-") as directory:
+        line = Path(directory) / "line"
+        line.write_bytes(body)
+        make_lines = ["sh", "-c", f'yes "$(cat {line})" | head -n {count}']
+        if len(body) > 100_000:
+            line.write_bytes(body + b"\n")
+            make_lines = ["sh", "-c", f"for n in $(seq {count}); do cat {line}; done"]
+        with running(make_lines, stdout=subprocess.PIPE) as source:
+            yield source.stdout
+
+
+def measured(
+    done: Callable[[], int], goal: int, program: subprocess.Popen[bytes], began_s: float
+) -> Measured:
+    """Watch a program until ``done()`` is ``goal``. Raises `RuntimeError` when it stops before."""
+    watched = Watched(program.pid)
+    first = last_progress = time.monotonic()
+    before, first_cpu_s = 0, 0.0
+    while True:
+        watched.look()
+        if (now_done := done()) >= goal:
+            break
         now = time.monotonic()
         if now_done == 0:
-            began = now
+            first, first_cpu_s = now, watched.cpu_s
         if now_done != before:
             before, last_progress = now_done, now
         if program.poll() or now - last_progress > STALLED_S:
             raise RuntimeError(f"{program.args!r} stopped at {now_done} of {goal} messages")
         time.sleep(POLL_S)
-    return time.monotonic() - began
+    ended = time.monotonic()
+    watched.look()
+    return Measured(
+        messages=now_done,
+        seconds=ended - first,
+        whole_s=ended - began_s,
+        cpu_s=watched.cpu_s - first_cpu_s,
+        whole_cpu_s=watched.cpu_s,
+        peak_mb=watched.peak_mb,
+        descriptors=watched.descriptors,
+    )
 
 
-def fill(nsqd: Nsqd, job: Job, messages: int) -> None:
-    """Put messages into the topic and wait until the channel has them all."""
-    full, rest = divmod(messages, BATCH_SIZE)
-    batches = itertools.repeat(bare_loop.packed([BODY] * BATCH_SIZE), full)
-    last = [bare_loop.packed([BODY] * rest)] if rest else []
+def fill(nsqd: Nsqd, job: Job, messages: int, bodies: Sequence[bytes] = LINES) -> None:
+    """Put messages into the topic, the bodies again and again, and wait until they are there."""
+    size = max(1, min(BATCH_SIZE, 1_000_000 // (len(bodies[0]) + 4)))
+    batch = list(itertools.islice(itertools.cycle(bodies), size))
+    full, rest = divmod(messages, size)
+    batches = itertools.repeat(bare_loop.packed(batch), full)
+    last = [bare_loop.packed(batch[:rest])] if rest else []
     bare_loop.publish(job.tcp_address, job.topic, [*batches, *last])
     wait_until(
         lambda: nsqd.depth(job.topic, job.channel) == messages,

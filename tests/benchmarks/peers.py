@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.contestants import FEW_IN_FLIGHT, Contestant, Job
@@ -12,12 +13,30 @@ from plugins.daemons import GO_PROGRAMS
 HERE = Path(__file__).parent
 BARE_LOOP = str(HERE / "bare_loop.py")
 PYNSQ_CONSUMER = str(HERE / "pynsq_consumer.py")
+GNSQ_CONSUMER = str(HERE / "gnsq_consumer.py")
+UNSENT_FINS = 1000  # bench_reader writes FINs when 200 are together, on two connections or more
 
 
-def nsq_tail(job: Job) -> Sequence[str]:
+def nsq_tail(job: Job, *flags: str) -> Sequence[str]:
     program = str(GO_PROGRAMS / "nsq_tail")
     place = (f"-topic={job.topic}", f"-channel={job.channel}")
-    return (program, *place, f"-nsqd-tcp-address={job.tcp_address}", "-max-in-flight=2500")
+    return (program, *place, f"-nsqd-tcp-address={job.tcp_address}", "-max-in-flight=2500", *flags)
+
+
+def nsq_tail_as_ours(job: Job) -> Sequence[str]:
+    """With the buffer timeout that ``nsq tail`` asks nsqd for; its default is 250 ms."""
+    return nsq_tail(job, "-consumer-opt=output_buffer_timeout,25ms")
+
+
+def bench_reader(job: Job) -> Sequence[str]:
+    program = str(GO_PROGRAMS / "bench_reader")
+    place = (f"-topic={job.topic}", f"-channel={job.channel}", "-rdy=2500", "-runfor=1h")
+    return (program, *place, f"-nsqd-tcp-address={job.tcp_address}")
+
+
+def bench_writer(job: Job) -> Sequence[str]:
+    program = str(GO_PROGRAMS / "bench_writer")
+    return (program, f"-topic={job.topic}", "-runfor=1h", f"-nsqd-tcp-address={job.tcp_address}")
 
 
 def to_nsq(job: Job) -> Sequence[str]:
@@ -27,6 +46,10 @@ def to_nsq(job: Job) -> Sequence[str]:
 
 def pynsq(job: Job) -> Sequence[str]:
     return (sys.executable, PYNSQ_CONSUMER, job.tcp_address, job.topic, job.channel)
+
+
+def gnsq(job: Job) -> Sequence[str]:
+    return (sys.executable, GNSQ_CONSUMER, job.tcp_address, job.topic, job.channel)
 
 
 def bare_consumer(job: Job) -> Sequence[str]:
@@ -64,6 +87,10 @@ CONNECTIONS = [
     Contestant("go-nsq, 200", gonsq_from_many(200), share=0.3),
     Contestant("go-nsq, 500", gonsq_from_many(500), share=0.3),
 ]
+
+BENCH_READER = Contestant("bench_reader", bench_reader, leaves=UNSENT_FINS)
+BENCH_WRITER = Contestant("bench_writer", bench_writer, is_endless=True)
+GNSQ = [Contestant("gnsq", gnsq, share=0.1)] if find_spec("gnsq") else []
 
 LIBRARY_PRODUCERS = [Contestant("go-nsq PublishAsync", gonsq_publish, share=0.2)]
 

@@ -6,7 +6,7 @@ escaped, and the page forbids itself to load anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -67,8 +67,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table><thead><tr>{cells}</tr></thead>\n<tbody>{lines}</tbody></table>"
 
 
-def bars(groups: Sequence[Bars]) -> str:
-    """Horizontal bars, the longest of which fills the width."""
+def bars(groups: Sequence[Bars], show: Callable[[float], str] = "{:.1%}".format) -> str:
+    """Horizontal bars, the longest of which fills the width; ``show`` writes the values."""
     most = max((share for group in groups for share in group.shares), default=0.0) or 1.0
     series = max((len(group.shares) for group in groups), default=1)
     row = ROW + (series - 1) * BAR
@@ -81,9 +81,9 @@ def bars(groups: Sequence[Bars]) -> str:
             y, width = top + number * BAR, room * share / most
             parts.append(
                 f'<rect class="s{number}" x="{LABEL}" y="{y}" width="{width:.1f}" '
-                f'height="{BAR - 1}"><title>{share:.2%}</title></rect>'
+                f'height="{BAR - 1}"><title>{escape(show(share))}</title></rect>'
             )
-        shares = " ".join(f"{share:.1%}" for share in group.shares)
+        shares = " ".join(map(show, group.shares))
         parts.append(_text(WIDTH, top + series * BAR / 2 + 4, shares, "end", "soft"))
     return _svg(len(groups) * row + 10, parts)
 

@@ -1,0 +1,293 @@
+"""The measured blocks of nsq-benchmarks(7) and of README, made of the raw data alone. Pure.
+
+A block is the text from ``<!-- measured: NAME -->`` to ``<!-- end -->``; every figure is in one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.report.raw import RESULTS, Result, Row, load
+from benchmarks.report.tables import compared, markdown, number, ratio, times
+
+DOCUMENTS = ("man/nsq-benchmarks.7.md", "README.md")
+_BLOCK = re.compile(r"(<!-- measured: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+GROWTH = {
+    "messages": "microseconds of CPU a message",
+    "size": "microseconds of CPU a message",
+    "topics": "microseconds of CPU a message",
+    "connections": "microseconds of CPU a message",
+    "files": "seconds of CPU of the whole command",
+}
+
+
+def render_all(checkout: Path) -> list[Path]:
+    """Write both documents again; return those that changed."""
+    changed = []
+    for name in DOCUMENTS:
+        text = (checkout / name).read_text("utf-8")
+        if (made := render(text)) != text:
+            (checkout / name).write_text(made, "utf-8")
+            changed.append(checkout / name)
+    return changed
+
+
+def render(text: str, results: Path = RESULTS) -> str:
+    """Return the text with every block made again; one of a part without raw data says so."""
+
+    def block(found: re.Match[str]) -> str:
+        begin, name, end = found.groups()
+        part, make = BLOCKS[name]
+        result = load(part, results)
+        made = make(result) if result else f"Not measured: `tests/benchmarks report --only {part}`."
+        failed = failures(result) if result else ""
+        return f"{begin}{made}\n{failed}{end}"
+
+    return _BLOCK.sub(block, text)
+
+
+def failures(result: Result) -> str:
+    names = dict.fromkeys(row.name for row in result.rows if row.error)
+    return f"\nFailed in this run: {', '.join(names)}.\n" if names else ""
+
+
+def machine(result: Result) -> str:
+    facts = result.facts
+    return (
+        f"nsqtools {facts['nsqtools']}, {facts['at']}: {facts['cpu']}, {facts['cores']} cores, "
+        f"{facts['memory_gb']} GB of memory, Linux {facts['kernel']}, Python {facts['python']}, "
+        f"{facts['nsqd']}, gzip by {facts['gzip']} unless a row says otherwise. " + state(result)
+    )
+
+
+def state(result: Result) -> str:
+    """How busy the machine was: each part says it of itself."""
+    facts = result.facts
+    return (
+        f"Load average {facts['load_before']} before, {facts['load_after']} after; "
+        f"{facts['sample_s']} s a sample."
+    )
+
+
+def with_state(make: Callable[[Result], str]) -> Callable[[Result], str]:
+    return lambda result: f"{make(result)}\n\n{state(result)}"
+
+
+def consume(result: Result) -> str:
+    names = {
+        "nsq_tail": "nsq_tail",
+        "nsq_tail, 25 ms": "nsq_tail, 25 ms",
+        "nsq tail": "`nsq tail`",
+        "nsq tail TLS": "`nsq tail --tls`",
+        "nsq tail snappy": "`nsq tail --snappy`",
+        "nsq tail TLS+snappy": "with both",
+        "bench_reader": "bench_reader",
+        "bare loop": "bare loop",
+    }
+    return compared(result, names, "nsq_tail, 25 ms")
+
+
+def library(result: Result) -> str:
+    names = {
+        "pynsq": "pynsq",
+        "gnsq": "gnsq",
+        "go-nsq, 1 worker": "go-nsq",
+        "library loop": "`for message in consumer`",
+        "run, 1 worker": "`consumer.run(handler)`",
+    }
+    left_out = "" if "gnsq" in result.names() else "\n\ngnsq was not installed and is left out."
+    return compared(result, names, "pynsq") + left_out
+
+
+def publishing(result: Result) -> str:
+    names = {
+        "to_nsq": "to_nsq",
+        "nsq pub": "`nsq pub`",
+        "bench_writer": "bench_writer",
+        "bare MPUB loop": "bare MPUB loop",
+        "go-nsq PublishAsync": "go-nsq PublishAsync",
+        "PUB": "`Producer.submit`",
+        "aio PUB": "`aio.Producer.publish`",
+        "linger": "`Producer(linger_s=0.005)`",
+    }
+    return compared(result, names, "to_nsq")
+
+
+ARCHIVES = {
+    "nsq_to_file": "nsq_to_file",
+    "to-file raw": "`nsq to-file --format raw`",
+    "nsq_to_file gzip": "nsq_to_file -gzip",
+    "to-file raw gzip": "`--format raw --gzip`",
+    "to-file raw gzip zlib": "`--format raw --gzip-level 6` (zlib)",
+    "to-file jsonl gzip": "`--gzip`, JSON lines",
+}
+
+
+def archive(result: Result) -> str:
+    plain = {name: ARCHIVES[name] for name in ("nsq_to_file", "to-file raw")}
+    zipped = {name: shown for name, shown in ARCHIVES.items() if name not in plain}
+    return "\n\n".join(
+        (compared(result, plain, "nsq_to_file"), compared(result, zipped, "nsq_to_file gzip"))
+    )
+
+
+def forward(result: Result) -> str:
+    to_nsq = {"nsq_to_nsq": "nsq_to_nsq", "nsq to-nsq": "`nsq to-nsq`"}
+    to_http = {"nsq_to_http": "nsq_to_http", "nsq to-http": "`nsq to-http`"}
+    return "\n\n".join(
+        (compared(result, to_nsq, "nsq_to_nsq"), compared(result, to_http, "nsq_to_http"))
+    )
+
+
+def latency(result: Result) -> str:
+    rows = [
+        (shown, timeout, *(number(result.middle(name, figure)) for figure in WAITS))
+        for name, shown, timeout in (
+            ("nsq_tail", "nsq_tail", "250 ms (default)"),
+            ("nsq_tail, 25 ms", "nsq_tail", "25 ms"),
+            ("nsq tail", "`nsq tail`", "25 ms (default)"),
+            ("nsq tail, 250 ms", "`nsq tail`", "250 ms"),
+        )
+    ]
+    head = ("", "output_buffer_timeout", "p50 ms", "p90 ms", "max ms", "CPU us", "CPU us of nsqd")
+    return markdown(head, rows)
+
+
+WAITS = ("p50_ms", "p90_ms", "max_ms", "cpu_us", "nsqd_cpu_us")
+
+
+def serving(result: Result) -> str:
+    figures = {
+        "publish_rate": "MPUB of 100, messages/s",
+        "publish_cpu_us": "CPU us of such a message",
+        "consume_rate": "consume, messages/s",
+        "consume_cpu_us": "CPU us of such a message",
+        "writer_rate": "bench_writer, messages/s",
+        "reader_rate": "bench_reader, messages/s",
+        "queued_bytes": "bytes of memory a queued message",
+        "peak_mb": "peak MB",
+    }
+    rows = [
+        (
+            shown,
+            number(result.middle("Go nsqd", name)),
+            number(result.middle("nsq nsqd", name)),
+            times(ratio(result, "nsq nsqd", "Go nsqd", name)),
+        )
+        for name, shown in figures.items()
+    ]
+    return markdown(("", "Go nsqd", "`nsq nsqd`", "ratio"), rows)
+
+
+def startup(result: Result) -> str:
+    rows = [
+        (
+            f"`{name}`",
+            number(result.middle(name, "ms")),
+            times(ratio(result, name, "python -c pass", "ms")),
+        )
+        for name in result.names()
+    ]
+    return markdown(("", "ms", "ratio"), rows)
+
+
+def spark(result: Result) -> str:
+    shown = {
+        "spark.read.json": ("`spark.read.json`", "spark.read.json"),
+        "nsq-archive": ("`nsq-archive`, batch", "spark.read.json"),
+        "nsq-archive, stream": ("`nsq-archive`, stream", "spark.read.json"),
+        "spark.read.json by day": (
+            "`spark.read.json`, by topic and date",
+            "spark.read.json by day",
+        ),
+        "nsq spark compact by day": ("`nsq spark compact`", "spark.read.json by day"),
+    }
+    rows = [
+        (label, number(result.middle(name, "rate")), times(ratio(result, name, other, "rate")))
+        for name, (label, other) in shown.items()
+    ]
+    waits = [
+        (name, number(result.middle(name, "p50_ms")), number(result.middle(name, "p95_ms")))
+        for name in ("to-file and nsq-archive", "nsq")
+    ]
+    tables = (
+        markdown(("", "rows/s", "ratio"), rows),
+        markdown(("from publishing to `foreachBatch`", "p50 ms", "p95 ms"), waits),
+    )
+    return "\n\n".join(tables)
+
+
+def grown_value(axis: str, row: Row) -> float:
+    return row.figures["whole_cpu_s" if axis == "files" else "cpu_us"]
+
+
+def grown(axis: str) -> Callable[[Result], str]:
+    """The table of an axis: a column a program, CPU and then the most memory."""
+
+    def make(result: Result) -> str:
+        names = [name for name in result.names() if name.split()[0] == axis]
+        places = list(dict.fromkeys(row.number for row in result.rows if row.name in names))
+        found = {(row.name, row.number): row for row in result.rows if row.figures}
+        rows = []
+        for at in places:
+            cells = [f"{at:,}"]
+            for name in names:
+                row = found.get((name, at))
+                if row is None:
+                    cells.append("-")
+                    continue
+                cost, memory = number(grown_value(axis, row)), number(row.figures["peak_mb"])
+                cells.append(f"{cost}; {memory} MB")
+            rows.append(cells)
+        return markdown([axis, *(name.removeprefix(axis).strip() for name in names)], rows)
+
+    return make
+
+
+def six_ratios(result: Result) -> str:
+    """The rows of README, from the parts that they are of."""
+    parts = {name: load(name, RESULTS) for name in ("consume", "publish", "archive", "server")}
+
+    def of(part: str, name: str, other: str, figure: str = "rate") -> str:
+        found = parts[part]
+        return times(ratio(found, name, other, figure)) if found else "-"
+
+    publish = of("server", "nsq nsqd", "Go nsqd", "publish_rate")
+    taken = of("server", "nsq nsqd", "Go nsqd", "consume_rate")
+    rows = [
+        ("`nsq tail` to nsq_tail", of("consume", "nsq tail", "nsq_tail, 25 ms"), "consume"),
+        ("`nsq pub` to to_nsq, confirmed", of("publish", "nsq pub", "to_nsq"), "publish"),
+        (
+            "`nsq to-file` to nsq_to_file, plain",
+            of("archive", "to-file raw", "nsq_to_file"),
+            "archive",
+        ),
+        (
+            "the same with gzip, both at zlib's level 6",
+            of("archive", "to-file raw gzip zlib", "nsq_to_file gzip"),
+            "archive",
+        ),
+        ("`for message in consumer` to pynsq", of("consume", "library loop", "pynsq"), "consume"),
+        ("`nsq nsqd` to the Go nsqd, publish and consume", f"{publish} and {taken}", "server"),
+    ]
+    shown = [(what, value, f"`report --only {part}`") for what, value, part in rows]
+    return markdown(("", "ratio", "measured by `tests/benchmarks`"), shown)
+
+
+BLOCKS: dict[str, tuple[str, Callable[[Result], str]]] = {
+    "machine": ("consume", machine),
+    "consume": ("consume", with_state(consume)),
+    "library": ("consume", library),
+    "publish": ("publish", with_state(publishing)),
+    "archive": ("archive", with_state(archive)),
+    "forward": ("forward", with_state(forward)),
+    "latency": ("latency", with_state(latency)),
+    "server": ("server", with_state(serving)),
+    "startup": ("startup", with_state(startup)),
+    "spark": ("spark", with_state(spark)),
+    "six-ratios": ("consume", six_ratios),
+    **{f"growth-{axis}": ("growth", grown(axis)) for axis in GROWTH},
+}

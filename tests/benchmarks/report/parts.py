@@ -1,0 +1,279 @@
+"""What is measured: each part yields a row for every run. Rounds are interleaved, because the speed
+of a shared machine drifts: every round runs all contestants once."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks import archive, forward, latency, ours, peers, server, startup
+from benchmarks.__main__ import everything_in_memory
+from benchmarks.contestants import Contestant, Job
+from benchmarks.measure import Measured, Watched, drain, new_job, publish, running
+from benchmarks.report.growth import growth
+from benchmarks.report.raw import Row
+from plugins.daemons import GO_PROGRAMS, EmbeddedNsqdProcess, GoNsqd
+from plugins.http_api import Nsqd
+from plugins.raw_client import RawClient
+
+CHECKOUT = Path(__file__).parents[3]
+MOST = 3_000_000  # messages of 200 bytes in the memory of nsqd
+WARM_UP = 100_000  # of the fastest: says how many messages last as long as wanted
+
+Measure = Callable[[Nsqd, Contestant, int], Measured]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How long and how often; ``most_messages`` is the end of that axis of `growth`."""
+
+    seconds: float = 2.5
+    rounds: int = 3
+    most_messages: int = 1_000_000
+
+
+def figures_of(measured: Measured) -> dict[str, float]:
+    return {**asdict(measured), "rate": measured.rate, "cpu_us": measured.cpu_us}
+
+
+def run(contestant: Contestant, number: int, work: Callable[[], dict[str, float]]) -> Row:
+    """A row of what ``work`` returns, or of why it failed."""
+    try:
+        return Row(contestant.name, number, work())
+    except (RuntimeError, AssertionError, OSError, subprocess.SubprocessError) as exc:
+        return Row(contestant.name, number, error=str(exc)[:300] or type(exc).__name__)
+
+
+class Turns:
+    """Contestants in turn, each with messages for the seconds that a sample shall last."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._messages: dict[str, int] = {}
+
+    def rows(
+        self, measure: Measure, nsqd: Nsqd, contestants: Iterable[Contestant], number: int
+    ) -> Iterator[Row]:
+        for contestant in contestants:
+            yield run(contestant, number, lambda: self._take(measure, nsqd, contestant))  # noqa: B023
+
+    def _take(self, measure: Measure, nsqd: Nsqd, contestant: Contestant) -> dict[str, float]:
+        once = replace(contestant, share=1.0)
+        if contestant.name not in self._messages:
+            few = max(5 * peers.UNSENT_FINS, contestant.portion(WARM_UP))
+            rate = measure(nsqd, once, few).rate
+            wanted = int(rate * self._settings.seconds)
+            self._messages[contestant.name] = max(few, min(wanted, MOST))
+        return figures_of(measure(nsqd, once, self._messages[contestant.name]))
+
+
+def contest(
+    measure: Measure, settings: Settings, contestants: Iterable[Contestant]
+) -> Iterator[Row]:
+    """All contestants on one nsqd, a new one each round."""
+    turns = Turns(settings)
+    for number in range(settings.rounds):
+        with everything_in_memory(MOST) as nsqd:
+            yield from turns.rows(measure, nsqd, contestants, number)
+
+
+NSQ_TAIL = Contestant("nsq_tail", peers.nsq_tail, share=0.2)
+NSQ_TAIL_25_MS = Contestant("nsq_tail, 25 ms", peers.nsq_tail_as_ours, share=0.2)
+TAIL_250_MS = Contestant("nsq tail, 250 ms", lambda job: ours.tail(job, *SLOW_BUFFER))
+SLOW_BUFFER = ("-X", "output_buffer_timeout=250ms")
+
+
+def consume(settings: Settings) -> Iterator[Row]:
+    go_nsq = [replace(each, share=0.3) for each in peers.HANDLERS[:1]]
+    pynsq = [each for each in peers.CONSUMERS if each.name == "pynsq"]
+    contestants = [
+        *(NSQ_TAIL, NSQ_TAIL_25_MS, *ours.CONSUMERS[:1], *go_nsq, *pynsq, *peers.GNSQ),
+        *(*ours.CONSUMERS[1:], ours.HANDLERS[0], peers.BENCH_READER, peers.CONSUMERS[-1]),
+        *ours.TRANSPORTS,
+    ]
+    return contest(drain, settings, contestants)
+
+
+def publishing(settings: Settings) -> Iterator[Row]:
+    to_nsq, bare = peers.PRODUCERS
+    contestants = [to_nsq, *ours.PRODUCERS, *peers.LIBRARY_PRODUCERS]
+    contestants += [*ours.LIBRARY_PRODUCERS, peers.BENCH_WRITER, bare]
+    return contest(publish, settings, contestants)
+
+
+ARCHIVERS = (
+    "nsq_to_file",
+    "nsq_to_file gzip",
+    "to-file raw",
+    "to-file raw gzip",
+    "to-file raw gzip zlib",
+    "to-file jsonl gzip",
+)
+
+
+def archiving(settings: Settings) -> Iterator[Row]:
+    with TemporaryDirectory(prefix="archive-") as directory:
+        theirs, own = archive.contestants(directory)
+        chosen = [each for each in (*theirs, *own) if each.name in ARCHIVERS]
+        yield from contest(drain, settings, chosen)
+
+
+def forwarding(settings: Settings) -> Iterator[Row]:
+    for what in ("nsq", "http"):
+        turns = Turns(settings)
+        for number in range(settings.rounds):
+            with everything_in_memory(MOST) as source, forward.contestants(what) as chosen:
+                yield from turns.rows(drain, source, chosen, number)
+
+
+LONE = 40
+TRICKLE_PER_S = 1000
+
+
+def waiting(settings: Settings) -> Iterator[Row]:
+    """Both programs at both settings: a lone message, and CPU time at a thousand a second."""
+    tails = [NSQ_TAIL, NSQ_TAIL_25_MS, Contestant("nsq tail", ours.tail), TAIL_250_MS]
+    for contestant in tails:
+        yield run(contestant, 0, lambda: lone(contestant))  # noqa: B023
+    for contestant in tails:
+        yield run(contestant, 1, lambda: trickle(contestant, settings.seconds))  # noqa: B023
+
+
+def lone(contestant: Contestant) -> dict[str, float]:
+    with TemporaryDirectory(prefix="nsqd-") as directory, GoNsqd(Path(directory)) as nsqd:
+        job = Job(nsqd.tcp_address, "latency", "c")
+        taken = latency.latencies_ms(nsqd, contestant.command(job), job, LONE)
+    p90 = statistics.quantiles(taken, n=10)[-1]
+    return {"p50_ms": statistics.median(taken), "p90_ms": p90, "max_ms": max(taken)}
+
+
+def trickle(contestant: Contestant, seconds: float) -> dict[str, float]:
+    """CPU time of a message at a steady rate, of the program and of nsqd."""
+    with (
+        TemporaryDirectory(prefix="nsqd-") as directory,
+        GoNsqd(Path(directory)) as nsqd,
+        new_job(nsqd) as job,
+        RawClient(nsqd.tcp_address) as client,
+    ):
+        nsqd.create_channel(job.topic, job.channel)
+        with running(contestant.command(job), stdout=subprocess.DEVNULL) as program:
+            watched, server_watched = Watched(program.pid), Watched(nsqd.pid)
+            publish_steadily(client, job.topic, 1.0)
+            watched.look(), server_watched.look()  # the start is not counted
+            before = watched.cpu_s, server_watched.cpu_s
+            messages = publish_steadily(client, job.topic, seconds)
+            watched.look(), server_watched.look()
+        return {
+            "cpu_us": (watched.cpu_s - before[0]) / messages * 1e6,
+            "nsqd_cpu_us": (server_watched.cpu_s - before[1]) / messages * 1e6,
+        }
+
+
+def publish_steadily(client: RawClient, topic: str, seconds: float) -> int:
+    count = int(seconds * TRICKLE_PER_S)
+    began = time.monotonic()
+    for number in range(count):
+        client.publish(topic, b"x" * 200)
+        time.sleep(max(0.0, began + number / TRICKLE_PER_S - time.monotonic()))
+    return count
+
+
+SERVERS: dict[str, type[GoNsqd]] = {"Go nsqd": GoNsqd, "nsq nsqd": EmbeddedNsqdProcess}
+
+
+def serving(settings: Settings) -> Iterator[Row]:
+    """Both nsqd under a bare client, and under NSQ's own benchmarks."""
+    messages = int(settings.seconds * 600_000)
+    for number in range(settings.rounds):
+        for name, kind in SERVERS.items():
+            contestant = Contestant(name, lambda job: ())
+            yield run(contestant, number, lambda: serve(kind, messages, settings.seconds))  # noqa: B023
+
+
+def serve(kind: type[GoNsqd], messages: int, seconds: float) -> dict[str, float]:
+    with (
+        TemporaryDirectory(prefix="nsqd-") as directory,
+        kind(Path(directory), "-mem-queue-size=5000000") as nsqd,
+    ):
+        watched = Watched(nsqd.pid)
+        host, _, port = nsqd.tcp_address.rpartition(":")
+        address = (host, int(port))
+        figures = {}
+
+        def note(what: str, work: Callable[[], None]) -> None:
+            watched.look()
+            before = watched.cpu_s
+            figures[f"{what}_rate"] = messages / server.timed(work)
+            watched.look()
+            figures[f"{what}_cpu_us"] = (watched.cpu_s - before) / messages * 1e6
+
+        with server.subscribe(address) as consumer:
+            before = server.resident_bytes(nsqd.pid)
+            note("publish", lambda: server.publish(address, messages))
+            figures["queued_bytes"] = (server.resident_bytes(nsqd.pid) - before) / messages
+            note("consume", lambda: server.consume(consumer, messages))
+        figures["writer_rate"] = own_benchmark("bench_writer", nsqd, seconds)
+        time.sleep(0.2)
+        figures["reader_rate"] = own_benchmark("bench_reader", nsqd, seconds / 2)
+        time.sleep(0.2)
+        watched.look()
+        return {**figures, "peak_mb": watched.peak_mb, "descriptors": watched.descriptors}
+
+
+def own_benchmark(program: str, nsqd: GoNsqd, seconds: float) -> float:
+    """Messages a second as NSQ's benchmark reports them, of what it publishes itself."""
+    command = [str(GO_PROGRAMS / program), f"-runfor={seconds}s"]
+    command += [f"-nsqd-tcp-address={nsqd.tcp_address}", "-topic=bench"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if not (found := re.search(r"([\d.]+)ops/s", done.stderr)):
+        raise RuntimeError(f"{program}: {done.stderr[-200:]}")
+    return float(found[1])
+
+
+def starting(settings: Settings) -> Iterator[Row]:
+    times_s = startup.times_s(5 * settings.rounds, startup.SHORT)
+    for name, values in times_s.items():
+        for number, value in enumerate(values):
+            yield Row(name, number, {"ms": value * 1e3})
+
+
+SPARK_LINE = re.compile(r"^(?P<name>[\w. ,-]+?)\s+(?P<median>[\d,]+)\s+[\d,]+\s+[\d,]+ rows/s")
+SPARK_WAIT = re.compile(r"^latency, (?P<name>.+?)\s+p50\s+(?P<p50>\d+) ms, p95\s+(?P<p95>\d+)")
+
+
+def spark(settings: Settings) -> Iterator[Row]:
+    """The benchmarks of Spark, as they print it. JVMs are warmed up by a round of their own."""
+    few = ["--messages", str(int(settings.seconds * 400_000)), "--rounds", "2"]
+    for script, more in (("spark_read.py", ["--seconds", "5"]), ("spark_compact.py", [])):
+        command = [sys.executable, str(CHECKOUT / "tests" / "benchmarks" / script), *few, *more]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+        if done.returncode:
+            yield Row(script, 0, error=done.stderr[-300:])
+        for line in done.stdout.splitlines():
+            if found := SPARK_LINE.match(line):
+                rate = float(found["median"].replace(",", ""))
+                name = found["name"]
+                yield Row(f"{name} by day" if "compact" in script else name, 0, {"rate": rate})
+            elif found := SPARK_WAIT.match(line):
+                figures = {"p50_ms": float(found["p50"]), "p95_ms": float(found["p95"])}
+                yield Row(found["name"], 0, figures)
+
+
+PARTS: dict[str, Callable[[Settings], Iterator[Row]]] = {
+    "consume": consume,
+    "publish": publishing,
+    "archive": archiving,
+    "latency": waiting,
+    "server": serving,
+    "forward": forwarding,
+    "startup": starting,
+    "growth": lambda settings: growth(settings.most_messages),
+    "spark": spark,
+}

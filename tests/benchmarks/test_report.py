@@ -1,0 +1,88 @@
+"""The report: what README and nsq-benchmarks(7) claim is what was measured, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from benchmarks.report import pages, parts
+from benchmarks.report.command import main
+from benchmarks.report.growth_page import growth_page
+from benchmarks.report.pages import BLOCKS, DOCUMENTS, render
+from benchmarks.report.raw import RESULTS, Result, Row, load
+from benchmarks.report.tables import number, times
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_document_has_the_figures_of_the_raw_data(document: str) -> None:
+    text = (CHECKOUT / document).read_text("utf-8")
+
+    assert render(text) == text, "run: .venv/bin/python tests/benchmarks report --render"
+    assert "<!-- measured: " in text
+
+
+def test_every_block_is_in_a_document_and_every_part_was_measured() -> None:
+    texts = "".join((CHECKOUT / name).read_text("utf-8") for name in DOCUMENTS)
+
+    assert [name for name in BLOCKS if f"<!-- measured: {name} -->" not in texts] == []
+    assert [part for part in parts.PARTS if load(part, RESULTS) is None] == []
+
+
+def test_a_run_that_fails_is_said_and_ends_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def some(settings: parts.Settings) -> Iterator[Row]:
+        yield Row("python -c pass", 0, {"ms": 12.3456789})
+        yield Row("nsq --version", 0, error="it crashed")
+        yield Row("nsq --help", 0, {"ms": 24.7})
+
+    monkeypatch.setitem(parts.PARTS, "startup", some)
+
+    assert main(["--part", "startup", "--results", str(tmp_path)]) == 1
+
+    result = load("startup", tmp_path)
+    assert result is not None
+    assert [row.figures for row in result.rows] == [{"ms": 12.346}, {}, {"ms": 24.7}]
+    made = render("<!-- measured: startup -->\n<!-- end -->", tmp_path)
+    assert "| `nsq --version` | - | - |" in made
+    assert "| `nsq --help` | 24.7 | 2.0 |" in made
+    assert "Failed in this run: nsq --version." in made
+    assert "Not measured" in render("<!-- measured: spark -->\n<!-- end -->", tmp_path)
+
+
+def test_a_part_whose_time_is_up_keeps_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        parts.PARTS, "startup", lambda _: (Row("a", n, {"ms": 1.0}) for n in range(9))
+    )
+
+    assert main(["--part", "startup", "--results", str(tmp_path), "--longest", "0"]) == 1
+
+    result = load("startup", tmp_path)
+    assert result is not None
+    assert [row.name for row in result.rows] == ["a", "the rest"]
+
+
+def test_numbers_have_the_digits_that_mean_something() -> None:
+    shown = [
+        number(value) for value in (None, 0.0123, 1.05, 99.94, 483.2, 1234, 483_219, 1_196_700)
+    ]
+    assert shown == ["-", "0.0123", "1.05", "99.9", "483", "1,230", "483,000", "1,200,000"]
+    assert [times(value) for value in (None, 0.639, 3.57, 36.8)] == ["-", "0.64", "3.6", "37"]
+
+
+def test_how_cost_grows_is_drawn() -> None:
+    facts = {"cpu": "a <fast> one", "cores": 2, "load_before": 0.1, "at": "now"}
+    rows = [Row("size tail", at, {"cpu_us": at / 3, "peak_mb": 30}) for at in (1, 1000)]
+
+    page = growth_page(Result("growth", facts, rows))
+
+    assert "tail over size: microseconds of CPU a message" in page
+    assert "1,000 size" in page
+    assert "333.33" in page
+    assert "a &lt;fast&gt; one" in page
+    assert pages.grown("size")(Result("growth", facts, rows)).endswith("| 1,000 | 333; 30 MB |")
