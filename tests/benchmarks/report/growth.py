@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,7 +21,7 @@ from benchmarks import bare_loop, ours, publishing
 from benchmarks.archive import to_file
 from benchmarks.contestants import Contestant, Job
 from benchmarks.measure import BODY, LINES, Measured, Watched, drain, measured, publish, running
-from benchmarks.report.raw import Row
+from benchmarks.report.raw import Row, figures_of
 from plugins.archives import write_archive
 from plugins.daemons import EmbeddedNsqdProcess, GoNsqd
 from plugins.waiting import wait_until
@@ -59,10 +58,6 @@ def growth(most_messages: int) -> Iterator[Row]:
                     yield Row(name, at, work())
                 except (RuntimeError, AssertionError, OSError, subprocess.SubprocessError) as exc:
                     yield Row(name, at, error=str(exc)[:300] or type(exc).__name__)
-
-
-def figures_of(found: Measured) -> dict[str, float]:
-    return {**asdict(found), "rate": found.rate, "cpu_us": found.cpu_us}
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.report.raw import RESULTS, Result, Row, load
-from benchmarks.report.tables import compared, markdown, number, ratio, times
+from benchmarks.report.tables import MISSING, compared, markdown, number, ratio, times, whole
 
 DOCUMENTS = ("man/nsq-benchmarks.7.md", "README.md")
 _BLOCK = re.compile(r"(<!-- measured: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -95,8 +95,8 @@ def library(result: Result) -> str:
         "pynsq": "pynsq",
         "gnsq": "gnsq",
         "go-nsq, 1 worker": "go-nsq",
-        "library loop": "`for message in consumer`",
-        "run, 1 worker": "`consumer.run(handler)`",
+        "library loop": "`for` loop",
+        "run, 1 worker": "`run(handler)`",
     }
     left_out = "" if "gnsq" in result.names() else "\n\ngnsq was not installed and is left out."
     return compared(result, names, "pynsq") + left_out
@@ -108,17 +108,17 @@ def publishing(result: Result) -> str:
         "nsq pub": "`nsq pub`",
         "bench_writer": "bench_writer",
         "bare MPUB loop": "bare MPUB loop",
-        "go-nsq PublishAsync": "go-nsq PublishAsync",
-        "PUB": "`Producer.submit`",
-        "aio PUB": "`aio.Producer.publish`",
-        "linger": "`Producer(linger_s=0.005)`",
+        "go-nsq PublishAsync": "go-nsq",
+        "PUB": "`Producer`",
+        "aio PUB": "`aio.Producer`",
+        "linger": "`Producer`, linger_s",
     }
     return compared(result, names, "to_nsq")
 
 
 ARCHIVES = {
     "nsq_to_file": "nsq_to_file",
-    "to-file raw": "`nsq to-file --format raw`",
+    "to-file raw": "`to-file --format raw`",
     "nsq_to_file gzip": "nsq_to_file -gzip",
     "to-file raw gzip": "`--format raw --gzip`",
     "to-file raw gzip zlib": "`--format raw --gzip-level 6` (zlib)",
@@ -146,13 +146,13 @@ def latency(result: Result) -> str:
     rows = [
         (shown, timeout, *(number(result.middle(name, figure)) for figure in WAITS))
         for name, shown, timeout in (
-            ("nsq_tail", "nsq_tail", "250 ms (default)"),
+            ("nsq_tail", "nsq_tail", "250 ms, default"),
             ("nsq_tail, 25 ms", "nsq_tail", "25 ms"),
-            ("nsq tail", "`nsq tail`", "25 ms (default)"),
+            ("nsq tail", "`nsq tail`", "25 ms, default"),
             ("nsq tail, 250 ms", "`nsq tail`", "250 ms"),
         )
     ]
-    head = ("", "output_buffer_timeout", "p50 ms", "p90 ms", "max ms", "CPU us", "CPU us of nsqd")
+    head = ("", "timeout", "p50 ms", "p90", "max", "CPU us", "nsqd us")
     return markdown(head, rows)
 
 
@@ -237,10 +237,10 @@ def grown(axis: str) -> Callable[[Result], str]:
             for name in names:
                 row = found.get((name, at))
                 if row is None:
-                    cells.append("-")
+                    cells.append(MISSING)
                     continue
-                cost, memory = number(grown_value(axis, row)), number(row.figures["peak_mb"])
-                cells.append(f"{cost}; {memory} MB")
+                cost = number(grown_value(axis, row)).replace(",", "")
+                cells.append(f"{cost}/{whole(row.figures['peak_mb'])}")
             rows.append(cells)
         return markdown([axis, *(name.removeprefix(axis).strip() for name in names)], rows)
 
@@ -251,30 +251,27 @@ def six_ratios(result: Result) -> str:
     """The rows of README, from the parts that they are of."""
     parts = {name: load(name, RESULTS) for name in ("consume", "publish", "archive", "server")}
 
-    def of(part: str, name: str, other: str, figure: str = "rate") -> str:
-        found = parts[part]
-        return times(ratio(found, name, other, figure)) if found else "-"
+    def row(what: str, part: str, name: str, other: str, kind: str = "") -> tuple[str, ...]:
+        if (found := parts[part]) is None:
+            return what, MISSING, MISSING, f"`report --only {part}`"
+        cost = [number(found.middle(each, f"{kind}cpu_us")) for each in (name, other)]
+        shown = times(ratio(found, name, other, f"{kind}rate"))
+        return what, shown, " and ".join(cost), f"`report --only {part}`"
 
-    publish = of("server", "nsq nsqd", "Go nsqd", "publish_rate")
-    taken = of("server", "nsq nsqd", "Go nsqd", "consume_rate")
     rows = [
-        ("`nsq tail` to nsq_tail", of("consume", "nsq tail", "nsq_tail, 25 ms"), "consume"),
-        ("`nsq pub` to to_nsq, confirmed", of("publish", "nsq pub", "to_nsq"), "publish"),
-        (
-            "`nsq to-file` to nsq_to_file, plain",
-            of("archive", "to-file raw", "nsq_to_file"),
-            "archive",
+        row("`nsq tail` to nsq_tail", "consume", "nsq tail", "nsq_tail, 25 ms"),
+        row("`nsq pub` to to_nsq, confirmed", "publish", "nsq pub", "to_nsq"),
+        row("`nsq to-file` to nsq_to_file, plain", "archive", "to-file raw", "nsq_to_file"),
+        row(
+            "the same with gzip, both by zlib at level 6",
+            *("archive", "to-file raw gzip zlib", "nsq_to_file gzip"),
         ),
-        (
-            "the same with gzip, both at zlib's level 6",
-            of("archive", "to-file raw gzip zlib", "nsq_to_file gzip"),
-            "archive",
-        ),
-        ("`for message in consumer` to pynsq", of("consume", "library loop", "pynsq"), "consume"),
-        ("`nsq nsqd` to the Go nsqd, publish and consume", f"{publish} and {taken}", "server"),
+        row("`for message in consumer` to pynsq", "consume", "library loop", "pynsq"),
+        row("`nsq nsqd` to the Go nsqd, publish", "server", "nsq nsqd", "Go nsqd", "publish_"),
+        row("the same, consume", "server", "nsq nsqd", "Go nsqd", "consume_"),
     ]
-    shown = [(what, value, f"`report --only {part}`") for what, value, part in rows]
-    return markdown(("", "ratio", "measured by `tests/benchmarks`"), shown)
+    head = ("", "ratio", "CPU us a message, ours and theirs", "measured by `tests/benchmarks`")
+    return markdown(head, rows)
 
 
 BLOCKS: dict[str, tuple[str, Callable[[Result], str]]] = {

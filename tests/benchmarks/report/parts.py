@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,7 +18,7 @@ from benchmarks.__main__ import everything_in_memory
 from benchmarks.contestants import Contestant, Job
 from benchmarks.measure import Measured, Watched, drain, new_job, publish, running
 from benchmarks.report.growth import growth
-from benchmarks.report.raw import Row
+from benchmarks.report.raw import Row, figures_of
 from plugins.daemons import GO_PROGRAMS, EmbeddedNsqdProcess, GoNsqd
 from plugins.http_api import Nsqd
 from plugins.raw_client import RawClient
@@ -26,6 +26,7 @@ from plugins.raw_client import RawClient
 CHECKOUT = Path(__file__).parents[3]
 MOST = 3_000_000  # messages of 200 bytes in the memory of nsqd
 WARM_UP = 100_000  # of the fastest: says how many messages last as long as wanted
+WARM_UPS = 3  # at most, each with more
 
 Measure = Callable[[Nsqd, Contestant, int], Measured]
 
@@ -37,10 +38,6 @@ class Settings:
     seconds: float = 2.5
     rounds: int = 3
     most_messages: int = 1_000_000
-
-
-def figures_of(measured: Measured) -> dict[str, float]:
-    return {**asdict(measured), "rate": measured.rate, "cpu_us": measured.cpu_us}
 
 
 def run(contestant: Contestant, number: int, work: Callable[[], dict[str, float]]) -> Row:
@@ -66,11 +63,15 @@ class Turns:
 
     def _take(self, measure: Measure, nsqd: Nsqd, contestant: Contestant) -> dict[str, float]:
         once = replace(contestant, share=1.0)
+        wanted_s = self._settings.seconds
         if contestant.name not in self._messages:
-            few = max(5 * peers.UNSENT_FINS, contestant.portion(WARM_UP))
-            rate = measure(nsqd, once, few).rate
-            wanted = int(rate * self._settings.seconds)
-            self._messages[contestant.name] = max(few, min(wanted, MOST))
+            count = max(5 * peers.UNSENT_FINS, contestant.portion(WARM_UP))
+            for _ in range(WARM_UPS):  # what syncs each second says little in its first
+                taken_s = measure(nsqd, once, count).seconds
+                count = min(int(count * max(1.0, wanted_s / taken_s)), MOST)
+                if taken_s > wanted_s / 2:
+                    break
+            self._messages[contestant.name] = count
         return figures_of(measure(nsqd, once, self._messages[contestant.name]))
 
 
@@ -122,7 +123,8 @@ def archiving(settings: Settings) -> Iterator[Row]:
     with TemporaryDirectory(prefix="archive-") as directory:
         theirs, own = archive.contestants(directory)
         chosen = [each for each in (*theirs, *own) if each.name in ARCHIVERS]
-        yield from contest(drain, settings, chosen)
+        longer = replace(settings, seconds=2 * settings.seconds)  # of which a sync is a second
+        yield from contest(drain, longer, chosen)
 
 
 def forwarding(settings: Settings) -> Iterator[Row]:

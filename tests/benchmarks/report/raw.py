@@ -8,11 +8,12 @@ import platform
 import re
 import subprocess
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
+from benchmarks.measure import Measured
 from plugins.daemons import GO_PROGRAMS
 
 from nsqtools import __version__
@@ -28,6 +29,12 @@ class Row:
     number: int
     figures: dict[str, float] = field(default_factory=dict)
     error: str = ""
+
+
+def figures_of(run: Measured) -> dict[str, float]:
+    """All that is kept of one run of a program."""
+    rates = {"rate": run.rate, "whole_rate": run.messages / run.whole_s, "cpu_us": run.cpu_us}
+    return {**asdict(run), **rates}
 
 
 @dataclass(frozen=True, slots=True)

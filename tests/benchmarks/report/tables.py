@@ -1,4 +1,7 @@
-"""Markdown tables of runs side by side. A missing figure is a dash, never a guess."""
+"""Markdown tables of runs side by side, narrow enough for a manual page of 80 columns.
+
+A missing figure is a dash, never a guess.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,10 @@ def number(value: float | None) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def whole(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.0f}"
+
+
 def times(value: float | None) -> str:
     """A ratio: two digits, one after the point below ten."""
     if value is None:
@@ -32,17 +39,6 @@ def ratio(result: Result, name: str, other: str, figure: str) -> float | None:
     return mine / theirs if mine and theirs else None
 
 
-def whole_ratio(result: Result, name: str, other: str) -> float | None:
-    """Of messages a second with the start-up of the process in it."""
-
-    def rate(of: str) -> float | None:
-        messages, seconds = result.middle(of, "messages"), result.middle(of, "whole_s")
-        return messages / seconds if messages and seconds else None
-
-    mine, theirs = rate(name), rate(other)
-    return mine / theirs if mine and theirs else None
-
-
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(head)} |".replace("|  |", "| |"), "|---" * len(head) + "|"]
     lines += [f"| {' | '.join(row)} |" for row in rows]
@@ -51,16 +47,16 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def compared(result: Result, names: dict[str, str], baseline: str, unit: str = "messages/s") -> str:
     """One line a contestant, by the names to show: rate, ratio, whole process, and what it took."""
-    head = ["", unit, "ratio", "with start-up", "CPU us", "peak MB", "descriptors"]
+    head = ["", unit, "ratio", "whole", "CPU us", "MB", "fds"]
     rows = [
         [
             shown,
             number(result.middle(name, "rate")),
             times(ratio(result, name, baseline, "rate")),
-            times(whole_ratio(result, name, baseline)),
+            times(ratio(result, name, baseline, "whole_rate")),
             number(result.middle(name, "cpu_us")),
-            number(max(result.values(name, "peak_mb"), default=None)),
-            number(max(result.values(name, "descriptors"), default=None)),
+            whole(max(result.values(name, "peak_mb"), default=None)),
+            whole(max(result.values(name, "descriptors"), default=None)),
         ]
         for name, shown in names.items()
         if name in result.names()
