@@ -9,6 +9,7 @@ nor to use one JVM after another in one process. What that takes is here, and no
 from __future__ import annotations
 
 import os
+import re
 import struct
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -110,23 +111,54 @@ def _set_environ(values: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def scanned_columns(spark: SparkSession, query: str) -> dict[str, set[str]]:
-    """Return the columns that a query reads of each directory that its views read as files.
+def stand_in(spark: SparkSession, name: str, ddl: str) -> int:
+    """Make an empty view that plans are made of; return what `used_columns` knows it by."""
+    jvm: Any = spark._jvm
+    session = spark._jsparkSession
+    empty = jvm.org.apache.spark.api.java.JavaSparkContext(session.sparkContext()).emptyRDD()
+    frame = session.createDataFrame(empty, jvm.org.apache.spark.sql.types.StructType.fromDDL(ddl))
+    frame.createOrReplaceTempView(name)
+    return int(frame.queryExecution().analyzed().rdd().id())
 
-    Plans the query and runs nothing. A directory is missing where the plan does not show its
-    columns: in a statement that is not a query, and everywhere when an expression has a subquery.
+
+def used_columns(spark: SparkSession, query: str) -> dict[int, set[str]]:
+    """Return the columns that a query reads of each stand-in.
+
+    Plans the query and runs nothing. A stand-in is missing where the plan does not show it: in some
+    statements that are no queries, and everywhere when an expression has a subquery.
     """
     jvm: Any = spark._jvm
     state = spark._jsparkSession.sessionState()
     skip = jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP()
-    execution = state.executePlan(state.sqlParser().parsePlan(query), skip)
-    if not execution.optimizedPlan().subqueriesAll().isEmpty():
-        return {}
-    leaves = execution.sparkPlan().collectLeaves()
-    columns: dict[str, set[str]] = {}
-    for at in range(leaves.size()):
-        leaf = leaves.apply(at)
-        if leaf.getClass().getSimpleName() == "FileSourceScanExec":
-            root = str(leaf.relation().location().rootPaths().head().toUri().getPath())
-            columns.setdefault(root, set()).update(leaf.requiredSchema().fieldNames())
-    return columns
+    plan = state.executePlan(state.sqlParser().parsePlan(query), skip).optimizedPlan()
+    found: dict[int, set[str]] = {}
+    if plan.subqueriesAll().isEmpty():
+        _add_used(plan, None, found)
+    return found
+
+
+_ATTRIBUTE = re.compile(r"([^\s(,]+)#(\d+)")
+"""A column as Spark prints it: ``topic#187``. One question for all is quicker than one for each."""
+
+
+def _add_used(node: Any, wanted: set[str] | None, found: dict[int, set[str]]) -> None:
+    """Add what is read of the stand-ins below a node.
+
+    ``wanted`` are the numbers of the columns that nodes above use; None are all. The optimizer puts
+    a projection above whatever is not used whole, with at most filters between.
+    """
+    kind = str(node.nodeName())
+    if kind == "LogicalRDD":
+        columns = _ATTRIBUTE.findall(node.output().toString())
+        used = {name for name, number in columns if wanted is None or number in wanted}
+        found.setdefault(int(node.rdd().id()), set()).update(used)
+        return
+    if kind not in ("Project", "Aggregate", "Filter"):
+        wanted = None
+    elif kind != "Filter" or wanted is not None:
+        above = wanted if kind == "Filter" and wanted is not None else set()
+        columns = _ATTRIBUTE.findall(node.references().toSeq().toString())
+        wanted = above | {number for _, number in columns}
+    children = node.children()
+    for at in range(children.size()):
+        _add_used(children.apply(at), wanted, found)

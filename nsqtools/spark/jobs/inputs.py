@@ -181,17 +181,13 @@ def load_columns(
 
     Spark asks a data source in Python for the columns of its schema, whatever a query uses.
     """
-    from pyspark.sql import functions as F
-
     known = [tuple(column.split()) for column in ARCHIVED_DDL.split(", ")]
     read = [(name, kind) for name, kind in known if name in used] or known[-1:]
     rows = reader.schema(", ".join(f"{name} {kind}" for name, kind in read)).load(list(paths))
     names = {name for name, _ in read}
-    return rows.select(
-        *(
-            F.col(name) if name in names else F.lit(None).cast(kind).alias(name)
-            for name, kind in (tuple(column.split()) for column in ddl.split(", "))
-        )
+    given = (column.split() for column in ddl.split(", "))
+    return rows.selectExpr(
+        *(name if name in names else f"CAST(NULL AS {kind}) AS {name}" for name, kind in given)
     )
 
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import reduce
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigurationError, NotFoundError
@@ -29,7 +27,7 @@ from nsqtools.spark.jobs.inputs import (
 )
 from nsqtools.spark.jvm import PUSHDOWN_CONF
 from nsqtools.spark.location import Location, StoredPlace, absolute, parse_place, spark_url
-from nsqtools.spark.pyspark_internals import scanned_columns
+from nsqtools.spark.pyspark_internals import stand_in, used_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -113,7 +111,7 @@ def plan_query(
     """
     try:
         with spark_errors(settings):
-            used = used_columns(spark, views, text)
+            used = columns_of_views(spark, views, text)
             for view in views:
                 _read(spark, view, damage_path, used).createOrReplaceTempView(view.name)
             return spark.sql(text)
@@ -122,31 +120,27 @@ def plan_query(
         raise NotFoundError(str(error), hint=f"Known here: {known}.") from error
 
 
-def used_columns(spark: SparkSession, views: Sequence[NamedView], text: str) -> dict[str, set[str]]:
+def columns_of_views(
+    spark: SparkSession, views: Sequence[NamedView], text: str
+) -> dict[str, set[str]]:
     """Return the columns of archives that a query reads, by view.
 
     A view that is not in it may be read in any way: the plan does not show how. Spark does not tell
-    the columns to a data source in Python, but it does to one of files, so the query is planned
-    over empty files in place of the archives.
+    the columns to a data source in Python, so the query is planned over empty views in their place.
     """
-    with TemporaryDirectory(prefix="nsq-plan-") as directory:
-        stand_ins = {}
-        for number, view in enumerate(views):
-            if view.kind != ARCHIVE:
-                rows = _read_files(spark, view)
-            else:
-                empty = Path(directory, str(number))
-                empty.mkdir()
-                stand_ins[str(empty)] = view.name
-                rows = spark.read.schema(ARCHIVED_DDL).json(spark_url(empty))
-            rows.createOrReplaceTempView(view.name)
-        try:
-            found = scanned_columns(spark, text)
-        except Exception as error:  # the query itself fails for the same reason, in a moment
-            if not is_sparks(error):
-                raise
-            return {}
-    return {stand_ins[at]: found[at] for at in stand_ins.keys() & found}
+    stand_ins = {}
+    for view in views:
+        if view.kind == ARCHIVE:
+            stand_ins[stand_in(spark, view.name, ARCHIVED_DDL)] = view.name
+        else:
+            _read_files(spark, view).createOrReplaceTempView(view.name)
+    try:
+        found = used_columns(spark, text)
+    except Exception as error:  # the query itself fails for the same reason, in a moment
+        if not is_sparks(error):
+            raise
+        return {}
+    return {stand_ins[number]: found[number] for number in stand_ins.keys() & found}
 
 
 def _read(

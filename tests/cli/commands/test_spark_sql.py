@@ -16,7 +16,8 @@ from plugins.spark import RunSpark
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.message import WireMessage
 from nsqtools.records.envelope import decode
-from nsqtools.spark.jobs.sql import NamedView, cell, named_views, plain, used_columns
+from nsqtools.spark.archives.message_columns import ARCHIVED_DDL
+from nsqtools.spark.jobs.sql import NamedView, cell, columns_of_views, named_views, plain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -243,6 +244,9 @@ def test_values_as_json_and_in_a_table(value: Any, for_json: Any, for_a_table: A
     assert cell(value) == for_a_table
 
 
+EVERYTHING = {column.split()[0] for column in ARCHIVED_DDL.split(", ")}
+
+
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
@@ -252,6 +256,10 @@ def test_values_as_json_and_in_a_table(value: Any, for_json: Any, for_a_table: A
         ("SELECT id FROM (SELECT id, body FROM archive) ORDER BY 1", {"id"}),
         ("SELECT a.id FROM archive a JOIN archive b USING (nsqd, id)", {"nsqd", "id"}),
         ("WITH x AS (SELECT * FROM archive) SELECT max(length(body)) FROM x", {"body"}),
+        ("SELECT * FROM archive UNION ALL SELECT * FROM archive", EVERYTHING),
+        ("SELECT * FROM archive WHERE attempts > 1 ORDER BY ts_ns LIMIT 3", EVERYTHING),
+        ("SELECT id FROM archive UNION SELECT nsqd FROM archive", {"id", "nsqd"}),
+        ("SELECT count(*) FROM archive WHERE length(body) > 3", {"body"}),
     ],
 )
 def test_a_query_reads_only_the_columns_that_it_uses(
@@ -259,7 +267,7 @@ def test_a_query_reads_only_the_columns_that_it_uses(
 ) -> None:
     views = [NamedView("archive", "archive", (str(archive),))]
 
-    assert used_columns(spark, views, query) == {
+    assert columns_of_views(spark, views, query) == {
         "archive": {"id", "topic", "timestamp"} if expected is None else expected
     }
 
@@ -276,7 +284,7 @@ def test_a_query_reads_only_the_columns_that_it_uses(
 def test_a_query_whose_columns_are_unknown_reads_all(
     spark: SparkSession, archive: Path, query: str
 ) -> None:
-    assert used_columns(spark, [NamedView("archive", "archive", (str(archive),))], query) == {}
+    assert columns_of_views(spark, [NamedView("archive", "archive", (str(archive),))], query) == {}
 
 
 def test_a_statement_is_planned_over_stand_ins_without_being_run(
