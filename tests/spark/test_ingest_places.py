@@ -10,6 +10,7 @@ import pytest
 from plugins.object_store import Bucket
 
 from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.spark.jobs import ingestion
 from nsqtools.spark.jobs.ingestion import (
     BEGUN,
     CHECKPOINT_MARK,
@@ -164,6 +165,21 @@ def test_what_others_wrote_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("names", [("a", "a"), ("a", "a/b"), ("a/b", "a")])
 def test_one_does_not_lie_in_the_other(tmp_path: Path, names: tuple[str, str]) -> None:
     assert "must not contain each other" in refused(SOURCE, *(tmp_path / name for name in names))
+
+
+def test_of_two_that_begin_at_a_time_one_has_the_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both saw that it was free. Two writers of one Delta table would lose commits."""
+    output = tmp_path / "out"
+    mark_directories(SOURCE, output, tmp_path / "first")
+    with monkeypatch.context() as patch:
+        patch.setattr(ingestion, "_refuse_foreign", lambda *_: None)  # it looked before
+
+        with pytest.raises(OutputError, match="another nsq spark ingest has begun to use"):
+            mark_directories(SOURCE, output, tmp_path / "second")
+
+    mark_directories(SOURCE, output, tmp_path / "first")
 
 
 def test_a_kill_between_the_two_marks_does_no_harm(tmp_path: Path) -> None:

@@ -169,7 +169,10 @@ def _read_mark(place: Storage, name: str) -> IngestMark | None:
 
 
 def _write_mark(place: Storage, name: str, mark: IngestMark) -> None:
-    place.put(name, (json.dumps(asdict(mark), indent=2) + "\n").encode())
+    try:
+        place.put_if_absent(name, (json.dumps(asdict(mark), indent=2) + "\n").encode())
+    except FileExistsError:
+        raise OutputError(f"another nsq spark ingest has begun to use {place.url}") from None
 
 
 SINK_LOG = "_spark_metadata"
