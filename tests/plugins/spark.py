@@ -1,7 +1,8 @@
 """One Spark session for all tests of a run, and what the tests do where there is none.
 
     spark          a session in this process, two cores; shared, so leave it as you found it
-    run_spark      runs ``nsq spark ARGS`` in this process, with that session
+    run_spark      runs ``nsq spark ARGS`` in this process, with that session;
+                   run_spark_on_a_terminal does on a terminal
     spark_env      the environment for ``nsq spark`` in a process of its own
     spark_settings the settings of `spark`, whose log an error would name
 
@@ -18,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from plugins.cli import Result
+from plugins.in_process import Result, run_in_process
+from plugins.waiting import patience_s
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,16 +56,13 @@ def spark(spark_settings: SparkSettings) -> Iterator[SparkSession]:
 
 
 @pytest.fixture
-def run_spark(
+def shared_session(
     spark: SparkSession,
     spark_settings: SparkSettings,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
     tmp_path: Path,
-    own_logging: None,
-) -> RunSpark:
-    """Run ``nsq spark ARGS`` with the session `spark`, to its end."""
-    from nsqtools.cli.main import main
+) -> None:
+    """Commands that start Spark get the session `spark`."""
     from nsqtools.spark import session
     from nsqtools.spark.failures import spark_errors
 
@@ -75,12 +74,31 @@ def run_spark(
     monkeypatch.setattr(session, "spark_session", shared)
     monkeypatch.setenv("HOME", str(tmp_path))
 
+
+@pytest.fixture
+def run_spark(
+    shared_session: None, capfd: pytest.CaptureFixture[str], own_logging: None
+) -> RunSpark:
+    """Run ``nsq spark ARGS`` with the session `spark`, to its end."""
+    from nsqtools.cli.main import main
+
     def run(*arguments: object) -> Result:
         capfd.readouterr()
         status = main(["spark", *map(str, arguments)])
         out, err = capfd.readouterr()
         assert "This is a bug" not in err, err
         return Result(status, out.encode(), err)
+
+    return run
+
+
+@pytest.fixture
+def run_spark_on_a_terminal(shared_session: None, nsq_env: dict[str, str]) -> RunSpark:
+    """The same on a terminal; the output has all that appears on it."""
+
+    def run(*arguments: object) -> Result:
+        words = ["spark", *map(str, arguments)]
+        return run_in_process(words, b"", nsq_env, patience_s(60.0), terminal=True)
 
     return run
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from plugins.archives import Writer, write_archive
+from plugins.archives import Writer, finished_files, write_archive
 from plugins.cli import RunNsq, TerminalNsq
 from plugins.clusters import ValidJson
 from plugins.daemons import GoNsqd
@@ -68,15 +68,18 @@ def output(tmp_path: Path) -> Path:
     return tmp_path / "output"
 
 
-def test_each_message_is_there_once_by_topic_and_day(
-    run_spark: RunSpark, archive: Path, output: Path
+def test_each_message_is_there_once_by_topic_and_day_and_archives_stay_unless_one_says_yes(
+    run_spark: RunSpark, nsq_on_a_terminal: TerminalNsq, archive: Path, output: Path
 ) -> None:
     first = Writer(archive)
     first.write(messages(0, 100), messages(100, 150))
     first.finish()
     first.write(messages(140, 200, attempts=2), messages(35_000, 35_500))
     first.finish()
-    write_archive(archive / "views.gz", messages(0, 10), topic="views")
+    for number, host in enumerate(("a", "b")):  # files of one name
+        (archive / host).mkdir()
+        some = messages(10 * number, 10 * number + 10)
+        write_archive(archive / host / "views.gz", some, topic="views")
 
     result = run_spark("compact", archive, "-o", output)
 
@@ -84,7 +87,7 @@ def test_each_message_is_there_once_by_topic_and_day(
     midnight = 35_200  # the message that is of the next day
     assert [line[:-1] for line in numbers(result.out)] == [
         ["clicks", DAY, "compacted", "2", "410", "10", "400"],
-        ["views", DAY, "compacted", "1", "10", "0", "10"],
+        ["views", DAY, "compacted", "2", "20", "0", "20"],
         ["clicks", "2026-09-22", "compacted", "1", "300", "0", "300"],
     ]
     rows = rows_of(output)
@@ -95,39 +98,34 @@ def test_each_message_is_there_once_by_topic_and_day(
     assert {row["attempts"] for row in rows} == {1, 2}
     assert [row["attempts"] for row in rows if int(row["id"], 16) == 145] == [1]
     assert "10 duplicates removed, 3 partitions written and verified" in result.err
+    a_manifest_says_what_was_read_and_written(archive, output, expected)
+
+    command = ["spark", "compact", str(archive), "-o", str(output), "--delete-archives"]
+    child = nsq_on_a_terminal(command)
+    child.expect("4 archives with 730 messages")
+    child.expect("Delete them")
+    child.sendline("n")
+    child.expect("nothing was deleted")
+    child.wait()
+
+    assert len(finished_files(archive)) == 4
 
 
-def test_a_manifest_says_what_was_read_and_written(
-    run_spark: RunSpark, archive: Path, output: Path
+def a_manifest_says_what_was_read_and_written(
+    archive: Path, output: Path, expected: list[int]
 ) -> None:
-    write_archive(archive / "a.gz", messages(0, 100), messages(50, 150))
-
-    run_spark("compact", archive, "-o", output)
-
-    [made] = json.loads((output / "_compaction" / f"{DAY}.json").read_text())["partitions"]
+    made, _ = json.loads((output / "_compaction" / f"{DAY}.json").read_text())["partitions"]
     counts = (made["rows_read"], made["duplicates_removed"], made["rows_written"])
-    assert counts == (200, 50, 150)
-    assert made["body_bytes"] == sum(len(body(number)) for number in range(150))
-    [taken] = made["inputs"]
-    assert taken["file"] == str(archive / "a.gz")
-    assert taken["size"] == (archive / "a.gz").stat().st_size
-    assert (taken["members"], taken["messages"]) == (2, 200)
+    assert counts == (410, 10, 400)
+    assert made["body_bytes"] == sum(len(body(number)) for number in expected)
+    taken, _ = made["inputs"]
+    path = archive / "clicks-000001.log.gz"
+    assert taken["file"] == str(path)
+    assert taken["size"] == path.stat().st_size
+    assert (taken["members"], taken["messages"]) == (2, 150)
     partition_folder = output / "topic=clicks" / f"date={DAY}"
     assert json.loads((partition_folder / "_manifest.json").read_text()) == made
     assert set(made["files"]) == {path.name for path in partition_folder.glob("part-*")}
-
-
-def test_files_of_one_name_in_several_directories_are_all_read(
-    run_spark: RunSpark, archive: Path, output: Path
-) -> None:
-    for number, host in enumerate(("a", "b")):
-        (archive / host).mkdir()
-        write_archive(archive / host / "clicks.gz", messages(10 * number, 10 * number + 10))
-
-    result = run_spark("compact", archive, "-o", output)
-
-    assert result.status == 0, result.err
-    assert len(rows_of(output)) == 20
 
 
 def test_late_messages_are_merged_even_when_the_archives_are_gone(
@@ -304,7 +302,7 @@ def test_bare_bodies_are_all_kept_and_taken_once(
     assert document["partitions"][0]["rows"] == 4
 
 
-def test_what_is_not_read_back_as_it_was_written_takes_no_place(
+def test_what_is_not_as_it_was_written_takes_no_place_and_is_not_merged(
     run_spark: RunSpark, archive: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_archive(archive / "a.gz", messages(0, 100))
@@ -321,6 +319,15 @@ def test_what_is_not_read_back_as_it_was_written_takes_no_place(
     assert run_spark("compact", archive, "-o", output).status == 0
     assert len(rows_of(output)) == 120
 
+    [file] = (output / "topic=clicks" / f"date={DAY}").glob("part-*.parquet")
+    file.unlink()
+    write_archive(archive / "c.gz", messages(120, 130))
+
+    changed = run_spark("compact", archive, "-o", output)
+
+    assert changed.status == 1
+    assert "the partition held 120 rows, 0 were found" in changed.err
+
 
 def test_an_archive_that_holds_less_than_its_index_says_is_an_error(
     run_spark: RunSpark, archive: Path, output: Path
@@ -334,21 +341,6 @@ def test_an_archive_that_holds_less_than_its_index_says_is_an_error(
 
     assert result.status == 1
     assert not list(output.glob("topic=*"))
-
-
-def test_a_partition_that_was_changed_by_others_is_not_merged(
-    run_spark: RunSpark, archive: Path, output: Path
-) -> None:
-    write_archive(archive / "a.gz", messages(0, 100))
-    run_spark("compact", archive, "-o", output)
-    [file] = (output / "topic=clicks" / f"date={DAY}").glob("part-*.parquet")
-    file.unlink()
-    write_archive(archive / "b.gz", messages(100, 110))
-
-    result = run_spark("compact", archive, "-o", output)
-
-    assert result.status == 1
-    assert "the partition held 100 rows, 0 were found" in result.err
 
 
 def test_a_plan_needs_no_spark(run_nsq: RunNsq, archive: Path, output: Path) -> None:
@@ -400,20 +392,3 @@ def test_a_place_that_is_not_there_or_not_ours_is_refused(
     assert "must not contain each other" in nested.err
     assert "holds files that compaction did not write" in foreign.err
     assert "there is no" in missing.err
-
-
-def test_deleting_asks_on_a_terminal(
-    run_spark: RunSpark, nsq_on_a_terminal: TerminalNsq, archive: Path, output: Path
-) -> None:
-    path = write_archive(archive / "a.gz", messages(0, 100))
-    run_spark("compact", archive, "-o", output)
-
-    command = ["spark", "compact", str(archive), "-o", str(output), "--delete-archives"]
-    child = nsq_on_a_terminal(command)
-    child.expect("1 archives with 100 messages")
-    child.expect("Delete them")
-    child.sendline("n")
-    child.expect("nothing was deleted")
-    child.wait()
-
-    assert path.exists()
