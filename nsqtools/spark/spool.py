@@ -65,6 +65,12 @@ class SpoolSettings:
     idle_s: float = 2.0
     """A channel that sends nothing for this long is empty, for ``availableNow``."""
 
+    @property
+    def description(self) -> str:
+        """What is read, for people."""
+        topics = f"topic {', '.join(self.topics)}" if self.topics else f"topics of {self.pattern}"
+        return f"{topics}, channel {self.channel}"
+
     def about(self) -> dict[str, object]:
         """The identity of a spool's query, as it is stored."""
         about: dict[str, object] = {"topics": sorted(self.topics), "channel": self.channel}

@@ -170,10 +170,9 @@ def drained(
         .start()
     )
     query.awaitTermination()
-    lags.extend(
-        _lag(each["sources"][0]["latestOffset"]).get("rows_behind", 0)
-        for each in query.recentProgress
-    )
+    latest = [_lag(each["sources"][0]["latestOffset"]) for each in query.recentProgress]
+    lags.extend(each.get("rows_behind", 0) for each in latest)
+    assert {each["source"] for each in latest if each} <= {f"archive {path}"}
     return found
 
 

@@ -10,6 +10,8 @@ from plugins.archives import parts
 from plugins.http_api import Nsqd
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.spark.jobs.ingestion import _lag
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
@@ -72,6 +74,8 @@ def test_available_now_reads_the_backlog_and_a_second_run_what_came_since(
         query = started(frame, tmp_path / "checkpoint", found, availableNow=True)
         assert query.awaitTermination(int(WAIT_S))
         runs.append(sorted(map(int, found)))
+        latest = _lag(query.recentProgress[-1]["sources"][0]["latestOffset"])
+        assert (latest["source"], latest["rows_behind"]) == ("topic clicks, channel spark", 0)
 
     assert runs == [list(range(500)), list(range(500, 1000))]
 

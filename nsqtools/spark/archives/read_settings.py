@@ -62,6 +62,12 @@ class ReadSettings:
     min_partitions: int = 0
     """0: as many as run at a time, when there is enough for them."""
 
+    @property
+    def description(self) -> str:
+        """What is read, for people."""
+        topics = f", topics {', '.join(sorted(self.topics))}" if self.topics else ""
+        return f"archive {', '.join(self.paths)}{topics}"
+
     def narrowed(self, column: str, comparison: str, value: object) -> ReadSettings:
         """Return what is left to read for a query that keeps only rows of ``column <op> value``.
 

@@ -242,8 +242,10 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The lag in a query's progress, as of the last look."""
-        return None if self._reached is None else self._stream.lag(self._reached)
+        """What is read, and the lag, in a query's progress: as of the last look."""
+        lag = None if self._reached is None else self._stream.lag(self._reached)
+        # Spark describes a source in Python by the name of a Java class
+        return None if lag is None else {"source": self._settings.description, **lag}
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._stream.freeze()

@@ -104,8 +104,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The lag in a query's progress, as of the last look: of the spool, not of nsqd."""
-        return self._stream.lag()
+        """What is read, and the lag, in a query's progress: of the spool, not of nsqd."""
+        lag = self._stream.lag()
+        return None if lag is None else {"source": self._settings.spool.description, **lag}
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._stream.freeze()
