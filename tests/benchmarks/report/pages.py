@@ -200,7 +200,7 @@ def spark(result: Result) -> str:
         "nsq-archive": ("`nsq-archive`, batch", "spark.read.json"),
         "nsq-archive, stream": ("`nsq-archive`, stream", "spark.read.json"),
         "spark.read.json by day": (
-            "`spark.read.json`, by topic and date",
+            "the same, by date",
             "spark.read.json by day",
         ),
         "nsq spark compact by day": ("`nsq spark compact`", "spark.read.json by day"),
