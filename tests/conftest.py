@@ -38,6 +38,7 @@ pytest_plugins = [
     "plugins.servers",
     "plugins.shells",
     "plugins.spark",
+    "plugins.spark_cluster",
 ]
 
 

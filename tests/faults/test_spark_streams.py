@@ -19,16 +19,21 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 
 import pytest
-from plugins.archives import unfinished
+from plugins.archives import unfinished, write_archive
 from plugins.cli import SpawnNsq
 from plugins.daemons import GoNsqd
+from plugins.object_store import Bucket
 from plugins.processes import descendants, is_alive, kill
 from plugins.spark import RunSpark
+from plugins.spark_cluster import IVY
 from plugins.waiting import patience_s, wait_until
 from pyarrow import parquet
+
+from nsqtools.protocol.message import WireMessage
 
 TOPIC = "clicks"
 CHANNELS = SPARK, ARCHIVE = "spark", "archive"
@@ -332,3 +337,46 @@ def test_400_000_messages_through_kills(
     stream_with_kills(
         nsqd, new_driver, spawn_nsq, tmp_path, victims, messages=400_000, archiver_kills=2
     )
+
+
+@pytest.mark.slow
+def test_a_checkpoint_in_a_bucket_through_kills(
+    bucket: Bucket, spawn_nsq: SpawnNsq, spark_env: dict[str, str], tmp_path: Path
+) -> None:
+    """Output and checkpoint are in the bucket; of the JVM's file systems only s3a is used."""
+    messages, kills = 4_000, 3
+    archive = tmp_path / "in"
+    archive.mkdir()
+    bodies = [b"%07d" % n for n in range(messages)]
+    records = [WireMessage(n + 1, 1, b"%016x" % n, body) for n, body in enumerate(bodies)]
+    for first in range(0, messages, 100):
+        write_archive(archive / f"{first}.gz", records[first : first + 100], topic=TOPIC)
+    env = spark_env | {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
+    command = ["spark", "ingest", str(archive), "-o", f"{bucket.url}/out", "--master", "local[2,4]"]
+    command += ["--checkpoint", f"{bucket.url}/checkpoint", "--max-rows-per-trigger", "200"]
+    command += ["--conf", f"spark.jars.ivy={IVY}", "--spark-log", str(tmp_path / "spark.log")]
+
+    def commits() -> int:
+        return sum(name.startswith("checkpoint/commits/") for name in bucket.names())
+
+    for _ in range(kills):
+        before = commits()
+        process = spawn_nsq([*command, "--trigger", "0s"], env)
+        wait_until(
+            lambda p=process, n=before: p.poll() is not None or commits() > n + 1,
+            what="batches",
+            timeout_s=DEADLINE_S,
+        )
+        assert process.poll() is None, process.communicate()
+        for each in descendants(process.pid):
+            kill(each.pid)
+        kill(process.pid)
+        process.wait(DEADLINE_S)
+    last = spawn_nsq([*command, "--once"], env)
+    _, err = last.communicate(timeout=DEADLINE_S)
+
+    assert last.returncode == 0, err.decode()
+    files = [name for name in bucket.names() if name.endswith(".parquet")]
+    tables = [parquet.read_table(BytesIO(bucket.storage.read(name))) for name in files]
+    found = [body for table in tables for body in table.column("body").to_pylist()]
+    check(Counter(map(bytes.decode, found)), messages)

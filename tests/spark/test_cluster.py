@@ -11,18 +11,16 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from plugins.archives import write_archive
-from plugins.cli import Result, RunNsq
+from plugins.cli import Result
 from plugins.clients import bodies_in
 from plugins.http_api import Nsqd
-from plugins.object_store import Bucket
 from plugins.waiting import patience_s, wait_until
 
 import nsqtools
@@ -147,25 +145,6 @@ def in_one_session(
     return [Result(status, out.encode(), err) for status, out, err in lines]
 
 
-@pytest.fixture
-def on_cluster(
-    run_nsq: RunNsq, spark_env: dict[str, str], spark_cluster: SparkCluster, tmp_path: Path
-) -> Callable[..., Result]:
-    """Run ``nsq spark ARGS`` on the cluster, with executors of 512 MiB."""
-
-    def run(*arguments: object) -> Result:
-        log = tmp_path / "spark.log"
-        options = ["--master", spark_cluster.url, "--spark-log", log, "--driver-memory", "512m"]
-        options += ["--conf", "spark.executor.memory=512m"]
-        return run_nsq(
-            ["spark", *map(str, (*arguments, *options))],
-            env=spark_env | spark_cluster.env,
-            timeout=TIMEOUT_S,
-        )
-
-    return run
-
-
 def messages() -> list[WireMessage]:
     count = FILES * MEMBERS * PER_MEMBER
     return [
@@ -219,51 +198,5 @@ def test_an_archive_becomes_parquet_and_messages_again_on_workers_that_the_docto
     tables = [parquet.read_table(path) for path in output.rglob("*.parquet")]
     assert sorted(body for table in tables for body in table["body"].to_pylist()) == expected
 
-    assert replayed.status == 0, replayed.err
-    assert bodies_in(nsqd, "clicks", len(expected)) == expected
-
-
-IVY = Path(os.environ.get("NSQTOOLS_TEST_IVY") or Path.home() / ".cache/nsqtools-tests/ivy")
-"""Where the jars for object stores and Delta are kept: 690 MB, fetched once."""
-
-HAS_DELTA = metadata.version("pyspark").startswith("4.2.")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("format", ["parquet", *(["delta"] if HAS_DELTA else [])])
-def test_a_bucket_is_all_that_driver_and_executors_share(
-    on_cluster: Callable[..., Result],
-    archive: Path,
-    bucket: Bucket,
-    nsqd: Nsqd,
-    spark_env: dict[str, str],
-    format: str,
-) -> None:
-    """Archive to lake to report to nsqd; the executors have no credentials but the session's."""
-    spark_env |= {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
-    packages = ("--conf", f"spark.jars.ivy={IVY}")
-    for path in archive.iterdir():
-        bucket.storage.put_file(f"archive/{path.name}", path)
-    archived, lake = f"{bucket.url}/archive", f"{bucket.url}/lake"
-    expected = sorted(message.body for message in messages())
-
-    checked = on_cluster("doctor", "--shared-dir", bucket.url, *packages)
-    assert checked.status == 0, checked.out.decode() + checked.err
-    compact = ("compact", archived, "-o", lake, "--open-days", "--format", format)
-    made = on_cluster(*compact, "--delete-archives", "--yes", *packages)
-    assert made.status == 0, made.err
-    assert "4 archives deleted" in made.err
-    assert not [name for name in bucket.names() if name.startswith("archive/")]
-    assert not [name for name in bucket.names() if ".nsq-doctor" in name]
-
-    report = on_cluster("report", lake, "--json", *packages)
-    assert report.status == 0, report.err
-    [total] = json.loads(report.out)["topics"]
-    assert (total["messages"], total["bytes"], total["duplicates"]) == (
-        len(expected),
-        sum(map(len, expected)),
-        0,
-    )
-    replayed = on_cluster("replay", lake, "--nsqd-tcp-address", nsqd.tcp_address, *packages)
     assert replayed.status == 0, replayed.err
     assert bodies_in(nsqd, "clicks", len(expected)) == expected
