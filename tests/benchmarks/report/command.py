@@ -13,7 +13,7 @@ from benchmarks.report import pages
 from benchmarks.report.parts import CHECKOUT, PARTS, Settings
 from benchmarks.report.raw import RESULTS, Result, Row, load, machine, save
 
-LONGEST_S = 300  # then a part begins no other run
+LONGEST_S = 240  # then a part begins no other run
 HANGS_S = 600  # then it is killed
 
 
@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--most-messages", type=int, default=1_000_000, help="in growth (1000000)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where raw data goes")
-    parser.add_argument("--longest", type=float, default=LONGEST_S, help="seconds of a part (300)")
+    parser.add_argument("--longest", type=float, default=LONGEST_S, help="seconds of a part (240)")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     settings = Settings(given.seconds, given.rounds, given.most_messages)

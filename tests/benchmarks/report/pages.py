@@ -118,11 +118,11 @@ def publishing(result: Result) -> str:
 
 ARCHIVES = {
     "nsq_to_file": "nsq_to_file",
-    "to-file raw": "`to-file --format raw`",
+    "to-file raw": "`nsq to-file`, raw",
     "nsq_to_file gzip": "nsq_to_file -gzip",
-    "to-file raw gzip": "`--format raw --gzip`",
-    "to-file raw gzip zlib": "`--format raw --gzip-level 6` (zlib)",
-    "to-file jsonl gzip": "`--gzip`, JSON lines",
+    "to-file raw gzip": "raw, gzip",
+    "to-file raw gzip zlib": "raw, gzip level 6",
+    "to-file jsonl gzip": "JSON lines, gzip",
 }
 
 
@@ -161,13 +161,13 @@ WAITS = ("p50_ms", "p90_ms", "max_ms", "cpu_us", "nsqd_cpu_us")
 
 def serving(result: Result) -> str:
     figures = {
-        "publish_rate": "MPUB of 100, messages/s",
-        "publish_cpu_us": "CPU us of such a message",
+        "publish_rate": "MPUB, messages/s",
+        "publish_cpu_us": "CPU us of each",
         "consume_rate": "consume, messages/s",
-        "consume_cpu_us": "CPU us of such a message",
-        "writer_rate": "bench_writer, messages/s",
-        "reader_rate": "bench_reader, messages/s",
-        "queued_bytes": "bytes of memory a queued message",
+        "consume_cpu_us": "CPU us of each",
+        "writer_rate": "bench_writer, the same",
+        "reader_rate": "bench_reader, the same",
+        "queued_bytes": "bytes a queued message",
         "peak_mb": "peak MB",
     }
     rows = [
@@ -200,7 +200,7 @@ def spark(result: Result) -> str:
         "nsq-archive": ("`nsq-archive`, batch", "spark.read.json"),
         "nsq-archive, stream": ("`nsq-archive`, stream", "spark.read.json"),
         "spark.read.json by day": (
-            "`spark.read.json`, by topic and date",
+            "the same, by date",
             "spark.read.json by day",
         ),
         "nsq spark compact by day": ("`nsq spark compact`", "spark.read.json by day"),
@@ -215,7 +215,7 @@ def spark(result: Result) -> str:
     ]
     tables = (
         markdown(("", "rows/s", "ratio"), rows),
-        markdown(("from publishing to `foreachBatch`", "p50 ms", "p95 ms"), waits),
+        markdown(("to `foreachBatch`", "p50 ms", "p95 ms"), waits),
     )
     return "\n\n".join(tables)
 
