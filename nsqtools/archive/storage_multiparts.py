@@ -3,8 +3,8 @@
 When a process dies while it writes an object in parts, an S3-compatible store keeps the parts,
 unseen and paid for. obstore cannot list them, so this asks the store itself: two requests, signed
 with the keys that `storage_credentials` finds. Where others provide the credentials (the role of a
-machine or a container) nothing is removed, and a lifecycle rule of the bucket should. Google and
-Azure remove such parts by themselves after a week.
+machine or a container) and on stores that are not S3 nothing is removed, and a lifecycle rule of
+the bucket should.
 
 Only the parts of one object are touched, and its name belongs to one archiver: no upload of anybody
 else can be hit.

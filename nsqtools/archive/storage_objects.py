@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -181,6 +182,8 @@ def _open_store(storage: ObjectStorage) -> Any:
                 credential_provider=settings.credential_provider,
             )
         kind: Any = stores.GCSStore if storage.scheme == "gs" else stores.AzureStore
+        if _endpoint_of(storage).startswith("http://"):
+            client["allow_http"] = True
         container, _, account = storage.bucket.partition("@")
         if account:
             options.setdefault("account_name", account.partition(".")[0])
@@ -188,6 +191,17 @@ def _open_store(storage: ObjectStorage) -> Any:
         return kind(container, prefix=prefix, client_options=client, retry_config=RETRY, **config)
     except (BaseError, OSError) as exc:
         raise ConfigurationError(f"cannot use {storage.url} ({reason_of(exc)})") from None
+
+
+def _endpoint_of(storage: ObjectStorage) -> str:
+    """Return the endpoint that the user gave of a store that is not S3, "" for the usual one."""
+    name, *variables = (
+        ("base_url", "GOOGLE_BASE_URL")
+        if storage.scheme == "gs"
+        else ("endpoint", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+    )
+    found = (storage.options.get(name), *map(os.environ.get, variables))
+    return next(filter(None, found), "")
 
 
 def _entry(meta: Any) -> Entry:

@@ -29,6 +29,7 @@ from nsqtools.archive.upload_record import (
     UploadLock,
     UploadRecord,
     uploaded_of,
+    uploading_of,
     was_uploaded,
 )
 from nsqtools.files.durable import sync_folder
@@ -62,7 +63,7 @@ def upload(path: Path, plan: UploadPlan) -> int:
     Raises `NotUploadable`, and ``OSError`` when it did not work: try again later.
     """
     if was_uploaded(path) is not None:
-        _delete(path, plan)
+        _clear_up(path, plan)
         return 0
     lock = UploadLock.take(path)
     if lock is None:
@@ -95,7 +96,7 @@ def _upload(path: Path, plan: UploadPlan, lock: UploadLock) -> int:
         storage.verify(record.name, path, storage.put_file(record.name, path))
         _publish(storage, record.name, manifest)
     lock.done(record)
-    _delete(path, plan)
+    _clear_up(path, plan)
     return size
 
 
@@ -185,7 +186,9 @@ def _publish(storage: Storage, name: str, manifest: dict[str, object]) -> None:
         _is_stored(storage, name, manifest)
 
 
-def _delete(path: Path, plan: UploadPlan) -> None:
+def _clear_up(path: Path, plan: UploadPlan) -> None:
+    """Do what comes after an upload; the last step is what says that it is done."""
     if plan.deletes:
         path.unlink(missing_ok=True)
         sync_folder(path.parent)
+    uploading_of(path).unlink(missing_ok=True)

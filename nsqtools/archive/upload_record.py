@@ -4,6 +4,9 @@
                        locked by the process that does it
     .NAME.uploaded     the same when it is there, whole and verified
 
+While both are there what comes after an upload, such as the removal of the file, is still to be
+done.
+
 The name of the object is decided once and written down: a later attempt, by whichever process and
 under whichever host name, continues under the same name, so nothing is stored under two.
 
@@ -93,7 +96,6 @@ class UploadLock:
     def done(self, record: UploadRecord) -> None:
         """The object is there, whole and verified."""
         replace_file(uploaded_of(self._path), record.encode())
-        uploading_of(self._path).unlink(missing_ok=True)
 
     def release(self) -> None:
         """Let others try; the record stays."""
@@ -101,13 +103,15 @@ class UploadLock:
 
 
 def files_to_upload(directory: Path) -> Iterator[Path]:
-    """Iterate over the finished files below a directory that have an index and are not uploaded.
+    """Iterate over the finished files below a directory that have an index and are not uploaded,
+    or not all that comes after it is done.
 
     What has no index was not written by an archiver, and is left alone. Raises ``OSError``.
     """
     for index in hidden_below(directory, ".index"):
         path = owner_of(index)
-        if path.is_file() and not uploaded_of(path).exists():
+        is_over = uploaded_of(path).exists() and not uploading_of(path).exists()
+        if path.is_file() and not is_over:
             yield path
 
 

@@ -29,7 +29,7 @@ from nsqtools.archive.storage_multiparts import abort_multiparts
 from nsqtools.archive.storage_objects import ObjectStorage
 from nsqtools.archive.upload import Uploads
 from nsqtools.archive.upload_job import NotUploadable, UploadPlan, upload
-from nsqtools.archive.upload_record import UploadLock, uploaded_of, uploading_of
+from nsqtools.archive.upload_record import UploadLock, files_to_upload, uploaded_of, uploading_of
 from nsqtools.protocol.message import WireMessage
 
 SECOND = 1_000_000_000
@@ -132,6 +132,21 @@ def test_an_uploaded_file_is_removed_and_its_index_stays_for_the_journal(
     assert index_of(path).exists()
     assert uploaded_of(path).exists()
     assert len(data_names(storage)) == 1
+
+
+def test_a_kill_between_the_upload_and_the_removal_leaves_the_removal_to_the_next_run(
+    out: Path, storage: Storage, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = finished(writer), finished(writer)
+    upload(other, plan(out, storage))  # by a run that was to keep it
+    with monkeypatch.context() as killed:
+        killed.setattr(upload_job, "_clear_up", lambda path, plan: None)
+        upload(path, plan(out, storage, deletes=True))
+
+    assert list(files_to_upload(out)) == [path]
+    assert upload(path, plan(out, storage, deletes=True)) == 0
+    assert (path.exists(), other.exists()) == (False, True)
+    assert list(files_to_upload(out)) == []
 
 
 STEPS = ["put_file", "verify", "put_if_absent"]
