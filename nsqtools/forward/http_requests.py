@@ -4,6 +4,8 @@ Each request says which messages it carries, so that a receiver can recognize on
 (NSQ delivers at least once): ``Idempotency-Key``, and the topic, id, attempts and time of a single
 message. A signature follows Standard Webhooks (``webhook-id``, ``webhook-timestamp``,
 ``webhook-signature``): HMAC-SHA256 over id, time and body; libraries in every language verify it.
+
+Secrets are read again when their files have changed, before the next request: tokens expire.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from nsqtools.errors import ConfigurationError
+from nsqtools.files.renewed import Renewed
 from nsqtools.forward.http_pool import Origin
 from nsqtools.forward.http_wire import encode_request, header_value, is_header_name
 from nsqtools.forward.modes import BatchForm
@@ -103,17 +107,22 @@ def parse_header(text: str) -> Header:
         raise ConfigurationError(f"--header {text!r}: {exc}") from None
 
 
+class RequestSecrets(NamedTuple):
+    """``authorization`` is the header's value; ``key`` signs."""
+
+    authorization: bytes = b""
+    key: bytes = b""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestSettings:
-    """What requests look like. ``secret`` signs them; ``authorization`` is the header's value;
-    ``has_metadata`` adds headers about the message."""
+    """What requests look like. ``has_metadata`` adds headers about the message."""
 
     is_get: bool = False
     content_type: str = "application/octet-stream"
     user_agent: str = "nsq_to_http"
     headers: Sequence[Header] = ()
-    authorization: bytes = b""
-    secret: bytes = b""
+    secrets: Renewed[RequestSecrets] | None = None
     has_metadata: bool = True
     batch: BatchForm | None = None
 
@@ -123,33 +132,45 @@ class RequestBuilder:
 
     def __init__(self, settings: RequestSettings) -> None:
         self._settings = settings
-        given = {header.name.lower() for header in settings.headers}
-        shared = [b"User-Agent: %b\r\n" % settings.user_agent.encode()]
-        if not settings.is_get:
-            shared.append(b"Content-Type: %b\r\n" % settings.content_type.encode())
-        if settings.authorization:
-            shared.append(b"Authorization: %b\r\n" % settings.authorization)
-        self._shared = b"".join(
-            line for line in shared if line.partition(b":")[0].decode().lower() not in given
-        )
+        self._given = {header.name.lower() for header in settings.headers}
+        self._secrets = RequestSecrets()
+        self._heads: dict[Endpoint, bytes] = {}
+        self._shared = self._shared_headers()
         self._headers = [
             (b"%b: " % header.name.encode(), header.encode) for header in settings.headers
         ]
-        self._heads: dict[Endpoint, bytes] = {}
-        self._has_key = settings.has_metadata and "idempotency-key" not in given
+        self._has_key = settings.has_metadata and "idempotency-key" not in self._given
+
+    def _shared_headers(self) -> bytes:
+        settings = self._settings
+        shared = [b"User-Agent: %b\r\n" % settings.user_agent.encode()]
+        if not settings.is_get:
+            shared.append(b"Content-Type: %b\r\n" % settings.content_type.encode())
+        if self._secrets.authorization:
+            shared.append(b"Authorization: %b\r\n" % self._secrets.authorization)
+        return b"".join(
+            line for line in shared if line.partition(b":")[0].decode().lower() not in self._given
+        )
+
+    def _renew(self, secrets: RequestSecrets) -> None:
+        self._secrets = secrets
+        self._heads.clear()
+        self._shared = self._shared_headers()
 
     def build(self, endpoint: Endpoint, parcels: Sequence[Parcel]) -> bytes:
         """Return the request for some parcels. Raises ``ValueError`` for a body that cannot be in a
         batch."""
         settings = self._settings
+        if settings.secrets is not None and (now := settings.secrets.get()) is not self._secrets:
+            self._renew(now)
         body = self._body(parcels)
         parcel = parcels[0]
         headers = []
-        if self._has_key or settings.secret:
+        if self._has_key or self._secrets.key:
             identity = identity_of(parcels)
             if self._has_key:
                 headers.append(b"Idempotency-Key: %b\r\n" % identity)
-            if settings.secret:
+            if self._secrets.key:
                 headers.append(self._signature(identity, body))
         messages = parcel.messages
         if settings.has_metadata and len(parcels) == 1 and len(parcel) == 1:
@@ -195,9 +216,7 @@ class RequestBuilder:
 
     def _signature(self, identity: bytes, body: bytes) -> bytes:
         now = b"%d" % time.time()
-        signed = hmac.new(
-            self._settings.secret, b"%b.%b.%b" % (identity, now, body), hashlib.sha256
-        )
+        signed = hmac.new(self._secrets.key, b"%b.%b.%b" % (identity, now, body), hashlib.sha256)
         return b"webhook-id: %b\r\nwebhook-timestamp: %b\r\nwebhook-signature: v1,%b\r\n" % (
             identity,
             now,

@@ -32,6 +32,7 @@ from nsqtools.client.connection_settings import (
     parse_address_map,
     read_secret,
     resolve_options,
+    texts_of,
 )
 from nsqtools.client.options import ClientOptions, option_name
 from nsqtools.errors import ConfigurationError
@@ -261,7 +262,7 @@ def _connection(
         addresses.get(NSQD_TCP, ()),
         lookupd,
         nsqd_http,
-        {option: said.text for option, said in settled.items()},
+        texts_of(settled),
         parse_address_map(options.list(ADDRESS_MAP), ADDRESS_MAP),
     )
     settings.client_options()  # values that do not fit each other are refused here and now
@@ -295,6 +296,7 @@ def _statements(options: Options, environ: Mapping[str, str]) -> Iterator[GivenO
         if text is not None:
             yield GivenOption(name, text, GIVEN, f"option {name}")
     if path := options.text(SECRET_FILE):
-        yield GivenOption("auth_secret", read_secret(Path(path)), GIVEN, f"option {SECRET_FILE}")
+        said_by, file = f"option {SECRET_FILE}", str(Path(path).absolute())
+        yield GivenOption("auth_secret", read_secret(Path(path)), GIVEN, said_by, file)
     if secret := environ.get(SECRET):
         yield GivenOption("auth_secret", secret, ENVIRONMENT, SECRET)

@@ -15,19 +15,16 @@ that it came from has changed, and is asked at each connection.
 from __future__ import annotations
 
 import functools
-import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.files.opening import state_of
+from nsqtools.files.renewed import Renewed
 
 if TYPE_CHECKING:
     import ssl
-
-log = logging.getLogger("nsqtools")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,39 +79,8 @@ def make_context(options: TLSOptions) -> ssl.SSLContext:
     return context
 
 
-class RenewedContext:
-    """A context, and the files it was built from. Raises what ``build`` raises.
-
-    Any thread may ask; two at the same time may build it twice.
-    """
-
-    def __init__(self, files: Sequence[str], build: Callable[[], ssl.SSLContext]) -> None:
-        self._files = tuple(filter(None, files))
-        self._build = build
-        self._seen = self._states()
-        self._context = build()
-
-    def check(self) -> ssl.SSLContext:
-        """Return the context as its files are now. Raises `ConfigurationError` if it cannot be."""
-        now = self._states()
-        if now != self._seen:
-            self._context = self._build()
-            self._seen = now
-        return self._context
-
-    def get(self) -> ssl.SSLContext:
-        """Return the context as its files are now, or, while they cannot be used, as before.
-
-        Certificate and key are seldom replaced in one moment.
-        """
-        try:
-            return self.check()
-        except ConfigurationError as exc:
-            log.warning("%s; connecting with what was read before", exc)
-            return self._context
-
-    def _states(self) -> list[tuple[int, ...] | None]:
-        return [state_of(path) for path in self._files]
+RenewedContext = Renewed["ssl.SSLContext"]
+"""A context, and the files it was built from."""
 
 
 @functools.lru_cache(maxsize=64)

@@ -221,3 +221,39 @@ def test_to_file_goes_on_after_a_rotation_of_everything(
     nsqd.publish(TOPIC, b"after")
 
     wait_until(lambda: archived() == [b"before", b"after"], what="more", timeout_s=patience_s(20))
+
+
+def test_to_http_sends_with_the_certificates_and_the_token_of_now(
+    place: Place,
+    go_nsqd: GoNsqdFactory,
+    http_server: Callable[..., HttpServer],
+    spawn_nsq: SpawnNsq,
+    tmp_path: Path,
+) -> None:
+    issued = tmp_path / "1"
+    server = http_server(credentials=Credentials(issued / "server.pem", issued / "server.key"))
+    token = tmp_path / "token"
+    token.write_text("old")
+    nsqd = go_nsqd()
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, b"held")
+    process = spawn_nsq(
+        [
+            *("to-http", "-t", TOPIC, "-c", CHANNEL, "--nsqd-tcp-address", nsqd.tcp_address),
+            *("--post", server.url, "--http-ca-file", place.path("ca.pem"), "-n", "1"),
+            *("--bearer-token-file", str(token), "--create"),
+        ]
+    )
+    wait_until(  # it has read its files then, with which it cannot connect
+        lambda: nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 1,
+        what="the message to be held",
+        timeout_s=20,
+    )
+    assert not server.requests
+    token.write_text("new")
+    place.rotate(1)
+
+    _, stderr = process.communicate(timeout=patience_s(30))
+    assert process.returncode == 0, stderr.decode()
+    [request] = server.requests
+    assert (request.body, request.headers["Authorization"]) == (b"held", "Bearer new")

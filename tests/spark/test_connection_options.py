@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.client.connection_settings import ConnectionSettings, current_secret
 from nsqtools.errors import ConfigurationError
 from nsqtools.spark.format_options import (
     Options,
@@ -103,6 +103,8 @@ def test_the_secret_comes_from_a_file_or_the_environment_and_is_never_shown(
     from_file = consumer(environ, authSecretFile=str(tmp_path / "secret"))
 
     assert from_file.client_options().auth_secret == "from-file"
+    (tmp_path / "secret").write_text("from-file-later\n")
+    assert current_secret(from_file.client_options()) == "from-file-later"
     assert consumer(environ).client_options().auth_secret == "from-environment"
     assert "from-file" not in repr(from_file)
 

@@ -13,11 +13,12 @@ from nsqtools.cli.options.params import Seconds, duration_option
 from nsqtools.cli.parsing.binding import From
 from nsqtools.client.connection_settings import read_secret
 from nsqtools.errors import ConfigurationError
+from nsqtools.files.renewed import Renewed
 from nsqtools.forward.modes import BatchForm
 from nsqtools.records.units import parse_size
 
 if TYPE_CHECKING:
-    from nsqtools.forward.http_requests import RequestSettings
+    from nsqtools.forward.http_requests import RequestSecrets, RequestSettings
 
 PANEL = "Requests"
 OCTETS = "application/octet-stream"
@@ -34,8 +35,7 @@ class HttpRequestOptions:
     content_type: str | None
     headers: tuple[str, ...]
     has_metadata: bool
-    authorization: bytes
-    secret: bytes
+    secrets: Renewed[RequestSecrets] | None
     form: BatchForm | None
     batch_count: int
     batch_bytes: int
@@ -56,8 +56,7 @@ class HttpRequestOptions:
             self.content_type or (usual[self.form] if self.form else OCTETS),
             f"nsqtools/{__version__}",
             tuple(map(parse_header, self.headers)),
-            self.authorization,
-            self.secret,
+            self.secrets,
             self.has_metadata,
             self.form,
         )
@@ -113,30 +112,41 @@ def http_request_options(
     """What requests look like. Reads the files. Raises `ConfigurationError`."""
     if basic_auth_file is not None and bearer_token_file is not None:
         raise ConfigurationError("give either --basic-auth-file or --bearer-token-file")
-    authorization = b""
-    if basic_auth_file is not None:
-        authorization = b"Basic " + base64.b64encode(read_secret(basic_auth_file).encode())
-    if bearer_token_file is not None:
-        authorization = b"Bearer " + read_secret(bearer_token_file).encode()
-    if not authorization.isascii() or any(c < 32 for c in authorization):
-        raise ConfigurationError(f"{bearer_token_file} is not one line of ASCII")
-    secret = read_secret(sign_key_file).encode() if sign_key_file is not None else b""
-    if secret.startswith(b"whsec_"):  # as Standard Webhooks writes keys
-        try:
-            secret = base64.b64decode(secret[6:], validate=True)
-        except ValueError:
-            raise ConfigurationError(f"the key in {sign_key_file} is not base64") from None
+    secrets = None
+    files = [str(path) for path in (basic_auth_file, bearer_token_file, sign_key_file) if path]
+    if files:
+        secrets = Renewed(
+            files, lambda: _read_secrets(basic_auth_file, bearer_token_file, sign_key_file)
+        )
     return HttpRequestOptions(
         content_type,
         tuple(header or ()),
         metadata,
-        authorization,
-        secret,
+        secrets,
         batch_format if batch > 1 else None,
         batch,
         batch_bytes,
         linger,
     )
+
+
+def _read_secrets(basic: Path | None, bearer: Path | None, sign_key: Path | None) -> RequestSecrets:
+    from nsqtools.forward.http_requests import RequestSecrets
+
+    authorization = b""
+    if basic is not None:
+        authorization = b"Basic " + base64.b64encode(read_secret(basic).encode())
+    if bearer is not None:
+        authorization = b"Bearer " + read_secret(bearer).encode()
+    if not authorization.isascii() or any(c < 32 for c in authorization):
+        raise ConfigurationError(f"{bearer} is not one line of ASCII")
+    key = read_secret(sign_key).encode() if sign_key is not None else b""
+    if key.startswith(b"whsec_"):  # as Standard Webhooks writes keys
+        try:
+            key = base64.b64decode(key[6:], validate=True)
+        except ValueError:
+            raise ConfigurationError(f"the key in {sign_key} is not base64") from None
+    return RequestSecrets(authorization, key)
 
 
 Requests = Annotated[HttpRequestOptions, From(http_request_options)]
