@@ -27,7 +27,7 @@ MAX_LINES = 400
 EDGES: dict[str, set[str]] = {
     "errors": set(),
     "settings": {"errors"},
-    "files": set(),
+    "files": {"errors"},
     "protocol": {"errors"},
     "records": {"errors", "protocol"},
     "transport": {"errors", "files", "protocol"},
