@@ -22,6 +22,7 @@ from nsqtools.server.daemon_log import DaemonLog
 
 _BACKLOG = 1024
 _ACCEPTED_AT_ONCE = 8
+_READ_BYTES = 1 << 16
 _REPORT_S = 1.0
 _EVERYWHERE = ("", "0.0.0.0", "::")
 
@@ -107,6 +108,16 @@ async def accept(
     )
     listener.listen(_BACKLOG)
     return server
+
+
+def read_in_pieces(transport: asyncio.BaseTransport) -> None:
+    """Let a connection of the daemon ask the kernel for 64 KiB at a time.
+
+    asyncio asks for 256 KiB. Memory of that size is mapped and given back for each read, which
+    takes ten times as long as a short read itself.
+    """
+    if hasattr(transport, "max_size"):
+        transport.max_size = _READ_BYTES
 
 
 def report_errors(loop: asyncio.AbstractEventLoop, log: DaemonLog) -> None:

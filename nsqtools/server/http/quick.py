@@ -22,6 +22,7 @@ from nsqtools.protocol.durations import go_duration
 from nsqtools.protocol.error_codes import RequestError
 from nsqtools.protocol.requests import BodiesReader, Incomplete
 from nsqtools.server.http.foreign_calls import ForeignCalls
+from nsqtools.server.listen import read_in_pieces
 from nsqtools.server.queues.backlog import BackendError
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
 
@@ -168,6 +169,7 @@ class QuickConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        read_in_pieces(transport)
         self._paths.connections.add(self)
         peer = transport.get_extra_info("peername")
         self._client = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""

@@ -79,7 +79,7 @@ class Topic:
         self._deferred: deque[tuple[bytes, float]] = deque()  # waiting for a channel, with delay
         self._mem_queue_size = backlog.mem_queue_size
         self.started = Event()  # once its channels elsewhere in the cluster are known
-        self._is_closed = False
+        self.is_closed = False
         self._step_scheduled = False
 
     @property
@@ -89,7 +89,7 @@ class Topic:
 
     @property
     def _flows(self) -> bool:
-        return self.started.is_set() and not self.is_paused and bool(self.channels)
+        return bool(self.channels) and not self.is_paused and self.started.is_set()
 
     def start(self) -> None:
         """Let messages flow, after the channels that are known elsewhere have been created."""
@@ -111,7 +111,7 @@ class Topic:
         """Queue one new message. Raises `BackendError`."""
         now_ns = time.time_ns()
         message = new_message(body, self._ids.take_one(now_ns), now_ns)
-        is_simple = not (self._limits.are_set or self._flows or self.is_ephemeral)
+        is_simple = not (self._flows or self.is_ephemeral or self._limits.are_set)
         if is_simple and self.backlog.put_one_in_memory(message):
             self.message_count += 1
             self.message_bytes += len(body)
@@ -202,7 +202,7 @@ class Topic:
         delay_s: float,
         blocks: Sequence[Block],
     ) -> None:
-        if self._is_closed:
+        if self.is_closed:
             return  # deleted
         if channels is None and delay_s:
             self._deferred += [(message, delay_s) for message in messages]
@@ -291,7 +291,7 @@ class Topic:
 
     def _step(self) -> None:
         self._step_scheduled = False
-        if self._is_closed or not self._flows:
+        if self.is_closed or not self._flows:
             return
         self._copy_deferred()
         messages = self.backlog.get(_STEP_COUNT, _STEP_BYTES)
@@ -355,7 +355,7 @@ class Topic:
 
     def delete(self) -> None:
         """Delete the topic and its channels, and leave no file."""
-        self._is_closed = True
+        self.is_closed = True
         for name in list(self.channels):
             self.delete_channel(name)
         self._deferred.clear()
@@ -380,7 +380,7 @@ class Topic:
 
         Returns whether nothing failed.
         """
-        self._is_closed = is_written = True
+        self.is_closed = is_written = True
         self.backlog.put_in_memory([message for message, _ in self._deferred])
         closings = [(f"CHANNEL({each.name})", each.close) for each in self.channels.values()]
         for what, close in [*closings, (f"TOPIC({self.name})", self.backlog.close)]:

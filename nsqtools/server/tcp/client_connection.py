@@ -26,6 +26,7 @@ from nsqtools.protocol.codecs import Codec
 from nsqtools.protocol.error_codes import RequestError
 from nsqtools.protocol.requests import Incomplete, LineTooLong
 from nsqtools.server.daemon_log import DaemonLog
+from nsqtools.server.listen import read_in_pieces
 from nsqtools.server.loop_meter import meter_of
 from nsqtools.server.tcp.connection_protocol import ConnectionProtocol, Pause
 from nsqtools.server.tcp.tls_layer import HandshakeFailed, TLSLayer
@@ -79,6 +80,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        read_in_pieces(transport)
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
             host, port = peer[0].removeprefix("::ffff:"), peer[1]  # an IPv4 client of a [::] socket

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable
+from time import monotonic
 
 
 class Heartbeat:
@@ -25,7 +26,7 @@ class Heartbeat:
         self._send = send
         self._give_up = give_up
         self._abort = abort
-        self._deadline_s = 0.0
+        self._last_command_s = 0.0
         self._beat: TimerHandle | None = None
         self._silence: TimerHandle | None = None
         self._stuck: TimerHandle | None = None
@@ -39,9 +40,13 @@ class Heartbeat:
             self.command_done()
             self._silence = self._loop.call_at(self._deadline_s, self._on_silence)
 
+    @property
+    def _deadline_s(self) -> float:
+        return self._last_command_s + 2 * self.interval_s
+
     def command_done(self) -> None:
         """The client has completed a command."""
-        self._deadline_s = self._loop.time() + 2 * self.interval_s
+        self._last_command_s = monotonic()  # the clock of the loop
 
     def output_stuck(self) -> None:
         """The client does not take its output."""

@@ -116,8 +116,6 @@ class ProtocolV2:
 
     def quick(self, data: bytes) -> bytes | None:
         """Run a read that is one PUB, and return the answer; None if it is not."""
-        if not data.startswith(b"PUB "):
-            return None
         answer = self.publishing.quick_publish(data)
         if answer is not None:
             self._heartbeat.command_done()

@@ -59,7 +59,8 @@ class PublishCommands:
         self._options = nsqd.options
         self._authorization = authorization
         self._arriving: tuple[Topic, BodiesReader] | None = None  # an MPUB
-        self._quick_topics: dict[bytes, Topic] = {}  # the last one, when nothing is to be checked
+        # the last PUB's line and topic, when nothing is to be checked
+        self._quick: tuple[bytes, Topic] | None = None
         self.unconfirmed_bytes = 0
         self._enough_bytes = 0
         self._waiting: asyncio.Event | None = None
@@ -79,15 +80,17 @@ class PublishCommands:
 
         Most publishers wait for each answer, so this is what most reads are.
         """
-        newline = data.find(b"\n", 4, 80)
-        body_at = newline + 5
+        if self._quick is None or self._arriving is not None:
+            return None
+        line, topic = self._quick
+        if not data.startswith(line):
+            return None
+        size_at = len(line)
+        body_at = size_at + 4
         size = len(data) - body_at
-        if size != int.from_bytes(data[newline + 1 : body_at], "big") or newline < 0:
+        if size != int.from_bytes(data[size_at:body_at], "big"):
             return None
-        if not 0 < size <= self._options.max_msg_size or self._arriving is not None:
-            return None
-        topic = self._quick_topics.get(data[4:newline])
-        if topic is None or self._nsqd.topics.get(topic.name) is not topic:
+        if not 0 < size <= self._options.max_msg_size or topic.is_closed:
             return None
         if topic.journal is not None:
             if self.unconfirmed_bytes > _MAX_UNCONFIRMED_BYTES:
@@ -112,7 +115,7 @@ class PublishCommands:
         topic = topic_to_use(self._nsqd, name, start)
         self._put("PUB", topic, topic.new_messages([body]))
         if not self._authorization.is_needed and len(request.words) == 2:
-            self._quick_topics = {request.words[1]: topic}
+            self._quick = b"PUB %b\n" % request.words[1], topic
         self.wait_for_room(position)
         return position
 
