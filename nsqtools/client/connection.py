@@ -172,10 +172,11 @@ class Connection:
     def _send(self) -> bool:
         """Send; return whether everything is sent."""
         assert self._loop is not None
-        while self._committed or self._pending:
+        pending = self._pending
+        while self._committed or pending:
             if not self._committed:
-                data = b"".join(self._pending)
-                self._pending.clear()
+                data = pending[0] if len(pending) == 1 else b"".join(pending)
+                pending.clear()
                 self._committed = self._codec.compress(data) if self._codec else data
             rest = memoryview(self._committed)[self._offset :] if self._offset else self._committed
             sent = self._stream.send_ready(rest)

@@ -291,7 +291,7 @@ class Consumer:
         time as it handles in `SHARE_S`. Leaving the loop requeues those that it did not reach.
         """
         self.start()
-        thread, now = threading.get_ident(), time.monotonic
+        thread, now, io = threading.get_ident(), time.monotonic, self._io
         most = 1
         try:
             while (batches := self._take(most=most, several=True)) is not None:
@@ -300,21 +300,26 @@ class Consumer:
                 reached = 0
                 began_at = now()
                 until = began_at + 2 * SHARE_S
+                count = len(messages)
+                io.has_more_in_hand = count > 1
                 try:
                     for message in messages:
                         if not self._drains or (now() > until and reached):
                             break
                         reached += 1
+                        if reached == count:
+                            io.has_more_in_hand = False
                         if not message.is_answered:
                             yield message
                 except GeneratorExit:
                     _requeue(batches_after(batches, reached))
                     raise
-                if reached < len(messages):
+                if reached < count:
                     self.backlog.put_back(batches_after(batches, reached))
                 took_s = now() - began_at
                 most = max(1, min(4 * most, int(reached * SHARE_S / max(took_s, 1e-6))))
         finally:
+            io.has_more_in_hand = False
             self._handled.pop(thread, None)
             self.backlog.leave()
 

@@ -77,7 +77,8 @@ class ConsumerIO:
         self._options = options
         self.delivery = Delivery(self.loop, backlog, options, on_giving_up, self._limit_changed)
         self.waiting = self.delivery.waiting
-        self.next_wake = 0.0  # see `SubscriptionUser`
+        self.next_wake = 0.0  # see `SubscriptionUser`, and the next one
+        self.has_more_in_hand = False
         self.stats = self.delivery.stats
         self.redelivered = self.delivery.redelivered
         self._on_stopped = on_stopped

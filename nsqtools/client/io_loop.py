@@ -158,7 +158,9 @@ class LoopMember:
 
     def flush_soon(self, connection: Watched) -> None:
         """Flush a connection at the end of this turn."""
-        self._own.unflushed.append((connection, self))
+        thread = self._thread  # not `_own`, as above
+        if thread is not None:
+            thread.unflushed.append((connection, self))
 
     def after_flush(self, call: Callable[[], object]) -> None:
         """Have a call made at the end of this turn, when everything is sent."""

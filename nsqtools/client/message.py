@@ -136,7 +136,7 @@ class Batch(list[Message]):
     __slots__ = ("source",)
 
     def __init__(self, source: Answers, messages: Iterable[Message]) -> None:
-        list.__init__(self, messages)  # super() would double the cost of a batch of one
+        self += messages  # a third of the cost of `list.__init__`, for a batch of one
         self.source = source
 
     @property

@@ -46,6 +46,10 @@ class _Mode(enum.Enum):
     TESTING = "testing"  # backoff tests: one connection has RDY 1
 
 
+# here, as looking a member up in its class costs as much as a call
+_SHARING, _HELD, _TESTING = _Mode.SHARING, _Mode.HELD, _Mode.TESTING
+
+
 @dataclass(slots=True)
 class ReadyState:
     """One connection. ``cap`` is nsqd's max_rdy_count; times are readings of the caller's clock."""
@@ -94,7 +98,7 @@ class ReadyControl(Generic[K]):
         self._sharers = 0  # connections that are not closing
         self._even_share = 0  # what each of them gets, but for its cap
         self.is_scarce = False  # some connections must wait for RDY
-        self._mode = _Mode.SHARING
+        self._mode = _SHARING
         self._tester: K | None = None
         self._next_loan = 0.0
 
@@ -123,7 +127,7 @@ class ReadyControl(Generic[K]):
         """A connection has subscribed."""
         self._states[key] = ReadyState(cap, resend, last_message=now, last_change=now)
         self._count_sharers(1)
-        if self._mode is _Mode.SHARING:
+        if self._mode is _SHARING:
             self._lower_to_share(now)
             self._set(key, 1, now)
         self._find_tester(now)
@@ -138,7 +142,7 @@ class ReadyControl(Generic[K]):
         self._changes = [change for change in self._changes if change[0] != key]
         if key == self._tester:
             self._tester = None
-        if self._mode is _Mode.SHARING:
+        if self._mode is _SHARING:
             self._raise_to_share(now)
         self._find_tester(now)
 
@@ -159,10 +163,14 @@ class ReadyControl(Generic[K]):
     def received(self, key: K, count: int, now: float) -> None:
         """Messages arrived on a connection."""
         state = self._states[key]
-        self._count_in_flight(state, count)
+        rdy, was = state.rdy, state.in_flight
+        state.in_flight = in_flight = was + count
+        self.in_flight += count
+        if in_flight > rdy:
+            self._use += in_flight - (was if was > rdy else rdy)
         state.left -= count
         state.last_message = now
-        if state.rdy < self._even_share and self._mode is _Mode.SHARING and not state.closing:
+        if rdy < self._even_share and self._mode is _SHARING and not state.closing:
             share = self._share(state)
             if state.rdy < share and (state.rdy or not self.is_scarce):
                 self._set(key, share, now)  # unless RDY was taken from it for those that wait
@@ -170,11 +178,14 @@ class ReadyControl(Generic[K]):
     def answered(self, key: K, count: int, now: float) -> None:
         """Messages of a connection were finished, requeued or replaced by a newer delivery."""
         state = self._states[key]
-        self._count_in_flight(state, -count)
-        if self._mode is _Mode.SHARING:
-            runs_out = state.rdy > 0 and state.left <= state.rdy * RESEND_AT
-            if runs_out and state.resend and not self.is_scarce:
-                self._send(key, state, state.rdy)
+        rdy, was = state.rdy, state.in_flight
+        state.in_flight = in_flight = was - count
+        self.in_flight -= count
+        if was > rdy:
+            self._use -= was - (in_flight if in_flight > rdy else rdy)
+        if self._mode is _SHARING:
+            if state.resend and not self.is_scarce and rdy > 0 and state.left <= rdy * RESEND_AT:
+                self._send(key, state, rdy)
             if self._wanting:
                 self._retry_wanting(now)
         else:
@@ -187,7 +198,7 @@ class ReadyControl(Generic[K]):
         self.max_in_flight = max_in_flight
         self._count_sharers(0)
         self._wanting.clear()
-        if self._mode is _Mode.SHARING:
+        if self._mode is _SHARING:
             self._lower_to_share(now)
             self._raise_to_share(now)
         elif max_in_flight == 0:
@@ -196,7 +207,7 @@ class ReadyControl(Generic[K]):
 
     def hold(self, now: float) -> None:
         """Backoff begins to wait: RDY 0 everywhere."""
-        self._mode = _Mode.HELD
+        self._mode = _HELD
         self._tester = None
         self._wanting.clear()
         for key in self._states:
@@ -207,23 +218,23 @@ class ReadyControl(Generic[K]):
         testable = [key for key, state in self._states.items() if not state.closing]
         if not testable:
             return False
-        self._mode = _Mode.TESTING
+        self._mode = _TESTING
         self._tester = None
         self._find_tester(now)
         return True
 
     def resume(self, now: float) -> None:
         """Backoff is over: share again."""
-        self._mode = _Mode.SHARING
+        self._mode = _SHARING
         self._tester = None
         self._lower_to_share(now)
         self._raise_to_share(now)
 
     def redistribute(self, now: float) -> None:
         """The periodic tick: move RDY where there is too little for all, and mend what is idle."""
-        if self._mode is _Mode.HELD or not self._states:
+        if self._mode is _HELD or not self._states:
             return
-        if self._mode is _Mode.TESTING:
+        if self._mode is _TESTING:
             self._move_idle_tester(now)
         elif self.is_scarce:
             self._rotate(now)
@@ -240,14 +251,6 @@ class ReadyControl(Generic[K]):
 
     def _share(self, state: ReadyState) -> int:
         return self._even_share if self._even_share < state.cap else state.cap
-
-    def _count_in_flight(self, state: ReadyState, more: int) -> None:
-        """Change what a connection has in flight, and the totals (twice a message: no calls)."""
-        rdy, was = state.rdy, state.in_flight
-        state.in_flight = now = was + more
-        self.in_flight += more
-        if now > rdy or was > rdy:
-            self._use += (now if now > rdy else rdy) - (was if was > rdy else rdy)
 
     def _update(self, state: ReadyState, rdy: int, in_flight: int) -> None:
         """Change a connection, and the totals with it."""
@@ -310,7 +313,7 @@ class ReadyControl(Generic[K]):
         allowed is in flight already it is the busiest: its RDY 1 takes effect as soon as its own
         messages are answered, and adds nothing until then.
         """
-        if self._mode is not _Mode.TESTING or self._tester is not None or self.max_in_flight == 0:
+        if self._mode is not _TESTING or self._tester is not None or self.max_in_flight == 0:
             return
         keys = [k for k, s in self._states.items() if not s.closing and k != besides]
         idle = [key for key in keys if not self._states[key].in_flight]

@@ -26,6 +26,8 @@ class SubscriptionUser(Protocol):
     """What a subscription needs of its consumer. ``answered`` and ``wake`` come from any thread.
 
     Quick FINs of all subscriptions gather until ``next_wake``, or the last of what ``waiting`` has.
+    With ``has_more_in_hand`` the thread that finishes one has others and wakes the loop after them,
+    so that many connections with a message each gather as one with many does.
     """
 
     topic: str
@@ -34,6 +36,7 @@ class SubscriptionUser(Protocol):
     def waiting(self) -> Sized: ...
 
     next_wake: float
+    has_more_in_hand: bool
 
     def answered(self, subscription: Subscription) -> None:
         """There are answers to collect, on this turn or a later one."""
@@ -102,7 +105,7 @@ class Subscription:
             self._is_noted = True
             user.answered(self)
         now = self._now()
-        if now >= user.next_wake or not (self.in_flight or user.waiting):
+        if now >= user.next_wake or not (self.in_flight or user.waiting or user.has_more_in_hand):
             user.next_wake = now + FLUSH_INTERVAL_S
             user.wake()
 
@@ -210,25 +213,26 @@ class Subscription:
         """
         self._is_noted = False
         # other threads append meanwhile; counted first, so that a TOUCH stays before its FIN
-        ids: list[bytes] = []
+        finished = self._finished
+        count = len(finished)
         answers: list[Answer] = []
-        count = len(self._finished)
         if self._answers:
             answers = [self._answers.popleft() for _ in range(len(self._answers))]
             self._outgoing += [answer.command for answer in answers]
             self._unanswered -= sum(answer.is_final for answer in answers)
-        if count:
-            ids = self._finished[:count]
-            del self._finished[:count]
+        ids = finished[:count]
+        if ids:
+            del finished[:count]
             self._outgoing.append(commands.encode_finishes(ids))
             self._unanswered -= count
         return ids, answers
 
     def send_answers(self) -> None:
         """Write what was collected."""
-        if self._outgoing:
-            self.connection.write(b"".join(self._outgoing))
-            self._outgoing.clear()
+        outgoing = self._outgoing
+        if outgoing:
+            self.connection.write(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
+            outgoing.clear()
 
     def send_ready(self, count: int) -> None:
         """Write RDY, before the answers of this turn."""

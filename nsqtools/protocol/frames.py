@@ -113,11 +113,19 @@ class FrameBuffer:
                 return messages, others
             data = b"".join(chunks)
         end = len(data)
+        limit = self._max_message_frame
+        unpack = _MESSAGE_HEAD.unpack_from
+        if end >= _MESSAGE_HEAD_SIZE:  # a read of one message: usual with many connections
+            size, frame_type, timestamp_ns, attempts, message_id = unpack(data)
+            if size + 4 == end and frame_type == MESSAGE and size <= limit:
+                if chunks:
+                    self._keep(b"")
+                body = data[_MESSAGE_HEAD_SIZE:]
+                messages.append(make(source, timestamp_ns, attempts, message_id, body))
+                return messages, others
         position = 0
         wanted = 8
-        limit = self._max_message_frame
         append = messages.append
-        unpack = _MESSAGE_HEAD.unpack_from
         while end - position >= _MESSAGE_HEAD_SIZE:
             size, frame_type, timestamp_ns, attempts, message_id = unpack(data, position)
             after = position + 4 + size

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from nsqtools.client.backlog import EXPIRED_SHARE, Backlog, Waiting
+from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Batch, Message, batches_after
+from nsqtools.client.subscription import Subscription
 
 
 class Owner:
@@ -132,3 +137,32 @@ def test_messages_to_give_up_are_given_up_by_who_asks() -> None:
     backlog.put(Waiting(owner, [batch], to_give_up=True))
     assert backlog.get(0) is None
     assert owner.given_up == [batch]
+
+
+# -- a thread that takes from many connections -----------------------------------------------------
+
+
+def test_quick_answers_to_many_connections_wake_the_io_thread_once() -> None:
+    """That each of them was the only message of its connection is no reason."""
+    consumer = Consumer("clicks", "archive", nsqd_tcp_addresses="nsqd:4150")
+    consumer._is_started = True  # nothing connects
+    io, woken = consumer._io, []
+    io.now = lambda: 0.0  # type: ignore[method-assign]
+    io.wake = lambda: woken.append(1)  # type: ignore[method-assign]
+    batches = []
+    for n in range(5):
+        connection: Any = SimpleNamespace(nsqd=f"nsqd{n}", reply=SimpleNamespace(msg_timeout=1000))
+        subscription = Subscription(io, connection)
+        message = Message(subscription, 0, 1, b"%016d" % n, b"")
+        subscription.in_flight[message.id] = message
+        batches.append(Batch(subscription, [message]))
+    consumer.backlog.put(Waiting(io.delivery, batches[:1]))
+    consumer.backlog.put(Waiting(io.delivery, batches[1:]))
+    messages = iter(consumer)
+
+    woken_after = []
+    for _ in batches:
+        assert next(messages).finish()
+        woken_after.append(len(woken))
+
+    assert woken_after == [1, 1, 1, 1, 2]  # for the first, as none came for a while, and the last
