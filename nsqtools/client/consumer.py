@@ -35,7 +35,7 @@ from nsqtools.client.discovery import Discovery
 from nsqtools.client.giving_up import GivingUp, Policy
 from nsqtools.client.handling import Handling, OnHandled, stopping_on_signals
 from nsqtools.client.handshake import longest_try_s, tls_context
-from nsqtools.client.message import Batch, Message, batches_after
+from nsqtools.client.message import Batch, Message, batches_after, requeue_unhandled
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.addresses import Address, one_or_several, parse_address
@@ -232,7 +232,7 @@ class Consumer:
 
     def _requeue_undelivered(self) -> None:
         """Requeue our messages that nobody has taken."""
-        _requeue(self._io.delivery.withdraw())
+        requeue_unhandled(self._io.delivery.withdraw())
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -267,7 +267,7 @@ class Consumer:
             batches = [entry] if isinstance(entry, Batch) else entry
             if self._drains:
                 return batches
-            _requeue(batches)
+            requeue_unhandled(batches)
 
     def batches(self, timeout_s: float | None = None) -> Iterator[Batch]:
         """Iterate over batches until the consumer stops, or for ``timeout_s`` none came.
@@ -312,7 +312,7 @@ class Consumer:
                         if not message.is_answered:
                             yield message
                 except GeneratorExit:
-                    _requeue(batches_after(batches, reached))
+                    requeue_unhandled(batches_after(batches, reached))
                     raise
                 if reached < count:
                     self.backlog.put_back(batches_after(batches, reached))
@@ -397,8 +397,3 @@ class Consumer:
     def stats(self) -> ConsumerStats:
         """Counts since the start."""
         return self._io.stats
-
-
-def _requeue(batches: list[Batch]) -> None:
-    for batch in batches:
-        batch.requeue(0, backoff=False)

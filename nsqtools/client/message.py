@@ -181,3 +181,9 @@ def batches_after(batches: list[Batch], reached: int) -> list[Batch]:
             rest.append(Batch(batch.source, batch[reached:]))
         reached = max(0, reached - len(batch))
     return rest
+
+
+def requeue_unhandled(batches: list[Batch]) -> None:
+    """Requeue, without backoff, what no handler has seen."""
+    for batch in batches:
+        batch.requeue(0, backoff=False)

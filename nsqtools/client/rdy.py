@@ -25,7 +25,6 @@ the busy ones lose a twelfth of their time.
 
 from __future__ import annotations
 
-import enum
 import random
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -40,14 +39,10 @@ LENT_SHARE = 0.08  # of the time of busy connections
 K = TypeVar("K", bound=Hashable)
 
 
-class _Mode(enum.Enum):
-    SHARING = "sharing"
-    HELD = "held"  # backoff waits: nobody has RDY
-    TESTING = "testing"  # backoff tests: one connection has RDY 1
-
-
-# here, as looking a member up in its class costs as much as a call
-_SHARING, _HELD, _TESTING = _Mode.SHARING, _Mode.HELD, _Mode.TESTING
+# modes; no enum, as looking up a member of one costs as much as a call
+_SHARING = "sharing"
+_HELD = "held"  # backoff waits: nobody has RDY
+_TESTING = "testing"  # backoff tests: one connection has RDY 1
 
 
 @dataclass(slots=True)
@@ -127,7 +122,7 @@ class ReadyControl(Generic[K]):
         """A connection has subscribed."""
         self._states[key] = ReadyState(cap, resend, last_message=now, last_change=now)
         self._count_sharers(1)
-        if self._mode is _SHARING:
+        if self._mode == _SHARING:
             self._lower_to_share(now)
             self._set(key, 1, now)
         self._find_tester(now)
@@ -142,7 +137,7 @@ class ReadyControl(Generic[K]):
         self._changes = [change for change in self._changes if change[0] != key]
         if key == self._tester:
             self._tester = None
-        if self._mode is _SHARING:
+        if self._mode == _SHARING:
             self._raise_to_share(now)
         self._find_tester(now)
 
@@ -170,7 +165,7 @@ class ReadyControl(Generic[K]):
             self._use += in_flight - (was if was > rdy else rdy)
         state.left -= count
         state.last_message = now
-        if rdy < self._even_share and self._mode is _SHARING and not state.closing:
+        if rdy < self._even_share and self._mode == _SHARING and not state.closing:
             share = self._share(state)
             if state.rdy < share and (state.rdy or not self.is_scarce):
                 self._set(key, share, now)  # unless RDY was taken from it for those that wait
@@ -183,7 +178,7 @@ class ReadyControl(Generic[K]):
         self.in_flight -= count
         if was > rdy:
             self._use -= was - (in_flight if in_flight > rdy else rdy)
-        if self._mode is _SHARING:
+        if self._mode == _SHARING:
             if state.resend and not self.is_scarce and rdy > 0 and state.left <= rdy * RESEND_AT:
                 self._send(key, state, rdy)
             if self._wanting:
@@ -198,7 +193,7 @@ class ReadyControl(Generic[K]):
         self.max_in_flight = max_in_flight
         self._count_sharers(0)
         self._wanting.clear()
-        if self._mode is _SHARING:
+        if self._mode == _SHARING:
             self._lower_to_share(now)
             self._raise_to_share(now)
         elif max_in_flight == 0:
@@ -232,9 +227,9 @@ class ReadyControl(Generic[K]):
 
     def redistribute(self, now: float) -> None:
         """The periodic tick: move RDY where there is too little for all, and mend what is idle."""
-        if self._mode is _HELD or not self._states:
+        if self._mode == _HELD or not self._states:
             return
-        if self._mode is _TESTING:
+        if self._mode == _TESTING:
             self._move_idle_tester(now)
         elif self.is_scarce:
             self._rotate(now)
@@ -313,7 +308,7 @@ class ReadyControl(Generic[K]):
         allowed is in flight already it is the busiest: its RDY 1 takes effect as soon as its own
         messages are answered, and adds nothing until then.
         """
-        if self._mode is not _TESTING or self._tester is not None or self.max_in_flight == 0:
+        if self._mode != _TESTING or self._tester is not None or self.max_in_flight == 0:
             return
         keys = [k for k, s in self._states.items() if not s.closing and k != besides]
         idle = [key for key in keys if not self._states[key].in_flight]
