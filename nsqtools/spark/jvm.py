@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
 
@@ -196,25 +197,29 @@ class JVM:
         handshake = scratch / "gateway"
         fetches = any(part.startswith(PACKAGES) for part in command)
         self._start_timeout_s = FETCH_TIMEOUT_S if fetches else START_TIMEOUT_S
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**environ, HANDSHAKE_PATH: str(handshake)},
-            start_new_session=True,
-            pass_fds=inherited,
-        )
-        assert self._process.stdout is not None
-        self._copier = Thread(
-            target=log.copy, args=(self._process.stdout,), name="spark-log", daemon=True
-        )
-        self._copier.start()
-        try:
-            self._wait_for(handshake)
-        except BaseException:
-            self.kill()
-            raise
+        with ThreadPoolExecutor(1) as starter:  # a signal here would lose what is half started
+            starting = starter.submit(
+                subprocess.Popen,
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**environ, HANDSHAKE_PATH: str(handshake)},
+                start_new_session=True,
+                pass_fds=inherited,
+            )
+            try:
+                self._process = starting.result()
+                assert self._process.stdout is not None
+                self._copier = Thread(
+                    target=log.copy, args=(self._process.stdout,), name="spark-log", daemon=True
+                )
+                self._copier.start()
+                self._wait_for(handshake)
+            except BaseException:
+                self._process = starting.result()
+                self.kill()
+                raise
         self.port, self.secret = parse_handshake(handshake.read_bytes())
 
     @property
