@@ -108,13 +108,19 @@ def test_messages_in_flight_count_when_rdy_moves(
     conns = [connected(first), connected(second)]
     wait_until(lambda: any(conn.not_yet_expected for conn in conns), what="RDY")
     holder, other = conns if conns[0].not_yet_expected else conns[::-1]
-    holder.expect("RDY 1")
-    holder.message(b"slow")
-    [message] = take(consumer, 1)
-    holder.skip_to("RDY 0")
-    assert other.not_yet_expected == []
+    for _ in range(10):  # on a busy machine RDY may have moved before the message comes
+        holder.skip_to("RDY 1")
+        holder.message(b"slow")
+        [message] = take(consumer, 1)
+        holder.skip_to("RDY 0")
+        if "RDY 1" not in other.not_yet_expected:
+            break
+        message.finish()
+        holder, other = other, holder
+    else:
+        pytest.fail("RDY 1 while the one message is in flight")
     message.finish()
-    other.expect("RDY 1")
+    other.skip_to("RDY 1")
 
 
 def test_a_new_connection_waits_until_the_others_were_lowered(
