@@ -80,11 +80,9 @@ def test_mandoc_has_nothing_against_the_manual_not_even_its_style() -> None:
 
 
 def test_groff_has_nothing_against_the_manual() -> None:
-    """Guides are formatted one by one: behind others a table can meet the end of a sheet."""
-    commands = [page for page in MAN_PAGES if page.suffix == ".1"]
-    for pages in (commands, *([page] for page in MAN_PAGES if page not in commands)):
-        said = run(["groff", "-t", "-man", "-ww", "-Z", "-Tutf8", *map(str, pages)])
-        assert said.count("warning") == 0, pages
+    """But that a row of a table, just one, ends where a sheet ends: tbl takes it for too tall."""
+    said = run(["groff", "-t", "-man", "-ww", "-Z", "-Tutf8", *map(str, MAN_PAGES)])
+    assert said.count("warning") == said.count("table text block will not fit on one page") <= 2
 
 
 @pytest.mark.parametrize(
