@@ -210,7 +210,7 @@ class LoopMember:
         """In a forked child: the member goes on in the parent only. Nobody waits for it here."""
         self._calls.clear()
         self.has_ended = True
-        self._ended = threading.Event()  # a thread that there is no more may hold the other's lock
+        self._ended = threading.Event()  # a thread that is gone may hold the other's lock
         self._ended.set()
 
     def _make_calls(self) -> None:

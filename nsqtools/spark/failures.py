@@ -95,7 +95,7 @@ def explain(error: BaseException, settings: SparkSettings) -> NsqError:
 def _text(error: BaseException) -> str:
     """The text of an error: of most of Spark's the JVM has it, which may have ended.
 
-    That of a query lacks the name of what ended it: a missing class is told by its path alone.
+    That of a query's error does not name what ended it: for a missing class it is only a path.
     """
     try:
         text = str(error)
