@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from plugins.archives import unfinished
 from plugins.clients import CHANNEL, TOPIC, Produce
 from plugins.daemons import GoNsqd
 from plugins.network import TO_CLIENT, TO_SERVER, Proxy
@@ -57,7 +58,7 @@ def test_every_way_of_publishing_arrives(nsqd: GoNsqd, produce: Produce) -> None
     producer.publish_many(TOPIC, [b"two", b"three"])
     producer.publish_deferred(TOPIC, b"later", 60)
     producer.submit(TOPIC, [b"four"]).wait(5)
-    assert nsqd.depth(TOPIC, CHANNEL) == 4
+    wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 5, what="the channel has all of them")
     assert nsqd.channel_stats(TOPIC, CHANNEL)["deferred_count"] == 1
 
 

@@ -189,6 +189,29 @@ class GoNsqd(Daemon, Nsqd):
         basic_flags = (f"-data-path={data_path}", "-broadcast-address=127.0.0.1")
         super().__init__("nsqd", (*basic_flags, *flags), listeners=listeners)
 
+    def publish(self, topic: str, *bodies: bytes) -> None:
+        """Publish, and wait for the copies in the channels, which nsqd makes after its answer."""
+        before = self._copied(topic)
+        super().publish(topic, *bodies)
+        wait_until(
+            lambda: all(
+                count >= before[channel] + len(bodies)
+                for channel, count in self._copied(topic).items()
+                if channel in before
+            ),
+            what=f"the channels of {topic} to have what was published",
+            timeout_s=20,
+        )
+
+    def _copied(self, topic: str) -> dict[str, int]:
+        """How many messages each channel ever had; of no channel while the topic is paused."""
+        return {
+            channel["channel_name"]: channel["message_count"]
+            for found in self.stats(topic)["topics"] or []
+            if not found["paused"]
+            for channel in found["channels"] or []
+        }
+
 
 class EmbeddedNsqdProcess(GoNsqd):
     """``nsq nsqd``: the embedded nsqd as a process of its own, that can be killed and restarted."""

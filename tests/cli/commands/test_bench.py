@@ -105,7 +105,7 @@ def test_a_named_topic_keeps_its_channels_and_loses_only_ours(
         return [channel["channel_name"] for channel in nsqd.topic_stats("clicks")["channels"]]
 
     wait_until(lambda: channels() == ["archive"], what="the channels of the bench are gone")
-    assert nsqd.depth("clicks", "archive") >= 500
+    wait_until(lambda: nsqd.depth("clicks", "archive") >= 500, what="the copies of all")
 
 
 def test_messages_of_others_do_not_count(

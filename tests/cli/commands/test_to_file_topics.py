@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from plugins.archives import messages_of
+from plugins.archives import messages_of, unfinished
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.scripted_lookupd import ScriptedLookupd
@@ -63,12 +63,8 @@ def archive(nsqd: GoNsqd, topic: str, *bodies: bytes) -> None:
     """Publish, and wait until the archiver has finished them."""
     if bodies:
         nsqd.publish(topic, *bodies)
-    count = nsqd.channel_stats(topic, CHANNEL)["message_count"]
     wait_until(
-        lambda: (
-            (now := nsqd.channel_stats(topic, CHANNEL))["message_count"] >= max(count, len(bodies))
-            and not now["depth"] + now["in_flight_count"]
-        ),
+        lambda: unfinished(nsqd, topic, CHANNEL) == 0,
         what="the messages are archived",
         timeout_s=DEADLINE_S,
     )
