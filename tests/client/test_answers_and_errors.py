@@ -225,7 +225,9 @@ def test_an_answer_never_goes_to_the_next_connection(
     message_id = conn.message(b"x")
     [old] = batch_of(consumer)
     conn.close()
-    again = connected(scripted_nsqd)
+    again = scripted_nsqd.accept()
+    again.subscribe(TOPIC, CHANNEL)
+    again.next_command()  # an RDY: the count falls with the time that `old` is held
     again.message(b"x", message_id=message_id, attempts=2)
     [new] = batch_of(consumer)
     assert not old.finish()

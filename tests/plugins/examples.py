@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 ORDINARY = 50
 THOROUGH_FACTOR = 20
@@ -20,6 +20,11 @@ def examples(ordinary: int) -> int:
     return ordinary * THOROUGH_FACTOR if is_thorough else ordinary
 
 
-# A busy machine makes an example slow, not wrong.
-settings.register_profile("nsqtools", deadline=None, max_examples=examples(ORDINARY))
+# A busy machine makes an example slow, and the making of it, not wrong.
+settings.register_profile(
+    "nsqtools",
+    deadline=None,
+    max_examples=examples(ORDINARY),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("nsqtools")

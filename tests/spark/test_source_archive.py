@@ -117,6 +117,29 @@ def test_a_filter_of_the_query_skips_members(
     assert sum(len(each.members) for each in ranges) == members
 
 
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ([EqualTo(("nsqd",), "one:4150")], {b"body 0"}),
+        ([In(("nsqd",), ("one:4150", "two:4150"))], {b"body 0", b"body 1"}),
+        ([In(("nsqd",), ("one:4150", "two:4150")), EqualTo(("nsqd",), "two:4150")], {b"body 1"}),
+        ([EqualTo(("nsqd",), "three:4150")], set()),
+        ([EqualTo(("nsqd",), "one:4150"), EqualTo(("topic",), "b")], set()),
+    ],
+)
+def test_rows_of_other_nsqd_are_not_even_handed_to_spark(
+    tmp_path: Path, filters: list[Filter], expected: set[bytes]
+) -> None:
+    write_archive(tmp_path / "a.log.gz", messages(0, 1), nsqd="one:4150", topic="a")
+    write_archive(tmp_path / "b.log.gz", messages(1, 2), nsqd="two:4150", topic="a")
+    reader = PruningReader(ReadSettings((str(tmp_path),)), ["body"])
+
+    assert reader.pushFilters(filters) is filters
+
+    found = [batch for partition in reader.partitions() for batch in reader.read(partition)]
+    assert {body.as_py() for batch in found for body in batch.column("body")} == expected
+
+
 def test_spark_pushes_filters_where_the_option_asks_for_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:

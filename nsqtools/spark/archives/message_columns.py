@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from binascii import Error as Base64Error
 from binascii import a2b_base64
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.archive.reader import EVER, TimeRange
@@ -265,13 +265,16 @@ def body_columns(bodies: Sequence[bytes], topic: str | None) -> Columns:
     return columns
 
 
-def filtered_columns(within: TimeRange, topics: Iterable[str]) -> set[str]:
+def filtered_columns(within: TimeRange, names: Collection[str]) -> set[str]:
     """Return the columns that `wanted_rows` looks at."""
-    return {*(["topic"] if topics else ()), *(["ts_ns"] if within != EVER else ())}
+    return {*names, *(["ts_ns"] if within != EVER else ())}
 
 
-def wanted_rows(columns: Columns, within: TimeRange, topics: Iterable[str]) -> Any:
-    """Return a mask of the rows that are in a range and of some topics; None when all are."""
+def wanted_rows(columns: Columns, within: TimeRange, names: Mapping[str, Iterable[str]]) -> Any:
+    """Return a mask of the rows in a range whose columns have one of the ``names`` for them.
+
+    None when all rows are wanted. One without a time is, as bare bodies have none.
+    """
     import pyarrow
     from pyarrow import compute
 
@@ -280,12 +283,12 @@ def wanted_rows(columns: Columns, within: TimeRange, topics: Iterable[str]) -> A
         masks.append(compute.greater_equal(columns["ts_ns"], within.since_ns))
     if within.until_ns is not None:
         masks.append(compute.less(columns["ts_ns"], within.until_ns))
-    if topics:
-        names = pyarrow.array(sorted(topics), pyarrow.string())
-        masks.append(compute.is_in(columns["topic"], value_set=names))
+    for column, wanted in names.items():
+        values = pyarrow.array(sorted(wanted), pyarrow.string())
+        masks.append(compute.is_in(columns[column], value_set=values))
     if not masks:
         return None
     mask = masks[0]
     for other in masks[1:]:
         mask = compute.and_kleene(mask, other)
-    return compute.fill_null(mask, True)  # bodies without a time
+    return compute.fill_null(mask, True)

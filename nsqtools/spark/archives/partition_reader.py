@@ -58,7 +58,7 @@ class _Reader:
         self._range = wanted
         self._settings = settings
         self._schema = pyarrow.schema([archived_schema().field(name) for name in names])
-        self._parsed = {*names, *filtered_columns(settings.within, settings.topics)}
+        self._parsed = {*names, *filtered_columns(settings.within, settings.names)}
         self._is_raw = wanted.content.kind is LineKind.bodies
         self._delimiter = settings.delimiter if self._is_raw else b"\n"
         self._damages = DamageReports(settings.damage_path)
@@ -160,7 +160,7 @@ class _Reader:
         columns = {**columns, "file": file, "pos": positions}
         schema = self._schema
         batch = pyarrow.RecordBatch.from_arrays([columns[n] for n in schema.names], schema=schema)
-        mask = wanted_rows(columns, self._settings.within, self._settings.topics)
+        mask = wanted_rows(columns, self._settings.within, self._settings.names)
         if mask is not None:
             batch = batch.filter(mask)
         for begin in range(0, batch.num_rows, BATCH_ROWS):

@@ -51,6 +51,8 @@ class ReadSettings:
     """Without any, all."""
     queried_topics: frozenset[str] | None = None
     """The only topics that the query's own filter lets through; it drops rows, this whole files."""
+    queried_nsqds: frozenset[str] | None = None
+    """The only nsqds that it lets through: their rows need not go to Spark."""
     within: TimeRange = EVER
     format: FileFormat = FileFormat.auto
     delimiter: bytes = b"\n"
@@ -68,18 +70,24 @@ class ReadSettings:
         topics = f", topics {', '.join(sorted(self.topics))}" if self.topics else ""
         return f"archive {', '.join(self.paths)}{topics}"
 
+    @property
+    def names(self) -> dict[str, frozenset[str]]:
+        """The values that rows may have, by column; other columns may have any."""
+        names = {"topic": self.topics} if self.topics else {}
+        return names if self.queried_nsqds is None else names | {"nsqd": self.queried_nsqds}
+
     def narrowed(self, column: str, comparison: str, value: object) -> ReadSettings:
         """Return what is left to read for a query that keeps only rows of ``column <op> value``.
 
         ``comparison`` is ``=``, ``in``, ``<``, ``<=``, ``>`` or ``>=``. Others change nothing, nor
         do other columns: the query filters rows again.
         """
-        if column == "topic" and comparison in ("=", "in"):
+        if column in ("topic", "nsqd") and comparison in ("=", "in"):
             asked = {value} if comparison == "=" else set(cast(Iterable[object], value))
-            topics = frozenset(topic for topic in asked if isinstance(topic, str))
-            if self.queried_topics is not None:
-                topics &= self.queried_topics
-            return replace(self, queried_topics=topics)
+            names = frozenset(name for name in asked if isinstance(name, str))
+            if column == "topic":
+                return replace(self, queried_topics=_both(self.queried_topics, names))
+            return replace(self, queried_nsqds=_both(self.queried_nsqds, names))
         low_ns, high_ns = _bounds(column, value)
         since_ns, until_ns = self.within.since_ns, self.within.until_ns
         first_ns = {"=": low_ns, ">=": low_ns, ">": high_ns}.get(comparison)
@@ -104,6 +112,10 @@ class ReadSettings:
             found = sorted(glob.glob(path)) if glob.has_magic(path) else []
             roots += map(Path, found or [path])
         return roots
+
+
+def _both(before: frozenset[str] | None, names: frozenset[str]) -> frozenset[str]:
+    return names if before is None else before & names
 
 
 def _bounds(column: str, value: object) -> tuple[int | None, int | None]:

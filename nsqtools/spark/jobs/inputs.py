@@ -152,7 +152,7 @@ def read_messages(
     frames = [_read_parquet(spark, root, paths, choice) for root, paths in datasets.items()]
     frames += [_read_delta(spark, place, choice) for place in inputs.delta]
     if inputs.archives:
-        read = {*used, *filtered_columns(choice.within, choice.topics)}
+        read = {*used, *filtered_columns(choice.within, ["topic"] if choice.topics else [])}
         frames.append(_read_archives(spark, inputs.archives, choice, read))
     rows = reduce(lambda one, other: one.unionByName(other), frames)
     return _chosen(rows, choice)
