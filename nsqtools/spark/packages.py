@@ -32,6 +32,9 @@ HADOOP_AWS = ("org.apache.hadoop:hadoop-aws:{hadoop}", "software.amazon.awssdk:b
 HADOOP_AZURE = ("org.apache.hadoop:hadoop-azure:{hadoop}",)
 SDK_OF_HADOOP = {"3.5.0": "2.35.4"}
 DELTA_OF_SPARK = {"4.2": "io.delta:delta-spark_4.2_2.13:4.4.0"}
+DELTA_LOG = "_delta_log"
+"""The directory in a table of Delta that makes it one."""
+
 DELTA_EXTRA = "pip install 'nsqtools[delta]'"
 DELTA_CONF = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",

@@ -10,8 +10,8 @@ import pytest
 from plugins.object_store import Bucket
 
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.spark.jobs import ingestion
-from nsqtools.spark.jobs.ingestion import (
+from nsqtools.spark.jobs import ingest_places
+from nsqtools.spark.jobs.ingest_places import (
     BEGUN,
     CHECKPOINT_MARK,
     OUTPUT_MARK,
@@ -174,7 +174,7 @@ def test_of_two_that_begin_at_a_time_one_has_the_output(
     output = tmp_path / "out"
     mark_directories(SOURCE, output, tmp_path / "first")
     with monkeypatch.context() as patch:
-        patch.setattr(ingestion, "_refuse_foreign", lambda *_: None)  # it looked before
+        patch.setattr(ingest_places, "_refuse_foreign", lambda *_: None)  # it looked before
 
         with pytest.raises(OutputError, match="another nsq spark ingest has begun to use"):
             mark_directories(SOURCE, output, tmp_path / "second")
@@ -190,6 +190,25 @@ def test_a_kill_between_the_two_marks_does_no_harm(tmp_path: Path) -> None:
     mark_directories(SOURCE, output, checkpoint)
 
     assert (output / OUTPUT_MARK).read_text() == (checkpoint / CHECKPOINT_MARK).read_text()
+
+
+def test_an_output_keeps_its_format(places: tuple[Path, Path], tmp_path: Path) -> None:
+    """What was ingested in the other one would be missing, for the checkpoint is beyond it."""
+    with (
+        pytest.raises(ConfigurationError, match="holds Parquet that is not a Delta table"),
+        held_directories(SOURCE, *places, is_delta=True),
+    ):
+        pass
+    table, checkpoint = tmp_path / "table", tmp_path / "of-table"
+    with held_directories(SOURCE, table, checkpoint, is_delta=True):
+        (table / "_delta_log").mkdir()
+        (table / "_delta_log" / "0.json").touch()
+
+    with (
+        pytest.raises(ConfigurationError, match="is a Delta table"),
+        held_directories(SOURCE, table, checkpoint),
+    ):
+        pass
 
 
 def test_a_mark_that_cannot_be_read_is_an_error(places: tuple[Path, Path]) -> None:

@@ -154,12 +154,8 @@ def ingest(
     """
     from nsqtools.spark.archives.damage import read_damage
     from nsqtools.spark.format_options import hand_on_secret
-    from nsqtools.spark.jobs.ingestion import (
-        IngestSink,
-        QueryFollower,
-        held_directories,
-        start_query,
-    )
+    from nsqtools.spark.jobs.ingest_places import held_directories
+    from nsqtools.spark.jobs.ingestion import IngestSink, QueryFollower, start_query
     from nsqtools.spark.jobs.inputs import damage_options, refuse_nested
     from nsqtools.spark.location import absolute
 

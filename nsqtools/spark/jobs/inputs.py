@@ -23,12 +23,12 @@ from nsqtools.files.opening import open_to_read
 from nsqtools.spark.archives.message_columns import ARCHIVED_DDL, MESSAGE_DDL, filtered_columns
 from nsqtools.spark.jobs.compaction.inventory import day_of
 from nsqtools.spark.location import Location, StoredPlace, absolute, contains, spark_url
+from nsqtools.spark.packages import DELTA_LOG
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 PARQUET_MAGIC = b"PAR1"
-DELTA_LOG = "_delta_log"
 NEEDED = ("ts_ns", "body")
 
 

@@ -388,7 +388,12 @@ def test_a_place_that_is_not_there_or_not_ours_is_refused(
     nested = run_nsq(["spark", "compact", str(archive), "-o", str(archive / "out")])
     missing = run_nsq(["spark", "compact", str(tmp_path / "no"), "-o", str(tmp_path / "new")])
 
+    (output / "_compaction").mkdir()
+    (output / "_delta_log").mkdir()
+    table = run_nsq(["spark", "compact", str(archive), "-o", str(output)])
+
     assert (foreign.status, nested.status, missing.status) == (2, 2, 3)
+    assert (table.status, "is a Delta table" in table.err) == (2, True), table.err
     assert "must not contain each other" in nested.err
     assert "holds files that compaction did not write" in foreign.err
     assert "there is no" in missing.err

@@ -34,6 +34,7 @@ from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import replace_file, sync_folder
 from nsqtools.files.locks import lock_file
 from nsqtools.spark.jobs.compaction.inventory import CountedFile, Slot
+from nsqtools.spark.packages import DELTA_LOG
 
 SUMMARIES = "_compaction"
 STAGING = "_staging"
@@ -85,6 +86,8 @@ class CompactionOutput:
         if not self.root.is_dir():
             raise ConfigurationError(f"{self.root} is not a directory")
         names = {path.name for path in self.root.iterdir() if not path.name.startswith(".")}
+        if DELTA_LOG in names:
+            raise ConfigurationError(f"{self.root} is a Delta table", hint="Add --format delta.")
         if not names or SUMMARIES in names:
             return
         hint = "Give a directory of its own, or one that nsq spark compact has written."

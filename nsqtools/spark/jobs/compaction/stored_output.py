@@ -33,10 +33,10 @@ from nsqtools.spark.jobs.compaction.compacted_output import (
 from nsqtools.spark.jobs.compaction.inventory import Slot
 from nsqtools.spark.jobs.lease import Lease, leased
 from nsqtools.spark.location import Location, StoredPlace, absolute
+from nsqtools.spark.packages import DELTA_LOG
 
 MANIFESTS = f"{SUMMARIES}/manifests"
 LOCK = f"{SUMMARIES}/lock"
-DELTA_LOG = "_delta_log"
 
 
 class StoredOutput:
