@@ -23,8 +23,12 @@ LOCKED_EXTRAS = ("object-store", "spark", "spark-java", "test")
 @pytest.fixture(scope="module")
 def locked() -> dict[str, str]:
     """The constraints that hold for this Python: version by name."""
+    return versions("constraints.txt")
+
+
+def versions(name: str) -> dict[str, str]:
     here = {}
-    for line in (CI / "constraints.txt").read_text().splitlines():
+    for line in (CI / name).read_text().splitlines():
         if re.match(r"[\w.-]+==", line):
             requirement = Requirement(line.rstrip("\\ "))
             if requirement.marker is None or requirement.marker.evaluate():
@@ -37,13 +41,18 @@ def test_every_dependency_is_locked_at_a_version_that_fits(locked: dict[str, str
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *(each for name in LOCKED_EXTRAS for each in extras[name])]
 
+    fits(wanted, locked)
+    fits(extras["delta"], versions("delta.txt"))
+
+
+def fits(wanted: list[str], locked: dict[str, str]) -> None:
     for requirement in map(Requirement, wanted):
         if requirement.marker is None or requirement.marker.evaluate(default_environment()):
             version = locked.get(canonicalize_name(requirement.name), "")
             assert version in requirement.specifier, f"{requirement}: run .ci/lock"
 
 
-@pytest.mark.parametrize("name", ["constraints.txt", "uv.txt"])
+@pytest.mark.parametrize("name", ["constraints.txt", "delta.txt", "uv.txt"])
 def test_each_version_has_the_hashes_of_its_files(name: str) -> None:
     text = (CI / name).read_text().replace("\\\n", " ")
 
