@@ -92,7 +92,8 @@ class IOThread:
 
         Nothing is unregistered: the kernel's list of what is watched is shared with the parent.
         """
-        for key in self.selector.get_map().values():
+        watched = self.selector.get_map() or {}  # None when the thread had ended before the fork
+        for key in watched.values():
             if key.data is not None:
                 key.data[0].close_copy()
         for member in self._members:

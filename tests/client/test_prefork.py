@@ -103,6 +103,10 @@ def test_a_pool_that_forks_publishes_with_the_producer_of_its_parent(nsqd: GoNsq
             pool.close()
             pool.join()
         producer.publish("orders", b"parent again")
+        producer.stop()  # and with it the thread, which a later fork finds ended
+        if not (child := os.fork()):
+            os._exit(0)
+        os.waitpid(child, 0)
         """
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-c", textwrap.dedent(program), nsqd.tcp_address],
