@@ -255,10 +255,10 @@ _nsq_describe() {
             ;;
         'nsq peek')
             options=(
-                '-t,--topic=@topics' '-c,--channel=@channels' '-n,--count=' '--exit-idle='
-                '-g,--grep=' '-i,--ignore-case' '--invert' '--where=' '--sample=' '--json'
-                '-f,--format=' '--pick=' '--pretty' '--decode=utf8|hex|base64' '-d,--delimiter='
-                '--print-topic' '*--nsqd-tcp-address=' '*--lookupd-http-address='
+                '-t,--topic=@topics' '-c,--channel=@channels' '-n,--count=' '--look-at='
+                '--exit-idle=' '-g,--grep=' '-i,--ignore-case' '--invert' '--where=' '--sample='
+                '--json' '-f,--format=' '--pick=' '--pretty' '--decode=utf8|hex|base64'
+                '-d,--delimiter=' '--print-topic' '*--nsqd-tcp-address=' '*--lookupd-http-address='
                 '*--nsqd-http-address=' '*--address-map=' '-P,--profile=@profiles' '--no-profile'
                 '--max-in-flight=' '*-X,--consumer-opt=@options' '--tls,--no-tls'
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure'

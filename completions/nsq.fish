@@ -376,10 +376,10 @@ function __nsq_describe --no-scope-shadowing
                 '*'
         case 'nsq peek'
             set options \
-                '-t,--topic=@topics' '-c,--channel=@channels' '-n,--count=' '--exit-idle=' \
-                '-g,--grep=' '-i,--ignore-case' '--invert' '--where=' '--sample=' '--json' \
-                '-f,--format=' '--pick=' '--pretty' '--decode=utf8|hex|base64' '-d,--delimiter=' \
-                '--print-topic' '*--nsqd-tcp-address=' '*--lookupd-http-address=' \
+                '-t,--topic=@topics' '-c,--channel=@channels' '-n,--count=' '--look-at=' \
+                '--exit-idle=' '-g,--grep=' '-i,--ignore-case' '--invert' '--where=' '--sample=' \
+                '--json' '-f,--format=' '--pick=' '--pretty' '--decode=utf8|hex|base64' \
+                '-d,--delimiter=' '--print-topic' '*--nsqd-tcp-address=' '*--lookupd-http-address=' \
                 '*--nsqd-http-address=' '*--address-map=' '-P,--profile=@profiles' '--no-profile' \
                 '--max-in-flight=' '*-X,--consumer-opt=@options' '--tls,--no-tls' \
                 '--tls-ca-file=@file' '--tls-cert=@file' '--tls-key=@file' '--tls-insecure' \
@@ -390,7 +390,8 @@ function __nsq_describe --no-scope-shadowing
                 '-q,--quiet' '*-v,--verbose' '--log-format=text|json' '--color=auto|always|never' \
                 '--debug' '-h,--help'
             set option_helps \
-                'Name of the topic.' 'Name of the channel.' 'Messages to look at.' \
+                'Name of the topic.' 'Name of the channel.' 'Messages to show.' \
+                'With a filter, look at no more than N messages for those to show.' \
                 'Stop after DURATION without messages (5s, 1m30s).' \
                 'Only messages whose body matches, a regular expression.' 'Ignore case in --grep.' \
                 'Only messages whose body does not match --grep.' \

@@ -214,4 +214,4 @@ def _suggestion(name: str, known: Mapping[str, bool]) -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(name, known, 1)
-    return f"Did you mean {near[0].replace('_', '-')}?" if near else "See nsq tail --help."
+    return f"Did you mean {near[0].replace('_', '-')}?" if near else "See nsq-config(5)."

@@ -94,6 +94,10 @@ def test_a_near_name_is_suggested(path: Path) -> None:
         load(path, "tls-ca-fiel = 'x'")
 
     assert caught.value.hint == "Did you mean tls-ca-file?"
+    with pytest.raises(ConfigurationError) as caught:
+        load(path, "json = true")
+
+    assert caught.value.hint == "See nsq-config(5)."
 
 
 def test_other_profiles_are_named_when_one_is_missing(path: Path) -> None:

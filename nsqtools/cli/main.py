@@ -79,6 +79,8 @@ def _run(arguments: Sequence[str]) -> int:
     command = COMMANDS.get(arguments[0])
     if isinstance(command, Command) and command.raw:
         return command.load()(list(arguments[1:])) or 0
+    if command is not None and list(arguments[1:]) == ["--version"]:  # as the Go utilities have it
+        return _run(arguments[1:])
 
     import gc
 

@@ -260,7 +260,7 @@ def age(home: Path, seconds: float) -> None:
         (["topic", "list", "-h"], "Usage: nsq topic list"),
         (["help", "topic", "list"], "Usage: nsq topic list"),
         (["help"], "Usage: nsq COMMAND"),
-        (["version"], r"nsq \d+\.\d+"),
+        (["tail", "--version"], r"nsq \d+\.\d+"),
     ],
 )
 def test_help_and_version_are_found_where_people_look(

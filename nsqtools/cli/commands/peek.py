@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
+from typer import Option
+
 from nsqtools.cli.options.connection import ConsumerConnection
-from nsqtools.cli.options.params import ChannelName, ExitIdle, Topic, count_option
+from nsqtools.cli.options.params import LIMITS, ChannelName, ExitIdle, Topic, count_option
 from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
 from nsqtools.cli.render.output import ByteWriter, counted
 from nsqtools.cli.running.runtime import Session
@@ -17,13 +19,26 @@ if TYPE_CHECKING:
 COUNT = 5
 IDLE_S = 2.0
 
-Messages = Annotated[int, count_option("Messages to look at.")]
+LOOK_AT = 1000
+
+Messages = Annotated[int, count_option("Messages to show.")]
+LookAt = Annotated[
+    int,
+    Option(
+        "--look-at",
+        metavar="N",
+        min=1,
+        help="With a filter, look at no more than N messages for those to show.",
+        rich_help_panel=LIMITS,
+    ),
+]
 
 
 def peek(
     topic: Topic,
     channel: ChannelName,
     count: Messages = COUNT,
+    look_at: LookAt = LOOK_AT,
     exit_idle: ExitIdle = None,
     *,
     keep: MessageFilter,
@@ -33,14 +48,15 @@ def peek(
 ) -> None:
     """Show some messages of a channel and requeue them.
 
-    Looks at --count messages and shows those that --grep, --where and --sample keep; stops earlier
-    after --exit-idle (2s) without a message. nsqd has to deliver a message to show it: its attempts
-    grow by one, and the consumers of the channel do not get it meanwhile. Topic and channel must
-    exist.
+    With --grep, --where or --sample it shows the first --count messages that they keep, of at most
+    --look-at. It stops earlier after --exit-idle (2s) without a message, and after half of nsqd's
+    msg_timeout. nsqd has to deliver a message to look at it: its attempts grow by one, and the
+    consumers of the channel do not get it meanwhile. Topic and channel must exist.
 
     Examples:
         nsq peek -t clicks -c archive
         nsq peek -t clicks -c archive -n 1 --json | jq .body
+        nsq peek -t clicks -c archive -n 2 --where '.status >= 500' --look-at 5000
         nsq peek -t clicks -c archive --format '{id} {attempts} {size}\\n'
     """
     from nsqtools.client.reachable import require_one
@@ -63,25 +79,26 @@ def peek(
 
     encode = printer(runtime)
 
-    kept = 0
-
     def show(messages: Sequence[Message]) -> None:
-        nonlocal kept
         for message in messages:
-            if keep is None or keep(message):
-                kept += 1
-                write(encode(message.topic, message.nsqd, [message]))
+            write(encode(message.topic, message.nsqd, [message]))
 
-    shown = peek_at(
+    look = peek_at(
         topic,
         channel,
         count,
         show,
+        keep=keep,
+        look_at=look_at,
         nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
         lookupd_http_addresses=connection.lookupd_http_addresses,
         options=connection.client_options(output_buffer_timeout_s=0.025, reconnect_base_s=1.0),
         address_map=connection.address_map,
         idle_s=IDLE_S if exit_idle is None else exit_idle,
     )
-    what = counted(shown, "message") if keep is None else f"{kept} of {counted(shown, 'message')}"
-    runtime.tell(f"nsq: {what} shown and given back; the attempts of each grew by one")
+    if keep is None:
+        what = f"{counted(look.shown, 'message')} shown and given back"
+    else:
+        more = "" if look.is_whole else "; there may be more (--look-at)"
+        what = f"{look.shown} shown of {counted(look.looked_at, 'message')} looked at{more}"
+    runtime.tell(f"nsq: {what}; the attempts of each grew by one")

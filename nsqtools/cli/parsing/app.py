@@ -18,6 +18,7 @@ from typer.models import CommandInfo
 
 from nsqtools.cli.options.origins import setting_in_force
 from nsqtools.cli.parsing.binding import (
+    BadOptionUsage,
     BadParameter,
     NativeCoercion,
     NoSuchOption,
@@ -164,4 +165,6 @@ def _hint(error: UsageError, path: str) -> str:
         if error.possibilities:
             meant = closest(error.option_name, error.possibilities)
             return f"Did you mean {' or '.join(meant)}?"
+    if isinstance(error, BadOptionUsage) and "does not take a value" in error.message:
+        return f"Write {error.option_name} alone for yes, and leave it out for the default."
     return f"See {path} --help."

@@ -30,9 +30,17 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from typer import BadParameter
-from typer._click.exceptions import NoSuchOption, UsageError
+from typer._click.exceptions import BadOptionUsage, NoSuchOption, UsageError
 
-__all__ = ["BadParameter", "From", "NativeCoercion", "NoSuchOption", "UsageError", "flatten"]
+__all__ = [
+    "BadOptionUsage",
+    "BadParameter",
+    "From",
+    "NativeCoercion",
+    "NoSuchOption",
+    "UsageError",
+    "flatten",
+]
 
 Result = TypeVar("Result")
 Converter = Callable[[Any], Any]

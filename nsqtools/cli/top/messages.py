@@ -94,7 +94,7 @@ class MessageSource:
 
     def _peek(self) -> None:
         connection = self._settings.connection
-        shown = peek(
+        look = peek(
             self._what.topic,
             self._what.channel,
             PEEK_COUNT,
@@ -107,7 +107,7 @@ class MessageSource:
             address_map=connection.address_map,
             idle_s=PEEK_IDLE_S,
         )
-        self._pane.tell(f"{counted(shown, 'message')} shown and given back")
+        self._pane.tell(f"{counted(look.shown, 'message')} shown and given back")
 
     def _follow(self) -> None:
         connection, channel = self._settings.connection, ephemeral_channel()

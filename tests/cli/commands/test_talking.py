@@ -177,17 +177,22 @@ def test_tail_ends_when_the_channel_is_empty_although_messages_keep_coming(
 def test_tail_and_peek_select_and_pick(run_nsq: RunNsq, nsqd: GoNsqd) -> None:
     nsqd.create_channel("events", "c")
     nsqd.publish("events", *BODIES)
+    nsqd.publish("events", *(b"filler %d" % n for n in range(30)), b"late", b"late again")
     cart = ["--where", '.page == "/cart"']
+    late = [*from_(nsqd, "peek"), "--exit-idle", "200ms", "--format", "{size} {body}\\n"]
 
-    peeked = run_nsq([*from_(nsqd, "peek"), "-n", "4", *cart, "--pick", ".page"])
-    formatted = run_nsq(
-        [*from_(nsqd, "peek"), "-n", "4", "--grep", "json", "--format", "{size} {body}\\n"]
-    )
+    peeked = run_nsq([*from_(nsqd, "peek"), "-n", "2", *cart, "--pick", ".page"])
+    first = run_nsq([*late, "--grep", "late", "-n", "1"])
+    bounded = run_nsq([*late, "--grep", "no such", "--look-at", "5"])
+    whole = run_nsq([*late, "--grep", "late", "-n", "9"])
     tailed = run_nsq([*from_(nsqd), *cart, "--pick", ".user", "--json", "--until-empty"])
 
     assert peeked.out == b"/cart\n/cart\n"
-    assert "nsq: 2 of 4 messages shown and given back" in peeked.err
-    assert formatted.out == b"7 no json\n"
+    assert "nsq: 2 shown of " in peeked.err
+    assert first.out in (b"4 late\n", b"10 late again\n")
+    assert (bounded.out, "there may be more (--look-at)" in bounded.err) == (b"", True)
+    assert sorted(whole.out.splitlines()) == [b"10 late again", b"4 late"]
+    assert "nsq: 2 shown of 36 messages looked at; the attempts" in whole.err
     picked = sorted(json.loads(line)["body"] for line in tailed.out.splitlines())
     assert picked == ["null", '{"id":1}']
 

@@ -45,6 +45,13 @@ def test_a_long_option_with_one_dash_is_named_with_two(line: str, given: str, me
     assert caught.value.hint == f"Did you mean {meant}?"
 
 
+def test_a_value_for_a_flag_is_refused_with_the_way_to_write_it() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        app.run(["to-file", "--gzip=true", "-t", "x"])
+
+    assert caught.value.hint == "Write --gzip alone for yes, and leave it out for the default."
+
+
 @pytest.mark.parametrize(
     "line",
     [
