@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from plugins.archives import finished_files, lines_of, messages_of, parts
@@ -17,7 +17,7 @@ from plugins.disk_calls import DiskCalls
 from nsqtools.archive.archive_settings import ArchiveSettings, PartitionBy, RecordFormat
 from nsqtools.archive.finishing import Directories
 from nsqtools.archive.journal import Journal, journals_below, stem_of
-from nsqtools.archive.layout import LOCKS
+from nsqtools.archive.layout import LOCKS, part_of
 from nsqtools.archive.topic_archiver import Flush, Quota, TopicArchiver
 from nsqtools.archive.topic_writer import TopicWriter, WriteFailed
 from nsqtools.archive.turns import Turns
@@ -311,6 +311,47 @@ def test_a_file_is_finished_when_its_interval_is_over(
     writer.rotate(NOW + 60)
 
     assert lines_of(tmp_path / "out") == [b"body 1"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "wait_s"),
+    [
+        ({}, 40),  # NOW is 20 s past a whole minute
+        ({"rotation": Rotation(interval_s=30)}, 10),
+        ({"rotation": Rotation(interval_s=3600)}, 40),
+        ({"rotation": Rotation(age_s=25)}, 25),
+        ({"rotation": Rotation(age_s=0.25)}, 1),
+        ({"rotation": Rotation(interval_s=30, age_s=25)}, 10),
+        ({"naming": FileNaming("<DATETIME><REV>", datetime_format="%S")}, 1),
+    ],
+)
+def test_files_are_looked_at_again_when_one_may_be_over(
+    new_writer: NewWriter,
+    source: Source,
+    settings: ArchiveSettings,
+    changes: dict[str, Any],
+    wait_s: float,
+) -> None:
+    writer = new_writer(replace(settings, **changes))
+    assert writer.check_in_s(NOW) is None  # there is nothing that could be over
+    writer.take(source.deliver(1), NOW)
+    assert writer.check_in_s(NOW) == pytest.approx(wait_s, abs=1)
+
+
+def test_a_finished_file_that_vanished_before_it_was_published_is_left(
+    new_writer: NewWriter, source: Source, settings: ArchiveSettings, tmp_path: Path
+) -> None:
+    writer = new_writer()
+    for number in (1, 2):
+        writer.take(source.deliver(number), NOW)
+        if number == 1:  # its publishing has failed, and somebody has tidied up
+            [file] = writer._files._files.values()
+            writer._files.finish(file)
+            writer._files.mark_dirty()
+            part_of(file.part.path).unlink()
+    writer.rotate(NOW, all_files=True)
+
+    assert lines_of(tmp_path / "out") == [b"body 2"]
 
 
 def test_jsonl_keeps_what_nsqd_said_of_a_message(

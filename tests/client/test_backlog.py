@@ -139,6 +139,18 @@ def test_messages_to_give_up_are_given_up_by_who_asks() -> None:
     assert owner.given_up == [batch]
 
 
+def test_a_handler_at_work_counts_towards_the_handling_time() -> None:
+    backlog, owner = Backlog(), Owner()
+    assert backlog.per_message_s(0) is None
+    deliver(backlog, owner, 2)
+    backlog.get(0)
+    [(taken_at, count, _)] = backlog._taken.values()
+    assert backlog.per_message_s(taken_at + 3) == pytest.approx(3 / count)
+    backlog.handling.per_message_s = 2.0
+    assert backlog.per_message_s(taken_at + 3) == 2.0
+    assert backlog.per_message_s(taken_at + 9) == pytest.approx(9 / count)
+
+
 # -- a thread that takes from many connections -----------------------------------------------------
 
 

@@ -124,6 +124,7 @@ def test_what_is_no_http_address_is_refused_with_a_remedy(text: str) -> None:
         ("[::1]", ["[::1]:9"], ["[::2]:9"]),
         ("*:4150", ["any:4150"], ["any:4151"]),
         ("[ab]:1", [], ["a:1"]),
+        ("a[bc]:1", [], ["ab:1"]),
     ],
 )
 def test_patterns_of_addresses(pattern: str, allowed: list[str], others: list[str]) -> None:
