@@ -2,8 +2,9 @@
 
 small_cluster   two workers in the JVM of the driver: executors are processes of their own, and
                 share with the driver only what is on disk or in a bucket
-spark_cluster   a master and two workers, each a process, whose executors see an empty directory
-                where the tests have theirs (as root; elsewhere they see it)
+shared_cluster  a master and two workers, each a process
+spark_cluster   the same, whose executors see an empty directory where the tests have theirs
+                (as root; elsewhere they see it)
 SparkDriver     runs ``nsq spark`` several times on one session: a driver and two executors take
                 longer to start than what they are asked to do
 """
@@ -18,12 +19,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import pytest
 from plugins.in_process import Result
+from plugins.processes import descendants
 from plugins.waiting import patience_s, wait_until
 
 import nsqtools
@@ -43,10 +45,11 @@ SMALL = {
 
 
 class SparkCluster(NamedTuple):
-    """Where a cluster is, and the environment for its drivers."""
+    """Where a cluster is, the environment for its drivers, and its workers (none: the driver)."""
 
     url: str
     env: dict[str, str]
+    workers: tuple[int, ...] = ()
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +67,28 @@ HIDING = 'mount -t tmpfs none "$0" && mkdir -p "$1" && cd "$1" && shift && exec 
 
 
 @pytest.fixture(scope="module")
+def shared_cluster(
+    tmp_path_factory: pytest.TempPathFactory, quick_jvm: str
+) -> Iterator[SparkCluster]:
+    with _standalone(tmp_path_factory.mktemp("cluster"), quick_jvm, is_hidden=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
 def spark_cluster(
     tmp_path_factory: pytest.TempPathFactory, quick_jvm: str
 ) -> Iterator[SparkCluster]:
+    is_root = os.geteuid() == 0
+    with _standalone(tmp_path_factory.mktemp("cluster"), quick_jvm, is_hidden=is_root) as cluster:
+        yield cluster
+
+
+@contextmanager
+def _standalone(directory: Path, quick_jvm: str, *, is_hidden: bool) -> Iterator[SparkCluster]:
     """A master and two workers of one core each."""
     from nsqtools.spark.java import find_java, java_home
     from nsqtools.spark.jvm import spark_home
 
-    directory = tmp_path_factory.mktemp("cluster")
     with ExitStack() as stack:
         java = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         kept = {n: v for n, v in os.environ.items() if not n.startswith(("SPARK_", "AWS_"))}
@@ -87,7 +104,7 @@ def spark_cluster(
         }
         hiding = ["unshare", "--mount", "sh", "-c", HIDING, str(directory.parent), str(directory)]
 
-        def start(name: str, *command: str, before: list[str]) -> Path:
+        def start(name: str, *command: str, before: list[str]) -> tuple[Path, int]:
             log = directory / f"{name}.log"
             process = subprocess.Popen(
                 [*before, spark_home() / "bin" / "spark-class", *command, "--host", "127.0.0.1"],
@@ -99,23 +116,24 @@ def spark_cluster(
             )
             stack.callback(process.wait)
             stack.callback(process.kill)
-            return log
+            return log, process.pid
 
-        master = start("master", MASTER, "--port", "0", "--webui-port", "0", before=[])
+        master, _ = start("master", MASTER, "--port", "0", "--webui-port", "0", before=[])
         url = _logged(master, r"Starting Spark master at (spark://\S+)")
         size = ("--cores", "1", "--memory", "1g", "--webui-port", "0")
         workers = [
             start(
                 f"worker-{n}",
                 *(WORKER, *size, "--work-dir", str(directory / f"work-{n}"), url),
-                before=hiding if os.geteuid() == 0 else [],
+                before=hiding if is_hidden else [],
             )
             for n in range(2)
         ]
-        for worker in workers:
-            _logged(worker, r"Successfully registered with master (\S+)")
+        for log, _ in workers:
+            _logged(log, r"Successfully registered with master (\S+)")
         names = ("JAVA_HOME", "SPARK_CONF_DIR", "SPARK_LOCAL_IP")
-        yield SparkCluster(url, {name: env[name] for name in names})
+        pids = tuple(pid for _, pid in workers)
+        yield SparkCluster(url, {name: env[name] for name in names}, pids)
 
 
 def _logged(log: Path, pattern: str) -> str:
@@ -172,6 +190,7 @@ class SparkDriver:
         conf: Mapping[str, str] | None = None,
     ) -> None:
         self.log = directory / "spark.log"
+        self._cluster = cluster
         settings = {
             "master": cluster.url,
             "app_name": "tests",
@@ -196,6 +215,12 @@ class SparkDriver:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def executors(self) -> list[int]:
+        """The processes that run tasks now."""
+        roots = [*self._cluster.workers, self.pid]
+        found = (each for pid in roots for each in descendants(pid, EXECUTOR))
+        return [each.pid for each in found if each.command.split()[0].endswith("java")]
 
     def __enter__(self) -> Self:
         return self
