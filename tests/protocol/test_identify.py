@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import ProtocolError
-from nsqtools.protocol.identify import IdentifyReply, IdentifyRequest, decode_identify_reply
+from nsqtools.protocol.error_codes import RequestError
+from nsqtools.protocol.identify import (
+    IdentifyLimits,
+    IdentifyReply,
+    IdentifyRequest,
+    ReceivedIdentify,
+    check_identify,
+    decode_identify,
+    decode_identify_reply,
+)
 
 
 def test_what_was_not_decided_is_not_sent() -> None:
@@ -81,3 +90,48 @@ def test_random_answers_are_a_reply_or_a_protocol_error(data: bytes) -> None:
         decode_identify_reply(data)
     except ProtocolError:
         pass
+
+
+# -- the receiving side ---------------------------------------------------------------------------
+
+LIMITS = IdentifyLimits(
+    max_heartbeat_interval=60_000,
+    min_output_buffer_timeout=25,
+    max_output_buffer_timeout=30_000,
+    max_output_buffer_size=65_536,
+    max_msg_timeout=900_000,
+)
+
+
+@pytest.mark.parametrize(
+    ("field", "accepted", "refused", "what"),
+    [
+        ("heartbeat_interval", (-1, 0, 1000, 60_000), (-2, 1, 999, 60_001), "heartbeat interval"),
+        ("output_buffer_timeout", (-1, 0, 25, 30_000), (-2, 24, 30_001), "output buffer timeout"),
+        ("output_buffer_size", (-1, 0, 64, 65_536), (-2, 1, 63, 65_537), "output buffer size"),
+        ("sample_rate", (0, 99), (-1, 100), "sample rate"),
+        ("msg_timeout", (0, 1000, 900_000), (-1, 1, 999, 900_001), "msg timeout"),
+    ],
+)
+def test_values_within_the_limits_are_accepted(
+    field: str, accepted: tuple[int, ...], refused: tuple[int, ...], what: str
+) -> None:
+    for value in accepted:
+        check_identify(ReceivedIdentify()._replace(**{field: value}), LIMITS)
+    for value in refused:
+        with pytest.raises(RequestError) as error:
+            check_identify(ReceivedIdentify()._replace(**{field: value}), LIMITS)
+        assert error.value.data == b"E_BAD_BODY IDENTIFY %b (%d) is invalid" % (
+            what.encode(),
+            value,
+        )
+
+
+def test_what_a_client_does_not_say_has_gos_zero_value() -> None:
+    assert decode_identify(b"{}") == ReceivedIdentify()
+    received = decode_identify(b'{"client_id": "me", "msg_timeout": 7, "tls_v1": true}')
+    assert received == ReceivedIdentify(client_id="me", msg_timeout=7, tls_v1=True)
+    for body in (b"", b"[]", b'{"msg_timeout": "7"}', b'{"sample_rate": 2147483648}'):
+        with pytest.raises(RequestError) as error:
+            decode_identify(body)
+        assert error.value.data == b"E_BAD_BODY IDENTIFY failed to decode JSON body"

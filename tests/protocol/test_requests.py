@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -14,10 +15,14 @@ from nsqtools.protocol.requests import (
     Incomplete,
     LineTooLong,
     as_int64,
+    channel_name,
+    message_id,
     parse_uint64,
+    read_body,
     read_finishes,
     read_line,
     read_message,
+    read_multi_publish_size,
     topic_name,
 )
 
@@ -134,6 +139,91 @@ def test_bodies_that_cannot_be_are_refused_before_they_arrive(data: bytes, refus
 
 
 @pytest.mark.parametrize(
+    ("data", "wanted", "error"),
+    [
+        (b"", 4, b"E_BAD_BODY MPUB failed to read message count"),
+        (struct.pack(">i", 2), 4, b"E_BAD_MESSAGE MPUB failed to read message(0) body size"),
+        (struct.pack(">ii", 2, 9) + b"cut", 13, b"E_BAD_MESSAGE MPUB failed to read message body"),
+        (
+            struct.pack(">i", 2) + sized(b"a"),
+            4,
+            b"E_BAD_MESSAGE MPUB failed to read message(1) body size",
+        ),
+    ],
+)
+def test_bodies_that_are_cut_off_say_what_they_need(data: bytes, wanted: int, error: bytes) -> None:
+    with pytest.raises(Incomplete) as more:
+        BodiesReader(10, 100).read(data, 0)
+    assert more.value.error is not None
+    assert (more.value.wanted, more.value.error.data) == (wanted, error)
+
+
+@pytest.mark.parametrize(
+    ("read", "invalid", "too_big", "cut_off"),
+    [
+        (
+            lambda data: read_body(data, 0, 0, "AUTH", 10),
+            b"E_BAD_BODY AUTH invalid body size %d",
+            b"E_BAD_BODY AUTH body too big 11 > 10",
+            b"E_BAD_BODY AUTH failed to read body size",
+        ),
+        (
+            lambda data: read_multi_publish_size(data, 0, 0, 10),
+            b"E_BAD_BODY MPUB invalid body size %d",
+            b"E_BAD_BODY MPUB body too big 11 > 10",
+            b"E_BAD_BODY MPUB failed to read body size",
+        ),
+        (
+            lambda data: read_message(data, 0, 0, "PUB", 10),
+            b"E_BAD_MESSAGE PUB invalid message body size %d",
+            b"E_BAD_MESSAGE PUB message too big 11 > 10",
+            b"E_BAD_MESSAGE PUB failed to read message body size",
+        ),
+    ],
+    ids=["AUTH", "MPUB", "PUB"],
+)
+def test_a_size_that_cannot_be_is_refused_in_nsqds_words(
+    read: Callable[[bytes], object], invalid: bytes, too_big: bytes, cut_off: bytes
+) -> None:
+    for size, refusal in ((-1, invalid % -1), (0, invalid % 0), (11, too_big)):
+        with pytest.raises(RequestError) as refused:
+            read(struct.pack(">i", size))
+        assert refused.value.data == refusal
+    with pytest.raises(Incomplete) as more:
+        read(b"\0\0\0")
+    assert more.value.error is not None
+    assert (more.value.position, more.value.wanted) == (0, 4)
+    assert more.value.error.data == cut_off
+
+
+@pytest.mark.parametrize("size", [1, 10])
+def test_a_body_is_taken_up_to_its_limit(size: int) -> None:
+    data = b"AUTH\n" + sized(b"x" * size) + b"rest"
+    assert read_body(data, 5, 0, "AUTH", 10) == (b"x" * size, 9 + size)
+    assert read_multi_publish_size(data, 5, 0, 10) == 9
+    with pytest.raises(Incomplete) as more:
+        read_body(data[: 8 + size], 5, 0, "AUTH", 10)
+    assert more.value.error is not None
+    assert (more.value.position, more.value.wanted) == (0, 9 + size)
+    assert more.value.error.data == b"E_BAD_BODY AUTH failed to read body"
+
+
+@pytest.mark.parametrize(
+    ("words", "minimum", "refusal"),
+    [
+        ([b"FIN"], 2, b"E_INVALID FIN insufficient number of params"),
+        ([b"REQ", ID], 3, b"E_INVALID REQ insufficient number of params"),
+        ([b"TOUCH", ID[1:]], 2, b"E_INVALID invalid message ID"),
+    ],
+)
+def test_an_id_that_is_none_is_refused(words: list[bytes], minimum: int, refusal: bytes) -> None:
+    with pytest.raises(RequestError) as refused:
+        message_id(words, minimum)
+    assert refused.value.data == refusal
+    assert message_id([b"REQ", ID, b"0"], 3) == ID
+
+
+@pytest.mark.parametrize(
     ("word", "number"),
     [(b"", 0), (b"0012", 12), (b"18446744073709551615", -1), (b"18446744073709551617", 1)],
 )
@@ -151,3 +241,6 @@ def test_a_bad_name_is_quoted() -> None:
     with pytest.raises(RequestError) as error:
         topic_name("SUB", b'a"\xff')
     assert error.value.data == rb'E_BAD_TOPIC SUB topic name "a\"\xff" is not valid'
+    with pytest.raises(RequestError) as error:
+        channel_name("SUB", b"")
+    assert error.value.data == b'E_BAD_CHANNEL SUB channel name "" is not valid'

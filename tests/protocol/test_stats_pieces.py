@@ -1,13 +1,26 @@
-"""/stats is encoded in small pieces, which together are the document."""
+"""/stats is encoded in small pieces, which together are the document, and read back."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+import json
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 import pytest
 
 from nsqtools.protocol.go_text import go_json
-from nsqtools.protocol.stats import ChannelStats, ClientStats, LatencyStats, TopicStats
+from nsqtools.protocol.stats import (
+    ChannelStats,
+    ClientStats,
+    LatencyStats,
+    NsqdStats,
+    TopicStats,
+    read_stats,
+    read_topic,
+)
+
+T = TypeVar("T")
 
 
 def client(number: int) -> ClientStats:
@@ -32,3 +45,78 @@ def test_the_pieces_are_the_document_and_small(count: int) -> None:
 
     assert b"".join(pieces) == go_json(topic.document())
     assert max(map(len, pieces)) < 1000
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def distinct(kind: type[T], **read: Any) -> T:
+    """Every plain field has another value."""
+    of_type: dict[str, Callable[[int], object]] = {"int": int, "str": str, "bool": bool}
+    for number, field in enumerate(fields(kind), 1):  # type: ignore[arg-type]
+        if make := of_type.get(str(field.type)):
+            read[field.name] = make(number)
+    return kind(**read)
+
+
+LATENCY = LatencyStats(count=9, percentiles=((0.5, 7.0), (0.99, 8.5)))
+CLIENTS = (distinct(ClientStats, pub_counts=(("t", 1), ("u", 2))), client(3))
+CHANNELS = (
+    distinct(ChannelStats, clients=CLIENTS, e2e_processing_latency=LATENCY),
+    distinct(ChannelStats, clients=None, e2e_processing_latency=LatencyStats()),
+)
+TOPICS = (
+    distinct(TopicStats, channels=CHANNELS, e2e_processing_latency=LATENCY),
+    distinct(TopicStats, channels=(), e2e_processing_latency=LatencyStats()),
+)
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [
+        distinct(NsqdStats, topics=TOPICS, memory={"heap": 1, "gc": 2}, producers=CLIENTS),
+        distinct(NsqdStats, topics=(), memory=None, producers=None),
+    ],
+    ids=["all", "nothing"],
+)
+def test_what_is_written_is_read(stats: NsqdStats) -> None:
+    read = read_stats(json.loads(stats.encode()))
+    if stats.topics:  # its second client has numbers where texts belong, which count as none
+        strange = read.producers[1] if read.producers else None
+        assert strange is not None
+        assert (strange.client_id, strange.state, strange.deflate) == ("", 3, False)
+        channels = (replace(CHANNELS[0], clients=(CLIENTS[0], strange)), CHANNELS[1])
+        topics = (replace(TOPICS[0], channels=channels), TOPICS[1])
+        stats = replace(stats, topics=topics, producers=(CLIENTS[0], strange))
+    assert read == stats
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ([], None),
+        ({"count": 1.5, "percentiles": None}, LatencyStats()),
+        ({"count": 1 << 63, "percentiles": [None, {}]}, LatencyStats(percentiles=())),
+        (
+            {
+                "count": 2,
+                "percentiles": [{"quantile": "a", "value": 1}, {"quantile": 1, "value": 2}],
+            },
+            LatencyStats(count=2, percentiles=((1.0, 2.0),)),
+        ),
+        ({"percentiles": [{"quantile": 1, "value": 1 << 63}]}, LatencyStats(percentiles=())),
+    ],
+)
+def test_a_latency_that_is_none_is_passed_over(
+    document: object, expected: LatencyStats | None
+) -> None:
+    topic = read_topic({"topic_name": "t", "e2e_processing_latency": document})
+    assert topic.e2e_processing_latency == (expected or LatencyStats())
+    assert (topic.topic_name, topic.depth, topic.channels) == ("t", 0, ())
+
+
+def test_before_1_2_1_the_clients_of_a_channel_are_counted() -> None:
+    [old, new] = read_topic(
+        {"channels": [{"clients": [{}, {}]}, {"clients": [{}, {}], "client_count": 5}]}
+    ).channels
+    assert (old.client_count, new.client_count) == (2, 5)
