@@ -1,0 +1,104 @@
+"""Reading files of an archive: by their index or whole, damaged, cut off and in progress."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from nsqtools.archive.codecs import Codec
+from nsqtools.archive.finding import find_archives
+from nsqtools.archive.layout import index_of, part_of
+from nsqtools.archive.reader import look_at, read_messages, read_text
+
+LINE = b'{"topic": "%s", "nsqd": "n", "id": "%016d", "ts": %d, "attempts": 1, "body": "x"}\n'
+PIECES = [LINE % (topic, number, number) for number, topic in enumerate((b"a", b"b", b"c"), 1)]
+
+
+def written(path: Path, pieces: list[bytes], *, indexed: int | None = None) -> Path:
+    """A file of these members, and an index of the first of them."""
+    path.write_bytes(b"".join(pieces))
+    if indexed is not None:
+        ends = [sum(map(len, pieces[: number + 1])) for number in range(indexed)]
+        lines = [
+            b"%d %d 1 %d %d\n" % (end - len(piece), len(piece), number, number)
+            for number, (piece, end) in enumerate(zip(pieces, ends, strict=False), 1)
+        ]
+        index_of(path).write_bytes(b"".join(lines))
+    return path
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+@pytest.mark.parametrize(
+    ("indexed", "topics"),
+    [
+        (3, {"a", "c"}),  # by the first and the last member
+        (2, {"a", "b", "c"}),  # the index does not fit: everything is read
+        (None, {"a", "b", "c"}),
+    ],
+)
+def test_a_file_is_looked_at_by_an_index_that_fits(
+    tmp_path: Path, is_packed: bool, indexed: int | None, topics: set[str]
+) -> None:
+    pieces = [gzip.compress(piece) for piece in PIECES] if is_packed else PIECES
+    path = written(tmp_path / "x", pieces, indexed=indexed)
+    [archive] = find_archives([path])
+
+    scan = look_at(archive)
+
+    assert (scan.topics, scan.damage, scan.size) == (topics, "", path.stat().st_size)
+    assert sum(member.messages for member in scan.members) == 3
+    assert scan.codec is (Codec.GZIP if is_packed else Codec.NONE)
+    assert scan.end == scan.size
+
+
+def test_of_a_file_in_progress_what_its_index_names_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path / "x", PIECES, indexed=2)
+    path.rename(part_of(path))
+    [archive] = find_archives([tmp_path])
+    assert archive.is_in_progress
+    damage: list[tuple[str, str]] = []
+
+    scan = look_at(archive)
+    text = b"".join(read_text(archive, lambda *each: damage.append(each)))
+
+    assert (scan.topics, text, damage) == ({"a", "b"}, b"".join(PIECES[:2]), [])
+
+
+def test_of_a_finished_file_what_no_index_names_is_read_too(tmp_path: Path) -> None:
+    pieces = [gzip.compress(piece) for piece in PIECES]
+    [archive] = find_archives([written(tmp_path / "x", pieces, indexed=1)])
+    damage: list[tuple[str, str]] = []
+    assert b"".join(read_text(archive, lambda *each: damage.append(each))) == b"".join(PIECES)
+    assert damage == []
+
+
+def test_a_line_that_is_no_message_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path / "x", [PIECES[0], b"{}\n", PIECES[1], b'{"topic": 1}\n'])
+    [archive] = find_archives([path])
+    damage: list[tuple[str, str]] = []
+
+    messages = list(read_messages(archive, lambda *each: damage.append(each)))
+
+    assert [message.topic for message in messages] == ["a", "b"]
+    assert [file for file, _ in damage] == [str(path)] * 2
+    assert [text.partition(":")[0] for _, text in damage] == [
+        "line 2 is not a message",
+        "line 4 is not a message",
+    ]
+
+
+def test_a_plain_file_that_is_cut_off_says_where(tmp_path: Path) -> None:
+    path = written(tmp_path / "x", [*PIECES, PIECES[0][:-20]])
+    [archive] = find_archives([path])
+    assert look_at(archive).damage == f"cut off in the line at byte {len(b''.join(PIECES))}"
+
+
+def test_a_file_that_vanishes_is_damage(tmp_path: Path) -> None:
+    [archive] = find_archives([written(tmp_path / "x", PIECES)])
+    (tmp_path / "x").unlink()
+    damage: list[tuple[str, str]] = []
+    assert look_at(archive).damage
+    assert list(read_messages(archive, lambda *each: damage.append(each))) == []
+    assert [file for file, _ in damage] == [archive.shown]
