@@ -39,6 +39,7 @@ pytest_plugins = [
     "plugins.shells",
     "plugins.spark",
     "plugins.spark_cluster",
+    "plugins.hdfs",
 ]
 
 

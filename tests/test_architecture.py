@@ -39,7 +39,8 @@ EDGES: dict[str, set[str]] = {
     "publish": {"client", "errors", "files", "protocol", "records"},
     "tail": {"client"},
     "archive": {
-        *("client", "cluster", "errors", "files", "protocol", "records", "tail"),
+        *("client", "cluster", "errors", "files", "http", "protocol", "records", "tail"),
+        "transport",
     },
     "bench": {"client", "cluster", "errors", "protocol"},
     "replay": {"archive", "client", "errors", "files", "protocol", "publish", "records"},

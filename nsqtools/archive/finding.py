@@ -24,7 +24,7 @@ from nsqtools.archive.layout import (
     split_head,
 )
 from nsqtools.archive.storage import (
-    OBJECT_SCHEMES,
+    REMOTE_SCHEMES,
     Entry,
     Storage,
     StoredFile,
@@ -120,7 +120,7 @@ def find_archives(places: Sequence[Path | str]) -> list[ArchiveFile]:
 
 
 def _find(place: str) -> list[ArchiveFile]:
-    if scheme_of(place) not in OBJECT_SCHEMES:
+    if scheme_of(place) not in REMOTE_SCHEMES:
         path = local_path(place)
         if not path.is_dir():
             return [_with_index(LocalStorage(path.parent), _stat(path), {index_of(path).name})]

@@ -1,4 +1,4 @@
-"""Where finished archives are kept: a local directory or an object store, through one interface.
+"""Where finished archives are kept: a directory, an object store or HDFS, through one interface.
 
 A `Storage` is a place with named objects below it. Names are relative and separated by ``/``. It
 keeps no listing and no position, is used from any thread, and is pickled by its URL, so that an
@@ -27,6 +27,8 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import open_to_read
 
 OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "abfss")
+HDFS = "hdfs"
+REMOTE_SCHEMES = (*OBJECT_SCHEMES, HDFS)
 LOCAL_HOSTS = ("", "localhost")
 COMPARED_SIZE = 8 << 20
 
@@ -160,15 +162,19 @@ def scheme_of(text: str) -> str:
 def open_storage(url: str, options: Mapping[str, str] | None = None) -> Storage:
     """Return the storage at a local path or URL; nothing is looked at or asked yet.
 
-    ``options`` are settings of the object store, by obstore's names, beside those of the
-    environment. Raises `ConfigurationError` for what names no storage, and when the package for
-    object stores is not installed.
+    ``options`` are settings of the object store, by obstore's names, or of HDFS (`hdfs_settings`),
+    beside those of the environment. Raises `ConfigurationError` for what names no storage, and when
+    the package for object stores is not installed.
     """
     scheme = scheme_of(url)
     if scheme in OBJECT_SCHEMES:
         from nsqtools.archive.storage_objects import ObjectStorage
 
         return ObjectStorage(url, dict(options or {}))
+    if scheme == HDFS:
+        from nsqtools.archive.storage_hdfs import HDFSStorage
+
+        return HDFSStorage(url, dict(options or {}))
     if options:
         raise ConfigurationError(f"{url} is not an object store and takes no storage options")
     from nsqtools.archive.storage_local import LocalStorage
@@ -186,7 +192,7 @@ def local_path(text: str) -> Path:
     rest = text[len(match[0]) - 1 :]
     host, slash, below = rest[2:].partition("/") if rest.startswith("//") else ("", "/", rest[1:])
     if match[1].lower() != "file" or host not in LOCAL_HOSTS or not slash:
-        known = ", ".join(f"{scheme}://" for scheme in ("file", *OBJECT_SCHEMES))
+        known = ", ".join(f"{scheme}://" for scheme in ("file", *REMOTE_SCHEMES))
         raise ConfigurationError(
             f"{text} is not supported as storage", hint=f"Give a local path or one of {known}."
         )

@@ -4,7 +4,7 @@ When a process dies while it writes an object in parts, an S3-compatible store k
 unseen and paid for. obstore cannot list them, so this asks the store itself: two requests, signed
 with the keys that `storage_credentials` finds. Where others provide the credentials (the role of a
 machine or a container) and on stores that are not S3 nothing is removed, and a lifecycle rule of
-the bucket should.
+the bucket should. In HDFS it is a hidden file that is left, and removed by `storage_hdfs`.
 
 Only the parts of one object are touched, and its name belongs to one archiver: no upload of anybody
 else can be hit.
@@ -22,6 +22,7 @@ from xml.sax.saxutils import unescape
 
 from nsqtools.archive.storage import Storage
 from nsqtools.archive.storage_credentials import S3Settings, s3_settings
+from nsqtools.archive.storage_hdfs import HDFSStorage
 from nsqtools.archive.storage_objects import ObjectStorage
 
 log = logging.getLogger("nsqtools")
@@ -39,6 +40,11 @@ def abort_multiparts(storage: Storage, name: str) -> int:
 
     A failure is logged: the object itself does not need it.
     """
+    if isinstance(storage, HDFSStorage):
+        try:
+            return storage.remove_drafts(name)
+        except OSError as exc:
+            return _left(storage, name, exc)
     if not isinstance(storage, ObjectStorage) or storage.scheme not in ("s3", "s3a"):
         return 0
     settings = s3_settings(storage.options)
@@ -57,8 +63,12 @@ def abort_multiparts(storage: Storage, name: str) -> int:
             _ask(settings, "DELETE", f"{bucket}/{quote(key)}", {"uploadId": each})
         return len(found)
     except OSError as exc:
-        log.warning("parts of an earlier upload of %s may be left (%s)", storage.where(name), exc)
-        return 0
+        return _left(storage, name, exc)
+
+
+def _left(storage: Storage, name: str, exc: OSError) -> int:
+    log.warning("parts of an earlier upload of %s may be left (%s)", storage.where(name), exc)
+    return 0
 
 
 def _ask(settings: S3Settings, method: str, path: str, query: dict[str, str]) -> str:

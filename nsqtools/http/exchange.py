@@ -36,11 +36,13 @@ _exchange = _Exchange()
 
 
 class Answer(NamedTuple):
-    """What came back. ``reason`` is the server's word for the status."""
+    """What came back. ``reason`` is the server's word for the status, ``location`` where it sends
+    us, "" for nowhere: no redirect is followed here."""
 
     status: int
     reason: str
     body: bytearray
+    location: str = ""
 
 
 @contextmanager
@@ -80,9 +82,9 @@ class Exchanges:
         method: str,
         url: str,
         headers: Mapping[bytes | str, bytes | str],
-        content: bytes | None,
+        content: bytes | Iterator[bytes] | None,
     ) -> Answer:
-        """Send a request and read the answer.
+        """Send a request and read the answer. The headers have the length of content in parts.
 
         Raises what httpcore raises, `DeadlineExceeded` and `ProtocolError`.
         """
@@ -110,7 +112,9 @@ class Exchanges:
                         hint="Raise max_http_body (nsq: -X) if this daemon has so much to say.",
                     )
             reason = response.extensions.get("reason_phrase", b"").decode("latin-1")
-            return Answer(response.status, reason, body)
+            found = (value for name, value in response.headers if name.lower() == b"location")
+            location = bytes(next(found, b"")).decode("latin-1")
+            return Answer(response.status, reason, body, location)
 
 
 def _left_s(timeout_s: float | None) -> float:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import base64
 import json
-from types import TracebackType
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
 
@@ -128,24 +129,7 @@ class HTTPAPI:
         parameters: dict[str, str] | None,
         content: bytes | None = None,
     ) -> bytearray:
-        import httpcore
-
-        parts = urlsplit(url)
-        # a name that a daemon gave may hold what is not UTF-8: the daemon shall refuse it
-        given = urlencode(parameters or {}, errors="surrogatepass")
-        query = "&".join(filter(None, (parts.query, given)))
-        path = quote(parts.path or "/", safe=_URL_MARKS)
-        url = urlunsplit((parts.scheme, self._host, path, quote(query, safe=_URL_MARKS), ""))
-        try:
-            answer = self._exchanges.request(method, url, self._headers, content)
-        except (httpcore.TimeoutException, DeadlineExceeded) as exc:
-            raise DeadlineExceeded(f"{self.url}: no answer in time") from exc
-        except ProtocolError as exc:
-            raise ProtocolError(f"{self.url}: {exc}", hint=exc.hint) from exc
-        except (UnicodeError, httpcore.UnsupportedProtocol, httpcore.LocalProtocolError) as exc:
-            raise ConnectionFailed(f"{self.url}: {exc}", hint="Check the address.") from exc
-        except (httpcore.NetworkError, httpcore.ProtocolError) as exc:
-            raise self._map(exc) from exc
+        answer = self._exchange(method, url, parameters, content)
         if 200 <= answer.status < 300:
             return answer.body
         code = _error_code(answer)
@@ -155,6 +139,34 @@ class HTTPAPI:
             code=code,
             hint=_STATUS_HINTS.get(code, ""),
         )
+
+    def _exchange(
+        self,
+        method: str,
+        url: str,
+        parameters: dict[str, str] | None,
+        content: bytes | Iterator[bytes] | None = None,
+        headers: Mapping[bytes | str, bytes | str] = MappingProxyType({}),
+    ) -> Answer:
+        """Ask, and return the answer whatever its status is."""
+        import httpcore
+
+        parts = urlsplit(url)
+        # a name that a daemon gave may hold what is not UTF-8: the daemon shall refuse it
+        given = urlencode(parameters or {}, errors="surrogatepass")
+        query = "&".join(filter(None, (parts.query, given)))
+        path = quote(parts.path or "/", safe=_URL_MARKS)
+        url = urlunsplit((parts.scheme, self._host, path, quote(query, safe=_URL_MARKS), ""))
+        try:
+            return self._exchanges.request(method, url, {**self._headers, **headers}, content)
+        except (httpcore.TimeoutException, DeadlineExceeded) as exc:
+            raise DeadlineExceeded(f"{self.url}: no answer in time") from exc
+        except ProtocolError as exc:
+            raise ProtocolError(f"{self.url}: {exc}", hint=exc.hint) from exc
+        except (UnicodeError, httpcore.UnsupportedProtocol, httpcore.LocalProtocolError) as exc:
+            raise ConnectionFailed(f"{self.url}: {exc}", hint="Check the address.") from exc
+        except (httpcore.NetworkError, httpcore.ProtocolError) as exc:
+            raise self._map(exc) from exc
 
     def _map(self, exc: Exception) -> NsqError:
         import httpcore

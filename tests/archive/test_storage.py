@@ -1,4 +1,4 @@
-"""Storage: one behavior on a directory and on an object store."""
+"""Storage: one behavior on a directory, on an object store and on HDFS."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from nsqtools.archive.storage_credentials import s3_settings
 from nsqtools.archive.storage_objects import PART_SIZE, ObjectStorage
 from nsqtools.errors import ConfigurationError, NsqError
 
+SLOW = pytest.param("hdfs", marks=pytest.mark.slow)
 
-@pytest.fixture(params=["directory", "file URL", "s3", "s3a"])
+
+@pytest.fixture(params=["directory", "file URL", "s3", "s3a", SLOW])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     """A storage below a prefix, which does not exist yet."""
     if request.param == "directory":
         return open_storage(str(tmp_path / "made" / "later"))
     if request.param == "file URL":
         return open_storage(f"file://{tmp_path}/with%20space")
+    if request.param == "hdfs":
+        return open_storage(f"{request.getfixturevalue('hdfs').url}/pre fix")
     bucket = request.getfixturevalue("bucket")
     return open_storage(f"{request.param}://{bucket.name}/pre/fix")
 

@@ -41,11 +41,11 @@ def messages(count: int, first: int = 0) -> list[WireMessage]:
     return [WireMessage(BEGIN + n * SECOND, 1, b"%016x" % n, b"body %d" % n) for n in numbers]
 
 
-@pytest.fixture(params=["directory", "bucket"])
+@pytest.fixture(params=["directory", "bucket", pytest.param("hdfs", marks=pytest.mark.slow)])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     if request.param == "directory":
         return open_storage(str(tmp_path / "lake"))
-    return open_storage(f"{request.getfixturevalue('bucket').url}/lake")
+    return open_storage(f"{request.getfixturevalue(request.param).url}/lake")
 
 
 @pytest.fixture
