@@ -670,7 +670,7 @@ function __nsq_describe --no-scope-shadowing
                 'Whether an interval without messages has a file; it has none by default.' \
                 'Flush and finish messages every DURATION.' 'Flush when this much text is held.' \
                 'Flush when N messages are held.' \
-                'Upload finished files there: s3://, gs://, az://, abfss://, file:// or a path.' \
+                'Upload finished files there: s3://, gs://, az://, abfss://, hdfs:// or a path.' \
                 'Store files below topic=TOPIC/date=DATE/, by their first message.' \
                 'A setting of the object store, such as server_side_encryption=aws:kms.' \
                 'Remove each local file once it is stored and verified.' \

@@ -30,7 +30,7 @@ OPTIONS = ("webhdfs_address", "user", "ca_file")
 HTTP_PORT, HTTPS_PORT, RPC_PORT = 9870, 9871, 8020
 
 _URL = re.compile(
-    r"hdfs://(?:([^@/\s]+)@)?((?:\[[0-9a-f:.]+\]|[^@/:\[\]\s]+)(?::\d+)?)(?:/(.*))?",
+    r"hdfs://?(?:([^@/\s]+)@)?((?:\[[0-9a-f:.]+\]|[^@/:\[\]\s]+)(?::\d+)?)(?:/(.*))?",
     re.DOTALL | re.IGNORECASE,
 )
 

@@ -46,6 +46,8 @@ PAUSES_S = (0.2, 1.0, 3.0)
 """Between rounds over all namenodes: one takes over from another within seconds."""
 NOT_NOW = {"StandbyException", "RetriableException", "ObserverRetryOnActiveException"}
 
+NOT_A_FOLDER = "(is not a directory)"
+
 UNLIKE = "it does not answer like WebHDFS"
 HINT = "The HTTP port of a namenode is usually 9870; NSQ_WEBHDFS_ADDRESS names another one."
 KERBEROS = (
@@ -335,5 +337,8 @@ def _refusal(answer: Answer, url: str) -> HTTPError:
     if not code:
         text = f"{url}: {UNLIKE} (HTTP {answer.status})"
         return HTTPError(text, status=answer.status, hint=HINT)
-    line = escape_line(message.partition("\n")[0] or code)[:LONGEST_REASON]
+    first = message.partition("\n")[0]
+    if first.endswith(NOT_A_FOLDER):  # which the check of permissions is the first to notice
+        code = "ParentNotDirectoryException"
+    line = escape_line(first or code)[:LONGEST_REASON]
     return HTTPError(f"{url}: {line}", status=answer.status, code=code)

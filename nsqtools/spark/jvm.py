@@ -30,6 +30,7 @@ from nsqtools.spark.packages import (
     JARS,
     PACKAGES,
     beside_sparks_own,
+    hdfs_environ,
     known_jars,
     needed_packages,
     store_conf,
@@ -70,7 +71,7 @@ def jvm_environ(settings: SparkSettings, scratch: Path, home: Path) -> dict[str,
         environ.setdefault("NSQ_SPARK_SLOTS", str(settings.local_slots))  # a sink's rate is shared
     if (s3 := stores(os.environ, settings.all_places)) is not None:
         environ |= store_environ(s3)
-    return environ
+    return environ | hdfs_environ(os.environ, settings.all_places)
 
 
 def spark_home() -> Path:
@@ -137,10 +138,11 @@ def secret_conf(settings: SparkSettings, scratch: Path) -> Path | None:
     In local mode they are in the environment of the JVM.
     """
     s3 = stores(os.environ, settings.all_places)
-    if settings.is_local or s3 is None:
+    found = hdfs_environ(os.environ, settings.all_places) | (store_environ(s3) if s3 else {})
+    if settings.is_local or not found:
         return None
     path = scratch / "secrets.conf"
-    lines = [f"spark.executorEnv.{name} {text}\n" for name, text in store_environ(s3).items()]
+    lines = [f"spark.executorEnv.{name} {text}\n" for name, text in found.items()]
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.writelines(lines)
     return path

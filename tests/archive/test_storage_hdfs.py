@@ -194,7 +194,7 @@ def test_a_listing_is_read_in_parts_and_leaves_out_what_is_not_whole(peer: Peer)
         if asked.path == "/a/d":
             return listing(file("z"))
         if asked.path == "/a/gone":
-            return refusal("ParentNotDirectoryException")
+            return refusal("AccessControlException", f"/{'a' * 300} (is not a directory)")
         if "startAfter" not in asked.query:
             return listing(file("a"), file("d", kind="DIRECTORY"), left=4)
         hidden = (file(".x.0123456789abcdef.tmp"), file("e._COPYING_"))

@@ -63,7 +63,7 @@ def upload_options(
         Option(
             "--upload",
             metavar="URL",
-            help="Upload finished files there: s3://, gs://, az://, abfss://, file:// or a path.",
+            help="Upload finished files there: s3://, gs://, az://, abfss://, hdfs:// or a path.",
             rich_help_panel=UPLOAD,
         ),
     ] = None,
