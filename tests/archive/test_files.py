@@ -78,6 +78,18 @@ def test_after_a_failed_flush_a_file_goes_on_after_its_last_member(
     assert [member.offset for member in read_index(index_of(file.path)) or []] == [0, 4]
 
 
+def test_sizes_count_what_is_flushed_and_what_is_held(directories: Directories) -> None:
+    file = PartFile(directories.work / "clicks.log", 0o640, Plain, now_s=0.0)
+    for text in (b"one\n", b"two\n"):
+        flush(file, text)
+    assert (file.size, file.uncompressed_size, file.expected_sizes) == (8, 8, (8, 8))
+    file.append(b"thr")
+    file.append(b"ee\n")
+    assert (file.size, file.uncompressed_size, file.expected_sizes) == (8, 8, (14, 14))
+    file.roll_back()
+    assert file.expected_sizes == (8, 8)
+
+
 def test_what_is_not_in_the_index_is_cut_off(directories: Directories) -> None:
     path, _ = crashed(directories)
     with part_of(path).open("ab") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -133,6 +134,18 @@ def test_files_are_removed_after_a_week(journal_of: Callable[..., Journal], tmp_
 
     assert known(journal_of(now_s=later), 1) == [False]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_of_many_files_the_youngest_stay(
+    journal_of: Callable[..., Journal], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2, 3):
+        write(journal_of(), number, number)
+    for number, path in enumerate(sorted(tmp_path.iterdir()), 1):  # the latest has the first name
+        os.utime(path, (NOW - number, NOW - number))
+    monkeypatch.setattr("nsqtools.archive.journal.KEPT_FILES", 2)
+
+    assert known(journal_of(now_s=NOW), 1, 2, 3) == [True, True, False]
 
 
 def test_damaged_lines_are_passed_over(journal_of: Callable[..., Journal], tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from nsqtools.client import discovery as discovery_module
-from nsqtools.client.discovery import EARLY_AFTER_S, EARLY_ROUNDS_APART_S, Discovery
+from nsqtools.client.discovery import EARLY_AFTER_S, EARLY_ROUNDS_APART_S, Discovery, http_access
 from nsqtools.client.io_loop import Timer
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, ProtocolError
@@ -140,3 +141,26 @@ def test_early_rounds_are_spaced_however_often_connections_break(
     assert first == 1000 + EARLY_AFTER_S
     assert again == first + EARLY_ROUNDS_APART_S
     assert later == again + 10 * EARLY_ROUNDS_APART_S + EARLY_AFTER_S
+
+
+# -- how daemons are asked ------------------------------------------------------------------------
+
+
+def test_a_secret_goes_to_nsqlookupd_only_where_that_was_asked_for() -> None:
+    options = ClientOptions(auth_secret="s", auth_requires_tls=True)
+    assert http_access(options, ["http://a:1"]).bearer == ""
+    access = http_access(replace(options, lookupd_authorization=True), ["http://a:1"])
+    assert (access.bearer, access.auth_requires_tls, access.tls) == ("s", True, None)
+    assert not http_access(ClientOptions(auth_requires_tls=False), []).auth_requires_tls
+
+
+@pytest.mark.parametrize(
+    ("addresses", "mapped"),
+    [(["https://a:1"], {}), (["http://a:1"], {"b": "https://c:1"})],
+)
+def test_a_context_for_tls_is_made_when_an_address_needs_one(
+    addresses: list[str], mapped: dict[str, str]
+) -> None:
+    access = http_access(ClientOptions(), addresses, mapped)
+    assert access.tls is not None
+    assert access.address_map == mapped

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsqtools.errors import ProtocolError
 from nsqtools.protocol.error_codes import RequestError
 from nsqtools.protocol.lookup_v1 import (
     MAX_IDENTIFY_SIZE,
     PeerInfo,
+    decode_peer_info,
     encode_identify,
     encode_register,
     encode_unregister,
@@ -106,6 +109,59 @@ def test_a_lying_size_is_refused_at_once(size: int, text: bytes) -> None:
         read_identify(data, HEAD, 0)
 
     assert refused.value.data == text
+
+
+@pytest.mark.parametrize(
+    "missing", ["broadcast_address", "http_port", "tcp_port", "version", "hostname"]
+)
+def test_what_an_nsqd_says_of_itself_is_whole_but_for_its_hostname(missing: str) -> None:
+    said = {**asdict(INFO), "remote_address": "10.0.0.9:5000"}
+    del said[missing]
+    body = json.dumps(said).encode()
+    data = len(body).to_bytes(4, "big") + body
+
+    if missing == "hostname":
+        assert read_identify(data, 0, 0) == (replace(INFO, hostname=""), len(data))
+    else:
+        with pytest.raises(RequestError) as refused:
+            read_identify(data, 0, 0)
+        assert refused.value.data == b"E_BAD_BODY IDENTIFY missing fields"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([b"REGISTER"], b"E_INVALID REGISTER insufficient number of params"),
+        ([b"REGISTER", b""], b"E_BAD_TOPIC REGISTER topic name '' is not valid"),
+        ([b"UNREGISTER", b"t", b"*"], b"E_BAD_CHANNEL UNREGISTER channel name '*' is not valid"),
+    ],
+)
+def test_names_that_cannot_be_are_refused(words: list[bytes], text: bytes) -> None:
+    with pytest.raises(RequestError) as refused:
+        topic_and_channel(words)
+    assert refused.value.data == text
+
+
+NOTHING = PeerInfo(broadcast_address="", hostname="", http_port=0, tcp_port=0, version="")
+
+
+@pytest.mark.parametrize(
+    ("data", "info"),
+    [
+        (INFO.encode(), INFO),
+        (b"{}", NOTHING),
+        (b'{"version": null, "http_port": null, "new": [1]}', NOTHING),
+        (b'{"http_port": 1, "hostname": "h"}', replace(NOTHING, http_port=1, hostname="h")),
+        *((data, None) for data in (b"", b"[]", b"{", b"null", b'{"tcp_port": "1"}')),
+        *((data, None) for data in (b'{"http_port": true}', b'{"version": 1}', b"\xff")),
+    ],
+)
+def test_an_answer_to_identify_is_read_or_refused(data: bytes, info: PeerInfo | None) -> None:
+    if info is not None:
+        assert decode_peer_info(data) == info
+    else:
+        with pytest.raises(ProtocolError):
+            decode_peer_info(data)
 
 
 @given(
