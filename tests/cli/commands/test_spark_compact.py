@@ -329,6 +329,28 @@ def test_what_is_not_as_it_was_written_takes_no_place_and_is_not_merged(
     assert "the partition held 120 rows, 0 were found" in changed.err
 
 
+def test_a_count_that_is_too_high_because_tasks_ran_again_is_taken_again(
+    run_spark: RunSpark, archive: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after the death of an executor: `test_executors_killed` has real ones."""
+    counted = partition_job.totals
+
+    def twice(observation: Any) -> PartitionTotals:
+        found = counted(observation)
+        is_of_written = found.checksum != 0
+        return found if is_of_written else PartitionTotals(2 * found.rows, 2 * found.body_bytes)
+
+    monkeypatch.setattr(partition_job, "totals", twice)
+    write_archive(archive / "a.gz", messages(0, 100))
+    first = run_spark("compact", archive, "-o", output)
+    write_archive(archive / "b.gz", messages(90, 120, attempts=2))
+
+    second = run_spark("compact", archive, "-o", output)
+
+    assert (first.status, second.status) == (0, 0), first.err + second.err
+    assert [line[2:7] for line in numbers(second.out)] == [["merged", "1", "30", "10", "120"]]
+
+
 def test_an_archive_that_holds_less_than_its_index_says_is_an_error(
     run_spark: RunSpark, archive: Path, output: Path
 ) -> None:

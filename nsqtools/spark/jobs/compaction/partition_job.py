@@ -181,17 +181,22 @@ def _merge(
     output: CompactionOutput,
 ) -> tuple[PartitionTotals, PartitionTotals, PartitionTotals]:
     """Write the staged partition; return what was read, what was held, and what was kept."""
-    archived, read = observed(archived)
-    rows, held = archived, None
+    passing, read = observed(archived)
+    rows, stored, held = passing, None, None
     size = partition.size
     if before is not None:
         stored = spark.read.schema(STORED_DDL).parquet(spark_url(output.final(partition.slot)))
-        stored, held = observed(stored)
-        rows = archived.unionByName(stored)
+        passing, held = observed(stored)
+        rows = rows.unionByName(passing)
         size += sum(before.files.values())
     kept_rows, kept = observed(deduplicated(rows, files_for(size)), checksum=True)
     _write(kept_rows.sortWithinPartitions("ts_ns", "nsqd", "id"), output.staged(partition.slot))
-    return totals(read), totals(held), totals(kept)
+    held_rows = before.rows_written if before is not None else 0
+    return (
+        once(archived, totals(read), partition.messages),
+        once(stored, totals(held), held_rows),
+        totals(kept),
+    )
 
 
 def deduplicated(rows: DataFrame, partitions: int) -> DataFrame:
@@ -245,6 +250,18 @@ def _measures(*, checksum: bool) -> list[Column]:
 def totals(observation: Observation | None) -> PartitionTotals:
     """What was counted, once the rows have passed."""
     return PartitionTotals(**observation.get) if observation is not None else PartitionTotals()
+
+
+def once(rows: DataFrame | None, counted: PartitionTotals, expected: int) -> PartitionTotals:
+    """Count rows again that were counted before a shuffle, when there are too many of them.
+
+    When an executor dies, what its tasks had kept for the next stage is gone: they run again, and
+    Spark adds their counts again. The rows that are written are counted after the shuffle, once.
+    """
+    if rows is None or counted.rows <= expected:
+        return counted
+    found: Any = rows.agg(*_measures(checksum=False)).first()
+    return PartitionTotals(**found.asDict())
 
 
 def read_back(spark: SparkSession, folder: Path) -> tuple[PartitionTotals, int]:

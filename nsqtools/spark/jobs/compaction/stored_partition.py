@@ -31,6 +31,7 @@ from nsqtools.spark.jobs.compaction.partition_job import (
     differs,
     files_for,
     observed,
+    once,
     read_archives,
     result_of,
     stored_damage,
@@ -62,24 +63,30 @@ def compact_stored(
             hint="Compact them to Parquet: without --format delta.",
         )
     with stored_damage(output.root, slot, reading) as damage_path:
-        archived, read = observed(read_archives(spark, partition, reading, damage_path))
-        held = None
-        rows = archived
+        archived = read_archives(spark, partition, reading, damage_path)
+        rows, passed_read = observed(archived)
+        stored, passed_held = None, None
         size = partition.size + (sum(before.files.values()) if before else 0)
         if slot.day is not None and (before is not None or output.has_table()):
-            stored, held = observed(_rows(spark, output, slot, before.files if before else {}))
-            rows = archived.unionByName(stored)
+            stored = _rows(spark, output, slot, before.files if before else {})
+            passing, passed_held = observed(stored)
+            rows = rows.unionByName(passing)
         if slot.day is None:
             rows = rows.coalesce(files_for(size))
         else:
             rows = deduplicated(rows, files_for(size)).sortWithinPartitions("ts_ns", "nsqd", "id")
         kept_rows, kept = observed(rows, checksum=True)
         names = _write(spark, kept_rows, slot, output)
+        read, held = totals(passed_read), totals(passed_held)
+        if slot.day is not None:
+            read = once(archived, read, partition.messages)
+        if before is not None and not output.is_delta:
+            held = once(stored, held, before.rows_written)
         damages = tuple(read_damage(damage_path)) if damage_path else ()
     damaged = {damage.file for damage in damages}
     written = totals(kept)
     try:
-        compare(partition, totals(read), totals(held), None if output.is_delta else before, damaged)
+        compare(partition, read, held, None if output.is_delta else before, damaged)
         compare_written(slot, written, total_of(_rows(spark, output, slot, names)))
         if (found := output.rows_in_place(slot, names)) != written.rows:
             raise differs(slot, f"{output.root} should hold", written.rows, found)
@@ -87,7 +94,7 @@ def compact_stored(
         if not output.is_delta:
             output.remove(slot, names)
         raise
-    result = result_of(partition, before, totals(read), written, damages, damaged, names)
+    result = result_of(partition, before, read, written, damages, damaged, names)
     if slot.day is None and before is not None:
         result = replace(result, manifest=_joined(result.manifest, before))
     output.publish(result.manifest)
