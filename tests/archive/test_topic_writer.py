@@ -341,17 +341,19 @@ def test_files_are_looked_at_again_when_one_may_be_over(
 def test_a_finished_file_that_vanished_before_it_was_published_is_left(
     new_writer: NewWriter, source: Source, settings: ArchiveSettings, tmp_path: Path
 ) -> None:
-    writer = new_writer()
-    for number in (1, 2):
-        writer.take(source.deliver(number), NOW)
-        if number == 1:  # its publishing has failed, and somebody has tidied up
-            [file] = writer._files._files.values()
-            writer._files.finish(file)
-            writer._files.mark_dirty()
-            part_of(file.part.path).unlink()
+    writer = new_writer(replace(settings, partition_by=PartitionBy.message))
+    writer.take(source.deliver(1, days=-1), NOW)
+    writer.take(source.deliver(2), NOW)
+    writer.flush()
+    [file, other] = writer._files._files.values()
+    writer._files.finish(file)
+    writer._files.mark_dirty()
+    part_of(file.part.path).unlink()  # its publishing has failed, and somebody has tidied up
+    writer.take(source.deliver(3), NOW)
+    assert list(writer._files._files.values()) == [other]
     writer.rotate(NOW, all_files=True)
 
-    assert lines_of(tmp_path / "out") == [b"body 2"]
+    assert lines_of(tmp_path / "out") == [b"body 2", b"body 3"]
 
 
 def test_jsonl_keeps_what_nsqd_said_of_a_message(

@@ -67,7 +67,7 @@ def test_who_waits_for_a_later_time_hears_of_an_earlier_one(turns: Turns) -> Non
     wait_until(lambda: turns._idle == 1, what="an idle thread")
     go_on.set()
     wait_until(lambda: turns._watches_times, what="a thread that waits for a time")
-    near = Topic(turns, 0.05)
+    near = Topic(turns, 0.3)  # not over while its thread looks for more to do
     near.scheduled.soon()
     near.next_turn()
     assert near.next_turn() >= near.due[0]

@@ -117,6 +117,9 @@ def test_what_is_withdrawn_is_returned_once() -> None:
     assert backlog.withdraw(owner, expired_at=Source.msg_timeout_s * EXPIRED_SHARE) == []
     assert list(map(len, backlog.withdraw(owner, expired_at=Source.msg_timeout_s))) == [1, 2]
     assert backlog.withdraw(owner) == []
+    deliver(backlog, owner, 2)
+    deliver(backlog, owner, 1, 1)
+    assert list(map(len, backlog.withdraw(owner))) == [2, 1, 1]
     assert backlog.get(0) is None
 
 

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.addresses import (
     LOOKUPD_HTTP_PORT,
+    MAX_HOST_LENGTH,
     Address,
+    announced_host,
     http_url,
     is_allowed,
     lookup_url,
@@ -138,3 +140,19 @@ def test_patterns_of_addresses(pattern: str, allowed: list[str], others: list[st
 def test_what_is_no_pattern_of_addresses_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="invalid pattern of addresses"):
         parse_patterns(text)
+
+
+LONGEST_HOST = ("h." * MAX_HOST_LENGTH)[:MAX_HOST_LENGTH]
+
+
+@pytest.mark.parametrize(
+    ("name", "host"),
+    [
+        ("nsqd-1.example", "nsqd-1.example"),
+        ("[fe80::1]", "fe80::1"),
+        (LONGEST_HOST, LONGEST_HOST),
+        *((name, "") for name in ("", LONGEST_HOST + "h", "a b", "[a", None, 7, "a/b")),
+    ],
+)
+def test_what_a_daemon_announces_is_a_host_or_nothing(name: object, host: str) -> None:
+    assert announced_host(name) == host

@@ -15,6 +15,7 @@ from nsqtools.protocol.stats import (
     ClientStats,
     LatencyStats,
     NsqdStats,
+    StatsReader,
     TopicStats,
     read_stats,
     read_topic,
@@ -113,6 +114,14 @@ def test_a_latency_that_is_none_is_passed_over(
     topic = read_topic({"topic_name": "t", "e2e_processing_latency": document})
     assert topic.e2e_processing_latency == (expected or LatencyStats())
     assert (topic.topic_name, topic.depth, topic.channels) == ("t", 0, ())
+
+
+def test_a_topic_that_did_not_change_is_the_object_of_the_last_time() -> None:
+    reader = StatsReader()
+    documents = [{"topics": [{"topic_name": "t", "depth": depth}]} for depth in (1, 1, 2)]
+    topics = [topic for document in documents for topic in reader.read(document).topics or ()]
+    assert topics[0] is topics[1]
+    assert [topic.depth for topic in topics] == [1, 1, 2]
 
 
 def test_before_1_2_1_the_clients_of_a_channel_are_counted() -> None:
