@@ -349,6 +349,7 @@ def test_a_finished_file_that_vanished_before_it_was_published_is_left(
     writer._files.finish(file)
     writer._files.mark_dirty()
     part_of(file.part.path).unlink()  # its publishing has failed, and somebody has tidied up
+    writer._files.publish_ending()
     writer.take(source.deliver(3), NOW)
     assert list(writer._files._files.values()) == [other]
     writer.rotate(NOW, all_files=True)

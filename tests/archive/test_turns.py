@@ -42,7 +42,7 @@ class Topic:
 
 
 def test_a_turn_is_had_when_it_is_due_and_not_before(turns: Turns) -> None:
-    far, near = Topic(turns, 60.0), Topic(turns, 0.05, 0.03, None)
+    far, near = Topic(turns, 3600.0), Topic(turns, 0.05, 0.03, None)
     far.scheduled.soon()
     far.next_turn()  # a thread waits for its time now, which is a later one
     near.scheduled.soon()
@@ -60,7 +60,7 @@ def test_who_waits_for_a_later_time_hears_of_an_earlier_one(turns: Turns) -> Non
 
     def far() -> float:
         go_on.wait(patience_s(10))
-        return time.monotonic() + 60
+        return time.monotonic() + 3600
 
     turns.add(far).soon()
     Topic(turns).scheduled.soon()  # by the other thread, which is the first to be idle
