@@ -29,6 +29,13 @@ def names_in(path: Path) -> frozenset[str]:
     )
 
 
+@cache
+def source_of(path: Path) -> tuple[str, str]:
+    """Text and syntax tree of a module: many mutants are of the same."""
+    text = path.read_text("utf-8")
+    return text, ast.dump(ast.parse(text))
+
+
 def test_there_are_enough_and_none_twice() -> None:
     assert len(MUTANTS) >= LEAST
     assert len({(mutant.file, mutant.old, mutant.new) for mutant in MUTANTS}) == len(MUTANTS)
@@ -37,8 +44,8 @@ def test_there_are_enough_and_none_twice() -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.title[:80])
 def test_a_mutant_fits_its_file_and_its_tests_exist(mutant: Mutant) -> None:
     path = REPOSITORY / PACKAGE / mutant.file
-    mutated = mutant.apply(path.read_text("utf-8"))
-    assert ast.dump(ast.parse(mutated)) != ast.dump(ast.parse(path.read_text("utf-8")))
+    source, tree = source_of(path)
+    assert ast.dump(ast.parse(mutant.apply(source))) != tree
     assert mutant.killed_by
     for each in mutant.killed_by:
         file, _, name = each.partition("::")
