@@ -19,7 +19,7 @@ from nsqtools.archive.finishing import Directories
 from nsqtools.archive.journal import Journal, journals_below, stem_of
 from nsqtools.archive.layout import LOCKS, part_of
 from nsqtools.archive.topic_archiver import Flush, Quota, TopicArchiver
-from nsqtools.archive.topic_writer import TopicWriter, WriteFailed
+from nsqtools.archive.topic_writer import ArchiveTotals, TopicWriter, WriteFailed
 from nsqtools.archive.turns import Turns
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Batch, Message
@@ -299,6 +299,7 @@ def test_a_file_is_finished_as_soon_as_it_is_full(
         writer.take(source.deliver(number), NOW)
 
     assert [path.stat().st_size for path in finished_files(tmp_path / "out")] == [21, 21]
+    assert writer.totals == ArchiveTotals(messages=6, bytes=42, files=2)
     assert source.finished == ids(1, 2, 3, 4, 5, 6)
 
 

@@ -132,7 +132,15 @@ def test_what_a_client_does_not_say_has_gos_zero_value() -> None:
     received = decode_identify(b'{"client_id": "me", "msg_timeout": 7, "tls_v1": true}')
     assert received == ReceivedIdentify(client_id="me", msg_timeout=7, tls_v1=True)
     assert decode_identify(b'{"Client_ID": "me", "MSG_TIMEOUT": 7, "tls_v1": true}') == received
-    for body in (b"", b"[]", b'{"msg_timeout": "7"}', b'{"sample_rate": 2147483648}'):
+    assert decode_identify(b'{"client_id": "\xff"}').client_id == "\ufffd"
+    unreadable = (
+        b"",
+        b"[]",
+        b'{"msg_timeout": "7"}',
+        b'{"sample_rate": 2147483648}',
+        b'{"x": NaN}',
+    )
+    for body in unreadable:
         with pytest.raises(RequestError) as error:
             decode_identify(body)
         assert error.value.data == b"E_BAD_BODY IDENTIFY failed to decode JSON body"
