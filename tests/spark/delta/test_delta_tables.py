@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from plugins.archives import Writer, write_archive
 from plugins.spark import RunSpark
 
 from nsqtools.protocol.message import WireMessage
+from nsqtools.spark.jobs.compaction import stored_partition
 from nsqtools.spark.jobs.compaction.stored_output import StoredOutput
 
 if TYPE_CHECKING:
@@ -79,8 +82,10 @@ def watched(spark: SparkSession, table: Path) -> Iterator[set[int]]:
 
 
 def test_compaction_merges_late_messages_and_no_reader_sees_half_a_day(
-    spark: SparkSession, run_spark: RunSpark, tmp_path: Path
+    spark: SparkSession, run_spark: RunSpark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from pyspark.sql.functions import lit
+
     archive, table = tmp_path / "archive", tmp_path / "table"
     archive.mkdir()
     write_archive(archive / "0.gz", messages(500, 600), topic=TOPICS[0])
@@ -123,6 +128,26 @@ def test_compaction_merges_late_messages_and_no_reader_sees_half_a_day(
         second = run_spark(*command)
     assert (second.status, "another compaction writes to" in second.err) == (1, True), second.err
     assert rows_of(spark, table) == both
+
+    write_archive(archive / "later.gz", messages(540, 560, 2), topic=TOPICS[1])
+    write, foreign = stored_partition._write, messages(560, 561)[0]
+
+    def after_another(*given: Any) -> dict[str, int]:
+        rows = spark.read.format("delta").load(str(table)).where(f"topic = '{TOPICS[1]}'").limit(1)
+        changed = rows.withColumn("id", lit(foreign.id.decode())).withColumn(
+            "body", lit(foreign.body)
+        )
+        changed.write.format("delta").mode("append").save(str(table))
+        return write(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stored_partition, "_write", after_another)
+        overtaken = run_spark(*command)
+    assert (overtaken.status, "another writer changed" in overtaken.err) == (1, True), overtaken.err
+    [version] = re.findall(r"VERSION AS OF (\d+)", overtaken.err)
+    spark.sql(f"RESTORE TABLE delta.`{table}` TO VERSION AS OF {version}")
+    assert run_spark(*command).status == 0
+    assert rows_of(spark, table) == expected(450, 600, TOPICS[0]) + expected(500, 561, TOPICS[1])
 
 
 def test_ingestion_takes_each_message_once_wherever_it_was_interrupted(

@@ -31,6 +31,7 @@ from nsqtools.spark.jobs.compaction.compacted_output import (
     folder_of,
 )
 from nsqtools.spark.jobs.compaction.inventory import Slot
+from nsqtools.spark.jobs.compaction.table_log import changed_by_others, table_version
 from nsqtools.spark.jobs.lease import Lease, leased
 from nsqtools.spark.location import Location, StoredPlace, absolute
 from nsqtools.spark.packages import DELTA_LOG
@@ -105,10 +106,22 @@ class StoredOutput:
     def tidy(self) -> None:
         """Nothing is left that is not published."""
 
-    def has_table(self) -> bool:
-        """Whether there is a Delta table already."""
+    def table_version(self) -> int | None:
+        """The version of a Delta table; None where there is none yet."""
         with naming(self.root):
-            return self.is_delta and next(iter(self._storage.list(DELTA_LOG)), None) is not None
+            return table_version(self._storage) if self.is_delta else None
+
+    def refuse_changed(self, slot: Slot, version: int, ours: str) -> None:
+        """Raise `OutputError` when others changed a partition between our reading and writing."""
+        with naming(self.root):
+            before = changed_by_others(self._storage, version, slot, ours)
+        if before is not None:
+            raise OutputError(
+                f"another writer changed {slot.topic} on {slot.day} in {self.root} while it was "
+                "compacted, and its change is overwritten",
+                hint=f"Restore version {before} of the table, which has it (RESTORE TABLE ... TO "
+                f"VERSION AS OF {before}), and run again.",
+            )
 
     def files(self, slot: Slot) -> dict[str, int]:
         """Return names and sizes of the Parquet files in a partition's folder."""

@@ -9,6 +9,7 @@ next one takes the same archives again, and finds their messages there already.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -67,8 +68,9 @@ def compact_stored(
         rows, passed_read = observed(archived)
         stored, passed_held = None, None
         size = partition.size + (sum(before.files.values()) if before else 0)
-        if slot.day is not None and (before is not None or output.has_table()):
-            stored = _rows(spark, output, slot, before.files if before else {})
+        version = output.table_version()
+        if slot.day is not None and (before is not None or version is not None):
+            stored = _rows(spark, output, slot, before.files if before else {}, version)
             passing, passed_held = observed(stored)
             rows = rows.unionByName(passing)
         if slot.day is None:
@@ -76,7 +78,7 @@ def compact_stored(
         else:
             rows = deduplicated(rows, files_for(size)).sortWithinPartitions("ts_ns", "nsqd", "id")
         kept_rows, kept = observed(rows, checksum=True)
-        names = _write(spark, kept_rows, slot, output)
+        names = _write(spark, kept_rows, slot, output, -1 if version is None else version)
         read, held = totals(passed_read), totals(passed_held)
         if slot.day is not None:
             read = once(archived, read, partition.messages)
@@ -103,9 +105,19 @@ def compact_stored(
     return result
 
 
-def _rows(spark: SparkSession, output: StoredOutput, slot: Slot, names: Iterable[str]) -> DataFrame:
+def _rows(
+    spark: SparkSession,
+    output: StoredOutput,
+    slot: Slot,
+    names: Iterable[str],
+    version: int | None = None,
+) -> DataFrame:
+    """What a partition holds: its files, or its rows in a table, of a version or the newest."""
     if output.is_delta:
-        table = spark.read.format("delta").load(spark_url(output.root))
+        reader = spark.read.format("delta")
+        if version is not None:
+            reader = reader.option("versionAsOf", version)
+        table = reader.load(spark_url(output.root))
         return table.where(_is_of(slot)).drop("topic", "date")
     folder = f"{spark_url(output.root)}/{folder_of(slot)}"
     return spark.read.schema(STORED_DDL).parquet(*(f"{folder}/{name}" for name in names))
@@ -118,12 +130,12 @@ def _is_of(slot: Slot) -> Column:
 
 
 def _write(
-    spark: SparkSession, rows: DataFrame, slot: Slot, output: StoredOutput
+    spark: SparkSession, rows: DataFrame, slot: Slot, output: StoredOutput, version: int
 ) -> dict[str, int]:
     """Write a partition's rows; return the names and sizes of its files."""
     output.still_ours()
     if output.is_delta:
-        return _commit(spark, rows, slot, output)
+        return _commit(spark, rows, slot, output, version)
     before = output.files(slot)
     folder = f"{spark_url(output.root)}/{folder_of(slot)}"
     rows.write.mode("append").options(**WRITE_OPTIONS).parquet(folder)
@@ -131,16 +143,19 @@ def _write(
 
 
 def _commit(
-    spark: SparkSession, rows: DataFrame, slot: Slot, output: StoredOutput
+    spark: SparkSession, rows: DataFrame, slot: Slot, output: StoredOutput, version: int
 ) -> dict[str, int]:
+    """Replace a partition, of which ``version`` of the table was read."""
     from pyspark.sql import functions as F
 
-    url = spark_url(output.root)
+    ours, url = uuid.uuid4().hex, spark_url(output.root)
     partitioned = rows.select(
         F.lit(slot.topic).alias("topic"), F.lit(slot.day).alias("date"), *rows.columns
     )
     writer = partitioned.write.format("delta").mode("overwrite").partitionBy("topic", "date")
+    writer = writer.option("userMetadata", ours)
     writer.option("replaceWhere", f"topic = '{slot.topic}' AND date = '{slot.day}'").save(url)
+    output.refuse_changed(slot, version, ours)
     table = spark.read.format("delta").load(url).where(_is_of(slot))
     urls = [unquote(urlsplit(each).path) for each in table.inputFiles()]
     sizes = output.files(slot)
