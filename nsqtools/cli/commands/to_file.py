@@ -222,5 +222,5 @@ def summary(archiver: Archiver) -> str:
     """The counts in a line."""
     totals = archiver.totals
     again = f", {totals.already_written} were written already" if totals.already_written else ""
-    files = counted(totals.files, "file")
-    return f"nsq: {totals.messages} messages, {totals.bytes} bytes, {files} finished{again}"
+    what = f"{counted(totals.messages, 'message')}, {counted(totals.bytes, 'byte')}"
+    return f"nsq: {what}, {counted(totals.files, 'file')} finished{again}"
