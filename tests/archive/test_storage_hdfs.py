@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
+from plugins.certificates import Certificates
 
 from nsqtools.archive.hdfs_settings import hdfs_settings, parse_hdfs
 from nsqtools.archive.storage import ChangedError, Storage, open_storage
@@ -299,6 +301,25 @@ def test_a_datanode_that_sends_too_much_or_another_version_is_refused(peer: Peer
         storage.read_range("x", 0, 3)
     with pytest.raises(ChangedError):
         storage.read_range("x", 0, 4, "8-1000-5")
+
+
+def test_https_is_verified_and_not_left_for_a_datanode_without(
+    peer: Peer, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.server.cert, certificates.server.key)
+    peer.server.socket = context.wrap_socket(peer.server.socket, server_side=True)
+    data = {"OPEN": Answer(307, b"", f"https://{peer.address}/data"), "": Answer(200, b"123")}
+    peer.serve = lambda asked: data[asked.operation]
+    monkeypatch.setenv("NSQ_WEBHDFS_ADDRESS", f"https://{peer.address}")
+
+    with pytest.raises(OSError, match="certificate"):
+        open_storage("hdfs://lake/a").read("x")
+    monkeypatch.setenv("NSQ_TLS_CA_FILE", str(certificates.ca))
+    assert open_storage("hdfs://lake/a").read("x") == b"123"
+    data["OPEN"] = Answer(307, b"", peer.data)
+    with pytest.raises(OSError, match="datanode without TLS"):
+        open_storage("hdfs://lake/a").read("x")
 
 
 SITE = """<?xml version="1.0"?><configuration>

@@ -2,6 +2,7 @@
 
     hdfs    an `HDFS` with an empty folder for each test; where its namenode listens and the user
             are in the environment, as a user's would be
+    store   a bucket, or that
 
 It needs 60 MB of jars, fetched once by Spark, and some ten seconds to start: for tests with
 ``-m slow``.
@@ -21,6 +22,7 @@ from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 import pytest
+from plugins.object_store import Bucket
 from plugins.spark_cluster import IVY
 from plugins.waiting import patience_s, wait_until
 
@@ -131,3 +133,13 @@ def hdfs(
         monkeypatch.setenv(name, value)
         nsq_env[name] = value
     return HDFS(f"hdfs://127.0.0.1:{rpc}{path}", env)
+
+
+Store = Bucket | HDFS
+
+
+@pytest.fixture(params=["bucket", pytest.param("hdfs", marks=pytest.mark.slow)])
+def store(request: pytest.FixtureRequest) -> Store:
+    """An empty bucket, and with ``-m slow`` an empty folder of an HDFS."""
+    found: Store = request.getfixturevalue(request.param)
+    return found

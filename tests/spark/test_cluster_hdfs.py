@@ -87,8 +87,10 @@ def test_an_hdfs_is_all_that_driver_and_executors_share(
         compact = ("compact", stored, "-o", lake, "--open-days", "--format", format)
         made = driver.run(*compact, "--delete-archives", "--yes")
         reports = [driver.run("report", each, "--json") for each in (lake, live)]
-        driver.run(*replay, "--ledger", f"{hdfs.url}/ledger")
-        driver.run(*replay, "--ledger", f"{hdfs.url}/ledger")
+        if is_delta:  # whose files would not be the same in a later run
+            driver.run(*replay)
+        for _ in range(0 if is_delta else 2):
+            driver.run(*replay, "--ledger", f"{hdfs.url}/ledger")
 
     halves = [json.loads(each.out)["rows"] for each in (first, second)]
     assert halves == [len(expected) // 2] * 2

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from plugins.archives import Writer, write_archive
+from plugins.hdfs import Store
 from plugins.object_store import Bucket
 
 from nsqtools.archive.layout import index_of
@@ -35,11 +36,11 @@ def messages(first: int, count: int) -> list[WireMessage]:
     return [WireMessage(BEGIN + n, 1, b"%016x" % n, b"body %d" % n) for n in numbers]
 
 
-def upload(bucket: Bucket, directory: Path, prefix: str = "archive") -> StoredPlace:
+def upload(store: Store, directory: Path, prefix: str = "archive") -> StoredPlace:
     for path in sorted(directory.rglob("*")):
         if path.is_file():
-            bucket.storage.put_file(f"{prefix}/{path.relative_to(directory)}", path)
-    place = parse_place(f"{bucket.url}/{prefix}")
+            store.storage.put_file(f"{prefix}/{path.relative_to(directory)}", path)
+    place = parse_place(f"{store.url}/{prefix}")
     assert isinstance(place, StoredPlace)
     return place
 
@@ -65,8 +66,8 @@ def ids(settings: ReadSettings) -> list[str]:
     return sorted(row["id"] for batch in batches for row in batch.to_pylist())
 
 
-def test_a_bucket_gives_the_rows_of_the_directory(bucket: Bucket, local: Path) -> None:
-    place = upload(bucket, local)
+def test_a_bucket_gives_the_rows_of_the_directory(store: Store, local: Path) -> None:
+    place = upload(store, local)
 
     assert ids(ReadSettings((str(place),))) == ids(ReadSettings((str(local),)))
     assert ids(ReadSettings((str(place),), topics=frozenset(["orders"]))) == [
@@ -74,21 +75,21 @@ def test_a_bucket_gives_the_rows_of_the_directory(bucket: Bucket, local: Path) -
     ]
 
 
-def test_a_file_of_a_bucket_is_read_beside_a_directory(bucket: Bucket, local: Path) -> None:
+def test_a_file_of_a_bucket_is_read_beside_a_directory(store: Store, local: Path) -> None:
     [name] = [path.name for path in (local / "old").iterdir() if path.name[0] != "."]
-    place = upload(bucket, local / "old", "old") / name
+    place = upload(store, local / "old", "old") / name
 
     found = ids(ReadSettings((str(local), str(place))))
 
     assert found == ids(ReadSettings((str(local),)))  # the same file, known by its head
 
 
-def test_files_without_an_index_are_read_whole(bucket: Bucket, tmp_path: Path) -> None:
+def test_files_without_an_index_are_read_whole(store: Store, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     path = write_archive(tmp_path / "in" / "clicks.gz", messages(0, 9))
     index_of(path).unlink()
     (tmp_path / "in" / "bare.log").write_bytes(b"one\ntwo\n")
-    place = upload(bucket, tmp_path / "in")
+    place = upload(store, tmp_path / "in")
 
     settings = ReadSettings((str(place),), format=FileFormat.raw)
     batches = [b for each in plan_batch(settings) for b in read_partition(each, settings)]
@@ -98,11 +99,11 @@ def test_files_without_an_index_are_read_whole(bucket: Bucket, tmp_path: Path) -
     )
 
 
-def test_damage_is_reported_into_the_bucket(bucket: Bucket, local: Path) -> None:
+def test_damage_is_reported_into_the_bucket(store: Store, local: Path) -> None:
     [torn] = [path for path in (local / "old").iterdir() if path.name[0] != "."]
     torn.write_bytes(torn.read_bytes()[:-20])
-    place = upload(bucket, local)
-    reports = parse_place(f"{bucket.url}/damage")
+    place = upload(store, local)
+    reports = parse_place(f"{store.url}/damage")
     settings = ReadSettings((str(place),), on_damage=OnDamage.report, damage_path=reports)
 
     with pytest.raises(NsqError, match=f"cannot read {place}/old/{torn.name}"):
@@ -111,19 +112,21 @@ def test_damage_is_reported_into_the_bucket(bucket: Bucket, local: Path) -> None
     assert {damage.file for damage in read_damage(reports)} == {f"{place}/old/{torn.name}"}
 
 
-def test_a_place_without_archives_is_refused(bucket: Bucket) -> None:
-    with pytest.raises(NotFoundError, match=f"there is no archive in {bucket.url}"):
-        plan_batch(ReadSettings((bucket.url,)))
+def test_a_place_without_archives_is_refused(store: Store) -> None:
+    with pytest.raises(NotFoundError, match=f"there is no archive in {store.url}"):
+        plan_batch(ReadSettings((store.url,)))
+    with pytest.raises(NotFoundError, match=f"there is no archive in {store.url}/nothing"):
+        plan_batch(ReadSettings((f"{store.url}/nothing",)))
 
 
-def test_a_stream_reads_what_is_uploaded_once(bucket: Bucket, local: Path) -> None:
-    place = upload(bucket, local)
+def test_a_stream_reads_what_is_uploaded_once(store: Store, local: Path) -> None:
+    place = upload(store, local)
     stream = ArchiveStream(ReadSettings((str(place),)), StreamSettings())
     first = stream.latest(stream.initial(), BatchLimits())
     later = local / "later"
     later.mkdir()
     write_archive(later / "late.gz", messages(200, 3))
-    upload(bucket, later, "archive/later")
+    upload(store, later, "archive/later")
 
     end = stream.latest(first, BatchLimits())
 
@@ -133,13 +136,13 @@ def test_a_stream_reads_what_is_uploaded_once(bucket: Bucket, local: Path) -> No
     assert stream.latest(end, BatchLimits()) == end
 
 
-def test_an_object_deleted_unread_fails_the_stream(bucket: Bucket, local: Path) -> None:
-    place = upload(bucket, local)
+def test_an_object_deleted_unread_fails_the_stream(store: Store, local: Path) -> None:
+    place = upload(store, local)
     stream = ArchiveStream(ReadSettings((str(place),)), StreamSettings())
     first = stream.latest(stream.initial(), BatchLimits(files=1))
-    for name in bucket.names():
+    for name in store.names():
         if "old/" in name:
-            bucket.storage.delete(name)
+            store.storage.delete(name)
 
     with pytest.raises(NsqError, match="was deleted before it was read"):
         stream.latest(first, BatchLimits())

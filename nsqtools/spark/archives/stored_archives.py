@@ -122,7 +122,10 @@ def _finished(place: StoredPlace) -> list[tuple[StoredPlace, str, Entry, bool]]:
     """Return each finished file at a place: where, its name below the place, and its index."""
     entries = {entry.name: entry for entry in place.below()}
     if not entries:
-        entries = {"": place.entry()} if place.key else {}
+        try:
+            entries = {"": place.entry()} if place.key else {}
+        except FileNotFoundError:
+            pass
     if not entries:
         raise NotFoundError(f"there is no archive in {place}")
     if "" in entries:  # the place is a file itself
