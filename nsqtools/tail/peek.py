@@ -19,6 +19,8 @@ LEAST_IN_FLIGHT = 8
 """With fewer in flight than there are nsqd, only some of them would deliver at a time."""
 HOLD_SHARE = 0.5
 """Of msg_timeout: how long messages are held while others are looked at."""
+GROWS_S = 1.5
+"""The number in flight, which starts small, grows at least once a second: longer than silence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ def peek(
             while len(kept) < count and sum(map(len, held)) < most:
                 wait_s = min(idle_s, ends_at - time.monotonic())
                 batch = consumer.next_batch(wait_s) if wait_s > 0 else None
+                if batch is None and wait_s == idle_s and consumer.is_starved:
+                    batch = consumer.next_batch(min(GROWS_S, max(0.0, ends_at - time.monotonic())))
                 if batch is None:
                     is_whole = wait_s == idle_s and not consumer.is_starved
                     break

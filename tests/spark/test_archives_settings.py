@@ -101,7 +101,7 @@ def test_patterns_name_what_is_there(tmp_path: Path) -> None:
     ("given", "complaint"),
     [
         ({"path": ""}, "needs a path"),
-        ({"path": "hdfs://name/x"}, "is not supported"),
+        ({"path": "ftp://name/x"}, "is not supported"),
         ({"path": "file://host/x"}, "is not supported"),
         ({"ondamage": "report"}, "onDamage=report needs damagePath"),
         ({"damagepath": "/r"}, "onDamage=report needs damagePath"),

@@ -99,7 +99,7 @@ def test_a_topic_must_come_from_somewhere() -> None:
         ({"retryTimeout": "soon"}, "'soon' is not a duration"),
         ({"retryUnknown": "maybe"}, "retryUnknown=maybe must be one of"),
         ({"batchRows": "0"}, "batchRows=0 must be >= 1"),
-        ({"ledgerPath": "hdfs://h/x"}, "ledgerPath: hdfs://h/x is not supported as storage"),
+        ({"ledgerPath": "ftp://h/x"}, "ledgerPath: ftp://h/x is not supported as storage"),
         ({"outcomePath": "s3://bucket"}, "outcomePath: s3://bucket: only a directory is supported"),
         ({"deadLetterPath": ""}, "deadLetterPath: an empty path"),
         ({"deadLetters": "x"}, "has no option 'deadletters'"),

@@ -167,7 +167,7 @@ def test_an_empty_archive_has_no_rows(spark: SparkSession, tmp_path: Path) -> No
         ({"topicss": "a"}, "Did you mean topics"),
         ({"since": "yesterday"}, "option since='yesterday' is not a time"),
         ({"maxRowsPerTrigger": "5"}, "has no option 'maxrowspertrigger'"),
-        ({"path": "hdfs://bucket/archive"}, "hdfs://bucket/archive is not supported"),
+        ({"path": "ftp://bucket/archive"}, "ftp://bucket/archive is not supported"),
         ({"path": "/nowhere/at/all"}, "there is no /nowhere/at/all"),
     ],
 )
