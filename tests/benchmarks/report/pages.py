@@ -220,6 +220,43 @@ def spark(result: Result) -> str:
     return "\n\n".join(tables)
 
 
+def spark_publish(result: Result) -> str:
+    shown = {
+        "read, discard": "Parquet read, discarded",
+        "publish": "the same, published",
+        "publish, ledger": "and noted in a ledger",
+    }
+    rows = [
+        (
+            label,
+            number(result.middle(name, "rate")),
+            times(ratio(result, name, "read, discard", "rate")),
+        )
+        for name, label in shown.items()
+    ]
+    return markdown(("", "rows/s", "ratio"), rows)
+
+
+def spark_query(result: Result) -> str:
+    rows = []
+    for name in result.names():
+        query, _, other = name.partition(", ")
+        if other:
+            seconds = [number(result.middle(name, figure)) for figure in ("base", "sql")]
+            shown = "the option" if other == "option" else f"`{other}`"
+            rows.append((query, shown, *seconds, times(result.middle(name, "ratio"))))
+    planned = [
+        (name, number(result.middle(name, "s")), whole(result.middle(name, "tasks")))
+        for name in result.names()
+        if name.endswith(" files")
+    ]
+    tables = (
+        markdown(("query", "beside", "its s", "SQL s", "ratio"), rows),
+        markdown(("planned", "s", "tasks"), planned),
+    )
+    return "\n\n".join(tables)
+
+
 def grown_value(axis: str, row: Row) -> float:
     return row.figures["whole_cpu_s" if axis == "files" else "cpu_us"]
 
@@ -285,6 +322,8 @@ BLOCKS: dict[str, tuple[str, Callable[[Result], str]]] = {
     "server": ("server", with_state(serving)),
     "startup": ("startup", with_state(startup)),
     "spark": ("spark", with_state(spark)),
+    "spark-publish": ("spark-publish", with_state(spark_publish)),
+    "spark-query": ("spark-query", with_state(spark_query)),
     "six-ratios": ("consume", six_ratios),
     **{f"growth-{axis}": ("growth", grown(axis)) for axis in GROWTH},
 }

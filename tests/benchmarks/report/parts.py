@@ -246,26 +246,60 @@ def starting(settings: Settings) -> Iterator[Row]:
             yield Row(name, number, {"ms": value * 1e3})
 
 
-SPARK_LINE = re.compile(r"^(?P<name>[\w. ,-]+?)\s+(?P<median>[\d,]+)\s+[\d,]+\s+[\d,]+ rows/s")
-SPARK_WAIT = re.compile(r"^latency, (?P<name>.+?)\s+p50\s+(?P<p50>\d+) ms, p95\s+(?P<p95>\d+)")
+RATE_LINE = re.compile(r"^(?P<name>[\w. ,-]+?)\s+(?P<median>[\d,]+)\s+[\d,]+\s+[\d,]+ rows/s")
+WAIT_LINE = re.compile(r"^latency, (?P<name>.+?)\s+p50\s+(?P<p50>\d+) ms, p95\s+(?P<p95>\d+)")
+QUERY_LINE = re.compile(
+    r"^(?P<name>.{22})(?P<other>\S+) (?P<base>[\d.]+)  sql (?P<sql>[\d.]+)  (?P<ratio>[\d.]+) x"
+)
+PLAN_LINE = re.compile(r"^(?P<files>\d+) files: (?P<s>[\d.]+) s .*, (?P<tasks>\d+) tasks")
 
 
 def spark(settings: Settings) -> Iterator[Row]:
-    """The benchmarks of Spark, as they print it. JVMs are warmed up by a round of their own."""
-    few = ["--messages", str(int(settings.seconds * 400_000)), "--rounds", "2"]
+    """Reading and compaction, as their benchmarks print them."""
     for script, more in (("spark_read.py", ["--seconds", "5"]), ("spark_compact.py", [])):
-        command = [sys.executable, str(CHECKOUT / "tests" / "benchmarks" / script), *few, *more]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
-        if done.returncode:
-            yield Row(script, 0, error=done.stderr[-300:])
-        for line in done.stdout.splitlines():
-            if found := SPARK_LINE.match(line):
-                rate = float(found["median"].replace(",", ""))
-                name = found["name"]
-                yield Row(f"{name} by day" if "compact" in script else name, 0, {"rate": rate})
-            elif found := SPARK_WAIT.match(line):
+        for line in spark_benchmark(script, settings, *more):
+            if isinstance(line, Row):
+                yield line
+            elif found := RATE_LINE.match(line):
+                yield rate_row(found, " by day" if "compact" in script else "")
+            elif found := WAIT_LINE.match(line):
                 figures = {"p50_ms": float(found["p50"]), "p95_ms": float(found["p95"])}
                 yield Row(found["name"], 0, figures)
+
+
+def spark_publishing(settings: Settings) -> Iterator[Row]:
+    for line in spark_benchmark("spark_publish.py", settings):
+        if isinstance(line, Row):
+            yield line
+        elif found := RATE_LINE.match(line):
+            yield rate_row(found)
+
+
+def spark_queries(settings: Settings) -> Iterator[Row]:
+    """Seconds of a query, and of what it is compared with; of planning, and its tasks."""
+    for line in spark_benchmark("spark_query.py", settings):
+        if isinstance(line, Row):
+            yield line
+        elif found := QUERY_LINE.match(line):
+            figures = {name: float(found[name]) for name in ("base", "sql", "ratio")}
+            yield Row(f"{found['name'].strip()}, {found['other']}", 0, figures)
+        elif found := PLAN_LINE.match(line):
+            figures = {"s": float(found["s"]), "tasks": float(found["tasks"])}
+            yield Row(f"{int(found['files']):,} files", 0, figures)
+
+
+def spark_benchmark(script: str, settings: Settings, *more: str) -> Iterator[str | Row]:
+    """What a benchmark prints, and a row for its failure. A round of its own warms its JVM up."""
+    few = ["--messages", str(int(settings.seconds * 400_000)), "--rounds", "2"]
+    command = [sys.executable, str(CHECKOUT / "tests" / "benchmarks" / script), *few, *more]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    if done.returncode:
+        yield Row(script, 0, error=done.stderr[-300:])
+    yield from done.stdout.splitlines()
+
+
+def rate_row(found: re.Match[str], suffix: str = "") -> Row:
+    return Row(f"{found['name']}{suffix}", 0, {"rate": float(found["median"].replace(",", ""))})
 
 
 PARTS: dict[str, Callable[[Settings], Iterator[Row]]] = {
@@ -278,4 +312,6 @@ PARTS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "startup": starting,
     "growth": lambda settings: growth(settings.most_messages),
     "spark": spark,
+    "spark-publish": spark_publishing,
+    "spark-query": spark_queries,
 }
