@@ -277,7 +277,7 @@ def spark_publishing(settings: Settings) -> Iterator[Row]:
 
 def spark_queries(settings: Settings) -> Iterator[Row]:
     """Seconds of a query, and of what it is compared with; of planning, and its tasks."""
-    for line in spark_benchmark("spark_query.py", settings):
+    for line in spark_benchmark("spark_query.py", settings, rounds=5):
         if isinstance(line, Row):
             yield line
         elif found := QUERY_LINE.match(line):
@@ -288,9 +288,11 @@ def spark_queries(settings: Settings) -> Iterator[Row]:
             yield Row(f"{int(found['files']):,} files", 0, figures)
 
 
-def spark_benchmark(script: str, settings: Settings, *more: str) -> Iterator[str | Row]:
+def spark_benchmark(
+    script: str, settings: Settings, *more: str, rounds: int = 2
+) -> Iterator[str | Row]:
     """What a benchmark prints, and a row for its failure. A round of its own warms its JVM up."""
-    few = ["--messages", str(int(settings.seconds * 400_000)), "--rounds", "2"]
+    few = ["--messages", str(int(settings.seconds * 400_000)), "--rounds", str(rounds)]
     command = [sys.executable, str(CHECKOUT / "tests" / "benchmarks" / script), *few, *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     if done.returncode:
