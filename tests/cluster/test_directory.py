@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -19,13 +18,6 @@ from nsqtools.cluster.queue_rows import totals
 from nsqtools.cluster.sampling import SampleFilter, Sampler
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NotFoundError, ProtocolError
 from nsqtools.http.access import HTTPAccess
-
-
-@pytest.fixture
-def dead_address() -> str:
-    """Nobody listens there."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return "{}:{}".format(*listener.getsockname())
 
 
 def test_lookupd_leads_to_every_nsqd_and_rows_are_added_up(cluster: RunningCluster) -> None:

@@ -5,7 +5,6 @@ The nsqlookupd and nsqd are real; nsqlookupd speaks no TLS, so a proxy does it f
 
 from __future__ import annotations
 
-import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -96,10 +95,8 @@ def test_to_file_finds_the_topics_of_a_pattern_by_an_https_nsqlookupd(
 
 
 def test_a_pattern_that_nobody_can_be_asked_about_is_an_error(
-    run_nsq: RunNsq, tmp_path: Path
+    run_nsq: RunNsq, tmp_path: Path, dead_address: str
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        dead_address = "{}:{}".format(*listener.getsockname())
     result = run_nsq(
         [
             *("to-file", "--topic-pattern", ".", "--for", "3s"),

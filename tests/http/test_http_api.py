@@ -60,9 +60,8 @@ def get(url: str, **settings: Any) -> Any:
         return api.get("/x")
 
 
-def test_a_port_where_nobody_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = "http://{}:{}".format(*listener.getsockname())
+def test_a_port_where_nobody_listens(dead_address: str) -> None:
+    url = f"http://{dead_address}"
     with pytest.raises(ConnectionFailed, match=f"cannot connect to {url} .connection refused"):
         get(url)
 

@@ -185,6 +185,14 @@ def proxy_to() -> Iterator[Callable[..., Proxy]]:
 
 
 @pytest.fixture
+def dead_address() -> Iterator[str]:
+    """Connections are refused; nobody else gets the port meanwhile."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield "{}:{}".format(*held.getsockname())
+
+
+@pytest.fixture
 def deaf_address() -> Iterator[str]:
     """Connections succeed, and then nothing is read or answered."""
     with socket.create_server(("127.0.0.1", 0)) as listener:

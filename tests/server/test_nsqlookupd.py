@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from plugins.embedded import EmbeddedLookupServer
 from plugins.examples import examples
 from plugins.http_api import Nsqlookupd
+from plugins.ports import ReservedPort
 from plugins.raw_peer import RawPeer, identify
 from plugins.waiting import wait_until
 
@@ -119,8 +120,8 @@ def test_an_address_that_is_none_is_refused(options: dict[str, str], complaint: 
 
 def test_a_port_in_use_is_named_and_the_other_one_is_free_again() -> None:
     with EmbeddedNsqlookupd() as first:
-        with socket.create_server(("127.0.0.1", 0)) as chosen:
-            free = f"127.0.0.1:{chosen.getsockname()[1]}"
+        port = ReservedPort()
+        free = f"127.0.0.1:{port.number}"
         second = EmbeddedNsqlookupd(tcp_address=free, http_address=first.http_address)
         with pytest.raises(ConfigurationError, match="address already in use"):
             second.start()

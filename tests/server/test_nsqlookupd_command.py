@@ -12,6 +12,7 @@ from typing import IO
 
 import pytest
 from plugins.cli import RunNsq, SpawnNsq
+from plugins.ports import ReservedPort
 
 FREE_PORTS = ("-tcp-address=127.0.0.1:0", "--http-address", "127.0.0.1:0")
 LINE = re.compile(
@@ -100,8 +101,8 @@ def test_a_command_line_is_refused_in_the_words_of_the_real_one(
 def test_a_file_gives_options_and_the_command_line_wins(
     spawn_nsq: SpawnNsq, tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as chosen:
-        address = f"127.0.0.1:{chosen.getsockname()[1]}"
+    port = ReservedPort()
+    address = f"127.0.0.1:{port.number}"
     config = tmp_path / "nsqlookupd.cfg"
     config.write_text(
         f'tcp_address = "{address}"\n'

@@ -109,9 +109,8 @@ def test_a_full_socket_takes_nothing_and_a_lost_one_is_an_error(
     stream.close()
 
 
-def test_a_refused_connection_names_address_reason_and_remedy() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = Address(*listener.getsockname())
+def test_a_refused_connection_names_address_reason_and_remedy(dead_address: str) -> None:
+    address = parse_address(dead_address)
     with pytest.raises(ConnectionFailed) as caught:
         connect(address, Deadline(5))
     assert str(caught.value) == f"cannot connect to {address} (connection refused)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Callable
 
 import pytest
@@ -156,9 +155,9 @@ def test_what_nsqd_would_refuse_is_explained(
 
 
 def test_where_no_daemon_answers_the_status_is_that_of_no_connection(
-    run_nsq: RunNsq, unused_address: str
+    run_nsq: RunNsq, dead_address: str
 ) -> None:
-    tcp, http = (f"--nsqd-{kind}-address={unused_address}" for kind in ("tcp", "http"))
+    tcp, http = (f"--nsqd-{kind}-address={dead_address}" for kind in ("tcp", "http"))
     runs = [
         run_nsq(["nodes", http]),
         run_nsq(["stat", "--once", tcp]),
@@ -167,12 +166,6 @@ def test_where_no_daemon_answers_the_status_is_that_of_no_connection(
     ]
 
     assert [run.status for run in runs] == [4] * 4
-    assert f"{unused_address}: no answer at its usual HTTP port" in runs[1].err
-    assert f"cannot connect to {unused_address}" in runs[2].err
+    assert f"{dead_address}: no answer at its usual HTTP port" in runs[1].err
+    assert f"cannot connect to {dead_address}" in runs[2].err
     assert "--nsqd-http-address" in runs[1].err
-
-
-@pytest.fixture
-def unused_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return "{}:{}".format(*listener.getsockname())

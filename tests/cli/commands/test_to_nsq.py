@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from plugins.clients import bodies_in
 from plugins.clusters import RunningCluster
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.http_api import Nsqd
+from plugins.ports import ReservedPort
 from plugins.waiting import patience_s, wait_until
 
 TOPIC, CHANNEL = "clicks", "mirror"
@@ -209,21 +209,15 @@ def test_a_key_always_goes_to_the_same_nsqd(run_nsq: RunNsq, any_nsqd: Callable[
 
 
 def test_another_destination_takes_what_one_cannot(
-    run_nsq: RunNsq, any_nsqd: Callable[..., Nsqd], unreachable_port: str
+    run_nsq: RunNsq, any_nsqd: Callable[..., Nsqd], dead_address: str
 ) -> None:
     pair = Pair(any_nsqd(), any_nsqd())
     pair.publish(*BODIES)
-    more = ["--destination-nsqd-tcp-address", unreachable_port, "--no-loop-guard"]
+    more = ["--destination-nsqd-tcp-address", dead_address, "--no-loop-guard"]
     result = run_nsq(pair.args("-n", "4", *more))
 
     assert result.status == 0, result.err
     assert pair.arrived(4) == sorted(BODIES)
-
-
-@pytest.fixture
-def unreachable_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return "{}:{}".format(*listener.getsockname())
 
 
 def test_rate_limits_what_is_forwarded(run_nsq: RunNsq, pair: Pair) -> None:
@@ -316,8 +310,8 @@ def test_counts_are_served_and_written(
     run_nsq: RunNsq, spawn_nsq: SpawnNsq, pair: Pair, tmp_path: Path
 ) -> None:
     pair.publish(*BODIES)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    reserved = ReservedPort()
+    port = reserved.number
     metrics = tmp_path / "metrics"
     process = spawn_nsq(pair.args("--listen-http", str(port), "--metrics-file", str(metrics)))
     line = f'nsq_forward_delivered_messages_total{{topic="{TOPIC}"}} 4'
