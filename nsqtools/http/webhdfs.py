@@ -5,8 +5,8 @@ several namenodes the active one is found by asking: a standby refuses, and says
 question is asked again when nobody answered, so whoever changes something must bear that it was
 done before: `rename` says how.
 
-The user is told, not proven (Hadoop's simple authentication). A namenode that wants Kerberos is an
-error that says so.
+The name of the user is sent, without proof (Hadoop's simple authentication). A namenode that wants
+Kerberos is an error that says so.
 
 Traps: a namenode names the datanode to talk to, so it could send us anywhere; nothing secret is
 sent there, and TLS is not left. The messages of Java's exceptions may hold whole stack traces: what
@@ -228,7 +228,7 @@ class WebHDFS:
     def _ask_namenodes(
         self, method: str, path: str, operation: str, asked: Mapping[str, str]
     ) -> Answer:
-        """Return the answer of the active namenode, which is no refusal."""
+        """Return the answer of the active namenode. Raises `HTTPError` for a refusal."""
         parameters = {"op": operation, **asked, "user.name": self._user}
         place = API + quote(path, safe="/", errors="surrogatepass")
         failure: NsqError | None = None
