@@ -31,6 +31,7 @@ from nsqtools.archive.topic_lock import TopicLock
 from nsqtools.archive.topic_writer import ArchiveTotals, TopicWriter
 from nsqtools.archive.troubles import Troubles
 from nsqtools.archive.turns import Turns
+from nsqtools.cluster.unlisted import UnlistedTopics
 from nsqtools.errors import NotFoundError, NsqError, OutputError
 from nsqtools.tail.run_limits import End, RunLimits
 
@@ -44,7 +45,8 @@ RETRY_S = 5.0  # how often topics that are missing or do not fit are tried again
 class Archiver:
     """`run` on one thread; `stop`, `rotate`, `pause` and `resume` from any.
 
-    ``limits.idle_s`` means that every topic is connected and received nothing for that time.
+    ``limits.idle_s`` means that every topic is connected and received nothing for that time; those
+    that no nsqd has are not waited for (`UnlistedTopics`).
     ``on_finished`` is called with each file that is complete, ``on_tick`` twice a second.
     """
 
@@ -86,6 +88,7 @@ class Archiver:
         self._is_paused = False
         self._has_discovered = False
         self._deletions = Deletions(source.connection)
+        self._unlisted = UnlistedTopics(source.connection)
         self._consumers = Consumers(source, self._deletions.suspect, is_fleet=discovery is not None)
         self._absent: set[str] = set()  # topics given that wait until they are there again
         self._deleted: list[str] = []
@@ -155,7 +158,8 @@ class Archiver:
     def run(self) -> End:
         """Archive until a limit is reached or `stop` is called; return what ended it.
 
-        Raises `NotFoundError` when every topic was deleted and that is to end it, `OutputError`
+        Raises `NotFoundError` when every topic was deleted and that is to end it, and when a topic
+        that was given is on no nsqd while the others were idle, `OutputError`
         when a directory cannot be used, `ConfigurationError` when another process archives the
         same, the connection error when a topic that was given cannot be reached at the start or
         nobody can be asked for the topics of a pattern, and the last error of writing when it did
@@ -178,6 +182,8 @@ class Archiver:
             raise self._unwritten[0]
         if self._deleted and end is End.STOPPED and not self._is_stopping:
             raise NotFoundError(f"topic {', '.join(self._deleted)} was deleted")
+        if end is End.IDLE:
+            self._unlisted.refuse(self._topics)
         return end
 
     def _begin_all(self, topics: Iterable[str], *, fail_fast: bool = False) -> None:
@@ -286,7 +292,11 @@ class Archiver:
         if limits.for_s is not None and now - began >= limits.for_s:
             return End.TIME
         if limits.idle_s is not None and not self._waiting.unseen:
-            idle_since = [archiver.is_idle_since_s for archiver in self._running()]
+            running = self._running()
+            cut_off = {each.topic for each in running if not each.consumer.connections}
+            unlisted = self._unlisted.among(cut_off)
+            awaited = [each for each in running if each.topic not in unlisted]
+            idle_since = [archiver.is_idle_since_s for archiver in awaited]
             if all(since is not None and now - since >= limits.idle_s for since in idle_since):
                 return End.IDLE
         return None

@@ -125,16 +125,20 @@ class Forwarder:
     def run(self) -> End:
         """Forward until a limit is reached or `stop` is called; return what ended it.
 
-        Raises the connection error when a topic cannot be reached at the start.
+        Raises the connection error when a topic cannot be reached at the start, and `NotFoundError`
+        when a topic that was given is on no nsqd while the others were idle.
         """
         now = time.monotonic()
         self._watch = LimitWatch(self._limits, now)
         self._rate = RateLimit(self._settings.rate, now) if self._settings.rate else None
         try:
             self._sources.start(now)
-            return self._pump()
+            end = self._pump()
         finally:
             self._end()
+        if end is End.IDLE:
+            self._sources.refuse_unlisted()
+        return end
 
     def _pump(self) -> End:
         while True:
@@ -172,7 +176,8 @@ class Forwarder:
 
     def _tick(self, now: float) -> None:
         self._next_tick = now + TICK_S
-        if self._ready or not self._courier.is_idle or not self._sources.is_connected:
+        is_busy = self._ready or not self._courier.is_idle
+        if is_busy or (self._limits.idle_s is not None and not self._sources.is_connected()):
             self._watch.saw_message(now)  # not idle: what is being delivered may come back
         for batch in self._ready:
             touch_when_due(batch, now)

@@ -21,6 +21,7 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.directory import open_cluster
 from nsqtools.cluster.name_patterns import named_topics
 from nsqtools.cluster.topics import topics_on_nsqds
+from nsqtools.cluster.unlisted import UnlistedTopics
 from nsqtools.errors import ConfigurationError, NsqError
 
 log = logging.getLogger("nsqtools")
@@ -69,6 +70,7 @@ class TopicSources:
         self._suspects: queue.SimpleQueue[str] = queue.SimpleQueue()  # topics that may be deleted
         self._absent: set[str] = set()  # topics given that are deleted now
         self._refused: set[str] = set()  # topics found that must not be forwarded
+        self._unlisted = UnlistedTopics(settings.connection)
         self._refresh_at = self._retry_at = 0.0
         self._is_paused = False
         self._is_stopping = False
@@ -110,10 +112,14 @@ class TopicSources:
     def is_stopping(self) -> bool:
         return self._is_stopping
 
-    @property
     def is_connected(self) -> bool:
-        """Tell whether every topic has a connection."""
-        return all(consumer.connections for consumer in self._consumers.values())
+        """Tell whether every topic has a connection, but for those that no nsqd has."""
+        cut_off = {topic for topic, each in self._consumers.items() if not each.connections}
+        return cut_off <= self._unlisted.among(cut_off)
+
+    def refuse_unlisted(self) -> None:
+        """Raise `NotFoundError` for a topic given that no nsqd had when it was asked last."""
+        self._unlisted.refuse(self._settings.topics)
 
     def look(self, now: float) -> None:
         """Look for new topics of the pattern and for deleted ones, where it is time to."""

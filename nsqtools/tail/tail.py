@@ -9,7 +9,7 @@ could not be written, are requeued at once and without backoff.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from nsqtools.client.backlog import Backlog
@@ -28,6 +28,8 @@ class Tail:
     """One tail of one or more topics. `run` it on one thread; `stop` it from any.
 
     ``on_tick`` is called there a few times a second, for who wants to say how it stands.
+    With ``not_waited_for`` silence ends it only while every topic has a connection, but for those
+    that this returns of the ones without.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Tail:
         keep: Callable[[Message], bool] | None = None,
         limits: RunLimits | None = None,
         on_tick: Callable[[Tail], None] | None = None,
+        not_waited_for: Callable[[Set[str]], Set[str]] | None = None,
     ) -> None:
         self._limits = limits or RunLimits()
         if self._limits.count is not None:
@@ -54,6 +57,7 @@ class Tail:
         self._encode = encode
         self._keep = keep
         self._on_tick = on_tick
+        self._not_waited_for = not_waited_for
         self._next_tick = 0.0
         self._backlog = Backlog()
         self._consumers = {
@@ -122,7 +126,10 @@ class Tail:
         running = len(self._consumers)
         while running:
             now = time.monotonic()
-            if (end := self._watch.end(now)) is not None:
+            end = self._watch.end(now)
+            if end is End.IDLE and self._is_connecting():
+                self._watch.saw_message(now)
+            elif end is not None:
                 return end
             entry = self._backlog.get(self._tick(now, self._watch.wait_s(now)))
             if isinstance(entry, Stopped):
@@ -131,6 +138,12 @@ class Tail:
                 self._watch.saw_message(time.monotonic())
                 self._pass_on(entry)
         return End.STOPPED
+
+    def _is_connecting(self) -> bool:
+        if self._not_waited_for is None:
+            return False
+        cut_off = {topic for topic, addresses in self.connections.items() if not addresses}
+        return not cut_off <= self._not_waited_for(cut_off)
 
     def _tick(self, now: float, wait_s: float | None) -> float | None:
         """Call ``on_tick`` when it is time to; return how long to wait for messages at most."""

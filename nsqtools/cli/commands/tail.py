@@ -76,12 +76,14 @@ def tail(
         nsq tail -t clicks -c audit --json --until-empty > clicks.jsonl
     """
     from nsqtools.cli.running.waiting import EmptyWatch, WaitingNotice
-    from nsqtools.tail.run_limits import RunLimits
+    from nsqtools.cluster.unlisted import UnlistedTopics
+    from nsqtools.tail.run_limits import End, RunLimits
     from nsqtools.tail.tail import Tail
 
     channel = channel or ephemeral_channel()
     topics = tuple(dict.fromkeys(topic))
     is_watched = runtime.stderr_is_tty and not runtime.quiet
+    unlisted = UnlistedTopics(connection)
     notice = WaitingNotice(runtime, channel) if is_watched else None
     service = Tail(
         topics,
@@ -95,6 +97,7 @@ def tail(
         keep=keep,
         limits=RunLimits(count, EMPTY_AFTER_S if until_empty else exit_idle, for_),
         on_tick=notice,
+        not_waited_for=unlisted.among if until_empty else None,
     )
     look_before(topics, channel, connection, runtime, create=create, force=force)
     watch = EmptyWatch(
@@ -105,9 +108,11 @@ def tail(
         service.end_after_delivered,
     )
     with stopping(service.stop) as signals, watch if until_empty else nullcontext():
-        service.run()
+        end = service.run()
     if notice is not None:
         notice.sum_up(service.count)
+    if end is End.IDLE:
+        unlisted.refuse(topics)
     if service.falls_short and not signals.received:
         runtime.tell(f"nsq: {service.count} of {count} messages arrived")
         return ExitStatus.LIMIT_NOT_REACHED
