@@ -17,6 +17,7 @@ COST = "cost: "
 # that starts on a busy machine says nothing about it.
 _RUNNER = """
 import json, os, sys, threading, time
+from contextlib import suppress
 from nsqtools.cli.main import main
 
 most = {"threads": 0, "descriptors": 0}
@@ -35,8 +36,9 @@ def peak_mb():
 def starved():  # seconds that threads were ready and waited for a processor
     waited_ns = 0
     for task in os.listdir("/proc/self/task"):
-        with open(f"/proc/self/task/{task}/schedstat") as schedstat:
-            waited_ns += int(schedstat.read().split()[1])
+        with suppress(OSError):  # a thread that has ended meanwhile
+            with open(f"/proc/self/task/{task}/schedstat") as schedstat:
+                waited_ns += int(schedstat.read().split()[1])
     return waited_ns / 1e9
 
 threading.Thread(target=watch, daemon=True).start()
@@ -81,7 +83,9 @@ def run_measured(nsq_env: dict[str, str]) -> RunMeasured:
         )
         lines = done.stderr.decode().splitlines()
         # a thread may still log while the process ends
-        [cost] = [line for line in lines if line.startswith(COST)]
+        costs = [line for line in lines if line.startswith(COST)]
+        assert len(costs) == 1, done.stderr.decode()
+        [cost] = costs
         lines.remove(cost)
         return Cost(out=done.stdout, err="\n".join(lines), **json.loads(cost.removeprefix(COST)))
 

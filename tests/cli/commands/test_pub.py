@@ -12,7 +12,7 @@ from plugins.auth_server import AuthServer
 from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
 from plugins.clients import bodies_in
 from plugins.daemons import GoNsqd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 
 def to(nsqd: GoNsqd, topic: str = "events") -> list[str]:
@@ -72,6 +72,7 @@ def test_the_rate_is_kept_when_low_and_when_high(
     path = tmp_path / "lines"
     path.write_bytes(b"x\n" * lines)
     nsqd.create_topic("events")
+    started = time.monotonic()
     process = spawn_nsq([*to(nsqd), "-f", str(path), "--rate", str(rate)])
 
     def published() -> int:
@@ -79,13 +80,14 @@ def test_the_rate_is_kept_when_low_and_when_high(
         return count
 
     wait_until(published, what="publishing has begun")
-    began = time.monotonic()
+    seen = time.monotonic()
     wait_until(lambda: published() == lines, what="all is published", timeout_s=10)
-    took = time.monotonic() - began
+    ended = time.monotonic()
 
     assert process.wait(10) == 0
-    assert took > seconds * 0.9
-    assert took < seconds * 2  # generous: the machine may be busy, the limit may not be exceeded
+    # the first may be seen late, so the lower bound starts before it; test_pacing.py is exact
+    assert ended - started > seconds * 0.9
+    assert ended - seen < patience_s(seconds * 2)  # generous: the machine may be busy
 
 
 def test_progress_is_shown_on_a_terminal_only(

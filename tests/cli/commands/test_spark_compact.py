@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from plugins.archives import Writer, finished_files, write_archive
 from plugins.cli import RunNsq, TerminalNsq
 from plugins.clusters import ValidJson
 from plugins.daemons import GoNsqd
+from plugins.raw_client import RawClient, sized
 from plugins.spark import RunSpark
 
 from nsqtools.archive.layout import Member, encode_members, index_of, read_index
@@ -159,18 +159,22 @@ def test_two_nsqd_with_one_node_id_lose_nothing(
     """Both make ids from the same clock and node id: many are alike."""
     first, second = go_nsqd("-node-id=7"), go_nsqd("-node-id=7")
     count = 4000
-    for nsqd in (first, second):
-        nsqd.create_channel("clicks", "archive")
 
-    def publish(nsqd: GoNsqd) -> None:
+    def batch(nsqd: GoNsqd, begin: int) -> bytes:
         place = nsqd.tcp_address.encode()
-        for begin in range(0, count, 100):
-            nsqd.publish("clicks", *(b"%d of %s" % (n, place) for n in range(begin, begin + 100)))
+        bodies = [sized(b"%d of %s" % (number, place)) for number in range(begin, begin + 100)]
+        return b"MPUB clicks\n" + sized(len(bodies).to_bytes(4, "big") + b"".join(bodies))
 
-    with ThreadPoolExecutor(2) as pool:  # at the same moments: each counts from 0 every millisecond
-        list(pool.map(publish, (first, second)))
+    with RawClient(first.tcp_address) as one, RawClient(second.tcp_address) as other:
+        for begin in range(
+            0, count, 100
+        ):  # each counts from 0 every millisecond: send to both in one
+            batches = batch(first, begin), batch(second, begin)
+            one.send(batches[0])
+            other.send(batches[1])
+            assert (one.read_response(), other.read_response()) == (b"OK", b"OK")
     place = ["--nsqd-tcp-address", first.tcp_address, "--nsqd-tcp-address", second.tcp_address]
-    limits = ["-n", str(2 * count), "--for", "20s"]
+    limits = ["-n", str(2 * count)]
     target = ["--output-dir", str(archive), "--gzip"]
     run_nsq(["to-file", "-t", "clicks", "-c", "archive", *place, *limits, *target])
 
