@@ -28,12 +28,13 @@ from nsqtools.archive.storage import (
     Entry,
     Storage,
     StoredFile,
+    failure_of,
     local_path,
     open_storage,
     scheme_of,
 )
 from nsqtools.archive.storage_local import LocalStorage
-from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
+from nsqtools.errors import ConfigurationError, NotFoundError
 
 INDEXES_AT_ONCE = 16
 
@@ -103,7 +104,7 @@ class ArchiveFile:
 def find_archives(places: Sequence[Path | str]) -> list[ArchiveFile]:
     """Return the files at paths and URLs; of a directory all below it, those in progress last.
 
-    Raises `NotFoundError` for a place that is not there, and `OutputError`.
+    Raises `NotFoundError` for a place that is not there, and as `failure_of` says.
     """
     found: dict[str, ArchiveFile] = {}
     for place in places:
@@ -113,7 +114,7 @@ def find_archives(places: Sequence[Path | str]) -> list[ArchiveFile]:
         except FileNotFoundError as exc:
             raise NotFoundError(f"there is no {exc.filename}") from None
         except OSError as exc:
-            raise OutputError(f"cannot read {exc.filename} ({exc.strerror})") from exc
+            raise failure_of(exc, "read", place) from exc
     archives = list(found.values())
     heads = {archive.head for archive in archives if not archive.is_in_progress} - {None}
     return [each for each in archives if not (each.is_in_progress and each.head in heads)]

@@ -30,8 +30,8 @@ from nsqtools.archive.members import (
     topics_in,
     unpack_members,
 )
-from nsqtools.archive.storage import ChangedError, StoredFile
-from nsqtools.errors import NsqError, OutputError
+from nsqtools.archive.storage import ChangedError, StoredFile, failure_of
+from nsqtools.errors import ConnectionFailed, NsqError, OutputError, RefusedError
 from nsqtools.files.opening import NotRegularError
 from nsqtools.records.envelope import Envelope, decode
 from nsqtools.records.framing import Splitter
@@ -77,7 +77,7 @@ def read_text(
 ) -> Iterator[bytes]:
     """Iterate over a file's text in pieces of any size; members outside of a range are left out.
 
-    Raises `OutputError` when it cannot be read at all.
+    Raises as `failure_of` says when it cannot be read at all.
     """
     shown = archive.shown
     try:
@@ -96,7 +96,7 @@ def read_text(
     except (ChangedError, NotRegularError) as exc:
         on_damage(shown, str(exc.strerror))
     except OSError as exc:
-        raise OutputError(f"cannot read {shown} ({exc.strerror})") from exc
+        raise failure_of(exc, "read", shown) from exc
 
 
 def read_member(
@@ -171,7 +171,7 @@ def look_at(archive: ArchiveFile) -> Scan:
     except (ChangedError, NotRegularError) as exc:
         scan.damage = str(exc.strerror)
     except OSError as exc:
-        raise OutputError(f"cannot read {archive.shown} ({exc.strerror})") from exc
+        raise failure_of(exc, "read", archive.shown) from exc
     return scan
 
 
@@ -190,7 +190,7 @@ def read_lines(
                 yield lines
         if rest := splitter.end():
             yield rest
-    except OutputError:
+    except (OutputError, ConnectionFailed, RefusedError):
         raise
     except NsqError as exc:
         on_damage(archive.shown, str(exc))

@@ -5,8 +5,9 @@ keeps no listing and no position, is used from any thread, and is pickled by its
 executor of Spark opens the same place with its own credentials.
 
 All methods raise ``OSError``, whose ``filename`` names the object: `FileNotFoundError`,
-`FileExistsError`, `PermissionError`, `ChangedError` for an object that was replaced while it was
-read, and ``OSError`` itself for a store that cannot be reached or refuses.
+`FileExistsError`, `DeniedError`, `UnreachableError`, `ChangedError` for an object that was replaced
+while it was read, and ``OSError`` itself for whatever else a store says. `failure_of` makes of them
+what a command ends with.
 
 Trap: an unknown scheme must never be taken for a relative path. ``s3n://bucket/lake`` would be a
 directory named ``s3n:``, and what was verified there would justify deleting the only other copy.
@@ -23,7 +24,14 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote
 
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import (
+    ConfigurationError,
+    ConnectionFailed,
+    NsqError,
+    OutputError,
+    RefusedError,
+)
+from nsqtools.files.durable import TEMPORARY
 from nsqtools.files.opening import open_to_read
 
 OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "abfss")
@@ -31,12 +39,21 @@ HDFS = "hdfs"
 REMOTE_SCHEMES = (*OBJECT_SCHEMES, HDFS)
 LOCAL_HOSTS = ("", "localhost")
 COMPARED_SIZE = 8 << 20
+DRAFT_ENDING = len(".0123456789abcdef.tmp")
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 
 
 class ChangedError(OSError):
     """An object is not the one any more that it was when reading began."""
+
+
+class UnreachableError(OSError):
+    """No connection to a store, or no answer in time."""
+
+
+class DeniedError(PermissionError):
+    """A store refuses what was asked to this user."""
 
 
 class Entry(NamedTuple):
@@ -49,6 +66,17 @@ class Entry(NamedTuple):
     size: int
     modified_ns: int
     version: str = ""
+
+
+class Draft(NamedTuple):
+    """A part of the object ``name`` that is not there yet: its writer is at it, or was killed.
+
+    ``key`` is how the store finds it; ``modified_ns`` is when it was begun or last written to.
+    """
+
+    name: str
+    key: str
+    modified_ns: int
 
 
 class StoredFile(Protocol):
@@ -119,6 +147,18 @@ class Storage(ABC):
     def delete(self, name: str) -> None:
         """Remove an object; one that is not there is fine."""
 
+    @abstractmethod
+    def drafts(self, name: str) -> Iterator[Draft]:
+        """Iterate over the drafts of one object. Nothing where the store does not show them."""
+
+    @abstractmethod
+    def drafts_below(self, prefix: str = "") -> Iterator[Draft]:
+        """Iterate over the drafts of all objects below a folder."""
+
+    @abstractmethod
+    def remove_draft(self, draft: Draft) -> None:
+        """Remove a draft. A writer that is still at it fails, and has to write it again."""
+
     def verify(self, name: str, path: Path, version: str = "") -> None:
         """Compare an object with the file that it should be; raise `ChangedError` if it differs.
 
@@ -144,6 +184,19 @@ class Storage(ABC):
         return content.hexdigest()
 
 
+def failure_of(exc: OSError, doing: str, where: object) -> NsqError:
+    """Return the error that a command ends with: "cannot read s3://b/x (no answer in time)".
+
+    ``where`` is the place, in case that the error does not name the object.
+    """
+    kind: type[NsqError] = OutputError
+    if isinstance(exc, UnreachableError):
+        kind = ConnectionFailed
+    elif isinstance(exc, DeniedError):
+        kind = RefusedError
+    return kind(f"cannot {doing} {exc.filename or where} ({exc.strerror})")
+
+
 def hash_of(path: Path) -> str:
     """Return the SHA-256 of a file, in hex. Raises ``OSError``."""
     content = hashlib.sha256()
@@ -151,6 +204,11 @@ def hash_of(path: Path) -> str:
         while data := file.read(COMPARED_SIZE):
             content.update(data)
     return content.hexdigest()
+
+
+def name_of_draft(name: str) -> str | None:
+    """Return the name of the file that a hidden one is a draft of; None for any other file."""
+    return name[1:-DRAFT_ENDING] if TEMPORARY.fullmatch(name) else None
 
 
 def scheme_of(text: str) -> str:

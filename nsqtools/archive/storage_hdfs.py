@@ -17,16 +17,24 @@ from __future__ import annotations
 import errno
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsqtools.archive.hdfs_settings import hdfs_settings, parse_hdfs
-from nsqtools.archive.storage import ChangedError, Entry, Storage, StoredFile
+from nsqtools.archive.storage import (
+    ChangedError,
+    DeniedError,
+    Draft,
+    Entry,
+    Storage,
+    StoredFile,
+    UnreachableError,
+    name_of_draft,
+)
 from nsqtools.archive.storage_ranges import RangeFile
-from nsqtools.errors import HTTPError, NsqError
-from nsqtools.files.durable import TEMPORARY
+from nsqtools.errors import ConnectionFailed, HTTPError, NsqError
 from nsqtools.files.opening import open_to_read
 
 if TYPE_CHECKING:
@@ -78,6 +86,11 @@ class HDFSStorage(Storage):
         return "/" + "/".join(filter(None, (self.root, name)))
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
+        for name, status in self._files(prefix):
+            if not _is_unfinished(status.name):
+                yield _entry(name, status)
+
+    def _files(self, prefix: str, deepest: int = MOST_DEEP) -> Iterator[tuple[str, FileStatus]]:
         folders = [(prefix.strip("/"), 0)]
         while folders:
             folder, depth = folders.pop()
@@ -87,10 +100,10 @@ class HDFSStorage(Storage):
                         name = f"{folder}/{status.name}" if folder else status.name
                         if not status.name:  # a file has no objects below it
                             continue
-                        if status.is_folder and depth < MOST_DEEP:
+                        if status.is_folder and depth < deepest:
                             folders.append((name, depth + 1))
-                        elif status.is_file and not _is_unfinished(status.name):
-                            yield _entry(name, status)
+                        elif status.is_file:
+                            yield name, status
                 except HTTPError as exc:
                     if exc.code not in {*MISSING, BELOW_A_FILE}:  # or removed meanwhile
                         raise
@@ -190,26 +203,23 @@ class HDFSStorage(Storage):
         with self._blaming(name):
             self._hdfs.delete(self._path(name))
 
-    def remove_drafts(self, name: str) -> int:
-        """Remove what writers of an object left that were killed; return how many files.
+    def drafts(self, name: str) -> Iterator[Draft]:
+        folder = name.rpartition("/")[0]
+        return (
+            draft for draft in self._drafts(self._files(folder, deepest=0)) if draft.name == name
+        )
 
-        Nobody else may be writing it.
-        """
-        folder, _, base = self._path(name).rpartition("/")
-        with self._blaming(name):
-            try:
-                found = [
-                    status.name
-                    for status in self._hdfs.list(folder or "/")
-                    if status.name.startswith(f".{base}.") and TEMPORARY.fullmatch(status.name)
-                ]
-            except HTTPError as exc:
-                if exc.code not in MISSING:
-                    raise
-                return 0
-            for each in found:
-                self._hdfs.delete(f"{folder}/{each}")
-        return len(found)
+    def drafts_below(self, prefix: str = "") -> Iterator[Draft]:
+        return self._drafts(self._files(prefix))
+
+    def _drafts(self, files: Iterable[tuple[str, FileStatus]]) -> Iterator[Draft]:
+        for key, status in files:
+            if (base := name_of_draft(status.name)) is not None:
+                name = f"{key.removesuffix(status.name)}{base}"
+                yield Draft(name, key, status.modified_ms * 1_000_000)
+
+    def remove_draft(self, draft: Draft) -> None:
+        self.delete(draft.key)
 
     def _missing(self, name: str) -> FileNotFoundError:
         return FileNotFoundError(errno.ENOENT, "it is not there", self.where(name))
@@ -228,8 +238,10 @@ class HDFSStorage(Storage):
             if exc.code in THERE:
                 raise FileExistsError(errno.EEXIST, "it is there already", where) from None
             if exc.code in FORBIDDEN or exc.status == 401:
-                raise PermissionError(errno.EACCES, _said(exc), where) from None
+                raise DeniedError(errno.EACCES, _said(exc), where) from None
             raise OSError(errno.EIO, _said(exc), where) from None
+        except ConnectionFailed as exc:
+            raise UnreachableError(errno.EIO, _said(exc), where) from None
         except NsqError as exc:
             raise OSError(errno.EIO, _said(exc), where) from None
 
@@ -245,4 +257,4 @@ def _entry(name: str, status: FileStatus) -> Entry:
 
 
 def _is_unfinished(name: str) -> bool:
-    return name.endswith(COPYING) or TEMPORARY.fullmatch(name) is not None
+    return name.endswith(COPYING) or name_of_draft(name) is not None

@@ -7,12 +7,13 @@ temporary name, which `LocalStorage.list` leaves out.
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from nsqtools.archive.storage import ChangedError, Entry, Storage, StoredFile
+from nsqtools.archive.storage import ChangedError, Draft, Entry, Storage, StoredFile, name_of_draft
 from nsqtools.files.durable import (
     NEW,
     TEMPORARY,
@@ -135,6 +136,28 @@ class LocalStorage(Storage):
         except FileNotFoundError:
             return
         sync_folder(path.parent)
+
+    def drafts(self, name: str) -> Iterator[Draft]:
+        path = self._path(name)
+        return self._drafts(path.parent.glob(f"{glob.escape(f'.{path.name}.')}*.tmp"))
+
+    def drafts_below(self, prefix: str = "") -> Iterator[Draft]:
+        return self._drafts(self._path(prefix).rglob(".*.tmp"))
+
+    def _drafts(self, found: Iterator[Path]) -> Iterator[Draft]:
+        for path in found:
+            if (name := name_of_draft(path.name)) is None:
+                continue
+            try:
+                stat = path.lstat()
+            except FileNotFoundError:  # it is finished now
+                continue
+            object_path = path.with_name(name).relative_to(self.root)
+            key = path.relative_to(self.root).as_posix()
+            yield Draft(object_path.as_posix(), key, stat.st_mtime_ns)
+
+    def remove_draft(self, draft: Draft) -> None:
+        self.delete(draft.key)
 
     def _make_room(self, name: str) -> Path:
         """Return the path for a new object, with its folder."""

@@ -1,74 +1,62 @@
-"""Remove the parts of uploads that were begun and never ended.
+"""List and remove the parts of uploads that were begun and never ended.
 
 When a process dies while it writes an object in parts, an S3-compatible store keeps the parts,
 unseen and paid for. obstore cannot list them, so this asks the store itself: two requests, signed
 with the keys that `storage_credentials` finds. Where others provide the credentials (the role of a
-machine or a container) and on stores that are not S3 nothing is removed, and a lifecycle rule of
-the bucket should. In HDFS it is a hidden file that is left, and removed by `storage_hdfs`.
-
-Only the parts of one object are touched, and its name belongs to one archiver: no upload of anybody
-else can be hit.
+machine or a container) and on stores that are not S3 nothing is found, and a lifecycle rule of the
+bucket should remove them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
 import re
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from urllib.parse import quote, urlsplit
 from xml.sax.saxutils import unescape
 
-from nsqtools.archive.storage import Storage
-from nsqtools.archive.storage_credentials import S3Settings, s3_settings
-from nsqtools.archive.storage_hdfs import HDFSStorage
-from nsqtools.archive.storage_objects import ObjectStorage
-
-log = logging.getLogger("nsqtools")
+from nsqtools.archive.storage_credentials import S3Settings
+from nsqtools.records.units import parse_time
 
 TIMEOUT_S = 10.0
 LONGEST_ANSWER = 1 << 20
 
 _UPLOAD = re.compile(r"<Upload>(.*?)</Upload>", re.DOTALL)
 _KEY = re.compile(r"<Key>([^<]*)</Key>")
+_INITIATED = re.compile(r"<Initiated>([^<]*)</Initiated>")
 _ID = re.compile(r"<UploadId>([^<]*)</UploadId>")
 
 
-def abort_multiparts(storage: Storage, name: str) -> int:
-    """Remove the parts of unfinished uploads of an object; return of how many uploads.
+def list_multiparts(
+    settings: S3Settings, bucket: str, prefix: str
+) -> Iterator[tuple[str, str, int]]:
+    """Iterate over uploads that were begun and not ended, of keys that begin with ``prefix``.
 
-    A failure is logged: the object itself does not need it.
+    Of each its key, its id, and when it was begun, in nanoseconds since 1970. None where others
+    provide the credentials. Raises ``OSError``.
     """
-    if isinstance(storage, HDFSStorage):
-        try:
-            return storage.remove_drafts(name)
-        except OSError as exc:
-            return _left(storage, name, exc)
-    if not isinstance(storage, ObjectStorage) or storage.scheme not in ("s3", "s3a"):
-        return 0
-    settings = s3_settings(storage.options)
     if not settings.key_id:
-        return 0
-    key = f"{storage.prefix}/{name}" if storage.prefix else name
-    bucket = f"/{quote(storage.bucket)}"
+        return
+    query = {"prefix": prefix, "uploads": ""}
+    for text in _UPLOAD.findall(_ask(settings, "GET", f"/{quote(bucket)}", query)):
+        key, number, began = _KEY.search(text), _ID.search(text), _INITIATED.search(text)
+        if key and number:
+            yield unescape(key[1]), unescape(number[1]), _time_ns(began[1] if began else "")
+
+
+def _time_ns(text: str) -> int:
     try:
-        listed = _ask(settings, "GET", bucket, {"prefix": key, "uploads": ""})
-        found = []
-        for text in _UPLOAD.findall(listed):
-            upload_key, upload_id = _KEY.search(text), _ID.search(text)
-            if upload_key and upload_id and unescape(upload_key[1]) == key:
-                found.append(unescape(upload_id[1]))
-        for each in found:
-            _ask(settings, "DELETE", f"{bucket}/{quote(key)}", {"uploadId": each})
-        return len(found)
-    except OSError as exc:
-        return _left(storage, name, exc)
+        return parse_time(text, now_ns=0)
+    except ValueError:  # unknown: as if it was begun just now
+        return time.time_ns()
 
 
-def _left(storage: Storage, name: str, exc: OSError) -> int:
-    log.warning("parts of an earlier upload of %s may be left (%s)", storage.where(name), exc)
-    return 0
+def abort_multipart(settings: S3Settings, bucket: str, key: str, number: str) -> None:
+    """Remove the parts of an upload that was not ended. Raises ``OSError``."""
+    _ask(settings, "DELETE", f"/{quote(bucket)}/{quote(key)}", {"uploadId": number})
 
 
 def _ask(settings: S3Settings, method: str, path: str, query: dict[str, str]) -> str:

@@ -4,8 +4,9 @@ obstore does the work. It is imported when a store is first opened, because it i
 package and takes longer to import than most commands to run.
 
 A large object is written in parts. When the process dies in between, the parts stay in the bucket,
-unseen and paid for: `storage_multiparts` removes them. A conditional put is made in one piece that
-is held in memory, so only small objects are written that way.
+unseen and paid for: they are drafts, which obstore cannot list but `storage_multiparts` can. A
+conditional put is made in one piece that is held in memory, so only small objects are written that
+way.
 
 Trap: obstore's messages span many lines and quote what the server said. What is shown is one line,
 with nothing in it that a terminal would act on.
@@ -23,13 +24,23 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from nsqtools.archive.storage import ChangedError, Entry, Storage, StoredFile
+from nsqtools.archive.storage import (
+    ChangedError,
+    DeniedError,
+    Draft,
+    Entry,
+    Storage,
+    StoredFile,
+    UnreachableError,
+)
 from nsqtools.archive.storage_credentials import credential_files, s3_settings
+from nsqtools.archive.storage_multiparts import abort_multipart, list_multiparts
 from nsqtools.archive.storage_ranges import RangeFile
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.opening import open_to_read, state_of
 
 _URL = re.compile(r"([A-Za-z0-9]+):/+([^/]+)/*(.*)", re.DOTALL)
+S3_SCHEMES = ("s3", "s3a")
 _MD5_TAG = re.compile(r'"?([0-9a-f]{32})(?:-(\d+))?"?')
 
 PART_SIZE = 8 << 20
@@ -125,6 +136,28 @@ class ObjectStorage(Storage):
         except FileNotFoundError:
             pass
 
+    def drafts(self, name: str) -> Iterator[Draft]:
+        return (draft for draft in self._multiparts(name) if draft.name == name)
+
+    def drafts_below(self, prefix: str = "") -> Iterator[Draft]:
+        folder = prefix.strip("/")
+        return self._multiparts(f"{folder}/" if folder else "")
+
+    def _multiparts(self, prefix: str) -> Iterator[Draft]:
+        if self.scheme not in S3_SCHEMES:
+            return
+        begin = f"{self.prefix}/" if self.prefix else ""
+        with self._blaming(prefix):
+            for key, number, began_ns in list_multiparts(
+                s3_settings(self.options), self.bucket, f"{begin}{prefix}"
+            ):
+                yield Draft(key.removeprefix(begin), number, began_ns)
+
+    def remove_draft(self, draft: Draft) -> None:
+        key = f"{self.prefix}/{draft.name}" if self.prefix else draft.name
+        with self._blaming(draft.name):
+            abort_multipart(s3_settings(self.options), self.bucket, key, draft.key)
+
     def verify(self, name: str, path: Path, version: str = "") -> None:
         """Compare by the checksum that S3 computed of what it received, where it shows one.
 
@@ -155,9 +188,10 @@ class ObjectStorage(Storage):
         except exceptions.PreconditionError:
             raise ChangedError(errno.ESTALE, "it changed while it was read", where) from None
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as exc:
-            raise PermissionError(errno.EACCES, reason_of(exc), where) from None
+            raise DeniedError(errno.EACCES, reason_of(exc), where) from None
         except exceptions.BaseError as exc:
-            raise OSError(errno.EIO, reason_of(exc), where) from None
+            kind = UnreachableError if _WAS_UNREACHABLE.search(str(exc)) else OSError
+            raise kind(errno.EIO, reason_of(exc), where) from None
 
 
 def _open_store(storage: ObjectStorage) -> Any:
@@ -167,7 +201,7 @@ def _open_store(storage: ObjectStorage) -> Any:
     prefix, options = storage.prefix or None, dict(storage.options)
     client = dict(CLIENT)
     try:
-        if storage.scheme in ("s3", "s3a"):
+        if storage.scheme in S3_SCHEMES:
             settings = s3_settings(options)
             if settings.endpoint.startswith("http://"):
                 client["allow_http"] = True
@@ -233,6 +267,7 @@ def _md5_tag(path: Path, is_in_parts: bool) -> str:
 _PERFORMING = re.compile(r"Error performing \w+ \S+ in \S+?,?( after \d+ retries)?[, ].*?- ")
 _CODE = re.compile(r"<Code>([^<]*)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+_WAS_UNREACHABLE = re.compile("kind: (Connect|Timeout)")
 LONGEST_REASON = 200
 
 

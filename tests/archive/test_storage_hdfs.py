@@ -17,7 +17,7 @@ from plugins.certificates import Certificates
 
 from nsqtools.archive.hdfs_settings import hdfs_settings, parse_hdfs
 from nsqtools.archive.storage import ChangedError, Storage, open_storage
-from nsqtools.archive.storage_multiparts import abort_multiparts
+from nsqtools.archive.storage_drafts import remove_drafts
 from nsqtools.errors import ConfigurationError
 from nsqtools.http import webhdfs
 
@@ -275,7 +275,7 @@ def test_what_killed_writers_left_of_a_file_is_removed(peer: Peer) -> None:
     found = listing(file("x"), file(draft), file(other), file(".x.index"))
     peer.serve = lambda asked: found if asked.operation != "DELETE" else document({"boolean": True})
 
-    assert abort_multiparts(open_storage("hdfs://lake/a"), "d/x") == 1
+    assert remove_drafts(open_storage("hdfs://lake/a"), "d/x") == 1
 
     assert [(each.operation, each.path) for each in peer.asked[1:]] == [("DELETE", f"/a/d/{draft}")]
 

@@ -12,6 +12,7 @@ from plugins.embedded import EmbeddedServer
 from plugins.object_store import Bucket
 from plugins.servers import Serve
 
+from nsqtools.archive import storage_objects
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import index_of
 from nsqtools.archive.reader import TimeRange, read_messages
@@ -19,6 +20,7 @@ from nsqtools.archive.storage import Storage
 from nsqtools.archive.storage_objects import ObjectStorage
 from nsqtools.archive.upload_job import UploadPlan
 from nsqtools.archive.upload_job import upload as upload_file
+from nsqtools.http import webhdfs
 from nsqtools.protocol.message import WireMessage
 
 SECOND = 1_000_000_000
@@ -85,6 +87,31 @@ def test_a_url_that_is_not_there_is_not_found(bucket: Bucket, run_nsq: RunNsq) -
     result = run_nsq(["archive", "cat", f"{bucket.url}/nothing"])
     assert result.status == 3
     assert f"there is no {bucket.url}/nothing" in result.err
+
+
+def test_a_store_that_is_away_or_refuses_is_said_by_the_status(
+    bucket: Bucket,
+    run_nsq: RunNsq,
+    nsq_env: dict[str, str],
+    dead_address: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(webhdfs, "PAUSES_S", ())
+    monkeypatch.setattr(storage_objects, "RETRY", {"max_retries": 0})
+
+    def said(url: str) -> tuple[int, str]:
+        result = run_nsq(["archive", "info", url])
+        return result.status, result.err
+
+    status, text = said("hdfs:///x")
+    assert (status, "hdfs:///x names no namenode" in text) == (2, True), text
+    nsq_env["NSQ_WEBHDFS_ADDRESS"] = dead_address
+    status, text = said("hdfs://away/x")
+    assert (status, "cannot read hdfs://away/x (" in text) == (4, True), text
+    assert run_nsq(["replay", "hdfs://away/x", "--dry-run"]).status == 4
+    nsq_env["AWS_ENDPOINT_URL"] = f"http://{dead_address}"
+    status, text = said(f"{bucket.url}/x")
+    assert (status, "cannot connect to the store" in text) == (4, True), text
 
 
 def test_repair_says_that_it_needs_local_files(bucket: Bucket, run_nsq: RunNsq) -> None:

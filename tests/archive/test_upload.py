@@ -25,7 +25,7 @@ from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import index_of
 from nsqtools.archive.reader import read_messages
 from nsqtools.archive.storage import Storage, open_storage
-from nsqtools.archive.storage_multiparts import abort_multiparts
+from nsqtools.archive.storage_drafts import remove_drafts
 from nsqtools.archive.storage_objects import ObjectStorage
 from nsqtools.archive.upload import Uploads
 from nsqtools.archive.upload_job import NotUploadable, UploadPlan, upload
@@ -253,7 +253,7 @@ def test_parts_of_an_upload_that_was_killed_are_removed(
     for key in (f"lake with space/{name}", f"lake with space/{name}", others):
         bucket.ask("POST", f"/{quote(key)}?uploads")
 
-    assert abort_multiparts(storage, name) == 2
+    assert remove_drafts(storage, name) == 2
 
     _, listed = bucket.ask("GET", "?uploads")
     assert re.findall(r"<Key>([^<]*)</Key>", listed) == [others]

@@ -83,26 +83,42 @@ def repair(
     """Finish files that a crash left, and repair damaged archives.
 
     Files in progress without a writer are cut back to their last durable message and get their
-    final name. A damaged file keeps what can be read; the original is kept as .NAME.damaged.
+    final name. A damaged file keeps what can be read; the original is kept as .NAME.damaged. In an
+    object store or HDFS, what killed writers left unfinished more than a day ago is removed.
 
     Examples:
         nsq archive repair /var/nsq
+        nsq archive repair hdfs://namenode/nsq
     """
     from nsqtools.archive.finding import find_archives
     from nsqtools.archive.finishing import Directories, recover
     from nsqtools.archive.repair import repair as repair_archive
     from nsqtools.archive.repair import verify as verify_archive
+    from nsqtools.archive.storage import (
+        REMOTE_SCHEMES,
+        failure_of,
+        local_path,
+        open_storage,
+        scheme_of,
+    )
+    from nsqtools.archive.storage_drafts import remove_stale_drafts
 
     archives = find_archives(paths)
+    removed: list[str] = []
     finished: list[str] = []
     repaired: list[dict[str, str | int]] = []
     failed: list[OutputError] = []
     for path in paths:
-        if path.is_dir():
-            for ended in recover(Directories(path.absolute(), path.absolute())):
-                finished.append(str(ended))
-                if not json:
-                    write_lines(runtime, [f"{ended}: finished"])
+        if scheme_of(path) in REMOTE_SCHEMES:
+            try:
+                removed += remove_stale_drafts(open_storage(path))
+            except OSError as exc:
+                raise failure_of(exc, "clean up", path) from exc
+        elif (folder := local_path(path).absolute()).is_dir():
+            finished += map(str, recover(Directories(folder, folder)))
+    if not json:
+        write_lines(runtime, [f"{path}: finished" for path in finished])
+        write_lines(runtime, [f"{where}: an unfinished part was removed" for where in removed])
     for archive in archives:
         if archive.is_in_progress or not verify_archive(archive).problems:
             continue
@@ -115,13 +131,14 @@ def repair(
         if not json:
             write_lines(runtime, [f"{archive.path}: repaired, {count} messages"])
     if json:
-        write_json(runtime, {"finished": finished, "repaired": repaired}, indent=2)
+        document = {"finished": finished, "repaired": repaired, "removed": removed}
+        write_json(runtime, document, indent=2)
     for problem in failed:
         runtime.insist(f"nsq: {problem}")
     return status_of_work(
         failed[0] if failed else None,
         is_whole=not failed,
-        is_anything_done=bool(finished or repaired),
+        is_anything_done=bool(finished or repaired or removed),
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
@@ -60,7 +59,7 @@ ChannelPatterns = Annotated[
     channel_option(f"Only these channels. {GLOBS}", metavar="GLOB"),
 ]
 ArchivePaths = Annotated[
-    list[Path],
+    list[str],  # a Path would join the slashes of a URL
     Argument(metavar="PATH", help="Archives: files, or directories with everything below."),
 ]
 

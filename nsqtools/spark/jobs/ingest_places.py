@@ -26,7 +26,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-from nsqtools.archive.storage import Storage, open_storage
+from nsqtools.archive.storage import Storage, failure_of, open_storage
+from nsqtools.archive.storage_drafts import remove_stale_drafts
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.locks import lock_file
 from nsqtools.spark.jobs.lease import leased
@@ -72,7 +73,7 @@ def held_directories(
 @contextmanager
 def _locked(checkpoint: Location) -> Iterator[tuple[int, ...]]:
     if isinstance(checkpoint, StoredPlace):
-        with leased(checkpoint / LOCK):
+        with leased(checkpoint, LOCK):
             yield ()
         return
     try:
@@ -126,7 +127,7 @@ def mark_directories(source: str, output: Location, checkpoint: Location) -> Non
                 hint="Restore it, or start with a new checkpoint and a new output.",
             )
     except OSError as exc:
-        raise OutputError(f"cannot use {exc.filename or output} ({exc.strerror})") from exc
+        raise failure_of(exc, "use", output) from exc
 
 
 def _refuse_foreign(output: Storage, checkpoint: Storage, of_output: IngestMark | None) -> None:
@@ -184,7 +185,7 @@ def _refuse_other_format(output: Location, *, is_delta: bool) -> None:
         if not is_delta and _is_used(place, DELTA_LOG):
             raise ConfigurationError(f"{output} is a Delta table", hint="Add --format delta.")
     except OSError as exc:
-        raise OutputError(f"cannot use {exc.filename or output} ({exc.strerror})") from exc
+        raise failure_of(exc, "use", output) from exc
 
 
 _BATCH = re.compile(r"\d+(\.compact)?")
@@ -208,9 +209,11 @@ def remove_leftovers(output: Location) -> int:
             folder = match[0].removesuffix(match[1])
             place.delete(match[0])
             place.delete(f"{folder}.{match[1]}.crc")
+        if isinstance(output, StoredPlace):
+            remove_stale_drafts(place)
         return len(left)
     except OSError as exc:
-        raise OutputError(f"cannot clean up {exc.filename or output} ({exc.strerror})") from exc
+        raise failure_of(exc, "clean up", output) from exc
 
 
 def committed(output: Storage, names: Iterable[str]) -> set[str] | None:

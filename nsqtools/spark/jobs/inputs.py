@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from nsqtools.archive.layout import PART, is_hidden
 from nsqtools.archive.reader import EVER, TimeRange
-from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
+from nsqtools.archive.storage import failure_of
+from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.files.opening import open_to_read
 from nsqtools.spark.archives.message_columns import ARCHIVED_DDL, MESSAGE_DDL, filtered_columns
 from nsqtools.spark.jobs.compaction.inventory import day_of
@@ -63,13 +64,16 @@ class Choice:
 
 
 def find_inputs(paths: Sequence[Location]) -> Inputs:
-    """Separate archives from Parquet and Delta. Raises `NotFoundError` and `OutputError`."""
+    """Separate archives from Parquet and Delta.
+
+    Raises `NotFoundError`, and as `failure_of` says.
+    """
     found: dict[str, list[Location]] = {"archives": [], "parquet": [], "delta": []}
     for path in map(absolute, paths):
         try:
             kind = _stored_kind(path) if isinstance(path, StoredPlace) else _kind(path)
         except OSError as exc:
-            raise OutputError(f"cannot read {exc.filename or path} ({exc.strerror})") from exc
+            raise failure_of(exc, "read", path) from exc
         found[kind].append(path)
     return Inputs(*(tuple(found[kind]) for kind in ("archives", "parquet", "delta")))
 
@@ -219,7 +223,7 @@ def _read_delta(spark: SparkSession, place: Location, choice: Choice) -> DataFra
 def parquet_objects(place: StoredPlace, *, as_files: bool = False) -> list[StoredPlace]:
     """Return what of the Parquet at a place counts: what compaction published, or all of it.
 
-    All of it is the place itself, or ``as_files`` each of them. Raises `OutputError`.
+    All of it is the place itself, or ``as_files`` each of them. Raises as `failure_of` says.
     """
     from nsqtools.spark.jobs.compaction.stored_output import StoredOutput
 
@@ -232,7 +236,7 @@ def parquet_objects(place: StoredPlace, *, as_files: bool = False) -> list[Store
         found = [place / each.name if each.name else place for each in place.below()]
         return [each for each in found if each.name.endswith(".parquet")] or [place]
     except OSError as exc:
-        raise OutputError(f"cannot list {place} ({exc.strerror})") from exc
+        raise failure_of(exc, "list", place) from exc
 
 
 def _stored_root(place: StoredPlace) -> StoredPlace:

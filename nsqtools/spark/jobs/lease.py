@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from nsqtools.archive.storage import failure_of
+from nsqtools.archive.storage_drafts import remove_stale_drafts
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.spark.location import StoredPlace
 from nsqtools.spark.stored_numbers import StoredNumbers
@@ -29,7 +31,10 @@ POLL_S = 0.5
 
 
 class Lease:
-    """The right to write to a place, while it is renewed. `check` before anything is published."""
+    """The right to write to a place, while it is renewed. `check` before anything is published.
+
+    Methods raise `OutputError` when another run has it, and as `failure_of` says.
+    """
 
     def __init__(self, place: StoredPlace, *, renew_s: float = RENEW_S) -> None:
         self._place = place
@@ -88,7 +93,7 @@ class Lease:
         except FileExistsError:
             raise self._taken() from None
         except OSError as exc:
-            raise OutputError(f"cannot write into {self._place} ({exc.strerror})") from exc
+            raise failure_of(exc, "write", self._place) from exc
 
     def _taken(self) -> OutputError:
         return OutputError(
@@ -100,14 +105,16 @@ class Lease:
         try:
             return self._numbers.latest()
         except OSError as exc:
-            raise OutputError(f"cannot list {self._place} ({exc.strerror})") from exc
+            raise failure_of(exc, "list", self._place) from exc
 
     def _is_released(self, number: int) -> bool:
         try:
             return bool(json.loads(self._numbers.read(number)).get("released"))
         except FileNotFoundError:  # followed up in this moment
             return False
-        except (OSError, ValueError) as exc:
+        except OSError as exc:
+            raise failure_of(exc, "read", self._place) from exc
+        except ValueError as exc:
             raise OutputError(f"cannot read {self._place} ({exc})") from exc
 
 
@@ -115,14 +122,25 @@ _mutex = threading.Lock()
 
 
 @contextmanager
-def leased(place: StoredPlace) -> Iterator[Lease]:
-    """Have a place for the length of a ``with``. Raises `OutputError`."""
-    lease = Lease(place)
+def leased(root: StoredPlace, name: str) -> Iterator[Lease]:
+    """Have a place for the length of a ``with``; its lease is noted below it under ``name``.
+
+    What killed writers left there is removed. Raises as `Lease` does.
+    """
+    lease = Lease(root / name)
     lease.take()
     keeper = threading.Thread(target=lease.keep, name="nsq-lease", daemon=True)
     keeper.start()
     try:
+        _clean_up(root)
         yield lease
     finally:
         lease.release()
         keeper.join()
+
+
+def _clean_up(root: StoredPlace) -> None:
+    try:
+        remove_stale_drafts(root.storage, root.key)
+    except OSError as exc:  # nobody needs it to be done now
+        log.warning("cannot clean up %s (%s)", root, exc.strerror)

@@ -134,7 +134,7 @@ class ReplayJob:
         ledger = self._publishing.ledger
         if ledger is None:
             return self._publish()
-        with leased(ledger / LOCK) if isinstance(ledger, StoredPlace) else locked_ledger(ledger):
+        with leased(ledger, LOCK) if isinstance(ledger, StoredPlace) else locked_ledger(ledger):
             assert self._plan is not None
             save_plan(ledger, self._plan)
             outcome = self._publish()

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.archive.storage import failure_of
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
 from nsqtools.spark.jobs.compaction.compacted_output import (
@@ -139,7 +140,7 @@ def _clear(place: StoredPlace) -> None:
         for entry in list(place.below()):
             place.storage.delete((place / entry.name).key)
     except OSError as exc:
-        raise OutputError(f"cannot use {exc.filename or place} ({exc.strerror})") from exc
+        raise failure_of(exc, "use", place) from exc
 
 
 def read_archives(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nsqtools.archive.layout import INDEX, Member
-from nsqtools.errors import OutputError
+from nsqtools.archive.storage import failure_of
 from nsqtools.records.envelope import Envelope, decode
 from nsqtools.spark.archives.archive_files import UNKNOWN, LineKind
 from nsqtools.spark.archives.partitions import Range
@@ -25,12 +25,12 @@ NEWLINE = b"\n"
 
 
 def take_stored_inventory(place: StoredPlace) -> list[CountedFile]:
-    """Look at all archives below a place. Raises `NotFoundError` and `OutputError`."""
+    """Look at all archives below a place. Raises `NotFoundError`, and as `failure_of` says."""
     files = StoredListing([place]).files(lambda damage: None).values()
     try:
         return [_counted(file) for file in files if isinstance(file, StoredArchive)]
     except OSError as exc:
-        raise OutputError(f"cannot read {exc.filename} ({exc.strerror})") from exc
+        raise failure_of(exc, "read", place) from exc
 
 
 def _counted(file: StoredArchive) -> CountedFile:
@@ -93,7 +93,7 @@ def _split(text: bytes) -> Sequence[bytes]:
 def delete_stored(content: CountedFile) -> bool:
     """Delete an archive with its index; return False, and leave it, when it has changed.
 
-    Raises `OutputError`.
+    Raises as `failure_of` says.
     """
     place = content.path
     assert isinstance(place, StoredPlace)
@@ -106,5 +106,5 @@ def delete_stored(content: CountedFile) -> bool:
             beside = place.beside(f".{place.name}{suffix}")
             beside.storage.delete(beside.key)
     except OSError as exc:
-        raise OutputError(f"cannot delete {place} ({exc.strerror})") from exc
+        raise failure_of(exc, "delete", place) from exc
     return True

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from nsqtools.archive.storage import Storage, open_storage
+from nsqtools.archive.storage import Storage, failure_of, open_storage
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.spark.jobs.compaction.compacted_output import (
     SUMMARIES,
@@ -78,7 +78,7 @@ class StoredOutput:
     def locked(self) -> Iterator[None]:
         """Keep other compactions out."""
         if isinstance(self.root, StoredPlace):
-            with leased(self.root / LOCK) as self._lease:
+            with leased(self.root, LOCK) as self._lease:
                 yield
             return
         with CompactionOutput(self.root).locked():
@@ -218,8 +218,8 @@ def open_output(root: Location, *, is_delta: bool = False) -> CompactionOutput |
 
 @contextmanager
 def naming(root: Location) -> Iterator[None]:
-    """Turn an ``OSError`` into an `OutputError` that names the object."""
+    """Turn an ``OSError`` into the error of a command (`failure_of`)."""
     try:
         yield
     except OSError as exc:
-        raise OutputError(f"cannot use {exc.filename or root} ({exc.strerror})") from exc
+        raise failure_of(exc, "use", root) from exc
