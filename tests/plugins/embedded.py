@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 from plugins.http_api import Nsqd, Nsqlookupd
+from plugins.ports import ReservedPort
 
 from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
 from nsqtools.server.settings.go_flags import flags_of, parse_flags
@@ -20,8 +21,13 @@ class EmbeddedServer(Nsqd):
 
     def __init__(self, data_path: Path, *flags: str) -> None:
         self.data_path = data_path
-        self.tcp_address = self.http_address = self.https_address = ""
         self._options = parse_flags(flags_of(NsqdOptions, {}), flags).options
+        self._ports = [ReservedPort(), ReservedPort()]  # nobody has them between two runs
+        self.tcp_address, self.http_address = (
+            str(self._options.get(name, f"127.0.0.1:{port.number}"))
+            for name, port in zip(("tcp_address", "http_address"), self._ports, strict=True)
+        )
+        self.https_address = ""
         self._log = io.StringIO()
         self._nsqd: EmbeddedNsqd | None = None
 
@@ -60,7 +66,8 @@ class EmbeddedLookupServer(Nsqlookupd):
     name = "embedded nsqlookupd"
 
     def __init__(self, *flags: str) -> None:
-        self.tcp_address = self.http_address = "127.0.0.1:0"
+        self._ports = [ReservedPort(), ReservedPort()]  # nobody has them between two runs
+        self.tcp_address, self.http_address = (f"127.0.0.1:{each.number}" for each in self._ports)
         self._options = parse_flags(flags_of(NsqlookupdOptions, {}), flags).options
         self._log = io.StringIO()
         self._nsqlookupd: EmbeddedNsqlookupd | None = None

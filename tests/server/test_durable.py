@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -177,7 +178,6 @@ def test_checkpoints_keep_the_log_small_and_lose_nothing(
             producer.publish("t", *[b"%d %d " % (number, each) * 9 for each in range(10)])
             client.finish(client.read_messages(9))
     wait_until(lambda: log_bytes(tmp_path) < 60_000, what="a checkpoint")
-    assert log_bytes(tmp_path) < 60_000
     assert len(list(tmp_path.glob("t:ch.diskqueue.0*.dat"))) < 60
 
     with RawClient(killed(nsqd).tcp_address) as client:
@@ -188,7 +188,12 @@ def test_checkpoints_keep_the_log_small_and_lose_nothing(
 
 
 def log_bytes(path: Path) -> int:
-    return sum(each.stat().st_size for each in path.glob("nsqd.durable.*.log"))
+    """Of all segments; a checkpoint may remove one just now."""
+    total = 0
+    for each in path.glob("nsqd.durable.*.log"):
+        with suppress(FileNotFoundError):
+            total += each.stat().st_size
+    return total
 
 
 # a disk that fails

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from plugins.embedded import EmbeddedServer
+from plugins.ports import ReservedPort
 from plugins.raw_client import RawClient
 from plugins.servers import Serve
 
@@ -19,7 +20,8 @@ from nsqtools.server.queues.disk_queue import DiskQueue
 
 
 def test_it_serves_while_the_block_runs() -> None:
-    with EmbeddedNsqd() as nsqd:
+    port = ReservedPort()  # nobody else listens there when it is gone
+    with EmbeddedNsqd(tcp_address=f"127.0.0.1:{port.number}") as nsqd:
         address = nsqd.tcp_address
         path = Path(nsqd.data_path)
         with RawClient(address) as client:
@@ -27,9 +29,8 @@ def test_it_serves_while_the_block_runs() -> None:
         assert (path / "nsqd.dat").exists()
         assert nsqd.https_address == ""
 
-    host, _, port = address.rpartition(":")
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((host, int(port)))
+        socket.create_connection(("127.0.0.1", port.number))
     assert not path.exists()
     with pytest.raises(RuntimeError, match="not running"):
         _ = nsqd.tcp_address

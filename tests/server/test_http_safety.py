@@ -7,7 +7,7 @@ import socket
 import struct
 
 import pytest
-from plugins.raw_client import RawClient, sized
+from plugins.raw_client import TIMEOUT_S, RawClient, sized
 
 from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
 from nsqtools.server.http.foreign_calls import ForeignCalls
@@ -17,7 +17,7 @@ def talk(address: str, *requests: bytes) -> list[bytes]:
     """Send requests one by one on one connection; return the answers."""
     host, _, port = address.rpartition(":")
     answers = []
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
         for request in requests:
             connection.sendall(request)
             answer = b""
@@ -186,7 +186,7 @@ def test_a_request_may_come_in_pieces_and_many_at_once() -> None:
         client.subscribe("t", "ch", ready=100)
         host, _, port = nsqd.http_address.rpartition(":")
         data = b"".join(publish(b"%d" % number) for number in range(20))
-        with socket.create_connection((host, int(port)), timeout=10) as connection:
+        with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for start in range(0, len(data), 77):
                 connection.sendall(data[start : start + 77])

@@ -50,7 +50,8 @@ def assert_serves(lookupd: Nsqlookupd) -> None:
 
 
 def test_it_is_ready_when_the_block_starts_and_gone_when_it_ends() -> None:
-    with EmbeddedNsqlookupd() as lookupd:
+    port = ReservedPort()  # nobody else listens there when it is gone
+    with EmbeddedNsqlookupd(http_address=f"127.0.0.1:{port.number}") as lookupd:
         url = f"http://{lookupd.http_address}/ping"
         with urlopen(url) as answer:
             assert answer.read() == b"OK"

@@ -13,7 +13,9 @@ from typing import IO
 import pytest
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.ports import ReservedPort
+from plugins.waiting import patience_s
 
+TIMEOUT_S = patience_s(10.0)
 FREE_PORTS = ("-tcp-address=127.0.0.1:0", "--http-address", "127.0.0.1:0")
 LINE = re.compile(
     r"\[nsqlookupd\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} (DEBUG|INFO|WARNING|ERROR|FATAL): "
@@ -42,13 +44,13 @@ def test_it_says_where_it_listens_and_ends_with_0_on_a_signal(
     assert re.search(r"INFO: nsqlookupd v1\.3\.0 \(built w/\S+\)$", lines[0])
     found = re.search(r"TCP: listening on 127\.0\.0\.1:(\d+)$", "\n".join(lines), re.MULTILINE)
     assert found is not None
-    with socket.create_connection(("127.0.0.1", int(found[1])), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", int(found[1])), timeout=TIMEOUT_S) as connection:
         connection.sendall(b"  V1PING\n")
         assert connection.recv(6) == b"\0\0\0\2OK"
 
         process.send_signal(number)
 
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=TIMEOUT_S) == 0
     assert process.stdout is not None
     assert process.stdout.read() == b""
 
@@ -64,7 +66,11 @@ def test_the_usage_is_that_of_the_real_one(
     run_nsq: RunNsq, go_program: Callable[[str], Path]
 ) -> None:
     real = subprocess.run(
-        [go_program("nsqlookupd"), "-help"], capture_output=True, text=True, timeout=10, check=False
+        [go_program("nsqlookupd"), "-help"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     result = run_nsq(["nsqlookupd", "-help"])
 
@@ -90,7 +96,7 @@ def test_a_command_line_is_refused_in_the_words_of_the_real_one(
         [go_program("nsqlookupd"), *arguments],
         capture_output=True,
         text=True,
-        timeout=10,
+        timeout=TIMEOUT_S,
         check=False,
     )
     result = run_nsq(["nsqlookupd", *arguments])
@@ -119,7 +125,7 @@ def test_a_file_gives_options_and_the_command_line_wins(
     assert all(line.startswith("[lookup] ") for line in lines)
     assert any(line.endswith(f"TCP: listening on {address}") for line in lines)
     process.terminate()
-    assert process.wait(timeout=10) == 0
+    assert process.wait(timeout=TIMEOUT_S) == 0
 
 
 @pytest.mark.parametrize(
