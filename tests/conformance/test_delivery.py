@@ -6,17 +6,19 @@ timeouts share a server whose channels are made at its start.
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 from plugins.http_api import Nsqd
-from plugins.raw_client import HEARTBEAT, RawClient
+from plugins.raw_client import HEARTBEAT, RawClient, Received, received, sized
 from plugins.servers import NSQD_KINDS
 from plugins.waiting import patience_s, wait_until
-from plugins.wire import RESPONSE
+from plugins.wire import MESSAGE, RESPONSE
 
 SCAN_S = 6.0  # the slowest that the Go nsqd notices a timeout on a channel that is new
 
@@ -25,11 +27,11 @@ AnyNsqd = Callable[..., Nsqd]
 
 @pytest.fixture(scope="module", params=NSQD_KINDS)
 def timed_nsqd(request: pytest.FixtureRequest) -> Iterator[Nsqd]:
-    """Messages time out after 1 s, and after 2 s at the latest; each test has its own topic."""
+    """Messages time out after 1 s, unless a client asks for more; each test has its own topic."""
     with TemporaryDirectory(prefix="nsqd-") as directory:
-        nsqd: Nsqd = request.param(Path(directory), "-msg-timeout=1s", "-max-msg-timeout=2s")
+        nsqd: Nsqd = request.param(Path(directory), "-msg-timeout=1s")
         nsqd.start()
-        for topic in ("timeout", "gone", "touch", "requeue"):
+        for topic in ("timeout", "gone", "requeue"):
             nsqd.create_channel(topic, "ch")
         yield nsqd
         nsqd.kill()
@@ -65,35 +67,49 @@ def test_consumers_of_a_channel_share_its_messages(any_nsqd: AnyNsqd) -> None:
         RawClient(nsqd.tcp_address) as producer,
     ):
         for client in (a, b):
-            client.subscribe("t", "ch", ready=100)
+            client.subscribe("t", "ch", ready=2500)
             client.settle()
-        for number in range(40):
-            producer.publish("t", b"%d" % number)
-        wait_until(
-            lambda: nsqd.channel_stats("t", "ch")["in_flight_count"] == 40, what="all are in flight"
-        )
-        shares = [each["in_flight_count"] for each in nsqd.channel_stats("t", "ch")["clients"]]
+        shares: list[int] = [0]
+        for published in range(40, 2000, 40):  # the system may let one of them wait for long
+            for number in range(40):
+                producer.publish("t", b"%d" % number)
+            stats = wait_until(
+                lambda count=published: (  # type: ignore[misc]
+                    (found := nsqd.channel_stats("t", "ch"))["in_flight_count"] == count and found
+                ),
+                what="all are in flight",
+            )
+            shares = [each["in_flight_count"] for each in stats["clients"]]
+            if min(shares) * 5 >= published:
+                break
 
-    assert min(shares) >= 8
+    assert min(shares) * 5 >= sum(shares)
 
 
 def test_a_message_times_out_and_comes_again(timed_nsqd: Nsqd) -> None:
     nsqd = timed_nsqd
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("timeout", "ch", ready=1)
+    with RawClient(nsqd.tcp_address) as sleeper, RawClient(nsqd.tcp_address) as client:
+        client.identify(msg_timeout=60_000)  # so that its FIN is in time
+        client.subscribe("timeout", "ch")
+        sleeper.subscribe("timeout", "ch", ready=1)
+        started_s = time.monotonic()
         nsqd.publish("timeout", b"body")
-        first = client.read_message()
-        delivered_s = time.monotonic()
+        first = sleeper.read_message()
+        sleeper.send(b"RDY 0\n")
+        client.send(b"RDY 1\n")
         second = client.read_message()
-        waited_s = time.monotonic() - delivered_s
+        waited_s = time.monotonic() - started_s
 
         client.finish([second, second])
         failed = client.read_error()
 
-    assert (second.id, second.timestamp_ns, second.attempts) == (first.id, first.timestamp_ns, 2)
-    assert 0.5 < waited_s < 1 + SCAN_S
+    assert (second.id, second.timestamp_ns) == (first.id, first.timestamp_ns)
+    assert 0.9 < waited_s < patience_s(1 + SCAN_S)
     assert failed == b"E_FIN_FAILED FIN %b failed ID not in flight" % first.id
-    assert nsqd.channel_stats("timeout", "ch")["timeout_count"] == 1
+    timeouts = nsqd.channel_stats("timeout", "ch")["timeout_count"]
+    # once, unless the RDY 0 took longer than a second
+    assert (first.attempts, second.attempts) == (1, 1 + timeouts)
+    assert timeouts >= 1
 
 
 def test_what_a_client_held_when_it_went_away_waits_for_its_timeout(timed_nsqd: Nsqd) -> None:
@@ -102,36 +118,54 @@ def test_what_a_client_held_when_it_went_away_waits_for_its_timeout(timed_nsqd: 
         client.subscribe("gone", "ch", ready=1)
         nsqd.publish("gone", b"body")
         held = client.read_message()
-    wait_until(lambda: nsqd.channel_stats("gone", "ch")["client_count"] == 0, what="it is gone")
-    assert nsqd.channel_stats("gone", "ch")["in_flight_count"] == 1
+    stats = wait_until(
+        lambda: (found := nsqd.channel_stats("gone", "ch"))["client_count"] == 0 and found,
+        what="it is gone",
+    )
+    assert stats["in_flight_count"] + stats["timeout_count"] == 1
 
     with RawClient(nsqd.tcp_address) as client:
         client.subscribe("gone", "ch", ready=1)
         assert client.read_message().attempts == held.attempts + 1
 
 
-def test_touch_keeps_a_message_and_its_limit_holds(timed_nsqd: Nsqd) -> None:
-    nsqd = timed_nsqd
+def test_touch_keeps_a_message_and_its_limit_holds(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd("-msg-timeout=1s", "-max-msg-timeout=2s")
+    nsqd.create_channel("touch", "ch")
     with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("touch", "ch", ready=1)
-        nsqd.publish("touch", b"body")
-        held = client.read_message()
-        started_s = time.monotonic()
-        client.socket.settimeout(0.5)
-        touches = 0
-        while True:
-            client.send(b"TOUCH %b\n" % held.id)
-            touches += 1
-            try:
-                again = client.read_message()
+        client.subscribe("touch", "ch", ready=100)
+        for number in range(20):
+            began_s = time.monotonic()
+            nsqd.publish("touch", b"%d" % number)
+            while (held := client.read_message()).body != b"%d" % number:
+                pass
+            again, longest_s = touch_until_it_comes_again(client, held, began_s)
+            waited_s = time.monotonic() - began_s
+            if longest_s < 0.9:  # otherwise a touch was late, and another message is tried
                 break
-            except TimeoutError:
-                continue
-        waited_s = time.monotonic() - started_s
 
     assert again.attempts == 2
-    assert touches >= 3
-    assert 1.5 < waited_s < 2 + SCAN_S
+    assert 1.9 < waited_s < patience_s(2 + SCAN_S)
+
+
+def touch_until_it_comes_again(
+    client: RawClient, held: Received, began_s: float
+) -> tuple[Received, float]:
+    """It, and the longest that nsqd may have seen no touch; it was delivered after ``began_s``."""
+    longest_s, sent_s = 0.0, began_s
+    while True:
+        before_s, sent_s = sent_s, time.monotonic()
+        client.send(b"TOUCH %b\nPUB settled#ephemeral\n" % held.id + sized(b"x"))
+        came = []
+        while (found := client.read()) != (RESPONSE, b"OK"):
+            came += [received(found[1])] if found[0] == MESSAGE else []
+        longest_s = max(longest_s, time.monotonic() - before_s)
+        if not came and select.select([client.socket], [], [], 0.3)[0]:
+            came = [client.read_message()]
+            longest_s = max(longest_s, time.monotonic() - sent_s)
+        for again in came:
+            if again.id == held.id:
+                return again, longest_s
 
 
 def test_only_the_owner_answers_a_message(any_nsqd: AnyNsqd) -> None:
@@ -152,24 +186,28 @@ def test_only_the_owner_answers_a_message(any_nsqd: AnyNsqd) -> None:
 def test_requeued_with_a_delay_it_waits(timed_nsqd: Nsqd) -> None:
     nsqd = timed_nsqd
     with RawClient(nsqd.tcp_address) as client:
+        client.identify(msg_timeout=60_000)  # so that its REQ is in time
         client.subscribe("requeue", "ch", ready=1)
-        nsqd.publish("requeue", b"body")
-        held = client.read_message()
-        client.send(b"REQ %b 500\n" % held.id)
-        started_s = time.monotonic()
+        nsqd.publish("requeue", b"long")
+        client.send(b"REQ %b 60000\n" % client.read_message().id)
         client.settle()
         assert nsqd.channel_stats("requeue", "ch")["deferred_count"] == 1
+        nsqd.publish("requeue", b"body")
+        held = client.read_message()
+        started_s = time.monotonic()
+        client.send(b"REQ %b 500\n" % held.id)
         again = client.read_message()
         waited_s = time.monotonic() - started_s
 
-    assert (again.id, again.attempts) == (held.id, 2)
-    assert 0.4 < waited_s < 0.5 + SCAN_S
+    assert (again.id, again.attempts, again.body) == (held.id, 2, b"body")
+    assert 0.4 < waited_s < patience_s(0.5 + SCAN_S)
 
 
 def test_a_paused_channel_holds_messages_back(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
     with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=2)
+        # not ready with one in flight: what is ready may take a message before it hears of a pause
+        client.subscribe("t", "ch", ready=1)
         nsqd.publish("t", b"1")
         first = client.read_message()
         nsqd.post("/channel/pause", topic="t", channel="ch")
@@ -200,9 +238,12 @@ def test_emptying_a_channel_forgets_what_is_in_flight(any_nsqd: AnyNsqd) -> None
         client.subscribe("t", "ch", ready=1)
         nsqd.publish("t", b"1", b"2")
         dropped = client.read_message()
+        client.send(b"RDY 0\n")  # or it may get the second while the channel is emptied
+        client.settle()
         nsqd.post("/channel/empty", topic="t", channel="ch")
         client.finish([dropped])
         assert b"ID not in flight" in client.read_error()
+        client.send(b"RDY 1\n")
         nsqd.publish("t", b"3")
 
         assert client.read_message().body == b"3"
@@ -277,16 +318,16 @@ def test_sampling_discards(any_nsqd: AnyNsqd) -> None:
 def test_output_is_buffered_for_its_timeout(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
     with RawClient(nsqd.tcp_address) as client:
+        started_s = time.monotonic()  # the buffer leaves at intervals from here on
         client.identify(output_buffer_timeout=2000, output_buffer_size=16384)
         client.subscribe("t", "ch", ready=100)
         client.settle()
-        started_s = time.monotonic()
         for number in range(5):
             nsqd.publish("t", b"%d" % number)
         client.read_messages(5)
         waited_s = time.monotonic() - started_s
 
-    assert 0.2 < waited_s < 5
+    assert 1.9 < waited_s < patience_s(5)
 
 
 def test_unbuffered_output_leaves_at_once(any_nsqd: AnyNsqd) -> None:
@@ -300,7 +341,7 @@ def test_unbuffered_output_leaves_at_once(any_nsqd: AnyNsqd) -> None:
             nsqd.publish("t", b"%d" % number)
             client.read_message()
 
-    assert time.monotonic() - started_s < patience_s(1)
+    assert time.monotonic() - started_s < patience_s(5)
 
 
 def test_a_client_without_room_gets_its_message_at_once(any_nsqd: AnyNsqd) -> None:
@@ -313,19 +354,19 @@ def test_a_client_without_room_gets_its_message_at_once(any_nsqd: AnyNsqd) -> No
             nsqd.publish("t", b"%d" % number)
             client.finish([client.read_message()])
 
-    assert time.monotonic() - started_s < patience_s(1)
+    assert time.monotonic() - started_s < patience_s(5)
 
 
 def test_a_silent_client_is_closed_after_two_heartbeats(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
     with RawClient(nsqd.tcp_address) as client:
-        client.identify(heartbeat_interval=1000)
         started_s = time.monotonic()
+        client.identify(heartbeat_interval=1000)
         beats = heartbeats_until_closed(client)
         waited_s = time.monotonic() - started_s
 
     assert beats >= 1
-    assert 1.5 < waited_s < 4
+    assert 1.5 < waited_s < patience_s(4)
 
 
 def heartbeats_until_closed(client: RawClient) -> int:
@@ -363,11 +404,11 @@ def test_deferred_publishes_without_a_channel_wait_from_then_on(any_nsqd: AnyNsq
     nsqd = any_nsqd()
     with RawClient(nsqd.tcp_address) as client:
         client.publish_deferred("t", 300, b"late")
-        client.subscribe("t", "ch", ready=1)
         started_s = time.monotonic()
+        client.subscribe("t", "ch", ready=1)
         assert client.read_message().body == b"late"
 
-    assert 0.1 < time.monotonic() - started_s < 0.3 + SCAN_S
+    assert 0.25 < time.monotonic() - started_s < patience_s(0.3 + SCAN_S)
 
 
 def test_bytes_of_a_body_do_not_reset_the_silence(any_nsqd: AnyNsqd) -> None:
@@ -376,6 +417,7 @@ def test_bytes_of_a_body_do_not_reset_the_silence(any_nsqd: AnyNsqd) -> None:
         client.identify(heartbeat_interval=1000)
         client.send(b"MPUB t\n\0\0\0\x64\0\0\0\x0a")
         while (found := client.read_frame()) == (RESPONSE, HEARTBEAT):
-            client.send(b"\0\0\0\1x")
+            with suppress(ConnectionError):  # it has closed, and the error is still to be read
+                client.send(b"\0\0\0\1x")
 
     assert found[1].startswith(b"E_BAD_MESSAGE MPUB failed to read message")

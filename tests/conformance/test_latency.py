@@ -17,9 +17,9 @@ def test_quantiles_of_the_time_from_publish_to_finish(any_nsqd: AnyNsqd) -> None
     nsqd = any_nsqd(FLAG)
     with RawClient(nsqd.tcp_address) as client:
         client.subscribe("t", "ch", ready=100)
+        started_s = time.monotonic()
         nsqd.publish("t", *[b"x"] * 100)
         messages = client.read_messages(100)
-        started_s = time.monotonic()
         client.finish(messages[:90])
         client.settle()
         quick_ns = (time.monotonic() - started_s) * 1e9

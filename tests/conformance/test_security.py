@@ -12,7 +12,8 @@ import pytest
 from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
 from plugins.http_api import Nsqd
-from plugins.raw_client import RawClient, sized
+from plugins.raw_client import TIMEOUT_S, RawClient, sized
+from plugins.waiting import wait_until
 
 from nsqtools.protocol.codecs import Codec, DeflateCodec, SnappyCodec
 
@@ -107,7 +108,7 @@ def test_required_tls_is_required(
 def test_https_serves_the_same(any_nsqd: AnyNsqd, certificates: Certificates) -> None:
     nsqd = any_nsqd(*certificates.server.nsqd_flags)
     context = trusting(certificates)
-    connection = http.client.HTTPSConnection(nsqd.https_address, timeout=5, context=context)
+    connection = http.client.HTTPSConnection(nsqd.https_address, timeout=TIMEOUT_S, context=context)
     try:
         connection.request("POST", "/pub?topic=t", b"body")
         assert connection.getresponse().read() == b"OK"
@@ -251,15 +252,21 @@ def test_an_expired_answer_is_asked_for_again(any_nsqd: AnyNsqd, auth_server: Au
     auth_server.allow("secret", ttl_s=1)
     nsqd = any_nsqd(f"-auth-http-address={auth_server.address}")
     with RawClient(nsqd.tcp_address) as client:
+        asked_s = time.monotonic()
         client.ask(b"AUTH\n" + sized(b"secret"))
-        answered_s = time.monotonic()
-        while time.monotonic() < answered_s + 1.1:
+
+        def is_asked_again() -> bool:
             client.publish("t", b"x")
-            time.sleep(0.05)
-        client.publish("t", b"x")
+            return len(auth_server.questions) > 1
+
+        wait_until(is_asked_again, what="the second question")
+        assert time.monotonic() - asked_s >= 1
         assert len(auth_server.questions) == 2
         auth_server.answer("secret", 403, b"")
-        while time.monotonic() < answered_s + 2.5:
-            time.sleep(0.05)
-        client.send(b"PUB t\n" + sized(b"x"))
-        assert client.read_error() == b"E_AUTH_FAILED AUTH failed"
+
+        def refusal() -> bytes | None:
+            client.send(b"PUB t\n" + sized(b"x"))
+            answer = client.read()[1]
+            return None if answer == b"OK" else answer
+
+        assert wait_until(refusal, what="a refusal") == b"E_AUTH_FAILED AUTH failed"

@@ -300,7 +300,9 @@ DELIVERY = [
     steps("raised RDY", (mpub(b"a", b"b") + SUB + b"RDY 1\n", 3), (b"RDY 2\n", 1)),
     steps(
         "deferred publish waits for its time",
-        (SUB + b"RDY 2\nDPUB TOPIC 300\n" + sized(b"late") + PUB, 5),
+        # a message may come before the answer to its PUB
+        (SUB + b"DPUB TOPIC 300\n" + sized(b"late") + PUB, 3),
+        (b"RDY 2\n", 2),
     ),
 ]
 

@@ -45,6 +45,12 @@ def sized(body: bytes) -> bytes:
     return struct.pack(">i", len(body)) + body
 
 
+def received(data: bytes) -> Received:
+    """The message of a frame."""
+    timestamp_ns, attempts, message_id = struct.unpack_from(">qH16s", data)
+    return Received(timestamp_ns, attempts, message_id, data[26:])
+
+
 class RawClient:
     """One connection; every read fails after `TIMEOUT_S` without bytes."""
 
@@ -114,8 +120,7 @@ class RawClient:
     def read_message(self) -> Received:
         kind, data = self.read()
         assert kind == MESSAGE, (kind, data)
-        timestamp_ns, attempts, message_id = struct.unpack_from(">qH16s", data)
-        return Received(timestamp_ns, attempts, message_id, data[26:])
+        return received(data)
 
     def read_messages(self, count: int) -> list[Received]:
         return [self.read_message() for _ in range(count)]
