@@ -57,10 +57,22 @@ class RunningCluster(NamedTuple):
         )
 
     def wait_for_topic(self, topic: str, nodes: int) -> None:
-        """Wait until every nsqlookupd names so many nsqd for the topic."""
+        """Wait until every nsqlookupd names so many nsqd for the topic, and its channels, which
+        nsqd registers one after another.
+        """
+        channels = {
+            channel["channel_name"]
+            for nsqd in self.nsqds
+            for found in nsqd.stats(topic)["topics"] or []
+            for channel in found["channels"] or []
+        }
         wait_until(
-            lambda: all(len(lookupd.producers(topic)) == nodes for lookupd in self.lookupds),
-            what=f"{nodes} nsqd are registered for {topic}",
+            lambda: all(
+                len(lookupd.producers(topic)) == nodes
+                and channels <= set(lookupd.json("/channels", topic=topic)["channels"])
+                for lookupd in self.lookupds
+            ),
+            what=f"{nodes} nsqd are registered for {topic}, and {channels or 'no channel'}",
             timeout_s=20,
         )
 
