@@ -89,10 +89,11 @@ class Connection:
     def on_ready(self, mask: int) -> None:
         if self.is_closed:
             return
-        if mask & selectors.EVENT_WRITE and self._rest:
-            self._write()
-        if mask & selectors.EVENT_READ and not self.is_closed:
+        # an answer may come before the whole request was taken (413), and a reset after it
+        if mask & selectors.EVENT_READ:
             self._read()
+        if mask & selectors.EVENT_WRITE and self._rest and not self.is_closed:
+            self._write()
 
     def _write(self) -> None:
         try:
@@ -125,7 +126,8 @@ class Connection:
             if answer is not None:
                 self._answered(answer)
                 return
-            if not self._is_tls:
+            # what the selector will show waits: no answer without an end holds up the others
+            if not (self._is_tls and self._sock.pending()):  # type: ignore[attr-defined]
                 return
 
     def _answered(self, answer: Answer) -> None:

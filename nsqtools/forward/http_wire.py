@@ -28,7 +28,7 @@ _USUAL = re.compile(
 )
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]+")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_CHUNK = re.compile(rb"([0-9a-fA-F]{1,8})(?:;[^\r\n]*)?\r\n")
+_CHUNK = re.compile(rb"([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r\n")  # some pad the size
 
 
 class Answer(NamedTuple):
@@ -65,6 +65,7 @@ class AnswerReader:
         self._answer: Answer | None = None  # whose body is being read
         self._left = 0  # of the body or chunk; -1: until the connection ends
         self._is_chunked = False
+        self._chunked = 0  # bytes in chunks so far
 
     @property
     def has_begun(self) -> bool:
@@ -109,7 +110,7 @@ class AnswerReader:
         elif b"transfer-encoding" in fields:
             if fields[b"transfer-encoding"].lower() != b"chunked":
                 raise ProtocolError("an answer in a transfer encoding that is not chunked")
-            self._is_chunked, self._left = True, 0
+            self._is_chunked, self._left, self._chunked = True, 0, 0
         elif b"content-length" in fields:
             length = fields[b"content-length"]
             if not length.isdigit() or len(length) > 15:
@@ -155,7 +156,8 @@ class AnswerReader:
                     raise ProtocolError("an answer with a broken chunk")
                 return None
             size = int(chunk[1], 16)
-            if size > MAX_BODY:
+            self._chunked += size
+            if self._chunked > MAX_BODY:
                 return self._done(answer._replace(keeps=False))
             if not size:
                 return self._end_of_chunks(answer, chunk.end())
@@ -168,7 +170,7 @@ class AnswerReader:
             return self._done(answer)
         end = self._data.find(b"\r\n\r\n", start)  # trailers
         if end < 0:
-            return None
+            return self._done(answer) if len(self._data) > MAX_HEAD else None
         self._data = self._data[end + 4 :]
         return self._done(answer)
 

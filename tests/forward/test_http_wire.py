@@ -9,15 +9,16 @@ from hypothesis import strategies as st
 from nsqtools.errors import ProtocolError
 from nsqtools.forward.http_wire import Answer, AnswerReader, encode_request, header_value
 
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 ANSWERS = {
     b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok": Answer(200),
     b"HTTP/1.1 204 No Content\r\n\r\n": Answer(204),
     b"HTTP/1.1 503 \r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n": Answer(503, "7"),
     b"HTTP/1.1 307 T\r\nlocation: /x\r\ncontent-length:0\r\n\r\n": Answer(307, location="/x"),
-    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n1;x=y\r\nd\r\n0\r\n\r\n": (
-        Answer(200)
-    ),
-    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nTrailer: 1\r\n\r\n": Answer(200),
+    CHUNKED + b"3\r\nabc\r\n1;x=y\r\nd\r\n0\r\n\r\n": Answer(200),
+    CHUNKED + b"0\r\nTrailer: 1\r\n\r\n": Answer(200),
+    CHUNKED + b"2  \r\nab\r\n0\r\n\r\n": Answer(200),  # padded, as some servers do
+    CHUNKED + b"80000\r\n" + b"x" * 0x80000 + b"\r\n80001\r\n": Answer(200, keeps=False),
     b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 C\r\nContent-Length: 0\r\n\r\n": Answer(201),
     b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n": Answer(200, keeps=False),
     b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n": Answer(200, keeps=False),
@@ -27,12 +28,18 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("text", ANSWERS)
+@pytest.mark.parametrize("text", ANSWERS, ids=lambda text: repr(text[:60]))
 def test_an_answer_means_the_same_in_one_piece_and_byte_by_byte(text: bytes) -> None:
     assert AnswerReader().feed(text) == ANSWERS[text]
     reader = AnswerReader()
     answers = [reader.feed(bytes((byte,))) for byte in text]
     assert [answer for answer in answers if answer is not None] == [ANSWERS[text]]
+
+
+def test_trailers_without_an_end_end_the_connection() -> None:
+    reader = AnswerReader()
+    assert reader.feed(CHUNKED + b"0\r\nTrailer: ") is None
+    assert reader.feed(b"x" * (64 << 10)) == Answer(200, keeps=False)
 
 
 def test_one_connection_has_many_answers() -> None:
