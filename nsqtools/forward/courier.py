@@ -165,12 +165,13 @@ class Courier:
 
     def _act_on(self, parcel: Parcel, outcome: Outcome, now: float) -> None:
         topic = parcel.messages.topic
-        if outcome.fate is Fate.DROPPED:
+        is_split = outcome.may_split and len(parcel) > 1
+        if outcome.fate is Fate.DROPPED and not is_split:
             self._counters.add(topic, dropped=len(parcel))
             parcel.messages.finish()
             return
         self._counters.add(topic, failures=1)
-        if outcome.may_split and len(parcel) > 1:
+        if is_split:
             middle = len(parcel) // 2
             self.send(parcel.part(0, middle))
             self.send(parcel.part(middle, len(parcel)))

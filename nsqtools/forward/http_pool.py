@@ -159,6 +159,8 @@ class HttpPool:
             except OSError as exc:  # those of TLS are among them
                 reason = getattr(exc, "verify_message", "") or exc.strerror or str(exc)
                 result = f"cannot connect to {origin} ({reason})"
+            except UnicodeError:  # of a label that is empty or too long
+                result = f"cannot connect to {origin} (no name of a host)"
             self.call_soon(lambda: opened(result))
 
         self._connectors.submit(connect)

@@ -34,7 +34,10 @@ Encoder = Callable[..., bytes]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Endpoint:
-    """A URL; what follows the host may be a template. Raises `ConfigurationError`."""
+    """A URL; what follows the host may be a template. Raises `ConfigurationError`.
+
+    ``is_given`` is False for what a redirect names: no template, and nothing is kept for it.
+    """
 
     url: str
     origin: Origin = field(init=False)
@@ -42,10 +45,10 @@ class Endpoint:
     target: bytes = field(init=False)
     template: Encoder | None = field(init=False)
     allows_private: bool = True
+    is_given: bool = True
 
     def __post_init__(self) -> None:
-        begin = self.url.find("/", self.url.find("//") + 2)
-        base, path = (self.url[:begin], self.url[begin:]) if begin > 7 else (self.url, "/")
+        base, path = _split(self.url)
         try:
             parts = urlsplit(base)
             port = parts.port
@@ -66,13 +69,16 @@ class Endpoint:
             raise ConfigurationError(f"{self.url!r} has characters that a URL must not have")
         path = path.partition("#")[0]
         origin = Origin(
-            parts.hostname, port or (443 if is_tls else 80), is_tls, self.allows_private
+            parts.hostname,
+            port if port is not None else 443 if is_tls else 80,
+            is_tls,
+            self.allows_private,
         )
         object.__setattr__(self, "origin", origin)
         object.__setattr__(self, "host", parts.netloc.encode())
         object.__setattr__(self, "target", _encoded(path.encode()))
         template = None
-        if "{" in path:
+        if "{" in path and self.is_given:
             try:
                 template = compile_template(path)
             except ValueError as exc:
@@ -81,6 +87,14 @@ class Endpoint:
 
     def __str__(self) -> str:
         return self.url.partition("?")[0]
+
+
+def _split(url: str) -> tuple[str, str]:
+    """Part a URL where the name of the host ends, which a query may do as well as a path."""
+    begin = url.find("//") + 2
+    end = min((at for at in (url.find(mark, begin) for mark in "/?#") if at >= 0), default=len(url))
+    path = url[end:]
+    return url[:end], path if path.startswith("/") else "/" + path
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +208,9 @@ class RequestBuilder:
             verb = b"GET" if self._settings.is_get else b"POST"
             target = b"%b" if endpoint.template else endpoint.target
             head = b"%b " % verb + target + b" HTTP/1.1\r\nHost: %b\r\n" % endpoint.host
-            head = self._heads[endpoint] = head + self._shared
+            head += self._shared
+            if endpoint.is_given:
+                self._heads[endpoint] = head
         if endpoint.template is None:
             return head
         messages = parcel.messages

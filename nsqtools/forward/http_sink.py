@@ -14,7 +14,7 @@ from __future__ import annotations
 import collections
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import urljoin
 from zlib import crc32
 
@@ -31,15 +31,15 @@ from nsqtools.forward.http_policy import (
     retry_after_s,
 )
 from nsqtools.forward.http_pool import HttpPool
-from nsqtools.forward.http_requests import Endpoint, RequestBuilder, RequestSettings, identity_of
+from nsqtools.forward.http_requests import Endpoint, RequestBuilder, RequestSettings
 from nsqtools.forward.http_wire import Answer
 from nsqtools.forward.modes import EndpointMode, Redirects
 from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report
+from nsqtools.forward.partial_deliveries import PartialDeliveries
 
 FAILURES_TO_OPEN = 5  # in a row
 OPEN_BASE_S, OPEN_MAX_S = 0.5, 5.0
 MAX_REDIRECTS = 3
-MAX_KNOWN = 10_000  # messages that some endpoints have and others do not
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,17 @@ class _Circuit:
 class _Exchange:
     """Parcels that travel in one request, and the endpoints that it has been to."""
 
-    __slots__ = ("hops", "lacking", "last", "parcels", "repeated", "reports", "target", "tried")
+    __slots__ = (
+        *("hops", "lacking", "last", "parcels", "refusal", "repeated", "reports", "target"),
+        "tried",
+    )
 
     def __init__(self, parcels: Sequence[Parcel], reports: Sequence[Report]) -> None:
         self.parcels = parcels
         self.reports = reports
         self.tried: list[_Circuit] = []
         self.lacking: list[_Circuit] = []  # in mode all: the endpoints that do not have it yet
+        self.refusal: Outcome | None = None  # in mode all: of an endpoint that does not want it
         self.last: Outcome | None = None
         self.target: Endpoint | None = None  # where a redirect leads
         self.hops = 0
@@ -130,8 +134,7 @@ class HttpSink:
         self._gathered: list[tuple[Parcel, Report]] = []
         self._gathered_bytes = 0
         self._gathered_at = 0.0
-        # in mode all: by request, the endpoints that have it, for when it comes again
-        self._partly: collections.OrderedDict[bytes, list[_Circuit]] = collections.OrderedDict()
+        self._partial = PartialDeliveries()
         self._ended: list[tuple[_Exchange, Outcome]] = []
         pool.each_tick(self._tick)
         pool.after_turn = self._report
@@ -141,6 +144,9 @@ class HttpSink:
 
     def parts(self, parcel: Parcel) -> list[Parcel]:
         """A part for each message, or for each batch."""
+        return [part for alike in self._partial.alike(parcel) for part in self._sized(alike)]
+
+    def _sized(self, parcel: Parcel) -> list[Parcel]:
         most = self._settings.batch_count if self._is_batched else 1
         if len(parcel) <= most and parcel.size <= self._settings.batch_bytes:
             return [parcel]
@@ -177,6 +183,7 @@ class HttpSink:
         if self._gathered and (
             count + len(parcel) > settings.batch_count
             or self._gathered_bytes + parcel.size > settings.batch_bytes
+            or self._partial.holders((parcel,)) != self._partial.holders(self._gathered[0][:1])
         ):
             self._send_gathered()
             count = 0
@@ -202,8 +209,8 @@ class HttpSink:
 
     def _begin(self, exchange: _Exchange) -> None:
         if self._settings.mode is EndpointMode.ALL:
-            has_it = self._partly.get(identity_of(exchange.parcels), [])
-            exchange.lacking = [each for each in self._circuits if each not in has_it]
+            holders = self._partial.holders(exchange.parcels)
+            exchange.lacking = [each for each in self._circuits if each not in holders]
         self._pending.append(exchange)
         self._go_on()
 
@@ -226,7 +233,8 @@ class HttpSink:
         try:
             payload = self._builder.build(endpoint, exchange.parcels)
         except (ValueError, RecursionError) as exc:
-            self._refuse(exchange, f"not JSON, in a batch of JSON ({exc})", may_split=True)
+            error = f"not JSON, in a batch of JSON ({exc})"
+            self._refuse(exchange, circuit, Outcome(Fate.REFUSED, error, may_split=True))
             return
         self._under_way += 1
         exchange.target = None
@@ -282,52 +290,56 @@ class HttpSink:
         status = answer.status
         action = action_for(self._settings.policy, status)
         if status in REDIRECTS and self._settings.redirects is not Redirects.REFUSE:
-            self._redirected(exchange, endpoint, answer)
+            self._redirected(exchange, circuit, endpoint, answer)
             return
         if status < 500 and status != 429:
             circuit.worked()
         error = f"{describe(status)} from {endpoint}"
         if action is Action.OK:
-            if self._settings.mode is EndpointMode.ALL and not self._has_all(exchange, circuit):
-                self._pending.appendleft(exchange)
-                return
-            self._finish(exchange, DELIVERED)
-        elif action is Action.DROP:
-            self._finish(exchange, Outcome(Fate.DROPPED, error))
-        elif action is Action.DEAD_LETTER:
-            self._refuse(exchange, error, may_split=status in SPLITTABLE)
+            self._settle(exchange, circuit, DELIVERED)
+        elif action in (Action.DROP, Action.DEAD_LETTER):
+            fate = Fate.DROPPED if action is Action.DROP else Fate.REFUSED
+            may_split = status in SPLITTABLE
+            self._refuse(exchange, circuit, Outcome(fate, error, may_split=may_split))
         else:
             circuit.failed(time.monotonic(), is_hopeless=False)
             wait_s = retry_after_s(answer.retry_after, time.time())
             exchange.last = Outcome(Fate.FAILED, error, wait_s)
             self._pending.appendleft(exchange)
 
-    def _has_all(self, exchange: _Exchange, circuit: _Circuit) -> bool:
-        """Note that one more endpoint has it; tell whether all have. Those that failed are not
-        tried again before it comes again."""
-        if circuit in exchange.lacking:
-            exchange.lacking.remove(circuit)
-        if not exchange.lacking:
-            self._partly.pop(identity_of(exchange.parcels), None)
-            return True
-        identity = identity_of(exchange.parcels)
-        self._partly[identity] = [each for each in self._circuits if each not in exchange.lacking]
-        while len(self._partly) > MAX_KNOWN:
-            self._partly.popitem(last=False)
-        return False
+    def _settle(self, exchange: _Exchange, circuit: _Circuit, outcome: Outcome) -> None:
+        """An endpoint has the messages, or does not want them. In mode all the others are asked all
+        the same; those that failed are not tried again before it comes again."""
+        if self._settings.mode is EndpointMode.ALL:
+            if circuit in exchange.lacking:
+                exchange.lacking.remove(circuit)
+            if outcome.fate is Fate.REFUSED or (
+                outcome.fate is Fate.DROPPED and not exchange.refusal
+            ):
+                exchange.refusal = outcome
+            if outcome is DELIVERED and (exchange.lacking or exchange.refusal):
+                self._partial.note(exchange.parcels, circuit)
+            if exchange.lacking:
+                self._pending.appendleft(exchange)
+                return
+            outcome = exchange.refusal or outcome
+        self._finish(exchange, outcome)
 
-    def _refuse(self, exchange: _Exchange, error: str, *, may_split: bool) -> None:
-        if may_split and len(exchange.parcels) > 1:
+    def _refuse(self, exchange: _Exchange, circuit: _Circuit, outcome: Outcome) -> None:
+        if outcome.may_split and len(exchange.parcels) > 1:
             for parcel, report in zip(exchange.parcels, exchange.reports, strict=True):
                 self._begin(_Exchange((parcel,), (report,)))
             return
-        self._finish(exchange, Outcome(Fate.REFUSED, error, may_split=may_split))
+        self._settle(exchange, circuit, outcome)
 
-    def _redirected(self, exchange: _Exchange, endpoint: Endpoint, answer: Answer) -> None:
+    def _redirected(
+        self, exchange: _Exchange, circuit: _Circuit, endpoint: Endpoint, answer: Answer
+    ) -> None:
         """Follow a redirect that keeps method and body, where the user allows it."""
         error = f"{describe(answer.status)} from {endpoint}"
         try:
-            target = Endpoint(urljoin(endpoint.url, answer.location), allows_private=False)
+            url = urljoin(endpoint.url, answer.location)
+            target = Endpoint(url, allows_private=False, is_given=False)
         except (ConfigurationError, ValueError):
             target = None
         is_same = target is not None and target.origin[:3] == endpoint.origin[:3]
@@ -338,15 +350,18 @@ class HttpSink:
             or (endpoint.origin.is_tls and not target.origin.is_tls)
             or not (is_same or self._settings.redirects is Redirects.FOLLOW)
         ):
-            self._refuse(exchange, f"{error}, which is not followed", may_split=False)
+            error = f"{error}, which is not followed"
+            self._refuse(exchange, circuit, Outcome(Fate.REFUSED, error))
             return
         if is_same:  # what the user gave may be on a private network, what a server says may not
-            target = Endpoint(target.url, allows_private=endpoint.allows_private)
+            target = replace(target, allows_private=endpoint.allows_private)
         exchange.hops += 1
         exchange.target = target
         self._pending.appendleft(exchange)
 
     def _finish(self, exchange: _Exchange, outcome: Outcome) -> None:
+        if outcome.fate in (Fate.DELIVERED, Fate.DROPPED):
+            self._partial.forget(exchange.parcels)
         self._ended.append((exchange, outcome))
 
     def _report(self) -> None:

@@ -8,6 +8,7 @@ import hmac
 import json
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -272,6 +273,30 @@ def test_all_means_every_endpoint_and_none_twice(
     assert sorted({request.body for request in second.requests}) == sorted(BODIES)
 
 
+def test_all_means_that_one_endpoint_decides_for_no_other(
+    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+) -> None:
+    """In a batch, with one that wants no message named one and one that is late for a moment."""
+    picky, good = http_server(), http_server()
+    late = http_server((503, {"Retry-After": "0"}))
+    picky.answer = lambda request: 400 if b"one" in request.body else 200
+    urls = [word for server in (late, picky, good) for word in ("--post", server.url)]
+    batch = ["--mode", "all", "--batch", "3", "--linger", "100ms", "--on-status"]
+    result = run_nsq(args(source, *QUICKLY, *batch, "4xx=drop", *urls))
+
+    assert "nsq: 2 delivered, 1 dropped" in result.err
+    del late.requests[0]  # which it refused
+    for server in (late, good):
+        assert sorted(b"".join(server.bodies).splitlines()) == sorted(BODIES)
+        server.requests.clear()
+
+    source.publish(TOPIC, *BODIES)
+    result = run_nsq(args(source, *QUICKLY, *batch, "4xx=dead-letter", *LETTERS, *urls))
+    assert "nsq: 2 delivered, 1 dead letters" in result.err
+    for server in (late, good):
+        assert sorted(b"".join(server.bodies).splitlines()) == sorted(BODIES)
+
+
 def test_a_key_always_goes_to_the_same_endpoint(
     run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
 ) -> None:
@@ -331,11 +356,13 @@ def test_connections_are_kept(
 ) -> None:
     server = http_server()
     source.publish(TOPIC, *(b"%d" % n for n in range(200)))
-    result = run_nsq(args(source, "-n", "203", "--concurrency", "4", "--post", server.url))
+    post = ["--post", f"{server.url}?of={{topic}}/x"]  # a query without a path
+    result = run_nsq(args(source, "-n", "203", "--concurrency", "4", *post))
 
     assert result.status == 0, result.err
     assert len(server.requests) == 203
     assert server.connections <= 8
+    assert {request.target for request in server.requests} == {"/?of=clicks/x"}
 
 
 # -- TLS, redirects, private networks -----------------------------------------------------------
@@ -371,6 +398,17 @@ def test_redirects_are_followed_only_where_that_is_allowed(
     source.publish(TOPIC, *BODIES)
     assert "3 delivered" in run_nsq(args(source, *more, "--redirects", "same-host")).err
     assert "/there" in {request.target for request in server.requests}
+
+    # no host has this name, and no template is taken from an answer
+    server.answer = lambda request: (307, {"Location": "http://a..b/"})
+    source.publish(TOPIC, *BODIES)
+    begin = time.monotonic()
+    result = run_nsq(args(source, "--for", "0.5s", *more, "--redirects", "follow"))
+    assert "cannot connect to a..b:80 (no name of a host)" in result.err
+    assert time.monotonic() - begin < patience_s(10)  # not only when the request's time is over
+    server.answer = lambda request: (307, {"Location": "/{id}"}) if request.target == "/" else 200
+    run_nsq(args(source, *more, "--redirects", "same-host"))
+    assert "/%7Bid%7D" in {request.target for request in server.requests}
 
 
 def test_a_redirect_never_leads_into_a_private_network(
