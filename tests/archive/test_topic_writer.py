@@ -332,7 +332,10 @@ def test_files_are_looked_at_again_when_one_may_be_over(
     settings: ArchiveSettings,
     changes: dict[str, Any],
     wait_s: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)  # no time passes between the lines
     writer = new_writer(replace(settings, **changes))
     assert writer.check_in_s(NOW) is None  # there is nothing that could be over
     writer.take(source.deliver(1), NOW)

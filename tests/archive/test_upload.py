@@ -376,7 +376,9 @@ def test_a_store_that_is_away_stops_nothing_until_the_limit_and_then_consumption
     assert "consumption pauses" in caplog.text
 
     away.clear()
-    wait_until(lambda: uploads.totals.files == 2, what="both uploads")
+    wait_until(
+        lambda: (uploads.totals.files, uploads.totals.waiting_bytes) == (2, 0), what="both uploads"
+    )
     uploads.regulate(archiver)
     assert archiver.states == ["paused", "running"]
     assert caplog.text.count("cannot upload") == 1

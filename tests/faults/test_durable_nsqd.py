@@ -42,6 +42,7 @@ class Load:
         self.finished: set[bytes] = set()
         self.held: dict[bytes, float] = {}  # body -> since when, unanswered
         self.attempts: dict[bytes, int] = {}
+        self.written_s = 0.0  # what nsqd did before is on its disk
         self._nsqd = nsqd
         self._first = first
         self._chance = chance
@@ -65,7 +66,9 @@ class Load:
     def _publish(self, client: RawClient) -> None:
         for number in range(100_000):
             body = b"single %d %d" % (self._first, number)
+            began_s = time.monotonic()
             client.publish("t", body)
+            self.written_s = began_s
             self.confirmed.add(body)
 
     def _publish_many(self, client: RawClient) -> None:
@@ -111,7 +114,8 @@ def test_nothing_confirmed_is_missing_however_often_it_is_killed(
     for number in range(rounds):
         load = Load(nsqd, number, chance)
         time.sleep(chance.uniform(0.4, 0.9))
-        held_before = time.monotonic() - 0.2
+        wait_until(lambda at=load: len(at.confirmed) > 20, what="publishing")  # type: ignore[misc]
+        held_before = load.written_s
         nsqd.kill()
         load.join()
         confirmed |= load.confirmed
@@ -145,9 +149,10 @@ def test_deferred_messages_keep_their_time_and_others_their_attempts(
         client.publish_deferred("t", 1_500, b"soon")
         client.subscribe("t", "ch", ready=2)
         first, second = client.read_messages(2)
-        client.send(b"REQ %b 3600000\n" % second.id)
-        wait_until(lambda: nsqd.channel_stats("t", "ch")["deferred_count"] == 3, what="it is back")
-        time.sleep(0.05)  # what nobody waits for is written after a few milliseconds
+        client.send(b"RDY 1\nREQ %b 3600000\n" % second.id)
+        client.publish("other", b"confirmed, so that what was before is on disk, too")
+        stats = nsqd.channel_stats("t", "ch")
+        assert stats["deferred_count"] + stats["depth"] == 3  # one is due soon
     for how in (nsqd.kill, nsqd.stop, nsqd.kill):
         how()
         nsqd.start()
@@ -174,8 +179,9 @@ def test_the_go_nsqd_finds_every_message(
         client.publish_deferred("t", 3_600_000, b"deferred")
         client.subscribe("t", "ch", ready=100)
         done = client.read_messages(100)
+        client.send(b"RDY 0\n")
         client.finish(done)
-        time.sleep(0.1)
+        client.publish("other", b"confirmed, so that what was before is on disk, too")
     if how == "stopped":
         nsqd.stop()
     else:

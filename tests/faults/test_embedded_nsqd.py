@@ -19,7 +19,7 @@ import pytest
 from plugins.auth_server import AuthServer
 from plugins.daemons import EmbeddedNsqdProcess, GoNsqd
 from plugins.embedded import EmbeddedServer
-from plugins.raw_client import RawClient, sized
+from plugins.raw_client import TIMEOUT_S, RawClient, sized
 from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
@@ -31,7 +31,8 @@ def process(data_path: Callable[[], Path], serve: Serve) -> Start:
     return lambda *flags: serve(EmbeddedNsqdProcess(data_path(), *flags))
 
 
-MAX_TURN_S = 0.02  # of CPU, which other processes do not lengthen
+# Of CPU. Other processes lengthen it only as far as they share caches and the halves of a core.
+MAX_TURN_S = patience_s(0.02)
 
 
 def longest_turn_cpu_s(nsqd: EmbeddedNsqdProcess) -> float:
@@ -52,7 +53,7 @@ def assert_serves(nsqd: EmbeddedNsqdProcess | EmbeddedServer) -> None:
         client.finish([client.read_message()])
         client.settle()
     assert nsqd.request("GET", "/ping") == (200, b"OK")
-    assert time.monotonic() - started_s < 5
+    assert time.monotonic() - started_s < patience_s(5)
 
 
 def resident_bytes(nsqd: EmbeddedNsqdProcess) -> int:
@@ -87,7 +88,7 @@ def test_what_was_confirmed_and_synced_survives_a_kill_under_load(
 
     publisher = threading.Thread(target=publish)
     publisher.start()
-    assert enough.wait(20)
+    assert enough.wait(patience_s(20))
     nsqd.kill()
     publisher.join()
 
@@ -115,8 +116,7 @@ def test_a_kill_in_the_middle_of_reading_loses_nothing(process: Start) -> None:
             message = client.read_message()
             client.finish([message])
             finished.add(message.body)
-        client.send(b"RDY 0\n")
-        client.read_message()
+        client.read_message()  # the next one, which is not answered
         nsqd.kill()
 
     nsqd.start()
@@ -251,7 +251,7 @@ def test_a_client_that_sends_millions_of_commands_in_few_bytes_delays_nobody(
             started_s = time.monotonic()
             client.publish("t", b"x")
             slowest_s = max(slowest_s, time.monotonic() - started_s)
-    assert slowest_s < 1.0
+    assert slowest_s < patience_s(2)
     assert resident_bytes(nsqd) < 150_000_000
     assert longest_turn_cpu_s(nsqd) < MAX_TURN_S
 
@@ -377,10 +377,11 @@ def test_a_slow_disk_delays_no_publisher(
     data_path: Callable[[], Path], serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The syncs by the clock, and nsqd.dat, are not written on the loop."""
-    fsync, takes_s = os.fsync, 0.5
+    fsync, syncs, go_on = os.fsync, threading.Event(), threading.Event()
 
     def slow(descriptor: int) -> None:
-        time.sleep(takes_s)
+        syncs.set()
+        go_on.wait(3 * TIMEOUT_S)  # longer than a client waits for an answer
         fsync(descriptor)
 
     nsqd = serve(EmbeddedServer(data_path(), "-mem-queue-size=0", "-sync-timeout=100ms"))
@@ -388,28 +389,28 @@ def test_a_slow_disk_delays_no_publisher(
         for number in range(20):
             client.publish(f"t{number}", b"x")
         monkeypatch.setattr(os, "fsync", slow)
-        slowest_s = 0.0
-        until_s = time.monotonic() + 2
-        while time.monotonic() < until_s:
-            started_s = time.monotonic()
-            client.publish(f"t{int(started_s * 1000) % 20}", b"x")
-            slowest_s = max(slowest_s, time.monotonic() - started_s)
+        client.publish("new", b"x")
+        assert syncs.wait(patience_s(10))
+        for number in range(100):
+            client.publish(f"t{number % 20}", b"x")
+        client.publish("newer", b"x")
+        go_on.set()
         monkeypatch.undo()
-    assert slowest_s < takes_s
     nsqd.stop()
     nsqd.start()
-    assert sum(nsqd.depth(f"t{number}") for number in range(20)) > 20
+    assert sum(nsqd.depth(f"t{number}") for number in range(20)) == 120
 
 
 def test_running_out_of_descriptors_is_said_once_a_second(process: Start) -> None:
     nsqd = process()
+    began_s = time.monotonic()
     resource.prlimit(nsqd.pid, resource.RLIMIT_NOFILE, (60, 60))
     with ExitStack() as stack:
         for _ in range(120):
             stack.enter_context(RawClient(nsqd.tcp_address))
-        nsqd.wait_for_log("out of system resource")
-        time.sleep(1.5)
-        assert 1 <= nsqd.log.count("out of system resource") <= 4
+        wait_until(lambda: nsqd.log.count("out of system resource") > 1, what="a second line")
+        said = nsqd.log.count("out of system resource")
+        assert said <= 2 + time.monotonic() - began_s
     assert_serves(nsqd)
     nsqd.stop()
     assert "Traceback" not in nsqd.log
@@ -465,7 +466,7 @@ def test_thousands_of_topics_are_borne(process: Start) -> None:
             client.send(b"PUB t%d\n" % number + sized(b"x"))
         for _ in range(2_000):
             assert client.read_response() == b"OK"
-    assert time.monotonic() - started_s < 5
+    assert time.monotonic() - started_s < patience_s(5)
     nsqd.stop()
     nsqd.start()
     assert len(nsqd.stats()["topics"]) == 2_000

@@ -261,13 +261,13 @@ def test_what_was_confirmed_is_consumed_and_archived_once(
 ) -> None:
     nsqd = far_nsqd(link)
     course = begin(nsqd)
-    began_with = len(course.traffic.confirmed)
     if fault == "interface down":
         link.take_down()
     elif fault == "nsqd stopped":
         nsqd.pause()
     else:
         link.lose(to_nsqd=fault != "from nsqd only", from_nsqd=fault != "to nsqd only")
+    began_with = len(course.traffic.confirmed)
     time.sleep(seconds)
     during = len(course.traffic.confirmed)
     if fault == "interface down":

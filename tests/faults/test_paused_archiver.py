@@ -7,12 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from plugins.daemons import GoNsqd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 
 def test_a_pause_of_the_archiver_doubles_no_row(
@@ -36,8 +35,11 @@ def test_a_pause_of_the_archiver_doubles_no_row(
         )
         os.kill(archiver.pid, signal.SIGSTOP)
         nsqd.publish("clicks", *[b"%d" % number for number in range(50)])
-        time.sleep(12)  # nsqd looks for timeouts in a new channel after five seconds
-        assert nsqd.channel_stats("clicks", "archive")["timeout_count"]
+        wait_until(  # nsqd looks for timeouts in a new channel after five seconds
+            lambda: nsqd.channel_stats("clicks", "archive")["timeout_count"],
+            what="messages that time out",
+            timeout_s=20,
+        )
         os.kill(archiver.pid, signal.SIGCONT)
         wait_until(
             lambda: (
@@ -50,7 +52,7 @@ def test_a_pause_of_the_archiver_doubles_no_row(
             timeout_s=20,
         )
         archiver.terminate()
-        assert archiver.wait(20) == 143
+        assert archiver.wait(patience_s(20)) == 143
     finally:
         archiver.kill()
         archiver.wait()

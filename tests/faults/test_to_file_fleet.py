@@ -194,10 +194,10 @@ def test_a_fleet_killed_at_random_points_loses_and_doubles_nothing(
     flags = ["--max-in-flight", "20", "--rotate-text-size", "20KB", "--sync-interval", "50ms"]
     args = fleet(lookupd, out, "--gzip", *flags)
     for _ in range(kills):
-        process = spawn_nsq(args)
         before = left(nsqd)
+        process = spawn_nsq(args)
         wait_until(
-            lambda before=before: left(nsqd) < before,  # type: ignore[misc]
+            lambda before=before: left(nsqd) < before or not before,  # type: ignore[misc]
             what="progress",
             timeout_s=DEADLINE_S,
         )
@@ -233,7 +233,9 @@ class Publisher:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._is_over.wait(0.01):
+        is_last = False  # which gives each topic that was deleted back
+        while not is_last:
+            is_last = self._is_over.wait(0.01)
             for topic in self.confirmed:
                 with self.lock:
                     self._number += 1

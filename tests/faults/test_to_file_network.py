@@ -49,16 +49,21 @@ def test_cut_connections_lose_and_double_nothing(
     proxy = proxy_to(nsqd.tcp_address)
     fast = ["--consumer-opt", "reconnect_base=100ms", "--max-in-flight", "200"]
     process = spawn_nsq(arguments(proxy.address, tmp_path, *fast))
+    left = len(bodies)
     for _ in range(3):
-        left = unfinished(nsqd, TOPIC, CHANNEL)
         wait_until(
             lambda left=left: unfinished(nsqd, TOPIC, CHANNEL) < left,  # type: ignore[misc]
             what="progress",
             timeout_s=20,
         )
         proxy.pause(TO_SERVER)  # what is FINished now does not arrive
-        in_flight = nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"]
-        assert in_flight > 0
+        more = [b"%06d" % number for number in range(len(bodies), len(bodies) + 100)]
+        nsqd.publish(TOPIC, *more)  # it may have been done with what there was
+        bodies += more
+        wait_until(
+            lambda: nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"], what="messages in flight"
+        )
+        left = unfinished(nsqd, TOPIC, CHANNEL)
         proxy.cut(reset=True)
         proxy.resume(TO_SERVER)
 

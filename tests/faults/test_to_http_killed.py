@@ -41,9 +41,9 @@ def deliver_with_kills(
         *("--nsqd-tcp-address", nsqd.tcp_address, "--post", server.url),
         *("--rate", "1000", "--concurrency", "20", "-X", "reconnect_base=50ms"),
     ]
+    before = len(published)
     process = spawn_nsq(args)
     for _ in range(kills):
-        before = unfinished(nsqd, TOPIC, CHANNEL)
         wait_until(
             lambda before=before: unfinished(nsqd, TOPIC, CHANNEL) < before,  # type: ignore[misc]
             what="progress",
@@ -52,6 +52,10 @@ def deliver_with_kills(
         threading.Event().wait(rng.uniform(0, 0.1))  # the random point
         process.kill()
         process.wait(DEADLINE_S)
+        more = [b"%06d" % number for number in range(len(published), len(published) + 100)]
+        nsqd.publish(TOPIC, *more)  # it may have been done with what there was
+        published += more
+        before = unfinished(nsqd, TOPIC, CHANNEL)
         process = spawn_nsq(args)
     wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=60)
     keys = {request.body: request.headers["Idempotency-Key"] for request in server.requests}

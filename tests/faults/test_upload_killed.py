@@ -49,9 +49,10 @@ def state(directory: Path) -> tuple[int, int]:
 
 
 def kill_in_the_middle(
-    process: subprocess.Popen[bytes], directory: Path, rng: random.Random
+    start: Callable[[], subprocess.Popen[bytes]], directory: Path, rng: random.Random
 ) -> None:
     before = state(directory)
+    process = start()
 
     def moved() -> bool:
         assert process.poll() is None, "it ended by itself"
@@ -89,7 +90,7 @@ def upload_with_kills(
 
     rng = random.Random(kills)
     for _ in range(kills):
-        kill_in_the_middle(spawn_nsq(args), out, rng)
+        kill_in_the_middle(lambda: spawn_nsq(args), out, rng)
     process = spawn_nsq(args)
     wait_until(
         lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=DEADLINE_S

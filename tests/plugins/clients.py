@@ -51,7 +51,7 @@ def bodies_in(nsqd: Nsqd, topic: str, count: int, channel: str = "check") -> lis
     """Consume ``count`` messages of a topic; their bodies, sorted."""
     bodies: list[bytes] = []
     with Consumer(topic, channel, nsqd_tcp_addresses=[nsqd.tcp_address]) as consumer:
-        for batch in consumer.batches(timeout_s=5):
+        for batch in consumer.batches(timeout_s=patience_s(5)):
             bodies += [message.body for message in batch]
             batch.finish()
             if len(bodies) >= count:
