@@ -60,13 +60,15 @@ def test_every_body_arrives_byte_for_byte_and_a_stop_is_clean(
     assert found == BODIES
     (spool,) = (tmp_path / "spool").iterdir()
     wait_until(lambda: not parts(spool), what="the files to be finished", timeout_s=WAIT_S)
-    assert nsqd.channel_stats(TOPIC, CHANNEL)["clients"] == []
+    wait_until(lambda: nsqd.channel_stats(TOPIC, CHANNEL)["clients"] == [], what="it to be gone")
 
 
 def test_available_now_reads_the_backlog_and_a_second_run_what_came_since(
     spark: SparkSession, nsqd: Nsqd, options: dict[str, str], tmp_path: Path
 ) -> None:
-    frame = spark.readStream.format("nsq").options(**options, idleTimeout="500ms").load()
+    frame = (
+        spark.readStream.format("nsq").options(**options, idleTimeout=f"{patience_s(1):g}s").load()
+    )
     runs = []
     for begin in (0, 500):
         nsqd.publish(TOPIC, *[b"%d" % number for number in range(begin, begin + 500)])
