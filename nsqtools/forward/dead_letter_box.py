@@ -19,13 +19,12 @@ from nsqtools.client.producer import Producer
 from nsqtools.client.publication import Publication
 from nsqtools.errors import ConfigurationError, OutputError, PublishError
 from nsqtools.files.durable import sync_folder, write_all
+from nsqtools.files.locks import locked
 from nsqtools.forward.parcel import Parcel
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.dead_letters import encode_dead_letter
 
 log = logging.getLogger("nsqtools")
-
-RETRY_S = 30.0  # until a message comes again whose dead letter could not be kept
 
 Kept = Callable[[Parcel, bool], None]
 
@@ -76,6 +75,8 @@ class DeadLetterFile:
     """Appends lines to a file, each on disk before its message is finished.
 
     Raises `OutputError` when the file cannot be opened. A line that a crash tore is ended first.
+    Several processes may share a file: it is locked while one writes, because what could not be
+    written whole is cut off again, and nothing of another's must be.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,7 +84,8 @@ class DeadLetterFile:
         self._lock = threading.Lock()
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            self._end_torn_line()
+            with locked(self._fd):
+                self._end_torn_line()
             sync_folder(path.parent)
         except OSError as exc:
             raise OutputError(f"cannot write {path} ({exc.strerror})") from exc
@@ -103,7 +105,7 @@ class DeadLetterFile:
             for message in messages
         )
         try:
-            with self._lock:
+            with self._lock, locked(self._fd):
                 self._append(lines)
         except OSError as exc:
             log.error("cannot write %s (%s)", self._path, exc.strerror)

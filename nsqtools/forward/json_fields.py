@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 
 from nsqtools.errors import ConfigurationError
@@ -46,9 +47,9 @@ def _is_value(field: str, value: str) -> str:
     is_text = f"{field} == {json.dumps(value)}"
     try:
         number = json.loads(value)
-        float(number)
-    except (ValueError, TypeError):
+        is_number = not isinstance(number, bool) and math.isfinite(number)
+    except (ValueError, TypeError, OverflowError):
         return is_text
-    if isinstance(number, bool):
+    if not is_number:  # Python reads NaN and Infinity, which are no JSON
         return is_text
     return f"{is_text} or {field} == {value.strip()}"

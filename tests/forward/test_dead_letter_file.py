@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +49,33 @@ def test_a_dead_letter_that_was_kept_is_there_after_a_power_cut(
         content = cut.files.get("dead.jsonl", b"")
         assert [body for body in promised if b'"%s"' % body not in content] == []
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_one_process_cannot_write_takes_nothing_of_another_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "dead.jsonl"
+    one, other = DeadLetterFile(path), DeadLetterFile(path)
+    kept: list[tuple[bytes, bool]] = []
+
+    def note(parcel: Any, is_kept: bool) -> None:
+        kept.append((parcel.bodies[0], is_kept))
+
+    writing = threading.Thread(target=other.put, args=(Source().parcel(2), "HTTP 400", note))
+    sync = os.fdatasync
+
+    def full(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fdatasync", sync)
+        writing.start()
+        writing.join(0.2)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fdatasync", full)
+    one.put(Source().parcel(1), "HTTP 400", note)
+    writing.join()
+    one.close()
+    other.close()
+
+    assert sorted(kept) == [(b"body 1", False), (b"body 2", True)]
+    [line] = path.read_bytes().splitlines()
+    assert b'"body 2"' in line
