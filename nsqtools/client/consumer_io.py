@@ -30,6 +30,7 @@ from nsqtools.client.subscription import Subscription
 from nsqtools.errors import NsqError, ServerError
 from nsqtools.protocol.addresses import Address
 from nsqtools.protocol.commands import Subscribe
+from nsqtools.protocol.wording import counted
 from nsqtools.transport.stream import READ_SIZE
 
 log = logging.getLogger("nsqtools")
@@ -368,8 +369,8 @@ class ConsumerIO:
         rest = list(subscription.in_flight.values())
         if rest:
             log.warning(
-                "%s: %d messages were not handled in time to stop; they are requeued",
+                "%s: requeued %s not handled in time to stop",
                 subscription.nsqd,
-                len(rest),
+                counted(len(rest), "message"),
             )
             Batch(subscription, rest).requeue(0, backoff=False)

@@ -38,6 +38,7 @@ from nsqtools.client.spread import PublishMode
 from nsqtools.errors import ConfigurationError, DeadlineExceeded, PublishNotSent, PublishUnknown
 from nsqtools.protocol.addresses import one_or_several, parse_address
 from nsqtools.protocol.names import check_topic
+from nsqtools.protocol.wording import counted
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -199,7 +200,9 @@ class Producer:
         if failed:
             count = sum(len(publication.bodies) for publication in failed)
             log.warning(
-                "the program ended before %d messages were published: %s", count, failed[0].error
+                "the program ended with %s unpublished: %s",
+                counted(count, "message"),
+                failed[0].error,
             )
 
     def _start_afresh(self) -> None:

@@ -26,6 +26,7 @@ from nsqtools.http.nsqd_http import NsqdHTTPClient
 from nsqtools.protocol.addresses import Address
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.protocol.stats import TopicStats, read_stats
+from nsqtools.protocol.wording import counted
 
 DRAIN_CHANNEL = "nsq-drain"
 """Takes what waits in a topic without channels; deleted afterwards."""
@@ -178,7 +179,7 @@ def tcp_address(nsqd: NsqdHTTPClient) -> str:
 def plan_lines(moves: Sequence[Move]) -> list[str]:
     """Describe the plan, a line for each topic."""
     return [
-        f"move about {move.messages} messages of topic {move.topic}"
+        f"move about {counted(move.messages, 'message')} of topic {move.topic}"
         + (f" from {', '.join(move.channels)}" if move.channels else "")
         + (", which may reach channels again that had finished them" if move.repeats else "")
         for move in moves

@@ -120,7 +120,7 @@ def test_the_interpreter_says_at_its_end_what_was_not_published() -> None:
         """
     )
     assert done.returncode == 0
-    assert "the program ended before 20 messages were published" in done.stderr
+    assert "the program ended with 20 messages unpublished" in done.stderr
     assert "127.0.0.1:1" in done.stderr
 
 
@@ -135,4 +135,4 @@ def test_the_end_of_the_interpreter_waits_for_all_producers_at_the_same_time() -
         """
     )
     assert done.returncode == 0
-    assert done.stderr.count("1 messages were") == 10
+    assert done.stderr.count("1 message unpublished") == 10

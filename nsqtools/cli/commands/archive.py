@@ -34,11 +34,12 @@ from nsqtools.cli.options.printing import (
     readable,
 )
 from nsqtools.cli.render.outcomes import DamageReporter
-from nsqtools.cli.render.output import counted, text_writer, write_json, write_lines, write_listing
+from nsqtools.cli.render.output import text_writer, write_json, write_lines, write_listing
 from nsqtools.cli.running.ends import ExitStatus, status_of_work
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.durations import NS
+from nsqtools.protocol.wording import counted
 from nsqtools.records.envelope import Envelope
 from nsqtools.records.lines import encode_lines
 

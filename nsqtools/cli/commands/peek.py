@@ -10,8 +10,9 @@ from typer import Option
 from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.params import LIMITS, ChannelName, ExitIdle, Topic, count_option
 from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
-from nsqtools.cli.render.output import ByteWriter, counted
+from nsqtools.cli.render.output import ByteWriter
 from nsqtools.cli.running.runtime import Session
+from nsqtools.protocol.wording import counted
 
 if TYPE_CHECKING:
     from nsqtools.client.message import Message

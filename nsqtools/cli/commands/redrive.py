@@ -12,12 +12,13 @@ from nsqtools.cli.options.connection import ProducerConnection
 from nsqtools.cli.options.params import dry_run_option, topic_option
 from nsqtools.cli.options.publishing import DELIVERY, Rate, RetryTimeout, UnsentRecords
 from nsqtools.cli.render.outcomes import report_publishing
-from nsqtools.cli.render.output import counted, write_lines
+from nsqtools.cli.render.output import write_lines
 from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import stopping
 from nsqtools.cli.running.runtime import Session
 from nsqtools.client.spread import PublishMode
 from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.wording import counted
 
 Paths = Annotated[
     list[Path], Argument(metavar="FILE", help="Files of dead letters; - is standard input.")

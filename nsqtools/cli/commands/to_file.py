@@ -31,12 +31,13 @@ from nsqtools.cli.options.params import (
 from nsqtools.cli.options.subscribing import Create, look_before
 from nsqtools.cli.options.to_file_settings import FILES, ArchiveOptions
 from nsqtools.cli.options.upload import Upload
-from nsqtools.cli.render.output import counted, write_json
+from nsqtools.cli.render.output import write_json
 from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import ExitStatus, StopSignals, stopping
 from nsqtools.cli.running.runtime import Session
 from nsqtools.cli.running.service import Service, service
 from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.wording import counted
 
 if TYPE_CHECKING:
     from nsqtools.archive.archiver import Archiver

@@ -11,12 +11,12 @@ from nsqtools.cli.render.output import (
     ByteWriter,
     Cell,
     Form,
-    counted,
     rendered,
     write_json,
     write_listing,
 )
 from nsqtools.cli.running.runtime import Runtime
+from nsqtools.protocol.wording import counted
 
 if TYPE_CHECKING:
     from nsqtools.bench.comparison import Comparison, Difference, Side, Spread

@@ -184,11 +184,6 @@ def text_writer(runtime: Runtime) -> Callable[[bytes], None]:
     return (lambda data: write(escape_text(data))) if runtime.stdout_is_tty else write
 
 
-def counted(number: int, noun: str) -> str:
-    """``1 file``, ``2 files``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def cell_text(cell: Cell) -> str:
     """A value as tables show it. Nothing of it steers a terminal, or breaks a line in two."""
     if cell is None:

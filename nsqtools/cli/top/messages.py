@@ -13,7 +13,6 @@ from typing import Protocol
 
 from nsqtools.cli.commands.tail import INTERACTIVE, ephemeral_channel
 from nsqtools.cli.options.cluster_connection import ClusterSettings
-from nsqtools.cli.render.output import counted
 from nsqtools.cli.top.console import Messages
 from nsqtools.client.message import Message
 from nsqtools.cluster.directory import Cluster
@@ -22,6 +21,7 @@ from nsqtools.cluster.name_patterns import missing
 from nsqtools.cluster.topics import check_subscription, inspect_topic
 from nsqtools.errors import NsqError
 from nsqtools.protocol.escaping import escape_line
+from nsqtools.protocol.wording import counted
 from nsqtools.tail.peek import peek
 from nsqtools.tail.tail import Tail
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from nsqtools.cli.render.output import cell_text, counted
+from nsqtools.cli.render.output import cell_text
 from nsqtools.cli.top.columns import TREND, VIEWS, Column, Kind, duration_text
 from nsqtools.cli.top.console import Console, Heading, Layout
 from nsqtools.cli.top.lines import Line
@@ -19,6 +19,7 @@ from nsqtools.cli.top.overlays import Page
 from nsqtools.cli.top.text import fit, joined_to_fit, short, sparkline
 from nsqtools.cli.top.view import PAUSED, TopView
 from nsqtools.cluster.live_sampling import LiveSample
+from nsqtools.protocol.wording import counted
 
 LEAST_WIDTH = 40
 LEAST_HEIGHT = 6

@@ -93,7 +93,7 @@ def test_a_dry_run_and_a_pipe_without_yes_move_nothing(
     refused = run_nsq(command(source, target))
 
     assert shown.status == 0
-    assert shown.out == b"move about 1 messages of topic clicks from arch\n"
+    assert shown.out == b"move about 1 message of topic clicks from arch\n"
     assert refused.status == 2
     assert (source.depth("clicks", "arch"), target.stats()["topics"]) == (1, [])
 
