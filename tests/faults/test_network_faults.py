@@ -24,7 +24,7 @@ from plugins.archives import messages_of, unfinished
 from plugins.cli import SpawnNsq
 from plugins.clients import OPTIONS
 from plugins.daemons import GoNsqd
-from plugins.slow_link import SlowLink, ip
+from plugins.slow_link import SlowLink, ip, link_addresses
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import Consumer, Message, Producer, PublishError
@@ -33,17 +33,17 @@ TOPIC = "clicks"
 NOWHERE = "02:00:00:00:00:99"
 QUICK = ["heartbeat_interval=1s", "reconnect_base=100ms", "reconnect_max=500ms", "dial_timeout=1s"]
 
-_numbers = itertools.count(os.getpid() % 100)
+_numbers = itertools.count()
 
 
 class Link:
     """A veth pair to a namespace; `lose` what goes to the one or the other end."""
 
     def __init__(self) -> None:
-        number = next(_numbers) % 250
+        number = next(_numbers)
         self.namespace = f"nsqtools-{os.getpid()}-{number}"
         self._here, self._there = f"n{os.getpid()}-{number}a", f"n{os.getpid()}-{number}b"
-        self._address, self.nsqd_address = f"10.213.{number}.1", f"10.213.{number}.2"
+        self._address, self.nsqd_address = link_addresses()
         ip("netns", "add", self.namespace)
         ip(*("link", "add", self._here, "type", "veth", "peer", "name", self._there))
         ip("link", "set", self._there, "netns", self.namespace)

@@ -12,6 +12,7 @@ import heapq
 import itertools
 import os
 import random
+import secrets
 import select
 import struct
 import subprocess
@@ -23,7 +24,7 @@ IFF_TUN, IFF_NO_PI = 0x0001, 0x1000
 MAX_PACKET = 65_536
 MAX_QUEUE_S = 0.4
 
-_numbers = itertools.count(os.getpid() % 100)
+_numbers = itertools.count()
 
 
 def ip(*words: str) -> str:
@@ -31,13 +32,22 @@ def ip(*words: str) -> str:
     return subprocess.run(["ip", *words], capture_output=True, text=True, check=True).stdout
 
 
+def link_addresses() -> tuple[str, str]:
+    """Return this end's address and the other's, in a /30 that no other link is likely to have:
+    other workers, and other runs, make links on this machine too.
+    """
+    first = secrets.randbelow(1 << 14) * 4
+    prefix = f"10.213.{first >> 8}"
+    return f"{prefix}.{(first & 255) + 1}", f"{prefix}.{(first & 255) + 2}"
+
+
 class SlowLink:
     """`impair` what goes over it, in both directions, until `heal`."""
 
     def __init__(self) -> None:
-        number = next(_numbers) % 250
+        number = next(_numbers)
         self.namespace = f"nsqtools-slow-{os.getpid()}-{number}"
-        self.nsqd_address = f"10.214.{number}.2"
+        our_address, self.nsqd_address = link_addresses()
         here, there = f"s{os.getpid()}-{number}a", f"s{os.getpid()}-{number}b"
         self._ends = [_open_tun(here), _open_tun(there)]
         self._stop_receiver, self._stop_sender = os.pipe()
@@ -47,8 +57,8 @@ class SlowLink:
         ip("netns", "add", self.namespace)
         ip("link", "set", there, "netns", self.namespace)
         for where, device, address, peer in (
-            ((), here, f"10.214.{number}.1", self.nsqd_address),
-            (("-n", self.namespace), there, self.nsqd_address, f"10.214.{number}.1"),
+            ((), here, our_address, self.nsqd_address),
+            (("-n", self.namespace), there, self.nsqd_address, our_address),
         ):
             ip(*where, "addr", "add", address, "peer", peer, "dev", device)
             ip(*where, "link", "set", device, "up")
