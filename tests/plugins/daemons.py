@@ -119,13 +119,15 @@ class Daemon(HttpApi):
         process = self._running()
         process.send_signal(signal.SIGSTOP)
         threads = Path(f"/proc/{process.pid}/task")
-        wait_until(
-            lambda: all(
-                (each / "stat").read_text().rpartition(")")[2].split()[0] == "T"
-                for each in threads.iterdir()
-            ),
-            what="all threads to stop",
-        )
+
+        def have_stopped() -> bool:
+            try:
+                stats = [(each / "stat").read_text() for each in threads.iterdir()]
+            except (FileNotFoundError, ProcessLookupError):
+                return False  # one ended meanwhile
+            return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+        wait_until(have_stopped, what="all threads to stop")
 
     def resume(self) -> None:
         """SIGCONT."""
