@@ -75,7 +75,7 @@ def _cluster(evil: str) -> Iterator[HostileCluster]:
 
 def _start(stack: ExitStack, server: S) -> S:
     stack.enter_context(server)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2})
     thread.start()
     stack.callback(thread.join)
     stack.callback(server.shutdown)

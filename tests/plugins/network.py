@@ -92,8 +92,7 @@ class Proxy:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._loop.call_soon_threadsafe(self._server.close)
-        self.cut(reset=True)
+        self._call(self._finish())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -117,6 +116,15 @@ class Proxy:
             for connection in connections:
                 connection.cancel()
         await asyncio.gather(*connections)
+
+    async def _finish(self) -> None:
+        """Cut, and end what is half made, too: it would be collected with its sockets open."""
+        self._server.close()
+        await self._cut(reset=True)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     async def _forward(
         self, client_reader: asyncio.StreamReader, client_writer: asyncio.StreamWriter

@@ -28,8 +28,10 @@ def _processes() -> Iterator[Process]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                stat = (entry / "stat").read_text()
+                command = (
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
+                stat = (entry / "stat").read_text(errors="replace")
             except OSError:
                 continue
             yield Process(int(entry.name), int(stat.rpartition(")")[2].split()[1]), command)

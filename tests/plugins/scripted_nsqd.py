@@ -239,7 +239,10 @@ class ScriptedNsqd:
     """A listener on a free port; `accept` gives the connections in the order they were made."""
 
     def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._holder = socket.socket()  # of the port, which nobody is to get after the listener
+        self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._holder.bind(("127.0.0.1", 0))
+        self._listener = socket.create_server(self._holder.getsockname())
         self.address = "{}:{}".format(*self._listener.getsockname())
         self.connections: list[Connection] = []
 
@@ -262,6 +265,7 @@ class ScriptedNsqd:
 
     def __exit__(self, *exception: object) -> None:
         self._listener.close()
+        self._holder.close()
         for connection in self.connections:
             connection.close()
 

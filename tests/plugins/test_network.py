@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 from plugins.network import TO_CLIENT, TO_SERVER, Proxy
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 NOT_YET_S = 0.05
+PATIENT_S = patience_s(5.0)
 
 
-def connect(address: str, timeout_s: float = 5.0) -> socket.socket:
+def connect(address: str, timeout_s: float = PATIENT_S) -> socket.socket:
     host, port = address.split(":")
     return socket.create_connection((host, int(port)), timeout_s)
 
@@ -21,7 +23,7 @@ def connect(address: str, timeout_s: float = 5.0) -> socket.socket:
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(5)
+        listener.settimeout(PATIENT_S)
         yield listener
 
 
@@ -39,7 +41,7 @@ def client(proxy: Proxy) -> Iterator[socket.socket]:
 @pytest.fixture
 def server(listener: socket.socket, client: socket.socket) -> Iterator[socket.socket]:
     sock, _ = listener.accept()
-    sock.settimeout(5)
+    sock.settimeout(PATIENT_S)
     with sock:
         yield sock
 
@@ -78,8 +80,10 @@ def test_accepts_again_after_a_cut(
             assert sock.recv(10) == b"ping"
 
 
-def test_resets_the_client_when_the_server_is_gone(proxy: Proxy, listener: socket.socket) -> None:
-    listener.close()
+def test_resets_the_client_when_the_server_is_gone(
+    dead_address: str, proxy_to: Callable[[str], Proxy]
+) -> None:
+    proxy = proxy_to(dead_address)
     # The reset may come before connect() has returned.
     with pytest.raises(ConnectionResetError), connect(proxy.address) as sock:
         sock.recv(1)
@@ -97,7 +101,7 @@ def test_a_paused_direction_holds_bytes_back_and_the_other_does_not(
         client.recv(10)
 
     proxy.resume(TO_CLIENT)
-    client.settimeout(5)
+    client.settimeout(PATIENT_S)
     assert client.recv(10) == b"held"
 
 
@@ -123,8 +127,13 @@ def test_a_cut_ends_a_paused_connection(
 def test_passes_on_small_pieces(client: socket.socket, server: socket.socket, proxy: Proxy) -> None:
     proxy.piece_size = 1
     proxy.delay_s = 0.02
+    began = time.monotonic()
+    proxy.pause_after(TO_CLIENT, 1)
     server.sendall(b"abc")
-    assert [client.recv(10), client.recv(10), client.recv(10)] == [b"a", b"b", b"c"]
+    for piece in (b"a", b"b", b"c"):  # one by one: a slow reader gets several at once
+        assert client.recv(10) == piece
+        proxy.pause_after(TO_CLIENT, 1)
+    assert time.monotonic() - began > 0.05
 
 
 def test_a_slow_reader_is_felt_by_the_sender(
@@ -144,8 +153,9 @@ def test_a_slow_reader_is_felt_by_the_sender(
 
 
 def test_a_deaf_peer_connects_and_says_nothing(deaf_address: str) -> None:
-    with connect(deaf_address, NOT_YET_S) as sock:
+    with connect(deaf_address) as sock:
         sock.sendall(b"  V2")
+        sock.settimeout(NOT_YET_S)
         with pytest.raises(TimeoutError):
             sock.recv(1)
 
