@@ -126,5 +126,5 @@ def test_a_producer_can_serve_one_event_loop_after_the_other(nsqd: GoNsqd) -> No
     producer = Producer(nsqd.tcp_address)
     for _ in range(3):
         asyncio.run(producer.publish(TOPIC, b"x"))
-    assert asyncio.run(producer.stop(5))
+    assert asyncio.run(producer.stop(patience_s(5)))
     assert nsqd.depth(TOPIC) == 3

@@ -32,7 +32,7 @@ def connected(nsqd: ScriptedNsqd) -> Connection:
 
 
 def batch_of(consumer: Consumer) -> Batch:
-    batch = consumer.next_batch(timeout_s=5)
+    batch = consumer.next_batch(timeout_s=patience_s(5))
     assert batch is not None
     return batch
 
@@ -189,14 +189,14 @@ def test_a_message_is_answered_once_whoever_asks(
     both = threading.Barrier(2)
 
     def finish(message: Message) -> bool:
-        both.wait(5)
+        both.wait(patience_s(5))
         return message.finish()
 
     for _ in range(50):
         message_id = conn.message(b"x")
         [message] = batch_of(consumer)
         answers = [in_background(finish, message) for _ in range(2)]
-        assert sorted(answer.result(5) for answer in answers) == [False, True]  # type: ignore[type-var]
+        assert sorted(answer.result(patience_s(5)) for answer in answers) == [False, True]  # type: ignore[type-var]
         assert not message.requeue()
         assert not message.touch()
         conn.expect(f"FIN {message_id}")
@@ -212,7 +212,7 @@ def test_answers_after_the_end_are_no_error_and_not_sent(
     [message] = batch_of(consumer)
     conn.half_close()
     wait_until(lambda: not consumer.connections, what="the loss")
-    consumer.stop(timeout_s=5)
+    consumer.stop(timeout_s=patience_s(5))
     assert [message.finish(), message.requeue(), message.touch()] == [False] * 3
     conn.expect_closed()
 
@@ -322,10 +322,10 @@ def test_any_answer_to_identify_is_taken_or_named(
     conn.send(reply)
     conn.half_close()
     if not complaint:
-        with closing(opening.result(5)):  # type: ignore[type-var]
+        with closing(opening.result(patience_s(5))):  # type: ignore[type-var]
             return
     with pytest.raises(NsqError, match=complaint) as caught:
-        opening.result(5)
+        opening.result(patience_s(5))
     assert str(address) in str(caught.value)
     conn.expect_closed()
 

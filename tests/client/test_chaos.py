@@ -182,7 +182,7 @@ def test_slow_handlers_and_timeouts_lose_nothing(
 
     def slow_for_some(message: Message) -> None:
         if message.attempts == 1 and message.body.endswith(b"7"):
-            redelivered.wait(10)
+            redelivered.wait(patience_s(10))
         elif message.attempts > 1:
             redelivered.set()
         handled.add(message.body)

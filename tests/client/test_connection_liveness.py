@@ -12,13 +12,14 @@ from plugins.clients import CHANNEL, TOPIC, Consume, Handle, Produce
 from plugins.daemons import GoNsqd
 from plugins.network import TO_CLIENT, Proxy
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.waiting import patience_s, wait_until
+from plugins.waiting import SLOWNESS, patience_s, wait_until
 
 import nsqtools
 from nsqtools.client.message import Message
 from nsqtools.errors import NsqError
 
 WAIT_S = patience_s(15.0)
+BEAT_S = min(3.0, patience_s(1.0))  # nsqd closes when a process does not run for two of them
 
 
 def clients_seen(nsqd: GoNsqd) -> int:
@@ -37,12 +38,14 @@ def test_a_slow_handler_and_redeliveries_do_not_stop_heartbeats(
     consumer = consume(
         nsqd.tcp_address,
         max_in_flight=3,
-        heartbeat_interval_s=1,
+        heartbeat_interval_s=BEAT_S,
         more={"on_error": errors.append},
     )
+    began = time.monotonic()
     handle(consumer, lambda message: is_over.wait(WAIT_S))
     # nsqd looks for new channels with timeouts every five seconds
     wait_until(lambda: consumer.stats.received > 3, what="a delivery anew", timeout_s=10)
+    time.sleep(max(0.0, began + 2.5 * BEAT_S - time.monotonic()))
     assert errors == []
     assert consumer.connections == [nsqd.tcp_address]
     is_over.set()
@@ -53,14 +56,16 @@ def test_a_slow_handler_and_redeliveries_do_not_stop_heartbeats(
 
 
 def test_a_handler_on_its_own_thread_outlasts_heartbeats(nsqd: GoNsqd, consume: Consume) -> None:
-    """nsqd closes after two unanswered ones; three seconds are three."""
+    """nsqd closes after two unanswered ones; this waits for three."""
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, b"x")
     errors: list[NsqError] = []
-    consumer = consume(nsqd.tcp_address, heartbeat_interval_s=1, more={"on_error": errors.append})
-    [message] = consumer.next_batch(timeout_s=5) or []
+    consumer = consume(
+        nsqd.tcp_address, heartbeat_interval_s=BEAT_S, more={"on_error": errors.append}
+    )
+    [message] = consumer.next_batch(timeout_s=patience_s(5)) or []
     with pytest.raises(AssertionError):
-        wait_until(lambda: errors, what="a lost connection", timeout_s=3.2)
+        wait_until(lambda: errors, what="a lost connection", timeout_s=3.2 * BEAT_S / SLOWNESS)
     assert message.finish()
 
 
@@ -75,13 +80,13 @@ def test_a_connection_lost_with_messages_in_flight_is_recreated(
         conn.message(b"x")
     held: list[Message] = []
     while len(held) < 3:
-        held += consumer.next_batch(timeout_s=5) or []
+        held += consumer.next_batch(timeout_s=patience_s(5)) or []
     conn.close()
     again = scripted_nsqd.accept()
     again.subscribe(TOPIC, CHANNEL)
     again.expect("RDY 1")
     assert all(message.is_answered for message in held)
-    assert consumer.stop(timeout_s=5)
+    assert consumer.stop(timeout_s=patience_s(5))
 
 
 def test_a_silent_peer_is_given_up(
@@ -94,8 +99,8 @@ def test_a_silent_peer_is_given_up(
     )
     wait_until(lambda: consumer.connections, what="a connection")
     proxy.pause(TO_CLIENT)
-    wait_until(lambda: errors, what="the loss", timeout_s=5)
-    assert str(errors[0]) == f"{proxy.address} was silent for 2 s"
+    silent = f"{proxy.address} was silent for 2 s"
+    wait_until(lambda: silent in map(str, errors), what="the loss")
     proxy.resume(TO_CLIENT)
     wait_until(lambda: consumer.connections, what="a new connection")
 
@@ -143,7 +148,7 @@ def test_nothing_to_do_takes_no_cpu(
     held = consume(nsqd.tcp_address, topic="held")
     producer = produce(nsqd.tcp_address)
     producer.publish("held", b"x")
-    assert held.next_batch(timeout_s=5)
+    assert held.next_batch(timeout_s=patience_s(5))
     wait_until(lambda: idle.connections, what="a connection")
     assert cpu_share(1.5) < 0.05
 
@@ -176,22 +181,22 @@ def test_descriptors_do_not_leak(nsqd: GoNsqd, consume: Consume, produce: Produc
 
     def once() -> None:
         consumer = consume(nsqd.tcp_address, fail_fast=True)
-        assert consumer.stop(timeout_s=5)
+        assert consumer.stop(timeout_s=patience_s(5))
         producer = produce(nsqd.tcp_address)
         producer.publish(TOPIC, b"x")
-        assert producer.stop(5)
+        assert producer.stop(patience_s(5))
 
     once()
     before = descriptors()
     for _ in range(50):
         once()
-    assert descriptors() <= before
+    wait_until(lambda: descriptors() <= before, what="no more descriptors than before")
 
 
 def test_what_is_never_started_holds_no_descriptor(consume: Consume, produce: Produce) -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = set(Path("/proc/self/fd").iterdir())
     consumer = consume("localhost", started=False)
     produce("localhost")
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert set(Path("/proc/self/fd").iterdir()) <= before
     assert consumer.stop()
     assert list(consumer) == []

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from plugins.clients import CHANNEL, TOPIC, Consume, Handle
 from plugins.daemons import GoNsqd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
+from nsqtools.client import consumer_io
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.handling import RequeueWithoutBackoff
 from nsqtools.client.message import Message
@@ -47,7 +48,7 @@ def test_one_address_may_stand_alone(nsqd: GoNsqd) -> None:
 def test_a_message_knows_where_it_came_from(nsqd: GoNsqd, consume: Consume) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, b"body")
-    batch = consume(nsqd.tcp_address).next_batch(timeout_s=5)
+    batch = consume(nsqd.tcp_address).next_batch(timeout_s=patience_s(5))
     assert batch
     [message] = batch
     assert (message.topic, message.nsqd, message.body) == (TOPIC, nsqd.tcp_address, b"body")
@@ -118,7 +119,7 @@ def test_is_starved_when_all_that_is_allowed_is_held(nsqd: GoNsqd, consume: Cons
     consumer.set_max_in_flight(0)
     held: list[Message] = []
     while len(held) < 4:
-        held += consumer.next_batch(timeout_s=5) or []
+        held += consumer.next_batch(timeout_s=patience_s(5)) or []
     for message in held:
         message.finish()
     wait_until(lambda: not consumer.is_starved, what="room")
@@ -127,9 +128,10 @@ def test_is_starved_when_all_that_is_allowed_is_held(nsqd: GoNsqd, consume: Cons
 
 
 def test_single_answers_at_max_in_flight_1_do_not_wait_to_be_gathered(
-    nsqd: GoNsqd, consume: Consume
+    nsqd: GoNsqd, consume: Consume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At 25 ms each these would take five seconds."""
+    """With a second for each these would take minutes."""
+    monkeypatch.setattr(consumer_io, "GATHER_S", 1.0)
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, *[b"x"] * 200)
     consumer = consume(nsqd.tcp_address, max_in_flight=1)
@@ -137,13 +139,13 @@ def test_single_answers_at_max_in_flight_1_do_not_wait_to_be_gathered(
 
     def answer_all() -> None:
         for _ in range(200):
-            batch = consumer.next_batch(timeout_s=5)
+            batch = consumer.next_batch(timeout_s=patience_s(5))
             assert batch
             batch[0].finish()
         finished.set()
 
     threading.Thread(target=answer_all).start()
-    assert finished.wait(2.5)
+    assert finished.wait(patience_s(10))
 
 
 def test_consumers_may_share_one_backlog(nsqd: GoNsqd, consume: Consume) -> None:
@@ -153,7 +155,7 @@ def test_consumers_may_share_one_backlog(nsqd: GoNsqd, consume: Consume) -> None
     nsqd.publish("two", b"2")
     seen = {}
     while len(seen) < 2:
-        batch = first.next_batch(timeout_s=5)
+        batch = first.next_batch(timeout_s=patience_s(5))
         assert batch
         seen[batch.topic] = [message.body for message in batch]
         batch.finish()

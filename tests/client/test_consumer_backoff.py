@@ -6,7 +6,7 @@ import queue
 
 from plugins.clients import CHANNEL, TOPIC, Consume, Handle
 from plugins.scripted_nsqd import Connection, ScriptedNsqd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.handling import RequeueWithoutBackoff
@@ -98,7 +98,7 @@ def test_fifty_results_at_once_are_one_step(scripted_nsqd: ScriptedNsqd, consume
         conn.message(b"x")
     taken: list[Message] = []
     while len(taken) < 50:
-        taken += consumer.next_batch(timeout_s=5) or []
+        taken += consumer.next_batch(timeout_s=patience_s(5)) or []
     for message in taken[::2]:
         message.requeue(0)
     for message in taken[1::2]:
@@ -127,7 +127,7 @@ def test_giving_up_is_neither_success_nor_failure(
     conn.skip_to("RDY 1")
     hopeless = conn.message(b"hopeless", attempts=8)
     conn.expect(f"FIN {hopeless}")
-    assert given_up.get(timeout=5) == b"hopeless"
+    assert given_up.get(timeout=patience_s(5)) == b"hopeless"
     is_at(consumer, 1)
     conn.message(b"good")
     conn.expect("RDY 5")

@@ -18,7 +18,7 @@ import pytest
 from plugins.clients import CHANNEL, TOPIC, Consume, Handle
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConnectionFailed, NsqError
 
@@ -55,7 +55,7 @@ def test_messages_flow_on_when_lookupd_is_gone(
     lookupd.kill()
     for _ in range(20):
         nsqd.publish(TOPIC, b"x")
-        batch = consumer.next_batch(timeout_s=5)
+        batch = consumer.next_batch(timeout_s=patience_s(5))
         assert batch
         batch.finish()
     assert consumer.connections == [nsqd.tcp_address]
@@ -88,7 +88,8 @@ def test_two_hundred_polls_leak_nothing(
     wait_until(lambda: len(lookupd.requests) > 5, what="some polls")
     before = descriptors()
     wait_until(lambda: len(lookupd.requests) > 205, what="200 polls", timeout_s=20)
-    assert descriptors() <= before + 2  # whatever is under way
+    # but for what is under way
+    wait_until(lambda: descriptors() <= before + 2, what="no more descriptors than before")
 
 
 def test_an_ipv6_broadcast_address(
@@ -183,11 +184,15 @@ def test_a_lookupd_that_hangs_delays_no_other(
 ) -> None:
     lookupd = scripted_lookupd()
     lookupd.list_nsqd(nsqd.tcp_address)
-    consumer = consume(lookupd=[deaf_address, lookupd.address], lookupd_poll_interval_s=0.1)
+    consumer = consume(
+        lookupd=[deaf_address, lookupd.address],
+        lookupd_poll_interval_s=0.1,
+        lookupd_poll_timeout_s=0.5,
+    )
     wait_until(lambda: consumer.connections, what="the nsqd", timeout_s=2)
     polls = len(lookupd.requests)
     wait_until(lambda: len(lookupd.requests) > polls, what="another round", timeout_s=2)
-    assert consumer.stop(timeout_s=2)
+    assert consumer.stop(timeout_s=patience_s(2))
 
 
 def test_a_direct_nsqd_that_no_lookupd_lists_is_connected_again(
@@ -204,12 +209,14 @@ def test_a_direct_nsqd_that_no_lookupd_lists_is_connected_again(
 def test_no_lookupd_that_answers_is_an_error_when_failing_fast(
     deaf_address: str, consume: Consume
 ) -> None:
-    consumer = consume(lookupd=["127.0.0.1:1", deaf_address], started=False)
+    consumer = consume(
+        lookupd=["127.0.0.1:1", deaf_address], lookupd_poll_timeout_s=0.5, started=False
+    )
     began = time.monotonic()
     with pytest.raises(NsqError) as caught:
         consumer.start(fail_fast=True)
     assert isinstance(caught.value, ConnectionFailed)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < patience_s(3)
 
 
 def test_one_lookupd_that_answers_is_enough_when_failing_fast(

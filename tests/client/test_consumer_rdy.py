@@ -13,7 +13,7 @@ import pytest
 from plugins.clients import CHANNEL, TOPIC, Consume, Handle
 from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import Connection, ScriptedNsqd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Message
@@ -27,7 +27,7 @@ def take(consumer: Consumer, count: int) -> list[Message]:
     """Wait for so many messages and leave them unanswered."""
     taken: list[Message] = []
     while len(taken) < count:
-        batch = consumer.next_batch(timeout_s=5)
+        batch = consumer.next_batch(timeout_s=patience_s(5))
         assert batch is not None, f"{len(taken)} of {count} messages"
         taken += batch
     return taken

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plugins.archives import unfinished
 from plugins.clients import CHANNEL, TOPIC, Consume, Handle, bodies_in
 from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import Connection, ScriptedNsqd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Message
@@ -51,13 +52,13 @@ def running(
         yield consumer
     finally:
         consumer.abort()
-        thread.join(10)
+        thread.join(patience_s(10))
         assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(
     ("handler_s", "count", "msg_timeout"),
-    [(0.033, 240, "2s"), (0.1, 80, "2s"), pytest.param(1.0, 150, "60s", marks=pytest.mark.slow)],
+    [(0.033, 240, "5s"), (0.1, 80, "5s"), pytest.param(1.0, 150, "60s", marks=pytest.mark.slow)],
 )
 def test_a_slow_handler_gets_every_message_once_and_in_time(
     go_nsqd: Callable[..., GoNsqd], handler_s: float, count: int, msg_timeout: str
@@ -84,18 +85,17 @@ def test_a_slow_handler_gets_every_message_once_and_in_time(
 def test_a_handler_that_is_stuck_keeps_no_messages_from_others(
     go_nsqd: Callable[..., GoNsqd],
 ) -> None:
-    nsqd = go_nsqd("--msg-timeout=2s")
+    nsqd = go_nsqd("--msg-timeout=6s")
     bodies = fill(nsqd, 10)
     release = threading.Event()
     seen: list[bytes] = []
 
     def handler(message: Message) -> None:
         seen.append(message.body)
-        release.wait(20)
+        release.wait(patience_s(20))
 
     with running(nsqd, handler) as stuck:
         wait_until(lambda: stuck.stats.received == 10, what="all messages in the client")
-        began = time.monotonic()
         rest: list[bytes] = []
         try:
             with Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address) as other:
@@ -106,7 +106,8 @@ def test_a_handler_that_is_stuck_keeps_no_messages_from_others(
                         break
         finally:
             release.set()
-        assert time.monotonic() - began < 1.9  # returned before nsqd took them back
+        stats = nsqd.channel_stats(TOPIC, CHANNEL)
+        assert stats["timeout_count"] <= 1  # returned before nsqd took them back
         assert stuck.stats.expired >= 9
     assert sorted(rest + seen[:1]) == sorted(bodies)
 
@@ -124,7 +125,7 @@ def test_workers_share_a_burst_message_by_message(nsqd: GoNsqd) -> None:
         # a thousand quiet consumers cost a process next to nothing
         wait_until(lambda: consumer._io.delivery._ticks is None, what="no clock for nothing")
     assert len(threads) == 4
-    assert max(threads.values()) <= 65  # 50 each take 2.5 s; a read of one thread's is 196
+    assert max(threads.values()) <= 100  # 50 each take 2.5 s; a read of one thread's is 196
 
 
 def test_a_delivery_that_came_again_in_the_same_read_is_dropped(
@@ -134,7 +135,7 @@ def test_a_delivery_that_came_again_in_the_same_read_is_dropped(
     conn = connected(scripted_nsqd)
     first = b"%016d" % 7
     conn.send(b"".join(message_frame(first, attempts) for attempts in (1, 2, 3, 4)))
-    batches = consumer.batches(timeout_s=0.3)
+    batches = [consumer.next_batch(patience_s(5)) or [], *consumer.batches(timeout_s=0.3)]
     found = [message.attempts for batch in batches for message in batch if message.finish()]
     assert found == [4]
 
@@ -148,6 +149,7 @@ def test_a_waiting_delivery_that_came_again_is_dropped(
     for attempts in (1, 2, 3):
         conn.send(message_frame(first, attempts))
         wait_until(lambda n=attempts: consumer.stats.received == n, what="the delivery")  # type: ignore[misc]
+    end_turn(consumer)
     attempts_seen = [m.attempts for batch in consumer.batches(timeout_s=0.3) for m in batch]
     assert attempts_seen == [3]
 
@@ -179,12 +181,7 @@ def test_after_a_pause_of_the_process_no_message_is_handed_out_twice(
         time.sleep(5)
         os.kill(process.pid, signal.SIGCONT)
         wait_until(
-            lambda: (
-                nsqd.channel_stats(TOPIC, CHANNEL)["depth"] == 0
-                and nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 0
-            ),
-            what="an empty channel",
-            timeout_s=10,
+            lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=10
         )
         process.terminate()
         ids += process.stdout.read().split()
@@ -202,6 +199,7 @@ def test_a_message_that_only_waited_is_not_given_up(
     for attempts in range(1, 10):
         conn.send(message_frame(message_id, attempts))
         wait_until(lambda n=attempts: consumer.stats.received == n, what="a delivery")  # type: ignore[misc]
+    end_turn(consumer)
     handled: list[int] = []
     handle(consumer, lambda message: handled.append(message.attempts))
     wait_until(lambda: handled == [9], what="the last delivery")
@@ -273,14 +271,23 @@ def test_a_dead_letter_is_confirmed_before_the_message_is_finished(nsqd: GoNsqd)
 
 
 def test_a_message_knows_its_deadline(nsqd: GoNsqd, consume: Consume) -> None:
+    began = time.monotonic()
     fill(nsqd, 1)
     for message in consume(nsqd.tcp_address):
-        assert 58 < message.deadline - time.monotonic() < 61
+        assert began + 58 < message.deadline < time.monotonic() + 61
         message.received_at -= 30
+        began = time.monotonic()
         assert message.touch()
-        assert 58 < message.deadline - time.monotonic() < 61
+        assert began + 58 < message.deadline < time.monotonic() + 61
         message.finish()
         break
+
+
+def end_turn(consumer: Consumer) -> None:
+    """Wait until the I/O thread is through with what it has received."""
+    is_through = threading.Event()
+    consumer._io.loop.call_soon(is_through.set)
+    assert is_through.wait(patience_s(5))
 
 
 def connected(nsqd: ScriptedNsqd) -> Connection:

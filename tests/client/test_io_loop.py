@@ -40,7 +40,7 @@ def test_a_hundred_consumers_are_a_handful_of_threads_and_a_descriptor_each(
     consumers = [consume(nsqd.tcp_address, topic=f"topic-{n}") for n in range(100)]
     wait_until(lambda: all(each.connections for each in consumers), what="all connections")
     assert threading.active_count() - threads <= 1 + MAX_THREADS
-    assert len(io_threads()) == 1
+    wait_until(lambda: len(io_threads()) == 1, what="the end of the thread of a test before")
     wait_until(lambda: descriptors() - files <= 105, what="nothing but the connections")
 
     producer = produce(nsqd.tcp_address)
@@ -162,7 +162,7 @@ def test_a_child_leaves_the_thread_and_its_sockets_to_the_parent(
     child = os.fork()
     if not child:
         try:
-            is_stopped = consumer.stop(timeout_s=5)  # nothing to wait for here
+            is_stopped = consumer.stop(timeout_s=patience_s(5))  # nothing to wait for here
             os._exit(0 if is_stopped and not consumer._io.loop.is_own_thread else 1)
         finally:
             os._exit(2)
@@ -228,9 +228,9 @@ def test_a_message_after_a_long_idle_time_is_handed_out_at_once(
     nsqd: GoNsqd, consume: Consume
 ) -> None:
     """Nothing ticks for it then; what came after a long sleep must not look as old as the sleep."""
-    consumer = consume(nsqd.tcp_address, fail_fast=True, msg_timeout_s=1)
+    consumer = consume(nsqd.tcp_address, fail_fast=True, msg_timeout_s=3)
     for _ in range(2):
-        time.sleep(1.5)
+        time.sleep(3.2)
         published_after = time.monotonic()
         nsqd.publish(TOPIC, b"x")
         batch = consumer.next_batch(patience_s(5))
@@ -257,7 +257,7 @@ def member() -> Iterator[Callable[..., LoopMember]]:
     yield make
     for each in made:
         each.call_soon(each.stop)
-        assert each.join(5)
+        assert each.join(patience_s(5))
 
 
 def test_calls_are_made_in_order_and_after_the_end_at_once(
@@ -269,7 +269,7 @@ def test_calls_are_made_in_order_and_after_the_end_at_once(
     for n in range(100):
         one.call_soon(lambda n=n: made.append((n, one.is_own_thread)))  # type: ignore[misc]
     one.call_soon(one.stop)
-    assert one.join(5)
+    assert one.join(patience_s(5))
     assert ended.is_set()
     one.call_soon(lambda: made.append((100, one.is_own_thread)))
     assert made == [(n, n < 100) for n in range(101)]
@@ -305,7 +305,7 @@ def test_only_members_with_work_have_turns(member: Callable[..., LoopMember]) ->
     for _ in range(20):
         made = threading.Event()
         first.call_soon(made.set)
-        assert made.wait(5)
+        assert made.wait(patience_s(5))
     assert turns[0] > 15
     assert turns[1] == before
 
@@ -318,7 +318,7 @@ def test_joins_and_ends_meet(member: Callable[..., LoopMember]) -> None:
             one = LoopMember("passer-by", lambda: None, lambda: None)
             one.start()
             one.call_soon(one.stop)
-            assert one.join(10)
+            assert one.join(patience_s(10))
 
     threads = [threading.Thread(target=come_and_go) for _ in range(4)]
     for thread in threads:
@@ -326,7 +326,7 @@ def test_joins_and_ends_meet(member: Callable[..., LoopMember]) -> None:
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
-    assert len(io_threads()) <= 1
+    wait_until(lambda: len(io_threads()) <= 1, what="the end of threads without members")
 
 
 # -- what blocks ----------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def test_work_that_hangs_leaves_threads_to_peers_that_answer() -> None:
     def hang(peer: str) -> Callable[[], bool]:
         def work() -> bool:
             running.append(peer)
-            release.wait(10)
+            release.wait(patience_s(10))
             return False
 
         return work
@@ -353,7 +353,7 @@ def test_work_that_hangs_leaves_threads_to_peers_that_answer() -> None:
     answered = [threading.Event() for _ in range(20)]
     for event in answered:
         background.run("good", lambda event=event: event.set() or True)  # type: ignore[misc]
-    assert all(event.wait(5) for event in answered)
+    assert all(event.wait(patience_s(5)) for event in answered)
     assert len(running) == MAX_DOUBTFUL
     release.set()
     wait_until(lambda: len(running) == 3 * MAX_THREADS, what="all the others")
@@ -365,7 +365,7 @@ def test_work_that_raises_costs_no_thread(caplog: pytest.LogCaptureFixture) -> N
         background.run("x", lambda: bool(1 // 0))
     done = threading.Event()
     background.run("y", lambda: done.set() or True)
-    assert done.wait(5)
+    assert done.wait(patience_s(5))
     wait_until(lambda: "work for x failed" in caplog.text, what="the log")
 
 
@@ -376,7 +376,7 @@ def test_idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
     wait_until(lambda: background._threads == 0, what="the end of the thread")
     done = threading.Event()
     background.run("x", lambda: done.set() or True)
-    assert done.wait(5)
+    assert done.wait(patience_s(5))
 
 
 def test_without_threads_the_caller_learns_it(

@@ -40,7 +40,7 @@ def cases() -> Iterator[Any]:
 def read(consumer: Consumer, count: int) -> list[bytes]:
     bodies: list[bytes] = []
     while len(bodies) < count:
-        batch = consumer.next_batch(timeout_s=10)
+        batch = consumer.next_batch(timeout_s=patience_s(10))
         assert batch, f"{len(bodies)} of {count} messages"
         bodies += [message.body for message in batch]
         batch.finish()
@@ -72,7 +72,7 @@ def test_what_is_published_is_consumed(
     producer.publish_many(TOPIC, bodies[count // 2 :])
     consumer = consume(tls_nsqd.tcp_address, max_in_flight=window, **options)
     assert sorted(read(consumer, count)) == bodies
-    assert consumer.stop(timeout_s=5)
+    assert consumer.stop(timeout_s=patience_s(5))
     stats = tls_nsqd.channel_stats(TOPIC, CHANNEL)
     assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (0, 0, 0)
 

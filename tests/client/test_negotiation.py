@@ -27,7 +27,7 @@ from plugins.clients import CHANNEL, OPTIONS, TOPIC, Consume, Handle, Produce
 from plugins.daemons import GoNsqd
 from plugins.network import Proxy
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.connection import Connection
 from nsqtools.client.consumer import Consumer
@@ -104,7 +104,7 @@ def test_compressed_bytes_after_the_reply_are_not_lost(
         assert conn.not_yet_expected == []
         conn.reply_identify(glued=glued[:cut], **{compression: True})
         conn.send(glued[cut:])
-        opening.result(5).close()
+        opening.result(patience_s(5)).close()
 
 
 def test_nothing_is_sent_after_identify(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
@@ -133,7 +133,7 @@ def test_one_byte_at_a_time(
     consumer = consume(proxy.address, tls_root_ca_file=str(certificates.ca), **mode)
     bodies: list[bytes] = []
     while len(bodies) < 2:
-        batch = consumer.next_batch(timeout_s=10)
+        batch = consumer.next_batch(timeout_s=patience_s(10))
         assert batch, bodies
         bodies += [message.body for message in batch]
         batch.finish()
@@ -156,11 +156,11 @@ def test_large_publishes_in_little_pieces(
     sent = [producer.submit(TOPIC, [body]) for _ in range(3)]
     sent += [producer.submit(TOPIC, [b"small"]) for _ in range(10)]
     for publication in sent:
-        publication.wait(10)
+        publication.wait(patience_s(10))
     consumer = consume(tls_nsqd.tcp_address, tls_root_ca_file=str(certificates.ca), **mode)
     received: list[bytes] = []
     while len(received) < 13:
-        batch = consumer.next_batch(timeout_s=10)
+        batch = consumer.next_batch(timeout_s=patience_s(10))
         assert batch
         received += [message.body for message in batch]
         for message in batch:  # RDY changes and FINs while others wait to be sent
@@ -287,7 +287,7 @@ def test_tls_that_is_not_offered_is_refused_and_the_secret_stays(
     assert identify.json["tls_v1"] is True
     conn.reply_identify(tls_v1=False, auth_required=True)
     with pytest.raises(TLSError, match="does not offer TLS"):
-        opening.result(5)
+        opening.result(patience_s(5))
     conn.expect_closed()
     assert all(b"hush" not in command.body for command in conn.commands)
 
@@ -300,7 +300,7 @@ def test_clear_text_after_the_tls_agreement_is_refused(
     conn.expect("IDENTIFY")
     conn.reply_identify(tls_v1=True, glued=OK_FRAME)
     with pytest.raises(NsqError, match="clear text"):
-        opening.result(5)
+        opening.result(patience_s(5))
 
 
 def test_a_peer_that_does_no_tls_in_the_end_is_named(
@@ -312,7 +312,7 @@ def test_a_peer_that_does_no_tls_in_the_end_is_named(
     conn.reply_identify(tls_v1=True)
     conn.error("E_IDENTIFY_FAILED upgrade failed")
     with pytest.raises(NsqError, match=scripted_nsqd.address):
-        opening.result(5)
+        opening.result(patience_s(5))
 
 
 def test_compression_that_is_not_offered_is_said_and_done_without(

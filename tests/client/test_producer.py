@@ -45,7 +45,7 @@ def connected(nsqd: ScriptedNsqd) -> Connection:
 
 def outcome(publication: Publication) -> str:
     try:
-        publication.wait(10)
+        publication.wait(patience_s(10))
     except PublishError as exc:
         return type(exc).__name__
     return "published"
@@ -57,7 +57,7 @@ def test_every_way_of_publishing_arrives(nsqd: GoNsqd, produce: Produce) -> None
     producer.publish(TOPIC, b"one")
     producer.publish_many(TOPIC, [b"two", b"three"])
     producer.publish_deferred(TOPIC, b"later", 60)
-    producer.submit(TOPIC, [b"four"]).wait(5)
+    producer.submit(TOPIC, [b"four"]).wait(patience_s(5))
     wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 5, what="the channel has all of them")
     assert nsqd.channel_stats(TOPIC, CHANNEL)["deferred_count"] == 1
 
@@ -105,7 +105,7 @@ def test_one_bad_publish_among_a_hundred_harms_no_other(
     producer = produce(nsqd.tcp_address)
     bodies = [b"x"] * 99 + [b""]
     done = [in_background(producer.publish, TOPIC, body) for body in bodies]
-    errors = [future.exception(10) for future in done]
+    errors = [future.exception(patience_s(10)) for future in done]
     assert [type(error) for error in errors if error] == [ConfigurationError]
     assert nsqd.depth(TOPIC) == 99
 
@@ -123,7 +123,7 @@ def test_a_rejected_publish_and_what_came_after_it_have_different_outcomes(
     conn.half_close()
     assert outcome(good) == "published"
     with pytest.raises(PublishRejected, match="E_BAD_MESSAGE") as caught:
-        bad.wait(5)
+        bad.wait(patience_s(5))
     assert isinstance(caught.value.cause, ServerError)
     assert outcome(behind) == "PublishNotSent"
     again = producer.submit(TOPIC, [b"4"])
@@ -159,7 +159,7 @@ def test_what_was_outstanding_when_the_connection_broke_is_unknown(
     wait_until(lambda: confirmed.is_settled, what="a confirmation")
     conn.reset()
     with pytest.raises(PublishUnknown, match=scripted_nsqd.address) as caught:
-        unknown.wait(5)
+        unknown.wait(patience_s(5))
     assert "may" in caught.value.hint
 
 
@@ -172,7 +172,7 @@ def test_what_no_byte_was_sent_of_is_not_unknown(
     """More than the buffers on the way hold: what came after it was never offered."""
     monkeypatch.setattr(producer_module, "WINDOW_BYTES", 1 << 30)
     proxy = proxy_to(nsqd.tcp_address)
-    producer = produce(proxy.address, publish_timeout_s=1, publish_max_msg_size=1 << 24)
+    producer = produce(proxy.address, publish_timeout_s=patience_s(1), publish_max_msg_size=1 << 24)
     producer.publish(TOPIC, b"x")
     proxy.pause(TO_SERVER)
     sent = [producer.submit(TOPIC, [b"x" * (15 << 20)])]
@@ -193,7 +193,7 @@ def test_every_publisher_returns_when_the_connection_breaks(
     conn.expect(f"PUB {TOPIC}")
     scripted_nsqd.stop_listening()
     conn.reset()
-    kinds = {type(future.exception(5)) for future in done}
+    kinds = {type(future.exception(patience_s(5))) for future in done}
     assert kinds <= {PublishUnknown, PublishNotSent}
 
 
@@ -232,7 +232,7 @@ def test_an_address_that_does_not_answer_costs_one_dial_timeout(
     for _ in range(100):
         with pytest.raises(PublishNotSent):
             producer.publish(TOPIC, b"x")
-    assert time.monotonic() - began < 2 * 0.3
+    assert time.monotonic() - began < 0.3 + patience_s(3)  # half a minute if each costs one
 
 
 def test_a_publish_never_waits_forever_on_a_connect(
@@ -261,7 +261,7 @@ def test_heartbeats_do_not_stand_in_for_an_answer(
 
     wait_until(settles, what="the publication to be given up", timeout_s=5)
     with pytest.raises(PublishUnknown, match="no answer to a publish"):
-        publication.wait(5)
+        publication.wait(patience_s(5))
 
 
 def test_every_publication_settles_once(
@@ -291,7 +291,7 @@ def test_a_callback_that_fails_does_no_harm(nsqd: GoNsqd, produce: Produce) -> N
     def fail(publication: Publication) -> None:
         raise LookupError
 
-    producer.submit(TOPIC, [b"x"], on_settled=fail).wait(5)
+    producer.submit(TOPIC, [b"x"], on_settled=fail).wait(patience_s(5))
     producer.publish(TOPIC, b"x")
 
 
@@ -303,7 +303,7 @@ def test_a_flood_stays_in_its_window(nsqd: GoNsqd, produce: Produce) -> None:
         publications.append(producer.submit(TOPIC, [b"x"]))
         most = max(most, len(producer._unsettled))
     for publication in publications:
-        publication.wait(10)
+        publication.wait(patience_s(10))
     assert most <= 64
     assert nsqd.depth(TOPIC) == 20_000
     nsqd.wait_for_log("TCP: new client")
@@ -345,7 +345,7 @@ def test_a_full_window_says_so(scripted_nsqd: ScriptedNsqd, produce: Produce) ->
 def test_a_stop_waits_for_confirmations(nsqd: GoNsqd, produce: Produce) -> None:
     producer = produce(nsqd.tcp_address)
     publications = [producer.submit(TOPIC, [b"x"]) for _ in range(64)]
-    assert producer.stop(5)
+    assert producer.stop(patience_s(5))
     assert all(publication.is_settled for publication in publications)
     assert nsqd.depth(TOPIC) == 64
 
@@ -369,7 +369,7 @@ def test_a_stopped_producer_publishes_nothing(
     producer = produce(nsqd.tcp_address)
     if was_started:
         producer.publish(TOPIC, b"x")
-    assert producer.stop(5)
+    assert producer.stop(patience_s(5))
     for _ in range(70):
         with pytest.raises(PublishNotSent, match="stopped"):
             producer.publish(TOPIC, b"x")
@@ -384,4 +384,4 @@ def test_a_defect_on_the_io_thread_leaves_nobody_waiting(
     connected(scripted_nsqd).expect(f"PUB {TOPIC}")
     producer._io.loop.call_soon(lambda: 1 // 0)
     assert outcome(publication) == "PublishUnknown"
-    assert producer._io.loop.join(5)
+    assert producer._io.loop.join(patience_s(5))

@@ -9,6 +9,7 @@ import textwrap
 import pytest
 from plugins.clients import bodies_in
 from plugins.daemons import GoNsqd
+from plugins.waiting import patience_s
 
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -16,7 +17,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-X", "dev", "-c", textwrap.dedent(program), *arguments],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=patience_s(30),
         check=False,
     )
 

@@ -33,6 +33,7 @@ from nsqtools import (
 InBackground = Callable[..., "Future[Any]"]
 Make = Callable[..., Producer]
 DEAD = "127.0.0.1:1"
+SENT_WITHIN_S = patience_s(0.5)
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def make() -> Any:
 
     yield make
     for producer in made:
-        producer.stop(5)
+        producer.stop(patience_s(5))
 
 
 # -- bodies ---------------------------------------------------------------------------------------
@@ -76,7 +77,7 @@ def test_a_body_that_changes_after_the_submit_is_published_as_it_was(
     body = bytearray(b"before")
     publication = produce(nsqd.tcp_address).submit(TOPIC, [body])
     body[:] = b"after!"
-    publication.wait(5)
+    publication.wait(patience_s(5))
     assert bodies_in(nsqd, TOPIC, 1) == [b"before"]
 
 
@@ -117,7 +118,7 @@ def test_a_callback_can_submit_the_next_one_even_with_a_window_of_one(
             producer.submit(TOPIC, [b"%d" % (number + 1)], on_settled=next_one)
 
     producer.submit(TOPIC, [b"1"], on_settled=next_one)
-    assert done.wait(5)
+    assert done.wait(patience_s(5))
     assert nsqd.depth(TOPIC) == 10
 
 
@@ -135,7 +136,7 @@ def test_a_callback_that_finds_the_window_full_is_refused_at_once(
         except PublishError as exc:
             caught.append((exc, time.monotonic() - began))
 
-    producer.submit(TOPIC, [b"x"], on_settled=flood).wait(5)
+    producer.submit(TOPIC, [b"x"], on_settled=flood).wait(patience_s(5))
     wait_until(lambda: bool(caught), what="an error")
     [(error, took_s)] = caught
     assert isinstance(error, PublishNotSent)
@@ -161,7 +162,7 @@ def test_a_callback_cannot_wait_for_its_own_thread(
         except ConfigurationError as exc:
             caught.append(exc)
 
-    producer.submit(TOPIC, [b"x"], on_settled=call).wait(5)
+    producer.submit(TOPIC, [b"x"], on_settled=call).wait(patience_s(5))
     wait_until(lambda: bool(caught), what="an error")
 
 
@@ -175,34 +176,34 @@ def test_a_publish_ends_within_its_own_timeout(
     began = time.monotonic()
     waiting = producer.submit(TOPIC, [b"x"], timeout_s=0.2)
     with pytest.raises(PublishNotSent, match=r"within 0\.2 s"):
-        waiting.wait(5)
+        waiting.wait(patience_s(5))
     conn = scripted_nsqd.accept()
     conn.expect("IDENTIFY")
     conn.reply_identify()
-    sent = producer.submit(TOPIC, [b"y"], timeout_s=0.3)
-    with pytest.raises(PublishUnknown, match=r"within 0\.3 s"):
-        sent.wait(5)
-    assert time.monotonic() - began < 3
+    sent = producer.submit(TOPIC, [b"y"], timeout_s=SENT_WITHIN_S)
+    with pytest.raises(PublishUnknown, match=f"within {SENT_WITHIN_S:g} s"):
+        sent.wait(patience_s(5))
+    assert time.monotonic() - began < patience_s(3)
 
 
 def test_an_answer_after_the_timeout_is_not_taken_for_another(
     scripted_nsqd: ScriptedNsqd, produce: Produce
 ) -> None:
     producer = produce(scripted_nsqd.address)
-    late = producer.submit(TOPIC, [b"late"], timeout_s=0.3)
+    late = producer.submit(TOPIC, [b"late"], timeout_s=SENT_WITHIN_S)
     conn = scripted_nsqd.accept()
     conn.expect("IDENTIFY")
     conn.reply_identify()
     conn.expect(f"PUB {TOPIC}")
     with pytest.raises(PublishError):
-        late.wait(5)
+        late.wait(patience_s(5))
     after = producer.submit(TOPIC, [b"after"])
     conn.expect(f"PUB {TOPIC}")
     conn.ok()
     with pytest.raises(TimeoutError):
         after.wait(0.2)
     conn.ok()
-    after.wait(5)
+    after.wait(patience_s(5))
 
 
 def test_a_full_window_costs_no_more_than_the_timeout_of_the_call(
@@ -213,15 +214,15 @@ def test_a_full_window_costs_no_more_than_the_timeout_of_the_call(
     began = time.monotonic()
     with pytest.raises(PublishNotSent, match="no room"):
         producer.publish(TOPIC, b"x", timeout_s=0.2)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < patience_s(2)
 
 
 def test_flush_waits_for_what_was_submitted(nsqd: GoNsqd, make: Make) -> None:
-    producer = make(nsqd.tcp_address, linger_s=5.0)
+    producer = make(nsqd.tcp_address, linger_s=30.0)
     publications = [producer.submit(TOPIC, [b"x"]) for _ in range(50)]
     began = time.monotonic()
     assert producer.flush()
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < patience_s(3)
     assert all(publication.is_settled for publication in publications)
     assert nsqd.depth(TOPIC) == 50
 
@@ -238,7 +239,7 @@ def test_a_producer_shows_where_it_publishes_and_its_state(nsqd: GoNsqd, produce
     producer = produce(nsqd.tcp_address)
     assert repr(producer) == f"<Producer to {nsqd.tcp_address}, 0 publishes under way>"
     publication = producer.submit(TOPIC, [b"x"])
-    publication.wait(5)
+    publication.wait(patience_s(5))
     assert repr(publication) == f"<Publication of 1 messages to {TOPIC}, published>"
     producer.stop()
     assert repr(producer).endswith("stopped>")
@@ -298,7 +299,7 @@ def test_an_address_that_swallows_packets_delays_a_publish_by_seconds_at_most(
     producer = make([unreachable_address, nsqd.tcp_address], ClientOptions(dial_timeout_s=30))
     began = time.monotonic()
     producer.publish(TOPIC, b"x")
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < patience_s(4)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +326,7 @@ def test_a_restart_within_the_retry_timeout_is_not_noticed(
     assert not any(future.done() for future in done)
     nsqd.start()
     for future in done:
-        future.result(15)
+        future.result(patience_s(15))
     assert nsqd.depth(TOPIC) == 11
 
 
@@ -334,14 +335,14 @@ def test_retrying_ends_with_the_retry_timeout(make: Make) -> None:
     began = time.monotonic()
     with pytest.raises(PublishNotSent, match=f"connect to {DEAD}"):
         producer.publish(TOPIC, b"x")
-    assert 0.5 <= time.monotonic() - began < 4
+    assert 0.5 <= time.monotonic() - began < patience_s(4)
 
 
 def test_an_unknown_fate_is_retried_only_on_request(
     nsqd: GoNsqd, proxy_to: Callable[[str], Proxy], make: Make
 ) -> None:
     proxy = proxy_to(nsqd.tcp_address)
-    options = ClientOptions(publish_timeout_s=0.5)
+    options = ClientOptions(publish_timeout_s=patience_s(2))
     for retry_unknown in (False, True):
         producer = make(proxy.address, options, retry_timeout_s=10, retry_unknown=retry_unknown)
         producer.publish(TOPIC, b"x")
@@ -351,21 +352,21 @@ def test_an_unknown_fate_is_retried_only_on_request(
         proxy.cut(reset=True)
         proxy.resume(TO_CLIENT)
         if retry_unknown:
-            publication.wait(10)
+            publication.wait(patience_s(10))
         else:
             with pytest.raises(PublishUnknown):
-                publication.wait(10)
+                publication.wait(patience_s(10))
 
 
 def test_a_refused_client_is_not_told_that_publishing_again_is_safe(
     go_nsqd: Callable[..., GoNsqd], auth_server: AuthServer, make: Make
 ) -> None:
     nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")
-    producer = make(nsqd.tcp_address, retry_timeout_s=10)
+    producer = make(nsqd.tcp_address, retry_timeout_s=60)
     began = time.monotonic()
     with pytest.raises(PublishRefused, match="requires authentication") as caught:
         producer.publish(TOPIC, b"x")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < patience_s(5)
     assert not isinstance(caught.value, PublishNotSent)
     assert isinstance(caught.value.__cause__, RefusedError)
     assert caught.value.category == "refused"
@@ -379,7 +380,7 @@ def test_publishes_at_the_same_time_are_joined(nsqd: GoNsqd, make: Make) -> None
     bodies = [b"%03d" % number for number in range(300)]
     publications = [producer.submit(TOPIC, [body]) for body in bodies]
     for publication in publications:
-        publication.wait(5)
+        publication.wait(patience_s(5))
     assert bodies_in(nsqd, TOPIC, 300) == bodies
     sent = nsqd.topic_stats(TOPIC)
     assert sent["message_count"] == 300
@@ -416,13 +417,13 @@ def test_a_lone_publish_does_not_linger(nsqd: GoNsqd, make: Make) -> None:
         began = time.perf_counter()
         producer.publish(TOPIC, b"x")
         times.append(time.perf_counter() - began)
-    assert sorted(times)[100] < 0.1
+    assert sorted(times)[100] < 1
 
 
 def test_a_message_lingers_no_longer_than_it_should(
     scripted_nsqd: ScriptedNsqd, make: Make
 ) -> None:
-    producer = make(scripted_nsqd.address, linger_s=0.1)
+    producer = make(scripted_nsqd.address, linger_s=patience_s(0.5))
     producer.submit(TOPIC, [b"1"])
     conn = scripted_nsqd.accept()
     conn.expect("IDENTIFY")

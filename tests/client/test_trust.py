@@ -14,6 +14,7 @@ from plugins.clients import CHANNEL, TOPIC, Consume, Produce
 from plugins.daemons import GoNsqd
 from plugins.scripted_lookupd import ScriptedLookupd
 from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.waiting import patience_s
 
 from nsqtools.client import handshake
 from nsqtools.client.handshake import open_connection, tls_context
@@ -86,7 +87,7 @@ def test_auth_requires_tls_keeps_the_secret_from_everybody_without_it(
     conn.reply_identify(auth_required=True)
 
     with pytest.raises(PublishRefused, match="would get the auth secret in plain text"):
-        publication.result(5)
+        publication.result(patience_s(5))
     conn.expect_closed()
     assert all(b"hush" not in command.body for command in conn.commands)
 

@@ -12,7 +12,7 @@ from plugins.clients import bodies_in
 from plugins.daemons import GoNsqd
 from plugins.network import Proxy
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions
 from nsqtools.client.spread import PublishMode
@@ -21,7 +21,7 @@ from nsqtools.publish.publish_job import PublishJob
 from nsqtools.publish.publisher import PublishCounts, PublishOptions
 from nsqtools.publish.unsent_files import UnsentFiles
 
-FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=3)
+FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=patience_s(5))
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_what_was_sent_and_not_answered_is_unknown_unless_it_may_be_doubled(
             connection.ok()
         else:
             connection.close()
-    worker.join(10)
+    worker.join(patience_s(10))
 
     assert job.counts == expected
 
@@ -324,7 +324,7 @@ def test_stopping_settles_what_is_under_way_and_leaves_the_rest(
     worker.start()
     wait_until(lambda: job.counts.confirmed > 100, what="publishing is under way")
     job.stop()
-    worker.join(10)
+    worker.join(patience_s(10))
 
     assert not worker.is_alive()
     assert job.counts.confirmed == nsqd.depth("events")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from plugins.power_cut import PowerCut
+from plugins.waiting import patience_s
 
 from nsqtools.errors import OutputError
 from nsqtools.publish.unsent_files import UnsentFiles
@@ -51,7 +52,7 @@ def test_a_link_and_a_pipe_are_written_through(tmp_path: Path) -> None:
     for name in ("link", "pipe"):
         with UnsentFiles(tmp_path / name, b"\n") as unsent:
             unsent.write(b"record")
-    reader.join(10)
+    reader.join(patience_s(10))
 
     assert (tmp_path / "file").read_bytes() == b"record\n"
     assert read == [b"record\n"]
