@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from plugins.archives import unfinished
 from plugins.certificates import Certificates
 from plugins.daemons import GoNsqlookupd
 from plugins.embedded import EmbeddedServer
@@ -75,9 +76,7 @@ def test_nsq_to_file_archives_through_every_layer(
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as archiver:
         try:
             wait_until(
-                lambda: (
-                    nsqd.depth("t", "ch") + nsqd.channel_stats("t", "ch")["in_flight_count"] == 0
-                ),
+                lambda: unfinished(nsqd, "t", "ch") == 0,
                 what="everything is archived",
                 timeout_s=TIMEOUT_S,
             )

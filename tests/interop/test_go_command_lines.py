@@ -7,17 +7,19 @@ the Go program has and the table has not fails, as does one that we do not know.
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from plugins.archives import unfinished
 from plugins.clients import bodies_in
 from plugins.daemons import GO_PROGRAMS, GoNsqd, GoNsqlookupd
 from plugins.http_server import HttpServer
@@ -94,11 +96,9 @@ class World(NamedTuple):
 
     def is_empty(self, topic: str, channel: str) -> bool:
         try:
-            stats = self.nsqd.channel_stats(topic, channel)
+            return not (self.nsqd.depth(topic) or unfinished(self.nsqd, topic, channel))
         except LookupError:
             return False
-        waiting = self.nsqd.topic_stats(topic)["depth"]
-        return not (waiting + stats["depth"] + stats["in_flight_count"])
 
 
 @pytest.fixture(scope="module")
@@ -434,6 +434,15 @@ def test_files_are_rotated_by_age_also_empty_ones(world: World, tmp_path: Path) 
         assert (process.returncode, files_below(skipping)) == (0, {}), err.decode()
 
 
+def open_files(process: subprocess.Popen[bytes]) -> set[str]:
+    """What it has open, by name."""
+    found = set()
+    for entry in Path(f"/proc/{process.pid}/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            found.add(os.readlink(entry))
+    return found
+
+
 def test_a_hangup_closes_the_file_for_logrotate(world: World, tmp_path: Path) -> None:
     world.fill("hup", b"one")
     for side in SIDES:
@@ -444,7 +453,11 @@ def test_a_hangup_closes_the_file_for_logrotate(world: World, tmp_path: Path) ->
             wait_until(lambda s=side: world.is_empty("hup", s), what="one", timeout_s=15)  # type: ignore[misc]
             path.rename(directory / "hup.1")
             process.send_signal(signal.SIGHUP)
-            time.sleep(0.3)
+            wait_until(
+                lambda p=process, o=directory / "hup.1": str(o) not in open_files(p),  # type: ignore[misc]
+                what="it lets go of the file",
+                timeout_s=15,
+            )
             world.nsqd.publish("hup", b"two")
             wait_until(lambda p=path: p.exists() and b"two" in p.read_bytes(), what="two")  # type: ignore[misc]
         assert (directory / "hup.1").read_bytes().startswith(b"one")

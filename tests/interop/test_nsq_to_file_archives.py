@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from plugins.archives import unfinished
 from plugins.cli import RunNsq
 from plugins.daemons import GoNsqd
 from plugins.waiting import wait_until
@@ -34,14 +35,7 @@ def torn(
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_until(
-            lambda: (
-                nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 0
-                and nsqd.depth(TOPIC, CHANNEL) == 0
-            ),
-            what="the archive",
-            timeout_s=20,
-        )
+        wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="the archive", timeout_s=20)
     finally:
         program.kill()
         program.wait()

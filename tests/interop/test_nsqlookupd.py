@@ -68,8 +68,7 @@ def test_topics_and_channels_are_announced_and_taken_back(
     )
     nsqd.post("/topic/delete", topic="clicks")
     wait_until(lambda: not lookupd.producers("clicks"), what="the topic to be taken back")
-    debug = lookupd.json("/debug")
-    assert set(debug) == {"client::"}
+    wait_until(lambda: set(lookupd.json("/debug")) == {"client::"}, what="the channel too")
 
 
 def test_what_was_there_before_is_announced_when_nsqd_starts(

@@ -7,6 +7,7 @@ import gzip
 import json
 import shutil
 import subprocess
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -130,7 +131,17 @@ def messages_of(directory: Path) -> list[dict[str, Any]]:
     return messages
 
 
+ON_ITS_WAY_S = 0.05  # a message is in none of nsqd's counts while it goes from queue to client
+
+
 def unfinished(nsqd: Nsqd, topic: str, channel: str) -> int:
-    """Messages that nsqd still has, wherever they are."""
-    stats = nsqd.channel_stats(topic, channel)
-    return int(stats["depth"] + stats["in_flight_count"] + stats["deferred_count"])
+    """Messages that nsqd still has, wherever they are; none is what two looks agree about."""
+
+    def counted() -> int:
+        stats = nsqd.channel_stats(topic, channel)
+        return int(stats["depth"] + stats["in_flight_count"] + stats["deferred_count"])
+
+    if found := counted():
+        return found
+    time.sleep(ON_ITS_WAY_S)
+    return counted()

@@ -146,7 +146,7 @@ def test_a_topic_is_deleted_and_those_who_bring_it_back_are_named(
     confirm(tab.page, "Delete", "doomed")
     names = [topic["topic_name"] for topic in site.nsqd.stats()["topics"]]
     assert "doomed" not in names
-    assert not site.lookupd.producers("doomed")
+    wait_until(lambda: not site.lookupd.producers("doomed"), what="it is taken back")
 
 
 def test_a_topic_is_taken_from_one_nsqd(
@@ -253,7 +253,7 @@ def test_an_nsqd_is_drained_into_another_and_the_page_follows(
         page.get_by_role("button", name=f"Move to {target.http_address}").click()
         page.get_by_role("status").get_by_text("Done").wait_for()
         assert "0 are left here" in page.get_by_role("status").inner_text()
-        assert target.depth("orders", "work") == 50
+        wait_until(lambda: target.depth("orders", "work") == 50, what="all are in the channel")
         assert source.depth("orders", "work") == 0
 
 

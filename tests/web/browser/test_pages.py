@@ -24,6 +24,7 @@ pytestmark = pytest.mark.real_nsqd
 
 # not as a script of the page, which its policy does not let in
 AXE = (Path(next(iter(axe_core_python.__path__))) / "axe.min.js").read_text() + "; undefined"
+expect.set_options(timeout=patience_s(5) * 1000)
 LONG = "a-channel-whose-name-is-as-long-as-a-name-can-be-" + "x" * 15
 
 
@@ -251,10 +252,11 @@ def test_the_table_is_sorted_and_filtered(site: Site, open_page: OpenPage) -> No
     tab = open_page(site.url + "/")
 
     tab.page.locator("thead a", has_text="Topic / channel").click()
+    tab.page.wait_for_url("**sort=**")
     names = tab.page.locator("tbody th a").all_inner_texts()
     assert names == sorted(names)
     tab.page.locator(".filters a", has_text="Paused").click()
-    assert tab.page.locator("tbody th a").all_inner_texts() == ["paused/ledger"]
+    expect(tab.page.locator("tbody th a")).to_have_text(["paused/ledger"])
 
 
 def test_dark_and_light_are_a_key_away_and_stay(site: Site, open_page: OpenPage) -> None:
