@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -61,7 +62,9 @@ def pair(any_nsqd: Callable[..., Nsqd]) -> Pair:
     return Pair(any_nsqd(), any_nsqd())
 
 
-QUICKLY = ("--exit-idle", "0.5s")
+ALL = ("-n", "4")
+SILENCE = ("--exit-idle", f"{patience_s(0.5):g}s")  # of nsqd too, on a busy machine
+A_MOMENT = ("--for", f"{patience_s(0.8):g}s")  # for one attempt at least
 
 
 def test_bodies_arrive_byte_for_byte_and_are_finished_here(run_nsq: RunNsq, pair: Pair) -> None:
@@ -91,7 +94,7 @@ def test_what_is_not_selected_is_finished_and_what_is_changed_keeps_its_digits(
     run_nsq: RunNsq, pair: Pair, options: list[str], arrived: list[bytes]
 ) -> None:
     pair.publish(*BODIES)
-    result = run_nsq(pair.args(*QUICKLY, "--json", *options))
+    result = run_nsq(pair.args(*SILENCE, "--json", *options))
 
     counts = json.loads(result.out)
     assert (result.status, counts["delivered"], counts["filtered"]) == (0, 1, 3)
@@ -104,7 +107,7 @@ def test_what_cannot_be_delivered_is_a_dead_letter_and_is_redriven(
 ) -> None:
     letters = tmp_path / "dead.jsonl"
     pair.publish(*BODIES)
-    result = run_nsq(pair.args(*QUICKLY, "--pick", ".status", "--dead-letter-file", str(letters)))
+    result = run_nsq(pair.args(*ALL, "--pick", ".status", "--dead-letter-file", str(letters)))
 
     assert result.status == 6, result.err
     assert "2 delivered, 2 dead letters" in result.err
@@ -119,7 +122,7 @@ def test_without_a_place_for_dead_letters_messages_stay_in_the_queue(
     run_nsq: RunNsq, pair: Pair
 ) -> None:
     pair.publish(*BODIES)
-    result = run_nsq(pair.args("--for", "1s", "--pick", ".status"))
+    result = run_nsq(pair.args(*A_MOMENT, "--pick", ".status"))
 
     assert result.status == 0, result.err
     assert pair.left() == 2
@@ -131,7 +134,7 @@ def test_a_message_above_the_limit_there_does_not_stop_the_others(
 ) -> None:
     pair = Pair(any_nsqd(), any_nsqd("-max-msg-size=100"))
     pair.publish(b"small", b"x" * 101, b"also small")
-    result = run_nsq(pair.args(*QUICKLY, "--dead-letter-topic", "dead"))
+    result = run_nsq(pair.args("-n", "3", "--dead-letter-topic", "dead"))
 
     assert result.status == 6, result.err
     assert pair.arrived(2) == [b"also small", b"small"]
@@ -144,7 +147,7 @@ def test_topics_of_a_pattern_are_renamed(run_nsq: RunNsq, pair: Pair) -> None:
     pair.publish(b"b", topic="eu.views")
     pair.publish(b"c", topic="us.views")
     rules = ["--topic-pattern", "^eu", "--map", r"eu\.c(.*)=c\1", "--map", r"eu\.(.*)=copy.\1"]
-    result = run_nsq(pair.args(*QUICKLY, *rules, topics=()))
+    result = run_nsq(pair.args("-n", "2", *rules, topics=()))
 
     assert result.status == 0, result.err
     assert pair.arrived(1, "clicks") == [b"a"]
@@ -155,13 +158,15 @@ def test_topics_of_a_pattern_are_renamed(run_nsq: RunNsq, pair: Pair) -> None:
 def test_messages_are_held_while_the_destination_is_away(spawn_nsq: SpawnNsq, pair: Pair) -> None:
     pair.publish(*BODIES)
     pair.target.stop()
-    process = spawn_nsq(pair.args("-n", "4", "-X", "msg_timeout=1s", "--no-loop-guard"))
+    timeout_s = patience_s(1)  # in which a busy machine lets it touch what it holds
+    held = ["-X", f"msg_timeout={timeout_s:g}s"]
+    process = spawn_nsq(pair.args("-n", "4", *held, "--no-loop-guard"))
     wait_until(
         lambda: pair.source.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 4,
         what="4 held",
         timeout_s=15,
     )
-    threading.Event().wait(1.5)  # longer than the timeout of a message
+    threading.Event().wait(1.5 * timeout_s)  # longer than the timeout of a message
     pair.target.start()
     _, stderr = process.communicate(timeout=patience_s(20))
 
@@ -186,7 +191,7 @@ def test_a_signal_gives_back_what_no_destination_takes(spawn_nsq: SpawnNsq, pair
 
     assert process.returncode == 143, stderr.decode()
     assert b"nsq: 0 delivered, " in stderr
-    assert pair.source.depth(TOPIC, CHANNEL) == 4
+    wait_until(lambda: pair.source.depth(TOPIC, CHANNEL) == 4, what="all are given back")
 
 
 def test_a_key_always_goes_to_the_same_nsqd(run_nsq: RunNsq, any_nsqd: Callable[..., Nsqd]) -> None:
@@ -222,11 +227,13 @@ def test_another_destination_takes_what_one_cannot(
 
 def test_rate_limits_what_is_forwarded(run_nsq: RunNsq, pair: Pair) -> None:
     pair.publish(*BODIES * 5)
-    result = run_nsq(pair.args("--rate", "10", "--for", "1s"))
+    began = time.monotonic()
+    result = run_nsq(pair.args("--rate", "15", "-n", "15"))
+    took_s = time.monotonic() - began
 
-    delivered = int(result.err.split()[1])
-    assert 8 <= delivered <= 12, result.err
-    assert pair.left() == 20 - delivered
+    assert result.err == "nsq: 15 delivered\n"
+    assert 0.85 < took_s < patience_s(10)
+    wait_until(lambda: pair.left() == 5, what="the others are given back")
 
 
 def test_a_dead_letter_that_cannot_be_kept_stays_in_the_queue(
@@ -234,7 +241,7 @@ def test_a_dead_letter_that_cannot_be_kept_stays_in_the_queue(
 ) -> None:
     pair = Pair(any_nsqd("-max-msg-size=3000000"), any_nsqd())
     pair.publish(b"x" * 2_000_000, b"small")
-    result = run_nsq(pair.args(*QUICKLY, "--dead-letter-topic", "dead"))
+    result = run_nsq(pair.args(*A_MOMENT, "--dead-letter-topic", "dead"))
 
     assert "1 delivered" in result.err
     assert pair.left() == 1
@@ -296,7 +303,7 @@ def test_tls_of_the_destination_is_its_own(
     pair = Pair(any_nsqd(), any_nsqd(*certificates.server.nsqd_flags, "-tls-required=true"))
     pair.publish(*BODIES)
     dead = ["--dead-letter-topic", "dead"]  # not for what is nobody's fault but ours
-    plain = run_nsq(pair.args("--for", "0.5s", "--no-loop-guard", *dead))
+    plain = run_nsq(pair.args(*A_MOMENT, "--no-loop-guard", *dead))
     assert pair.left() == 4
     assert "dead letter" not in plain.err
     assert "cannot deliver: " in plain.err
