@@ -17,12 +17,14 @@ import pytest
 from plugins.cli import RunNsq, SpawnNsq, all_commands
 from plugins.daemons import GoNsqd
 from plugins.screens import NsqOnAScreen
+from plugins.waiting import patience_s
 
 from nsqtools.cli.docs.tree import Page, read_tree
 from nsqtools.cli.options.origins import CONNECTION, variable_of
 
 CHECKOUT = Path(__file__).parents[2]
 ROWS = 30
+SILENCE = f"{patience_s(0.7):g}s"  # longer than a busy machine keeps nsqd from running
 BODIES = [b'{"user": "ann", "n": 1}', b'{"user": "bob", "n": 2}', b'{"user": "ann", "n": 3}']
 
 
@@ -106,7 +108,7 @@ def test_05_content_is_filtered(tool: Tool) -> None:
 
 def test_06_a_count_limits_the_run(tool: Tool) -> None:
     assert len(tool.tail("-n", "2")) == 2
-    assert len(tool.tail("-n", "5", "--exit-idle", "500ms", status=7)) == 1
+    assert len(tool.tail("-n", "5", "--exit-idle", SILENCE, status=7)) == 1
 
 
 def test_07_the_end_of_the_queue_ends_the_run(tool: Tool) -> None:
@@ -114,7 +116,7 @@ def test_07_the_end_of_the_queue_ends_the_run(tool: Tool) -> None:
 
 
 def test_08_silence_ends_the_run(tool: Tool) -> None:
-    assert len(tool.tail("--exit-idle", "500ms")) == 3
+    assert len(tool.tail("--exit-idle", SILENCE)) == 3
 
 
 def test_09_times_are_shown(tool: Tool) -> None:

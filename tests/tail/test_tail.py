@@ -94,7 +94,7 @@ def test_a_count_is_in_total_exact_and_every_written_message_is_finished(
 
 def test_a_count_that_is_not_reached_falls_short(nsqd: GoNsqd, make_tail: MakeTail) -> None:
     publish_lines(nsqd, "clicks", 4)
-    tail = make_tail(limits=RunLimits(count=10, for_s=0.3))
+    tail = make_tail(limits=RunLimits(count=10, for_s=patience_s(0.7)))
 
     assert tail.run() is End.TIME
     assert tail.falls_short
@@ -134,16 +134,16 @@ def test_stopping_finishes_what_is_being_written_and_requeues_the_rest(
 
     def write(data: bytes) -> None:
         is_writing.set()
-        may_go_on.wait(10)
+        may_go_on.wait(patience_s(10))
         written.append(data)
 
     tail = make_tail(write=write)
     thread = threading.Thread(target=tail.run)
     thread.start()
-    assert is_writing.wait(10)
+    assert is_writing.wait(patience_s(10))
     tail.stop()
     may_go_on.set()
-    thread.join(10)
+    thread.join(patience_s(10))
 
     assert not thread.is_alive()
     count = len(b"".join(written).splitlines())
@@ -189,7 +189,7 @@ def test_tailing_goes_on_after_nsqd_was_restarted(
     nsqd.stop()
     nsqd.start()
     nsqd.publish("clicks", *(b"again %d" % n for n in range(10)))
-    thread.join(15)
+    thread.join(patience_s(15))
 
     assert not thread.is_alive()
     assert tail.count == 20

@@ -69,7 +69,9 @@ def test_it_is_silent_and_quick_when_nobody_answers(run_nsq: RunNsq, deaf_addres
     )
 
     assert deaf == nobody == (0, b"", "")
-    assert took_s < 5  # the time-out is one second; the rest is Python on a busy machine
+    assert took_s < patience_s(
+        5
+    )  # the time-out is one second; the rest is Python on a busy machine
 
 
 def test_it_ends_after_a_second_when_name_resolution_hangs(nsq_env: dict[str, str]) -> None:
@@ -85,7 +87,7 @@ def test_it_ends_after_a_second_when_name_resolution_hangs(nsq_env: dict[str, st
     )
 
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < patience_s(10)
 
 
 @pytest.mark.usefixtures("unhurried")

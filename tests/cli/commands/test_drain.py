@@ -8,6 +8,7 @@ import pytest
 from plugins.cli import RunNsq
 from plugins.clusters import ValidJson
 from plugins.http_api import Nsqd
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer
 
@@ -24,7 +25,7 @@ def bodies(nsqd: Nsqd, topic: str, channel: str, count: int) -> list[bytes]:
     """The bodies of so many messages, consumed and finished."""
     found: list[bytes] = []
     with Consumer(topic, channel, nsqd_tcp_addresses=nsqd.tcp_address) as consumer:
-        for batch in consumer.batches(timeout_s=5):
+        for batch in consumer.batches(timeout_s=patience_s(5)):
             found += [message.body for message in batch]
             batch.finish()
             if len(found) >= count:
@@ -122,6 +123,7 @@ def test_what_the_other_nsqd_refuses_is_still_there(
 
     assert result.status == 1
     assert "E_BAD_MESSAGE" in result.err
+    wait_until(lambda: target.depth("clicks") == 0, what="what was moved is in the channel")
     left = source.channel_stats("clicks", "arch")
     assert left["depth"] + target.depth("clicks", "arch") == 2
     # given back, maybe more than once, and not left in flight until it times out

@@ -61,7 +61,7 @@ def test_a_line_of_a_live_log_is_not_kept_waiting(spawn_nsq: SpawnNsq, nsqd: GoN
         )
     process.stdin.close()
 
-    assert process.wait(10) == 0
+    assert process.wait(patience_s(10)) == 0
 
 
 @pytest.mark.parametrize(("rate", "lines", "seconds"), [(10, 11, 1.0), (100_000, 100_000, 1.0)])
@@ -84,7 +84,7 @@ def test_the_rate_is_kept_when_low_and_when_high(
     wait_until(lambda: published() == lines, what="all is published", timeout_s=10)
     ended = time.monotonic()
 
-    assert process.wait(10) == 0
+    assert process.wait(patience_s(10)) == 0
     # the first may be seen late, so the lower bound starts before it; test_pacing.py is exact
     assert ended - started > seconds * 0.9
     assert ended - seen < patience_s(seconds * 2)  # generous: the machine may be busy
@@ -158,7 +158,7 @@ def test_an_interrupt_settles_what_is_under_way(spawn_nsq: SpawnNsq, nsqd: GoNsq
     )
     process.send_signal(signal.SIGINT)
     # the input stays open: communicate() would close it
-    status = process.wait(10)
+    status = process.wait(patience_s(10))
 
     assert status == 130
     assert process.stderr is not None

@@ -11,7 +11,7 @@ import pytest
 from plugins.archives import write_archive
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.protocol.message import WireMessage
 
@@ -34,7 +34,8 @@ def replay(nsqd: GoNsqd, *arguments: object) -> list[str]:
 def bodies_of(nsqd: GoNsqd, run_nsq: RunNsq, topic: str, count: int) -> list[bytes]:
     """The bodies in a topic, in their order."""
     arguments = ["tail", "-t", topic, "-c", "check", "--nsqd-tcp-address", nsqd.tcp_address]
-    result = run_nsq([*arguments, "-n", str(count), "--for", "10s", "-d", "\\x1e<end>", "--create"])
+    limits = ["-n", str(count), "--for", f"{patience_s(20):g}s"]
+    result = run_nsq([*arguments, *limits, "-d", "\\x1e<end>", "--create"])
     return result.out.split(b"\x1e<end>")[:-1]
 
 
@@ -143,7 +144,7 @@ def test_an_interrupted_replay_goes_on_where_it_stopped(
     process = spawn_nsq([*args, "--rate", "500"])
     wait_until(lambda: nsqd.depth("clicks") > 100, what="some messages", timeout_s=20)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 143
+    assert process.wait(patience_s(20)) == 143
 
     result = run_nsq(args)
 
@@ -164,10 +165,10 @@ def test_killed_at_any_point_at_most_a_batch_is_doubled_and_nothing_lost(
     kills = 3
     for _ in range(kills):
         before = nsqd.depth("clicks")
-        process = spawn_nsq([*args, "--rate", "8000"])
+        process = spawn_nsq([*args, "--rate", "2000"])
         wait_until(lambda before=before: nsqd.depth("clicks") > before, what="some", timeout_s=20)  # type: ignore[misc]
         process.kill()
-        process.wait(20)
+        process.wait(patience_s(20))
 
     assert run_nsq(args).status == 0
 

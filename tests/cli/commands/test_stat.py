@@ -12,7 +12,7 @@ from plugins.certificates import Certificates
 from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
 from plugins.clusters import RunningCluster, ValidJson
 from plugins.http_api import Nsqd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer
 
@@ -263,7 +263,7 @@ def test_a_long_run_outlives_an_nsqd_that_restarts(spawn_nsq: SpawnNsq, nsqd: Ns
     wait_until(lambda: next_sample()["queues"], what="a sample with it again")
     process.terminate()
 
-    assert process.wait(10) == 143
+    assert process.wait(patience_s(10)) == 143
     assert process.stderr is not None
     assert process.stderr.read().count(b'"code": "connect"') >= 1
 
@@ -274,4 +274,4 @@ def test_interrupting_ends_it_in_order(spawn_nsq: SpawnNsq, nsqd: Nsqd) -> None:
     assert json.loads(process.stdout.readline())["failed"] == []
     process.terminate()
 
-    assert process.wait(10) == 143
+    assert process.wait(patience_s(10)) == 143

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 import signal
 import subprocess
+import sys
+import termios
 import time
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import pytest
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
 from plugins.daemons import GoNsqd
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 
 @pytest.fixture
@@ -94,7 +97,7 @@ def test_messages_are_shown_as_asked(
 
 
 def test_grep_shows_only_what_matches(run_nsq: RunNsq, clicks: GoNsqd) -> None:
-    result = run_nsq([*place(clicks), "--grep", "^O", "-i", "--exit-idle", "300ms"])
+    result = run_nsq([*place(clicks), "--grep", "^O", "-i", "--until-empty"])
 
     assert result.out == b"one\n"
     assert clicks.depth("clicks", "c") == 0
@@ -104,7 +107,7 @@ def test_sample_shows_a_share_and_finishes_the_rest(run_nsq: RunNsq, nsqd: GoNsq
     nsqd.create_channel("clicks", "c")
     nsqd.publish("clicks", *(b"x" for _ in range(1000)))
 
-    result = run_nsq([*place(nsqd), "--sample", "30%", "--exit-idle", "300ms"])
+    result = run_nsq([*place(nsqd), "--sample", "30%", "--until-empty"])
 
     assert 200 < result.out.count(b"x\n") < 400  # seven standard deviations around 300
     wait_until(lambda: nsqd.depth("clicks", "c") == 0, what="an empty channel")
@@ -118,7 +121,7 @@ def test_without_a_channel_it_is_an_ephemeral_one_of_its_own(
     names = [channel["channel_name"] for channel in clicks.topic_stats("clicks")["channels"]]
     clicks.publish("clicks", b"new")
 
-    assert process.communicate(timeout=10)[0] == b"new\n"
+    assert process.communicate(timeout=patience_s(10))[0] == b"new\n"
     assert [name for name in names if re.fullmatch(r"tail\d{6}#ephemeral", name)]
     assert clicks.depth("clicks", "c") == 4
 
@@ -138,7 +141,7 @@ def test_a_lone_message_appears_within_milliseconds(spawn_nsq: SpawnNsq, clicks:
 
 
 def test_too_few_messages_are_status_7(run_nsq: RunNsq, clicks: GoNsqd) -> None:
-    result = run_nsq([*place(clicks), "-n", "10", "--for", "500ms"])
+    result = run_nsq([*place(clicks), "-n", "10", "--for", f"{patience_s(0.7):g}s"])
 
     assert result.status == 7
     assert result.err == "nsq: 3 of 10 messages arrived\n"
@@ -151,28 +154,33 @@ def test_a_signal_ends_it_and_nothing_stays_in_flight(
     process = spawn_nsq(place(clicks))
     wait_until(lambda: is_subscribed(clicks), what="tail has subscribed")
     process.send_signal(number)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=patience_s(10))
 
     assert (process.returncode, err) == (status, b"")
     wait_until(
         lambda: clicks.channel_stats("clicks", "c")["in_flight_count"] == 0, what="all is answered"
     )
     printed = out.count(b"\n")
-    assert clicks.depth("clicks", "c") == 3 - printed
+    wait_until(lambda: clicks.depth("clicks", "c") == 3 - printed, what="the rest waits again")
+
+
+def waiting_in(pipe: int) -> int:
+    """How many bytes nobody has read yet; a pipe holds 65,536."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def test_a_second_signal_leaves_at_once(spawn_nsq: SpawnNsq, clicks: GoNsqd) -> None:
     clicks.publish("clicks", *([b"x" * 10_000] * 200))
     process = spawn_nsq(place(clicks))  # nobody reads its output: it blocks in a write
-    wait_until(
-        lambda: clicks.channel_stats("clicks", "c")["in_flight_count"] > 0, what="it is writing"
-    )
+    assert process.stdout is not None
+    pipe = process.stdout.fileno()
+    wait_until(lambda: waiting_in(pipe) > 50_000, what="the pipe is full", timeout_s=15)
     process.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)
     process.send_signal(signal.SIGINT)
 
-    assert process.wait(5) == 130
+    assert process.wait(patience_s(5)) == 130
 
 
 def test_a_reader_that_went_away_is_141_without_a_word(spawn_nsq: SpawnNsq, clicks: GoNsqd) -> None:
@@ -183,7 +191,7 @@ def test_a_reader_that_went_away_is_141_without_a_word(spawn_nsq: SpawnNsq, clic
     process.stdout.close()
     clicks.publish("clicks", *([b"x"] * 100))
 
-    assert process.wait(10) == 141
+    assert process.wait(patience_s(10)) == 141
     assert process.stderr.read() == b""
     wait_until(lambda: clicks.depth("clicks", "c") >= 99, what="what was not written waits again")
 

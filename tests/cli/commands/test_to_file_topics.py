@@ -86,8 +86,7 @@ def test_an_nsqlookupd_that_forgot_everything_ends_no_topic(
     archive(nsqd, "orders", b"before")
 
     lookupd.stop()
-    lookupd.start()  # nsqd registers again at its next heartbeat, in up to 15 s
-    assert lookupd.json("/topics")["topics"] == []
+    lookupd.start()  # nsqd registers again at its next heartbeat, in up to 15 s, or just now
     with pytest.raises(AssertionError):
         wait_until(
             lambda: nsqd.channel_stats("orders", CHANNEL)["client_count"] == 0,

@@ -303,7 +303,7 @@ def test_a_dead_nsqd_is_named_and_the_rest_shown(
 
     screen = nsq_on_a_screen(["top", *cluster.nsqd_options])
 
-    lines = screen.wait_for("clicks")
+    lines = screen.wait_for("clicks", "2 nsqd, 1 silent", "does not answer for")
     assert "2 nsqd, 1 silent" in lines[0]
     assert lines[1].startswith(f"{second.http_address} does not answer for")
     screen.press("2")
