@@ -105,7 +105,7 @@ class Story:
     def _replay(self) -> None:
         expected = [click for click in self._clicks if SLICE.encode() in click]
         replay = ("replay", ARCHIVE, "--topic", "carts", "--grep", SLICE)
-        tail = ("tail", "-t", "carts", "-c", "live", "--exit-idle", "300ms")
+        tail = ("tail", "-t", "carts", "-c", "live", "--until-empty")
         self._announce("Publish a part of the archive again, into a second topic", replay, tail)
         said = self._stage.run(*replay).err
         check(said.startswith(f"nsq: {len(expected)} confirmed, 0 rejected"), said)

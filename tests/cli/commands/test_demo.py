@@ -34,7 +34,7 @@ COMMANDS = [
     "nsq archive cat archive --bodies",
     "nsq stat --once",
     'nsq replay archive --topic carts --grep \'"page": "/cart"\'',
-    "nsq tail -t carts -c live --exit-idle 300ms",
+    "nsq tail -t carts -c live --until-empty",
 ]
 
 DEMO = ["demo", "--no-spark"]
