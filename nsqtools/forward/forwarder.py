@@ -88,6 +88,7 @@ class Forwarder:
         self._rate: RateLimit | None = None
         self._ready: deque[Batch] = deque()  # taken, and not allowed to go yet
         self._next_tick = 0.0
+        self._is_late = False  # the time was over before what was counted had arrived
 
     # -- from any thread ------------------------------------------------------------------------
 
@@ -117,8 +118,8 @@ class Forwarder:
 
     @property
     def falls_short(self) -> bool:
-        """Tell whether a count was asked for and not reached."""
-        return self._watch.falls_short
+        """Tell whether a count was asked for and not reached, or did not arrive in the time."""
+        return self._watch.falls_short or self._is_late
 
     # -- running --------------------------------------------------------------------------------
 
@@ -150,8 +151,12 @@ class Forwarder:
                 return End.STOPPED
             self._send_ready(now)
             end = self._watch.end(now)
-            if end is End.COUNT and (self._ready or not self._courier.is_idle):
-                self._wait(now)  # what was counted is to arrive
+            is_busy = self._ready or not self._courier.is_idle
+            if end is End.COUNT and is_busy:  # what was counted is to arrive
+                if self._watch.left_s(now) <= 0:
+                    self._is_late = True
+                    return End.TIME
+                self._wait(now)
             elif end is not None:
                 return end
             elif self._ready or not self._courier.has_room:

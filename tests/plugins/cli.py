@@ -117,9 +117,13 @@ def spawn_nsq(nsq_env: dict[str, str]) -> Iterator[SpawnNsq]:
     """Start ``nsq ARGS`` with pipes for all three streams and return the running process."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def spawn(args: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    def spawn(
+        args: Sequence[str], env: Mapping[str, str] | None = None, *, soft_descriptors: int = 0
+    ) -> subprocess.Popen[bytes]:
+        # set by a shell: this process has more descriptors open than some tests want to allow
+        limit = ["sh", "-c", f'ulimit -Sn {soft_descriptors}; exec "$@"', "sh"]
         process = subprocess.Popen(
-            [*NSQ, *args],
+            [*(limit if soft_descriptors else ()), *NSQ, *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

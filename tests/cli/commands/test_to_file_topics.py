@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -207,12 +206,7 @@ def test_many_topics_fit_under_a_low_soft_limit_of_descriptors(
     wait_until(
         lambda: len(lookupd.json("/topics")["topics"]) == len(topics), what="the topics are known"
     )
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
-    try:
-        process = spawn_nsq(by_pattern(lookupd, out))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    process = spawn_nsq(by_pattern(lookupd, out), soft_descriptors=64)
 
     for topic in topics:
         wait_for_consumer(nsqd, topic)
