@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+JAVA = re.compile(r"\S*java ")
+
 
 class Process(NamedTuple):
     """A process, the one that started it, and its command line."""
@@ -19,9 +21,17 @@ class Process(NamedTuple):
 
 
 def descendants(pid: int, what: str = "") -> list[Process]:
-    """The processes below ``pid`` with ``what`` in their command lines, parents first."""
-    below = _below({pid}, list(_processes()))
-    return [process for process in below if what in process.command]
+    """The processes below ``pid`` with ``what`` in their command lines, parents first.
+
+    Without the copy of itself that a JVM is for a moment when it starts a program.
+    """
+    processes = list(_processes())
+    javas = {process.pid: process.command for process in processes if JAVA.match(process.command)}
+    return [
+        process
+        for process in _below({pid}, processes)
+        if what in process.command and javas.get(process.parent) != process.command
+    ]
 
 
 def _processes() -> Iterator[Process]:
