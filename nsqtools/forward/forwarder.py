@@ -141,6 +141,10 @@ class Forwarder:
             self._sources.refuse_unlisted()
         return end
 
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._ready) or not self._courier.is_idle
+
     def _pump(self) -> End:
         while True:
             now = time.monotonic()
@@ -151,8 +155,7 @@ class Forwarder:
                 return End.STOPPED
             self._send_ready(now)
             end = self._watch.end(now)
-            is_busy = self._ready or not self._courier.is_idle
-            if end is End.COUNT and is_busy:  # what was counted is to arrive
+            if end is End.COUNT and self._is_busy:  # what was counted is to arrive
                 if self._watch.left_s(now) <= 0:
                     self._is_late = True
                     return End.TIME
@@ -181,8 +184,7 @@ class Forwarder:
 
     def _tick(self, now: float) -> None:
         self._next_tick = now + TICK_S
-        is_busy = self._ready or not self._courier.is_idle
-        if is_busy or (self._limits.idle_s is not None and not self._sources.is_connected()):
+        if self._is_busy or (self._limits.idle_s is not None and not self._sources.is_connected()):
             self._watch.saw_message(now)  # not idle: what is being delivered may come back
         for batch in self._ready:
             touch_when_due(batch, now)

@@ -215,8 +215,19 @@ class GoNsqd(Daemon, Nsqd):
         }
 
 
+# Of CPU. Other processes lengthen it only as far as they share caches and the halves of a core.
+MAX_TURN_S = patience_s(0.02)
+
+
 class EmbeddedNsqdProcess(GoNsqd):
     """``nsq nsqd``: the embedded nsqd as a process of its own, that can be killed and restarted."""
+
+    def longest_turn_cpu_s(self) -> float:
+        """The most CPU time that the loop spent before it looked at its clients again."""
+        page = self.get("/metrics").decode()
+        found = re.search(r"^nsqd_longest_stall_cpu_seconds (\S+)$", page, re.MULTILINE)
+        assert found
+        return float(found[1])
 
     def _command(self) -> list[str | Path]:
         return [sys.executable, "-m", "nsqtools", "nsqd"]
