@@ -2,7 +2,7 @@
 #
 #   docker build -t nsqtools .
 #   docker run --rm -i nsqtools pub -t clicks --nsqd-tcp-address nsqd:4150 < clicks.log
-#   docker build -t nsqtools:spark --build-arg EXTRAS=spark,spark-java .
+#   docker build -t nsqtools:spark --build-arg EXTRAS=standard,spark,spark-java .
 #   docker build -t nsqtools:nsqd --target nsqd .
 #
 # Only the target nsqd has a HEALTHCHECK: it is the only one that serves, and can be asked. The
@@ -19,8 +19,8 @@ ARG PYTHON=3.13
 ARG BASE=python:${PYTHON}-slim
 
 FROM ${BASE} AS build
-# The extras of the package, with commas: object-store, spark, spark-java
-ARG EXTRAS=""
+# The extras of the package, with commas: standard, object-store, spark, spark-java
+ARG EXTRAS="standard"
 WORKDIR /src
 COPY pyproject.toml README.md CHANGELOG.md LICENSE ./
 COPY completions ./completions

@@ -5,7 +5,7 @@ The public names are loaded when they are first used, so importing the package c
 
 from __future__ import annotations
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 TYPE_CHECKING = False  # importing typing would double the time of nsq --version
 if TYPE_CHECKING:

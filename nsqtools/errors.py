@@ -16,7 +16,7 @@
     │   ├── PublishRejected                   nsqd refused it; a retry would be refused again
     │   ├── PublishRefused       "refused"    nsqd does not accept this client; nothing was sent
     │   ├── PublishNotSent       "connect"    nsqd certainly does not have it; safe to retry
-    │   └── PublishUnknown       "connect"    nsqd may have it; a retry may double it
+    │   └── PublishUnknown       "connect"    nsqd may have it, or some of it; a retry may double it
     └── OutputError                           a file or stream could not be written
 
 Each class has a *category*, from which the command line picks the exit status, and each error says
@@ -25,6 +25,8 @@ sentence that says what to try.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 __all__ = [
     "ConfigurationError",
@@ -143,7 +145,13 @@ class HTTPError(NsqError):
 
 
 class PublishError(NsqError):
-    """A publish did not end as published; the subclass says what is known."""
+    """A publish did not end as published; the subclass says what is known of all its messages.
+
+    ``outcomes`` of an error that `Producer.publish_many` raised has the outcome of each message, in
+    their order: None where nsqd has confirmed it, else the error of its part.
+    """
+
+    outcomes: Sequence[PublishError | None] = ()
 
 
 class PublishRejected(PublishError):
@@ -171,7 +179,11 @@ class PublishNotSent(PublishError):
 
 
 class PublishUnknown(PublishError):
-    """The connection ended before the answer: nsqd may or may not have the messages."""
+    """nsqd may have all, some or none of the messages: publishing them again may double them.
+
+    The connection ended before the answer, or nsqd's disk failed while it stored them; or they were
+    published in parts, and only some of these are confirmed (`outcomes` says which).
+    """
 
     category = "connect"
 

@@ -7,7 +7,7 @@
     lookupd-http-address = ["lookup-1.staging:4161", "lookup-2.staging:4161"]
     tls = true
     auth-secret-file = "/etc/nsq/staging.secret"
-    consumer-opt = { max_attempts = 10, msg_timeout = "5m" }
+    consumer-opt = { snappy = true, msg_timeout = "5m" }
 
 Keys are the names of the options without the leading dashes. Flags and environment variables are
 stronger than anything here; every value remembers its origin. Unknown keys are errors, since a
@@ -92,12 +92,12 @@ def config_path(environ: Mapping[str, str]) -> Path:
 
 
 def selection_path(environ: Mapping[str, str]) -> Path:
-    """The file with the name of the profile that ``nsq profile use`` chose."""
+    """The file with the name of the profile that ``nsq config use`` chose."""
     return config_path(environ).with_name("profile")
 
 
 def selected_profile(environ: Mapping[str, str]) -> str | None:
-    """The profile that ``nsq profile use`` chose, if any. Raises `ConfigurationError`."""
+    """The profile that ``nsq config use`` chose, if any. Raises `ConfigurationError`."""
     path = selection_path(environ)
     try:
         return path.read_text("utf-8").strip() or None
@@ -105,7 +105,7 @@ def selected_profile(environ: Mapping[str, str]) -> str | None:
         return None
     except UnicodeDecodeError as error:
         raise ConfigurationError(
-            f"{path} is not UTF-8 text", hint="nsq profile use writes it."
+            f"{path} is not UTF-8 text", hint="nsq config use writes it."
         ) from error
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import nsqtools
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / ".ci")]
 
 pytest_plugins = [
     "plugins.auth_server",
@@ -39,7 +39,6 @@ pytest_plugins = [
     "plugins.shells",
     "plugins.spark",
     "plugins.spark_cluster",
-    "plugins.hdfs",
 ]
 
 

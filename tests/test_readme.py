@@ -59,6 +59,7 @@ NOT_RUN = {
     "nsq spark doctor --master": "tests/spark/test_cluster.py does",
     "nsq spark compact /mnt": "tests/spark/test_cluster.py runs jobs there",
     "pip install 'nsqtools[object-store]'": "it is installed",
+    "pip install 'nsqtools[http]'": "it is installed",
     "nsq to-file -t clicks -c archive --output-dir /var/nsq --compression zstd": NO_BUCKET,
     "nsq archive info s3:": NO_BUCKET,
     "nsq archive cat s3:": NO_BUCKET,

@@ -16,13 +16,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 from nsqtools.aio.message import Message
 from nsqtools.client import consumer as client
-from nsqtools.client.backlog import Backlog
-from nsqtools.client.delivery import ConsumerStats
-from nsqtools.client.message import Batch
+from nsqtools.client.backlog import Backlog, ConsumerStats
+from nsqtools.client.giving_up import Policy
+from nsqtools.client.message import Batch, give_back
 from nsqtools.client.message import Message as ClientMessage
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import NsqError
@@ -49,8 +49,8 @@ class Consumer:
         options: ClientOptions | None = None,
         address_map: Mapping[str, str] | None = None,
         on_error: Callable[[NsqError], None] | None = None,
-        on_giving_up: Callable[[ClientMessage], None] | None = None,
-        giving_up: Literal["finish", "requeue"] = "finish",
+        on_giving_up: Callable[[ClientMessage], object] | None = None,
+        giving_up: Policy = "requeue",
         dead_letter: str = "",
     ) -> None:
         self._backlog = _LoopBacklog()
@@ -105,7 +105,7 @@ class Consumer:
 
     def _requeue_held(self) -> None:
         if rest := self._take_held():
-            rest.requeue(0, backoff=False)
+            give_back(rest)
 
     async def __aenter__(self) -> Self:
         await self.start()

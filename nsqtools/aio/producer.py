@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from nsqtools.client import outcomes
 from nsqtools.client import producer as client
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.publication import Publication
 from nsqtools.client.spread import PublishMode
-from nsqtools.errors import PublishNotSent
+from nsqtools.errors import PublishError, PublishNotSent
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -77,7 +78,7 @@ class Producer:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self.stop(self.options.publish_timeout_s)
+        await self.stop(self._producer.patience_s)
 
     async def stop(self, timeout_s: float | None = None) -> bool:
         """Wait for what is outstanding, then close; return whether that was done in time."""
@@ -110,15 +111,17 @@ class Producer:
     ) -> None:
         """Publish messages in as few MPUB as nsqd's limits allow, and wait. Raises `PublishError`.
 
-        Each MPUB is taken whole or not at all; several of them are not one transaction.
+        ``outcomes`` of the error has what became of each: see `nsqtools.Producer.publish_many`.
         """
-        publishes = [
-            self._publish(topic, part, None, timeout_s) for part in self._producer.split(bodies)
-        ]
-        outcomes = await asyncio.gather(*publishes, return_exceptions=True)
-        for outcome in outcomes:
-            if outcome is not None:
-                raise outcome
+        parts = self._producer.checked_parts(bodies)
+        publishes = [self._publish(topic, part, None, timeout_s) for part in parts]
+        errors: list[PublishError | None] = []
+        for ended in await asyncio.gather(*publishes, return_exceptions=True):
+            if isinstance(ended, BaseException) and not isinstance(ended, PublishError):
+                raise ended
+            errors.append(ended)
+        if error := outcomes.of_parts(list(map(len, parts)), errors):
+            raise error
 
     async def _publish(
         self,

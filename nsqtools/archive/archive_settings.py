@@ -17,8 +17,6 @@ LATEST_S = 253_000_000_000.0  # in the year 9987
 THROUGHPUT = {
     "max_in_flight": 2500,  # as much as an nsqd allows: it bounds what a flush can hold
     "output_buffer_timeout_s": 0.025,
-    # what cannot be written must not be discarded after five tries
-    "max_attempts": 0,
     "max_backoff_duration_s": 30.0,
     "reconnect_base_s": 2.0,
 }

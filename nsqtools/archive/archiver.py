@@ -31,7 +31,7 @@ from nsqtools.archive.topic_lock import TopicLock
 from nsqtools.archive.topic_writer import ArchiveTotals, TopicWriter
 from nsqtools.archive.troubles import Troubles
 from nsqtools.archive.turns import Turns
-from nsqtools.cluster.unlisted import UnlistedTopics
+from nsqtools.cluster.topics import UnlistedTopics
 from nsqtools.errors import NotFoundError, NsqError, OutputError
 from nsqtools.tail.run_limits import End, RunLimits
 

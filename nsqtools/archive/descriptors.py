@@ -29,16 +29,6 @@ REST_SHARE = 4  # at most one of so many topics at a time
 MANY = 1 << 20
 
 
-def allow_many() -> None:
-    """Raise the soft limit of open files to the hard one, as Go does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (ValueError, OSError):  # a system may refuse what it says that it allows
-            pass
-
-
 def free_descriptors() -> int:
     """Return how many may still be taken for connections; negative when there are too many."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from nsqtools.archive.troubles import Troubles
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.cluster.directory import open_cluster
-from nsqtools.cluster.name_patterns import named_topics
-from nsqtools.cluster.topics import topics_on_nsqds
+from nsqtools.cluster.topics import named_topics, topics_on_nsqds
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.addresses import Address
 

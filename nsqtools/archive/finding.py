@@ -3,11 +3,17 @@
 Files in progress are listed before finished ones, because one that is finished in between would
 else be missed; of two with one head the finished one counts. An object store has finished files
 only, and their indexes are read several at a time, because each costs a round trip.
+
+Trap: a listing is no snapshot. It may show a file and, from an earlier page, not yet its index. So
+the index of what is listed is asked for by its name: it is there before its file is.
+
+A file without an index may be of bare bodies, in any form. It is refused where it is known to be
+something else: a Parquet file's fragments would be published as bodies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -24,19 +30,23 @@ from nsqtools.archive.layout import (
     split_head,
 )
 from nsqtools.archive.storage import (
-    REMOTE_SCHEMES,
+    OBJECT_SCHEMES,
+    ChangedError,
+    DeniedError,
     Entry,
+    LocalStorage,
     Storage,
     StoredFile,
     failure_of,
     local_path,
-    open_storage,
     scheme_of,
 )
-from nsqtools.archive.storage_local import LocalStorage
+from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError
+from nsqtools.files.opening import NotRegularError
 
 INDEXES_AT_ONCE = 16
+PARQUET_MAGIC = b"PAR1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +114,8 @@ class ArchiveFile:
 def find_archives(places: Sequence[Path | str]) -> list[ArchiveFile]:
     """Return the files at paths and URLs; of a directory all below it, those in progress last.
 
-    Raises `NotFoundError` for a place that is not there, and as `failure_of` says.
+    Raises `NotFoundError` for a place that is not there, `ConfigurationError` for a file of another
+    program, and as `failure_of` says.
     """
     found: dict[str, ArchiveFile] = {}
     for place in places:
@@ -120,26 +131,42 @@ def find_archives(places: Sequence[Path | str]) -> list[ArchiveFile]:
     return [each for each in archives if not (each.is_in_progress and each.head in heads)]
 
 
+def why_foreign(name: str, beginning: bytes) -> str:
+    """Return why a file without an index is not taken for an archive; "" when it may be one.
+
+    ``name`` is relative to the place that was given, "" for a file that was named itself.
+    """
+    if beginning.startswith(PARQUET_MAGIC):
+        return "it is Parquet, not an archive"
+    if beginning and any(part.startswith("_") for part in name.split("/")):
+        return "it has no index, and names that begin with _ are those of other programs"
+    return ""
+
+
+def foreign_file(shown: str, why: str) -> ConfigurationError:
+    """Return the error for a file of another program."""
+    return ConfigurationError(
+        f"cannot read {shown} as an archive ({why})",
+        hint="Parquet and Delta tables are read by nsq spark sql, report and replay; an archive "
+        "whose name begins with _ is read when the file itself is given.",
+    )
+
+
 def _find(place: str) -> list[ArchiveFile]:
-    if scheme_of(place) not in REMOTE_SCHEMES:
+    if scheme_of(place) not in OBJECT_SCHEMES:
         path = local_path(place)
         if not path.is_dir():
-            return [_with_index(LocalStorage(path.parent), _stat(path), {index_of(path).name})]
+            return [_with_index(LocalStorage(path.parent), _stat(path), is_named=True)]
         storage: Storage = LocalStorage(path)
         in_progress = [entry for entry in storage.list() if is_hidden(_base(entry), PART)]
-        listed = list(storage.list())
-        names = {entry.name for entry in (*listed, *in_progress)} | {
-            str(index_of(owner_of(PurePosixPath(entry.name)))) for entry in in_progress
-        }
-        files = [*filter(_is_finished, listed), *in_progress]
-        return [_with_index(storage, entry, names) for entry in files]
+        files = [*filter(_is_finished, storage.list()), *in_progress]
+        return [_with_index(storage, entry) for entry in files]
     storage = open_storage(place)
     listed = sorted(storage.list(), key=_order)
     if not listed:
         folder, _, name = place.rstrip("/").rpartition("/")
         storage = open_storage(folder)
-        listed = [storage.stat(name)]
-        return [_with_index(storage, listed[0], {str(index_of(PurePosixPath(name)))})]
+        return [_with_index(storage, storage.stat(name), is_named=True)]
     names = {entry.name for entry in listed}
     with ThreadPoolExecutor(INDEXES_AT_ONCE) as pool:
         finished = filter(_is_finished, listed)
@@ -165,17 +192,37 @@ def _is_finished(entry: Entry) -> bool:
     return not any(part.startswith(".") for part in entry.name.split("/"))
 
 
-def _with_index(storage: Storage, entry: Entry, names: Iterable[str]) -> ArchiveFile:
-    """Return a file with its index, if that is among the ``names`` there. Raises ``OSError``."""
+def _with_index(
+    storage: Storage, entry: Entry, names: Collection[str] = (), *, is_named: bool = False
+) -> ArchiveFile:
+    """Return a file with its index, if it has one: among the listed ``names``, or since.
+
+    Raises `ConfigurationError` for a file of another program, and ``OSError``.
+    """
     path = PurePosixPath(entry.name)
     is_in_progress = is_hidden(path.name, PART)
     known = None if is_in_progress else entry
     index_name = str(index_of(owner_of(path) if is_in_progress else path))
+    data = None
     try:
-        data = storage.read(index_name) if index_name in names else None
+        data = storage.read(index_name)
     except FileNotFoundError:
-        data = None
+        pass
+    except DeniedError:  # S3 says so of what is not there to who may not list the whole bucket
+        if index_name in names:
+            raise
     if data is None:
+        name = "" if is_named else entry.name
+        if not is_in_progress and (why := why_foreign(name, _beginning(storage, entry))):
+            raise foreign_file(storage.where(entry.name), why)
         return ArchiveFile(storage, entry.name, None, entry=known)
     index = Index(split_head(data)[0], decode_index(data))
     return ArchiveFile(storage, entry.name, index.members, index.head, known)
+
+
+def _beginning(storage: Storage, entry: Entry) -> bytes:
+    """Return the first bytes of a file, none of what reading it will report."""
+    try:
+        return storage.read_range(entry.name, 0, len(PARQUET_MAGIC)) if entry.size else b""
+    except (FileNotFoundError, ChangedError, NotRegularError, PermissionError):
+        return b""

@@ -92,12 +92,16 @@ METRICS: tuple[tuple[str, str, str, Callable[[TopicState], int]], ...] = (
     ("bytes_total", "counter", "Bytes of text written.", lambda state: state.totals.bytes),
     ("files_total", "counter", "Files finished.", lambda state: state.totals.files),
     (
-        *("already_written_total", "counter", "Messages delivered again, not written twice."),
+        "already_written_total",
+        "counter",
+        "Messages delivered again, not written twice.",
         lambda state: state.totals.already_written,
     ),
     ("write_failures_total", "counter", "Failures to write.", lambda state: state.totals.failures),
     (
-        *("ambiguous_bodies_total", "counter", "Bodies that contain the delimiter."),
+        "ambiguous_bodies_total",
+        "counter",
+        "Bodies that contain the delimiter.",
         lambda state: state.totals.ambiguous,
     ),
     ("held_messages", "gauge", "Messages not on disk yet.", lambda state: state.held),

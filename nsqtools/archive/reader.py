@@ -34,7 +34,7 @@ from nsqtools.archive.storage import ChangedError, StoredFile, failure_of
 from nsqtools.errors import ConnectionFailed, NsqError, OutputError, RefusedError
 from nsqtools.files.opening import NotRegularError
 from nsqtools.records.envelope import Envelope, decode
-from nsqtools.records.framing import Splitter
+from nsqtools.records.lines import Splitter
 
 READ_SIZE = 1 << 18
 LONGEST_LINE = 1 << 28

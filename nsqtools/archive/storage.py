@@ -1,8 +1,9 @@
-"""Where finished archives are kept: a directory, an object store or HDFS, through one interface.
+"""Where finished archives are kept: a directory or an object store, through one interface.
 
-A `Storage` is a place with named objects below it. Names are relative and separated by ``/``. It
-keeps no listing and no position, is used from any thread, and is pickled by its URL, so that an
-executor of Spark opens the same place with its own credentials.
+A `Storage` is a place with named objects below it: `LocalStorage`, or what `storage_objects` opens.
+Names are relative and separated by ``/``. It keeps no listing and no position, is used from any
+thread, and is pickled by its URL, so that an executor of Spark opens the same place with its own
+credentials.
 
 All methods raise ``OSError``, whose ``filename`` names the object: `FileNotFoundError`,
 `FileExistsError`, `DeniedError`, `UnreachableError`, `ChangedError` for an object that was replaced
@@ -16,11 +17,15 @@ directory named ``s3n:``, and what was verified there would justify deleting the
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
+import os
 import re
+import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote
 
@@ -31,15 +36,22 @@ from nsqtools.errors import (
     OutputError,
     RefusedError,
 )
-from nsqtools.files.durable import TEMPORARY
+from nsqtools.files.durable import (
+    NEW,
+    TEMPORARY,
+    blaming,
+    make_folders,
+    replace_file,
+    sync_folder,
+    write_all,
+)
 from nsqtools.files.opening import open_to_read
 
 OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "abfss")
-HDFS = "hdfs"
-REMOTE_SCHEMES = (*OBJECT_SCHEMES, HDFS)
+HDFS_SCHEMES = ("hdfs", "webhdfs")
 LOCAL_HOSTS = ("", "localhost")
 COMPARED_SIZE = 8 << 20
-DRAFT_ENDING = len(".0123456789abcdef.tmp")
+FILE_MODE, FOLDER_MODE = 0o640, 0o750
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 
@@ -66,17 +78,6 @@ class Entry(NamedTuple):
     size: int
     modified_ns: int
     version: str = ""
-
-
-class Draft(NamedTuple):
-    """A part of the object ``name`` that is not there yet: its writer is at it, or was killed.
-
-    ``key`` is how the store finds it; ``modified_ns`` is when it was begun or last written to.
-    """
-
-    name: str
-    key: str
-    modified_ns: int
 
 
 class StoredFile(Protocol):
@@ -148,16 +149,8 @@ class Storage(ABC):
         """Remove an object; one that is not there is fine."""
 
     @abstractmethod
-    def drafts(self, name: str) -> Iterator[Draft]:
-        """Iterate over the drafts of one object. Nothing where the store does not show them."""
-
-    @abstractmethod
-    def drafts_below(self, prefix: str = "") -> Iterator[Draft]:
-        """Iterate over the drafts of all objects below a folder."""
-
-    @abstractmethod
-    def remove_draft(self, draft: Draft) -> None:
-        """Remove a draft. A writer that is still at it fails, and has to write it again."""
+    def remove_drafts(self, name: str) -> None:
+        """Remove what killed writers of an object left. Nobody else may be writing it."""
 
     def verify(self, name: str, path: Path, version: str = "") -> None:
         """Compare an object with the file that it should be; raise `ChangedError` if it differs.
@@ -206,38 +199,10 @@ def hash_of(path: Path) -> str:
     return content.hexdigest()
 
 
-def name_of_draft(name: str) -> str | None:
-    """Return the name of the file that a hidden one is a draft of; None for any other file."""
-    return name[1:-DRAFT_ENDING] if TEMPORARY.fullmatch(name) else None
-
-
 def scheme_of(text: str) -> str:
     """Return the scheme of a URL in lower case, "" for a path."""
     match = _SCHEME.match(text)
     return match[1].lower() if match else ""
-
-
-def open_storage(url: str, options: Mapping[str, str] | None = None) -> Storage:
-    """Return the storage at a local path or URL; nothing is looked at or asked yet.
-
-    ``options`` are settings of the object store, by obstore's names, or of HDFS (`hdfs_settings`),
-    beside those of the environment. Raises `ConfigurationError` for what names no storage, and when
-    the package for object stores is not installed.
-    """
-    scheme = scheme_of(url)
-    if scheme in OBJECT_SCHEMES:
-        from nsqtools.archive.storage_objects import ObjectStorage
-
-        return ObjectStorage(url, dict(options or {}))
-    if scheme == HDFS:
-        from nsqtools.archive.storage_hdfs import HDFSStorage
-
-        return HDFSStorage(url, dict(options or {}))
-    if options:
-        raise ConfigurationError(f"{url} is not an object store and takes no storage options")
-    from nsqtools.archive.storage_local import LocalStorage
-
-    return LocalStorage(local_path(url))
 
 
 def local_path(text: str) -> Path:
@@ -250,8 +215,148 @@ def local_path(text: str) -> Path:
     rest = text[len(match[0]) - 1 :]
     host, slash, below = rest[2:].partition("/") if rest.startswith("//") else ("", "/", rest[1:])
     if match[1].lower() != "file" or host not in LOCAL_HOSTS or not slash:
-        known = ", ".join(f"{scheme}://" for scheme in ("file", *REMOTE_SCHEMES))
-        raise ConfigurationError(
-            f"{text} is not supported as storage", hint=f"Give a local path or one of {known}."
-        )
+        known = ", ".join(f"{scheme}://" for scheme in ("file", *OBJECT_SCHEMES))
+        hint = f"Give a local path or one of {known}."
+        if match[1].lower() in HDFS_SCHEMES:
+            hint = "Copy it with `hdfs dfs -get`, mount it, or give an object store (s3://...)."
+        raise ConfigurationError(f"{text} is not supported as storage", hint=hint)
     return Path("/" + unquote(below))
+
+
+class LocalStorage(Storage):
+    """The directory ``root``, made when something is first written.
+
+    What is written appears whole under its name and is durable: it is put together under a hidden
+    temporary name, which `list` leaves out.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.url = str(root)
+
+    def __reduce__(self) -> tuple[type[LocalStorage], tuple[Path]]:
+        return LocalStorage, (self.root,)
+
+    def where(self, name: str) -> str:
+        return str(self._path(name))
+
+    def _path(self, name: str) -> Path:
+        parts = PurePosixPath(name)
+        if parts.is_absolute() or ".." in parts.parts:
+            raise OSError(errno.EINVAL, "it is not a name below the directory", name)
+        return self.root / parts
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        def fail(exc: OSError) -> None:
+            if not isinstance(exc, FileNotFoundError):
+                raise exc
+
+        for folder, folders, names in os.walk(self._path(prefix), onerror=fail):
+            folders.sort()
+            for name in sorted(names):
+                if TEMPORARY.fullmatch(name):
+                    continue
+                path = Path(folder, name)
+                try:
+                    yield self._entry(path.relative_to(self.root).as_posix(), path)
+                except FileNotFoundError:  # removed meanwhile
+                    continue
+
+    @staticmethod
+    def _entry(name: str, path: Path) -> Entry:
+        stat = path.stat()
+        return Entry(name, stat.st_size, stat.st_mtime_ns, _version(stat))
+
+    def stat(self, name: str) -> Entry:
+        return self._entry(name, self._path(name))
+
+    def open(self, name: str, entry: Entry | None = None) -> StoredFile:
+        file = open_to_read(self._path(name))
+        if entry is not None and _version(os.fstat(file.fileno())) != entry.version:
+            file.close()
+            raise _changed(self._path(name))
+        return file
+
+    def read(self, name: str) -> bytes:
+        with open_to_read(self._path(name)) as file:
+            return file.read()
+
+    def read_range(self, name: str, start: int, length: int, version: str = "") -> bytes:
+        path = self._path(name)
+        with open_to_read(path) as file:
+            stat = os.fstat(file.fileno())
+            if version and version != _version(stat):
+                raise _changed(path)
+            return os.pread(file.fileno(), max(0, min(length, stat.st_size - start)), start)
+
+    def put(self, name: str, data: bytes) -> str:
+        replace_file(self._make_room(name), data, FILE_MODE)
+        return ""
+
+    def put_file(self, name: str, path: Path) -> str:
+        target = self._make_room(name)
+        beside = _temporary(target)
+        try:
+            with open_to_read(path) as source, blaming(target):
+                with os.fdopen(os.open(beside, NEW | os.O_WRONLY, FILE_MODE), "wb") as copy:
+                    shutil.copyfileobj(source, copy, 1 << 20)
+                    copy.flush()
+                    os.fsync(copy.fileno())
+                beside.replace(target)
+        finally:
+            beside.unlink(missing_ok=True)
+        sync_folder(target.parent)
+        return ""
+
+    def put_if_absent(self, name: str, data: bytes) -> str:
+        target = self._make_room(name)
+        beside = _temporary(target)
+        descriptor = os.open(beside, NEW | os.O_WRONLY, FILE_MODE)
+        try:
+            try:
+                with blaming(target):
+                    write_all(descriptor, data)
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            try:
+                os.link(beside, target)
+            except FileExistsError:
+                raise FileExistsError(errno.EEXIST, "it is there already", str(target)) from None
+        finally:
+            beside.unlink(missing_ok=True)
+        sync_folder(target.parent)
+        return ""
+
+    def delete(self, name: str) -> None:
+        path = self._path(name)
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return
+        sync_folder(path.parent)
+
+    def remove_drafts(self, name: str) -> None:
+        path = self._path(name)
+        for found in path.parent.glob(f"{glob.escape(f'.{path.name}.')}{16 * '[0-9a-f]'}.tmp"):
+            with suppress(OSError):  # it is somebody else's, say; the object does not need it
+                found.unlink()
+
+    def _make_room(self, name: str) -> Path:
+        """Return the path for a new object, with its folder."""
+        target = self._path(name)
+        self.root.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
+        make_folders(self.root, target.parent, FOLDER_MODE)
+        return target
+
+
+def _version(stat: os.stat_result) -> str:
+    return f"{stat.st_ino}-{stat.st_mtime_ns}"
+
+
+def _changed(path: Path) -> ChangedError:
+    return ChangedError(errno.ESTALE, "it changed while it was read", str(path))
+
+
+def _temporary(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{os.urandom(8).hex()}.tmp")

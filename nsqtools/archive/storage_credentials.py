@@ -1,4 +1,4 @@
-"""How S3 is reached: endpoint, region and credentials, found once for obstore, s3a and ourselves.
+"""How S3 is reached: endpoint, region and credentials, found once for obstore and s3a.
 
 They come from the options given, then from the environment (the names that every AWS tool uses),
 then from the profile in ``~/.aws``. Without keys in any of them obstore asks as it does by itself:

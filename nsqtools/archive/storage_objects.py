@@ -4,9 +4,8 @@ obstore does the work. It is imported when a store is first opened, because it i
 package and takes longer to import than most commands to run.
 
 A large object is written in parts. When the process dies in between, the parts stay in the bucket,
-unseen and paid for: they are drafts, which obstore cannot list but `storage_multiparts` can. A
-conditional put is made in one piece that is held in memory, so only small objects are written that
-way.
+unseen and paid for, until a lifecycle rule of the bucket removes them. A conditional put is made in
+one piece that is held in memory, so only small objects are written that way.
 
 Trap: obstore's messages span many lines and quote what the server said. What is shown is one line,
 with nothing in it that a terminal would act on.
@@ -16,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -25,17 +25,18 @@ from pathlib import Path
 from typing import Any
 
 from nsqtools.archive.storage import (
+    OBJECT_SCHEMES,
     ChangedError,
     DeniedError,
-    Draft,
     Entry,
+    LocalStorage,
     Storage,
     StoredFile,
     UnreachableError,
+    local_path,
+    scheme_of,
 )
 from nsqtools.archive.storage_credentials import credential_files, s3_settings
-from nsqtools.archive.storage_multiparts import abort_multipart, list_multiparts
-from nsqtools.archive.storage_ranges import RangeFile
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.opening import open_to_read, state_of
 
@@ -47,11 +48,27 @@ PART_SIZE = 8 << 20
 MOST_PARTS = 9000  # S3 allows 10,000
 PARTS_AT_ONCE = 4
 LIST_SIZE = 1000
+FIRST_SIZE = 256 << 10
+LARGEST_SIZE = 8 << 20
 
 # Retries are short: whoever waits at a terminal learns soon what is wrong, and the uploader has
 # patience of its own.
 RETRY: dict[str, Any] = {"max_retries": 4, "retry_timeout": timedelta(seconds=30)}
 CLIENT: dict[str, Any] = {"connect_timeout": "5s", "timeout": "2m"}
+
+
+def open_storage(url: str, options: Mapping[str, str] | None = None) -> Storage:
+    """Return the storage at a local path or URL; nothing is looked at or asked yet.
+
+    ``options`` are settings of the object store, by obstore's names, beside those of the
+    environment. Raises `ConfigurationError` for what names no storage, and when the package for
+    object stores is not installed.
+    """
+    if scheme_of(url) in OBJECT_SCHEMES:
+        return ObjectStorage(url, dict(options or {}))
+    if options:
+        raise ConfigurationError(f"{url} is not an object store and takes no storage options")
+    return LocalStorage(local_path(url))
 
 
 class ObjectStorage(Storage):
@@ -136,27 +153,8 @@ class ObjectStorage(Storage):
         except FileNotFoundError:
             pass
 
-    def drafts(self, name: str) -> Iterator[Draft]:
-        return (draft for draft in self._multiparts(name) if draft.name == name)
-
-    def drafts_below(self, prefix: str = "") -> Iterator[Draft]:
-        folder = prefix.strip("/")
-        return self._multiparts(f"{folder}/" if folder else "")
-
-    def _multiparts(self, prefix: str) -> Iterator[Draft]:
-        if self.scheme not in S3_SCHEMES:
-            return
-        begin = f"{self.prefix}/" if self.prefix else ""
-        with self._blaming(prefix):
-            for key, number, began_ns in list_multiparts(
-                s3_settings(self.options), self.bucket, f"{begin}{prefix}"
-            ):
-                yield Draft(key.removeprefix(begin), number, began_ns)
-
-    def remove_draft(self, draft: Draft) -> None:
-        key = f"{self.prefix}/{draft.name}" if self.prefix else draft.name
-        with self._blaming(draft.name):
-            abort_multipart(s3_settings(self.options), self.bucket, key, draft.key)
+    def remove_drafts(self, name: str) -> None:
+        """Do nothing: parts are removed by a lifecycle rule of the bucket."""
 
     def verify(self, name: str, path: Path, version: str = "") -> None:
         """Compare by the checksum that S3 computed of what it received, where it shows one.
@@ -192,6 +190,76 @@ class ObjectStorage(Storage):
         except exceptions.BaseError as exc:
             kind = UnreachableError if _WAS_UNREACHABLE.search(str(exc)) else OSError
             raise kind(errno.EIO, reason_of(exc), where) from None
+
+
+class RangeFile(io.RawIOBase):
+    """An object as a file: a request brings what is read next, not the whole object.
+
+    Reading on where the last read ended brings more with each request, because each costs a round
+    trip of tens of milliseconds; a read somewhere else begins small again. ``size`` and ``version``
+    are those of the object when it was opened: one that is replaced meanwhile raises `ChangedError`
+    and never gives a mixture of two.
+    """
+
+    def __init__(self, storage: Storage, name: str, size: int, version: str) -> None:
+        super().__init__()
+        self.name = storage.where(name)
+        self._storage = storage
+        self._object = name
+        self._size = size
+        self._version = version
+        self._position = 0
+        self._held = b""
+        self._held_at = 0
+        self._next_size = FIRST_SIZE
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return ``size`` bytes, fewer only at the end. Raises ``OSError``."""
+        left = max(0, self._size - self._position)
+        size = left if size < 0 else min(size, left)
+        begin = self._position - self._held_at
+        if not 0 <= begin <= len(self._held) or begin + size > len(self._held):
+            self._fetch(size)
+            begin = self._position - self._held_at
+        data = self._held[begin : begin + size]
+        self._position += len(data)
+        return data
+
+    def _fetch(self, size: int) -> None:
+        """Hold at least ``size`` bytes from the position on."""
+        begin = self._position - self._held_at
+        rest = self._held[begin:] if 0 <= begin <= len(self._held) else b""
+        is_next = bool(self._held) and 0 <= begin <= len(self._held)
+        self._next_size = min(2 * self._next_size, LARGEST_SIZE) if is_next else FIRST_SIZE
+        start = self._position + len(rest)
+        length = min(max(size - len(rest), self._next_size), self._size - start)
+        data = self._storage.read_range(self._object, start, length, self._version)
+        self._held = rest + data
+        self._held_at = self._position
+
+    def readlines(self, hint: int = -1, /) -> list[bytes]:
+        """Return whole lines of about ``hint`` bytes together."""
+        lines = self.read(hint).splitlines(keepends=True)
+        while lines and not lines[-1].endswith(b"\n") and (more := self.read(FIRST_SIZE)):
+            head, newline, rest = more.partition(b"\n")
+            lines[-1] += head + newline
+            if newline:
+                self._position -= len(rest)
+        return lines
 
 
 def _open_store(storage: ObjectStorage) -> Any:

@@ -177,7 +177,9 @@ class Uploads:
                 ("upload_waiting_files", "gauge", "Files to upload.", totals.waiting_files),
                 ("upload_waiting_bytes", "gauge", "Bytes to upload.", totals.waiting_bytes),
                 (
-                    *("upload_paused", "gauge", "1 while consumption waits for uploads."),
+                    "upload_paused",
+                    "gauge",
+                    "1 while consumption waits for uploads.",
                     int(self._is_pausing),
                 ),
             )

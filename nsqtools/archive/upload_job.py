@@ -24,7 +24,6 @@ from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import Index, index_of, load_index, manifest_of
 from nsqtools.archive.reader import look_at
 from nsqtools.archive.storage import Storage, hash_of
-from nsqtools.archive.storage_drafts import remove_drafts
 from nsqtools.archive.upload_record import (
     UploadLock,
     UploadRecord,
@@ -90,9 +89,9 @@ def _upload(path: Path, plan: UploadPlan, lock: UploadLock) -> int:
     has_index = is_new and _put_new_index(storage, path, record.name)
     if has_index or not _is_stored(storage, record.name, manifest):
         if not is_new:
-            remove_drafts(storage, record.name)
+            storage.remove_drafts(record.name)
             for beside in (index_of, manifest_of):
-                remove_drafts(storage, str(beside(PurePosixPath(record.name))))
+                storage.remove_drafts(str(beside(PurePosixPath(record.name))))
         if not has_index:
             _put_index(storage, path, record.name)
         storage.verify(record.name, path, storage.put_file(record.name, path))

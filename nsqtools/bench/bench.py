@@ -6,12 +6,12 @@
     e2e   consumers, then publishers, which stay a bounded number of messages ahead of them
 
 What is our own is gone afterwards. An ephemeral topic goes with its last channel, so publishers
-leave one by entering and leaving it. `sub` needs queues that discard nothing: its topic (or
-its channel, in a topic of the user's) is a lasting one and is deleted by nsqd's HTTP API, which is
+leave one by entering and leaving it. `sub` needs queues that discard nothing: its topic (or its
+channel, in a topic of the user's) is a lasting one and is deleted by nsqd's HTTP API, which is
 asked before anything is created.
 
-Traps: consumers of a measurement have a channel of their own, so that no message of anybody else's
-is taken from him; a user's topic is never deleted.
+Traps: consumers of a measurement have a channel of their own, so that they take no message away
+from others; a user's topic is never deleted.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from nsqtools.bench.bench_plan import BACKLOG, BenchMode, BenchPlan, ConsumerJob, Job, PublisherJob
-from nsqtools.bench.bench_report import BenchReport, cpu_us_per_message, merged
-from nsqtools.bench.bench_topic import delete_own, open_cluster, wait_until_queued
+from nsqtools.bench.bench_plan import BACKLOG, BenchMode, BenchPlan, Job
+from nsqtools.bench.bench_report import BenchReport, Latencies, WorkerResult
 from nsqtools.bench.bodies import MAX_TAG
-from nsqtools.bench.counters import Counters
-from nsqtools.bench.crew import Crew
-from nsqtools.bench.processors import BusyProcessors
+from nsqtools.bench.crew import UNKNOWN, Counters, Crew
 from nsqtools.client.consumer import Consumer
+from nsqtools.client.handshake import require_one
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError
 from nsqtools.protocol.names import EPHEMERAL
 
 if TYPE_CHECKING:
-    from nsqtools.bench.consuming import ConsumerResult
-    from nsqtools.bench.publishing import PublisherResult
+    from nsqtools.cluster.directory import Cluster
 
 log = logging.getLogger("nsqtools")
 
 STALLED_S = 5.0
 """After this time without messages, consumers will not get what is missing."""
 
+POLL_S = 0.02
 FILL_BATCH_BYTES = 64 << 10
+
+Results = Sequence[WorkerResult]
 
 
 class Bench:
@@ -95,160 +95,104 @@ class Bench:
         with ExitStack() as stack:
             if plan.topic is None:
                 stack.callback(self._let_ephemeral_topic_go)
-            crew = stack.enter_context(self._crew(self._publishers(plan)))
-            with BusyProcessors() as processors:
-                begin = crew.begin()
-                results: list[PublisherResult] = crew.results()
-        ended = max(result.ended_at for result in results)
-        return self._report(
-            results,
-            results,
-            None,
-            seconds=ended - begin - plan.warm_up_s,
-            machine_cpu=processors.share,
-        )
+            crew = stack.enter_context(self._crew(plan, publishes=True))
+            before = _processor_ticks()
+            begin = crew.begin()
+            published = crew.results()
+            return self._report(published, None, begin + plan.warm_up_s, before)
 
     def _run_e2e(self) -> BenchReport:
         plan = self._plan
         self._phase = "subscribing"
         with (
-            self._crew(self._consumers(is_stamped=True)) as consumers,
-            self._crew(self._publishers(plan, is_stamped=True)) as publishers,
-            BusyProcessors() as processors,
+            self._crew(plan, publishes=False) as consumers,
+            self._crew(plan, publishes=True) as publishers,
         ):
+            before = _processor_ticks()
             begin = consumers.begin()
             self._phase = "publishing and consuming"
             publishers.begin(begin)
-            published: list[PublisherResult] = publishers.results()
-            self._counters.target = sum(result.confirmed for result in published)
+            published = publishers.results()
+            self._counters.target = sum(result.messages for result in published)
             self._phase = "waiting for the last messages"
-            consumed: list[ConsumerResult] = consumers.results()
-        ended = max(result.ended_at for result in consumed)
-        return self._report(
-            published,
-            consumed,
-            consumed,
-            seconds=ended - begin - plan.warm_up_s,
-            machine_cpu=processors.share,
-        )
+            consumed = consumers.results()
+            return self._report(published, consumed, begin + plan.warm_up_s, before)
 
     def _run_sub(self) -> BenchReport:
         plan = self._plan
         if plan.count is None:
             raise ConfigurationError("a backlog to drain needs a count of messages")
         with ExitStack() as stack:
-            cluster = stack.enter_context(
-                open_cluster(
-                    plan.nsqd_tcp_addresses, plan.nsqd_http_addresses, plan.consumer_options
-                )
-            )
+            cluster = stack.enter_context(open_cluster(plan))
             channel = self.channel if plan.topic else ""
             stack.callback(delete_own, cluster, self.topic, channel)
-            consumers = stack.enter_context(self._crew(self._consumers(is_stamped=False)))
+            consumers = stack.enter_context(self._crew(plan, publishes=False))
             fill_batch = max(1, min(plan.batch, FILL_BATCH_BYTES // plan.size[1]))
             fill = replace(plan, batch=fill_batch, for_s=None, rate=0.0, warm_up_s=0.0)
             self._phase = "filling the topic"
-            with self._crew(self._publishers(fill)) as publishers:
+            with self._crew(fill, publishes=True) as publishers:
                 publishers.begin()
-                published: list[PublisherResult] = publishers.results()
-            total = sum(result.confirmed for result in published)
+                published = publishers.results()
+            total = sum(result.messages for result in published)
             self._phase = "waiting for nsqd to queue the messages"
-            wait_until_queued(cluster, self.topic, self.channel, total, self._keep_waiting)
+            self._wait_until_queued(cluster, total)
             self._counters.target = total
             self._phase = "consuming"
-            with BusyProcessors() as processors:
-                consumers.begin()
-                consumed: list[ConsumerResult] = consumers.results()
-            consumers.end()
-        began = min((r.began_at for r in consumed if r.measured), default=0.0)
-        ended = max(result.ended_at for result in consumed)
-        return self._report(
-            published, consumed, consumed, seconds=ended - began, machine_cpu=processors.share
-        )
+            before = _processor_ticks()
+            consumers.begin()
+            consumed = consumers.results()
+            began = min((r.began_at for r in consumed if r.measured), default=0.0)
+            return self._report(published, consumed, began, before)
 
     def _report(
         self,
-        published: Sequence[PublisherResult],
-        measured: Sequence[PublisherResult] | Sequence[ConsumerResult],
-        consumed: Sequence[ConsumerResult] | None,
-        *,
-        seconds: float,
-        machine_cpu: float | None,
+        published: Results,
+        consumed: Results | None,
+        began: float,
+        ticks_before: tuple[int, int] | None,
     ) -> BenchReport:
+        after = _processor_ticks()
+        machine_cpu = None
+        if ticks_before is not None and after is not None and after[1] > ticks_before[1]:
+            machine_cpu = (after[0] - ticks_before[0]) / (after[1] - ticks_before[1])
         plan = self._plan
-        out = sum(result.confirmed for result in published)
-        back = None if consumed is None else sum(result.consumed for result in consumed)
+        out = sum(result.messages for result in published)
+        back = None if consumed is None else sum(result.messages for result in consumed)
         ended_early = plan.mode is BenchMode.SUB and plan.for_s is not None
         is_intact = back is None or back == out or (ended_early and back < out)
-        if plan.mode is BenchMode.E2E and consumed is not None:
-            sums = [
-                sum(r.checksum for r in results) % (1 << 64) for results in (published, consumed)
-            ]
-            is_intact = is_intact and sums[0] == sums[1]
+        if plan.mode is BenchMode.E2E:
+            sums = {sum(r.checksum for r in rs) % (1 << 64) for rs in (published, consumed or ())}
+            is_intact = is_intact and len(sums) == 1
+        measured = published if consumed is None else consumed
+        # Publishers that filled a topic beforehand are not measured.
+        clients = [measured, published] if plan.mode is BenchMode.E2E else [measured]
         messages = sum(result.measured for result in measured)
+        ended = max(result.ended_at for result in measured)
         return BenchReport(
             plan=plan,
             topic=self.topic,
-            seconds=max(0.0, seconds) if messages else 0.0,
+            seconds=max(0.0, ended - began) if messages else 0.0,
             messages=messages,
             bytes=sum(result.measured_bytes for result in measured),
-            latencies=None if plan.mode is BenchMode.SUB else merged(measured),
+            latencies=None
+            if plan.mode is BenchMode.SUB
+            else Latencies(result.latencies for result in measured),
             published=out,
             consumed=back,
-            redelivered=sum(result.redelivered for result in consumed or ()),
+            redelivered=sum(result.redelivered for result in measured),
             is_intact=is_intact,
-            cpu_us_per_message=cpu_us_per_message(measured)
-            + cpu_us_per_message(_also(plan, published)),
-            client_cpu=max(result.cpu_share for result in [*measured, *_also(plan, published)]),
+            cpu_us_per_message=sum(map(_cpu_us_per_message, clients)),
+            client_cpu=max(result.cpu_share for results in clients for result in results),
             machine_cpu=machine_cpu,
             interrupted=self._interrupted,
         )
 
-    # -- workers --------------------------------------------------------------------------------
-
-    def _crew(self, jobs: Sequence[Job]) -> AbstractContextManager[Crew]:
-        return Crew(jobs, self._counters, self._plan.connections, self._look)
-
-    def _address(self, number: int) -> str:
-        return self._plan.nsqd_tcp_addresses[number % len(self._plan.nsqd_tcp_addresses)]
-
-    def _publishers(self, plan: BenchPlan, *, is_stamped: bool = False) -> list[PublisherJob]:
-        return [
-            PublisherJob(
-                number=number,
-                nsqd_tcp_address=self._address(number),
-                topic=self.topic,
-                options=plan.producer_options,
-                size=plan.size,
-                batch=plan.batch,
-                rate=plan.rate / plan.connections,
-                count=plan.share(number, plan.count),
-                for_s=plan.for_s,
-                warm_up_s=plan.warm_up_s,
-                tag=self._tag,
-                is_stamped=is_stamped,
-                backlog=BACKLOG if is_stamped else None,
-            )
+    def _crew(self, plan: BenchPlan, *, publishes: bool) -> Crew:
+        jobs = [
+            Job(plan, number, publishes, self.topic, self.channel, self._tag)
             for number in range(plan.connections)
         ]
-
-    def _consumers(self, *, is_stamped: bool) -> list[ConsumerJob]:
-        plan = self._plan
-        return [
-            ConsumerJob(
-                number=number,
-                nsqd_tcp_address=self._address(number),
-                topic=self.topic,
-                channel=self.channel,
-                options=plan.consumer_options,
-                for_s=None if is_stamped else plan.for_s,
-                warm_up_s=plan.warm_up_s,
-                tag=self._tag,
-                is_stamped=is_stamped,
-                is_shared=plan.topic is not None,
-            )
-            for number in range(plan.connections)
-        ]
+        return Crew(jobs, self._counters, self._look)
 
     def _look(self) -> None:
         """Tell how far it is, and end what will not go on."""
@@ -261,14 +205,27 @@ class Bench:
         elif now - self._progress[1] > STALLED_S and counters.published - consumed > 0:
             if counters.published - consumed >= BACKLOG:
                 counters.stop_publishing()
-            if not counters.is_target_unknown:
+            if counters.target != UNKNOWN:
                 counters.stop_consuming()
 
-    def _keep_waiting(self) -> bool:
-        self._look()
-        return not self._interrupted
-
     # -- topics ---------------------------------------------------------------------------------
+
+    def _wait_until_queued(self, cluster: Cluster, total: int) -> None:
+        """nsqd moves messages from the topic to the channel in its own time."""
+        before, since = -1, time.monotonic()
+        while not self._interrupted and time.monotonic() - since < STALLED_S:
+            self._look()
+            queued = sum(
+                channel.depth
+                for node in cluster.stats(self.topic, self.channel).nodes
+                for topic in node.stats.topics or ()
+                for channel in topic.channels
+            )
+            if queued >= total:
+                return
+            if queued != before:
+                before, since = queued, time.monotonic()
+            time.sleep(POLL_S)
 
     def _let_ephemeral_topic_go(self) -> None:
         """Enter and leave a channel of the topic, which goes with it."""
@@ -286,6 +243,58 @@ class Bench:
                 log.log(level, "topic %s may not have been deleted: %s", self.topic, error)
 
 
-def _also(plan: BenchPlan, published: Sequence[Any]) -> Sequence[Any]:
-    """Publishers count as clients where they work beside the consumers."""
-    return published if plan.mode is BenchMode.E2E else ()
+def open_cluster(plan: BenchPlan) -> Cluster:
+    """nsqd's HTTP API. Raises when a topic or channel could not be deleted afterwards."""
+    from nsqtools.client.discovery import http_access
+    from nsqtools.cluster.directory import Cluster, ClusterAddresses
+
+    addresses, options = plan.nsqd_tcp_addresses, plan.consumer_options
+    cluster = Cluster(
+        ClusterAddresses(plan.nsqd_http_addresses, (), addresses),
+        http_access(options, plan.nsqd_http_addresses),
+    )
+    try:
+        nsqds, failures = cluster.nsqds()
+        if failures or len(nsqds) < len(addresses):
+            require_one(addresses, options.dial_timeout_s)
+            why = f" ({failures[0].error})" if failures else ""
+            refusal = NsqError(
+                f"nsqd's HTTP API is needed to delete what is measured on{why}",
+                hint="Give --nsqd-http-address, one for each --nsqd-tcp-address.",
+            )
+            refusal.category = (
+                failures[0].error.category if failures else ConfigurationError.category
+            )
+            raise refusal
+    except BaseException:
+        cluster.close()
+        raise
+    return cluster
+
+
+def delete_own(cluster: Cluster, topic: str, channel: str) -> None:
+    """Delete a topic, or only the channel; warn where that did not work."""
+    _, failures = cluster.ask_nsqds(
+        lambda nsqd: nsqd.administer("delete", topic, channel), required=False
+    )
+    for failure in failures:
+        what = f"channel {channel} of topic {topic}" if channel else f"topic {topic}"
+        log.warning("%s may not have been deleted: %s", what, failure.error)
+
+
+def _cpu_us_per_message(results: Results) -> float:
+    """Processor time of all workers of one kind, over the messages that they spent it on."""
+    messages = sum(result.cpu_messages for result in results)
+    return 1e6 * sum(result.cpu_s for result in results) / messages if messages else 0.0
+
+
+def _processor_ticks() -> tuple[int, int] | None:
+    """Ticks of all processors since the start of the machine, where the system tells them (Linux):
+    those with work, and all."""
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            ticks = [int(word) for word in file.readline().split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    idle = sum(ticks[3:5])  # waiting for a disk is not work
+    return sum(ticks) - idle, sum(ticks)

@@ -81,63 +81,39 @@ class BenchPlan:
         if self.count is None and self.for_s is None:
             raise ConfigurationError("a measurement needs a count of messages or a time")
 
-    def share(self, number: int, count: int | None) -> int | None:
-        """How many of ``count`` messages the connection ``number`` takes."""
-        if count is None:
+    def share(self, number: int) -> int | None:
+        """How many of the messages the connection ``number`` takes."""
+        if self.count is None:
             return None
-        each, rest = divmod(count, self.connections)
+        each, rest = divmod(self.count, self.connections)
         return each + (number < rest)
 
+    @property
+    def transport(self) -> list[str]:
+        """What is between us and nsqd besides TCP."""
+        options = self.producer_options
+        used = {"tls": options.tls_v1, "snappy": options.snappy, "deflate": options.deflate}
+        return [name for name, is_on in used.items() if is_on]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublisherJob:
-    """What one publishing process does: ``count`` messages after the warm-up, or ``for_s``.
 
-    A ``backlog`` bounds what all publishers together may be ahead of the consumers.
+class Job(NamedTuple):
+    """What one process does of a plan: it publishes, or it consumes until all have everything.
+
+    The messages of e2e carry the ``tag``, which distinguishes them from those of other programs.
     """
 
+    plan: BenchPlan
     number: int
-    nsqd_tcp_address: str
-    topic: str
-    options: ClientOptions
-    size: tuple[int, int]
-    batch: int
-    rate: float = 0.0
-    count: int | None
-    for_s: float | None
-    warm_up_s: float
-    tag: int
-    is_stamped: bool = False
-    backlog: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerJob:
-    """What one consuming process does, until all together have the messages there are.
-
-    Stamped messages are recognized by the ``tag``; without one, all count.
-    """
-
-    number: int
-    nsqd_tcp_address: str
+    publishes: bool
     topic: str
     channel: str
-    options: ClientOptions
-    for_s: float | None
-    warm_up_s: float
     tag: int
-    is_stamped: bool
-    is_shared: bool
 
+    @property
+    def nsqd_tcp_address(self) -> str:
+        addresses = self.plan.nsqd_tcp_addresses
+        return addresses[self.number % len(addresses)]
 
-Job = PublisherJob | ConsumerJob
-
-READY = "ready"
-
-
-class WorkerError(NamedTuple):
-    """A worker's error on its way to another process: `NsqError` are not made to be pickled."""
-
-    category: str
-    message: str
-    hint: str
+    @property
+    def is_stamped(self) -> bool:
+        return self.plan.mode is BenchMode.E2E

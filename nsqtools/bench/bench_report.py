@@ -1,20 +1,107 @@
-"""What came of a measurement: rates, latencies, whether the counts agree, what was the limit."""
+"""What came of a measurement: rates, latencies, whether the counts agree, what was the limit.
+
+Percentiles come from a DDSketch, exact to one percent whatever the number of values. For a picture
+the values are also counted in classes with the bounds 1, 2, 5, 10 ... microseconds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from ddsketch import DDSketch
 
 from nsqtools.bench.bench_plan import BenchMode, BenchPlan
-from nsqtools.bench.consuming import ConsumerResult
-from nsqtools.bench.latency import Latencies
-from nsqtools.bench.publishing import PublisherResult
+
+RELATIVE_ACCURACY = 0.01
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
+
+BOUNDS_MS = tuple(round(step * 10.0**power, 3) for power in range(-3, 6) for step in (1, 2, 5))
 
 CLIENT_IS_BUSY = 0.9
 """Of a processor: a Python process does not take much more than one, whatever there are."""
 
 BEHIND_SCHEDULE = 0.95
+
+
+class Class(NamedTuple):
+    """How many ``values`` are above ``low_ms`` and up to ``high_ms``; None means unbounded."""
+
+    low_ms: float
+    high_ms: float | None
+    values: int
+
+
+class Latencies:
+    """Values in milliseconds. Plain data, which processes send to each other."""
+
+    def __init__(self, parts: Iterable[Latencies] = ()) -> None:
+        self._sketch = DDSketch(RELATIVE_ACCURACY)
+        self._counts = [0] * (len(BOUNDS_MS) + 1)
+        self.count = 0
+        self.min_ms = float("inf")
+        self.max_ms = 0.0
+        for part in parts:
+            self._sketch.merge(part._sketch)
+            self._counts = [a + b for a, b in zip(self._counts, part._counts, strict=True)]
+            self.count += part.count
+            self.min_ms = min(self.min_ms, part.min_ms)
+            self.max_ms = max(self.max_ms, part.max_ms)
+
+    def add(self, value_ms: float, count: int = 1) -> None:
+        """Enter a value, once or several times."""
+        value_ms = max(0.0, value_ms)
+        self._sketch.add(value_ms, count)
+        self._counts[bisect_left(BOUNDS_MS, value_ms)] += count
+        self.count += count
+        self.min_ms = min(self.min_ms, value_ms)
+        self.max_ms = max(self.max_ms, value_ms)
+
+    def figures_ms(self) -> dict[str, float]:
+        """The figures that are reported, by name; all are 0 without values."""
+        if not self.count:
+            return dict.fromkeys(("min", "mean", *PERCENTILES, "max"), 0.0)
+        figures = {"min": self.min_ms, "mean": float(self._sketch.avg)}
+        for name, quantile in PERCENTILES.items():
+            value = float(self._sketch.get_quantile_value(quantile) or 0.0)
+            figures[name] = min(max(value, self.min_ms), self.max_ms)
+        return {**figures, "max": self.max_ms}
+
+    def classes(self) -> list[Class]:
+        """The classes from the first to the last that has values, empty ones between included."""
+        edges: list[float | None] = [0.0, *BOUNDS_MS, None]
+        classes = [
+            Class(low or 0.0, high, count)
+            for (low, high), count in zip(pairwise(edges), self._counts, strict=True)
+        ]
+        filled = [number for number, each in enumerate(classes) if each.values]
+        return classes[filled[0] : filled[-1] + 1] if filled else []
+
+
+@dataclass(slots=True)
+class WorkerResult:
+    """What a publisher or a consumer did: all it published or consumed, and of that what was
+    measured.
+
+    ``redelivered`` messages had been delivered before. ``began_at`` and ``ended_at`` are monotonic
+    times of the first and the last batch that was measured. ``cpu_s`` is the processor time of
+    ``cpu_messages``, and ``cpu_share`` that over its duration.
+    """
+
+    messages: int = 0
+    checksum: int = 0
+    redelivered: int = 0
+    measured: int = 0
+    measured_bytes: int = 0
+    began_at: float = 0.0
+    ended_at: float = 0.0
+    cpu_s: float = 0.0
+    cpu_messages: int = 0
+    cpu_share: float = 0.0
+    latencies: Latencies = field(default_factory=Latencies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +148,11 @@ class BenchReport:
         return 0 if self.consumed is None else max(0, self.consumed - self.published)
 
     @property
+    def latency_of(self) -> str:
+        """What a latency is that of."""
+        return "message" if self.plan.mode is BenchMode.E2E else "batch"
+
+    @property
     def limits(self) -> list[str]:
         """What held the figures down, as far as it can be seen from here, in a line each."""
         lines = []
@@ -81,7 +173,15 @@ class BenchReport:
 
     def document(self) -> dict[str, Any]:
         """The report as JSON; times are seconds, but for latencies."""
-        plan, options = self.plan, self.plan.producer_options
+        plan = self.plan
+        latency: dict[str, Any] | None = None
+        if self.latencies is not None:
+            latency = {"of": self.latency_of, "count": self.latencies.count}
+            latency |= {key: round(ms, 4) for key, ms in self.latencies.figures_ms().items()}
+            latency["classes"] = [
+                {"above": each.low_ms, "up_to": each.high_ms, "count": each.values}
+                for each in self.latencies.classes()
+            ]
         return {
             "mode": plan.mode.value,
             "nsqds": list(plan.nsqd_tcp_addresses),
@@ -89,17 +189,17 @@ class BenchReport:
             "connections": plan.connections,
             "size": {"min": plan.size[0], "max": plan.size[1]},
             "batch": plan.batch,
-            "window": options.max_outstanding,
+            "window": plan.producer_options.max_outstanding,
             "max_in_flight": plan.consumer_options.max_in_flight,
             "rate": plan.rate or None,
             "warm_up_s": plan.warm_up_s,
-            "transport": transport(plan),
+            "transport": plan.transport,
             "seconds": round(self.seconds, 6),
             "messages": self.messages,
             "bytes": self.bytes,
             "messages_per_s": round(self.messages_per_s, 1),
             "bytes_per_s": round(self.bytes_per_s, 1),
-            "latency_ms": latency_document(plan.mode, self.latencies),
+            "latency_ms": latency,
             "published": self.published,
             "consumed": self.consumed,
             "redelivered": self.redelivered,
@@ -112,46 +212,3 @@ class BenchReport:
             "limits": self.limits,
             "interrupted": self.interrupted,
         }
-
-
-def transport(plan: BenchPlan) -> list[str]:
-    """What is between us and nsqd besides TCP."""
-    options = plan.producer_options
-    return [
-        name
-        for name, is_on in (
-            ("tls", options.tls_v1),
-            ("snappy", options.snappy),
-            ("deflate", options.deflate),
-        )
-        if is_on
-    ]
-
-
-def latency_document(mode: BenchMode, latencies: Latencies | None) -> dict[str, Any] | None:
-    """Latencies as JSON has them; None where none were measured."""
-    if latencies is None:
-        return None
-    return {
-        "of": "message" if mode is BenchMode.E2E else "batch",
-        "count": latencies.count,
-        "min": round(latencies.min_ms, 4) if latencies.count else 0.0,
-        "mean": round(latencies.mean_ms, 4),
-        **{name: round(value, 4) for name, value in latencies.percentiles_ms().items()},
-        "max": round(latencies.max_ms, 4),
-        "classes": [
-            {"above": each.low_ms, "up_to": each.high_ms, "count": each.values}
-            for each in latencies.classes()
-        ],
-    }
-
-
-def merged(results: Sequence[PublisherResult | ConsumerResult]) -> Latencies:
-    """The latencies of all workers."""
-    return Latencies.merged(result.latencies for result in results)
-
-
-def cpu_us_per_message(results: Sequence[PublisherResult | ConsumerResult]) -> float:
-    """Processor time of all workers of one kind, over the messages that they spent it on."""
-    messages = sum(result.cpu_messages for result in results)
-    return 1e6 * sum(result.cpu_s for result in results) / messages if messages else 0.0

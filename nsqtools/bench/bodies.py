@@ -19,10 +19,25 @@ POOL_SIZE = 1 << 20
 KEPT_BATCHES = 32
 KEPT_TAILS = 1024
 
-_WORDS = (
-    *("GET", "POST", "200", "304", "/", "/pricing", "/docs/install", "/cart", "HTTP/1.1", "user"),
-    *("session", "Firefox/145.0", "Chrome/142.0", "latency_ms", "region", "eu-west", "us-east"),
-)
+_WORDS = [
+    "GET",
+    "POST",
+    "200",
+    "304",
+    "/",
+    "/pricing",
+    "/docs/install",
+    "/cart",
+    "HTTP/1.1",
+    "user",
+    "session",
+    "Firefox/145.0",
+    "Chrome/142.0",
+    "latency_ms",
+    "region",
+    "eu-west",
+    "us-east",
+]
 
 
 class Bodies:

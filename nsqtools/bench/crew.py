@@ -1,4 +1,4 @@
-"""Worker processes, seen from outside: started, triggered, read and ended.
+"""Worker processes, seen from outside, and a few whole numbers that all of them see.
 
 They are programs of their own (`worker`) and not forks: nothing of a caller's threads or of its
 ``__main__`` matters to them. An interrupt of the terminal is not for them: they end when they are
@@ -7,23 +7,113 @@ asked to, and when the process that measures is gone.
 
 from __future__ import annotations
 
-import pickle
-import queue
+import mmap
+import os
 import subprocess
 import sys
-import threading
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, Self
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple, Self
 
-from nsqtools.bench.bench_plan import READY, Job, WorkerError
-from nsqtools.bench.counters import Counters
+from nsqtools.bench.bench_plan import Job
 from nsqtools.errors import NsqError
 
 LOOK_S = 0.1
 BEGIN_AFTER_S = 0.02
-WORKER = (sys.executable, "-m", "nsqtools.bench.worker")
+# without -P the current directory would come before our package
+WORKER = (sys.executable, "-P", "-c", "from nsqtools.bench.worker import main; main()")
+UNKNOWN = (1 << 64) - 1
+
+_STOP_PUBLISHING, _STOP_CONSUMING, _TARGET, _FIRST = range(4)
+
+
+class Counters:
+    """What publishers have published and consumers consumed, when to stop, and what to reach.
+
+    They are in memory that the processes share: ``fileno`` is what another one makes its own view
+    from. Each worker writes only its own number, so nothing is locked: a reader gets an old value
+    or the new one. (A number of eight bytes at a multiple of eight is written at once.)
+    """
+
+    def __init__(self, connections: int, fileno: int | None = None) -> None:
+        size = 8 * (_FIRST + 2 * connections)
+        self._consumers = _FIRST + connections
+        is_first = fileno is None
+        if fileno is None:
+            with tempfile.TemporaryFile(prefix="nsq-bench-") as file:
+                file.truncate(size)
+                fileno = os.dup(file.fileno())
+        self.fileno = fileno
+        self._map = mmap.mmap(fileno, size)
+        self._cells = memoryview(self._map).cast("Q")
+        if is_first:
+            self.target = UNKNOWN
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._cells.release()
+        self._map.close()
+        os.close(self.fileno)
+
+    def publishes(self, number: int, count: int) -> None:
+        """The publisher ``number`` has sent ``count`` more messages."""
+        self._cells[_FIRST + number] += count
+
+    def consumes(self, number: int, count: int) -> None:
+        """The consumer ``number`` has taken ``count`` more messages."""
+        self._cells[self._consumers + number] += count
+
+    @property
+    def published(self) -> int:
+        """Messages sent by all, confirmed or not."""
+        return sum(self._cells[_FIRST : self._consumers])
+
+    @property
+    def consumed(self) -> int:
+        """Messages consumed by all."""
+        return sum(self._cells[self._consumers :])
+
+    @property
+    def target(self) -> int:
+        """How many messages there are to consume; `UNKNOWN` until the publishers are done."""
+        return self._cells[_TARGET]
+
+    @target.setter
+    def target(self, count: int) -> None:
+        self._cells[_TARGET] = count
+
+    def stop_publishing(self) -> None:
+        """Ask the publishers to end. (From any thread, also when all is over.)"""
+        self._raise_flag(_STOP_PUBLISHING)
+
+    def stop_consuming(self) -> None:
+        """Ask the consumers to end, whatever is missing. (From any thread.)"""
+        self._raise_flag(_STOP_CONSUMING)
+
+    def _raise_flag(self, cell: int) -> None:
+        try:
+            self._cells[cell] = 1
+        except ValueError:
+            pass  # closed: there is nobody left to ask
+
+    @property
+    def may_publish(self) -> bool:
+        return not self._cells[_STOP_PUBLISHING]
+
+    @property
+    def may_consume(self) -> bool:
+        return not self._cells[_STOP_CONSUMING]
+
+
+class WorkerError(NamedTuple):
+    """A worker's error on its way to another process: `NsqError` are not made to be pickled."""
+
+    category: str
+    message: str
+    hint: str
 
 
 class WorkerFailed(NsqError):
@@ -35,109 +125,84 @@ class WorkerFailed(NsqError):
 
 
 class Crew:
-    """One process for each of ``jobs``. A context manager, which ends those that still run.
+    """One process for each of ``jobs``, all ready when it is made. A context manager, which ends
+    those that still run.
 
     ``on_look`` is called ten times a second while it waits for them, and may raise.
     """
 
     def __init__(
-        self, jobs: Sequence[Job], counters: Counters, connections: int, on_look: Callable[[], None]
+        self, jobs: Sequence[Job], counters: Counters, on_look: Callable[[], None]
     ) -> None:
         self._on_look = on_look
-        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._readers: list[threading.Thread] = []
+        self._processes: dict[Connection[Any, Any], subprocess.Popen[bytes]] = {}
         try:
             for job in jobs:
-                self._start(job, [*WORKER, str(connections), str(counters.fileno)], counters.fileno)
-            for answer in self._wait():
-                assert answer == READY
+                self._start(job, counters.fileno)
+            self.results()
         except BaseException:
             self.end()
             raise
 
-    def _start(self, job: Job, command: Sequence[str], fileno: int) -> None:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=[fileno],
-            start_new_session=True,  # ^C is for the one who measures
-        )
-        self._processes.append(process)
-        self._send(process, job)
-        reader = threading.Thread(target=self._read, args=(process,), daemon=True)
-        reader.start()
-        self._readers.append(reader)
+    def _start(self, job: Job, counters: int) -> None:
+        ours, theirs = Pipe()
+        with theirs:
+            self._processes[ours] = subprocess.Popen(
+                [*WORKER, str(theirs.fileno()), str(job.plan.connections), str(counters)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # whatever is printed is not ours
+                pass_fds=[theirs.fileno(), counters],
+                start_new_session=True,  # ^C is for the one who measures
+            )
+        _send(ours, job)
 
     def begin(self, at: float | None = None) -> float:
         """Let all begin together, at a monotonic time or as soon as they can; return when."""
         at = time.monotonic() + BEGIN_AFTER_S if at is None else at
-        for process in self._processes:
-            self._send(process, at)
+        for connection in self._processes:
+            _send(connection, at)
         return at
 
     def results(self) -> list[Any]:
-        """Wait for all to finish and return their results. Raises `WorkerFailed`."""
-        return self._wait()
+        """Wait for the next answer of each and return them. Raises `WorkerFailed`."""
+        answers: list[Any] = []
+        waited_for = list(self._processes)
+        while waited_for:
+            ready = wait(waited_for, LOOK_S)
+            if not ready:
+                self._on_look()
+            for connection in ready:
+                assert isinstance(connection, Connection)
+                answers.append(self._answer(connection))
+                waited_for.remove(connection)
+        return answers
 
-    def end(self) -> None:
-        """Kill those that still run."""
-        for process in self._processes:
-            process.kill()
-            process.wait()
-        for reader in self._readers:
-            reader.join()
-        for process in self._processes:
-            for stream in (process.stdin, process.stdout):
-                assert stream is not None
-                try:
-                    stream.close()
-                except BrokenPipeError:
-                    pass  # what it never read
+    def _answer(self, connection: Connection[Any, Any]) -> Any:
+        try:
+            answer = connection.recv()
+        except (EOFError, OSError):
+            status = self._processes[connection].wait()
+            answer = WorkerError("failed", f"a worker process ended with status {status}", "")
+        if isinstance(answer, WorkerError):
+            raise WorkerFailed(answer)
+        return answer
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.end()
 
-    def _wait(self) -> list[Any]:
-        answers: list[Any] = []
-        while len(answers) < len(self._processes):
-            try:
-                answer = self._answers.get(timeout=LOOK_S)
-            except queue.Empty:
-                self._on_look()
-                continue
-            if isinstance(answer, WorkerError):
-                raise WorkerFailed(answer)
-            answers.append(answer)
-        return answers
+    def end(self) -> None:
+        """Kill those that still run."""
+        for connection, process in self._processes.items():
+            process.kill()
+            process.wait()
+            connection.close()
 
-    def _send(self, process: subprocess.Popen[bytes], value: Any) -> None:
-        assert process.stdin is not None
-        try:
-            pickle.dump(value, process.stdin)
-            process.stdin.flush()
-        except BrokenPipeError:
-            pass  # its last answer, or that there is none, says why
 
-    def _read(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        while True:
-            try:
-                answer = pickle.load(process.stdout)
-            except (EOFError, pickle.UnpicklingError):
-                status = process.wait()
-                gone = WorkerError("failed", f"a worker process ended with status {status}", "")
-                self._answers.put(gone)
-                return
-            self._answers.put(answer)
-            if answer != READY:
-                return
+def _send(connection: Connection[Any, Any], value: Any) -> None:
+    try:
+        connection.send(value)
+    except BrokenPipeError:
+        pass  # its last answer, or that there is none, says why

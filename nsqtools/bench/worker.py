@@ -1,61 +1,230 @@
-"""What a worker process runs: ``python -m nsqtools.bench.worker CONNECTIONS FILENO``.
+"""What a worker process runs: it publishes or consumes, and tells what it did.
 
-It gets its job on standard input, answers that it is ready, gets the time at which to begin, and
-answers with its result; all of it pickled. It ends when the other side does: its standard input is
-open as long as somebody wants the result.
+A publisher sends batches as fast as nsqd confirms them, or at their places on a schedule. With a
+rate, each batch is due at a time, and latency counts from there: what had to wait because the batch
+before it was slow has waited, and is not left out of the figures.
+
+A consumer finishes every message, reads its stamp and adds its word to the checksum. It subscribes
+with nothing in flight and asks for messages when the measurement begins, so that all begin
+together.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import pickle
 import sys
 import threading
+import time
 import traceback
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any
 
-from nsqtools.bench.bench_plan import READY, ConsumerJob, WorkerError
-from nsqtools.bench.consuming import ConsumingWorker
-from nsqtools.bench.counters import Counters
-from nsqtools.bench.publishing import PublishingWorker
+from nsqtools.bench.bench_plan import BACKLOG, Job
+from nsqtools.bench.bench_report import WorkerResult
+from nsqtools.bench.bodies import Bodies, first_word, has_stamp, read_stamps
+from nsqtools.bench.crew import Counters, WorkerError
+from nsqtools.client.consumer import Consumer
+from nsqtools.client.message import Batch
+from nsqtools.client.producer import Producer
+from nsqtools.client.publication import Publication
 from nsqtools.errors import NsqError
+
+NAP_S = 0.1
+BACKLOG_NAP_S = 0.0002
+LOOK_S = 0.02
 
 
 def main() -> None:
-    """Do one job."""
-    connections, fileno = map(int, sys.argv[1:])
-    stdin, stdout = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever else is printed must not stand between our answers
-
-    def answer(value: Any) -> None:
-        pickle.dump(value, stdout)
-        stdout.flush()
-
+    """Do one job. It comes by the connection, then the time at which to begin; the answers are that
+    it is ready, and its result. The process ends when the other side does."""
+    fileno, connections, counters = map(int, sys.argv[1:])
+    connection: Connection[Any, Any] = Connection(fileno)
     logging.disable()  # the receiver of the answer reports how it ended
     try:
-        job = pickle.load(stdin)
-        counters = Counters(connections, fileno)
-        work = (ConsumingWorker if isinstance(job, ConsumerJob) else PublishingWorker)(
-            job, counters
-        )
-        answer(READY)
-        begin = pickle.load(stdin)
-        threading.Thread(target=_end_with, args=(stdin,), daemon=True).start()
-        answer(work.run(begin))
-    except EOFError:
+        job = connection.recv()
+        work = (Publisher if job.publishes else Subscriber)(job, Counters(connections, counters))
+        connection.send(None)
+        begin = connection.recv()
+        threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+        connection.send(work.run(begin))
+    except (EOFError, ConnectionError):
         os._exit(1)  # nobody waits for us
     except NsqError as error:
-        answer(WorkerError(error.category, str(error), error.hint))
+        connection.send(WorkerError(error.category, str(error), error.hint))
     except Exception:
-        answer(WorkerError("failed", traceback.format_exc(), "This is a bug."))
+        connection.send(WorkerError("failed", traceback.format_exc(), "This is a bug."))
     os._exit(0)  # without waiting for connections that do not answer
 
 
-def _end_with(stdin: Any) -> None:
-    stdin.read()
+def _end_with(connection: Connection[Any, Any]) -> None:
+    connection.poll(None)  # nothing else comes but the end
     os._exit(1)
 
 
-if __name__ == "__main__":
-    main()
+class Publisher:
+    """Publishes ``plan.count`` messages after the warm-up, or for ``plan.for_s``. Made when it may
+    connect, run when it may begin."""
+
+    def __init__(self, job: Job, counters: Counters) -> None:
+        self._job = job
+        self._plan = job.plan
+        self._counters = counters
+        self._bodies = Bodies(job.plan.size, seed=job.number)
+        self._producer = Producer(job.nsqd_tcp_address, job.plan.producer_options)
+        self._word = first_word(job.tag, job.number)
+        self._rate = job.plan.rate / job.plan.connections
+        self._measured_from = 0.0
+        self._result = WorkerResult()
+        self._error: NsqError | None = None
+
+    def run(self, begin: float) -> WorkerResult:
+        """Publish from the monotonic time ``begin`` on; what is measured starts after the warm-up.
+
+        Raises the error of the first publish that was not confirmed.
+        """
+        plan, result = self._plan, self._result
+        self._sleep_until(begin)
+        self._measured_from = begin + plan.warm_up_s
+        with self._producer:
+            self._publish_between(begin, self._measured_from, None)
+            cpu_s = time.process_time()
+            ends_at = self._measured_from + plan.for_s if plan.for_s else None
+            self._publish_between(self._measured_from, ends_at, plan.share(self._job.number))
+        if self._error is not None:
+            raise self._error
+        result.cpu_s = time.process_time() - cpu_s
+        result.cpu_messages = result.measured
+        result.cpu_share = result.cpu_s / max(result.ended_at - self._measured_from, 1e-9)
+        return result
+
+    def _publish_between(self, begin: float, ends_at: float | None, count: int | None) -> None:
+        batch, published = self._plan.batch, 0
+        while self._error is None and self._counters.may_publish:
+            size = batch if count is None else min(batch, count - published)
+            if size <= 0:
+                return
+            if self._job.is_stamped:
+                self._wait_for_consumers(ends_at)
+            now = time.monotonic()
+            due = begin + published / self._rate if self._rate else now
+            if ends_at is not None and max(due, now) >= ends_at:
+                return
+            if self._sleep_until(due):
+                self._publish(size, due)
+                published += size
+
+    def _publish(self, size: int, due: float) -> None:
+        if self._job.is_stamped:
+            bodies = self._bodies.stamped(size, int(due * 1e9), self._word)
+        else:
+            bodies = self._bodies.batch(size)
+        settled = partial(self._on_settled, due, self._word)
+        self._word += size
+        self._counters.publishes(self._job.number, size)
+        try:
+            self._producer.submit(self._job.topic, bodies, on_settled=settled)
+        except NsqError as error:
+            self._error = self._error or error
+
+    def _on_settled(self, due: float, word: int, publication: Publication) -> None:
+        """On the I/O thread, in the order of publishing."""
+        if publication.error is not None:
+            self._error = self._error or publication.error
+            return
+        now = time.monotonic()
+        result, count = self._result, len(publication.bodies)
+        result.messages += count
+        result.checksum += count * word + count * (count - 1) // 2
+        if due >= self._measured_from:
+            result.measured += count
+            result.measured_bytes += sum(map(len, publication.bodies))
+            began = due if self._rate else publication.submitted_at
+            result.latencies.add((now - began) * 1000)
+            result.ended_at = now
+
+    def _wait_for_consumers(self, ends_at: float | None) -> None:
+        """Wait until the consumers are near enough, or publishing has to end."""
+        counters = self._counters
+        while counters.published - counters.consumed >= BACKLOG:
+            if not counters.may_publish or self._error is not None:
+                return
+            if ends_at is not None and time.monotonic() >= ends_at:
+                return
+            time.sleep(BACKLOG_NAP_S)
+
+    def _sleep_until(self, moment: float) -> bool:
+        """Sleep; False when publishing was stopped meanwhile."""
+        while (left_s := moment - time.monotonic()) > 0:
+            if not self._counters.may_publish:
+                return False
+            time.sleep(min(left_s, NAP_S))
+        return True
+
+
+class Subscriber:
+    """Consumes until all consumers together have everything. It is subscribed as soon as it is
+    made, which raises the error of the connection when there is none."""
+
+    def __init__(self, job: Job, counters: Counters) -> None:
+        self._job = job
+        self._counters = counters
+        self._result = WorkerResult()
+        self._consumer = Consumer(
+            job.topic,
+            job.channel,
+            nsqd_tcp_addresses=job.nsqd_tcp_address,
+            options=replace(job.plan.consumer_options, max_in_flight=0),
+        )
+        self._consumer.start(fail_fast=True)
+
+    def run(self, begin: float) -> WorkerResult:
+        """Consume from the monotonic time ``begin`` on, to the end or until asked to stop."""
+        plan, counters, result = self._job.plan, self._counters, self._result
+        time.sleep(max(0.0, begin - time.monotonic()))
+        measured_from = begin + plan.warm_up_s
+        # Stamped messages end with their publishers.
+        limit_s = None if self._job.is_stamped else plan.for_s
+        cpu_s = time.process_time()
+        self._consumer.set_max_in_flight(plan.consumer_options.max_in_flight)
+        while counters.may_consume and counters.consumed < counters.target:
+            if limit_s is not None and time.monotonic() >= measured_from + limit_s:
+                break
+            batch = self._consumer.next_batch(LOOK_S)
+            if batch is not None:
+                self._take(batch, measured_from)
+                batch.finish()
+        result.cpu_s = time.process_time() - cpu_s
+        result.cpu_messages = result.messages
+        result.cpu_share = result.cpu_s / max(time.monotonic() - begin, 1e-9)
+        self._consumer.stop()
+        return result
+
+    def _take(self, batch: Batch, measured_from: float) -> None:
+        now_ns, job, result = time.monotonic_ns(), self._job, self._result
+        now = now_ns / 1e9
+        result.redelivered += sum([message.attempts > 1 for message in batch])
+        bodies = [message.body for message in batch]
+        if job.is_stamped and job.plan.topic is not None:  # others may publish there
+            bodies = [body for body in bodies if has_stamp(body, job.tag)]
+        result.messages += len(bodies)
+        self._counters.consumes(job.number, len(bodies))
+        measured = len(bodies) if now >= measured_from else 0
+        if job.is_stamped:
+            times_ns, words = read_stamps(bodies)
+            result.checksum += sum(words)
+            from_ns = int(measured_from * 1e9)
+            measured = 0
+            for time_ns, count in Counter(times_ns).items():
+                if time_ns >= from_ns:
+                    result.latencies.add((now_ns - time_ns) / 1e6, count)
+                    measured += count
+        if measured:
+            result.began_at = result.began_at or now
+            result.ended_at = now
+            result.measured += measured
+            size = sum(map(len, bodies))
+            result.measured_bytes += round(size * measured / len(bodies))

@@ -13,6 +13,7 @@ import sys
 TYPE_CHECKING = False  # importing typing would triple the time of nsq --version
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import TextIO
 
 UTILITIES = ("nsq_stat", "nsq_tail", "nsq_to_file", "nsq_to_http", "nsq_to_nsq", "to_nsq")
 """Names of NSQ's Go utilities: called by one of them, we take its flags (`cli.compat`)."""
@@ -32,15 +33,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        _settle_stdout()
         return 141
     except Exception as error:
-        _settle_stdout()
+        _settle(sys.stdout)  # what was printed comes before the error
         from nsqtools.cli.running.ends import report_error
         from nsqtools.cli.running.runtime import asks_for_json
 
         debug = "--debug" in arguments or bool(os.environ.get("NSQ_DEBUG"))
         return report_error(error, sys.stderr, debug=debug, json=asks_for_json(arguments[1:]))
+    finally:
+        _settle(sys.stdout)
+        _settle(sys.stderr)
 
 
 def quick_answer(arguments: Sequence[str]) -> str | None:
@@ -66,15 +69,6 @@ def _run(arguments: Sequence[str]) -> int:
         return 0
 
     from nsqtools.cli.registry import COMMANDS, Command
-
-    if arguments[0] == "__complete":
-        import time
-
-        from nsqtools.cli.name_cache import answer as kept_names
-
-        if (names := kept_names(arguments, os.environ, time.time())) is not None:
-            sys.stdout.write(names)
-            return 0
 
     command = COMMANDS.get(arguments[0])
     if isinstance(command, Command) and command.raw:
@@ -115,12 +109,12 @@ def _open_streams() -> None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
 
 
-def _settle_stdout() -> None:
-    """Write what stdout still holds; what it does not take goes nowhere.
+def _settle(stream: TextIO) -> None:
+    """Write what ``stream`` still holds; what it does not take (a terminal is gone) goes nowhere.
 
-    Else Python would fail once more when it flushes stdout at exit, with a status of its own.
+    Else Python would fail once more when it flushes the stream at exit, with a status of its own.
     """
     try:
-        sys.stdout.flush()
+        stream.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 FRESH_S = 5.0
 STALE_S = 3600.0
 REFRESHING = "NSQ_REFRESH_NAMES"
+NOT_KEPT = (REFRESHING, "NSQ_DEBUG", "NSQ_AUTH_SECRET")
 
 
 def answer(arguments: Sequence[str], environ: Mapping[str, str], now_s: float) -> str | None:
@@ -57,7 +58,7 @@ def refresh(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
     if environ.get(REFRESHING):
         return
     null = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
-    command = [sys.executable, "-m", "nsqtools", *arguments]
+    command = [sys.executable, "-P", "-m", "nsqtools", *arguments]  # -P: nothing of the cwd
     try:
         os.posix_spawn(
             sys.executable, command, {**environ, REFRESHING: "1"}, file_actions=null, setpgroup=0
@@ -72,11 +73,12 @@ def _path(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
 
 
 def _key(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Everything that the answer depends on. Of variables it has a checksum: one is a secret."""
+    """Everything that the answer depends on but the secret: a checksum of it, which is all that
+    there is of the other variables, would tell a guess from the secret."""
     variables = [
         f"{name}={crc32(value.encode('utf-8', 'surrogateescape'))}"
         for name, value in sorted(environ.items())
-        if name.startswith("NSQ_") and name not in (REFRESHING, "NSQ_DEBUG")
+        if name.startswith("NSQ_") and name not in NOT_KEPT
     ]
     config = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "/"), ".config")
     files = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from nsqtools.cli.command_entries import Command, Group
 
-__all__ = ["COMMANDS", "ROOT_EXAMPLES", "ROOT_HELP", "ROOT_OPTIONS", "Command", "Group"]
+__all__ = ["COMMANDS", "GONE", "ROOT_EXAMPLES", "ROOT_HELP", "ROOT_OPTIONS", "Command", "Group"]
 
 ROOT_HELP = "One tool for NSQ: tail, publish, archive, replay and administer topics."
 
@@ -23,6 +23,14 @@ ROOT_EXAMPLES = (
     "nsq tail -t clicks -n 10",
     "tail -f app.log | nsq pub -t events",
 )
+
+GONE = {
+    "nsq options": "nsq config show",
+    "nsq profile": "nsq config profiles, nsq config use NAME and nsq config show",
+    "nsq config path": "nsq config show",
+    "nsq bench compare": "nsq bench pub and sub with --json, once for each",
+}
+"""What to use in place of commands that there were."""
 
 COMMANDS: dict[str, Command | Group] = {
     "tail": Command(
@@ -204,15 +212,20 @@ COMMANDS: dict[str, Command | Group] = {
         panel="Cluster",
     ),
     "config": Group(
-        "Show the settings in force; read and change options of running nsqd.",
+        "Show settings and choose a profile; read and change options of running nsqd.",
         {
             "show": Command(
                 "nsqtools.cli.commands.config_show:show",
-                "Show the settings in force: flags, environment, profile, file, or default.",
+                "Show the settings in force, where each comes from, and its bounds.",
             ),
-            "path": Command(
-                "nsqtools.cli.commands.config_show:path",
-                "Print the path of the configuration file.",
+            "profiles": Command(
+                "nsqtools.cli.commands.config:profiles",
+                "List the profiles of the configuration file, and which one is used.",
+            ),
+            "use": Command(
+                "nsqtools.cli.commands.config:use",
+                "Choose the profile that commands use when neither --profile nor NSQ_PROFILE "
+                "names one.",
             ),
             "get": Command(
                 "nsqtools.cli.commands.config:get",
@@ -223,8 +236,8 @@ COMMANDS: dict[str, Command | Group] = {
                 "Change one option of every running nsqd, until it exits.",
             ),
         },
-        panel="Cluster",
-        examples=("nsq config show --origin", "nsq config set log_level debug"),
+        panel="Settings",
+        examples=("nsq config show", "nsq config use staging", "nsq config set log_level debug"),
     ),
     "spark": Group(
         "Run archives and topics through Spark.",
@@ -276,10 +289,6 @@ COMMANDS: dict[str, Command | Group] = {
                 "nsqtools.cli.commands.bench:e2e",
                 "Measure how long messages take from a publisher through nsqd to a consumer.",
             ),
-            "compare": Command(
-                "nsqtools.cli.commands.bench_compare:compare",
-                "Measure two settings, nsqd or programs in turns, and say whether they differ.",
-            ),
         },
         panel="Cluster",
         examples=("nsq bench pub --size 1KiB", "nsq bench e2e --rate 1000"),
@@ -301,31 +310,6 @@ COMMANDS: dict[str, Command | Group] = {
         panel="Servers",
         raw=True,
     ),
-    "options": Command(
-        "nsqtools.cli.commands.options:options",
-        "List every client option with its default, bounds and meaning.",
-        panel="Settings",
-    ),
-    "profile": Group(
-        "List the profiles of the configuration file, and choose one.",
-        {
-            "ls": Command(
-                "nsqtools.cli.commands.profile:ls",
-                "List the profiles of the configuration file, and which one is used.",
-            ),
-            "use": Command(
-                "nsqtools.cli.commands.profile:use",
-                "Choose the profile that commands use when neither --profile nor NSQ_PROFILE "
-                "names one.",
-            ),
-            "show": Command(
-                "nsqtools.cli.commands.profile:show",
-                "Show what a profile sets, over the settings at the top of the file.",
-            ),
-        },
-        panel="Settings",
-        examples=("nsq profile ls", "nsq profile use staging"),
-    ),
     "schema": Command(
         "nsqtools.cli.commands.schema:schema",
         "Print the JSON Schema of what a command prints with --json.",
@@ -345,7 +329,13 @@ COMMANDS: dict[str, Command | Group] = {
     ),
     "__complete": Command(
         "nsqtools.cli.commands.complete:complete",
-        "Print the names of topics, channels, nodes or profiles, for the completion of shells.",
+        "Print the names of topics, channels, nodes or profiles, one a line.",
         hidden=True,
+    ),
+    "__complete_line": Command(
+        "nsqtools.cli.commands.complete_line:complete_line",
+        "Print what can follow a command line, for the completion of shells.",
+        hidden=True,
+        raw=True,
     ),
 }

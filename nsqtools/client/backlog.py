@@ -1,4 +1,10 @@
-"""Messages that were delivered and wait for a handler: the I/O thread adds, handler threads take.
+"""The way of messages from the connections of a consumer to its handlers.
+
+`Delivery` puts new messages in the `Backlog`, but for those that were tried too often. There they
+wait for a handler: the I/O thread adds, handler threads take. From there they come back when they
+have waited too long, when nsqd delivers them again, or when their connection is lost; such a
+delivery is remembered, and does not count against the message (`giving_up.Attempts`). And the
+number of messages in flight is fitted to what the handlers can take (`in_flight_limit`).
 
 Taking is what hands a message out. What waits can still be withdrawn: because it waited too long,
 because nsqd delivered it again, or because its connection is gone. Each message is either taken or
@@ -20,41 +26,46 @@ import collections
 import queue
 import threading
 import time
-from collections.abc import Callable, Container
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Container, Iterable, Set
+from dataclasses import dataclass, replace
 
-from nsqtools.client.in_flight_limit import HandlingTime
-from nsqtools.client.message import Answers, Batch
+from nsqtools.client.giving_up import Attempts, GivingUp
+from nsqtools.client.in_flight_limit import HandlingTime, InFlightLimit
+from nsqtools.client.io_loop import LoopMember, Timer
+from nsqtools.client.message import Answers, Batch, Message, give_back, most_attempts
+from nsqtools.client.options import ClientOptions
 
 EXPIRED_SHARE = 0.5  # of msg_timeout: the rest is for the handler
-
-
-class Owner(Protocol):
-    """The consumer that messages belong to. ``waiting`` is the backlog's list of them."""
-
-    waiting: dict[Waiting, None]
-
-    def is_current(self, now: float) -> bool:
-        """Tell whether its sockets were read a moment ago."""
-
-    def catch_up(self) -> None:
-        """Wait until they are read."""
-
-    def measured(self) -> None:
-        """`Backlog.handling` has changed."""
-
-    def give_up(self, batch: Batch) -> None:
-        """Give messages up, on the thread that would have handled them."""
+DEFAULT_MSG_TIMEOUT_S = 60.0
+TICKS = 8  # in msg_timeout, to look for what has expired
+MAX_TICK_S = 1.0
+MEASURE_EACH_S = 0.001
+CATCH_UP_S = 2.0
+IDLE_S = 2.0  # without messages, before every connection may bring one again
 
 
 @dataclass(slots=True, eq=False)
 class Waiting:
     """Batches that arrived together, nothing of them taken; empty once they were withdrawn."""
 
-    owner: Owner
+    owner: Delivery
     batches: list[Batch]
     to_give_up: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a thread took last: ``count`` messages at a time, and the ``last`` of them."""
+
+    at: float
+    count: int
+    last: Message
+    owner: Delivery
+
+    @property
+    def is_at_work(self) -> bool:
+        """Tell whether the thread has answers to give; it may have left for good."""
+        return not self.last.is_answered
 
 
 class Backlog:
@@ -71,7 +82,7 @@ class Backlog:
         # one for each entry, and after withdrawals too many: waiting costs no lock
         self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._handlers: set[int] = set()  # threads
-        self._taken: dict[int, tuple[float, int, Owner]] = {}  # by thread: when, and how many
+        self._taken: dict[int, Taken] = {}  # by thread
 
     # -- adding (any thread) --------------------------------------------------------------------
 
@@ -138,9 +149,9 @@ class Backlog:
                 for batch in entry.batches:
                     entry.owner.give_up(batch)
             else:
-                count = sum(map(len, entry.batches))
                 self._handlers.add(thread)
-                self._taken[thread] = time.monotonic(), count, entry.owner
+                count, last = sum(map(len, entry.batches)), entry.batches[-1][-1]
+                self._taken[thread] = Taken(time.monotonic(), count, last, entry.owner)
                 return entry.batches
 
     def _take(self, most: int | None, *, several: bool) -> tuple[object, bool]:
@@ -187,12 +198,12 @@ class Backlog:
 
     def put_back(self, batches: list[Batch]) -> None:
         """Return messages that the calling thread took and did not reach."""
-        taken = self._taken.get(threading.get_ident())
+        thread = threading.get_ident()
+        taken = self._taken.get(thread)
         if taken is not None and batches:
-            at, count, owner = taken
-            left = count - sum(map(len, batches))
-            self._taken[threading.get_ident()] = at, max(1, left), owner
-            self.put_first(Waiting(owner, batches))
+            reached = max(1, taken.count - sum(map(len, batches)))
+            self._taken[thread] = replace(taken, count=reached)
+            self.put_first(Waiting(taken.owner, batches))
 
     def leave(self) -> None:
         """The calling thread handles no more messages."""
@@ -205,28 +216,28 @@ class Backlog:
     def _note_handled(self, thread: int) -> None:
         taken = self._taken.pop(thread, None)
         if taken is not None:
-            at, count, owner = taken
-            self.handling.note(count, time.monotonic() - at)
-            owner.measured()
+            self.handling.note(taken.count, time.monotonic() - taken.at)
+            taken.owner.measured()
 
     @property
     def workers(self) -> int:
         """Threads that take messages."""
         return max(1, len(self._handlers))
 
-    def has_taken(self, owner: Owner) -> bool:
+    def has_taken(self, owner: Delivery) -> bool:
         """Tell whether a handler is at work on messages of an owner."""
-        return any(other is owner for _, _, other in list(self._taken.values()))
+        return any(each.owner is owner and each.is_at_work for each in list(self._taken.values()))
 
     def per_message_s(self, now: float) -> float | None:
         """Return the handling time, not below what the handlers at work have taken already."""
-        running = [(now - at) / count for at, count, _ in list(self._taken.values())]
+        taken = list(self._taken.values())
+        running = [(now - each.at) / each.count for each in taken if each.is_at_work]
         measured = self.handling.per_message_s
         return max(running + ([] if measured is None else [measured]), default=None)
 
     # -- withdrawing (the I/O thread) ------------------------------------------------------------
 
-    def withdraw(self, owner: Owner, expired_at: float | None = None) -> list[Batch]:
+    def withdraw(self, owner: Delivery, expired_at: float | None = None) -> list[Batch]:
         """Take out what belongs to an owner: all, or what has waited too long at ``expired_at``."""
         withdrawn: list[Batch] = []
         with self._lock:
@@ -239,7 +250,7 @@ class Backlog:
         return withdrawn
 
     def discard(
-        self, owner: Owner, source: Answers, ids: Container[bytes] | None = None
+        self, owner: Delivery, source: Answers, ids: Container[bytes] | None = None
     ) -> set[bytes]:
         """Drop messages of a connection, by id or (None) all; return the ids of the dropped."""
         dropped: set[bytes] = set()
@@ -289,3 +300,215 @@ def _move(source: list[Batch], to: list[Batch], room: int | None, *, several: bo
 
 def _has_expired(batch: Batch, now: float) -> bool:
     return now - batch[0].received_at > EXPIRED_SHARE * batch.source.msg_timeout_s
+
+
+@dataclass(slots=True)
+class ConsumerStats:
+    """Counts of messages since the start.
+
+    ``late`` counts answers that nsqd refused as late; ``expired`` counts deliveries that ended
+    before a handler saw them, because they waited too long or their connection was lost.
+    """
+
+    received: int = 0
+    finished: int = 0
+    requeued: int = 0
+    given_up: int = 0
+    late: int = 0
+    expired: int = 0
+
+
+class Delivery:
+    """``on_limit`` gets the number of messages that may be in flight when it has changed;
+    ``in_flight`` tells how many are."""
+
+    def __init__(
+        self,
+        loop: LoopMember,
+        backlog: Backlog,
+        options: ClientOptions,
+        giving_up: GivingUp,
+        on_limit: Callable[[int], None],
+        in_flight: Callable[[], int],
+    ) -> None:
+        self.stats = ConsumerStats()
+        self.give_up = giving_up.messages
+        self.on_tick: Callable[[float], None] | None = None  # several times in msg_timeout
+        self.waiting: dict[Waiting, None] = {}  # what the backlog has of ours, or gets this turn
+        self._arrived: Waiting | None = None  # in this turn
+        self._loop = loop
+        self._backlog = backlog
+        self._max_attempts = giving_up.max_attempts
+        self._on_limit = on_limit
+        self._in_flight = in_flight
+        self._attempts = Attempts(giving_up.max_attempts)
+        self._limit = InFlightLimit(options.max_in_flight)
+        self._msg_timeout_s = DEFAULT_MSG_TIMEOUT_S  # the shortest of all connections
+        self._tick_s = 0.0
+        self._ticks: Timer | None = None  # while something can expire, or was handled just now
+        self._busy_at = 0.0
+        self._measure_at = 0.0
+
+    # -- messages, on the I/O thread ------------------------------------------------------------
+
+    def deliver(self, source: Answers, batch: Batch) -> None:
+        """Put new messages where handlers take them, at the end of the turn."""
+        if self._ticks is None:
+            self._ticks = self._loop.call_each(self._tick_s, self._tick)
+            self._set_busy(True)
+        if 0 < self._max_attempts < most_attempts(batch):
+            batch = self._sort_out(source, batch)
+        if batch:
+            if self._arrived is None:
+                self._arrived = Waiting(self, [])
+                self._loop.after_flush(self._hand_over)
+            self._arrived.batches.append(batch)
+            self.waiting[self._arrived] = None
+
+    def _hand_over(self) -> None:
+        """Let handlers have all that the turn has read.
+
+        A handler that is woken for its first message competes with the thread that reads the others
+        and sends answers.
+        """
+        arrived, self._arrived = self._arrived, None
+        if arrived is not None and arrived.batches:
+            self._backlog.put(arrived)
+
+    def _sort_out(self, source: Answers, batch: Batch) -> Batch:
+        """Return what is to be handled as usual, and put the rest in the backlog apart."""
+        usual, given_up = Batch(source, ()), Batch(source, ())
+        for message in batch:
+            key = source.nsqd, message.id
+            part = given_up if self._attempts.are_too_many(key, message.attempts) else usual
+            part.append(message)
+        if given_up:
+            self.stats.given_up += len(given_up)
+            self._backlog.put(Waiting(self, [given_up], to_give_up=True))
+        return usual
+
+    def redelivered(self, source: Answers, again: Set[bytes], dropped: list[bytes]) -> None:
+        """Messages in flight came ``again``: drop what waits of them, before the new deliveries
+        take over. Others were ``dropped``, for a later delivery came in the same read."""
+        unseen = self._backlog.discard(self, source, again)
+        self.stats.expired += len(unseen) + len(dropped)
+        self.do_not_count(source, [*again, *dropped])
+        if len(unseen) < len(again):
+            self.timed_out()
+
+    def lost(self, source: Answers) -> None:
+        """Drop what waits of a connection: nsqd will deliver it again."""
+        self._limit.connections -= 1
+        self.stats.expired += len(self._backlog.discard(self, source))
+        self.do_not_count(source, list(source.in_flight))
+        self._apply_limit()
+
+    def finished(self, source: Answers, ids: list[bytes]) -> None:
+        """Handlers finished messages."""
+        self.stats.finished += len(ids)
+        self._limit.answered(len(ids))
+        if self._attempts:
+            for message_id in ids:
+                self._attempts.forget((source.nsqd, message_id))
+
+    def tried(self, source: Answers, message_id: bytes, *, late: bool) -> None:
+        """A handler requeued a message; ``late``: nsqd had delivered it again before."""
+        self._attempts.was_tried((source.nsqd, message_id), late=late)
+
+    def do_not_count(self, source: Answers, ids: Iterable[bytes]) -> None:
+        """Deliveries ended before a handler said anything about them."""
+        for message_id in ids:
+            self._attempts.does_not_count((source.nsqd, message_id))
+
+    def withdraw(self) -> list[Batch]:
+        """Take everything back that no handler has seen."""
+        return self._backlog.withdraw(self)
+
+    # -- limits, on the I/O thread --------------------------------------------------------------
+
+    def connected(self, source: Answers) -> None:
+        """There is another connection."""
+        self._limit.connections += 1
+        self._msg_timeout_s = min(self._msg_timeout_s, source.msg_timeout_s)
+        self._tick_s = min(MAX_TICK_S, self._msg_timeout_s / TICKS)
+        self._loop.notice_pauses(2 * self._tick_s, self._return_expired)
+        if self._ticks is not None:
+            self._ticks.interval_s = self._tick_s
+        self._apply_limit()
+
+    def timed_out(self) -> None:
+        """Messages timed out in the hands of handlers."""
+        workers, now = self._backlog.workers, self._loop.now()
+        self._limit.timed_out(self._in_flight(), workers, self._msg_timeout_s, now)
+        self._apply_limit()
+
+    def set_maximum(self, count: int) -> None:
+        """Change max_in_flight."""
+        self._limit.maximum = count
+        self._apply_limit()
+
+    @property
+    def limit(self) -> int:
+        """How many messages may be in flight."""
+        return self._limit.current
+
+    def _tick(self) -> None:
+        """Return what has waited too long, and see whether a handler is stuck."""
+        self._return_expired()
+        now = self._loop.now()
+        if self.waiting or self._backlog.has_taken(self):
+            self._busy_at = now
+        is_idle = now - self._busy_at > IDLE_S
+        if self.on_tick is not None:
+            self.on_tick(now)
+        self._adapt()  # after the look: what was measured in between counts
+        if is_idle and self._ticks is not None:
+            self._ticks.cancel()
+            self._ticks = None
+            self._set_busy(False)
+
+    def _set_busy(self, is_busy: bool) -> None:
+        self._busy_at = self._loop.now()
+        self._limit.is_busy = is_busy
+        self._apply_limit()
+
+    def _return_expired(self) -> None:
+        if not self.waiting:
+            return
+        now = self._loop.now()
+        for batch in self._backlog.withdraw(self, now):
+            # nsqd may have taken back itself what is past its deadline: a REQ would be an error
+            self.stats.expired += give_back(batch, in_time=batch[0].deadline > now)
+
+    def _adapt(self) -> None:
+        per_message_s = self._per_message_s()
+        self._limit.adapted = self._proposed(per_message_s)
+        self._limit.is_measured |= per_message_s is not None
+        self._apply_limit()
+
+    def _per_message_s(self) -> float | None:
+        return self._backlog.per_message_s(self._loop.now())
+
+    def _proposed(self, per_message_s: float | None) -> int:
+        return self._limit.proposed(per_message_s, self._backlog.workers, self._msg_timeout_s)
+
+    def _apply_limit(self) -> None:
+        self._on_limit(self.limit)
+
+    # -- from handlers' threads -----------------------------------------------------------------
+
+    def is_current(self, now: float) -> bool:
+        return self._loop.is_current(now)
+
+    def catch_up(self) -> None:
+        until = self._loop.now() + CATCH_UP_S
+        while not self._loop.is_current(now := self._loop.now()) and now < until:
+            self._loop.wake()
+            time.sleep(0.001)
+
+    def measured(self) -> None:
+        now = self._loop.now()
+        if now >= self._measure_at:  # not for each of many small batches
+            self._measure_at = now + MEASURE_EACH_S
+            if self._proposed(self._per_message_s()) != self._limit.adapted:
+                self._loop.call_soon(self._adapt)

@@ -58,7 +58,7 @@ class GivenOption(NamedTuple):
     """A client option as the user gave it: ``given_as`` is the flag or setting, for errors.
 
     Of two that set the same option, the one with the greater ``origin`` applies. ``file`` is where
-    the text was read.
+    the text was read, and ``place`` is the setting of the configuration file that has it.
     """
 
     option: str
@@ -66,6 +66,7 @@ class GivenOption(NamedTuple):
     origin: int
     given_as: str
     file: str = ""
+    place: str = ""
 
 
 def resolve_options(given: Iterable[GivenOption]) -> dict[str, GivenOption]:
@@ -78,7 +79,12 @@ def resolve_options(given: Iterable[GivenOption]) -> dict[str, GivenOption]:
     resolved: dict[str, GivenOption] = {}
     for new in given:
         known = resolved.get(new.option)
-        _, value = read_option(new.option, new.text)
+        try:
+            _, value = read_option(new.option, new.text)
+        except ConfigurationError as exc:
+            if not new.place:
+                raise
+            raise ConfigurationError(f"{new.place}: {exc}", hint=exc.hint) from None
         if known is None or new.origin > known.origin:
             resolved[new.option] = new
         elif new.origin == known.origin and value != read_option(known.option, known.text)[1]:

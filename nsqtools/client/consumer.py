@@ -28,14 +28,13 @@ from itertools import chain
 from types import TracebackType
 from typing import Self
 
-from nsqtools.client.backlog import Backlog
+from nsqtools.client.backlog import Backlog, ConsumerStats
 from nsqtools.client.consumer_io import ConsumerIO
-from nsqtools.client.delivery import ConsumerStats
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.giving_up import GivingUp, Policy
-from nsqtools.client.handling import Handling, OnHandled, stopping_on_signals
+from nsqtools.client.handling import Handling, OnHandled, check_is_sync, stopping_on_signals
 from nsqtools.client.handshake import longest_try_s, tls_context
-from nsqtools.client.message import Batch, Message, batches_after, requeue_unhandled
+from nsqtools.client.message import Batch, Message, batches_after, give_back
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.addresses import Address, one_or_several, parse_address
@@ -64,11 +63,18 @@ class Consumer:
     ``on_error`` is called with the error of every connection that fails or is lost (on the I/O
     thread; it must not block).
 
-    A message that was delivered more than max_attempts times is given up: ``on_giving_up`` is
-    called with it on a handler's thread, and it is finished, or requeued with ``giving_up`` as
-    "requeue", or published to the topic ``dead_letter`` on the same nsqd, and finished when nsqd
-    has confirmed that. Deliveries that expired here before a handler saw them do not count. A
-    message that no handler of this process has seen is given up only above twice max_attempts.
+    A message that handlers requeue comes again, however often, unless there is something better to
+    do with it after max_attempts deliveries:
+
+    - with ``dead_letter`` it is published to that topic on the same nsqd, and finished when nsqd
+      has confirmed that,
+    - with ``on_giving_up`` that is called with it, on a handler's thread. If it returns True, it
+      has taken the message, which is finished; otherwise the message is requeued with backoff.
+    - with ``giving_up="finish"`` it is finished, which loses it.
+
+    A message is given up only after a handler of this process has requeued it. Deliveries do not
+    count that ended here without that: because they waited too long, because their connection
+    broke, or because a handler, or a pool behind it, did not answer in time.
 
     Several consumers may share one ``backlog``, whose reader distinguishes their batches by
     `Batch.topic`.
@@ -89,8 +95,8 @@ class Consumer:
         options: ClientOptions | None = None,
         address_map: Mapping[str, str] | None = None,
         on_error: Callable[[NsqError], None] | None = None,
-        on_giving_up: Callable[[Message], None] | None = None,
-        giving_up: Policy = "finish",
+        on_giving_up: Callable[[Message], object] | None = None,
+        giving_up: Policy = "requeue",
         dead_letter: str = "",
         backlog: Backlog | None = None,
         looked_up: Iterable[Address] = (),
@@ -121,7 +127,7 @@ class Consumer:
             self.options,
             discovery=discovery,
             backlog=self.backlog,
-            on_giving_up=self._giving_up.messages,
+            giving_up=self._giving_up,
             on_stopped=self._end_deliveries,
             on_error=on_error or (lambda error: None),
         )
@@ -232,7 +238,8 @@ class Consumer:
 
     def _requeue_undelivered(self) -> None:
         """Requeue our messages that nobody has taken."""
-        requeue_unhandled(self._io.delivery.withdraw())
+        for batch in self._io.delivery.withdraw():
+            give_back(batch)
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -267,7 +274,8 @@ class Consumer:
             batches = [entry] if isinstance(entry, Batch) else entry
             if self._drains:
                 return batches
-            requeue_unhandled(batches)
+            for batch in batches:
+                give_back(batch)
 
     def batches(self, timeout_s: float | None = None) -> Iterator[Batch]:
         """Iterate over batches until the consumer stops, or for ``timeout_s`` none came.
@@ -312,7 +320,8 @@ class Consumer:
                         if not message.is_answered:
                             yield message
                 except GeneratorExit:
-                    requeue_unhandled(batches_after(batches, reached))
+                    for batch in batches_after(batches, reached):
+                        give_back(batch)
                     raise
                 if reached < count:
                     self.backlog.put_back(batches_after(batches, reached))
@@ -342,8 +351,10 @@ class Consumer:
         while their handler runs. With ``signals`` the first SIGTERM or SIGINT stops the consumer
         when everything delivered is handled, and the second at once. ``on_handled`` is for metrics.
 
-        Raises `ConfigurationError` with ``signals`` outside the main thread.
+        Raises `ConfigurationError` with ``signals`` outside the main thread, and for a handler that
+        is a coroutine function or returns an awaitable: nothing is finished for it then.
         """
+        check_is_sync(handler)
         handling = Handling(handler, answers=auto_answer, on_handled=on_handled)
         with stopping_on_signals(self) if signals else nullcontext():
             self.start()
@@ -365,10 +376,15 @@ class Consumer:
                     thread.join()
             if signals:
                 self._wait()
+        if handling.misuse is not None:
+            raise handling.misuse
 
     def _work(self, handling: Handling) -> None:
         for message in self:
             handling.handle(message)
+            if handling.misuse is not None:
+                self.begin_stop()
+                return
 
     # -- state ----------------------------------------------------------------------------------
 

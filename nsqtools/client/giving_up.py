@@ -1,6 +1,15 @@
-"""Giving up messages that were delivered too often: one log line each, a callback, and an end.
+"""Giving up messages that were tried too often: when, and where they go, with a log line each.
 
-All of it happens on the thread of a handler, as it may call the user's code. A dead letter is
+The limit protects against a message that no handler can handle. Only a handler that requeued the
+message says that: a delivery that waited here until it expired, or whose connection broke, or that
+timed out while a handler or its pool still held it, says nothing. nsqd counts all deliveries, so
+those that ended like that here are subtracted (`Attempts`); those of other processes cannot be
+known. Therefore a message is given up only after a handler of this process has requeued it.
+
+Nothing is given up unless it has somewhere to go: a callback that takes it, a topic for dead
+letters, or the program's word that it may be finished.
+
+`GivingUp` works on the thread of a handler, as it may call the user's code. A dead letter is
 published to the nsqd that delivered the message, and the message is finished only when nsqd has
 confirmed that; until then it counts as in flight, and if the publish fails it comes again.
 """
@@ -23,7 +32,51 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nsqtools")
 
-Policy = Literal["finish", "requeue"]
+Policy = Literal["requeue", "finish"]
+
+MAX_KNOWN = 100_000
+
+Key = tuple[str, bytes]  # of a message: the address of its nsqd, and its id
+
+
+class Attempts:
+    """Remembers what became of deliveries that were not finished. ``limit`` 0 means never."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        # deliveries that do not count, and whether a handler here requeued another
+        self._known: dict[Key, tuple[int, bool]] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def does_not_count(self, key: Key) -> None:
+        """A delivery ended without a word of a handler."""
+        uncounted, is_tried = self._known.pop(key, (0, False))
+        self._remember(key, uncounted + 1, is_tried)
+
+    def was_tried(self, key: Key, *, late: bool = False) -> None:
+        """A handler requeued the message; ``late``: a delivery that had ended before."""
+        uncounted, _ = self._known.pop(key, (0, False))
+        self._remember(key, max(0, uncounted - late), True)
+
+    def forget(self, key: Key) -> None:
+        """The message is finished."""
+        self._known.pop(key, None)
+
+    def are_too_many(self, key: Key, attempts: int) -> bool:
+        """Tell whether to give up a delivery, going by nsqd's count of ``attempts``."""
+        if not self._limit or attempts <= self._limit:
+            return False
+        uncounted, is_tried = self._known.get(key, (0, False))
+        return is_tried and attempts - uncounted > self._limit
+
+    def _remember(self, key: Key, uncounted: int, is_tried: bool) -> None:
+        if not self._limit:
+            return
+        self._known[key] = uncounted, is_tried
+        if len(self._known) > MAX_KNOWN:
+            del self._known[next(iter(self._known))]
 
 
 class GivingUp:
@@ -32,13 +85,13 @@ class GivingUp:
     def __init__(
         self,
         options: ClientOptions,
-        on_giving_up: Callable[[Message], None] | None,
+        on_giving_up: Callable[[Message], object] | None,
         policy: Policy,
         dead_letter: str,
     ) -> None:
         if policy not in ("finish", "requeue"):
             raise ConfigurationError(f"giving_up {policy!r} is neither finish nor requeue")
-        if dead_letter and policy != "finish":
+        if dead_letter and policy == "finish":
             raise ConfigurationError("a dead letter topic replaces giving_up: set only one of them")
         self._options = options
         self._on_giving_up = on_giving_up
@@ -47,21 +100,32 @@ class GivingUp:
         self._producers: dict[str, Producer] = {}  # by nsqd
         self._lock = threading.Lock()
 
+    @property
+    def max_attempts(self) -> int:
+        """The limit; 0, never, where a message that is given up has nowhere to go."""
+        is_set = self._on_giving_up is not None or self._dead_letter or self._policy == "finish"
+        return self._options.max_attempts if is_set else 0
+
     def messages(self, batch: Batch) -> None:
         """Give up messages that nobody has answered."""
         for message in batch:
             log.warning("giving up %r", message)
-            if self._on_giving_up is not None:
-                try:
-                    self._on_giving_up(message)
-                except Exception:
-                    log.exception("on_giving_up failed for %r", message)
+            is_taken = self._is_taken(message)
             if self._dead_letter:
                 self._publish(message)
-            elif self._policy == "requeue":
-                message.requeue(backoff=False)
-            else:
+            elif is_taken or self._policy == "finish":
                 message.give_up()
+            elif message.requeue():
+                log.warning("%r goes back to its queue: on_giving_up did not take it", message)
+
+    def _is_taken(self, message: Message) -> bool:
+        if self._on_giving_up is None:
+            return False
+        try:
+            return self._on_giving_up(message) is True
+        except Exception:
+            log.exception("on_giving_up failed for %r", message)
+            return False
 
     def _publish(self, message: Message) -> None:
         def settled(publication: Publication) -> None:

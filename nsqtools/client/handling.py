@@ -6,13 +6,15 @@ nsqd bounds the sum at its max_msg_timeout, 15 minutes unless set.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from functools import partial
+from types import CoroutineType, FrameType
 from typing import Protocol
 
 from nsqtools.client.message import Message
@@ -38,8 +40,26 @@ OnHandled = Callable[[Message, float, BaseException | None], None]
 """Gets each message that a handler is done with, the seconds it took, and what it raised."""
 
 
+def check_is_sync(handler: object) -> None:
+    """Raise `ConfigurationError` for a handler whose call does nothing but make a coroutine."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    for function in (handler, getattr(handler, "__call__", None)):  # noqa: B004 - as it is called
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise _refusal("a coroutine function")
+
+
+def _refusal(what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the handler is {what}, which run does not await; use nsqtools.aio.Consumer"
+    )
+
+
 class Handling:
-    """Calls a handler on several threads, and knows what each of them is at."""
+    """Calls a handler on several threads, and knows what each of them is at.
+
+    ``misuse`` is set when a handler cannot work: it returned an awaitable.
+    """
 
     def __init__(
         self,
@@ -52,6 +72,7 @@ class Handling:
         self._answers = answers
         self._on_handled = on_handled
         self._at_work: dict[int, Message] = {}  # by thread
+        self.misuse: ConfigurationError | None = None
 
     def handle(self, message: Message) -> None:
         """Handle one message, and answer it by the outcome."""
@@ -72,7 +93,12 @@ class Handling:
             message.requeue(0, backoff=False)
             raise
         else:
-            if result is False:
+            if result is not None and inspect.isawaitable(result):
+                error = self.misuse = _refusal("one that returns an awaitable")
+                message.requeue(0, backoff=False)
+                if isinstance(result, CoroutineType):
+                    result.close()
+            elif result is False:
                 message.requeue()
             elif self._answers:
                 message.finish()

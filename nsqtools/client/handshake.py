@@ -14,7 +14,7 @@ Name resolution, TCP, TLS and negotiation all block, so a client connects in the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from nsqtools.client.background import run_in_background
@@ -23,7 +23,7 @@ from nsqtools.client.connection_settings import current_secret
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConnectionFailed, NsqError, ProtocolError, RefusedError, TLSError
 from nsqtools.protocol import commands
-from nsqtools.protocol.addresses import Address
+from nsqtools.protocol.addresses import Address, parse_address
 from nsqtools.protocol.codecs import Codec, DeflateCodec, SnappyCodec
 from nsqtools.protocol.error_codes import decode_error
 from nsqtools.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, FrameBuffer
@@ -137,6 +137,23 @@ def open_in_background(
         run_in_background(address, connect, options.connect_threads)
     except RuntimeError as exc:  # no threads are left; or Python 3.12 ends, which allows no new one
         done(ConnectionFailed(f"cannot connect to {address} ({exc})"))
+
+
+def require_one(nsqd_tcp_addresses: Sequence[str], timeout_s: float) -> None:
+    """Connect to one nsqd, and leave at once without subscribing.
+
+    Raises the first `ConnectionFailed` if none answers; without addresses nothing.
+    """
+    failures = []
+    for address in nsqd_tcp_addresses:
+        try:
+            connect(parse_address(address), Deadline(timeout_s)).close()
+        except ConnectionFailed as error:
+            failures.append(error)
+        else:
+            return
+    if failures:
+        raise failures[0]
 
 
 def identify_request(options: ClientOptions) -> IdentifyRequest:

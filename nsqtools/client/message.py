@@ -33,8 +33,10 @@ class Answers(Protocol):
     def requeue(
         self, message_id: bytes, delay_s: float | None, attempts: int, backoff: bool
     ) -> None: ...
+    def requeue_late(self, message_id: bytes) -> None: ...
     def touch(self, message_id: bytes) -> None: ...
     def finish_unseen(self, message_id: bytes) -> None: ...
+    def give_back(self, ids: list[bytes], in_time: bool) -> None: ...
 
 
 class Message:
@@ -95,6 +97,8 @@ class Message:
         if delay_s is not None and not delay_s >= 0:
             raise ConfigurationError(f"requeue delay {delay_s!r} is negative")
         if not self._take():
+            if self.id in self._source.in_flight:  # as a newer delivery
+                self._source.requeue_late(self.id)
             return False
         self._source.requeue(self.id, delay_s, self.attempts, backoff)
         return True
@@ -173,6 +177,13 @@ class Batch(list[Message]):
         return sum(message.requeue(delay_s, backoff=backoff) for message in self)
 
 
+def most_attempts(messages: list[Message]) -> int:
+    """Return the greatest number of attempts. A single message is usual with many connections."""
+    if len(messages) == 1:
+        return messages[0].attempts
+    return max([message.attempts for message in messages])
+
+
 def batches_after(batches: list[Batch], reached: int) -> list[Batch]:
     """Return what comes after so many messages of some batches."""
     rest = []
@@ -183,7 +194,12 @@ def batches_after(batches: list[Batch], reached: int) -> list[Batch]:
     return rest
 
 
-def requeue_unhandled(batches: list[Batch]) -> None:
-    """Requeue, without backoff, what no handler has seen."""
-    for batch in batches:
-        batch.requeue(0, backoff=False)
+def give_back(batch: Batch, *, in_time: bool = True) -> int:
+    """Return to nsqd what no handler has got; return how many messages that were.
+
+    If it is not ``in_time`` for a REQ, nsqd takes them back by their timeout.
+    """
+    ids = [message.id for message in batch if message._take()]
+    if ids:
+        batch.source.give_back(ids, in_time)
+    return len(ids)

@@ -1,8 +1,8 @@
 """ClientOptions: everything that can be set on a client, in one frozen dataclass.
 
 The metadata of each field holds go-nsq's name for the option, its bounds and a line of help. The
-``--consumer-opt`` and ``--producer-opt`` flags, ``nsq options`` and the documents are made from it,
-so an option exists everywhere as soon as it stands here. The names and bounds are go-nsq's
+``--consumer-opt`` and ``--producer-opt`` flags, ``nsq config show`` and the documents are made from
+it, so an option exists everywhere as soon as it stands here. The names and bounds are go-nsq's
 (config.go) where go-nsq has the option; times are seconds here and durations as text.
 
 Trap: nsqd refuses an out-of-range value with a fatal error, so the bounds are checked here,
@@ -162,7 +162,8 @@ class ClientOptions:
     max_attempts: int = _option(
         5,
         "int",
-        "give up a message after this many deliveries that a handler saw (0: never)",
+        "deliveries after which a program gives up a message, if it says what becomes of it then"
+        " (0: never); without effect in commands, which have --max-attempts",
         low=0,
         high=65535,
     )
@@ -291,13 +292,17 @@ def option_name(option: Any) -> str:
 
 def read_option(name: str, text: str) -> tuple[str, Any]:
     """Return the field name and value of one option given as text. Raises `ConfigurationError`."""
+    from difflib import get_close_matches
+
     wanted = name.strip().replace("-", "_")
     wanted = {"skip_lookupd_authorization": "lookupd_authorization"}.get(wanted, wanted)
     for option in fields(ClientOptions):
         if option_name(option) == wanted:
             return option.name, _read_value(wanted, option.metadata["kind"], text.strip())
+    near = get_close_matches(wanted, map(option_name, fields(ClientOptions)), 1)
+    meant = f"Did you mean {near[0]}? " if near else ""
     raise ConfigurationError(
-        f"unknown client option {name!r}", hint="See the list with: nsq options"
+        f"unknown client option {name!r}", hint=f"{meant}See the list with: nsq config show"
     )
 
 

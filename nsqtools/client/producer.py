@@ -7,12 +7,15 @@
         publication.wait()
 
 Every publish ends in one of five ways: confirmed, rejected, refused with this client, certainly not
-sent (safe to publish again), or unknown (the connection broke before the answer: publishing again
-may double it).
+sent (safe to publish again), or unknown (nsqd may have it: publishing again may double it). A
+failure that nobody looked at is logged.
+
+nsqd closes the connection over a publish that it cannot accept, and the publishes after it would
+suffer, so what is known to be refused is not sent.
 
 A producer belongs to its process. After a fork the child's copy starts afresh, with a connection of
 its own; what the parent had under way stays with the parent. When the interpreter ends, started
-producers wait for what is under way and report what could not be published.
+producers wait for what is under way; children of multiprocessing, too, which skip atexit.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import atexit
 import functools
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
@@ -28,17 +32,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from nsqtools.client.bodies import check_bodies, in_groups, whole_bodies
+from nsqtools.client import outcomes
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.handshake import tls_context
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer_io import ProducerIO, PublishPolicy
 from nsqtools.client.publication import Publication
 from nsqtools.client.spread import PublishMode
-from nsqtools.errors import ConfigurationError, DeadlineExceeded, PublishNotSent, PublishUnknown
+from nsqtools.errors import (
+    ConfigurationError,
+    DeadlineExceeded,
+    PublishError,
+    PublishNotSent,
+    PublishUnknown,
+)
 from nsqtools.protocol.addresses import one_or_several, parse_address
+from nsqtools.protocol.commands import MAX_DELAY_S, SIZE_BYTES, mpub_size
 from nsqtools.protocol.names import check_topic
-from nsqtools.protocol.wording import counted
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -66,7 +76,11 @@ class Producer:
 
     While none works, a publish fails at once; with ``retry_timeout_s`` it is tried again for so
     many seconds after it was submitted. One whose fate is unknown is tried again only with
-    ``retry_unknown``, because its messages may arrive twice then.
+    ``retry_unknown``, because its messages may arrive twice then. What an attempt may have stored
+    ends as confirmed or unknown, whatever the later ones say.
+
+    As a context manager it waits at its end for what is under way, for ``retry_timeout_s`` and
+    publish_timeout at most; a failure that nobody looked at is logged then.
 
     ``linger_s`` joins single messages that are published at the same time, on several threads or
     with `submit`, into one MPUB, which is several times faster. A message waits only while an
@@ -146,6 +160,7 @@ class Producer:
                 self._io.start()
                 self._is_started = True
                 _started.add(self)
+                _stop_at_end_of_child()
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until everything submitted so far has settled; return whether it has in time.
@@ -165,8 +180,12 @@ class Producer:
     def stop(self, timeout_s: float | None = None) -> bool:
         """Wait for what is outstanding, then close; return whether that was done in time.
 
-        When ``timeout_s`` passed, what is left settles as not sent or unknown.
+        When ``timeout_s`` passed, what is left settles as not sent or unknown. Failures that nobody
+        looked at are logged.
         """
+        return self._stop(timeout_s, f"{self.nsqd}: the producer was stopped with ")
+
+    def _stop(self, timeout_s: float | None, when: str) -> bool:
         with self._room:
             self._is_stopped = True
             self._room.notify_all()
@@ -174,11 +193,17 @@ class Producer:
         if not self._is_started:
             return True
         self._io.loop.call_soon(self._io.begin_stop)
-        if self._io.loop.join(timeout_s):
-            return True
-        self._io.loop.call_soon(self._io.abort)
-        self._io.loop.join()
-        return False
+        is_in_time = self._io.loop.join(timeout_s)
+        if not is_in_time:
+            self._io.loop.call_soon(self._io.abort)
+            self._io.loop.join()
+        self._io.log_failures(when)
+        return is_in_time
+
+    @property
+    def patience_s(self) -> float:
+        """How long a publish may take to settle: what leaving a ``with`` waits for."""
+        return self._policy.retry_timeout_s + self.options.publish_timeout_s
 
     def __enter__(self) -> Self:
         self.start()
@@ -190,20 +215,10 @@ class Producer:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.stop(self.options.publish_timeout_s)
+        self.stop(self.patience_s)
 
     def _stop_at_exit(self, until: float) -> None:
-        with self._room:
-            under_way = list(self._unsettled)
-        self.stop(max(0.0, until - time.monotonic()))
-        failed = [publication for publication in under_way if publication.error is not None]
-        if failed:
-            count = sum(len(publication.bodies) for publication in failed)
-            log.warning(
-                "the program ended with %s unpublished: %s",
-                counted(count, "message"),
-                failed[0].error,
-            )
+        self._stop(max(0.0, until - time.monotonic()), "the program ended with ")
 
     def _start_afresh(self) -> None:
         """In a forked child: the thread is the parent's, and so is what it has under way."""
@@ -258,16 +273,32 @@ class Producer:
     ) -> None:
         """Publish messages in as few MPUB as nsqd's limits allow, and wait. Raises `PublishError`.
 
-        Each MPUB is taken whole or not at all; several of them are not one transaction.
+        nsqd confirms each MPUB by itself, and several of them are not one transaction: ``outcomes``
+        of the error has what became of each message. Its class is true of all of them, so it is
+        `PublishUnknown` where some are confirmed. Nothing is sent when nsqd would refuse a message.
         """
         self._refuse_own_thread()
         give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
-        publications = []
-        for part in self.split(bodies):
+        parts = self.checked_parts(bodies)
+        sent: list[Publication | PublishError] = []
+        for part in parts:
             left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
-            publications.append(self.submit(topic, part, timeout_s=left_s))
-        for publication in publications:
-            publication.wait()
+            try:
+                sent.append(self.submit(topic, part, timeout_s=left_s))
+            except PublishError as exc:  # no room, or it was stopped: no better for the rest
+                sent += [exc] * (len(parts) - len(sent))
+                break
+        errors: list[PublishError | None] = []
+        for each in sent:
+            try:
+                if isinstance(each, PublishError):
+                    raise each
+                each.wait()
+                errors.append(None)
+            except PublishError as exc:
+                errors.append(exc)
+        if error := outcomes.of_parts(list(map(len, parts)), errors):
+            raise error
 
     def submit(
         self,
@@ -305,6 +336,14 @@ class Producer:
     def split(self, bodies: Iterable[ReadableBuffer]) -> Iterator[list[bytes]]:
         """Group bodies into MPUBs that stay within publish_max_body_size."""
         return in_groups(bodies, self.options.publish_max_body_size)
+
+    def checked_parts(self, bodies: Iterable[ReadableBuffer]) -> list[list[bytes]]:
+        """Group bodies as `split`, all of them checked. Raises `ConfigurationError`."""
+        parts = list(self.split(bodies))
+        if len(parts) > 1:  # else `submit` does it
+            for part in parts:
+                check_bodies(list(map(len, part)), None, self.options)
+        return parts
 
     # -- the window -----------------------------------------------------------------------------
 
@@ -345,6 +384,72 @@ class Producer:
                     log.exception("on_published failed")
 
 
+# -- the bodies of a publish ----------------------------------------------------------------------
+
+
+def whole_bodies(bodies: Iterable[ReadableBuffer]) -> list[bytes]:
+    """Return the bodies as bytes, which nobody can change while they wait.
+
+    Raises ``TypeError`` for what is not bytes.
+    """
+    if isinstance(bodies, str | bytes | bytearray | memoryview):
+        raise TypeError("bodies must be a list of messages, not one message")
+    given = list(bodies)
+    if (len(given) == 1 and type(given[0]) is bytes) or set(map(type, given)) <= {bytes}:
+        return given  # type: ignore[return-value]
+    return [body if type(body) is bytes else _whole(body) for body in given]
+
+
+def _whole(body: ReadableBuffer) -> bytes:
+    if isinstance(body, str):
+        raise TypeError("a message body is bytes, not str: encode it, as in body.encode()")
+    try:
+        return memoryview(body).tobytes()
+    except TypeError:
+        raise TypeError(f"a message body is bytes, not {type(body).__name__}") from None
+
+
+def check_bodies(lengths: list[int], defer_s: float | None, options: ClientOptions) -> None:
+    """Raise `ConfigurationError` for what nsqd would refuse as one publish."""
+    limit = options.publish_max_msg_size
+    if len(lengths) == 1 and defer_s is None and 0 < lengths[0] <= limit:
+        return  # the usual case, once for each publish
+    if not lengths:
+        raise ConfigurationError("a publish needs a message")
+    if min(lengths) == 0:
+        raise ConfigurationError("nsqd refuses empty messages")
+    if max(lengths) > limit:
+        raise ConfigurationError(
+            f"a message of {max(lengths)} bytes is above the limit of {limit}",
+            hint="nsqd's limit is its --max-msg-size; ours is publish_max_msg_size.",
+        )
+    if defer_s is not None:
+        if len(lengths) > 1:
+            raise ConfigurationError("only single messages can be deferred")
+        if not 0 <= defer_s <= MAX_DELAY_S:
+            raise ConfigurationError(f"cannot defer for {defer_s} s", hint="0 to 1h is allowed.")
+    elif len(lengths) > 1 and mpub_size(lengths) > options.publish_max_body_size:
+        raise ConfigurationError(
+            f"a batch of {sum(lengths)} bytes is above publish_max_body_size",
+            hint="Split it: Producer.split does.",
+        )
+
+
+def in_groups(bodies: Iterable[ReadableBuffer], max_body_size: int) -> Iterator[list[bytes]]:
+    """Group bodies into MPUBs that stay within a size."""
+    group: list[bytes] = []
+    empty = size = mpub_size(())
+    for body in whole_bodies(bodies):
+        added = SIZE_BYTES + len(body)
+        if group and size + added > max_body_size:
+            yield group
+            group, size = [], empty
+        group.append(body)
+        size += added
+    if group:
+        yield group
+
+
 # -- the process ----------------------------------------------------------------------------------
 
 _started: weakref.WeakSet[Producer] = weakref.WeakSet()
@@ -358,6 +463,14 @@ def _stop_all() -> None:
     now = time.monotonic()
     for producer in producers:
         producer._stop_at_exit(now + producer.options.publish_timeout_s)
+
+
+def _stop_at_end_of_child() -> None:
+    """In a child of multiprocessing: be called at its end, before its queues are closed."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        util = sys.modules["multiprocessing.util"]
+        util.Finalize(None, _stop_all, exitpriority=100)  # kept until it has run
 
 
 def _start_all_afresh() -> None:

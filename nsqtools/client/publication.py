@@ -1,12 +1,29 @@
-"""One publish and what became of it."""
+"""One publish and what became of it, and those that wait to be sent.
+
+With a linger, single messages are gathered by topic and joined; everything else waits in order.
+"""
 
 from __future__ import annotations
 
+import collections
+import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from nsqtools.errors import DeadlineExceeded, PublishError, ServerError
+from nsqtools.errors import DeadlineExceeded, PublishError
 from nsqtools.protocol import commands
+
+MAX_JOINED = 1000
+
+
+@dataclass(slots=True, eq=False)
+class Failure:
+    """Why a publication of ``count`` messages failed, and whether the error was read."""
+
+    error: PublishError
+    count: int
+    is_seen: bool = False
 
 
 class Publication:
@@ -14,17 +31,19 @@ class Publication:
 
     When ``is_settled``, ``error`` is None if nsqd has confirmed it, else a `PublishRejected` (nsqd
     refused it), `PublishRefused` (nsqd does not accept this client), `PublishNotSent` (nsqd does
-    not have it) or `PublishUnknown` (nsqd may have it).
+    not have it) or `PublishUnknown` (nsqd may have it). A failure that nobody looks at, here or
+    with `wait`, is logged.
     """
 
     __slots__ = (
         "_waiters",
         "bodies",
         "defer_s",
-        "error",
+        "failure",
         "is_alone",
         "is_settled",
         "is_written",
+        "may_be_stored",
         "on_settled",
         "size",
         "submitted_at",
@@ -49,9 +68,10 @@ class Publication:
         self.defer_s = defer_s
         self.timeout_s = timeout_s
         self.on_settled = on_settled
-        self.error: PublishError | None = None
+        self.failure: Failure | None = None
         self.is_settled = False
         self.is_written = False  # handed to a connection; the I/O thread's
+        self.may_be_stored = False  # by an earlier attempt; the I/O thread's
         self.is_alone = False  # must not be joined with others; the I/O thread's
         self._waiters: list[threading.Lock] = []  # each held until the outcome is known
 
@@ -64,9 +84,18 @@ class Publication:
             return commands.Publish(self.topic, self.bodies[0]).encode()
         return commands.MultiPublish(self.topic, self.bodies).encode()
 
+    @property
+    def error(self) -> PublishError | None:
+        """Why it was not confirmed, or None."""
+        if self.failure is None:
+            return None
+        self.failure.is_seen = True
+        return self.failure.error
+
     def settle(self, error: PublishError | None) -> None:
         """Set the outcome, once (on the I/O thread)."""
-        self.error = error
+        if error is not None:
+            self.failure = Failure(error, len(self.bodies))
         self.is_settled = True  # in this order: `wait` adds its lock before it looks
         for waiter in self._waiters:
             waiter.release()
@@ -81,20 +110,84 @@ class Publication:
             limit_s = -1 if timeout_s is None else timeout_s
             if not self.is_settled and not waiter.acquire(timeout=limit_s):
                 raise DeadlineExceeded(f"a publish to {self.topic} is not settled yet")
-        if self.error is not None:
-            raise self.error
+        if (error := self.error) is not None:
+            raise error
 
     def __repr__(self) -> str:
-        outcome = ("published" if self.error is None else repr(self.error)) * self.is_settled
+        failure = self.failure
+        outcome = ("published" if failure is None else repr(failure.error)) * self.is_settled
         return (
             f"<Publication of {len(self.bodies)} messages to {self.topic},"
             f" {outcome or 'not settled'}>"
         )
 
 
-def is_passing(error: ServerError) -> bool:
-    """Tell whether a publish that nsqd rejected so may be taken later.
+class PublishQueue:
+    """The publications of a producer that no connection has taken yet.
 
-    nsqd refuses every publish while it stops and while the topic is being deleted.
+    ``single`` go out one by one; ``gathered``, by topic, as the groups of `take_groups`.
     """
-    return "exiting" in error.text
+
+    def __init__(self, *, linger_s: float, max_body_size: int) -> None:
+        self.single: collections.deque[Publication] = collections.deque()
+        self.gathered: dict[str, list[Publication]] = {}
+        self._linger_s = linger_s
+        self._max_size = max_body_size - commands.mpub_size(())
+
+    def __bool__(self) -> bool:
+        return bool(self.single or self.gathered)
+
+    def __iter__(self) -> Iterator[Publication]:
+        return itertools.chain(self.single, *self.gathered.values())
+
+    def add(self, publication: Publication) -> None:
+        """Queue a publication, unless it has settled: its time may be over."""
+        if publication.is_settled:
+            return
+        if (
+            self._linger_s > 0
+            and len(publication.bodies) == 1
+            and publication.defer_s is None
+            and not publication.is_alone
+        ):
+            self.gathered.setdefault(publication.topic, []).append(publication)
+        else:
+            self.single.append(publication)
+
+    def take_all(self) -> list[Publication]:
+        """Return what waits, and forget it."""
+        waiting = list(self)
+        self.single.clear()
+        self.gathered.clear()
+        return waiting
+
+    def take_single(self) -> Publication | None:
+        """Return the next that goes out alone, without those that have settled."""
+        while self.single:
+            publication = self.single.popleft()
+            if not publication.is_settled:
+                return publication
+        return None
+
+    def lingers_for_s(self, topic: str, now: float) -> float:
+        """Return for how many seconds what was gathered for a topic may wait for more."""
+        gathered = self.gathered[topic]
+        if len(gathered) >= MAX_JOINED:
+            return 0.0
+        return max(0.0, gathered[0].submitted_at + self._linger_s - now)
+
+    def take_groups(self, topic: str) -> Iterable[list[Publication]]:
+        """Take what was gathered for a topic, in groups that nsqd's limits allow as one MPUB."""
+        group: list[Publication] = []
+        size = 0
+        for publication in self.gathered.pop(topic):
+            if publication.is_settled:
+                continue
+            added = commands.SIZE_BYTES + publication.size
+            if group and (size + added > self._max_size or len(group) == MAX_JOINED):
+                yield group
+                group, size = [], 0
+            group.append(publication)
+            size += added
+        if group:
+            yield group

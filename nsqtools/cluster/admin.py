@@ -1,4 +1,4 @@
-"""Changes to topics and channels, as a plan that is shown first and carried out afterwards.
+"""Changes to a cluster. Those to topics and channels are a plan that is shown first.
 
     plan = plan_topics(cluster, Action.DELETE, ["clicks"])
     for step in plan.steps: ...      what will change, where, and what is lost
@@ -6,15 +6,41 @@
 
 A dry run is a plan that is not applied. Steps stand in the order of nsqadmin: nsqlookupd before
 nsqd, so that nobody is sent to what is being deleted. A step that fails does not stop the others.
+
+Where a change goes:
+
+    create    every nsqlookupd, and the nsqd that were given; a channel to the nsqd with its topic
+    delete    every nsqlookupd and nsqd that has it
+    the rest  every nsqd that has it
+
+The plan warns of two traps of nsqd: emptying a topic leaves what is in its channels, and a deleted
+topic comes back as soon as a consumer reconnects or a producer publishes.
+
+Options of running nsqd have no plan: all can be read, two can be changed while it runs.
 """
 
 from __future__ import annotations
 
 import enum
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from nsqtools.cluster.directory import Cluster, DaemonFailure
-from nsqtools.errors import NsqError
+from nsqtools.cluster.inventory import (
+    Inventory,
+    channel_of,
+    messages_of,
+    registered_channels,
+    take_inventory,
+)
+from nsqtools.cluster.topics import select
+from nsqtools.errors import ConfigurationError, HTTPError, NotFoundError, NsqError
+from nsqtools.http.nsqd_http import NsqdHTTPClient
+from nsqtools.protocol.names import check_channel, check_topic
+from nsqtools.protocol.stats import ChannelStats, ClientStats, TopicStats
 
 
 class Action(enum.Enum):
@@ -104,3 +130,238 @@ def _try(cluster: Cluster, step: Step) -> NsqError | None:
     except NsqError as exc:
         return exc
     return None
+
+
+def plan_topics(
+    cluster: Cluster, action: Action, patterns: Sequence[str], *, with_channels: bool = False
+) -> AdminPlan:
+    """Plan a change of topics. ``with_channels``: of all their channels too.
+
+    Raises `NotFoundError`, `ConfigurationError`, and the first failure when nobody answers.
+    """
+    inventory = take_inventory(cluster)
+    if action is Action.CREATE:
+        names = [check_topic(name) for name in patterns]
+        return AdminPlan(tuple(_create_topics(inventory, names)), inventory.failures)
+    names = select("topic", patterns, inventory.topics)
+    steps: list[Step] = []
+    for name in names:
+        if action is Action.DELETE:
+            steps += _at_lookupds(inventory.lookupds_that_know(name), action, name)
+        for address, topic in inventory.where(name):
+            steps.append(_topic_step(address, action, topic))
+            if with_channels:
+                steps += [_channel_step(address, action, topic, each) for each in topic.channels]
+    if not steps:
+        raise NotFoundError(f"no nsqd has the topic {', '.join(names)}")
+    notes = [] if action is not Action.EMPTY or with_channels else _kept(inventory, names)
+    return AdminPlan(_ordered(steps), inventory.failures, tuple(notes))
+
+
+def plan_channels(
+    cluster: Cluster, action: Action, topic_patterns: Sequence[str], channels: Sequence[str]
+) -> AdminPlan:
+    """Plan a change of channels, given by patterns, of the topics that match. Raises as above."""
+    inventory = take_inventory(cluster)
+    topics = select("topic", topic_patterns, inventory.topics)
+    if action is Action.CREATE:
+        names = [check_channel(name) for name in channels]
+        return AdminPlan(tuple(_create_channels(inventory, topics, names)), inventory.failures)
+    registered = registered_channels(cluster, inventory, topics)
+    known = {pair for pairs in registered.values() for pair in pairs}
+    for topic in topics:
+        for _, stats in inventory.where(topic):
+            known |= {(topic, channel.channel_name) for channel in stats.channels}
+    chosen = set(select("channel", channels, {channel for _, channel in known}))
+    steps: list[Step] = []
+    for topic, channel in sorted(pair for pair in known if pair[1] in chosen):
+        if action is Action.DELETE:
+            knowing = [at for at, pairs in registered.items() if (topic, channel) in pairs]
+            steps += _at_lookupds(knowing, action, topic, channel)
+        for address, stats in inventory.where(topic):
+            if (found := channel_of(stats, channel)) is not None:
+                steps.append(_channel_step(address, action, stats, found))
+    if not steps:
+        raise NotFoundError(f"no nsqd has the channel {', '.join(sorted(chosen))}")
+    return AdminPlan(_ordered(steps), inventory.failures)
+
+
+def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:
+    """Plan to take a topic from one nsqd: hide it with every nsqlookupd, then delete it there.
+
+    ``node`` is the nsqd as ``nsq nodes`` shows it. Raises `NotFoundError`.
+    """
+    inventory = take_inventory(cluster)
+    nsqds, _ = cluster.nsqds()
+    nsqd = next((each for each in nsqds if node in (each.address, each.announced)), None)
+    if nsqd is None or not nsqd.announced:
+        there = ", ".join(each.address for each in nsqds if each.announced) or "none"
+        raise NotFoundError(
+            f"no nsqlookupd knows the nsqd {node}", hint=f"Known HTTP addresses: {there}."
+        )
+    steps = [
+        Step(
+            daemon=DaemonKind.NSQLOOKUPD,
+            address=address,
+            action=Action.TOMBSTONE,
+            topic=topic,
+            node=nsqd.announced,
+        )
+        for address in inventory.lookupds_that_know(topic)
+    ]
+    there_too = [
+        _topic_step(address, Action.DELETE, stats)
+        for address, stats in inventory.where(topic)
+        if address == nsqd.address
+    ]
+    if not there_too:
+        raise NotFoundError(f"the nsqd {nsqd.address} does not have the topic {topic}")
+    return AdminPlan((*steps, *there_too), inventory.failures)
+
+
+def _create_topics(inventory: Inventory, names: Iterable[str]) -> Iterator[Step]:
+    for name in names:
+        yield from _at_lookupds(inventory.registered, Action.CREATE, name)
+        for address in inventory.nodes:
+            if address in inventory.given:
+                yield Step(
+                    daemon=DaemonKind.NSQD, address=address, action=Action.CREATE, topic=name
+                )
+
+
+def _create_channels(
+    inventory: Inventory, topics: Iterable[str], names: Iterable[str]
+) -> Iterator[Step]:
+    names = list(names)
+    for topic in topics:
+        for name in names:
+            yield from _at_lookupds(inventory.registered, Action.CREATE, topic, name)
+            for address, _ in inventory.where(topic):
+                yield Step(
+                    daemon=DaemonKind.NSQD,
+                    address=address,
+                    action=Action.CREATE,
+                    topic=topic,
+                    channel=name,
+                )
+
+
+def _at_lookupds(
+    addresses: Iterable[str], action: Action, topic: str, channel: str = ""
+) -> list[Step]:
+    return [
+        Step(
+            daemon=DaemonKind.NSQLOOKUPD,
+            address=address,
+            action=action,
+            topic=topic,
+            channel=channel,
+        )
+        for address in addresses
+    ]
+
+
+def _topic_step(address: str, action: Action, topic: TopicStats) -> Step:
+    messages, clients = 0, []
+    if action is Action.EMPTY:
+        messages = topic.depth
+    elif action is Action.DELETE:
+        messages = topic.depth + sum(map(messages_of, topic.channels))
+        clients = [client for channel in topic.channels for client in channel.clients or ()]
+    return Step(
+        daemon=DaemonKind.NSQD,
+        address=address,
+        action=action,
+        topic=topic.topic_name,
+        messages=messages,
+        clients=tuple(map(_call, clients)),
+    )
+
+
+def _channel_step(address: str, action: Action, topic: TopicStats, channel: ChannelStats) -> Step:
+    return Step(
+        daemon=DaemonKind.NSQD,
+        address=address,
+        action=action,
+        topic=topic.topic_name,
+        channel=channel.channel_name,
+        messages=messages_of(channel) if action.is_destructive else 0,
+        clients=tuple(map(_call, channel.clients or ())) if action is Action.DELETE else (),
+    )
+
+
+def _call(client: ClientStats) -> str:
+    """Describe a client for people: its host, its program and its address."""
+    return f"{client.hostname} ({client.user_agent or 'unknown program'}, {client.remote_address})"
+
+
+def _kept(inventory: Inventory, names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        kept = sum(
+            messages_of(channel) for _, topic in inventory.where(name) for channel in topic.channels
+        )
+        if kept:
+            yield f"the channels of {name} keep their {kept} messages; --channels empties them too"
+
+
+def _ordered(steps: Iterable[Step]) -> tuple[Step, ...]:
+    return tuple(sorted(steps, key=lambda step: step.daemon is DaemonKind.NSQD))
+
+
+ADDRESSES = "nsqlookupd_tcp_addresses"
+CHANGEABLE = ("log_level", ADDRESSES)
+
+Answers = tuple[dict[str, Any], list[DaemonFailure]]
+
+
+def get_option(cluster: Cluster, name: str) -> Answers:
+    """Read an option of every nsqd. Raises `ConfigurationError` when there is no such option."""
+    option = _option(name)
+
+    def get(client: NsqdHTTPClient) -> Any:
+        try:
+            return client.config(option)
+        except HTTPError as exc:
+            if exc.code == "INVALID_OPTION":
+                raise ConfigurationError(
+                    f"{client.url} has no option {option}",
+                    hint="Names are those of nsqd's configuration file, such as max_rdy_count.",
+                ) from exc
+            raise
+
+    return cluster.ask_nsqds(get)
+
+
+def set_option(cluster: Cluster, name: str, value: str) -> Answers:
+    """Change an option of every nsqd; the answers are the new values.
+
+    Addresses are separated by commas. Raises `ConfigurationError` for what nsqd refuses.
+    """
+    option = _option(name)
+    if option not in CHANGEABLE:
+        raise ConfigurationError(
+            f"{option} cannot be changed while nsqd runs",
+            hint=f"These can: {', '.join(CHANGEABLE)}.",
+        )
+    if option == ADDRESSES:
+        value = json.dumps([text.strip() for text in value.split(",") if text.strip()])
+
+    def put(client: NsqdHTTPClient) -> Any:
+        try:
+            return client.set_config(option, value)
+        except HTTPError as exc:
+            if exc.code == "INVALID_VALUE":
+                raise ConfigurationError(
+                    f"{client.url} does not take {value!r} for {option}",
+                    hint="log_level is debug, info, warn, error or fatal.",
+                ) from exc
+            raise
+
+    return cluster.ask_nsqds(put)
+
+
+def _option(name: str) -> str:
+    option = name.replace("-", "_")
+    if not re.fullmatch("[a-z0-9_]+", option):
+        raise ConfigurationError(f"{name!r} is not the name of an option")
+    return option

@@ -37,7 +37,7 @@ from nsqtools.protocol.addresses import (
     http_url,
     parse_address,
 )
-from nsqtools.protocol.stats import NsqdStats, StatsReader, read_stats
+from nsqtools.protocol.stats import NsqdStats, read_stats
 
 HTTP_PORT_OFFSET = 1  # nsqd listens on 4150 and 4151 unless configured otherwise
 MAX_WORKERS = 128  # half of a large cluster may hang, and the other half is to be asked in time
@@ -105,6 +105,7 @@ class Cluster:
         self._lock = threading.Lock()
         urls = [http_url(text, NSQD_HTTP_PORT) for text in addresses.nsqd_http]
         tcp_addresses = [] if urls else [parse_address(text) for text in addresses.nsqd_tcp]
+        self._names: dict[str, str] = {}  # of those given, as they last said it
         self._unproven = {
             http_url(str(Address(tcp.host, min(tcp.port + HTTP_PORT_OFFSET, 65535))), 0): tcp
             for tcp in tcp_addresses
@@ -153,8 +154,11 @@ class Cluster:
         """Return the nsqd given, the ``nodes`` announced, and failures to be the nsqd meant."""
         announced, impostors = self.ask(self._given_clients(), self._name)
         given = set(announced)
+        self._names |= announced
+        own = set(self._names.values())
         for node in nodes:
-            if node.http is not None and (name := str(node.http)) not in announced.values():
+            # nor one that does not say its name just now
+            if node.http is not None and (name := str(node.http)) not in own:
                 announced[short_address(self._access.url_of(node.http))] = name
         found = [
             NsqdToAsk(address, name, address in given, self._client(address))
@@ -170,36 +174,43 @@ class Cluster:
         clients: bool = False,
         memory: bool = False,
         required: bool = True,
-        readers: dict[str, StatsReader] | None = None,
+        nsqds: Sequence[NsqdToAsk] = (),
     ) -> ClusterStats:
-        """Take the statistics of every nsqd.
+        """Take the statistics of every nsqd, or of ``nsqds`` where they are known already.
 
-        Whoever takes them again and again gives the same ``readers`` each time, by address.
         Raises the first failure when nobody answers, unless an answer is not ``required``.
         """
 
         def ask(client: NsqdHTTPClient) -> tuple[float, NsqdStats]:
             began_s = time.monotonic()
             answer = client.stats(topic, channel, clients=clients, memory=memory)
-            at_s = (began_s + time.monotonic()) / 2
-            if readers is None:
-                return at_s, read_stats(answer)
-            return at_s, readers.setdefault(client.url, StatsReader()).read(answer)
+            return (began_s + time.monotonic()) / 2, read_stats(answer)
 
-        answers, failures = self.ask_nsqds(ask, required=required)
+        answers, failures = self.ask_nsqds(ask, required=required, nsqds=nsqds)
         nodes = (NodeReport(address, *answer) for address, answer in answers.items())
         return ClusterStats(tuple(nodes), tuple(failures))
 
     def ask_nsqds(
-        self, question: Callable[[NsqdHTTPClient], R], *, required: bool = True
+        self,
+        question: Callable[[NsqdHTTPClient], R],
+        *,
+        required: bool = True,
+        nsqds: Sequence[NsqdToAsk] = (),
     ) -> tuple[dict[str, R], list[DaemonFailure]]:
-        """Put one question to every nsqd. Raises as `stats` does."""
-        nsqds, failures = self.nsqds()
+        """Put one question to every nsqd, or to ``nsqds``. Raises as `stats` does."""
+        failures: list[DaemonFailure] = []
+        if not nsqds:
+            nsqds, failures = self.nsqds()
         answers, failed = self.ask({nsqd.address: nsqd.client for nsqd in nsqds}, question)
         failures += failed
         if required and failures and not answers:
             raise failures[0].error
         return answers, failures
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a question may take."""
+        return self._access.timeout_s
 
     @property
     def given(self) -> list[str]:
@@ -209,6 +220,17 @@ class Cluster:
     def nsqd(self, address: str) -> NsqdHTTPClient:
         """Return the client of an nsqd at an address that `nsqds` or `stats` gave."""
         return self._client(address)
+
+    def keep_only(self, nsqds: Iterable[NsqdToAsk]) -> None:
+        """Close the connections to all nsqd but these and those given, and forget these clients.
+
+        Who asks again and again says so after each look: every nsqd that ever left would keep one.
+        """
+        kept = {*self._given, *(nsqd.client.url for nsqd in nsqds)}
+        with self._lock:
+            left = [self._clients.pop(url) for url in list(self._clients) if url not in kept]
+        for client in left:
+            client.close()
 
     def reachable(self, announced: Address) -> Address:
         """Return where an nsqd that announces this TCP address is connected to."""

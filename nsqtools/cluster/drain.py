@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Batch
@@ -100,8 +100,7 @@ class Drain:
     ) -> None:
         self._source = source
         self._target = target
-        # none is given up on: that would finish it
-        self._options = replace(options, max_attempts=0)
+        self._options = options
         self._stopped = threading.Event()
         self.moved = 0
 

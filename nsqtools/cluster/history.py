@@ -1,206 +1,257 @@
-"""What a cluster did in the last hours, in bounded memory: for `nsq top` and `nsq web`.
+"""What a cluster did in the last six hours, in bounded memory: for `nsq web`.
 
     history = History(interval_s=2.0)
     history.add(sample)                                   # each sample, as it is taken
     history.series(("", "clicks", ""), "ingress", since_s=time.time() - 3600)
 
-Kept in memory: a point for each sample for 12 minutes (at 2 s), one for every 10 s for an hour, one
-for every minute for a day; these for each topic and channel of all nsqd together, each nsqd as a
+Kept are a point for each sample for 12 minutes (at 2 s), one for every 10 s for an hour, and one
+for every minute for 6 hours; these for each topic and channel of all nsqd together, each nsqd as a
 whole, and everything together. A queue on one nsqd is kept for 2 minutes only: there may be ten
-times as many. With a `HistoryFile` a point for every minute is kept for two days and one for every
-10 minutes for 30 days, across restarts.
+times as many. Coarser points are means.
 
-Coarser points are means. Of more series than `MAX_SERIES` the longest gone make room.
+A frame is one moment of all series together: for each quantity a column of doubles, one for each
+series, compressed. A column without traffic takes almost nothing; a series with traffic takes at
+most 90 kB.
+
+Trap: a place in the columns is given to another series when all places are taken, so a place knows
+since when it belongs to its series; older numbers in it are not its own.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from collections.abc import Iterable, Mapping
+import zlib
+from array import array
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from nsqtools.cluster.history_file import HistoryFile
-from nsqtools.cluster.history_frames import (
-    Frame,
-    Frames,
-    Level,
-    Place,
-    Places,
-    pack,
-    value_at,
-    with_gaps,
-)
-from nsqtools.cluster.history_values import (
-    QUANTITIES,
-    UNKNOWN,
-    Values,
-    sums_of_nodes,
-    values_of,
-)
 from nsqtools.cluster.queue_rows import Key, QueueRow
 from nsqtools.cluster.sampling import Sample
 
-__all__ = ["QUANTITIES", "History"]
-
 log = logging.getLogger("nsqtools")
+
+COUNTS = ("depth", "in_flight", "deferred", "clients")
+RATES = ("ingress", "egress", "finish", "requeue", "timed_out")
+QUANTITIES = (*COUNTS, *RATES, "latency")
+"""What is kept of a queue. Rates are messages a second, and ``requeue`` has those that timed out in
+it, as everywhere. ``latency`` is seconds, of the highest percentile of nsqd."""
 
 MAX_SERIES = 20_000
 MAX_NODE_SERIES = 50_000
-MAX_POINTS = 360  # of the finest level
+MAX_POINTS = 360  # of each level
 NODE_POINTS = 60
-COARSER = (Level(10.0, 3600.0), Level(60.0, 86400.0))
-FILE_LEVELS = (Level(60.0, 2 * 86400.0), Level(600.0, 30 * 86400.0))
+COARSER_STEPS_S = (10.0, 60.0)
 GAP_S = 30.0  # a pause that is longer shows as a gap, and one of three steps
 
+Values = tuple[float, ...]
 
-def levels_for(interval_s: float, max_points: int = MAX_POINTS) -> list[Level]:
-    """Return the levels in memory for samples every ``interval_s`` seconds, the finest first.
 
-    The interval has to be shorter than a minute where there is a file, which gets the minutes.
-    """
-    finest = Level(interval_s, interval_s * max_points)
-    return [finest, *(level for level in COARSER if level.step_s > interval_s)]
+class Frame(NamedTuple):
+    """The middle of its time, in seconds since 1970, and a compressed column per quantity."""
+
+    at_s: float
+    columns: tuple[bytes, ...]
+
+
+class Level(NamedTuple):
+    """Frames of ``step_s`` seconds, as many as fit into ``keep_s``."""
+
+    step_s: float
+    keep_s: float
+    frames: deque[Frame]
 
 
 class History:
     """See the module. Thread-safe."""
 
-    def __init__(
-        self,
-        *,
-        interval_s: float = 2.0,
-        max_points: int = MAX_POINTS,
-        file: HistoryFile | None = None,
-    ) -> None:
-        levels = levels_for(interval_s, max_points)
+    def __init__(self, *, interval_s: float = 2.0) -> None:
+        steps = [interval_s, *(step_s for step_s in COARSER_STEPS_S if step_s > interval_s)]
         self._lock = threading.Lock()
-        self._file = file
-        self._long = _Group(levels, MAX_SERIES)
-        self._short = _Group([Level(interval_s, interval_s * NODE_POINTS)], MAX_NODE_SERIES)
-        if file is not None:
-            for key, place in file.places():
-                self._long.places.restore(key, place)
-        self._known: dict[int, tuple[QueueRow, Key, Values]] = {}
+        self._long = _Group([(step_s, step_s * MAX_POINTS) for step_s in steps], MAX_SERIES)
+        self._short = _Group([(interval_s, interval_s * NODE_POINTS)], MAX_NODE_SERIES)
 
     def add(self, sample: Sample) -> None:
         """Keep a sample's rows, and their sums."""
         at_s = sample.time_ns / 1e9
-        known, self._known = self._known, {}
-        per_node = self._values_of(sample.rows, known)
-        together = self._values_of(sample.totals, known) | sums_of_nodes(sample.rows)
+        per_node = {row.key: _values_of(row) for row in sample.rows}
+        together = {row.key: _values_of(row) for row in sample.totals}
+        together.update(_sums_of_nodes(per_node))
         with self._lock:
             self._short.add(at_s, per_node)
-            made, fresh = self._long.add(at_s, together)
-            if self._file is not None:
-                self._file.add_places((key, self._place(key)) for key in fresh)
-                for level, frame in made:
-                    if level.step_s == FILE_LEVELS[0].step_s:
-                        self._file.add(frame)
-
-    def _values_of(
-        self, rows: Iterable[QueueRow], known: Mapping[int, tuple[QueueRow, Key, Values]]
-    ) -> dict[Key, Values]:
-        """Return the values by key. A row that did not change, as most do not, is the same object
-        as last time: it is known by its id, which is cheaper than its key."""
-        found = {}
-        now = self._known
-        for row in rows:
-            entry = known.get(id(row))
-            if entry is None or entry[0] is not row:
-                entry = row, row.key, values_of(row)
-            now[id(row)] = entry
-            found[entry[1]] = entry[2]
-        return found
-
-    def _place(self, key: Key) -> Place:
-        place = self._long.places.get(key)
-        assert place is not None
-        return place
-
-    def keys(self) -> list[Key]:
-        """Return every series: (node, topic, channel), with "" as `QueueRow` has it.
-
-        ``("", "", "")`` is everything together, ``(node, "", "")`` one nsqd.
-        """
-        with self._lock:
-            return [*self._long.places.keys, *self._short.places.keys]
+            self._long.add(at_s, together)
 
     def series(
         self, key: Key, quantity: str, *, since_s: float
     ) -> list[tuple[float, float | None]]:
         """Return points of (seconds since 1970, value) from ``since_s`` on, the oldest first.
 
-        None is a gap. The points lie the closer the shorter that time is. Nothing for a series
-        that is not known; ``ValueError`` for a quantity that is not one of `QUANTITIES`.
+        The key is (node, topic, channel), with "" as `QueueRow` has it; ``("", "", "")`` is
+        everything together, ``(node, "", "")`` one nsqd. None is a gap. The points lie the closer
+        the shorter that time is. Nothing for a series that is not known; ``ValueError`` for a
+        quantity that is not one of `QUANTITIES`.
         """
         column = QUANTITIES.index(quantity)
         with self._lock:
             group = self._long if key in self._long.places else self._short
-            place = group.places.get(key)
-            if place is None:
+            if key not in group.places:
                 return []
+            number, from_s = group.places[key]
             frames, step_s = group.since(since_s)
-            oldest_s = frames[0].at_s if frames else float("inf")
-        since_s = max(since_s, place.since_s)
-        points = [
-            (frame.at_s, value_at(frame.columns[column], place.number))
-            for frame in frames
-            if frame.at_s >= since_s
-        ]
-        if self._file is not None and group is self._long and since_s < oldest_s:
-            older, step_s = self._file.columns(column, since_s, oldest_s)
-            points[:0] = [(at_s, value_at(data, place.number)) for at_s, data in older]
-        return with_gaps(points, max(GAP_S, 3 * step_s))
-
-    def close(self) -> None:
-        """Close the file, with what is not written yet."""
-        if self._file is not None:
-            self._file.close()
+        shown: list[tuple[float, float | None]] = []
+        before_s = math.inf
+        for at_s, columns in frames:
+            if at_s < from_s:
+                continue
+            values = _unpack(columns[column])
+            value = values[number] if number < len(values) else math.nan
+            if at_s - before_s > max(GAP_S, 3 * step_s) and shown[-1][1] is not None:
+                shown.append(((before_s + at_s) / 2, None))
+            shown.append((at_s, None if math.isnan(value) else value))
+            before_s = at_s
+        return shown
 
 
 class _Group:
-    """Series that are kept at the same levels."""
+    """Series that are kept at the same levels, the finest first."""
 
-    def __init__(self, levels: list[Level], limit: int) -> None:
-        self.places: Places[Key] = Places(limit)
-        self._frames = Frames(levels, len(QUANTITIES))
+    def __init__(self, levels: Iterable[tuple[float, float]], limit: int) -> None:
+        self.places: dict[Key, tuple[int, float]] = {}
+        """Where a series stands in the columns, and from when on (seconds since 1970)."""
+        self._levels = [Level(step_s, keep_s, deque()) for step_s, keep_s in levels]
+        self._limit = limit
+        self._is_full = False
 
-    def add(
-        self, at_s: float, values: Mapping[Key, Values]
-    ) -> tuple[list[tuple[Level, Frame]], list[Key]]:
-        """Add a moment; return what was averaged, and the series that are new."""
-        left_out = self.places.left_out
-        fresh = self.places.assign(values, at_s)
-        if self.places.left_out and not left_out:
-            log.warning("the history has no room for %d more queues", self.places.left_out)
-        ordered: Iterable[Values] = [values.get(key, UNKNOWN) for key in self.places.keys]
-        columns = tuple(map(pack, zip(*ordered, strict=True)))
-        return self._frames.add(Frame(at_s, columns or (pack(()),) * len(QUANTITIES))), fresh
+    def add(self, at_s: float, values: Mapping[Key, Values]) -> None:
+        """Add a moment. After a clock was set back what lies in its future is forgotten."""
+        self._assign(values, at_s)
+        # by the place, which is not the order of the dict once a place has changed hands
+        rows: list[Values] = [(math.nan,) * len(QUANTITIES)] * len(self.places)
+        for key, (number, _) in self.places.items():
+            if key in values:
+                rows[number] = values[key]
+        columns = map(_pack, zip(*rows, strict=True) if rows else [()] * len(QUANTITIES))
+        for level in self._levels:
+            while level.frames and level.frames[-1].at_s >= at_s:
+                level.frames.pop()
+        for finer, coarser in zip(self._levels, self._levels[1:], strict=False):
+            _average(finer.frames, coarser, at_s)
+        self._levels[0].frames.append(Frame(at_s, tuple(columns)))
+        for level in self._levels:
+            while level.frames and level.frames[0].at_s < at_s - level.keep_s:
+                level.frames.popleft()
+
+    def _assign(self, present: Mapping[Key, Values], at_s: float) -> None:
+        """Give a place to the new ones; the longest known of those that are gone make room."""
+        fresh = [key for key in present if key not in self.places]
+        room = self._limit - len(self.places)
+        gone = [key for key in self.places if key not in present] if len(fresh) > room else []
+        for place, key in enumerate(fresh):
+            if place < room:
+                self.places[key] = len(self.places), at_s
+            elif place - room < len(gone):
+                self.places[key] = self.places.pop(gone[place - room])[0], at_s
+        left_out = len(fresh) - room - len(gone)
+        if left_out > 0 and not self._is_full:
+            log.warning("the history has no room for %d more queues", left_out)
+        self._is_full = left_out > 0
 
     def since(self, since_s: float) -> tuple[list[Frame], float]:
-        """Return frames from that time on, as close as fits, and how far apart the oldest are.
+        """Return frames from that time on, and how far apart the oldest are.
 
-        The level is the finest that is kept that long; coarser frames stand before it where it
-        does not reach back (it may have begun later), and finer ones after it.
+        They are of the finest level that is kept that long, with finer ones after its last.
         """
-        levels = self._frames.levels
-        finest = self._frames.of_level(0)
+        finest = self._levels[0].frames
         now_s = finest[-1].at_s if finest else since_s
-        wanted = next(
-            (i for i, level in enumerate(levels) if now_s - level.keep_s <= since_s),
-            len(levels) - 1,
-        )
+        finer = [level for level in self._levels if now_s - level.keep_s > since_s]
+        wanted = self._levels[: len(finer) + 1]
         frames: list[Frame] = []
-        step_s = levels[wanted].step_s
-        for index in [*range(wanted, len(levels)), *reversed(range(wanted))]:
-            kept = [frame for frame in self._frames.of_level(index) if frame.at_s >= since_s]
-            if index < wanted:
-                end_s = frames[-1].at_s + levels[index + 1].step_s / 2 if frames else since_s
-                frames += [frame for frame in kept if frame.at_s > end_s]
-            elif frames:
-                older = [frame for frame in kept if frame.at_s < frames[0].at_s]
-                frames[:0] = older
-                step_s = levels[index].step_s if older else step_s
-            else:
-                frames, step_s = kept, levels[index].step_s
-        return frames, step_s
+        begin_s = since_s
+        for level in reversed(wanted):
+            frames += [frame for frame in level.frames if frame.at_s >= begin_s]
+            begin_s = frames[-1].at_s + level.step_s / 2 if frames else since_s
+        return frames, wanted[-1].step_s
+
+
+def _average(finer: Sequence[Frame], level: Level, now_s: float) -> None:
+    """Average the last bucket of a level, if it is over and not done yet."""
+    if not finer or now_s // level.step_s == finer[-1].at_s // level.step_s:
+        return
+    bucket = finer[-1].at_s // level.step_s
+    middle_s = (bucket + 0.5) * level.step_s
+    if level.frames and level.frames[-1].at_s >= middle_s:
+        return
+    parts = [frame.columns for frame in finer if frame.at_s // level.step_s == bucket]
+    level.frames.append(Frame(middle_s, tuple(map(_mean, zip(*parts, strict=True)))))
+
+
+def _mean(columns: tuple[bytes, ...]) -> bytes:
+    """Return the column of the means of some columns, which grow. NaN is left out."""
+    if len(set(columns)) == 1:
+        return columns[0]
+    unpacked = [_unpack(column) for column in columns]
+    length = len(unpacked[-1])
+    for values in unpacked:
+        values.extend([math.nan] * (length - len(values)))
+    means = []
+    for moments in zip(*unpacked, strict=True):
+        total, count = sum(moments), len(moments)
+        if math.isnan(total):
+            known = [value for value in moments if not math.isnan(value)]
+            total, count = sum(known) if known else math.nan, len(known) or 1
+        means.append(total / count)
+    return _pack(means)
+
+
+def _pack(values: Iterable[float]) -> bytes:
+    return zlib.compress(array("d", values).tobytes(), 1)
+
+
+def _unpack(column: bytes) -> array[float]:
+    return array("d", zlib.decompress(column))
+
+
+def _values_of(row: QueueRow) -> Values:
+    rates = row.rates
+    return (
+        row.depth,
+        row.in_flight,
+        row.deferred,
+        row.clients,
+        *(
+            (math.nan,) * len(RATES)
+            if rates is None
+            else (rates.ingress, rates.egress, rates.finish, rates.requeue, rates.timed_out)
+        ),
+        max(row.latency)[1] if row.latency else math.nan,
+    )
+
+
+def _sums_of_nodes(rows: Mapping[Key, Values]) -> dict[Key, Values]:
+    """Return the values of each nsqd as a whole, and of all together under node "".
+
+    What came in is counted at the topics, everything else at the channels; the depth is that of
+    both: no message is in both. Latency is the worst.
+    """
+    queues: defaultdict[str, tuple[list[Values], list[Values]]] = defaultdict(lambda: ([], []))
+    for (node, _, channel), values in rows.items():
+        queues[node][bool(channel)].append(values)
+    sums: dict[Key, Values] = {}
+    for node, (topics, channels) in queues.items():
+        _, *rest = _sums(channels)
+        rest[QUANTITIES.index("ingress") - 1] = _sums(topics)[QUANTITIES.index("ingress")]
+        sums[node, "", ""] = (_sums(topics + channels)[0], *rest)
+    if sums:
+        sums["", "", ""] = _sums(list(sums.values()))
+    return sums
+
+
+def _sums(rows: Sequence[Values]) -> Values:
+    """Add up what is known; a sum is NaN if nothing in it is known."""
+    if not rows:
+        return (*(0.0,) * (len(QUANTITIES) - 1), math.nan)
+    known = [[value for value in column if value == value] for column in zip(*rows, strict=True)]
+    sums = [sum(column) if column else math.nan for column in known[:-1]]
+    return (*sums, max(known[-1], default=math.nan))

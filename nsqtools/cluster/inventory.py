@@ -1,4 +1,4 @@
-"""Which topics and channels there are, and where: on nsqd, and registered with nsqlookupd.
+"""Which daemons, topics and channels there are: on nsqd, and registered with nsqlookupd.
 
 The two differ: a topic that was only created with nsqlookupd is on no nsqd yet, and a topic stays
 registered when its last nsqd is gone.
@@ -6,11 +6,17 @@ registered when its last nsqd is gone.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from nsqtools.cluster.directory import Cluster, DaemonFailure
-from nsqtools.http.nsqlookupd_http import NsqlookupdHTTPClient
+from nsqtools.cluster.directory import Cluster, DaemonFailure, NsqdToAsk
+from nsqtools.cluster.topics import missing
+from nsqtools.errors import ConfigurationError
+from nsqtools.http.http_api import HTTPAPI
+from nsqtools.http.nsqd_http import NsqdHTTPClient
+from nsqtools.http.nsqlookupd_http import KnownNode, NsqlookupdHTTPClient
 from nsqtools.protocol.stats import ChannelStats, TopicStats, read_stats
 
 
@@ -86,3 +92,146 @@ def messages_of(channel: ChannelStats) -> int:
 
 def _is_among(failures: Iterable[DaemonFailure], address: str) -> bool:
     return any(failure.address == address for failure in failures)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One nsqd. ``error`` is "" when it answers; ``lookupds`` are those that know it.
+
+    ``topics`` counts those registered with them, None where none was asked; ``tombstoned`` are the
+    topics for which one of them hides it.
+    """
+
+    address: str
+    tcp_address: str
+    hostname: str
+    version: str
+    topics: int | None
+    tombstoned: tuple[str, ...]
+    lookupds: tuple[str, ...]
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class PingResult:
+    """How long a daemon took to answer /ping, or why it did not (``error``)."""
+
+    daemon: str
+    address: str
+    elapsed_s: float | None
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicNodes:
+    """The nsqd that have a topic, each with the nsqlookupd that say so, and its channels."""
+
+    channels: tuple[str, ...]
+    nodes: tuple[tuple[str, str, tuple[str, ...]], ...]
+    failures: tuple[DaemonFailure, ...]
+
+
+def list_nodes(
+    cluster: Cluster, remembered: Iterable[NsqdToAsk] = ()
+) -> tuple[list[NodeStatus], list[DaemonFailure]]:
+    """Every nsqd, those that do not answer too; and the nsqlookupd that do not.
+
+    ``remembered`` are nsqd that are there, whatever nsqlookupd says of them just now. Raises the
+    first failure when nobody answers at all.
+    """
+    known, failures = cluster.known_nodes()
+    nsqds, impostors = cluster.nsqds_among(entry.node for each in known.values() for entry in each)
+    failures += impostors
+    found = {nsqd.address for nsqd in nsqds}
+    nsqds += [nsqd for nsqd in remembered if nsqd.address not in found]
+    if failures and not nsqds:
+        raise failures[0].error
+    answers, failed = cluster.ask({nsqd.address: nsqd.client for nsqd in nsqds}, _info_and_health)
+    if not known and not answers:
+        raise failed[0].error
+    errors = {failure.address: str(failure.error) for failure in failed}
+    nodes = []
+    for nsqd in nsqds:
+        entries = {
+            lookupd: entry
+            for lookupd, each in known.items()
+            for entry in each
+            if str(entry.node.http) == nsqd.announced
+        }
+        answer = answers.get(nsqd.address, {})
+        nodes.append(_status(nsqd.address, answer, entries, errors.get(nsqd.address, "")))
+    return nodes, failures
+
+
+def _info_and_health(client: NsqdHTTPClient) -> dict[str, Any]:
+    info = client.info()
+    client.ping()
+    return info
+
+
+def _status(
+    address: str, info: dict[str, Any], entries: dict[str, KnownNode], error: str
+) -> NodeStatus:
+    entry = next(iter(entries.values()), None)
+    tcp = f"{info.get('broadcast_address')}:{info['tcp_port']}" if info else ""
+    return NodeStatus(
+        address,
+        str(entry.node.tcp) if entry else tcp,
+        entry.hostname if entry else str(info.get("hostname", "")),
+        str(info.get("version", "")) or (entry.version if entry else ""),
+        len({topic for each in entries.values() for topic in each.topics}) if entries else None,
+        tuple(sorted({topic for each in entries.values() for topic in each.tombstoned})),
+        tuple(entries),
+        error,
+    )
+
+
+def ping(cluster: Cluster) -> list[PingResult]:
+    """Ask every nsqlookupd, and every nsqd that is given or that they know, for /ping."""
+    lookupds = _ping_all(cluster, "nsqlookupd", dict(cluster.lookupds))
+    nsqds, failures = cluster.nsqds()
+    pongs = _ping_all(cluster, "nsqd", {nsqd.address: nsqd.client for nsqd in nsqds})
+    lost = [
+        PingResult("nsqd", failure.address, None, str(failure.error))
+        for failure in failures
+        if failure.address not in cluster.lookupds
+    ]
+    return [*lookupds, *pongs, *lost]
+
+
+def _ping_all(cluster: Cluster, daemon: str, clients: dict[str, Any]) -> list[PingResult]:
+    def measure(client: HTTPAPI) -> float:
+        began_s = time.monotonic()
+        client.ping()
+        return time.monotonic() - began_s
+
+    answers, failures = cluster.ask(clients, measure)
+    errors = {failure.address: str(failure.error) for failure in failures}
+    return [
+        PingResult(daemon, address, answers.get(address), errors.get(address, ""))
+        for address in clients
+    ]
+
+
+def lookup_topic(cluster: Cluster, topic: str) -> TopicNodes:
+    """Ask every nsqlookupd who has a topic. Raises `NotFoundError` when none knows it."""
+    if not cluster.lookupds:
+        raise ConfigurationError(
+            "only nsqlookupd knows who has a topic", hint="Give one with --lookupd-http-address."
+        )
+    answers, failures = cluster.ask(cluster.lookupds, lambda client: client.lookup(topic))
+    if not answers:
+        raise failures[0].error
+    if not any(answer.is_known for answer in answers.values()):
+        listed, _ = cluster.ask(cluster.lookupds, lambda client: client.topics())
+        raise missing("topic", topic, {name for names in listed.values() for name in names})
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for lookupd, answer in answers.items():
+        for node in answer.nodes:
+            nodes.setdefault((str(node.tcp), str(node.http or "")), []).append(lookupd)
+    channels = {channel for answer in answers.values() for channel in answer.channels}
+    return TopicNodes(
+        tuple(sorted(channels)),
+        tuple((tcp, http, tuple(lookupds)) for (tcp, http), lookupds in sorted(nodes.items())),
+        tuple(failures),
+    )

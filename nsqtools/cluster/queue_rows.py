@@ -1,4 +1,6 @@
-"""Queues in numbers: a row for every topic and channel, of one nsqd or of all together. Pure.
+"""Queues and consumers in numbers, of one nsqd or of all together. Pure.
+
+There is a row for every topic, channel and connection to a channel.
 
 Rates are differences of nsqd's counters over the time that really passed between two answers of
 that nsqd. With the counters of a channel (a message is queued, deferred, in flight or done):
@@ -11,7 +13,9 @@ that nsqd. With the counters of a channel (a message is queued, deferred, in fli
 
 nsq_stat takes messages - depth for egress, which is negative when messages return to the queue.
 Emptying a channel looks like finishing, for nsqd does not count it. Counters that went back, or an
-restarted nsqd, give no rate rather than a wrong one.
+restarted nsqd, give no rate rather than a wrong one. For each connection nsqd counts what it sent,
+and what was finished and requeued. A connection and a later one of the same address differ in the
+moment they connected.
 """
 
 from __future__ import annotations
@@ -19,10 +23,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
 
 from nsqtools.cluster.directory import NodeReport
-from nsqtools.protocol.stats import ChannelStats, LatencyStats, TopicStats
+from nsqtools.protocol.stats import ChannelStats, ClientStats, LatencyStats, NsqdStats, TopicStats
 
 Key = tuple[str, str, str]
 
@@ -171,68 +174,71 @@ def total(rows: Sequence[QueueRow]) -> QueueRow:
     )
 
 
-class _NodeBefore(NamedTuple):
-    """The last answer of an nsqd: when, since when it runs, and each topic with its rows."""
-
-    at_s: float
-    start_time: int
-    topics: dict[str, tuple[TopicStats, list[QueueRow]]]
-
-
-class RateMeter:
-    """Turns successive statistics into rows with rates.
-
-    A topic that did not change, which is the same object (`StatsReader`), has the rows of the last
-    time again once their rates are 0: most queues of a large cluster rest at any moment.
-    """
-
-    def __init__(self) -> None:
-        self._before: dict[str, _NodeBefore] = {}
-
-    def measure(self, reports: Sequence[NodeReport]) -> list[QueueRow]:
-        """Return the rows of all nsqd; those that were there before have rates."""
-        rows: list[QueueRow] = []
-        for report in reports:
-            rows += self._measure(report)
-        return rows
-
-    def _measure(self, report: NodeReport) -> list[QueueRow]:
-        stats, before = report.stats, self._before.get(report.address)
-        if before is None or before.start_time != stats.start_time:
-            before = _NodeBefore(report.at_s, stats.start_time, {})
-        elapsed_s = report.at_s - before.at_s
-        rows: list[QueueRow] = []
-        topics: dict[str, tuple[TopicStats, list[QueueRow]]] = {}
-        for topic in stats.topics or ():
-            seen = before.topics.get(topic.topic_name)
-            if seen is not None and seen[0] is topic and seen[1][0].rates is RESTING:
-                found = seen[1]
-            else:
-                found = _with_rates(report.address, topic, seen, elapsed_s)
-            topics[topic.topic_name] = topic, found
-            rows += found
-        self._before[report.address] = _NodeBefore(report.at_s, stats.start_time, topics)
-        return rows
-
-
 RESTING = Rates(ingress=0.0, egress=0.0, finish=0.0, requeue=0.0, timed_out=0.0)
 
 
-def _with_rates(
-    node: str, topic: TopicStats, seen: tuple[TopicStats, list[QueueRow]] | None, elapsed_s: float
-) -> list[QueueRow]:
-    if seen is None:
-        return list(rows_of_topic(node, topic))
-    if seen[0] is topic and elapsed_s > 0:
-        return [replace(row, rates=RESTING) for row in seen[1]]
-    before = {row.channel: row for row in seen[1]}
-    found = []
-    for row in rows_of_topic(node, topic):
-        last = before.get(row.channel)
-        rates = None if last is None else rates_between(last, row, elapsed_s)
-        row.rates = rates  # it is new: nobody else has it yet
-        found.append(row)
-    return found
+@dataclass(slots=True)
+class _Measured:
+    """A topic as it was measured: ``base`` are the rows, and ``base_s`` the moment, from which the
+    next rates are counted."""
+
+    topic: TopicStats
+    rows: list[QueueRow]
+    base: list[QueueRow]
+    base_s: float
+
+
+class RateMeter:
+    """Turns the successive statistics of one nsqd into rows with rates.
+
+    Between statistics less than ``least_s`` apart the rates stay as they were: the moment of an
+    answer is not known exactly enough. A topic that did not change, which is the same object
+    (`StatsReader`), has the rows of the last time again once their rates are 0: most queues of a
+    large cluster rest at any moment.
+    """
+
+    def __init__(self, least_s: float = 0.0) -> None:
+        self._least_s = least_s
+        self._start_time: int | None = None
+        self._topics: dict[str, _Measured] = {}
+
+    def measure(self, report: NodeReport) -> list[QueueRow]:
+        """Return the rows; those that were there before, in the same run of nsqd, have rates."""
+        stats = report.stats
+        before = self._topics if stats.start_time == self._start_time else {}
+        self._start_time, self._topics = stats.start_time, {}
+        rows: list[QueueRow] = []
+        for topic in stats.topics or ():
+            measured = self._measure(report, topic, before.get(topic.topic_name))
+            self._topics[topic.topic_name] = measured
+            rows += measured.rows
+        return rows
+
+    def _measure(
+        self, report: NodeReport, topic: TopicStats, before: _Measured | None
+    ) -> _Measured:
+        at_s = report.at_s
+        if before is None:
+            rows = [*rows_of_topic(report.address, topic)]
+            return _Measured(topic, rows, rows, at_s)
+        elapsed_s = at_s - before.base_s
+        if before.topic is topic and before.base is before.rows and elapsed_s > 0:
+            if before.rows[0].rates is not RESTING:
+                before.rows = before.base = [replace(row, rates=RESTING) for row in before.rows]
+            before.base_s = at_s
+            return before
+        # they are new: nobody else has them yet
+        rows = [*rows_of_topic(report.address, topic)]
+        if elapsed_s < self._least_s:
+            shown = {row.channel: row.rates for row in before.rows}
+            for row in rows:
+                row.rates = shown.get(row.channel)
+            return _Measured(topic, rows, before.base, before.base_s)
+        then = {row.channel: row for row in before.base}
+        for row in rows:
+            last = then.get(row.channel)
+            row.rates = None if last is None else rates_between(last, row, elapsed_s)
+        return _Measured(topic, rows, rows, at_s)
 
 
 def rates_between(before: QueueRow, now: QueueRow, elapsed_s: float) -> Rates | None:
@@ -258,3 +264,111 @@ def rates_between(before: QueueRow, now: QueueRow, elapsed_s: float) -> Rates | 
         requeue=rate(returned),
         timed_out=rate(now.timed_out - before.timed_out),
     )
+
+
+class SumReader:
+    """Sums rows over all nsqd, as `totals` does, again and again."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[str, str], tuple[list[QueueRow], QueueRow]] = {}
+
+    def totals(self, rows: Iterable[QueueRow]) -> list[QueueRow]:
+        """Return one row for each topic and channel, in order."""
+        groups: dict[tuple[str, str], list[QueueRow]] = {}
+        for row in rows:
+            groups.setdefault((row.topic, row.channel), []).append(row)
+        sums = {}
+        for key in sorted(groups):
+            group, before = groups[key], self._before.get(key)
+            # rows that were not read again are the same objects, which compare at once
+            is_same = before is not None and before[0] == group
+            sums[key] = before if before is not None and is_same else (group, total(group))
+        self._before = sums
+        return [row for _, row in sums.values()]
+
+
+ConsumerKey = tuple[str, str, str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerRow:
+    """A consumer of a channel on one nsqd. Rates are messages a second, None while unknown."""
+
+    node: str
+    topic: str
+    channel: str
+    client_id: str
+    hostname: str
+    remote_address: str
+    user_agent: str
+    ready: int
+    in_flight: int
+    messages: int
+    finished: int
+    requeued: int
+    connect_ts: int
+    finish: float | None = None
+    requeue: float | None = None
+
+    @property
+    def key(self) -> ConsumerKey:
+        return self.topic, self.channel, self.remote_address, self.connect_ts
+
+
+def consumers_of(node: str, stats: NsqdStats) -> Iterator[ConsumerRow]:
+    """Every consumer of every channel of an nsqd, where they were asked for."""
+    for topic in stats.topics or ():
+        for channel in topic.channels:
+            for client in channel.clients or ():
+                yield _row(node, topic.topic_name, channel.channel_name, client)
+
+
+def _row(node: str, topic: str, channel: str, client: ClientStats) -> ConsumerRow:
+    return ConsumerRow(
+        node=node,
+        topic=topic,
+        channel=channel,
+        client_id=client.client_id,
+        hostname=client.hostname,
+        remote_address=client.remote_address,
+        user_agent=client.user_agent,
+        ready=client.ready_count,
+        in_flight=client.in_flight_count,
+        messages=client.message_count,
+        finished=client.finish_count,
+        requeued=client.requeue_count,
+        connect_ts=client.connect_ts,
+    )
+
+
+class ConsumerMeter:
+    """Turns successive statistics of one nsqd into consumers with rates.
+
+    Between answers less than ``least_s`` apart the rates stay as they were: the moment of an answer
+    is not known exactly enough.
+    """
+
+    def __init__(self, least_s: float) -> None:
+        self._least_s = least_s
+        self._before: dict[ConsumerKey, tuple[float, ConsumerRow]] = {}
+
+    def measure(self, node: str, at_s: float, stats: NsqdStats) -> list[ConsumerRow]:
+        """Return the consumers; those that were there before have rates."""
+        rows, seen = [], {}
+        for row in consumers_of(node, stats):
+            before = self._before.get(row.key)
+            if before is None:
+                seen[row.key] = at_s, row
+            elif (elapsed_s := at_s - before[0]) < self._least_s:
+                row = replace(row, finish=before[1].finish, requeue=before[1].requeue)
+                seen[row.key] = before
+            else:
+                row = replace(
+                    row,
+                    finish=max(0, row.finished - before[1].finished) / elapsed_s,
+                    requeue=max(0, row.requeued - before[1].requeued) / elapsed_s,
+                )
+                seen[row.key] = at_s, row
+            rows.append(row)
+        self._before = seen
+        return rows

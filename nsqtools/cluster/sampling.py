@@ -1,40 +1,110 @@
-"""Samples of a cluster, one after the other: what `nsq stat` and `nsq top` show."""
+"""Samples of a cluster, one after the other: what `nsq top`, `nsq stat` and `nsq web` show.
+
+All nsqd are asked at the same time, and each has one question at a time. A sample is put together
+from the last answer of each. With an interval it waits for them for a part of that only, and an
+answer that comes later is in the next sample. An nsqd that fails, or lets a question wait for
+`COUNTED_S`, counts no more until it answers again. The nsqd are looked up again every `LOOKUP_S`.
+
+An nsqd that has answered stays, however little nsqlookupd knows of it: one that is gone is a
+problem to show. It is forgotten when nobody has reached it for `FORGOTTEN_S` and no nsqlookupd that
+answers announces it. An nsqlookupd that does not answer changes nothing about the nsqd. An nsqd
+whose address was given is never forgotten.
+
+The threads are daemons: who quits does not wait for an nsqd that hangs. Answers are read one after
+the other, so that they leave the processor to the thread that draws.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from typing import NamedTuple
 
-from nsqtools.cluster.answer_reading import SumReader
-from nsqtools.cluster.directory import Cluster, DaemonFailure, NodeReport
-from nsqtools.cluster.name_patterns import is_pattern, matches, on_no_nsqd, select
-from nsqtools.cluster.queue_rows import QueueRow, RateMeter, totals
-from nsqtools.errors import NotFoundError
-from nsqtools.http.nsqlookupd_http import NsqlookupdHTTPClient
-from nsqtools.protocol.stats import StatsReader
+from nsqtools.cluster.directory import (
+    MAX_WORKERS,
+    Cluster,
+    DaemonFailure,
+    NodeReport,
+    NsqdToAsk,
+)
+from nsqtools.cluster.queue_rows import ConsumerMeter, ConsumerRow, QueueRow, RateMeter, SumReader
+from nsqtools.cluster.topics import is_pattern, matches, on_no_nsqd, select
+from nsqtools.errors import DeadlineExceeded, NotFoundError, NsqError
+from nsqtools.http.nsqlookupd_http import MAX_NODES, NsqlookupdHTTPClient
+from nsqtools.protocol.stats import StatsReader, read_stats
+
+COUNTED_S = 5.0
+LOOKUP_S = 5.0
+SLOW_S = 1.0
+"""A question that is open for longer is called unanswered."""
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 1.0
+FORGOTTEN_S = 600.0
+"""How long an nsqd is remembered that nobody announces and nobody reaches."""
+MAX_UNANNOUNCED = MAX_NODES
+MAX_LEFT_AT_ONCE = 32
 
 
-@dataclass(frozen=True)
+class Question(NamedTuple):
+    """What is asked besides the queues: the consumers (of a topic, of a channel), the memory."""
+
+    consumers: bool = False
+    topic: str = ""
+    channel: str = ""
+    memory: bool = False
+
+
+QUEUES_ONLY = Question()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """An nsqd as a sample has it.
+
+    ``silent_s`` is the time since its last answer, 0.0 while it answers; ``error`` says why, as far
+    as it is known. ``rows`` and ``consumers`` are empty while it is not counted. ``heap`` is the
+    memory in use in bytes, where it was asked for. ``seen_s`` is when it answered last, in seconds
+    since 1970, None for one that never did.
+    """
+
+    address: str
+    rows: list[QueueRow]
+    consumers: list[ConsumerRow]
+    version: str = ""
+    health: str = ""
+    heap: int | None = None
+    silent_s: float = 0.0
+    error: str = ""
+    seen_s: float | None = None
+
+    @property
+    def is_silent(self) -> bool:
+        return self.silent_s > 0
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has answered before, and does not any more."""
+        return bool(self.error) and self.seen_s is not None
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample. ``rows`` are those of each nsqd; ``has_rates`` from the second sample on.
+    """One sample. ``rows`` are those of each nsqd that counts, ``totals`` of all these together.
 
-    ``sum_rows`` makes their totals.
+    ``reports`` are their statistics. ``failures`` are the nsqd that do not count and why, and the
+    nsqlookupd that did not answer. ``nodes`` has every nsqd that was ever asked and is remembered.
     """
 
     time_ns: int
     rows: list[QueueRow]
+    totals: list[QueueRow]
     reports: tuple[NodeReport, ...]
     failures: tuple[DaemonFailure, ...]
-    has_rates: bool
-    sum_rows: Callable[[list[QueueRow]], list[QueueRow]] = field(default=totals, repr=False)
-
-    @cached_property
-    def totals(self) -> list[QueueRow]:
-        """The rows of all nsqd together."""
-        return self.sum_rows(self.rows)
+    nodes: tuple[NodeState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,65 +136,110 @@ class SampleFilter:
         select("channel", self.channels, channels)
 
 
-def check_named(cluster: Cluster, wanted: SampleFilter, rows: Sequence[QueueRow]) -> None:
-    """Check that what is named is there, as `SampleFilter.check` does.
+@dataclass(slots=True)
+class _Node:
+    """An nsqd that is asked again and again, and its last answer.
 
-    Topics that only nsqlookupd knows have an error of their own.
+    ``asked_s`` is when the open question was asked, None while there is none, ``tried_s`` when the
+    last one was. ``rows`` are those of ``measured`` that are wanted.
     """
-    try:
-        wanted.check(rows)
-    except NotFoundError:
-        listed, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
-        registered = {name for names in listed.values() for name in names}
-        present = {row.topic for row in rows}
-        for topic in wanted.topics:
-            if topic in registered and topic not in present:
-                raise NotFoundError(on_no_nsqd(topic)) from None
-        raise
+
+    nsqd: NsqdToAsk
+    meter: RateMeter
+    consumer_meter: ConsumerMeter
+    since_s: float
+    announced_s: float
+    reader: StatsReader = field(default_factory=StatsReader)
+    is_announced: bool = True
+    asked_s: float | None = None
+    tried_s: float = -math.inf
+    answered_s: float | None = None
+    answered_at_s: float | None = None  # the same, in seconds since 1970
+    error: NsqError | None = None
+    report: NodeReport | None = None
+    measured: list[QueueRow] = field(default_factory=list)
+    rows: list[QueueRow] = field(default_factory=list)
+    consumers: list[ConsumerRow] = field(default_factory=list)
+    consumers_of: Question = QUEUES_ONLY
+    heap: int | None = None
+
+    @property
+    def seen_s(self) -> float:
+        return self.since_s if self.answered_s is None else self.answered_s
 
 
 class Sampler:
     """Samples a cluster, again and again, on one thread. `stop` it from any.
 
-    With ``required`` the first sample fails where nobody answers.
+    Without ``interval_s`` a sample waits for everybody. With ``required`` the first sample fails
+    where nobody answers.
     """
 
-    def __init__(self, cluster: Cluster, wanted: SampleFilter, *, required: bool = True) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        wanted: SampleFilter,
+        *,
+        required: bool = True,
+        interval_s: float | None = None,
+    ) -> None:
         self._cluster = cluster
         self._wanted = wanted
         self._required = required
-        self._meter = RateMeter()
-        self._totals = SumReader()
-        self._readers: dict[str, StatsReader] = {}
-        self._taken = 0
+        self._waits_for_all = interval_s is None
+        self._least_s = (interval_s or 0.0) / 2
+        self._wait_s = math.inf if interval_s is None else min(interval_s / 2, LONGEST_WAIT_S)
+        self._nodes: dict[str, _Node] = {}
+        self._failures: tuple[DaemonFailure, ...] = ()
+        self._looked_up_s = -math.inf
+        self._has_begun = False
+        self._changed = threading.Condition()
+        self._reading = threading.Lock()
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._workers = 0
+        self._sums = SumReader()
+        self._bug: Exception | None = None
         self._stopped = threading.Event()
 
-    def sample(self, *, clients: bool = False) -> Sample:
-        """Take one sample; ``clients``: with the consumers, whatever the filter says.
+    @property
+    def answering(self) -> list[NsqdToAsk]:
+        """The nsqd that answered when they were last asked."""
+        with self._changed:
+            return [
+                node.nsqd
+                for node in self._nodes.values()
+                if node.error is None and node.report is not None
+            ]
 
-        The first time it raises `NotFoundError`, and the first failure when nobody answers. Later
-        that is a sample with nothing but failures: a long run outlives a bad moment.
+    def sample(self, question: Question = QUEUES_ONLY) -> Sample:
+        """Take one sample. With an interval it does not take longer than half of that.
+
+        The first one waits until somebody has answered, and a moment longer for the others. It
+        raises `NotFoundError` for a name or pattern that is nowhere, and the first failure when
+        nobody answers. Later that is a sample with nothing but failures: a long run outlives a bad
+        moment.
         """
-        wanted = self._wanted
-        only = wanted.topics[0] if len(wanted.topics) == 1 else ""
-        stats = self._cluster.stats(
-            # nsqd leaves the rest out itself where one name is asked for
-            "" if is_pattern(only) or not self._taken else only,
-            clients=clients or wanted.clients,
-            memory=wanted.memory,
-            required=self._required and not self._taken,
-            readers=self._readers,
-        )
-        rows = self._meter.measure(stats.nodes)
-        if not self._taken:
-            check_named(self._cluster, wanted, rows)
-        self._taken += 1
-        if wanted.topics or wanted.channels:
-            rows = [row for row in rows if wanted.covers(row)]
-        has_rates = self._taken > 1
-        return Sample(
-            time.time_ns(), rows, stats.nodes, stats.failures, has_rates, self._totals.totals
-        )
+        if time.monotonic() - self._looked_up_s >= LOOKUP_S:
+            if self._waits_for_all or not self._has_begun:
+                self._look_up()
+            else:
+                self._looked_up_s = math.inf  # until it has
+                try:
+                    self._start(self._look_up)
+                except BaseException:  # no thread can be started
+                    self._looked_up_s = -math.inf
+                    raise
+        self._wait_for(self._ask_all(question))
+        if self._bug is not None:
+            bug, self._bug = self._bug, None
+            raise bug
+        sample = self._put_together(question)
+        if not self._has_begun and not self._is_interrupted:
+            if self._required and sample.failures and not sample.reports:
+                raise sample.failures[0].error
+            self._check_named()
+            self._has_begun = True
+        return sample
 
     def samples(self, interval_s: float, count: int | None = None) -> Iterator[Sample]:
         """Sample every ``interval_s`` seconds, the first time after one interval, with rates.
@@ -143,5 +258,241 @@ class Sampler:
             taken += 1
 
     def stop(self) -> None:
-        """End `samples`."""
+        """End `samples`. With an interval, do not wait any more either."""
         self._stopped.set()
+
+    @property
+    def _is_interrupted(self) -> bool:
+        return self._stopped.is_set() and not self._waits_for_all
+
+    # -- who is asked -----------------------------------------------------------------------------
+
+    def _look_up(self) -> None:
+        try:
+            found, failures = self._cluster.nsqds()
+            with self._changed:
+                self._take_over(found, failures)
+                kept = [node.nsqd for node in self._nodes.values()]
+            self._cluster.keep_only(kept)
+        finally:
+            self._looked_up_s = time.monotonic()
+
+    def _take_over(self, found: Iterable[NsqdToAsk], failures: Iterable[DaemonFailure]) -> None:
+        """Note which nsqd there are, and forget those that left."""
+        self._failures = tuple(failures)
+        failed = {failure.address for failure in self._failures}
+        lookupds = self._cluster.lookupds
+        is_known = not lookupds or any(address not in failed for address in lookupds)
+        given = set(self._cluster.given)
+        known = {nsqd.address: nsqd for nsqd in found}
+        now_s = time.monotonic()
+        for address, nsqd in known.items():
+            if address not in self._nodes:
+                meters = RateMeter(self._least_s), ConsumerMeter(self._least_s)
+                self._nodes[address] = _Node(nsqd, *meters, now_s, now_s)
+        for address, node in self._nodes.items():
+            if address in known or address in given:
+                node.is_announced, node.announced_s = True, now_s
+            elif is_known:
+                node.is_announced = False
+        left = [node for node in self._nodes.values() if not node.is_announced]
+        left.sort(key=lambda node: -node.announced_s)
+        for number, node in enumerate(left):
+            is_remembered = (
+                number < MAX_UNANNOUNCED
+                and node.answered_s is not None
+                and (node.error is None or now_s - node.answered_s <= FORGOTTEN_S)
+            )
+            if not is_remembered and node.asked_s is None:
+                del self._nodes[node.nsqd.address]
+
+    def _ask_all(self, question: Question) -> list[_Node]:
+        """Put the question to every nsqd that has answered the last one; return these.
+
+        Those that failed come last. One that is not announced either has probably left, and is
+        asked less often.
+        """
+        now_s = time.monotonic()
+        with self._changed:
+            nodes = [node for node in self._nodes.values() if node.asked_s is None]
+        left = [node for node in nodes if not node.is_announced and node.error is not None]
+        due = [node for node in left if now_s - node.tried_s >= LOOKUP_S]
+        due.sort(key=lambda node: node.tried_s)
+        asked = [node for node in nodes if node.is_announced or node.error is None]
+        asked.sort(key=lambda node: node.error is not None)
+        asked += due[:MAX_LEFT_AT_ONCE]
+        for node in asked:
+            node.asked_s = node.tried_s = now_s
+            try:
+                self._submit(lambda node=node: self._ask(node, question))  # type: ignore[misc]
+            except BaseException:  # no thread can be started
+                node.asked_s = None
+                raise
+        return asked
+
+    def _ask(self, node: _Node, question: Question) -> None:
+        from nsqtools.http.exchange import within
+
+        error: NsqError | None = None
+        try:
+            with within((node.asked_s or 0.0) + self._cluster.timeout_s):
+                self._take_answer(node, question)
+            if not node.is_announced:
+                node.nsqd.client.close()  # it may be one of many that left
+        except NsqError as exc:
+            error = exc.with_traceback(None)  # it is kept, and would keep its frames
+            error.__cause__ = error.__context__ = None
+        finally:
+            with self._changed:
+                node.error = error
+                node.asked_s = None
+                self._changed.notify_all()
+
+    def _take_answer(self, node: _Node, question: Question) -> None:
+        wanted, client = self._wanted, node.nsqd.client
+        only = wanted.topics[0] if len(wanted.topics) == 1 else ""
+        is_scoped = question.consumers and bool(question.topic)
+        began_s = time.monotonic()
+        document = client.stats(
+            # nsqd leaves the rest out itself where one name is asked for
+            "" if is_pattern(only) or node.answered_s is None else only,
+            clients=wanted.clients or (question.consumers and not is_scoped),
+            memory=wanted.memory or question.memory,
+        )
+        at_s = (began_s + time.monotonic()) / 2
+        scoped = client.stats(question.topic, question.channel, clients=True) if is_scoped else None
+        with self._reading:
+            report = NodeReport(node.nsqd.address, at_s, node.reader.read(document))
+            measured = node.meter.measure(report)
+            consumers = []
+            if question.consumers:
+                stats = report.stats if scoped is None else read_stats(scoped)
+                consumers = node.consumer_meter.measure(report.address, at_s, stats)
+        rows = measured
+        if wanted.topics or wanted.channels:
+            rows = [row for row in measured if wanted.covers(row)]
+        with self._changed:
+            node.report, node.measured, node.rows = report, measured, rows
+            node.consumers, node.consumers_of = consumers, question
+            if question.memory:
+                node.heap = (report.stats.memory or {}).get("heap_in_use_bytes")
+            node.answered_s, node.answered_at_s = time.monotonic(), time.time()
+
+    def _wait_for(self, asked: Sequence[_Node]) -> None:
+        """Wait for answers; the first time until somebody has answered."""
+        is_first = not self._has_begun and not self._waits_for_all
+        ends_s = time.monotonic() + (FIRST_WAIT_S if is_first else self._wait_s)
+        with self._changed:
+            while any(node.asked_s is not None for node in asked) and not self._is_interrupted:
+                left_s = ends_s - time.monotonic()
+                if left_s <= 0 and not (is_first and self._lacks_something()):
+                    return
+                self._changed.wait(min(left_s, 0.2) if left_s > 0 else 0.2)
+
+    # -- threads ----------------------------------------------------------------------------------
+
+    def _submit(self, job: Callable[[], None]) -> None:
+        """Let a thread do a job; it waits while `MAX_WORKERS` of them have one."""
+        with self._changed:
+            self._jobs.append(job)
+            if self._workers == MAX_WORKERS:
+                return
+            self._workers += 1
+        try:
+            self._start(self._do_jobs)
+        except BaseException:  # no thread can be started
+            with self._changed:
+                self._workers -= 1
+                if not self._workers:
+                    self._jobs.remove(job)
+                    raise
+
+    def _do_jobs(self) -> None:
+        while True:
+            with self._changed:
+                if not self._jobs:
+                    self._workers -= 1
+                    return
+                job = self._jobs.popleft()
+            self._run(job)
+
+    def _start(self, work: Callable[[], None]) -> None:
+        threading.Thread(target=self._run, args=(work,), name="nsq-sample", daemon=True).start()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as exc:
+            self._bug = exc
+
+    # -- putting together -------------------------------------------------------------------------
+
+    def _all_rows(self) -> list[QueueRow]:
+        return [row for node in self._nodes.values() for row in node.measured]
+
+    def _lacks_something(self) -> bool:
+        try:
+            self._wanted.check(self._all_rows())
+        except NotFoundError:
+            return True
+        return all(node.report is None for node in self._nodes.values())
+
+    def _check_named(self) -> None:
+        """Raise `NotFoundError` as `SampleFilter.check` does.
+
+        Topics that only nsqlookupd knows have an error of their own.
+        """
+        wanted, rows = self._wanted, self._all_rows()
+        try:
+            wanted.check(rows)
+        except NotFoundError:
+            cluster = self._cluster
+            listed, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
+            registered = {name for names in listed.values() for name in names}
+            present = {row.topic for row in rows}
+            for topic in wanted.topics:
+                if topic in registered and topic not in present:
+                    raise NotFoundError(on_no_nsqd(topic)) from None
+            raise
+
+    def _put_together(self, question: Question) -> Sample:
+        now_s, time_ns = time.monotonic(), time.time_ns()
+        reports, states = [], []
+        lookupds = self._cluster.lookupds
+        with self._changed:
+            failures = [
+                each
+                for each in self._failures
+                if each.address in lookupds or each.address not in self._nodes
+            ]
+            for node in self._nodes.values():
+                open_s = 0.0 if node.asked_s is None else now_s - node.asked_s
+                error = node.error
+                if error is None and open_s > COUNTED_S:
+                    error = DeadlineExceeded(f"{node.nsqd.client.url}: no answer in time")
+                if error is not None:
+                    failures.append(DaemonFailure(node.nsqd.address, error))
+                elif node.report is not None:
+                    reports.append(node.report)
+                is_silent = error is not None or open_s > SLOW_S
+                why = "" if error is None else str(error)
+                if why and not node.is_announced:
+                    why = f"not announced any more; {why}"
+                stats = None if node.report is None else node.report.stats
+                has_consumers = error is None and node.consumers_of == question
+                states.append(
+                    NodeState(
+                        node.nsqd.address,
+                        node.rows if error is None else [],
+                        node.consumers if has_consumers else [],
+                        stats.version if stats is not None else "",
+                        stats.health if stats is not None else "",
+                        node.heap,
+                        now_s - node.seen_s if is_silent else 0.0,
+                        why,
+                        node.answered_at_s,
+                    )
+                )
+        rows = [row for state in states for row in state.rows]
+        sums = self._sums.totals(rows)
+        return Sample(time_ns, rows, sums, tuple(reports), tuple(failures), tuple(states))

@@ -1,20 +1,27 @@
-"""Statistics for machines: one JSON document a sample, CSV, and Prometheus' text format. Pure."""
+"""Statistics for machines: columns by name, a JSON document a sample, CSV, and Prometheus. Pure.
+
+Names of metrics begin with ``nsq_``, counters end in ``_total``, units are seconds and bytes.
+Topics and channels are metrics of their own, for a sum over both would count nothing that exists;
+there are no sums of the cluster, which PromQL makes. Consumers come and go, and have none.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+import operator
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from nsqtools.cluster.directory import NodeReport
-from nsqtools.cluster.prometheus_metrics import sample_metrics
-from nsqtools.cluster.queue_rows import QueueRow, channel_row, rows_of_topic
+from nsqtools.cluster.queue_rows import QueueRow, Rates, channel_row, rows_of_topic
 from nsqtools.cluster.sampling import Sample
-from nsqtools.cluster.stats_columns import COLUMNS
+from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.stats import ChannelStats, ClientStats, TopicStats
-from nsqtools.records.prometheus import encode_metrics
+from nsqtools.records.prometheus import Metric, encode_metrics
 
 LATEST_S = 253_402_300_800  # the year 10000, which no date has
 
@@ -95,8 +102,16 @@ def _channel(row: QueueRow, stats: ChannelStats) -> dict[str, Any]:
 
 
 CHANNEL_NUMBERS = (
-    *("depth", "memory", "disk", "in_flight", "deferred", "requeued", "timed_out", "messages"),
-    *("clients", "paused"),
+    "depth",
+    "memory",
+    "disk",
+    "in_flight",
+    "deferred",
+    "requeued",
+    "timed_out",
+    "messages",
+    "clients",
+    "paused",
 )
 
 
@@ -110,8 +125,17 @@ def consumer_document(client: ClientStats) -> dict[str, Any]:
 
 
 CONSUMER_FACTS = (
-    *("client_id", "hostname", "remote_address", "user_agent", "version", "tls", "snappy"),
-    *("deflate", "sample_rate", "authed", "auth_identity"),
+    "client_id",
+    "hostname",
+    "remote_address",
+    "user_agent",
+    "version",
+    "tls",
+    "snappy",
+    "deflate",
+    "sample_rate",
+    "authed",
+    "auth_identity",
 )
 CONSUMER_NUMBERS = {
     "ready": "ready_count",
@@ -152,3 +176,215 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 def prometheus_text(sample: Sample) -> str:
     """Return every counter of every nsqd in Prometheus' text format."""
     return encode_metrics(sample_metrics(sample))
+
+
+Value = str | int | float | bool | None
+
+Test = Callable[[QueueRow], bool]
+
+
+def _rate(name: str) -> Callable[[QueueRow], float | None]:
+    def read(row: QueueRow) -> float | None:
+        rates: Rates | None = row.rates
+        if rates is None or (name == "finish" and not row.channel):
+            return None  # a topic hands its messages on, and finishes none
+        value: float = getattr(rates, name)
+        return value
+
+    return read
+
+
+def _slowest(row: QueueRow) -> float | None:
+    """The highest percentile that nsqd keeps, in milliseconds."""
+    return max(row.latency)[1] * 1000 if row.latency else None
+
+
+COLUMNS: dict[str, Callable[[QueueRow], Value]] = {
+    "topic": operator.attrgetter("topic"),
+    "channel": operator.attrgetter("channel"),
+    "node": operator.attrgetter("node"),
+    "depth": operator.attrgetter("depth"),
+    "memory": operator.attrgetter("memory"),
+    "disk": operator.attrgetter("disk"),
+    "in_flight": operator.attrgetter("in_flight"),
+    "deferred": operator.attrgetter("deferred"),
+    "ingress": _rate("ingress"),
+    "egress": _rate("egress"),
+    "finish": _rate("finish"),
+    "requeue": _rate("requeue"),
+    "requeued": operator.attrgetter("requeued"),
+    "timed_out": operator.attrgetter("timed_out"),
+    "messages": operator.attrgetter("messages"),
+    "clients": operator.attrgetter("clients"),
+    "paused": operator.attrgetter("paused"),
+    "e2e_ms": _slowest,
+}
+TEXTS = ("topic", "channel", "node")
+
+OPERATORS = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "!=": operator.ne,
+    "==": operator.eq,
+    "=": operator.eq,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_FILTER = re.compile(r"\s*(\w+)\s*(>=|<=|!=|==|=|>|<)\s*(\S+)\s*")
+
+
+def check_column(name: str) -> str:
+    """Return the name. Raises `ConfigurationError` when there is no such column."""
+    if name not in COLUMNS:
+        raise ConfigurationError(f"unknown column {name!r}; the columns are {', '.join(COLUMNS)}")
+    return name
+
+
+class Condition(NamedTuple):
+    """A condition on a column, of whatever kind of rows."""
+
+    column: str
+    holds: Callable[[Value], bool]
+
+
+def parse_condition(
+    text: str, check: Callable[[str], str] = check_column, texts: Collection[str] = TEXTS
+) -> Condition:
+    """Read a condition: ``depth>1000``, ``paused=yes``, ``channel!=archive``.
+
+    ``check`` raises `ConfigurationError` for an unknown column; ``texts`` are the columns that are
+    no numbers. An unknown value meets no condition. Raises `ConfigurationError`.
+    """
+    match = _FILTER.fullmatch(text)
+    if match is None:
+        raise ConfigurationError(
+            f"{text!r} is not a condition", hint="Write depth>1000 or paused=yes."
+        )
+    name, sign, right = match.groups()
+    compare, limit = OPERATORS[sign], _limit(check(name), right, texts)
+    return Condition(name, lambda value: value is not None and bool(compare(value, limit)))
+
+
+def parse_filter(text: str) -> Test:
+    """Read a condition on the rows of queues, with the same errors."""
+    column, holds = parse_condition(text)
+    read = COLUMNS[column]
+    return lambda row: holds(read(row))
+
+
+def _limit(name: str, text: str, texts: Collection[str]) -> Any:
+    if name in texts:
+        return text
+    if name == "paused":
+        if text not in ("yes", "no", "true", "false"):
+            raise ConfigurationError(f"paused is yes or no, not {text!r}")
+        return text in ("yes", "true")
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigurationError(f"{name} is a number, not {text!r}") from None
+
+
+def sort_rows(rows: Iterable[QueueRow], column: str) -> list[QueueRow]:
+    """Sort by a column: texts from A to Z, numbers from the greatest down, unknown ones last."""
+    ordered = sorted(rows, key=lambda row: (row.topic, row.channel, row.node))
+    if column in TEXTS:
+        return sorted(ordered, key=lambda row: str(COLUMNS[column](row)))
+
+    def size(row: QueueRow) -> float:
+        value = COLUMNS[column](row)
+        return -float(value) if isinstance(value, int | float) else float("inf")
+
+    return sorted(ordered, key=size)
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Alert thresholds; None is not watched. ``max_requeue_rate`` is messages a second."""
+
+    max_depth: int | None = None
+    max_requeue_rate: float | None = None
+    min_clients: int | None = None
+
+    def complaints(self, rows: Iterable[QueueRow]) -> list[str]:
+        """Return a line for each threshold passed; clients and requeues are those of channels."""
+        return [line for row in rows for line in self._complaints(row)]
+
+    def _complaints(self, row: QueueRow) -> Iterable[str]:
+        queue = f"{row.topic}/{row.channel}" if row.channel else row.topic
+        where = f"{queue} on {row.node}" if row.node else queue
+        if self.max_depth is not None and row.depth > self.max_depth:
+            yield f"{where}: depth {row.depth} is above {self.max_depth}"
+        rate = row.rates.requeue if row.rates is not None else None
+        if self.max_requeue_rate is not None and rate is not None and rate > self.max_requeue_rate:
+            yield f"{where}: {rate:.1f} requeues a second are above {self.max_requeue_rate:g}"
+        if self.min_clients is not None and row.channel and row.clients < self.min_clients:
+            yield f"{where}: {row.clients} clients are fewer than {self.min_clients}"
+
+
+# name, type, help, what, whether of topics too
+QUEUE_METRICS: tuple[tuple[str, str, str, Callable[[QueueRow], float], bool], ...] = (
+    ("depth", "gauge", "Messages in the queue.", lambda row: row.depth, True),
+    ("backend_depth", "gauge", "Messages of the queue on disk.", lambda row: row.disk, True),
+    ("messages_total", "counter", "Messages received.", lambda row: row.messages, True),
+    ("paused", "gauge", "1 when paused.", lambda row: int(row.paused), True),
+    ("in_flight", "gauge", "Messages in flight.", lambda row: row.in_flight, False),
+    ("deferred", "gauge", "Messages deferred.", lambda row: row.deferred, False),
+    ("requeues_total", "counter", "Messages requeued.", lambda row: row.requeued, False),
+    ("timeouts_total", "counter", "Messages timed out.", lambda row: row.timed_out, False),
+    ("clients", "gauge", "Connected consumers.", lambda row: row.clients, False),
+)
+
+
+def sample_metrics(sample: Sample, lookupds: Collection[str] = ()) -> list[Metric]:
+    """Return every counter of every nsqd; ``nsq_up`` is 0 for those that do not answer.
+
+    ``lookupds`` are the addresses of nsqlookupd, whose failures are theirs.
+    """
+    failed = {failure.address for failure in sample.failures}
+    up = [({"node": report.address}, 1) for report in sample.reports]
+    up += [({"node": address}, 0) for address in sorted(failed - set(lookupds))]
+    metrics = [Metric("nsq_up", "gauge", "Whether the nsqd answered.", up)]
+    if lookupds:
+        answered = [({"lookupd": each}, int(each not in failed)) for each in lookupds]
+        help_ = "Whether the nsqlookupd answered."
+        metrics.append(Metric("nsq_lookupd_up", "gauge", help_, answered))
+    for kind in ("topic", "channel"):
+        rows = [row for row in sample.rows if bool(row.channel) == (kind == "channel")]
+        metrics += [
+            Metric(f"nsq_{kind}_{name}", type_, help_, [(_labels(row), read(row)) for row in rows])
+            for name, type_, help_, read, is_of_topics in QUEUE_METRICS
+            if is_of_topics or kind == "channel"
+        ]
+    latencies = [
+        ({**_labels(row), "quantile": f"{quantile:g}"}, f"{seconds:g}")
+        for row in sample.rows
+        for quantile, seconds in row.latency
+    ]
+    if latencies:
+        name, help_ = "nsq_e2e_latency_seconds", "Time from publishing to finishing."
+        metrics.append(Metric(name, "gauge", help_, latencies))
+    return metrics
+
+
+def node_metrics(sample: Sample) -> list[Metric]:
+    """Return what is known of each nsqd besides its queues."""
+    info = [
+        ({"node": report.address, "version": report.stats.version}, 1) for report in sample.reports
+    ]
+    started = [({"node": report.address}, report.stats.start_time) for report in sample.reports]
+    sizes = [
+        ({"topic": topic.topic_name, "node": report.address}, topic.message_bytes)
+        for report in sample.reports
+        for topic in report.stats.topics or ()
+    ]
+    return [
+        Metric("nsq_node_info", "gauge", "The version of the nsqd.", info),
+        Metric("nsq_node_start_time_seconds", "gauge", "When the nsqd started.", started),
+        Metric("nsq_topic_message_bytes_total", "counter", "Bytes received.", sizes),
+    ]
+
+
+def _labels(row: QueueRow) -> dict[str, str]:
+    channel = {"channel": row.channel} if row.channel else {}
+    return {"topic": row.topic, **channel, "node": row.node}

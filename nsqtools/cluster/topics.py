@@ -1,16 +1,35 @@
-"""Look a topic up before subscribing to it.
+"""Topics by name: list them, select by pattern, and look one up before subscribing to it.
+
+A pattern is a glob as in a shell (``clicks``, ``web*``), or a regular expression between slashes
+that is searched for (``/^(web|app)_/``). It is one language in every command. No name of NSQ has
+``*``, ``?``, ``[`` or ``/``, so a text with one of them is always a pattern. Names are asked for as
+cheaply as possible: nsqlookupd keeps them ready; nsqd is asked only where there is no nsqlookupd,
+or none that answers.
 
 A SUB creates topic and channel, so a misspelt topic would leave debris on nsqd and wait for ever.
 And nsqd hands the backlog of a topic without channels to its first channel: if that is an ephemeral
 one, what it does not consume is destroyed with it when its client leaves.
+
+Whoever consumes until a channel is empty waits while a topic has no connection: it may still be
+made, or nsqd is being restarted. nsqlookupd keeps the name of a topic when the last nsqd that had
+it is gone, and then the wait would be for ever and without a word. So nsqlookupd decides, and only
+when it has named no nsqd for `UNLISTED_S` on end: an nsqd that was restarted, or whose nsqlookupd
+was, is registered again before that. An nsqd that is given by address is tried for ever, which the
+client reports; then nothing here is decided.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import lru_cache
 
-from nsqtools.cluster.directory import Cluster
+from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.cluster.directory import Cluster, DaemonFailure, open_cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.http.nsqd_http import NsqdHTTPClient
 from nsqtools.http.nsqlookupd_http import NsqlookupdHTTPClient
@@ -118,3 +137,169 @@ def _suggestion(report: TopicReport) -> str:
     near = difflib.get_close_matches(report.topic, sorted(report.known_topics), n=3)
     go_on = "Use --create to subscribe all the same."
     return f"Did you mean {' or '.join(near)}? {go_on}" if near else go_on
+
+
+def topic_names(cluster: Cluster) -> list[str]:
+    """Return all topics. Raises the first failure when nobody answers."""
+    answers, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
+    if answers:
+        return sorted({name for names in answers.values() for name in names})
+    stats = cluster.stats()
+    return sorted({each.topic_name for node in stats.nodes for each in node.stats.topics or ()})
+
+
+def named_topics(cluster: Cluster) -> tuple[set[str], list[DaemonFailure]]:
+    """Return the topics of every nsqlookupd and of every nsqd given by address, and who failed.
+
+    Raises the first failure when nobody answers.
+    """
+    answers, failures = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
+    nsqds, impostors = cluster.nsqds_among()
+    stats, failed = cluster.ask(
+        {nsqd.address: nsqd.client for nsqd in nsqds},
+        lambda nsqd: read_stats(nsqd.stats()).topics or (),
+    )
+    failures += [*impostors, *failed]
+    if failures and not answers and not stats:
+        raise failures[0].error
+    names = {name for names in answers.values() for name in names}
+    return names | {each.topic_name for topics in stats.values() for each in topics}, failures
+
+
+def channel_names(cluster: Cluster, topic: str) -> list[str]:
+    """Return the channels of a topic, or of all with ``""``. Raises as above."""
+    if topic:
+        answers, _ = cluster.ask(cluster.lookupds, lambda client: client.channels(topic))
+        if answers:
+            return sorted({name for names in answers.values() for name in names})
+    stats = cluster.stats(topic)
+    return sorted(
+        {
+            channel.channel_name
+            for node in stats.nodes
+            for each in node.stats.topics or ()
+            for channel in each.channels
+        }
+    )
+
+
+def is_pattern(text: str) -> bool:
+    """Tell whether the text can match several names."""
+    return any(mark in text for mark in "*?[/")
+
+
+def matches(name: str, patterns: Collection[str]) -> bool:
+    """Tell whether one of the patterns matches the name; without patterns every name matches.
+
+    Raises `ConfigurationError` for a regular expression that is none.
+    """
+    return not patterns or any(_matcher(pattern)(name) for pattern in patterns)
+
+
+@lru_cache(maxsize=256)
+def _matcher(pattern: str) -> Callable[[str], bool]:
+    if not (len(pattern) > 1 and pattern.startswith("/") and pattern.endswith("/")):
+        return lambda name: fnmatchcase(name, pattern)
+    try:
+        expression = re.compile(pattern[1:-1])
+    except re.error as error:
+        raise ConfigurationError(f"invalid regular expression {pattern} ({error})") from error
+    return lambda name: expression.search(name) is not None
+
+
+def select(what: str, patterns: Iterable[str], names: Collection[str]) -> list[str]:
+    """Return the names that the patterns match, in order.
+
+    Raises `NotFoundError`, with similar names, for a pattern that matches none.
+    """
+    chosen: set[str] = set()
+    for pattern in patterns:
+        found = set(filter(_matcher(pattern), names))
+        if not found:
+            raise missing(what, pattern, names)
+        chosen |= found
+    return sorted(chosen)
+
+
+def missing(what: str, pattern: str, names: Collection[str]) -> NotFoundError:
+    """Return the error for a name that does not exist or a pattern that matches nothing."""
+    if is_pattern(pattern):
+        return NotFoundError(f"no {what} matches {pattern}", hint=_glob_hint(pattern, names))
+    near = difflib.get_close_matches(pattern, sorted(names), n=3)
+    hint = f"Did you mean {' or '.join(near)}?" if near else ""
+    return NotFoundError(f"{what} {pattern} does not exist", hint=hint)
+
+
+def _glob_hint(pattern: str, names: Collection[str]) -> str:
+    """What to write for a pattern that is a regular expression without its slashes."""
+    try:
+        meant = any(re.fullmatch(pattern, name) for name in names)
+    except re.error:
+        return ""
+    return f"This is a glob; write '/{pattern}/' for a regular expression." if meant else ""
+
+
+def on_no_nsqd(topic: str) -> str:
+    """Return the message about a topic that only nsqlookupd knows."""
+    return f"topic {topic} is registered with nsqlookupd, but no nsqd has it"
+
+
+UNLISTED_S = 20.0  # nsqd registers at a restarted nsqlookupd within 15
+ASK_EVERY_S = 1.0
+
+
+class UnlistedTopics:
+    """Asks while a topic has no connection. Used on one thread.
+
+    ``found`` are those that no nsqd has, as of the last call of `among`.
+    """
+
+    def __init__(
+        self, connection: ConnectionSettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.found: Set[str] = frozenset()
+        self._connection = connection
+        self._clock = clock
+        self._since_s: dict[str, float] = {}
+        self._ask_at_s = 0.0
+
+    def among(self, unconnected: Collection[str]) -> Set[str]:
+        """Return those of all topics without a connection that no nsqd has.
+
+        To be called again and again, with what has no connection then.
+        """
+        self._since_s = {t: since for t, since in self._since_s.items() if t in unconnected}
+        connection = self._connection
+        if connection.nsqd_tcp_addresses or not connection.lookupd_http_addresses:
+            return self.found
+        now = self._clock()
+        if unconnected and now >= self._ask_at_s:
+            listed = self._listed()
+            for topic in unconnected:
+                if listed is None or topic in listed:
+                    self._since_s.pop(topic, None)
+                else:
+                    self._since_s.setdefault(topic, now)
+            now = self._clock()
+            self._ask_at_s = now + ASK_EVERY_S
+        self.found = {t for t, since in self._since_s.items() if now - since >= UNLISTED_S}
+        return self.found
+
+    def refuse(self, topics: Iterable[str]) -> None:
+        """Raise `NotFoundError` when any of these topics is among those found."""
+        if names := ", ".join(sorted(self.found & set(topics))):
+            raise NotFoundError(
+                f"no nsqd has topic {names}, which only nsqlookupd knows",
+                hint="Run again when the nsqd that had it is back, or delete it: nsq topic delete.",
+            )
+
+    def _listed(self) -> set[str] | None:
+        """Return the topics that some nsqd is named for; None when nobody answers."""
+        try:
+            with open_cluster(self._connection) as cluster:
+                answers, _ = cluster.known_nodes()
+        except (NsqError, OSError):
+            return None
+        if not answers:
+            return None
+        return {topic for nodes in answers.values() for node in nodes for topic in node.topics}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 
 from nsqtools.demo.stage import Stage
-from nsqtools.demo.story import ARCHIVE, CLICKS, Teller, check
+from nsqtools.demo.story import ARCHIVE, CLICKS, StoryWriter, check
 from nsqtools.errors import NsqError
 
 TIMEOUT_S = 300.0
@@ -34,7 +34,7 @@ def missing(environ: Mapping[str, str]) -> str:
     return ""
 
 
-def run_pipeline(stage: Stage, teller: Teller) -> None:
+def run_pipeline(stage: Stage, teller: StoryWriter) -> None:
     """Compact the archive into Parquet, and report on it. Raises `DemoFailed`, `DemoStopped`."""
     _date_back(stage)
     compact = ("spark", "compact", OLD_ARCHIVE, "--output", PARQUET)

@@ -140,7 +140,7 @@ class Stage:
             if self._is_stopped:
                 raise DemoStopped("the demonstration was stopped")
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "nsqtools", *arguments],
+                [sys.executable, "-P", "-m", "nsqtools", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=subprocess.PIPE,

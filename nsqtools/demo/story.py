@@ -1,13 +1,46 @@
-"""What the demonstration shows. Each step runs the real ``nsq``, and checks its own numbers."""
+"""What the demonstration shows. Each step runs the real ``nsq``, and checks its own numbers.
+
+It happens to click events of a web site, as its log would have them, the same every time.
+"""
 
 from __future__ import annotations
 
+import json
+import random
 import re
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import TextIO
 
-from nsqtools.demo.clicks import click_events
 from nsqtools.demo.stage import DemoFailed, Stage
+
+PAGES = {
+    "/": 30,
+    "/docs": 22,
+    "/docs/install": 12,
+    "/pricing": 12,
+    "/blog/2026/queues": 10,
+    "/login": 8,
+    "/cart": 6,
+}
+"""Each page with how often it is seen, in percent."""
+
+AGENTS = ("Firefox/145.0", "Chrome/142.0", "Safari/26.1", "curl/8.16.0")
+
+
+def click_events(count: int, seed: int = 1) -> Iterator[bytes]:
+    """So many log lines, one JSON object each, without newlines."""
+    rng = random.Random(seed)
+    pages, weights = list(PAGES), list(PAGES.values())
+    for number in range(count):
+        event = {
+            "n": number,
+            "page": rng.choices(pages, weights)[0],
+            "user": rng.randrange(400),
+            "ms": round(rng.lognormvariate(4, 0.8)),
+            "agent": rng.choice(AGENTS),
+        }
+        yield json.dumps(event).encode()
+
 
 CLICKS = 5000
 SHOWN = 3
@@ -16,17 +49,32 @@ ARCHIVE = "archive"
 SLICE = '"page": "/cart"'
 
 
-class Teller(Protocol):
-    """Who tells the story: what a step is for and how it is typed, and then what came of it."""
+class StoryWriter:
+    """Writes the story, each line as soon as it is known."""
 
-    def announce(self, purpose: str, *commands: str) -> None: ...
-    def tell(self, outcome: str) -> None: ...
+    def __init__(self, stdout: TextIO) -> None:
+        self._stdout = stdout
+
+    def announce(self, purpose: str, *commands: str) -> None:
+        """What a step is for, and how it is typed."""
+        lines = "".join(f"  $ {command}\n" for command in commands)
+        self.write(f"{purpose}:\n{lines}")
+
+    def tell(self, outcome: str) -> None:
+        """What came of it."""
+        lines = [f"    {line}".rstrip() for line in outcome.strip("\n").splitlines()]
+        self.write("\n".join([*lines, "", ""]))
+
+    def write(self, text: str) -> None:
+        """Text as it is."""
+        self._stdout.write(text)
+        self._stdout.flush()
 
 
 class Story:
     """The steps, on a stage. Raises `DemoFailed`, `DemoStopped`."""
 
-    def __init__(self, stage: Stage, teller: Teller) -> None:
+    def __init__(self, stage: Stage, teller: StoryWriter) -> None:
         self._stage = stage
         self._teller = teller
         self._clicks = list(click_events(CLICKS))
@@ -78,8 +126,17 @@ class Story:
     def _archive(self) -> None:
         lookupd = self._stage.lookupd.http_address
         command = (
-            *("to-file", "-t", "clicks", "-c", "archive", "--lookupd-http-address", lookupd),
-            *("--output-dir", ARCHIVE, "--gzip", "--until-empty"),
+            "to-file",
+            "-t",
+            "clicks",
+            "-c",
+            "archive",
+            "--lookupd-http-address",
+            lookupd,
+            "--output-dir",
+            ARCHIVE,
+            "--gzip",
+            "--until-empty",
         )
         self._announce("Archive all of them, from the nsqd that nsqlookupd names", command)
         said = self._stage.run(*command).err

@@ -1,1 +1,1 @@
-"""Durable files: atomic replacement, locks and safe opening, for everything that writes files."""
+"""Durable files: atomic replacement, locks, safe opening, and the limit of open files."""

@@ -22,7 +22,7 @@ from nsqtools.files.durable import sync_folder, write_all
 from nsqtools.files.locks import locked
 from nsqtools.forward.parcel import Parcel
 from nsqtools.protocol.names import check_topic
-from nsqtools.records.dead_letters import encode_dead_letter
+from nsqtools.records.envelope import encode_dead_letter
 
 log = logging.getLogger("nsqtools")
 
@@ -100,7 +100,7 @@ class DeadLetterFile:
         messages, now_ns = parcel.messages, time.time_ns()
         lines = b"".join(
             encode_dead_letter(
-                *(messages.topic, messages.nsqd, message), error=error, failed_at_ns=now_ns
+                messages.topic, messages.nsqd, message, error=error, failed_at_ns=now_ns
             )
             for message in messages
         )

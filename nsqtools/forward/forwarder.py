@@ -73,8 +73,7 @@ class Forwarder:
             options = replace(options, max_in_flight=min(options.max_in_flight, limits.count))
         self.counters = Counters()
         self._settings = settings
-        # none is given up unseen: that would finish it
-        self._sources = TopicSources(replace(source, options=replace(options, max_attempts=0)))
+        self._sources = TopicSources(replace(source, options=options))
         self._courier = Courier(
             sink,
             self.counters,

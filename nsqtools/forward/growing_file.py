@@ -86,7 +86,7 @@ class GrowingFile:
 
     def close_if_due(self, now: float) -> str:
         """Close a file whose time is over; return the stem of what is written now."""
-        moment = datetime.now()
+        moment = datetime.now().astimezone()  # or %Z and %z would be empty
         stem = self._settings.naming.stem(self._topic, moment, moment)
         if not self._settings.has_revs:
             stem = stem.replace(REV, "")

@@ -1,71 +1,235 @@
-"""Connections to HTTP endpoints, kept alive, on one thread.
+"""Requests to HTTP endpoints by libcurl, on one thread, with connections kept alive.
 
-Everything but `HttpPool.call_soon` belongs to that thread. A request takes an idle connection of
-its endpoint, or waits for one that is being made: resolving, connecting and the TLS handshake
-block, so they run on a few threads of their own.
+Everything but `HttpPool.call_soon` belongs to that thread. No proxy of the environment is used: one
+would resolve the names, and the addresses that are not allowed would be its affair. Redirects are
+not followed here, for whether they may be is not libcurl's to know.
+
+Of an answer only its head counts: once that is there, nothing that becomes of the body changes what
+the server has decided. libcurl limits the head; the body is discarded, and ends the connection when
+it is too long.
 """
 
 from __future__ import annotations
 
 import collections
 import ipaddress
-import selectors
+import math
+import os
+import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
-from nsqtools.forward.http_connection import READ_SIZE, Broken, Connection, Done, Request
+import pycurl
 
-if TYPE_CHECKING:
-    from nsqtools.transport.tls import RenewedContext
+from nsqtools.errors import ConfigurationError
+from nsqtools.files.renewed import Renewed
+from nsqtools.forward.http_requests import HttpRequest
+from nsqtools.transport.tls import TLSOptions, make_context
 
-MAX_CONNECTING = 8
+MAX_BODY = 1 << 20  # of an answer: above it a new connection is cheaper
+MAX_IDLE = 1000  # connections
 TICK_S = 0.1
+PRIVATE = "a private address, which is not allowed"
 
 
-class Origin(NamedTuple):
-    """Where to connect. ``allows_private`` is False for what must not be on a private network."""
+class Answer(NamedTuple):
+    """What a server answered."""
 
-    host: str
-    port: int
-    is_tls: bool
-    allows_private: bool = True
+    status: int
+    retry_after: str = ""
+    location: str = ""
 
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+
+class Broken(NamedTuple):
+    """No answer. ``was_sent`` tells that the server may have acted on the request."""
+
+    error: str
+    was_sent: bool
+
+
+Done = Callable[[Answer | Broken, bool], None]
+"""Called with the end of a request, and with whether it was sent twice."""
+
+
+class HttpTls:
+    """TLS of endpoints: verified, with the system's certificates or given ones.
+
+    Raises `ConfigurationError` for files that cannot be used.
+    """
+
+    def __init__(
+        self, ca_file: Path | None, cert: Path | None, key: Path | None, *, is_insecure: bool
+    ) -> None:
+        if (cert is None) != (key is None):
+            raise ConfigurationError("--http-cert and --http-key are given together or not at all")
+        self._options = TLSOptions(
+            str(ca_file or ""), str(cert or ""), str(key or ""), insecure_skip_verify=is_insecure
+        )
+        self._files = (self._options.ca_file, self._options.cert_file, self._options.key_file)
+        self._given = Renewed(self._files, self._read)
+        self._system = ssl.get_default_verify_paths()
+
+    def _read(self) -> list[bytes | None]:
+        make_context(self._options)  # it says what is wrong with a file
+        return [Path(path).read_bytes() if path else None for path in self._files]
+
+    def given(self) -> list[bytes | None]:
+        """Return CA file, certificate and key as they are now."""
+        return self._given.get()
+
+    def prepare(self, curl: pycurl.Curl) -> None:
+        """Set what stays."""
+        curl.setopt(pycurl.SSLVERSION, pycurl.SSLVERSION_TLSv1_2)
+        if self._options.insecure_skip_verify:
+            curl.setopt(pycurl.SSL_VERIFYPEER, 0)
+            curl.setopt(pycurl.SSL_VERIFYHOST, 0)
+        elif not self._options.ca_file:  # libcurl's own are where it was built
+            if self._system.cafile:
+                curl.setopt(pycurl.CAINFO, self._system.cafile)
+            if self._system.capath:
+                curl.setopt(pycurl.CAPATH, self._system.capath)
+
+
+class _Transfer:
+    """A handle of libcurl, used for one request after the other."""
+
+    def __init__(self, pool: HttpPool) -> None:
+        self.curl = curl = pycurl.Curl()
+        self.done: Done | None = None
+        self._pool = pool
+        self._request: HttpRequest | None = None
+        self._url = ""
+        self._head: list[bytes] = []
+        self._sent = 0
+        self._is_refused = False
+        self._given: list[bytes | None] | None = None
+        curl.setopt(pycurl.NOSIGNAL, 1)
+        curl.setopt(pycurl.PROXY, "")
+        curl.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
+        curl.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1)
+        curl.setopt(pycurl.PATH_AS_IS, 1)
+        curl.setopt(pycurl.MAXFILESIZE_LARGE, MAX_BODY)
+        curl.setopt(pycurl.CONNECTTIMEOUT_MS, _milliseconds(pool.connect_timeout_s))
+        curl.setopt(pycurl.TIMEOUT_MS, _milliseconds(pool.request_timeout_s))
+        curl.setopt(pycurl.OPENSOCKETFUNCTION, self._open)
+        curl.setopt(pycurl.PREREQFUNCTION, self._before)
+        curl.setopt(pycurl.HEADERFUNCTION, self._head.append)
+        curl.setopt(pycurl.WRITEFUNCTION, _discard)
+        if pool.tls is not None:
+            pool.tls.prepare(curl)
+
+    def begin(self, request: HttpRequest, done: Done) -> None:
+        curl = self.curl
+        self._request, self.done = request, done
+        self._head.clear()
+        self._sent = 0
+        self._is_refused = False
+        if request.url != self._url:
+            self._url = request.url
+            curl.setopt(pycurl.URL, request.url)
+        if request.body is not None:
+            curl.setopt(pycurl.POSTFIELDS, request.body)
+        curl.setopt(pycurl.HTTPHEADER, request.headers)
+        if self._pool.tls is not None and (given := self._pool.tls.given()) is not self._given:
+            self._given = given
+            names = (pycurl.CAINFO_BLOB, pycurl.SSLCERT_BLOB, pycurl.SSLKEY_BLOB)
+            for name, data in zip(names, given, strict=True):
+                if data is not None:
+                    curl.setopt(name, data)
+
+    def end(self, code: int, message: str) -> None:
+        """Tell what became of the request."""
+        done, self.done = self.done, None
+        assert done is not None
+        status = self.curl.getinfo(pycurl.RESPONSE_CODE)
+        result: Answer | Broken
+        if not code or (status >= 200 and self._head and self._head[-1] == b"\r\n"):
+            if status < 300:
+                result = Answer(status)
+            else:
+                result = Answer(status, self._field(b"retry-after"), self._field(b"location"))
+        else:
+            result = self._broken(code, message)
+        done(result, self._sent > 1)
+
+    def _broken(self, code: int, message: str) -> Broken:
+        assert self._request is not None
+        name = self._request.name
+        if self._sent and not self._is_refused:
+            if code == pycurl.E_OPERATION_TIMEDOUT:
+                message = f"no answer within {self._pool.request_timeout_s:.3g} s"
+            return Broken(f"{name}: {message}", was_sent=True)
+        if self._is_refused:
+            message = PRIVATE
+        elif code == pycurl.E_COULDNT_CONNECT and (number := self.curl.getinfo(pycurl.OS_ERRNO)):
+            message = os.strerror(number)
+        return Broken(f"cannot connect to {name} ({message})", was_sent=False)
+
+    def _field(self, name: bytes) -> str:
+        for line in reversed(self._head):  # what comes before 100 Continue is not the answer's
+            key, _, value = line.partition(b":")
+            if key.strip().lower() == name:
+                return value.strip().decode("latin-1")
+        return ""
+
+    def _open(self, purpose: int, address: tuple[int, int, int, tuple[str, int]]) -> int:
+        family, kind, protocol, (host, *_) = address
+        if not self._is_allowed(host):
+            return int(pycurl.SOCKET_BAD)
+        return socket.socket(family, kind, protocol).detach()
+
+    def _before(self, host: str, *more: object) -> int:
+        """Connected, now or for a request before: this one may be allowed less."""
+        if not self._is_allowed(host):
+            return int(pycurl.PREREQFUNC_ABORT)
+        self._sent += 1
+        return int(pycurl.PREREQFUNC_OK)
+
+    def _is_allowed(self, host: str) -> bool:
+        assert self._request is not None
+        if self._request.allows_private or ipaddress.ip_address(host).is_global:
+            return True
+        self._is_refused = True
+        return False
 
 
 class HttpPool:
-    """All connections. `start` it once; ``timeouts`` are seconds to connect and for a request."""
+    """All requests. `start` it once. Times are in seconds."""
 
     def __init__(
-        self, connect_timeout_s: float, request_timeout_s: float, tls: RenewedContext | None
+        self, connect_timeout_s: float, request_timeout_s: float, tls: HttpTls | None
     ) -> None:
         self.connect_timeout_s = connect_timeout_s
-        self._request_timeout_s = request_timeout_s
-        self._tls = tls
-        self._places: dict[Origin, _Place] = {}
+        self.request_timeout_s = request_timeout_s
+        self.tls = tls
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._is_asleep = False
-        self.is_stopping = False
+        self._is_stopping = False
         self.failure: Exception | None = None
         self._tickers: list[Callable[[float], None]] = []
         self.after_turn: Callable[[], None] = lambda: None
         """Called on the thread after what has come was read."""
-        self.busy: dict[Connection, None] = {}  # in the order of their deadlines
+        self._idle: list[_Transfer] = []
+        self._busy: dict[pycurl.Curl, _Transfer] = {}
+        self._timer_at = math.inf
         self._thread = threading.Thread(target=self._run, name="nsq-http", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
-        self.selector: selectors.BaseSelector = selectors.DefaultSelector()
+        self._poll = select.poll()  # unlike epoll it costs nothing to change what is waited for
+        self._multi = pycurl.CurlMulti()
+        self._multi.setopt(pycurl.M_MAXCONNECTS, MAX_IDLE)
+        self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
+        self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
         self._wake_sender.setblocking(False)
-        self.selector.register(self._wake_receiver, selectors.EVENT_READ)
-        self._connectors = ThreadPoolExecutor(MAX_CONNECTING, thread_name_prefix="nsq-http-connect")
+        self._poll.register(self._wake_receiver, select.POLLIN)
         self._thread.start()
 
     def call_soon(self, call: Callable[[], None]) -> None:
@@ -86,180 +250,104 @@ class HttpPool:
         """Close everything; from any thread but the pool's."""
         if self._thread.ident is None:
             return
-        self.is_stopping = True
+        self._is_stopping = True
         self.call_soon(lambda: None)
         self._thread.join()
 
-    def send(self, origin: Origin, payload: bytes, done: Done) -> None:
+    def send(self, request: HttpRequest, done: Done) -> None:
         """Send a request; ``done`` is called once, on this thread."""
-        request = Request(payload, done, time.monotonic() + self._request_timeout_s)
-        self._place(origin).send(request)
-
-    def _place(self, origin: Origin) -> _Place:
-        place = self._places.get(origin)
-        if place is None:
-            place = self._places[origin] = _Place(self, origin)
-        return place
+        transfer = self._idle.pop() if self._idle else _Transfer(self)
+        transfer.begin(request, done)
+        self._busy[transfer.curl] = transfer
+        self._multi.add_handle(transfer.curl)
 
     # -- the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
         next_tick = 0.0
+        woken_by = self._wake_receiver.fileno()
         try:
-            while not self.is_stopping:
+            while not self._is_stopping:
                 self._is_asleep = not self._calls
-                events = self.selector.select(0 if self._calls else TICK_S)
+                wait_s = 0.0 if self._calls else min(TICK_S, self._timer_at - time.monotonic())
+                ready = self._poll.poll(max(0.0, wait_s) * 1000)
                 self._is_asleep = False
-                for key, mask in events:
-                    if key.data is None:
-                        self._wake_receiver.recv(READ_SIZE)
+                for number, events in ready:
+                    if number == woken_by:
+                        self._wake_receiver.recv(4096)
                     else:
-                        key.data.on_ready(mask)
+                        self._multi.socket_action(number, _CURL_EVENTS[events & _POLL_BOTH])
                 for _ in range(len(self._calls)):
                     self._calls.popleft()()
+                if (now := time.monotonic()) >= self._timer_at:
+                    self._timer_at = math.inf
+                    self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
+                self._end_requests()
                 self.after_turn()
-                if (now := time.monotonic()) >= next_tick:
+                if now >= next_tick:
                     next_tick = now + TICK_S
-                    self._tick(now)
+                    for call in self._tickers:
+                        call(now)
         except Exception as exc:
             self.failure = exc
         finally:
             self._close()
 
-    def _tick(self, now: float) -> None:
-        for connection in list(self.busy):
-            if connection.request is None or connection.request.deadline > now:
-                break
-            connection.fail(f"no answer within {self._request_timeout_s:.3g} s")
-        for place in self._places.values():
-            place.expire(now)
-        for call in self._tickers:
-            call(now)
+    def _end_requests(self) -> None:
+        left = 1
+        while left:
+            left, good, bad = self._multi.info_read()
+            for curl in good:
+                self._end(curl, 0, "")
+            for curl, code, message in bad:
+                self._end(curl, code, message)
+
+    def _end(self, curl: pycurl.Curl, code: int, message: str) -> None:
+        self._multi.remove_handle(curl)
+        transfer = self._busy.pop(curl)
+        transfer.end(code, message)
+        self._idle.append(transfer)
 
     def _close(self) -> None:
-        for connection in list(self.busy):
-            connection.fail("stopped")
-        for place in self._places.values():
-            place.close()
-        self._connectors.shutdown(cancel_futures=True)
-        while self._calls:  # what has been connected meanwhile
+        for curl in list(self._busy):
+            self._end(curl, pycurl.E_ABORTED_BY_CALLBACK, "stopped")
+        while self._calls:
             self._calls.popleft()()
         self.after_turn()
+        self._multi.close()
         self._wake_receiver.close()
         self._wake_sender.close()
-        self.selector.close()
 
-    def connect(self, origin: Origin, opened: Callable[[socket.socket | str], None]) -> None:
-        """Connect on another thread; ``opened`` is called on this one with the socket or a
-        reason."""
+    # -- libcurl asks for these -----------------------------------------------------------------
 
-        def connect() -> None:
-            try:
-                result: socket.socket | str = self._open(origin)
-            except OSError as exc:  # those of TLS are among them
-                reason = getattr(exc, "verify_message", "") or exc.strerror or str(exc)
-                result = f"cannot connect to {origin} ({reason})"
-            except UnicodeError:  # of a label that is empty or too long
-                result = f"cannot connect to {origin} (no name of a host)"
-            self.call_soon(lambda: opened(result))
+    def _watch(self, what: int, number: int, *more: object) -> None:
+        if what == pycurl.POLL_REMOVE:
+            self._poll.unregister(number)
+        else:
+            self._poll.register(number, _POLL_EVENTS[what])
 
-        self._connectors.submit(connect)
-
-    def _open(self, origin: Origin) -> socket.socket:
-        until = time.monotonic() + self.connect_timeout_s
-        last: OSError = OSError("the host has no address")
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            origin.host, origin.port, type=socket.SOCK_STREAM
-        ):
-            if not origin.allows_private and not ipaddress.ip_address(address[0]).is_global:
-                last = OSError("a private address, which is not allowed")
-                continue
-            sock = socket.socket(family, kind, protocol)
-            try:
-                sock.settimeout(max(0.001, until - time.monotonic()))
-                sock.connect(address)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if origin.is_tls:
-                    assert self._tls is not None
-                    sock = self._tls.get().wrap_socket(sock, server_hostname=origin.host)
-                sock.setblocking(False)
-            except OSError as exc:
-                sock.close()
-                last = exc
-            else:
-                return sock
-        raise last
+    def _set_timer(self, milliseconds: int) -> None:
+        self._timer_at = math.inf if milliseconds < 0 else time.monotonic() + milliseconds / 1000
 
 
-class _Place:
-    """The connections to one origin, and the requests that wait for one."""
+_POLL_BOTH = select.POLLIN | select.POLLOUT
+_POLL_EVENTS = {
+    pycurl.POLL_NONE: 0,
+    pycurl.POLL_IN: select.POLLIN,
+    pycurl.POLL_OUT: select.POLLOUT,
+    pycurl.POLL_INOUT: _POLL_BOTH,
+}
+_CURL_EVENTS = {
+    0: pycurl.CSELECT_ERR,
+    select.POLLIN: pycurl.CSELECT_IN,
+    select.POLLOUT: pycurl.CSELECT_OUT,
+    _POLL_BOTH: pycurl.CSELECT_IN | pycurl.CSELECT_OUT,
+}
 
-    def __init__(self, pool: HttpPool, origin: Origin) -> None:
-        self._pool = pool
-        self._origin = origin
-        self.selector: selectors.BaseSelector = pool.selector
-        self.busy = pool.busy
-        self.name = str(origin)
-        self.is_tls = origin.is_tls
-        self._idle: list[Connection] = []
-        self._waiting: collections.deque[Request] = collections.deque()
-        self._connecting = 0
 
-    def send(self, request: Request) -> None:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.send(request):
-                return
-        self._waiting.append(request)
-        self._connect()
+def _discard(data: bytes) -> None:
+    """Take a part of a body."""
 
-    def send_afresh(self, request: Request) -> None:
-        """Send again what met a connection that the server had closed."""
-        request.is_resent = True
-        self._waiting.appendleft(request)
-        self._connect()
 
-    def _connect(self) -> None:
-        while self._connecting < min(len(self._waiting), MAX_CONNECTING):
-            self._connecting += 1
-            self._pool.connect(self._origin, self._opened)
-
-    def _opened(self, result: socket.socket | str) -> None:
-        self._connecting -= 1
-        if self._pool.is_stopping and not isinstance(result, str):
-            result.close()
-            return
-        if isinstance(result, str):
-            failed = list(self._waiting)
-            self._waiting.clear()
-            for request in failed:
-                request.end(Broken(result, was_sent=False))
-            return
-        connection = Connection(self, result)
-        self.is_free(connection)
-
-    def is_free(self, connection: Connection) -> None:
-        """A connection can take another request."""
-        while self._waiting:
-            if connection.send(self._waiting.popleft()):
-                self._connect()
-                return
-            if connection.is_closed:
-                self._connect()
-                return
-        self._idle.append(connection)
-
-    def forget(self, connection: Connection) -> None:
-        if connection in self._idle:
-            self._idle.remove(connection)
-
-    def expire(self, now: float) -> None:
-        while self._waiting and self._waiting[0].deadline <= now:
-            request = self._waiting.popleft()
-            request.end(Broken(f"no connection to {self.name} in time", was_sent=False))
-
-    def close(self) -> None:
-        for connection in list(self._idle):
-            connection.close()
-        while self._waiting:
-            self._waiting.popleft().end(Broken("stopped", was_sent=False))
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))  # 0 would be without a limit

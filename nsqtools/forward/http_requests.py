@@ -23,13 +23,44 @@ from urllib.parse import urlsplit
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.renewed import Renewed
-from nsqtools.forward.http_pool import Origin
-from nsqtools.forward.http_wire import encode_request, header_value, is_header_name
 from nsqtools.forward.modes import BatchForm
 from nsqtools.forward.parcel import Parcel
 from nsqtools.records.template import compile_template
 
 Encoder = Callable[..., bytes]
+
+_CONTROL = re.compile(rb"[\x00-\x1f\x7f]+")
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+# What libcurl adds unasked. An empty header takes it out.
+_UNASKED = (b"Accept:", b"Content-Type:", b"Expect:")
+
+
+class Origin(NamedTuple):
+    """Where to connect."""
+
+    host: str
+    port: int
+    is_tls: bool
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """Without a path."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if self.is_tls else ''}://{host}:{self.port}"
+
+
+class HttpRequest(NamedTuple):
+    """``headers`` are lines; a request without a body is a GET; ``name`` is the endpoint's in
+    messages; ``allows_private`` is False for what must not be on a private network."""
+
+    url: str
+    headers: list[bytes]
+    body: bytes | None
+    name: str
+    allows_private: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,8 +72,7 @@ class Endpoint:
 
     url: str
     origin: Origin = field(init=False)
-    host: bytes = field(init=False)
-    target: bytes = field(init=False)
+    target: str = field(init=False)
     template: Encoder | None = field(init=False)
     allows_private: bool = True
     is_given: bool = True
@@ -68,14 +98,8 @@ class Endpoint:
         if not self.url.isascii() or any(c <= " " for c in self.url):
             raise ConfigurationError(f"{self.url!r} has characters that a URL must not have")
         path = path.partition("#")[0]
-        origin = Origin(
-            parts.hostname,
-            port if port is not None else 443 if is_tls else 80,
-            is_tls,
-            self.allows_private,
-        )
+        origin = Origin(parts.hostname, port if port is not None else 443 if is_tls else 80, is_tls)
         object.__setattr__(self, "origin", origin)
-        object.__setattr__(self, "host", parts.netloc.encode())
         object.__setattr__(self, "target", _encoded(path.encode()))
         template = None
         if "{" in path and self.is_given:
@@ -109,7 +133,7 @@ def parse_header(text: str) -> Header:
     """Read ``Name: TEMPLATE``. Raises `ConfigurationError`."""
     name, colon, template = text.partition(":")
     name, template = name.strip(), template.strip()
-    if not (colon and template and is_header_name(name)):
+    if not (colon and template and _TOKEN.fullmatch(name)):
         raise ConfigurationError(
             f"{text!r} is not a header", hint="For example --header 'X-Topic: {topic}'."
         )
@@ -148,30 +172,28 @@ class RequestBuilder:
         self._settings = settings
         self._given = {header.name.lower() for header in settings.headers}
         self._secrets = RequestSecrets()
-        self._heads: dict[Endpoint, bytes] = {}
         self._shared = self._shared_headers()
         self._headers = [
             (b"%b: " % header.name.encode(), header.encode) for header in settings.headers
         ]
         self._has_key = settings.has_metadata and "idempotency-key" not in self._given
 
-    def _shared_headers(self) -> bytes:
+    def _shared_headers(self) -> list[bytes]:
         settings = self._settings
-        shared = [b"User-Agent: %b\r\n" % settings.user_agent.encode()]
+        shared = [b"User-Agent: %b" % settings.user_agent.encode()]
         if not settings.is_get:
-            shared.append(b"Content-Type: %b\r\n" % settings.content_type.encode())
+            shared.append(b"Content-Type: %b" % settings.content_type.encode())
         if self._secrets.authorization:
-            shared.append(b"Authorization: %b\r\n" % self._secrets.authorization)
-        return b"".join(
-            line for line in shared if line.partition(b":")[0].decode().lower() not in self._given
-        )
+            shared.append(b"Authorization: %b" % self._secrets.authorization)
+        names = [line.partition(b":")[0].decode().lower() for line in shared]
+        shared = [line for line, name in zip(shared, names, strict=True) if name not in self._given]
+        return [*_UNASKED, *shared]
 
     def _renew(self, secrets: RequestSecrets) -> None:
         self._secrets = secrets
-        self._heads.clear()
         self._shared = self._shared_headers()
 
-    def build(self, endpoint: Endpoint, parcels: Sequence[Parcel]) -> bytes:
+    def build(self, endpoint: Endpoint, parcels: Sequence[Parcel]) -> HttpRequest:
         """Return the request for some parcels. Raises ``ValueError`` for a body that cannot be in a
         batch."""
         settings = self._settings
@@ -179,45 +201,40 @@ class RequestBuilder:
             self._renew(now)
         body = self._body(parcels)
         parcel = parcels[0]
-        headers = []
+        headers = self._shared.copy()
         if self._has_key or self._secrets.key:
             identity = identity_of(parcels)
             if self._has_key:
-                headers.append(b"Idempotency-Key: %b\r\n" % identity)
+                headers.append(b"Idempotency-Key: %b" % identity)
             if self._secrets.key:
-                headers.append(self._signature(identity, body))
+                headers += self._signature(identity, body)
         messages = parcel.messages
         if settings.has_metadata and len(parcels) == 1 and len(parcel) == 1:
             message = messages[0]
-            headers.append(
-                b"X-Nsq-Topic: %b\r\nX-Nsq-Message-Id: %b\r\nX-Nsq-Attempts: %d\r\n"
-                b"X-Nsq-Timestamp: %d\r\n"
-                % (messages.topic.encode(), message.id, message.attempts, message.timestamp_ns)
+            headers += (
+                b"X-Nsq-Topic: %b" % messages.topic.encode(),
+                b"X-Nsq-Message-Id: %b" % message.id,
+                b"X-Nsq-Attempts: %d" % message.attempts,
+                b"X-Nsq-Timestamp: %d" % message.timestamp_ns,
             )
         for name, encode in self._headers:
-            value = header_value(encode(messages.topic, messages.nsqd, messages[:1]))
-            if value:
-                headers.append(b"%b%b\r\n" % (name, value))
-        return encode_request(
-            self._head(endpoint, parcel), headers, None if settings.is_get else body
+            value = encode(messages.topic, messages.nsqd, messages[:1])
+            if value := _CONTROL.sub(b" ", value).strip():  # nothing in it begins another header
+                headers.append(name + value)
+        return HttpRequest(
+            endpoint.origin.url + self._target(endpoint, parcel),
+            headers,
+            None if settings.is_get else body,
+            str(endpoint.origin),
+            endpoint.allows_private,
         )
 
-    def _head(self, endpoint: Endpoint, parcel: Parcel) -> bytes:
-        head = self._heads.get(endpoint)
-        if head is None:
-            verb = b"GET" if self._settings.is_get else b"POST"
-            target = b"%b" if endpoint.template else endpoint.target
-            head = b"%b " % verb + target + b" HTTP/1.1\r\nHost: %b\r\n" % endpoint.host
-            head += self._shared
-            if endpoint.is_given:
-                self._heads[endpoint] = head
+    def _target(self, endpoint: Endpoint, parcel: Parcel) -> str:
         if endpoint.template is None:
-            return head
+            return endpoint.target
         messages = parcel.messages
         first = Renamed(messages[0], parcel.bodies[0])
-        target = endpoint.template(messages.topic, messages.nsqd, [first])
-        before, _, after = head.partition(b" %b ")
-        return b"%b %b %b" % (before, _encoded(target), after)
+        return _encoded(endpoint.template(messages.topic, messages.nsqd, [first]))
 
     def _body(self, parcels: Sequence[Parcel]) -> bytes:
         form = self._settings.batch
@@ -230,13 +247,13 @@ class RequestBuilder:
             return b"[" + b",".join(bodies) + b"]"
         return b"".join(_one_line(body) + b"\n" for body in bodies)
 
-    def _signature(self, identity: bytes, body: bytes) -> bytes:
+    def _signature(self, identity: bytes, body: bytes) -> tuple[bytes, ...]:
         now = b"%d" % time.time()
         signed = hmac.new(self._secrets.key, b"%b.%b.%b" % (identity, now, body), hashlib.sha256)
-        return b"webhook-id: %b\r\nwebhook-timestamp: %b\r\nwebhook-signature: v1,%b\r\n" % (
-            identity,
-            now,
-            base64.b64encode(signed.digest()),
+        return (
+            b"webhook-id: %b" % identity,
+            b"webhook-timestamp: %b" % now,
+            b"webhook-signature: v1,%b" % base64.b64encode(signed.digest()),
         )
 
 
@@ -273,9 +290,9 @@ def _one_line(body: bytes) -> bytes:
     return body
 
 
-_NOT_IN_URL = re.compile(rb"[^\x21-\x7e]|[\"<>\\^`{|}]")
+_NOT_IN_URL = re.compile(rb"[^\x21-\x7e]|[\"#<>\\^`{|}]")
 
 
-def _encoded(target: bytes) -> bytes:
-    """A target without what no URL has: nothing of a message ends the first line of a request."""
-    return _NOT_IN_URL.sub(lambda found: b"%%%02X" % found[0][0], target)
+def _encoded(target: bytes) -> str:
+    """A target without what none has: nothing of a message ends the first line of a request."""
+    return _NOT_IN_URL.sub(lambda found: b"%%%02X" % found[0][0], target).decode()

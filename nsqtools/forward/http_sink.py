@@ -12,34 +12,107 @@ Everything but `parts` and `submit` runs on the thread of the pool. With batches
 from __future__ import annotations
 
 import collections
+import email.utils
+import enum
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from urllib.parse import urljoin
 from zlib import crc32
 
 from nsqtools.client.reconnect import RetryDelays
 from nsqtools.errors import ConfigurationError
-from nsqtools.forward.http_connection import Broken
-from nsqtools.forward.http_policy import (
-    DEFAULTS,
-    REDIRECTS,
-    SPLITTABLE,
-    Action,
-    action_for,
-    describe,
-    retry_after_s,
-)
-from nsqtools.forward.http_pool import HttpPool
+from nsqtools.forward.http_pool import Answer, Broken, HttpPool
 from nsqtools.forward.http_requests import Endpoint, RequestBuilder, RequestSettings
-from nsqtools.forward.http_wire import Answer
 from nsqtools.forward.modes import EndpointMode, Redirects
 from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report
-from nsqtools.forward.partial_deliveries import PartialDeliveries
 
 FAILURES_TO_OPEN = 5  # in a row
 OPEN_BASE_S, OPEN_MAX_S = 0.5, 5.0
 MAX_REDIRECTS = 3
+MAX_KNOWN = 10_000  # messages; the oldest are forgotten, and may be doubled
+
+_Key = tuple[str, str, bytes]
+
+
+class Action(enum.Enum):
+    """What follows from a status."""
+
+    OK = "ok"
+    RETRY = "retry"
+    DROP = "drop"
+    DEAD_LETTER = "dead-letter"
+
+
+DEFAULTS = {
+    "2xx": Action.OK,
+    "3xx": Action.DEAD_LETTER,
+    "4xx": Action.DEAD_LETTER,
+    "5xx": Action.RETRY,
+    # the request was fine, the moment was not; and what an operator mends without touching messages
+    "401": Action.RETRY,
+    "403": Action.RETRY,
+    "404": Action.RETRY,
+    "408": Action.RETRY,
+    "425": Action.RETRY,
+    "429": Action.RETRY,
+}
+SPLITTABLE = (400, 413, 422)  # one message of a batch may be to blame
+REDIRECTS = (301, 302, 303, 307, 308)
+
+
+def parse_policy(rules: Iterable[str]) -> dict[str, Action]:
+    """Read ``4xx=drop`` and ``404=retry``, on top of what is usual. Raises `ConfigurationError`."""
+    policy = dict(DEFAULTS)
+    for rule in rules:
+        status, _, action = rule.partition("=")
+        status = status.strip().lower()
+        is_class = len(status) == 3 and status[0] in "2345" and status[1:] == "xx"
+        if not is_class and not (status.isdigit() and 200 <= int(status) <= 599):
+            raise _wrong(rule)
+        try:
+            policy[status] = Action(action.strip())
+        except ValueError:
+            raise _wrong(rule) from None
+        if is_class:  # more special ones that were not given go with their class
+            for special in [each for each in policy if each[0] == status[0] and each != status]:
+                if policy[special] is DEFAULTS.get(special):
+                    policy[special] = policy[status]
+    return policy
+
+
+def _wrong(rule: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"--on-status {rule!r} is not STATUS=ACTION",
+        hint="For example 4xx=drop or 404=retry; actions are ok, retry, drop, dead-letter.",
+    )
+
+
+def action_for(policy: Mapping[str, Action], status: int) -> Action:
+    """Return what follows from a status: the rule for it, or for its class."""
+    return policy.get(str(status)) or policy.get(f"{status // 100}xx", Action.RETRY)
+
+
+def describe(status: int) -> str:
+    """``HTTP 404 Not Found``."""
+    try:
+        return f"HTTP {status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return f"HTTP {status}"
+
+
+def retry_after_s(text: str, now_s: float) -> float | None:
+    """Return the seconds that a Retry-After header asks for, at most an hour; None without one."""
+    text = text.strip()
+    if text.isdecimal():
+        return float(min(int(text[:9]), 3600))
+    try:
+        moment = email.utils.parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return min(max(0.0, moment.timestamp() - now_s), 3600.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +128,57 @@ class HttpSettings:
     batch_count: int = 1
     batch_bytes: int = 1 << 20
     linger_s: float = 0.0
+
+
+class _PartialDeliveries:
+    """Which endpoints have a message that others lack, for when it comes again (mode ``all``).
+
+    It is kept by message, not by request: what comes again comes in other batches, and a batch that
+    was refused is split. Trap: the messages of one request must lack it at the same endpoints, or
+    some endpoint is sent what it has. `holders` and `alike` may be called on any thread.
+    """
+
+    def __init__(self) -> None:
+        self._holders: OrderedDict[_Key, frozenset[Hashable]] = OrderedDict()
+
+    def holders(self, parcels: Sequence[Parcel]) -> frozenset[Hashable]:
+        """Return the endpoints that have every one of the messages."""
+        if not self._holders:
+            return frozenset()
+        return frozenset.intersection(
+            *(self._holders.get(key, frozenset()) for parcel in parcels for key in _keys(parcel))
+        )
+
+    def note(self, parcels: Sequence[Parcel], endpoint: Hashable) -> None:
+        """An endpoint has the messages."""
+        for parcel in parcels:
+            for key in _keys(parcel):
+                self._holders[key] = self._holders.get(key, frozenset()) | {endpoint}
+        while len(self._holders) > MAX_KNOWN:
+            self._holders.popitem(last=False)
+
+    def forget(self, parcels: Sequence[Parcel]) -> None:
+        """The messages are settled at every endpoint."""
+        if self._holders:
+            for parcel in parcels:
+                for key in _keys(parcel):
+                    self._holders.pop(key, None)
+
+    def alike(self, parcel: Parcel) -> list[Parcel]:
+        """Return a parcel in parts, each of messages that the same endpoints have."""
+        if not self._holders:
+            return [parcel]
+        places: dict[frozenset[Hashable], list[int]] = {}
+        for at, key in enumerate(_keys(parcel)):
+            places.setdefault(self._holders.get(key, frozenset()), []).append(at)
+        return (
+            [parcel.chosen(chosen) for chosen in places.values()] if len(places) > 1 else [parcel]
+        )
+
+
+def _keys(parcel: Parcel) -> Iterator[_Key]:
+    messages = parcel.messages
+    return ((messages.topic, messages.nsqd, message.id) for message in messages)
 
 
 class _Circuit:
@@ -86,7 +210,14 @@ class _Exchange:
     """Parcels that travel in one request, and the endpoints that it has been to."""
 
     __slots__ = (
-        *("hops", "lacking", "last", "parcels", "refusal", "repeated", "reports", "target"),
+        "hops",
+        "lacking",
+        "last",
+        "parcels",
+        "refusal",
+        "repeated",
+        "reports",
+        "target",
         "tried",
     )
 
@@ -104,7 +235,10 @@ class _Exchange:
     def report(self, outcome: Outcome) -> None:
         if self.repeated:
             outcome = Outcome(
-                *(outcome.fate, outcome.error, outcome.retry_after_s, outcome.may_split),
+                outcome.fate,
+                outcome.error,
+                outcome.retry_after_s,
+                outcome.may_split,
                 self.repeated,
             )
         for parcel, report in zip(self.parcels, self.reports, strict=True):
@@ -134,7 +268,7 @@ class HttpSink:
         self._gathered: list[tuple[Parcel, Report]] = []
         self._gathered_bytes = 0
         self._gathered_at = 0.0
-        self._partial = PartialDeliveries()
+        self._partial = _PartialDeliveries()
         self._ended: list[tuple[_Exchange, Outcome]] = []
         pool.each_tick(self._tick)
         pool.after_turn = self._report
@@ -231,7 +365,7 @@ class HttpSink:
             exchange.tried.append(circuit)
         endpoint = exchange.target or circuit.endpoint
         try:
-            payload = self._builder.build(endpoint, exchange.parcels)
+            request = self._builder.build(endpoint, exchange.parcels)
         except (ValueError, RecursionError) as exc:
             error = f"not JSON, in a batch of JSON ({exc})"
             self._refuse(exchange, circuit, Outcome(Fate.REFUSED, error, may_split=True))
@@ -249,7 +383,7 @@ class HttpSink:
                 self._answered(exchange, circuit, endpoint, result)
             self._go_on()
 
-        self._pool.send(endpoint.origin, payload, done)
+        self._pool.send(request, done)
 
     def _choose(self, exchange: _Exchange, now: float) -> _Circuit | None:
         """The next endpoint for a request, among those that work and that it has not been to."""
@@ -342,7 +476,7 @@ class HttpSink:
             target = Endpoint(url, allows_private=False, is_given=False)
         except (ConfigurationError, ValueError):
             target = None
-        is_same = target is not None and target.origin[:3] == endpoint.origin[:3]
+        is_same = target is not None and target.origin == endpoint.origin
         if (
             target is None
             or exchange.hops >= MAX_REDIRECTS

@@ -16,24 +16,15 @@ import time
 from collections.abc import Callable
 from zlib import crc32
 
+from nsqtools.client.outcomes import may_split
 from nsqtools.client.producer import Producer
 from nsqtools.client.publication import Publication
-from nsqtools.errors import (
-    ConfigurationError,
-    PublishError,
-    PublishNotSent,
-    PublishRefused,
-    PublishRejected,
-    PublishUnknown,
-)
+from nsqtools.errors import ConfigurationError, PublishError, PublishNotSent, PublishUnknown
 from nsqtools.forward.destinations import Destinations
 from nsqtools.forward.modes import ForwardMode
 from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report
 from nsqtools.protocol.commands import SIZE_BYTES, mpub_size
 
-# What messages can be to blame for: one of them or the batch is too large for this nsqd. Whatever
-# else it refuses is about us (TLS, secret) or itself (its disk), and no reason for dead letters.
-TOO_LARGE = ("E_BAD_MESSAGE", "E_BAD_BODY")
 MAX_MESSAGES = 1000  # in one MPUB
 
 
@@ -160,8 +151,8 @@ def outcome_of(error: PublishError | None) -> Outcome:
         return DELIVERED
     if isinstance(error, PublishUnknown):
         return Outcome(Fate.UNKNOWN, str(error))
-    if isinstance(error, PublishRejected) and error.cause.code in TOO_LARGE:
+    if may_split(error):
         return Outcome(Fate.REFUSED, str(error), may_split=True)
-    # not sent, or nsqd cannot store it now, or does not accept us: until somebody mends that
-    assert isinstance(error, PublishNotSent | PublishRefused | PublishRejected)
+    # not sent, or nsqd cannot store it now, or does not accept us, until somebody mends that: no
+    # reason for dead letters
     return Outcome(Fate.UNREACHABLE, str(error))

@@ -19,9 +19,7 @@ from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.directory import open_cluster
-from nsqtools.cluster.name_patterns import named_topics
-from nsqtools.cluster.topics import topics_on_nsqds
-from nsqtools.cluster.unlisted import UnlistedTopics
+from nsqtools.cluster.topics import UnlistedTopics, named_topics, topics_on_nsqds
 from nsqtools.errors import ConfigurationError, NsqError
 
 log = logging.getLogger("nsqtools")

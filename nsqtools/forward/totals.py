@@ -69,7 +69,9 @@ class Counters:
             samples = [({"topic": topic}, counts[name]) for topic, counts in topics.items()]
             yield Metric(f"nsq_forward_{what}_total", "counter", help, samples)
         yield Metric(
-            *("nsq_forward_held_messages", "gauge", "Messages on their way or waiting to be sent."),
+            "nsq_forward_held_messages",
+            "gauge",
+            "Messages on their way or waiting to be sent.",
             [({}, held)],
         )
         yield Metric(

@@ -44,6 +44,11 @@ def parse_address(text: str, default_port: int = NSQD_TCP_PORT) -> Address:
         raise ConfigurationError(
             f"invalid address {text!r}", hint="A TCP address is host:port, without a scheme."
         )
+    if "," in text:
+        raise ConfigurationError(
+            f"invalid address {text!r}",
+            hint="It is several: repeat the option, or separate them by spaces in a variable.",
+        )
     if text.startswith("["):
         host, closed, rest = text[1:].partition("]")
         if not closed or (rest and not rest.startswith(":")):

@@ -20,7 +20,7 @@ _HINTS = {
     "E_AUTH_FAILED": "The auth server did not accept the secret, or nsqd could not reach it.",
     "E_UNAUTHORIZED": "The secret does not allow this on this topic and channel.",
     "E_BAD_PROTOCOL": "Is this nsqd's TCP port? nsqlookupd's TCP port answers like this.",
-    "E_BAD_BODY": "This is outside nsqd's limits: see its flags, and nsq options for ours.",
+    "E_BAD_BODY": "This is outside nsqd's limits: see its flags, and nsq config show for ours.",
     "E_BAD_MESSAGE": "nsqd's --max-msg-size bounds a message, and an empty message is refused.",
 }
 

@@ -102,7 +102,7 @@ class PublishJob:
         self._number = 0  # of records read
         self._open_batches: deque[InputBatch] = deque()
         begin = checkpoint.place if checkpoint is not None else BEGIN
-        self._source = RecordSource(paths, delimiter, lambda: self._is_stopped, begin)
+        self._source = RecordSource(paths, delimiter, self._reads_no_more, begin)
         self._publisher = Publisher(addresses, client_options, options, lambda: self._is_stopped)
 
     @property
@@ -143,7 +143,7 @@ class PublishJob:
         try:
             for records in self._source.batches() if self._records is None else self._records:
                 self._take(records)
-                if self._is_stopped or (self._publisher.has_given_up and self._unsent is None):
+                if self._reads_no_more():
                     break
         finally:
             self._publisher.finish()
@@ -151,6 +151,11 @@ class PublishJob:
             if self._checkpoint is not None:
                 self._checkpoint.save()
         return self.counts
+
+    def _reads_no_more(self) -> bool:
+        """Also asked while the input is silent: what nsqd did not take is sent again meanwhile."""
+        self._publisher.poll()
+        return self._is_stopped or (self._publisher.has_given_up and self._unsent is None)
 
     def _take(self, records: Sequence[bytes]) -> None:
         if self._publisher.has_given_up:

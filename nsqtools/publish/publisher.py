@@ -2,8 +2,9 @@
 
 A batch that an nsqd certainly did not take is sent again, after a delay that doubles, until
 ``retry_timeout_s`` after its first failure. One whose fate is unknown is sent again only when asked
-to, because its records may arrive twice then. One that nsqd refused is halved until the refused
-record is alone: the others must not suffer for it.
+to, because its records may arrive twice then, and ends as confirmed or unknown whatever comes
+after. One that nsqd refused is halved until the refused record is alone: the others must not suffer
+for it.
 
 While something waits to be sent again nothing new is accepted, so memory stays bounded by the
 producers' windows.
@@ -12,7 +13,7 @@ Why a `Producer` for each nsqd, and not one with a mode and retries of its own: 
 publish as a whole, after which nothing is known of the way there. Here each record has an outcome,
 for each nsqd in mode all; what was sent again is counted, and what may have doubled by it; the time
 for retries begins with the first failure, not while a record waits its turn; and a stop ends them.
-What a failure means is decided in one place for both: the class of the error, and `is_passing`.
+What a failure means is decided in one place for both, `nsqtools.client.outcomes`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from nsqtools.client.options import ClientOptions
+from nsqtools.client.outcomes import kept_unknown, may_split, may_try_again
 from nsqtools.client.producer import Producer
-from nsqtools.client.publication import Publication, is_passing
+from nsqtools.client.publication import Publication
 from nsqtools.client.reconnect import RetryDelays
 from nsqtools.client.spread import PublishMode, Targets
 from nsqtools.errors import (
@@ -81,7 +83,8 @@ class PublishBatch:
 class BatchPart:
     """What goes to one nsqd in one publish: a batch, or a range of it after nsqd refused more.
 
-    ``give_up_at`` is set when it first failed.
+    ``give_up_at`` is set when it first failed; ``may_be_stored`` when some attempt may have stored
+    it, which none after that can make undone.
     """
 
     batch: PublishBatch
@@ -89,6 +92,7 @@ class BatchPart:
     stop: int
     address: str
     give_up_at: float | None = None
+    may_be_stored: bool = False
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -142,8 +146,12 @@ RETRY_BASE_S = 0.1
 RETRY_MAX_S = 5.0
 POLL_S = 0.1
 
-# What splitting a batch can cure: one message or the whole is too large for this nsqd.
-SPLITTABLE = ("E_BAD_MESSAGE", "E_BAD_BODY")
+# of what is not sent again
+ENDINGS = {
+    PublishRejected: PublishOutcome.REJECTED,
+    PublishRefused: PublishOutcome.UNSENT,
+    PublishUnknown: PublishOutcome.UNKNOWN,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +175,8 @@ class Publisher:
 
     ``counts`` has each record once, by its worst outcome. ``counts_by_nsqd`` has it once for each
     nsqd that it was for, where every record goes to several. ``retried`` counts records that were
-    sent again, and ``repeated`` those of them that nsqd may have had already.
+    sent again, and ``repeated`` those of them that nsqd may have had already. ``has_given_up``
+    tells whether some were not sent again, or not at all: nsqd was gone for too long, or refuses.
     """
 
     def __init__(
@@ -183,6 +192,7 @@ class Publisher:
         }
         self.retried = 0
         self.repeated = 0
+        self.has_given_up = False
         self.last_error: NsqError | None = None
         self._options = options
         self._is_stopped = is_stopped
@@ -195,11 +205,6 @@ class Publisher:
         self._retries: list[BatchPart] = []
         self._retry_at = 0.0
         self._under_way = 0  # sends whose outcome has not been read from the queue
-
-    @property
-    def has_given_up(self) -> bool:
-        """Tell whether records were left unsent: nsqd was gone for too long."""
-        return self.counts.unsent > 0
 
     def publish(
         self,
@@ -232,12 +237,13 @@ class Publisher:
             counts.add(outcome)
 
     def poll(self) -> None:
-        """Act on the outcomes that are there, without waiting."""
+        """Act on the outcomes that are there, and send again what is due, without waiting."""
         try:
             while True:
                 self._act_on(*self._outcomes.get_nowait())
         except queue.Empty:
             pass
+        self._retry()
 
     def drain(self) -> None:
         """Wait until every record has its outcome."""
@@ -280,7 +286,6 @@ class Publisher:
         except queue.Empty:
             pass
         self.poll()
-        self._retry()
 
     def _act_on(self, part: BatchPart, error: PublishError | None) -> None:
         self._under_way -= 1
@@ -289,21 +294,15 @@ class Publisher:
             self._end(part, PublishOutcome.CONFIRMED)
             return
         self.last_error = error
-        if isinstance(error, PublishRejected) and not is_passing(error.cause):
-            self._on_rejected(part, error)
-        elif isinstance(error, PublishUnknown) and not self._options.retry_unknown:
-            self._end(part, PublishOutcome.UNKNOWN, error)
-        elif isinstance(error, PublishRefused):
-            self._end(part, PublishOutcome.UNSENT, error)
-        else:
+        if isinstance(error, PublishUnknown):
+            part = replace(part, may_be_stored=True)
+        if may_split(error) and len(part) > 1:
+            for half in part.halves():
+                self._retry_later(half, error)
+        elif may_try_again(error, retry_unknown=self._options.retry_unknown):
             self._retry_later(part, error)
-
-    def _on_rejected(self, part: BatchPart, error: PublishRejected) -> None:
-        if len(part) == 1 or error.cause.code not in SPLITTABLE:
-            self._end(part, PublishOutcome.REJECTED, error)
-            return
-        for half in part.halves():
-            self._retry_later(half, error)
+        else:
+            self._end(part, ENDINGS[type(error)], error)
 
     def _retry_later(self, part: BatchPart, error: PublishError) -> None:
         now = time.monotonic()
@@ -329,6 +328,10 @@ class Publisher:
         self, part: BatchPart, outcome: PublishOutcome, error: PublishError | None = None
     ) -> None:
         batch = part.batch
+        self.has_given_up |= outcome is PublishOutcome.UNSENT
+        if error is not None and part.may_be_stored:
+            outcome = PublishOutcome.UNKNOWN
+            self.last_error = error = kept_unknown(error)
         if self.counts_by_nsqd:
             self.counts_by_nsqd[part.address].add(outcome, len(part))
         if not batch.note(part, outcome, error):

@@ -24,7 +24,7 @@ from nsqtools.publish.publisher import (
 )
 from nsqtools.publish.source import RecordSource
 from nsqtools.publish.unsent_files import UnsentFiles
-from nsqtools.records.dead_letters import DeadLetter, decode_dead_letter
+from nsqtools.records.envelope import DeadLetter, decode_dead_letter
 
 BATCH = 500
 

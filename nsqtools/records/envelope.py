@@ -9,6 +9,14 @@ The line is put together by hand, and the json module only quotes strings, in C:
 as dumping a dict. What quotes is private to json; the public way to it takes a third longer for a
 whole line, and is taken where the private name is missing. Decoding is strict; whoever reads the
 lines knows their numbers and puts them before the message of the ``ValueError``.
+
+A message that could not be delivered is the raw body in a topic, which any consumer can read and
+any tool publish again. In a file it is this line and why and when delivery failed, which whatever
+reads envelopes reads as well:
+
+    {"topic": "clicks", .. "body": "..", "error": "HTTP 400 Bad Request", "failed_at": 17..}
+
+``failed_at`` is in nanoseconds since 1970, as ``ts`` is.
 """
 
 from __future__ import annotations
@@ -141,3 +149,33 @@ def _body(fields: dict[str, Any]) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         raise ValueError('"body" contains half of a surrogate pair') from None
+
+
+class DeadLetter(NamedTuple):
+    """A line that was read; ``error`` and ``failed_at_ns`` are None in a plain envelope."""
+
+    message: Envelope
+    error: str | None
+    failed_at_ns: int | None
+
+
+def encode_dead_letter(
+    topic: str, nsqd: str, message: MessageLike, *, error: str, failed_at_ns: int
+) -> bytes:
+    """Return the line, ended by a newline."""
+    envelope = encode_many(topic, nsqd, [message])
+    # half of a surrogate pair, from a text that was not UTF-8, cannot be written
+    reason = quote(error.encode("utf-8", "replace").decode())
+    return envelope[:-2] + f', "error": {reason}, "failed_at": {failed_at_ns}}}\n'.encode()
+
+
+def decode_dead_letter(line: bytes) -> DeadLetter:
+    """Read one line, with or without its newline. Raises ``ValueError`` that says what is wrong."""
+    message = decode(line)
+    fields = json.loads(line)
+    error, failed_at_ns = fields.get("error"), fields.get("failed_at")
+    return DeadLetter(
+        message,
+        error if isinstance(error, str) else None,
+        failed_at_ns if isinstance(failed_at_ns, int) else None,
+    )

@@ -56,7 +56,7 @@ def _compile(program: str, around: tuple[str, str]) -> Callable[[str], Any]:
         import jq
     except ImportError:
         raise ConfigurationError(
-            "JSON cannot be queried: the package jq is not installed", hint="pip install jq"
+            "JSON cannot be queried without the package jq: pip install 'nsqtools[jq]'"
         ) from None
     try:
         jq.compile(

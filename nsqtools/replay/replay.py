@@ -4,20 +4,32 @@ Messages are merged by time, selected, and published in batches, each to the top
 to the one it is sent to. With a checkpoint the batches go one by one: the next begins when the one
 before is confirmed and written down. Without, they follow each other without a pause.
 
+The merge has few files open and none loaded: a file is opened when it comes to its beginning, which
+its index tells, or its first message. Messages of one file keep the order in which they were
+written: it is that of their times but for redeliveries. Bare bodies have no time; their files come
+first, one after the other.
+
 A batch with messages that nsqd may not have ends a replay with a checkpoint: it begins with that
 batch again the next time.
 """
 
 from __future__ import annotations
 
+import heapq
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import NamedTuple
 
 from nsqtools.archive.finding import ArchiveFile
-from nsqtools.archive.reader import EVER, OnDamage, TimeRange
+from nsqtools.archive.reader import (
+    EVER,
+    OnDamage,
+    TimeRange,
+    read_messages,
+)
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.names import check_topic
@@ -33,7 +45,56 @@ from nsqtools.publish.source import BATCH_BYTES, BATCH_RECORDS
 from nsqtools.publish.unsent_files import UnsentFiles
 from nsqtools.records.envelope import Envelope, encode_many
 from nsqtools.replay.checkpoint import Checkpoint
-from nsqtools.replay.merge import Archived, merge
+
+
+class Archived(NamedTuple):
+    """A message, the number of its file among those given, and its own number in it, from 1."""
+
+    file: int
+    number: int
+    message: Envelope
+
+
+def merge(
+    archives: Sequence[ArchiveFile],
+    on_damage: OnDamage,
+    *,
+    delimiter: bytes = b"\n",
+    within: TimeRange = EVER,
+) -> Iterator[Archived]:
+    """Iterate over all messages. Raises `OutputError` for a file that cannot be read."""
+    begins = sorted(
+        (_begin(archive, delimiter), file)
+        for file, archive in enumerate(archives)
+        if archive.members is None or any(map(within.may_have, archive.members))
+    )
+    begins.reverse()
+    heads: list[tuple[int, int, int, Envelope, Iterator[Envelope]]] = []
+
+    def push(file: int, number: int, messages: Iterator[Envelope]) -> None:
+        message = next(messages, None)
+        if message is not None:
+            heapq.heappush(heads, (message.timestamp_ns, file, number, message, messages))
+
+    while heads or begins:
+        while begins and (not heads or begins[-1] < heads[0][:2]):
+            _, file = begins.pop()
+            messages = read_messages(archives[file], on_damage, delimiter=delimiter, within=within)
+            push(file, 1, messages)
+        if heads:
+            _, file, number, message, messages = heapq.heappop(heads)
+            yield Archived(file, number, message)
+            push(file, number + 1, messages)
+
+
+def _begin(archive: ArchiveFile, delimiter: bytes) -> int:
+    """The time of a file's first message; 0 where it has none."""
+    if archive.members and archive.members[0].max_ts:
+        return min(member.min_ts for member in archive.members)
+    messages = read_messages(archive, lambda path, problem: None, delimiter=delimiter)
+    first = next(messages, None)
+    return first.timestamp_ns if first else 0
+
 
 STOP_CHECK_S = 0.2
 

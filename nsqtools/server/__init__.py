@@ -10,7 +10,9 @@ asyncio loop, so no lock is taken here.
     queues/             the queues of nsqd, topics, channels: memory first, then files
     http/               routing and errors as Go's, and the endpoints
     settings/           options, flags in Go's syntax, TOML files
-    stats/ lookup/      /stats and statsd; registering with nsqlookupd, and its registrations
+    stats statsd        /stats and /metrics; what goes to statsd
+    lookup_peers        registering with nsqlookupd
+    registrations       what nsqlookupd knows
 
 The two classes are imported when they are asked for: ``nsq nsqd --help`` must not load a server.
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.server.daemon_log import DaemonLog, version_line
@@ -22,6 +22,10 @@ from nsqtools.server.settings.go_flags import (
     usage,
 )
 
+if TYPE_CHECKING:
+    from nsqtools.server.settings.nsqd_options import NsqdOptions
+    from nsqtools.server.settings.nsqlookupd_options import NsqlookupdOptions
+
 
 class RunnableDaemon(Protocol):
     """A daemon that can be run."""
@@ -32,16 +36,7 @@ class RunnableDaemon(Protocol):
         """Nothing but the daemon runs in this process: it may tune the collector."""
 
 
-class LogOptions(Protocol):
-    """The options that every daemon has."""
-
-    @property
-    def log_level(self) -> str: ...
-    @property
-    def log_prefix(self) -> str: ...
-
-
-O = TypeVar("O", bound=LogOptions)  # noqa: E741 - the options of a daemon
+O = TypeVar("O", bound="NsqdOptions | NsqlookupdOptions")  # noqa: E741 - the options of a daemon
 
 
 def run_daemon(
@@ -93,7 +88,7 @@ def run_daemon(
 
 
 def _read_config(path: str, options_class: type[O]) -> dict[str, Any]:
-    from nsqtools.server.settings.config_file import read_config
+    from nsqtools.server.settings.go_flags import read_config
 
     return read_config(path, options_class)
 
@@ -101,8 +96,10 @@ def _read_config(path: str, options_class: type[O]) -> dict[str, Any]:
 def _run(make_daemon: Callable[[], RunnableDaemon], *, serves: bool) -> None:
     import asyncio
 
+    from nsqtools.files.descriptors import allow_many
     from nsqtools.server.loop_meter import MeteredLoop
 
+    allow_many()
     with asyncio.Runner(loop_factory=MeteredLoop) as runner:
         runner.run(_serve(make_daemon, serves=serves))
 

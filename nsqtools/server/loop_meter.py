@@ -83,13 +83,15 @@ class LoopMeter(selectors.DefaultSelector):
             loop.call_soon(self._run, loop)
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        for _ in range(len(self._waiting)):
-            self._waiting.popleft()()
-            if self.is_used_up:
-                break
-        self._is_due = bool(self._waiting)
-        if self._is_due:
-            loop.call_soon(self._run, loop)
+        try:
+            for _ in range(len(self._waiting)):
+                self._waiting.popleft()()
+                if self.is_used_up:
+                    break
+        finally:  # the loop reports what raised; all others must have their turns nevertheless
+            self._is_due = bool(self._waiting)
+            if self._is_due:
+                loop.call_soon(self._run, loop)
 
     def share_ends_s(self) -> float:
         """Return until when a client may work in this turn, on the clock of the loop."""

@@ -18,10 +18,8 @@ from nsqtools.protocol.stats import NsqdStats
 from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog, version_line
 from nsqtools.server.http.debug_api import debug_handlers
 from nsqtools.server.http.foundation import HTTPApi
-from nsqtools.server.http.nsqd_api import NsqdHTTP, Ports
-from nsqtools.server.http.quick import QuickPaths
+from nsqtools.server.http.nsqd_api import NsqdHTTP, Ports, StatsHTTP
 from nsqtools.server.http.server import HTTPServer, foreign_calls
-from nsqtools.server.http.stats_api import StatsHTTP
 from nsqtools.server.listen import (
     accept,
     is_open_to_all,
@@ -30,13 +28,13 @@ from nsqtools.server.listen import (
     real_port,
     report_errors,
 )
-from nsqtools.server.lookup.lookup_registry import LookupRegistry
+from nsqtools.server.lookup_peers import LookupRegistry
 from nsqtools.server.loop_meter import meter_of
 from nsqtools.server.queues.data_path import DataPathLock
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.settings.nsqd_options import REQUIRED, NsqdOptions
-from nsqtools.server.stats.gather import gather_stats
-from nsqtools.server.stats.statsd import StatsdPusher, expand_prefix
+from nsqtools.server.stats import gather_stats
+from nsqtools.server.statsd import StatsdPusher, expand_prefix
 from nsqtools.server.tcp.auth import AuthServers
 from nsqtools.server.tcp.client_connection import ClientConnection
 from nsqtools.server.tcp.protocol_v2 import ClientContext, ProtocolV2
@@ -59,6 +57,7 @@ class NsqdDaemon:
             lock = DataPathLock(Path(options.data_path or "."))
             undo.callback(lock.release)
             self._tls_context = server_context(options)
+            self._auth_servers = AuthServers(options, log) if options.auth_http_address else None
             if options.tls_client_auth_policy == "require":
                 log.warn(
                     "TLS: client certificates are verified, although 'require' does not ask it"
@@ -96,7 +95,7 @@ class NsqdDaemon:
         except BaseException:
             self._undo.close()  # another one may have the data path and the ports
             raise
-        self._context = ClientContext(self.nsqd, self._tls_context, self._auth_servers())
+        self._context = ClientContext(self.nsqd, self._tls_context, self._auth_servers)
         self._registry = LookupRegistry(self.nsqd, self._own_info())
         self._registry.set_addresses(self._options.lookupd_tcp_address)
         self.nsqd.registry = self._registry
@@ -119,11 +118,6 @@ class NsqdDaemon:
             tcp_port=options.broadcast_tcp_port or max(0, _port(self._tcp)),
             version=NSQ_VERSION,
         )
-
-    def _auth_servers(self) -> AuthServers | None:
-        if not self._options.auth_http_address:
-            return None
-        return AuthServers(self._options, self._log)
 
     async def _serve_tcp(self) -> None:
         if self._tcp is None:
@@ -157,12 +151,13 @@ class NsqdDaemon:
             resolved,
             self._registry.set_addresses,
         )
+        nsqd = NsqdHTTP(self.nsqd, ports)
         handlers = {
-            **NsqdHTTP(self.nsqd, ports).handlers(),
+            **nsqd.handlers(),
             **stats.handlers(),
             **debug_handlers(),
         }
-        required_port = None
+        required_port: int | None = None
         if self._options.tls_required == REQUIRED:
             required_port = max(0, _port(self._https))
         for name, listener, context in (
@@ -170,11 +165,14 @@ class NsqdDaemon:
             ("HTTPS", self._https, self._tls_context),
         ):
             if listener is not None:
-                foreign = foreign_calls(listener, self._options.broadcast_address)
-                api = HTTPApi(handlers, self._log, tls_required_port=required_port, foreign=foreign)
-                is_refused = required_port is not None and context is None
-                quick = None if is_refused else QuickPaths(self.nsqd, foreign)
-                server = HTTPServer(api, listener, context, quick)
+                api = HTTPApi(
+                    handlers,
+                    self._log,
+                    body_limits={**nsqd.body_limits(), **stats.body_limits()},
+                    tls_required_port=required_port if context is None else None,
+                    foreign=foreign_calls(listener, self._options.broadcast_address),
+                )
+                server = HTTPServer(api, listener, context)
                 await server.start()
                 self._http_servers.append(server)
                 self._log.info(f"{name}: listening on {_address(listener)}")

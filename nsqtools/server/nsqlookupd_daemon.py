@@ -14,9 +14,9 @@ from nsqtools.server.http.foundation import HTTPApi
 from nsqtools.server.http.nsqlookupd_api import NsqlookupdHTTP
 from nsqtools.server.http.server import HTTPServer, foreign_calls
 from nsqtools.server.listen import accept, listen, real_address, real_port, report_errors
-from nsqtools.server.lookup.registrations import Registrations
 from nsqtools.server.loop_meter import meter_of
-from nsqtools.server.settings.flag_kinds import seconds_to_ns
+from nsqtools.server.registrations import Registrations
+from nsqtools.server.settings.go_flags import seconds_to_ns
 from nsqtools.server.settings.nsqlookupd_options import NsqlookupdOptions
 from nsqtools.server.tcp.client_connection import ClientConnection
 from nsqtools.server.tcp.lookup_protocol_v1 import LookupProtocolV1

@@ -29,8 +29,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from nsqtools import __version__
-from nsqtools.archive.hdfs_settings import ADDRESS, USER
-from nsqtools.archive.storage import HDFS, scheme_of
 from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import ConfigurationError, HTTPError, NsqError
 from nsqtools.http.nsqd_http import NsqdHTTPClient
@@ -196,7 +194,7 @@ def ask_executors(spark: SparkSession, note: Path | None, token: str) -> list[di
 
 
 def check_store(spark: SparkSession, probe: StoredPlace, token: str) -> Finding:
-    """Write, read and delete in an object store or HDFS: here, on executors, and through Hadoop."""
+    """Write, read and delete in an object store: here, on executors, and through Hadoop."""
     url = str(probe)
 
     def reach(number: int) -> str:
@@ -230,13 +228,10 @@ def check_store(spark: SparkSession, probe: StoredPlace, token: str) -> Finding:
     except Exception as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         hint = "Check the credentials, AWS_ENDPOINT_URL, and what the bucket allows."
-        if scheme_of(url) == HDFS:
-            hint = f"Check {ADDRESS}, {USER}, and the permissions of the folder."
         return Finding("shared directory", FAILED, f"{where}: {reason}", hint)
     finally:
         try:
             (probe / "driver").storage.delete((probe / "driver").key)
-            probe.storage.delete(probe.key)  # the folder that HDFS made
         except OSError:
             pass
     return Finding("shared directory", OK, f"{probe.beside('')}, by the driver and all executors")

@@ -30,7 +30,6 @@ from nsqtools.spark.packages import (
     JARS,
     PACKAGES,
     beside_sparks_own,
-    hdfs_environ,
     known_jars,
     needed_packages,
     store_conf,
@@ -48,8 +47,13 @@ MASTER_TIMEOUT_S = 10.0
 
 # Variables that would make pyspark start something else than the settings ask for.
 MISLEADING = (
-    *("PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"),
-    *("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE", "SPARK_TESTING"),
+    "PYSPARK_SUBMIT_ARGS",
+    "PYSPARK_GATEWAY_PORT",
+    "PYSPARK_GATEWAY_SECRET",
+    "SPARK_REMOTE",
+    "SPARK_CONNECT_MODE_ENABLED",
+    "SPARK_API_MODE",
+    "SPARK_TESTING",
 )
 
 SHARED_VARIABLES = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP", *MISLEADING)
@@ -71,7 +75,7 @@ def jvm_environ(settings: SparkSettings, scratch: Path, home: Path) -> dict[str,
         environ.setdefault("NSQ_SPARK_SLOTS", str(settings.local_slots))  # a sink's rate is shared
     if (s3 := stores(os.environ, settings.all_places)) is not None:
         environ |= store_environ(s3)
-    return environ | hdfs_environ(os.environ, settings.all_places)
+    return environ
 
 
 def spark_home() -> Path:
@@ -138,7 +142,7 @@ def secret_conf(settings: SparkSettings, scratch: Path) -> Path | None:
     In local mode they are in the environment of the JVM.
     """
     s3 = stores(os.environ, settings.all_places)
-    found = hdfs_environ(os.environ, settings.all_places) | (store_environ(s3) if s3 else {})
+    found = store_environ(s3) if s3 else {}
     if settings.is_local or not found:
         return None
     path = scratch / "secrets.conf"

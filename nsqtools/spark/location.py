@@ -1,14 +1,12 @@
 """Where data is: the paths of all commands and data sources, parsed in one place.
 
-A location is a path of a mounted file system (or a ``file:`` URL), a place in an object store
-(``s3://``, ``s3a://``, ``gs://``, ``az://``, ``abfss://``), or one in HDFS (``hdfs://``), which is
-used as an object store is. Any other scheme is refused before anything runs. Taken for a relative
-path, ``s3n://bucket/lake`` would be a local directory named ``s3n:``, and what was verified there
-would justify deleting the only other copy.
+A location is a path of a mounted file system (or a ``file:`` URL), or a place in an object store
+(``s3://``, ``s3a://``, ``gs://``, ``az://``, ``abfss://``). Any other scheme is refused before
+anything runs. Taken for a relative path, ``s3n://bucket/lake`` would be a local directory named
+``s3n:``, and what was verified there would justify deleting the only other copy.
 
 What is in a store is reached in two ways: by Python through `archive.storage`, on the driver and on
-executors, and by Spark through Hadoop's file systems, which want ``s3a`` for ``s3``, and know the
-user of HDFS from the environment and not from a URL.
+executors, and by Spark through Hadoop's file systems, which want ``s3a`` for ``s3``.
 
 Trap: `pathlib.Path` joins the slashes of a URL, so text is parsed before it becomes a path; what
 already is one is recognized all the same.
@@ -22,17 +20,15 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from nsqtools.archive.hdfs_settings import parse_hdfs
 from nsqtools.archive.storage import (
-    HDFS,
     OBJECT_SCHEMES,
     Entry,
     Storage,
     StoredFile,
     local_path,
-    open_storage,
     scheme_of,
 )
+from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError
 
 _URL = re.compile(r"([a-z0-9]+):/+([^/]+)/*(.*)", re.DOTALL | re.IGNORECASE)
@@ -43,11 +39,10 @@ SPARKS_SCHEMES = {"s3": "s3a", "az": "abfss"}
 
 @dataclass(frozen=True, slots=True)
 class StoredPlace:
-    """An object, or all below a prefix, in an object store or HDFS. ``key`` is relative to the
-    bucket."""
+    """An object, or all below a prefix, in an object store. ``key`` is relative to the bucket."""
 
     bucket: str
-    """With its scheme: ``s3://bucket``, ``hdfs://user@namenode``."""
+    """With its scheme: ``s3://bucket``."""
     key: str
 
     def __str__(self) -> str:
@@ -102,14 +97,11 @@ def parse_location(text: str) -> Path:
 
 
 def parse_place(text: str) -> Location:
-    """Return the path, or the place in an object store or HDFS, that a location names.
+    """Return the path, or the place in an object store, that a location names.
 
     Raises ``ValueError`` for any other.
     """
-    scheme = scheme_of(text)
-    if scheme == HDFS:
-        return _hdfs_place(text)
-    if scheme in OBJECT_SCHEMES:
+    if scheme_of(text) in OBJECT_SCHEMES:
         match = _URL.fullmatch(text)
         if match is None:
             raise ValueError(f"{text} names no bucket")
@@ -118,14 +110,6 @@ def parse_place(text: str) -> Location:
         return local_path(text)
     except ConfigurationError as exc:
         raise ValueError(f"{exc}. {exc.hint}".rstrip(". ")) from None
-
-
-def _hdfs_place(text: str) -> StoredPlace:
-    try:
-        found = parse_hdfs(text)
-    except ConfigurationError as exc:
-        raise ValueError(f"{exc}. {exc.hint}".rstrip(". ")) from None
-    return StoredPlace(found.root, found.path)
 
 
 def parse_locations(texts: Iterable[str]) -> list[Path]:
@@ -151,9 +135,6 @@ def spark_url(place: Location) -> str:
     if isinstance(place, Path):
         return f"file://{place.absolute()}"
     scheme, _, rest = str(place).partition("://")
-    if scheme == HDFS:
-        found = parse_hdfs(str(place))
-        return f"{found.url}/{found.path}"
     return f"{SPARKS_SCHEMES.get(scheme, scheme)}://{rest}"
 
 

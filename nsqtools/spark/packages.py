@@ -1,4 +1,4 @@
-"""The jars that Spark needs besides its own, and its settings for object stores and HDFS.
+"""The jars that Spark needs besides its own, and its settings for object stores.
 
 PySpark comes without Hadoop's connectors and without Delta. Spark fetches them from Maven when a
 session first needs them, and keeps them below ``~/.ivy2``; where there is no network,
@@ -20,8 +20,6 @@ from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from nsqtools.archive.hdfs_settings import ADDRESS, CA_FILE, USER, hdfs_settings, parse_hdfs
-from nsqtools.archive.storage import HDFS, scheme_of
 from nsqtools.archive.storage_credentials import S3Settings, s3_settings
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import replace_file
@@ -167,26 +165,3 @@ def stores(environ: Mapping[str, str], places: Iterable[Location]) -> S3Settings
     """Return the settings of S3 when a place is in it."""
     schemes = {str(place).partition(":")[0] for place in places if isinstance(place, StoredPlace)}
     return s3_settings(environ=environ) if schemes & {"s3", "s3a"} else None
-
-
-def hdfs_environ(environ: Mapping[str, str], places: Iterable[Location]) -> dict[str, str]:
-    """Return the variables that Hadoop and our own reading find places in HDFS by.
-
-    A process has one user there. Raises `ConfigurationError` for places of several.
-    """
-    texts = {place.bucket for place in places if isinstance(place, StoredPlace)}
-    found = [parse_hdfs(text) for text in sorted(texts) if scheme_of(text) == HDFS]
-    settings = {each: hdfs_settings(each, environ=environ) for each in found}
-    users = sorted({each.user for each in settings.values()})
-    if len(users) > 1:
-        raise ConfigurationError(
-            f"Spark uses HDFS as one user, not as {' and '.join(users)}",
-            hint=f"Leave the user out of the URLs, and set {USER}.",
-        )
-    addresses = [f"{each.name}={url}" for each in found for url in settings[each].namenodes]
-    named = {
-        ADDRESS: ",".join(addresses),
-        USER: "".join(users),
-        CA_FILE: environ.get(CA_FILE, "") if found else "",
-    }
-    return {name: value for name, value in named.items() if value}

@@ -63,8 +63,7 @@ def peek(
         channel,
         nsqd_tcp_addresses=nsqd_tcp_addresses,
         lookupd_http_addresses=lookupd_http_addresses,
-        # none is given up: that would finish it
-        options=replace(options, max_in_flight=max(most, spread), max_attempts=0),
+        options=replace(options, max_in_flight=max(most, spread)),
         address_map=address_map,
     )
     held: list[Batch] = []

@@ -49,11 +49,15 @@ class _Recorder:
         self.answers[message_id].append("requeue")
         self.requeues[message_id] = delay_s, backoff
 
+    def requeue_late(self, message_id: bytes) -> None: ...
+
     def touch(self, message_id: bytes) -> None:
         self.answers[message_id].append("touch")
 
     def finish_unseen(self, message_id: bytes) -> None:
         self.answers[message_id].append("give_up")
+
+    def give_back(self, ids: list[bytes], in_time: bool) -> None: ...
 
 
 class FakeMessage(Message):

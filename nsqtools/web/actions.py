@@ -1,17 +1,41 @@
-"""Changes from the browser: a plan to show, and then to carry out. `WebContext.act` does that.
+"""Changes from the browser: a plan to show and carry out, and what is written down of them.
 
-The plans are those of `nsq topic`, `nsq channel` and `nsq tombstone`.
+The plans are those of `nsq topic`, `nsq channel` and `nsq tombstone`; `WebContext.act` makes them.
+
+A change has a line of ``--audit-log`` before it is made ("begun") and one after it ("done",
+"partly", "failed"), so that a crash in between leaves a trace. A line that cannot be written stops
+the change. The file is opened for each line: it may be renamed while the console runs.
+
+Notifications are nsqadmin's documents. They are sent on a thread of their own, not retried, and a
+dead endpoint costs nobody anything but a line in the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import logging
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from nsqtools.cluster.admin import Action, AdminPlan
-from nsqtools.cluster.admin_plans import plan_channels, plan_tombstone, plan_topics
+from nsqtools.cluster.admin import (
+    Action,
+    AdminPlan,
+    StepResult,
+    plan_channels,
+    plan_tombstone,
+    plan_topics,
+)
 from nsqtools.cluster.directory import Cluster
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, NsqError, OutputError
+from nsqtools.files.opening import open_to_append
+from nsqtools.protocol.escaping import escape_line
+from nsqtools.protocol.go_text import go_json
 from nsqtools.protocol.names import check_channel, check_topic
 from nsqtools.protocol.stats import read_stats
 
@@ -85,3 +109,164 @@ def recreators(cluster: Cluster, change: Change, plan: AdminPlan) -> Iterable[st
                 f"{len(publishing)} connected producers have published to it on {address}, and"
                 " create it again with the next message"
             )
+
+
+log = logging.getLogger("nsqtools")
+
+MAX_WAITING = 1000
+CONNECT_TIMEOUT_S, TIMEOUT_S = 2.0, 5.0
+MAX_ANSWER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a change was asked for: the user, the address, the program and the URL."""
+
+    user: str
+    remote: str
+    user_agent: str
+    url: str
+
+
+class AuditLog:
+    """One file, or none. Thread-safe. Raises `OutputError` when it cannot be written."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._write("")
+
+    def begun(self, change: Change, origin: Origin) -> None:
+        """Write that a change is about to be made."""
+        self._write(_line("begun", change, origin))
+
+    def ended(self, change: Change, origin: Origin, results: Sequence[StepResult]) -> None:
+        """Write how it ended. A failure is logged only: the change is made."""
+        failed = [result for result in results if result.error is not None]
+        state = "done" if not failed else "partly" if len(failed) < len(results) else "failed"
+        steps = [
+            {
+                "daemon": result.step.daemon.value,
+                "address": result.step.address,
+                "action": result.step.action.value,
+                "error": None if result.error is None else str(result.error),
+            }
+            for result in results
+        ]
+        try:
+            self._write(_line(state, change, origin, steps=steps))
+        except OutputError as exc:
+            log.error("%s", exc)
+
+    def drain(self, state: str, source: str, target: str, origin: Origin, **more: Any) -> None:
+        """Write that an nsqd is about to be drained, or how that ended."""
+        self._write(_document_line(state, "drain_node", origin, node=source, to=target, **more))
+
+    def _write(self, line: str) -> None:
+        if self._path is None:
+            return
+        try:
+            with open_to_append(self._path) as file:
+                file.write(line.encode())
+        except OSError as exc:
+            raise OutputError(f"cannot write the audit log {self._path} ({exc.strerror})") from exc
+
+
+def _line(state: str, change: Change, origin: Origin, **more: Any) -> str:
+    subject = {
+        "topic": change.topic,
+        "channel": change.channel or None,
+        "node": change.node or None,
+    }
+    return _document_line(state, change.name, origin, **subject, **more)
+
+
+def _document_line(state: str, action: str, origin: Origin, **more: Any) -> str:
+    document = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "state": state,
+        "action": action,
+        "user": origin.user or None,
+        "remote": origin.remote,
+        "user_agent": origin.user_agent,
+        **more,
+    }
+    return json.dumps(document) + "\n"
+
+
+def notification(change: Change, origin: Origin, at_s: int, via: str) -> dict[str, Any]:
+    """Return nsqadmin's document about a change."""
+    document = {
+        "action": change.name,
+        "topic": change.topic,
+        "channel": change.channel,
+        "node": change.node,
+        "timestamp": at_s,
+        "user": origin.user,
+        "remote_ip": origin.remote,
+        "user_agent": origin.user_agent,
+        "url": origin.url,
+        "via": via,
+    }
+    optional = ("channel", "node", "user")
+    return {key: value for key, value in document.items() if value or key not in optional}
+
+
+class Notifier:
+    """Sends notifications to an endpoint, "" for none, between `start` and `stop`."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._via = socket.gethostname()
+        self._waiting: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
+        self._thread = threading.Thread(target=self._run, name="nsq-notifier", daemon=True)
+
+    def start(self) -> None:
+        """Begin to send."""
+        if self._endpoint:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Send what waits, for as long as one exchange may take."""
+        if self._thread.is_alive():
+            self._put(None)
+            self._thread.join(CONNECT_TIMEOUT_S + TIMEOUT_S)
+
+    def notify(self, change: Change, origin: Origin) -> None:
+        """Send a notification, soon."""
+        if self._endpoint:
+            self._put(go_json(notification(change, origin, int(time.time()), self._via)))
+
+    def _put(self, body: bytes | None) -> None:
+        try:
+            self._waiting.put_nowait(body)
+        except queue.Full:
+            log.warning("a notification to %s is dropped: too many wait", self._endpoint)
+
+    def _run(self) -> None:
+        import ssl
+
+        from nsqtools.http.exchange import Exchanges
+
+        tls = ssl.create_default_context() if self._endpoint.startswith("https:") else None
+        exchanges = Exchanges(
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            timeout_s=TIMEOUT_S,
+            max_body_bytes=MAX_ANSWER_BYTES,
+            tls=tls,
+        )
+        headers: dict[bytes | str, bytes | str] = {
+            "Host": self._endpoint.partition("://")[2].partition("/")[0],
+            "Content-Type": "application/json",
+            "User-Agent": "nsqtools",
+        }
+        while (body := self._waiting.get()) is not None:
+            try:
+                answer = exchanges.request("POST", self._endpoint, headers, body)
+                problem = "" if answer.status < 300 else f"HTTP {answer.status} {answer.reason}"
+            except (NsqError, OSError, ValueError) as exc:
+                problem = str(exc)
+            except Exception as exc:  # httpcore's errors have no common base of ours
+                problem = str(exc) or type(exc).__name__
+            if problem:
+                log.warning("cannot notify %s (%s)", self._endpoint, escape_line(problem[:200]))
+        exchanges.close()

@@ -9,6 +9,7 @@ the rest the pages
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from starlette.applications import Starlette
@@ -22,14 +23,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.directory import Cluster
+from nsqtools.cluster.stats_documents import node_metrics, sample_metrics
 from nsqtools.errors import NsqError
 from nsqtools.protocol.go_text import go_json
-from nsqtools.web import guard, metrics, pages
-from nsqtools.web.api import routes as api
-from nsqtools.web.audit import AuditLog, Notifier
+from nsqtools.records.prometheus import Metric, encode_metrics
+from nsqtools.web import api_routes, pages
+from nsqtools.web.access import HEADERS, Identities, TooManyFailures, refusal
+from nsqtools.web.actions import AuditLog, Notifier
 from nsqtools.web.context import WebContext
-from nsqtools.web.identity import Identities
-from nsqtools.web.passwords import TooManyFailures
 from nsqtools.web.settings import WebSettings, own_names
 from nsqtools.web.watcher import Watcher
 
@@ -65,8 +66,8 @@ def make_app(context: WebContext) -> ASGIApp:
     """Return the application for a context."""
     own: list[BaseRoute] = [
         Route("/ping", ping),
-        *api.routes(context),
-        *metrics.routes(context),
+        *api_routes.routes(context),
+        Route("/metrics", _metrics(context)),
         *pages.routes(context),
     ]
     base = context.settings.base_path
@@ -112,7 +113,7 @@ class Gate:
         await self._app(scope, _bounded(receive), send)
 
     async def _refuse(self, scope: Scope, headers: Headers) -> Response | None:
-        if why := guard.refusal(scope["method"], headers, self._names):
+        if why := refusal(scope["method"], headers, self._names):
             return _answer(scope, why, 403)
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length[:20]) > MAX_BODY_BYTES:
@@ -146,7 +147,7 @@ def _with_headers(send: Send) -> Send:
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
-            for name, value in guard.HEADERS.items():
+            for name, value in HEADERS.items():
                 headers.setdefault(name, value)
         await send(message)
 
@@ -166,3 +167,51 @@ def _bounded(receive: Receive) -> Receive:
         return message
 
     return receive_some
+
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+FIRST_SAMPLE_S = 10.0
+
+
+def _metrics(context: WebContext) -> Callable[[Request], Response]:
+    def metrics(_: Request) -> Response:
+        # a hostile nsqd may send what is not text
+        text = metrics_text(context).encode("utf-8", "backslashreplace")
+        return Response(text, media_type=CONTENT_TYPE)
+
+    return metrics
+
+
+def metrics_text(context: WebContext) -> str:
+    """Return /metrics: every topic and channel of all nsqd; waits for the first sample.
+
+    It shows the last sample, which is at most an interval old (``nsq_sample_age_seconds``): however
+    many scrape, nsqd is asked once. An nsqd that does not answer has ``nsq_up`` 0 and nothing else,
+    and is no reason for a scrape to fail.
+    """
+    watcher = context.watcher
+    sample = watcher.latest or watcher.wait_newer(0, FIRST_SAMPLE_S)
+    own = [
+        Metric(
+            "nsq_scrape_duration_seconds",
+            "gauge",
+            "How long all nsqd took to answer.",
+            [({}, f"{watcher.took_s:.6g}")],
+        ),
+        Metric(
+            "nsq_sample_interval_seconds",
+            "gauge",
+            "Time between two samples.",
+            [({}, f"{watcher.interval_s:g}")],
+        ),
+    ]
+    if sample is None:
+        return encode_metrics(own)
+    age_s = max(0.0, time.time() - sample.time_ns / 1e9)
+    own.append(
+        Metric(
+            "nsq_sample_age_seconds", "gauge", "How old these numbers are.", [({}, f"{age_s:.3f}")]
+        )
+    )
+    lookupds = list(context.cluster.lookupds)
+    return encode_metrics([*sample_metrics(sample, lookupds), *node_metrics(sample), *own])

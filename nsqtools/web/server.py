@@ -1,18 +1,22 @@
 """Serve the console until it is stopped: uvicorn, in the ordinary way, on a socket of our own.
 
-Trap: an answer that goes on (server-sent events) would keep the server from ending. Stopping the
-watcher ends those, and what is left is cut off after a moment.
+Traps: an answer that goes on (server-sent events) would keep the server from ending. Stopping the
+watcher ends those, and what is left is cut off after a moment. And without a descriptor for a new
+connection asyncio waits a second, but first logs a traceback for each connection it has room for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -28,22 +32,49 @@ BACKLOG = 128
 FINISH_S = 3.0
 TURN_S = 1.0
 MAX_CONNECTIONS = 512
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+ACCEPT_RETRY_S = 0.5  # less than asyncio's own
+REPEAT_S = 60.0
 
 
-def listen(settings: WebSettings) -> socket.socket:
+class Listener(socket.socket):
+    """A listening socket that is tried no more for a moment after the system had no room."""
+
+    _retry_s = 0.0
+    _told_s = -REPEAT_S
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection. Raises ``OSError``."""
+        now_s = time.monotonic()
+        if now_s < self._retry_s:
+            raise BlockingIOError(errno.EAGAIN, "tried again in a moment")
+        try:
+            return super().accept()
+        except OSError as exc:
+            if exc.errno in EXHAUSTED:
+                self._retry_s = now_s + ACCEPT_RETRY_S
+                if now_s - self._told_s >= REPEAT_S:
+                    self._told_s = now_s
+                    reason = os.strerror(exc.errno).lower()
+                    log.warning("connections have to wait (%s): raise the limit, ulimit -n", reason)
+            raise
+
+
+def listen(settings: WebSettings) -> Listener:
     """Bind and listen. Raises `ConfigurationError`."""
     host = settings.host
     everywhere = host in ("", "0.0.0.0", "::")
     try:
         if everywhere and socket.has_dualstack_ipv6():
-            return socket.create_server(
+            made = socket.create_server(
                 ("::", settings.port),
                 family=socket.AF_INET6,
                 dualstack_ipv6=True,
                 backlog=BACKLOG,
             )
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, settings.port), family=family, backlog=BACKLOG)
+        else:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            made = socket.create_server((host, settings.port), family=family, backlog=BACKLOG)
     except OSError as exc:
         is_of_system = (exc.errno or 0) > 0  # not of getaddrinfo
         reason = os.strerror(exc.errno or 0) if is_of_system else exc.strerror
@@ -51,6 +82,7 @@ def listen(settings: WebSettings) -> socket.socket:
             f"cannot listen on {settings.listen} ({reason})",
             hint="Give --listen another port; 0 takes any free one.",
         ) from exc
+    return Listener(made.family, made.type, made.proto, made.detach())
 
 
 def url_of(listener: socket.socket, settings: WebSettings) -> str:
@@ -72,6 +104,7 @@ class WebServer:
             app,
             log_config=None,
             access_log=False,
+            http="h11",
             ws="none",
             lifespan="off",
             server_header=False,
@@ -103,6 +136,7 @@ class WebServer:
         self._watcher.stop()
 
     async def _run(self, on_turn: Callable[[], None]) -> None:
+        asyncio.get_running_loop().set_exception_handler(_handle)
         turns = asyncio.create_task(self._turn(on_turn))
         try:
             await self._server.serve(sockets=[self._listener])
@@ -116,6 +150,12 @@ class WebServer:
             if self._server.started:
                 on_turn()
             await asyncio.sleep(TURN_S)
+
+
+def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    error = context.get("exception")
+    if not (isinstance(error, OSError) and error.errno in EXHAUSTED and "socket" in context):
+        loop.default_exception_handler(context)  # the listener has told of the others
 
 
 def _text(path: Path | None) -> str | None:

@@ -4,8 +4,7 @@ Samples are taken without consumers, which cost nsqd the most; a page that shows
 `Watcher.consumers`, and pages of one queue share an answer. When a sample costs much CPU time they
 are taken less often (`Watcher.interval_s`), and the page says so.
 
-Nobody who does not answer holds it longer than the cluster's own timeout; who did not is among the
-failures of the sample.
+Nobody who does not answer holds it; who did not is among the failures of the sample.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import threading
 import time
 from concurrent.futures import Future
 
-from nsqtools.cluster.directory import Cluster, ClusterStats
+from nsqtools.cluster.directory import Cluster, ClusterStats, NsqdToAsk
 from nsqtools.cluster.history import History
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
 
@@ -38,7 +37,7 @@ class Watcher:
         self.refresh_s = refresh_s
         self.history = history
         self._cluster = cluster
-        self._sampler = Sampler(cluster, SampleFilter(), required=False)
+        self._sampler = Sampler(cluster, SampleFilter(), required=False, interval_s=refresh_s)
         self.took_s = 0.0
         self._changed = threading.Condition()
         self._stopped = threading.Event()
@@ -53,6 +52,11 @@ class Watcher:
         return self.interval_s > self.refresh_s
 
     @property
+    def answering(self) -> list[NsqdToAsk]:
+        """The nsqd that answer, whatever nsqlookupd says of them just now."""
+        return self._sampler.answering
+
+    @property
     def is_stopped(self) -> bool:
         """Whether no sample will come any more."""
         return self._stopped.is_set()
@@ -65,6 +69,7 @@ class Watcher:
         """End, and wake all who wait. Returns at once: a sample may be under way."""
         with self._changed:
             self._stopped.set()
+            self._sampler.stop()
             self._changed.notify_all()
             self._wake()
 
@@ -117,7 +122,10 @@ class Watcher:
                     del self._answers[next(iter(self._answers))]
         if is_mine:
             try:
-                answer.set_result(self._cluster.stats(topic, channel, clients=True, required=False))
+                stats = self._cluster.stats(
+                    topic, channel, clients=True, required=False, nsqds=self.answering
+                )
+                answer.set_result(stats)
             except BaseException as exc:
                 answer.set_exception(exc)
         return answer.result()
@@ -132,10 +140,11 @@ class Watcher:
             began_s = time.process_time()
             try:
                 sample = self._sample()
-            except Exception:
+            except Exception as error:
                 if self._stopped.is_set():  # the cluster is closed
                     return
-                log.exception("a sample failed")
+                # what the machine lacks, descriptors say, is no bug
+                log.error("a sample failed: %s", error, exc_info=not isinstance(error, OSError))
             else:
                 with self._changed:
                     self.latest = sample

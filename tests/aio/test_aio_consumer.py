@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from plugins.daemons import GoNsqd
+from plugins.http_api import Nsqd
 from plugins.waiting import wait_until
 
 from nsqtools import ClientOptions, ConnectionFailed
@@ -22,7 +24,7 @@ def consumer_of(nsqd: GoNsqd, **options: Any) -> Consumer:
     return Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address, options=OPTIONS, **options)
 
 
-def publish(nsqd: GoNsqd, count: int) -> list[bytes]:
+def publish(nsqd: Nsqd, count: int) -> list[bytes]:
     bodies = [b"%05d" % number for number in range(count)]
     nsqd.create_channel(TOPIC, CHANNEL)
     with SyncProducer(nsqd.tcp_address) as producer:
@@ -30,7 +32,7 @@ def publish(nsqd: GoNsqd, count: int) -> list[bytes]:
     return bodies
 
 
-def left_over(nsqd: GoNsqd) -> int:
+def left_over(nsqd: Nsqd) -> int:
     stats = nsqd.channel_stats(TOPIC, CHANNEL)
     return int(stats["depth"] + stats["in_flight_count"] + stats["deferred_count"])
 
@@ -262,3 +264,28 @@ def test_a_start_can_fail_fast() -> None:
             await consumer.start(fail_fast=True)
 
     asyncio.run(main())
+
+
+def test_what_tasks_still_hold_is_not_given_up(any_nsqd: Callable[..., Nsqd]) -> None:
+    """All of it times out again and again before the tasks come to it; then they finish it."""
+    nsqd = any_nsqd("--msg-timeout=1s")
+    bodies = publish(nsqd, 5)
+    options = ClientOptions(max_attempts=1)
+
+    async def main() -> list[bytes]:
+        held: list[Message] = []
+        finished: list[bytes] = []
+        async with Consumer(
+            TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address, options=options, giving_up="finish"
+        ) as consumer:
+            async for message in consumer:
+                held.append(message)
+                if sum(each.attempts >= 3 for each in held) >= 5:
+                    finished += [each.body for each in held if await each.finish()]
+                if len(finished) == 5:
+                    break
+            assert consumer.stats.given_up == 0
+        return finished
+
+    assert sorted(asyncio.run(main())) == bodies
+    assert left_over(nsqd) == 0

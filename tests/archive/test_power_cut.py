@@ -61,7 +61,8 @@ def archive(directories: Directories, record: PowerCut, form: str) -> None:
     lock = TopicLock(locks, directories.work, "clicks", "archive")
     journal = Journal(
         directories.work,
-        *("clicks", "archive"),
+        "clicks",
+        "archive",
         earlier=(),
         run="1",
         size=100,

@@ -1,37 +1,28 @@
-"""Storage: one behavior on a directory, on an object store and on HDFS."""
+"""Storage: one behavior on a directory and on an object store."""
 
 from __future__ import annotations
 
 import os
 import pickle
-import re
 import sys
-import time
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 from plugins.object_store import Bucket
 
-from nsqtools.archive import storage_drafts, storage_multiparts
-from nsqtools.archive.storage import ChangedError, Storage, open_storage
+from nsqtools.archive.storage import ChangedError, Storage
 from nsqtools.archive.storage_credentials import s3_settings
-from nsqtools.archive.storage_drafts import remove_drafts, remove_stale_drafts
-from nsqtools.archive.storage_objects import PART_SIZE, ObjectStorage
+from nsqtools.archive.storage_objects import PART_SIZE, ObjectStorage, open_storage
 from nsqtools.errors import ConfigurationError, NsqError
 
-SLOW = pytest.param("hdfs", marks=pytest.mark.slow)
 
-
-@pytest.fixture(params=["directory", "file URL", "s3", "s3a", SLOW])
+@pytest.fixture(params=["directory", "file URL", "s3", "s3a"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     """A storage below a prefix, which does not exist yet."""
     if request.param == "directory":
         return open_storage(str(tmp_path / "made" / "later"))
     if request.param == "file URL":
         return open_storage(f"file://{tmp_path}/with%20space")
-    if request.param == "hdfs":
-        return open_storage(f"{request.getfixturevalue('hdfs').url}/pre fix")
     bucket = request.getfixturevalue("bucket")
     return open_storage(f"{request.param}://{bucket.name}/pre/fix")
 
@@ -64,43 +55,18 @@ def test_what_was_written_is_read_listed_and_deleted(storage: Storage, tmp_path:
     assert names(storage, "") == ["topic=a b/.x.index", "topic=a b/x"]
 
 
-def leave_draft(storage: Storage, name: str) -> None:
-    """Begin an object and leave it, as a writer that is killed does."""
-    if isinstance(storage, ObjectStorage):
-        path = quote(f"/{storage.bucket}/{storage.prefix}/{name}")
-        storage_multiparts._ask(s3_settings(storage.options), "POST", path, {"uploads": ""})
-    else:
-        folder, slash, base = name.rpartition("/")
-        storage.put(f"{folder}{slash}.{base}.{os.urandom(8).hex()}.tmp", b"half")
-
-
-def test_what_killed_writers_left_is_found_and_removed_when_it_is_old(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    began_ns = time.time_ns()
+def test_what_killed_writers_left_is_not_listed_and_removed_with_its_object(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
     storage.put("d/x", b"whole")
-    assert list(storage.drafts("d/x")) == list(storage.drafts_below()) == []
-    for name in ("d/x", "d/x", "d/x2", "d/.x.index", "e/y"):
-        leave_draft(storage, name)
+    for name in ("x", "x", "x.y", "xy"):
+        (tmp_path / "d" / f".{name}.{os.urandom(8).hex()}.tmp").write_bytes(b"half")
     assert names(storage) == ["d/x"]
 
-    assert {draft.name for draft in storage.drafts("d/x")} == {"d/x"}
-    found = sorted(draft.name for draft in storage.drafts_below("d"))
-    assert found == ["d/.x.index", "d/x", "d/x", "d/x2"]
-    if isinstance(storage, ObjectStorage):  # moto says of all that they began in 2010
-        assert {draft.modified_ns for draft in storage.drafts_below()} == {1_289_422_113 * 10**9}
-        monkeypatch.setattr(storage_multiparts, "_INITIATED", re.compile("(not said)"))
-    ages_s = [abs(draft.modified_ns - began_ns) / 1e9 for draft in storage.drafts_below()]
-    assert max(ages_s) < 3600  # the right day: a store has a clock of its own
-    assert remove_stale_drafts(storage) == []
-    assert remove_drafts(storage, "d/x") == 2
-    assert remove_drafts(storage, "d/x") == 0
+    storage.remove_drafts("d/x")
 
-    monkeypatch.setattr(storage_drafts, "STALE_NS", -3600 * 10**9)
-    assert len(remove_stale_drafts(storage, "d")) == 2
-    assert [draft.name for draft in storage.drafts_below()] == ["e/y"]
-    assert remove_stale_drafts(storage) == [storage.where("e/y")]
-    assert (list(storage.drafts_below()), storage.read("d/x")) == ([], b"whole")
+    assert sorted(path.name.split(".")[1] for path in (tmp_path / "d").glob(".*")) == ["x", "xy"]
+    assert len(list((tmp_path / "d").glob(".x.y.*"))) == 1
+    assert storage.read("d/x") == b"whole"
 
 
 def test_an_object_is_put_once_whoever_is_first(storage: Storage) -> None:

@@ -9,7 +9,7 @@ import pytest
 from plugins.archives import Writer, write_archive
 from plugins.cli import RunNsq
 from plugins.embedded import EmbeddedServer
-from plugins.object_store import Bucket
+from plugins.object_store import BetweenPages, Bucket
 from plugins.servers import Serve
 
 from nsqtools.archive import storage_objects
@@ -20,7 +20,6 @@ from nsqtools.archive.storage import Storage
 from nsqtools.archive.storage_objects import ObjectStorage
 from nsqtools.archive.upload_job import UploadPlan
 from nsqtools.archive.upload_job import upload as upload_file
-from nsqtools.http import webhdfs
 from nsqtools.protocol.message import WireMessage
 
 SECOND = 1_000_000_000
@@ -83,6 +82,24 @@ def test_an_archive_in_a_bucket_is_replayed(
     assert json.loads(again.out)["confirmed"] == 0
 
 
+def test_a_file_uploaded_while_it_is_listed_is_found_with_its_index(
+    tmp_path: Path, bucket: Bucket, between_pages: BetweenPages
+) -> None:
+    plan = UploadPlan(tmp_path, bucket.storage, "host")
+    clicks, ads = Writer(tmp_path, topic="clicks"), Writer(tmp_path, topic="ads")
+    for number in range(5):
+        clicks.write(messages(number, number + 1))
+        upload_file(clicks.finish(), plan)
+    ads.write(messages(0, 3))
+    late = ads.finish()
+    between_pages(lambda: upload_file(late, plan))
+
+    archives = find_archives([bucket.url])
+
+    assert [archive.messages for archive in archives] == [3, 1, 1, 1, 1, 1]
+    assert all(archive.head for archive in archives)
+
+
 def test_a_url_that_is_not_there_is_not_found(bucket: Bucket, run_nsq: RunNsq) -> None:
     result = run_nsq(["archive", "cat", f"{bucket.url}/nothing"])
     assert result.status == 3
@@ -96,22 +113,38 @@ def test_a_store_that_is_away_or_refuses_is_said_by_the_status(
     dead_address: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(webhdfs, "PAUSES_S", ())
     monkeypatch.setattr(storage_objects, "RETRY", {"max_retries": 0})
 
     def said(url: str) -> tuple[int, str]:
         result = run_nsq(["archive", "info", url])
         return result.status, result.err
 
-    status, text = said("hdfs:///x")
-    assert (status, "hdfs:///x names no namenode" in text) == (2, True), text
-    nsq_env["NSQ_WEBHDFS_ADDRESS"] = dead_address
-    status, text = said("hdfs://away/x")
-    assert (status, "cannot read hdfs://away/x (" in text) == (4, True), text
-    assert run_nsq(["replay", "hdfs://away/x", "--dry-run"]).status == 4
     nsq_env["AWS_ENDPOINT_URL"] = f"http://{dead_address}"
     status, text = said(f"{bucket.url}/x")
     assert (status, "cannot connect to the store" in text) == (4, True), text
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["archive", "info", "URL"],
+        ["archive", "repair", "URL"],
+        ["replay", "URL", "--dry-run"],
+        ["to-file", "--topic=t", "--nsqd-tcp-address=[::1]:9", "--output-dir=o", "--upload=URL"],
+        ["spark", "compact", "URL", "--output", "lake"],
+        ["spark", "replay", "in", "--nsqd-tcp-address", "127.0.0.1:9", "--ledger", "URL"],
+    ],
+)
+@pytest.mark.parametrize("url", ["hdfs://namenode:8020/nsq", "webhdfs://namenode:9870/nsq"])
+def test_hdfs_is_refused_with_what_to_do_instead(
+    run_nsq: RunNsq, command: list[str], url: str
+) -> None:
+    result = run_nsq([each.replace("URL", url) for each in command])
+
+    assert result.status == 2, result.err
+    assert f"{url} is not supported" in result.err
+    assert "`hdfs dfs -get`" in result.err
+    assert "Traceback" not in result.err
 
 
 def test_repair_says_that_it_needs_local_files(bucket: Bucket, run_nsq: RunNsq) -> None:

@@ -6,13 +6,11 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from obstore.store import S3Store
@@ -24,9 +22,8 @@ from nsqtools.archive import upload_job
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import index_of
 from nsqtools.archive.reader import read_messages
-from nsqtools.archive.storage import Storage, open_storage
-from nsqtools.archive.storage_drafts import remove_drafts
-from nsqtools.archive.storage_objects import ObjectStorage
+from nsqtools.archive.storage import Storage
+from nsqtools.archive.storage_objects import ObjectStorage, open_storage
 from nsqtools.archive.upload import Uploads
 from nsqtools.archive.upload_job import NotUploadable, UploadPlan, upload
 from nsqtools.archive.upload_record import UploadLock, files_to_upload, uploaded_of, uploading_of
@@ -41,7 +38,7 @@ def messages(count: int, first: int = 0) -> list[WireMessage]:
     return [WireMessage(BEGIN + n * SECOND, 1, b"%016x" % n, b"body %d" % n) for n in numbers]
 
 
-@pytest.fixture(params=["directory", "bucket", pytest.param("hdfs", marks=pytest.mark.slow)])
+@pytest.fixture(params=["directory", "bucket"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     if request.param == "directory":
         return open_storage(str(tmp_path / "lake"))
@@ -239,24 +236,6 @@ def test_two_processes_do_not_upload_one_file(out: Path, storage: Storage, write
 
     os.close(other)
     assert upload(path, plan(out, storage)) > 0
-
-
-def test_parts_of_an_upload_that_was_killed_are_removed(
-    out: Path, bucket: Bucket, writer: Writer
-) -> None:
-    path = finished(writer)
-    storage = open_storage(f"{bucket.url}/lake with space")
-    index = upload_job.load_index(index_of(path))
-    assert index is not None
-    name = upload_job.object_name(path, index, plan(out, storage))
-    others = f"lake with space/{name}2"
-    for key in (f"lake with space/{name}", f"lake with space/{name}", others):
-        bucket.ask("POST", f"/{quote(key)}?uploads")
-
-    assert remove_drafts(storage, name) == 2
-
-    _, listed = bucket.ask("GET", "?uploads")
-    assert re.findall(r"<Key>([^<]*)</Key>", listed) == [others]
 
 
 def test_encryption_is_asked_of_the_store(out: Path, bucket: Bucket, writer: Writer) -> None:

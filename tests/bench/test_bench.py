@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.bench.bench_plan import BenchMode, BenchPlan
-from nsqtools.bench.bench_report import BenchReport
+from nsqtools.bench.bench_report import BenchReport, Latencies
 from nsqtools.bench.bodies import (
     HEAD_SIZE,
     Bodies,
@@ -20,8 +20,7 @@ from nsqtools.bench.bodies import (
     has_stamp,
     read_stamps,
 )
-from nsqtools.bench.counters import UNKNOWN, Counters
-from nsqtools.bench.latency import Latencies
+from nsqtools.bench.crew import UNKNOWN, Counters
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError
 
@@ -57,11 +56,12 @@ def test_percentiles_are_exact_to_a_percent(values: list[float]) -> None:
         latencies.add(value)
 
     ordered = sorted(values)
+    figures = latencies.figures_ms()
     for name, quantile in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
         exact = ordered[int(quantile * (len(values) - 1))]
-        assert latencies.percentiles_ms()[name] == pytest.approx(exact, rel=0.0101)
-    assert (latencies.min_ms, latencies.max_ms) == (ordered[0], ordered[-1])
-    assert latencies.mean_ms == pytest.approx(sum(values) / len(values))
+        assert figures[name] == pytest.approx(exact, rel=0.0101)
+    assert (figures["min"], figures["max"]) == (ordered[0], ordered[-1])
+    assert figures["mean"] == pytest.approx(sum(values) / len(values))
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e9), st.integers(1, 50))), st.integers(0, 10))
@@ -71,11 +71,10 @@ def test_merged_latencies_are_those_of_all(values: list[tuple[float, int]], cut:
         whole.add(value, count)
         parts[number < cut].add(value, count)
 
-    merged: Latencies = pickle.loads(pickle.dumps(parts[0]))
-    merged.merge(pickle.loads(pickle.dumps(parts[1])))
+    merged = Latencies(pickle.loads(pickle.dumps(parts)))
 
     assert merged.classes() == whole.classes()
-    assert merged.percentiles_ms() == whole.percentiles_ms()
+    assert merged.figures_ms() == pytest.approx(whole.figures_ms())
     assert merged.count == whole.count == sum(each.values for each in whole.classes())
 
 
@@ -167,8 +166,8 @@ def test_a_plan_that_cannot_be_is_refused(change: dict[str, object]) -> None:
 def test_shares_of_a_count_are_even_and_add_up() -> None:
     for _ in range(20):
         connections, count = random.randint(1, 9), random.randint(0, 100)
-        plan = replace(PLAN, connections=connections)
-        shares = [plan.share(number, count) or 0 for number in range(connections)]
+        plan = replace(PLAN, connections=connections, count=count)
+        shares = [plan.share(number) or 0 for number in range(connections)]
         assert sum(shares) == count
         assert max(shares) - min(shares) <= 1
 

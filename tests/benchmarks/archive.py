@@ -43,7 +43,12 @@ def to_file(directory: str, *flags: str) -> Command:
     place = ("--output-dir", directory)
     return lambda job: (
         *OURS,
-        *("-t", job.topic, "-c", job.channel, "--nsqd-tcp-address", job.tcp_address),
+        "-t",
+        job.topic,
+        "-c",
+        job.channel,
+        "--nsqd-tcp-address",
+        job.tcp_address,
         *place,
         *flags,
     )

@@ -84,12 +84,23 @@ def main() -> None:
         place = ["--lookupd-http-address", lookupd.http_address]
         programs = {
             "nsq to-file": [
-                *(*ours, "--topic-pattern", "^fleet", *place, "-c", "ours"),
-                *("--output-dir", f"{name}/ours", "--sync-interval", "1s"),
+                *ours,
+                "--topic-pattern",
+                "^fleet",
+                *place,
+                "-c",
+                "ours",
+                "--output-dir",
+                f"{name}/ours",
+                "--sync-interval",
+                "1s",
             ],
             "nsq_to_file": [
-                *(str(GO_PROGRAMS / "nsq_to_file"), "-topic-pattern=^fleet", "-channel=theirs"),
-                *(f"-lookupd-http-address={lookupd.http_address}", "-sync-interval=1s"),
+                str(GO_PROGRAMS / "nsq_to_file"),
+                "-topic-pattern=^fleet",
+                "-channel=theirs",
+                f"-lookupd-http-address={lookupd.http_address}",
+                "-sync-interval=1s",
                 f"-output-dir={name}/theirs",
             ],
         }

@@ -81,7 +81,11 @@ def read_json(spark: SparkSession, archives: Path, output: Path) -> None:
 
     rows = spark.read.schema(JSON_DDL).json(f"{archives}/*.gz")
     rows = rows.select(
-        *("topic", "nsqd", "id", "attempts", F.col("ts").alias("ts_ns")),
+        "topic",
+        "nsqd",
+        "id",
+        "attempts",
+        F.col("ts").alias("ts_ns"),
         F.expr("timestamp_micros(ts div 1000)").alias("timestamp"),
         F.expr("coalesce(cast(body as binary), unbase64(body64))").alias("body"),
     )

@@ -62,8 +62,13 @@ def read_json(spark: SparkSession, archives: Path, output: Path) -> None:
         spark.read.schema(JSON_DDL)
         .json(f"{archives}/*.gz")
         .selectExpr(
-            *("topic", "nsqd", "id", "timestamp_micros(ts div 1000) AS timestamp", "ts AS ts_ns"),
-            *("attempts", "coalesce(cast(body as binary), unbase64(body64)) AS body"),
+            "topic",
+            "nsqd",
+            "id",
+            "timestamp_micros(ts div 1000) AS timestamp",
+            "ts AS ts_ns",
+            "attempts",
+            "coalesce(cast(body as binary), unbase64(body64)) AS body",
             "_metadata.file_path AS file",
         )
     )
@@ -153,9 +158,21 @@ def latencies_ms(
 @contextmanager
 def archiving(nsqd: GoNsqd, archive: Path) -> Iterator[subprocess.Popen[bytes]]:
     command = [
-        *(sys.executable, "-m", "nsqtools", "to-file", "-t", TOPIC, "-c", "archive", "--gzip"),
-        *("--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(archive)),
-        *("--sync-interval", "50ms"),
+        sys.executable,
+        "-m",
+        "nsqtools",
+        "to-file",
+        "-t",
+        TOPIC,
+        "-c",
+        "archive",
+        "--gzip",
+        "--nsqd-tcp-address",
+        nsqd.tcp_address,
+        "--output-dir",
+        str(archive),
+        "--sync-interval",
+        "50ms",
     ]
     with running(command) as program:
         yield program

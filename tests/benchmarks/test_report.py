@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from benchmarks.report import pages, parts
 from benchmarks.report.command import main
-from benchmarks.report.growth_page import growth_page
 from benchmarks.report.pages import BLOCKS, DOCUMENTS, render
 from benchmarks.report.raw import Result, Row, load
 from benchmarks.report.tables import number, times
@@ -74,14 +73,8 @@ def test_numbers_have_the_digits_that_mean_something() -> None:
     assert [times(value) for value in (None, 0.639, 3.57, 36.8)] == ["-", "0.64", "3.6", "37"]
 
 
-def test_how_cost_grows_is_drawn() -> None:
+def test_how_cost_grows_is_a_table() -> None:
     facts = {"cpu": "a <fast> one", "cores": 2, "load_before": 0.1, "at": "now"}
     rows = [Row("size tail", at, {"cpu_us": at / 3, "peak_mb": 30}) for at in (1, 1000)]
 
-    page = growth_page(Result("growth", facts, rows))
-
-    assert "tail over size: microseconds of CPU a message" in page
-    assert "1,000 size" in page
-    assert "333.33" in page
-    assert "a &lt;fast&gt; one" in page
     assert pages.grown("size")(Result("growth", facts, rows)).endswith("| 1,000 | 333/30 |")

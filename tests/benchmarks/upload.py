@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from plugins.archives import Writer
 from plugins.object_store import SERVER
 
-from nsqtools.archive.storage import open_storage
+from nsqtools.archive.storage_objects import open_storage
 from nsqtools.archive.upload import Uploads
 from nsqtools.archive.upload_job import UploadPlan
 from nsqtools.protocol.message import WireMessage
@@ -56,7 +56,8 @@ def compare(files: list[Path], url: str, elsewhere: Path) -> None:
     rate("put", files, lambda: [copy.put_file(path.name, path) for path in files])
     with ThreadPoolExecutor(4) as pool:
         rate(
-            *("put, four at a time", files),
+            "put, four at a time",
+            files,
             lambda: list(pool.map(lambda path: copy.put_file(f"4/{path.name}", path), files)),
         )
     for what, place in (("--upload", f"{url}/lake"), ("--upload to a directory", str(elsewhere))):

@@ -14,12 +14,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from manual.tree import Page, read_tree
 from plugins.cli import RunNsq, SpawnNsq, all_commands
 from plugins.daemons import GoNsqd
 from plugins.screens import NsqOnAScreen
 from plugins.waiting import patience_s
 
-from nsqtools.cli.docs.tree import Page, read_tree
 from nsqtools.cli.options.origins import CONNECTION, variable_of
 
 CHECKOUT = Path(__file__).parents[2]
@@ -161,9 +161,9 @@ def test_13_profiles_are_listed_chosen_and_ignored(tool: Tool, tmp_path: Path) -
     config.parent.mkdir(parents=True)
     config.write_text(f'[profiles.lab]\nnsqd-http-address = "{tool.nsqd.http_address}"\n')
 
-    tool.out("profile", "use", "lab")
+    tool.out("config", "use", "lab")
 
-    assert "lab" in tool.out("profile", "ls")
+    assert "lab" in tool.out("config", "profiles")
     assert tool.out("topic", "list", "--columns", "topic") == "topic\nclicks\n"
     shown = json.loads(tool.out("config", "show", "--no-profile", "--json"))
     assert tool.nsqd.http_address not in str(shown)
@@ -194,14 +194,17 @@ def test_15_what_is_stronger_is_documented_and_shown(tool: Tool, tmp_path: Path)
 
     origins = {row["setting"]: row["origin"] for row in rows}
     assert [origins[name] for name in ("deflate", "timeout", "snappy", "tls")] == [
-        *("flag", "environment", "file", "default")
+        "flag",
+        "environment",
+        "file",
+        "default",
     ]
     page = (CHECKOUT / "man/nsq-config.5.md").read_text()
     assert "## Precedence" in page
 
 
 def test_16_any_client_option_can_be_set(tool: Tool) -> None:
-    names = {row["option"] for row in json.loads(tool.out("options", "--json"))}
+    names = {line.split("\t")[0] for line in tool.out("tail", "-X", "list").splitlines()}
 
     assert {"max_in_flight", "msg_timeout", "lookupd_poll_interval"} <= names
     assert len(tool.tail("-n", "3", "-X", "max_in_flight=1")) == 3
@@ -224,7 +227,7 @@ def test_18_every_command_has_a_manual_page() -> None:
 
 
 def test_19_color_is_where_it_is_wanted(tool: Tool) -> None:
-    page = ("options", "-o", "table")
+    page = ("schema", "-o", "table")
 
     def colored(env: dict[str, str], *words: str) -> bool:
         return b"\x1b[" in tool.run(words, env=env).out

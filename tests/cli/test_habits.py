@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from manual.tree import read_tree
 from plugins.cli import RunNsq
 from plugins.clusters import RunningCluster
 from plugins.daemons import GoNsqd
@@ -19,7 +20,6 @@ from plugins.waiting import patience_s
 
 from nsqtools.cli import name_cache
 from nsqtools.cli.commands import complete
-from nsqtools.cli.docs.tree import read_tree
 from nsqtools.cli.options.origins import CONNECTION
 
 CONFIG = """\
@@ -41,7 +41,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def settings(run_nsq: RunNsq, *options: str, **env: str) -> dict[str, dict[str, str]]:
-    out = run_nsq(["config", "show", "--origin", "--json", *options], env=env).out
+    out = run_nsq(["config", "show", "--json", *options], env=env).out
     return {row["setting"]: row for row in json.loads(out)}
 
 
@@ -70,7 +70,7 @@ def test_a_variable_is_stronger_than_the_file_and_weaker_than_a_flag(
     overridden = settings(run_nsq, "--timeout", "1s", **variables)
 
     assert (shown["tls"]["value"], shown["tls"]["place"]) == (True, "NSQ_TLS")
-    assert (shown["timeout"]["value"], shown["timeout"]["place"]) == ("7.0", "NSQ_TIMEOUT")
+    assert (shown["timeout"]["value"], shown["timeout"]["place"]) == ("7s", "NSQ_TIMEOUT")
     assert shown["consumer-opt max_attempts"]["value"] == "9"
     assert overridden["timeout"]["origin"] == "flag"
 
@@ -86,14 +86,13 @@ def test_a_wrong_variable_is_named(run_nsq: RunNsq) -> None:
 
 
 def test_a_profile_is_chosen_shown_and_ignored(run_nsq: RunNsq, config: Path) -> None:
-    assert run_nsq(["profile", "use", "local"]).status == 0
+    assert run_nsq(["config", "use", "local"]).status == 0
     chosen = settings(run_nsq)
     named = settings(run_nsq, "-P", "staging")
     ignored = settings(run_nsq, "--no-profile")
-    listed = json.loads(run_nsq(["profile", "ls", "--json"]).out)
-    shown = run_nsq(["profile", "show"]).out.decode()
+    listed = json.loads(run_nsq(["config", "profiles", "--json"]).out)
     failed = run_nsq(["topic", "list"])
-    run_nsq(["profile", "use", "--none"])
+    run_nsq(["config", "use", "--none"])
     dropped = settings(run_nsq)
 
     assert chosen["profile"]["value"] == "local"
@@ -106,14 +105,12 @@ def test_a_profile_is_chosen_shown_and_ignored(run_nsq: RunNsq, config: Path) ->
         ("local", True),
         ("staging", False),
     ]
-    assert "hidden" not in shown
-    assert "auth_secret=***" in shown
     assert "127.0.0.1:1" in failed.err
     assert dropped["profile"]["value"] is None
 
 
 def test_a_profile_that_is_not_there_cannot_be_chosen(run_nsq: RunNsq, config: Path) -> None:
-    unknown = run_nsq(["profile", "use", "nope"])
+    unknown = run_nsq(["config", "use", "nope"])
     both = run_nsq(["topic", "list", "--no-profile", "-P", "local"])
     reversed_ = run_nsq(["topic", "list", "-P", "local", "--no-profile"])
 
@@ -128,7 +125,7 @@ def test_a_profile_that_is_not_there_cannot_be_chosen(run_nsq: RunNsq, config: P
 
 def test_color_follows_the_flag_then_the_environment(run_nsq: RunNsq) -> None:
     def is_colored(*options: str, **env: str) -> bool:
-        out = run_nsq(["options", "-o", "table", *options], env=env).out
+        out = run_nsq(["schema", "-o", "table", *options], env=env).out
         return b"\x1b[" in out
 
     assert not is_colored()
@@ -213,7 +210,7 @@ def test_names_are_answered_from_the_cache_and_found_again_behind_the_scenes(
     nsq_env: dict[str, str],
     processes_ended: Callable[[], None],
 ) -> None:
-    ask = ["__complete", "topics", f"--nsqd-http-address={nsqd.http_address}"]
+    ask = ["__complete_line", "bash", f"nsq tail --nsqd-http-address={nsqd.http_address} -t ", ""]
     nsqd.create_topic("clicks")
     first = run_nsq(ask)
     nsqd.create_topic("views")
@@ -221,12 +218,12 @@ def test_names_are_answered_from_the_cache_and_found_again_behind_the_scenes(
     age(Path(nsq_env["HOME"]), name_cache.FRESH_S + 1)
     stale = run_nsq(ask)
 
-    assert first.out == kept.out == stale.out == b"clicks\n"
+    assert first.out == kept.out == stale.out == b"words 0\nclicks\n"
     processes_ended()
-    assert run_nsq(ask).out == b"clicks\nviews\n"
+    assert run_nsq(ask).out == b"words 0\nclicks\nviews\n"
     age(Path(nsq_env["HOME"]), name_cache.STALE_S + 1)
     nsqd.create_topic("orders")
-    assert run_nsq(ask).out == b"clicks\norders\nviews\n"
+    assert run_nsq(ask).out == b"words 0\nclicks\norders\nviews\n"
 
 
 @pytest.mark.usefixtures("unhurried")

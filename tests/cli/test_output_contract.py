@@ -13,13 +13,14 @@ from typing import Any
 
 import jsonschema
 import pytest
+from manual.tree import read_tree
 from plugins.cli import RunNsq, all_commands
 from plugins.clusters import RunningCluster, ValidJson, strict
 
-from nsqtools.cli.commands.schema import SCHEMAS, all_schemas, read_schema, schema_of
-from nsqtools.cli.docs.tree import read_tree
+from nsqtools.cli.commands.schema import all_schemas, read_schema, schema_of
+from nsqtools.cli.render.documents import DOCUMENTS
 
-ELSEWHERE = {"profile show", "to-http", "bench pub", "bench sub", "bench e2e", "bench compare"}
+ELSEWHERE = {"to-http", "bench pub", "bench sub", "bench e2e"}
 NO_SCHEMA = {"spark sql": "its columns are those of the query"}
 
 COMMANDS = [
@@ -44,10 +45,8 @@ COMMANDS = [
     "info NODE",
     "config get max_rdy_count NODE",
     "config set log_level info NODE",
-    "config show --origin",
-    "config path",
-    "options",
-    "profile ls",
+    "config show",
+    "config profiles",
     "schema",
     "stat --once NODE",
     "stat --once --show nodes NODE",
@@ -108,13 +107,27 @@ def test_every_command_with_json_has_a_schema_and_is_tried() -> None:
     assert described - {"message", "error"} <= tried | ELSEWHERE | spark
 
 
-@pytest.mark.parametrize("file", sorted(SCHEMAS.glob("*.json")), ids=lambda file: file.stem)
-def test_a_schema_is_valid_and_says_its_version(file: Path) -> None:
-    schema = json.loads(file.read_text())
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_schema_is_valid_and_says_its_version(name: str) -> None:
+    schema = read_schema(name)
 
     jsonschema.Draft202012Validator.check_schema(schema)
-    assert schema["$id"] == f"urn:nsqtools:output:1:{file.stem}"
+    assert schema["$id"] == f"urn:nsqtools:output:1:{name}"
     assert schema["title"]
+
+
+def test_a_schema_says_what_its_type_says() -> None:
+    schema = read_schema("stat")
+    queue = schema["properties"]["queues"]["items"]["properties"]
+
+    assert "consumers" not in schema["required"]
+    assert queue["channel"] == {
+        "type": ["string", "null"],
+        "description": "null for the topic itself.",
+    }
+    assert queue["depth"]["minimum"] == 0
+    assert schema["properties"]["time"]["pattern"].startswith("^[0-9]{4}-")
+    assert read_schema("info")["items"]["additionalProperties"] is True
 
 
 def test_the_test_would_notice_a_property_that_no_schema_names() -> None:
@@ -178,35 +191,33 @@ def test_a_wrong_command_line_is_a_line_of_json_too(
     assert "no such option" in error["message"]
 
 
-def options(run_nsq: RunNsq, *arguments: str) -> str:
-    result = run_nsq(["options", *arguments])
+def listing(run_nsq: RunNsq, *arguments: str) -> str:
+    result = run_nsq(["schema", *arguments])
     assert result.status == 0
     return result.out.decode()
 
 
 def test_a_listing_has_six_forms_and_chosen_columns(run_nsq: RunNsq) -> None:
-    chosen = ["--columns", "default,option"]
-    document = json.loads(options(run_nsq, "-o", "json", *chosen))
-    lines = [json.loads(line) for line in options(run_nsq, "-o", "jsonl", *chosen).splitlines()]
-    from_csv = list(csv.DictReader(options(run_nsq, "-o", "csv", *chosen).splitlines()))
-    from_tsv = options(run_nsq, "-o", "tsv", *chosen).splitlines()
-    table = options(run_nsq, "-o", "table", *chosen).splitlines()
+    chosen = ["--columns", "prints,command"]
+    document = json.loads(listing(run_nsq, "-o", "json", *chosen))
+    lines = [json.loads(line) for line in listing(run_nsq, "-o", "jsonl", *chosen).splitlines()]
+    from_csv = list(csv.DictReader(listing(run_nsq, "-o", "csv", *chosen).splitlines()))
+    from_tsv = listing(run_nsq, "-o", "tsv", *chosen).splitlines()
+    table = listing(run_nsq, "-o", "table", *chosen).splitlines()
 
-    assert list(document[0]) == ["default", "option"]
+    assert list(document[0]) == ["prints", "command"]
     assert document == lines == from_csv
-    assert from_tsv[0] == "default\toption"
+    assert from_tsv[0] == "prints\tcommand"
     assert from_tsv[1:] == ["\t".join(row.values()) for row in document]
-    assert table[0].split() == ["default", "option"]
+    assert table[0].split() == ["prints", "command"]
     assert len(table) == len(document) + 1
-    assert options(run_nsq, "-o", "wide").splitlines()[0].split() == [
-        *("option", "default", "bounds", "help")
-    ]
+    assert listing(run_nsq, "-o", "wide").splitlines()[0].split() == ["command", "schema", "prints"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--columns", "option,name"], "unknown column 'name'"),
+        (["--columns", "command,name"], "unknown column 'name'"),
         (["--json", "-o", "csv"], "--json and --output contradict each other"),
         (["-o", "yaml"], "'yaml' is not one of table, wide, tsv, csv, json, jsonl"),
     ],
@@ -214,7 +225,7 @@ def test_a_listing_has_six_forms_and_chosen_columns(run_nsq: RunNsq) -> None:
 def test_a_form_that_cannot_be_is_an_error_of_usage(
     run_nsq: RunNsq, arguments: list[str], complaint: str
 ) -> None:
-    result = run_nsq(["options", *arguments])
+    result = run_nsq(["schema", *arguments])
 
     assert result.status == 2
     message: Any = result.err if "--json" not in arguments else json.loads(result.err)["message"]

@@ -155,7 +155,8 @@ def test_a_message_is_handled_up_to_the_limit_then_given_up_and_finished(
         given_up.append(message.attempts)
         raise LookupError("is logged, and the message finished all the same")
 
-    consumer = consume(nsqd.tcp_address, max_attempts=3, more={"on_giving_up": on_giving_up})
+    more = {"on_giving_up": on_giving_up, "giving_up": "finish"}
+    consumer = consume(nsqd.tcp_address, max_attempts=3, more=more)
     handle(consumer, fail)
     wait_until(lambda: given_up, what="giving up")
     wait_until(lambda: nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 0, what="the FIN")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,8 @@ import pytest
 
 from nsqtools.client.backlog import EXPIRED_SHARE, Backlog, Waiting
 from nsqtools.client.consumer import Consumer
+from nsqtools.client.consumer_io import Subscription
 from nsqtools.client.message import Batch, Message, batches_after
-from nsqtools.client.subscription import Subscription
 
 
 class Owner:
@@ -44,6 +45,8 @@ class Source:
     def requeue(self, *arguments: object) -> None: ...
     def touch(self, message_id: bytes) -> None: ...
     def finish_unseen(self, message_id: bytes) -> None: ...
+    def requeue_late(self, *arguments: object) -> None: ...
+    def give_back(self, *arguments: object) -> None: ...
 
 
 @pytest.mark.parametrize("add", ["put", "put_first"])
@@ -65,6 +68,8 @@ def deliver(backlog: Backlog, owner: Owner, *sizes: int) -> list[Source]:
         Batch(source, [Message(source, 0, 1, b"%d-%d" % (source.n, k), b"x") for k in range(size)])
         for source, size in zip(sources, sizes, strict=True)
     ]
+    for batch in batches:
+        batch.source.in_flight.update({message.id: message for message in batch})
     backlog.put(Waiting(owner, batches))
     return sources
 
@@ -147,11 +152,22 @@ def test_a_handler_at_work_counts_towards_the_handling_time() -> None:
     assert backlog.per_message_s(0) is None
     deliver(backlog, owner, 2)
     backlog.get(0)
-    [(taken_at, count, _)] = backlog._taken.values()
-    assert backlog.per_message_s(taken_at + 3) == pytest.approx(3 / count)
+    [taken] = backlog._taken.values()
+    assert backlog.per_message_s(taken.at + 3) == pytest.approx(3 / 2)
     backlog.handling.per_message_s = 2.0
-    assert backlog.per_message_s(taken_at + 3) == 2.0
-    assert backlog.per_message_s(taken_at + 9) == pytest.approx(9 / count)
+    assert backlog.per_message_s(taken.at + 3) == 2.0
+    assert backlog.per_message_s(taken.at + 9) == pytest.approx(9 / 2)
+
+
+def test_a_thread_that_answered_what_it_took_and_left_is_not_at_work() -> None:
+    backlog, owner = Backlog(), Owner()
+    deliver(backlog, owner, 2)
+    batch = backlog.get(0)
+    assert isinstance(batch, Batch)
+    assert backlog.has_taken(owner)
+    batch.finish()
+    assert not backlog.has_taken(owner)
+    assert backlog.per_message_s(time.monotonic() + 1000) is None
 
 
 # -- a thread that takes from many connections -----------------------------------------------------

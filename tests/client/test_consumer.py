@@ -91,7 +91,10 @@ def test_a_handlers_result_is_the_answer(
     handle(consumer, answer, workers=workers)
     wait_until(lambda: consumer.stats.finished == 6, what="six messages")
     assert {body for body, count in attempts.items() if count > 1} == {
-        *(b"false", b"raise", b"neutral", b"own")
+        b"false",
+        b"raise",
+        b"neutral",
+        b"own",
     }
 
 

@@ -113,21 +113,26 @@ def test_giving_up_is_neither_success_nor_failure(
     scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
 ) -> None:
     given_up: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def take(message: Message) -> bool:
+        given_up.put(message.body)
+        return True
+
     consumer = consume(
         scripted_nsqd.address,
         max_in_flight=5,
         max_attempts=3,
-        more={"on_giving_up": lambda message: given_up.put(message.body)},
+        more={"on_giving_up": take},
         **QUICK,
     )
     handle(consumer, as_the_body_says)
     conn = connected(scripted_nsqd)
     conn.skip_to("RDY 5")
-    conn.message(b"bad")
+    hopeless = conn.message(b"bad")
     conn.skip_to("RDY 1")
-    hopeless = conn.message(b"hopeless", attempts=8)
+    conn.message(b"bad", message_id=hopeless, attempts=4)
     conn.expect(f"FIN {hopeless}")
-    assert given_up.get(timeout=patience_s(5)) == b"hopeless"
+    assert given_up.get(timeout=patience_s(5)) == b"bad"
     is_at(consumer, 1)
     conn.message(b"good")
     conn.expect("RDY 5")

@@ -18,15 +18,18 @@ import pytest
 from plugins.archives import unfinished
 from plugins.clients import CHANNEL, TOPIC, Consume, Handle, bodies_in
 from plugins.daemons import GoNsqd
+from plugins.http_api import Nsqd
 from plugins.scripted_nsqd import Connection, ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.client import consumer as consumer_module
+from nsqtools.client import in_flight_limit
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Message
 from nsqtools.client.options import ClientOptions
 
 
-def fill(nsqd: GoNsqd, count: int) -> list[bytes]:
+def fill(nsqd: Nsqd, count: int) -> list[bytes]:
     nsqd.create_channel(TOPIC, CHANNEL)
     bodies = [b"%d" % number for number in range(count)]
     nsqd.publish(TOPIC, *bodies)
@@ -83,8 +86,9 @@ def test_a_slow_handler_gets_every_message_once_and_in_time(
 
 
 def test_a_handler_that_is_stuck_keeps_no_messages_from_others(
-    go_nsqd: Callable[..., GoNsqd],
+    go_nsqd: Callable[..., GoNsqd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(in_flight_limit, "START", 16)
     nsqd = go_nsqd("--msg-timeout=6s")
     bodies = fill(nsqd, 10)
     release = threading.Event()
@@ -206,35 +210,43 @@ def test_a_message_that_only_waited_is_not_given_up(
     assert (consumer.stats.given_up, consumer.stats.expired) == (0, 8)
 
 
-@pytest.mark.parametrize(
-    ("attempts", "handled"), [(4, True), (6, True), (7, True), (8, False), (100, False)]
-)
-def test_what_no_handler_here_saw_is_given_up_above_twice_max_attempts(
-    scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle, attempts: int, handled: bool
+FINISHING = {"giving_up": "finish"}
+
+
+@pytest.mark.parametrize("attempts", [4, 8, 65535])
+def test_what_no_handler_here_requeued_is_never_given_up(
+    scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle, attempts: int
 ) -> None:
-    consumer = consume(scripted_nsqd.address, max_in_flight=5, max_attempts=3)
+    consumer = consume(scripted_nsqd.address, max_in_flight=5, max_attempts=3, more=FINISHING)
     seen: list[bytes] = []
     handle(consumer, lambda message: seen.append(message.id))
     conn = connected(scripted_nsqd)
     message_id = conn.message(b"x", attempts=attempts)
     conn.skip_to(f"FIN {message_id}")
-    assert bool(seen) is handled
-    assert consumer.stats.given_up == (not handled)
+    assert seen == [message_id.encode()]
+    assert consumer.stats.given_up == 0
 
 
-def test_what_a_handler_here_saw_is_given_up_above_max_attempts(
-    scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
-) -> None:
-    consumer = consume(
-        scripted_nsqd.address, max_in_flight=5, max_attempts=3, max_backoff_duration_s=0
-    )
-    seen: list[int] = []
-
+def always_fails(seen: list[int]) -> Callable[[Message], bool]:
     def fail(message: Message) -> bool:
         seen.append(message.attempts)
         return False
 
-    handle(consumer, fail)
+    return fail
+
+
+def test_what_a_handler_here_requeued_is_given_up_above_max_attempts(
+    scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
+) -> None:
+    consumer = consume(
+        scripted_nsqd.address,
+        max_in_flight=5,
+        max_attempts=3,
+        max_backoff_duration_s=0,
+        more=FINISHING,
+    )
+    seen: list[int] = []
+    handle(consumer, always_fails(seen))
     conn = connected(scripted_nsqd)
     message_id = conn.message(b"x", attempts=3)
     conn.skip_to(f"REQ {message_id} 270000")
@@ -243,17 +255,205 @@ def test_what_a_handler_here_saw_is_given_up_above_max_attempts(
     assert seen == [3]
 
 
-def test_a_message_that_is_given_up_can_be_requeued(
+def test_by_default_nothing_is_given_up(
     scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
 ) -> None:
     consumer = consume(
-        scripted_nsqd.address, max_in_flight=5, max_attempts=3, more={"giving_up": "requeue"}
+        scripted_nsqd.address, max_in_flight=5, max_attempts=3, max_backoff_duration_s=0
     )
-    handle(consumer, lambda message: pytest.fail("handled"))
+    seen: list[int] = []
+    handle(consumer, always_fails(seen))
     conn = connected(scripted_nsqd)
-    message_id = conn.message(b"x", attempts=8)
-    conn.skip_to(f"REQ {message_id} 720000")
-    assert consumer._io.backoff.level == 0
+    message_id = conn.new_id()
+    for attempts, delay_ms in ((3, 270_000), (4, 360_000), (100, 900_000)):
+        conn.message(b"x", message_id=message_id, attempts=attempts)
+        conn.skip_to(f"REQ {message_id} {delay_ms}")
+    assert seen == [3, 4, 100]
+
+
+def test_what_a_loop_was_left_before_is_no_try(
+    scripted_nsqd: ScriptedNsqd, consume: Consume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_module, "SHARE_S", patience_s(5))  # it takes several at a time
+    consumer = consume(scripted_nsqd.address, max_in_flight=5, max_attempts=3, more=FINISHING)
+    conn = connected(scripted_nsqd)
+    conn.message(b"x")
+    messages = iter(consumer)
+    next(messages).finish()
+    ids = [conn.new_id() for _ in range(2)]
+    conn.send(b"".join(message_frame(each.encode(), 9) for each in ids))
+    next(messages).finish()
+    messages.close()  # type: ignore[attr-defined]
+    conn.skip_to(f"REQ {ids[1]} 0")
+    conn.message(b"x", message_id=ids[1], attempts=10)
+    assert next(iter(consumer)).id == ids[1].encode()
+    assert consumer.stats.given_up == 0
+
+
+def test_a_handler_that_fails_late_has_tried(
+    scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
+) -> None:
+    """nsqd has delivered the message again when its handler fails; that is a try nonetheless."""
+    consumer = consume(
+        scripted_nsqd.address,
+        max_in_flight=5,
+        max_attempts=2,
+        max_backoff_duration_s=0,
+        more=FINISHING,
+    )
+    seen: list[int] = []
+    begun, again = threading.Event(), threading.Event()
+
+    def fail(message: Message) -> bool:
+        seen.append(message.attempts)
+        begun.set()
+        again.wait(patience_s(10))
+        return False
+
+    handle(consumer, fail)
+    conn = connected(scripted_nsqd)
+    message_id = conn.message(b"x", attempts=2)
+    assert begun.wait(patience_s(5))
+    conn.message(b"x", message_id=message_id, attempts=3)
+    wait_until(lambda: consumer.stats.received == 2, what="the second delivery")
+    again.set()
+    conn.skip_to(f"REQ {message_id} 270000")
+    conn.message(b"x", message_id=message_id, attempts=4)
+    conn.skip_to(f"FIN {message_id}")
+    assert seen == [2, 3]
+
+
+# -- healthy programs, with the harshest settings: what is given up would be finished -------------
+
+
+@pytest.mark.parametrize("way", ["handlers", "batches"])
+def test_what_a_pool_still_holds_is_not_given_up(
+    any_nsqd: Callable[..., Nsqd], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """All of it times out again and again before the pool comes to it."""
+    monkeypatch.setattr(in_flight_limit, "START", 16)
+    nsqd = any_nsqd("--msg-timeout=1s")
+    bodies = fill(nsqd, 10)
+    held: list[Message] = []
+    consumer = Consumer(
+        TOPIC,
+        CHANNEL,
+        nsqd_tcp_addresses=nsqd.tcp_address,
+        options=ClientOptions(max_attempts=1),
+        giving_up="finish",
+    )
+
+    def work() -> None:
+        if way == "handlers":
+            consumer.run(held.append, auto_answer=False)
+        else:
+            for batch in consumer.batches():
+                held.extend(batch)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        wait_until(
+            lambda: sum(message.attempts >= 3 for message in held) >= 10,
+            what="third deliveries",
+            timeout_s=30,
+        )
+        assert unfinished(nsqd, TOPIC, CHANNEL) == 10
+        finished: set[bytes] = set()
+
+        def finish_all() -> bool:
+            finished.update(message.body for message in held[:] if message.finish())
+            return len(finished) == 10
+
+        wait_until(finish_all, what="the answers", timeout_s=10)
+        wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="the FINs")
+    finally:
+        consumer.abort()
+        thread.join(patience_s(10))
+    assert sorted(finished) == sorted(bodies)
+    assert consumer.stats.given_up == 0
+
+
+def test_a_healthy_fleet_gives_nothing_up(
+    go_nsqd: Callable[..., GoNsqd],
+) -> None:
+    """More nsqd than its handlers can have messages in flight within msg_timeout."""
+    nsqds = [go_nsqd("--msg-timeout=2s") for _ in range(5)]
+    for number, nsqd in enumerate(nsqds):
+        nsqd.create_channel(TOPIC, CHANNEL)
+        nsqd.publish(TOPIC, *[b"%d-%d" % (number, n) for n in range(5)])
+    seen: collections.Counter[bytes] = collections.Counter()
+
+    def handler(message: Message) -> None:
+        time.sleep(0.7)
+        seen[message.body] += 1
+
+    consumers = [
+        Consumer(
+            TOPIC,
+            CHANNEL,
+            nsqd_tcp_addresses=[nsqd.tcp_address for nsqd in nsqds],
+            options=ClientOptions(max_attempts=1),
+            giving_up="finish",
+        )
+        for _ in range(2)
+    ]
+    threads = [threading.Thread(target=each.run, args=(handler,)) for each in consumers]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(
+            lambda: not any(unfinished(nsqd, TOPIC, CHANNEL) for nsqd in nsqds),
+            what="empty channels",
+            timeout_s=60,
+        )
+    finally:
+        for each in consumers:
+            each.abort()
+        for thread in threads:
+            thread.join(patience_s(10))
+    assert len(seen) == 25  # handlers saw all that is finished
+    assert sum(each.stats.given_up for each in consumers) == 0
+
+
+CRASHING = """
+import os, sys
+from nsqtools import ClientOptions, Consumer
+def handle(message):
+    if message.body == b"poison":
+        os._exit(9)
+    print(message.body.decode(), flush=True)
+options = ClientOptions(max_attempts=1)
+consumer = Consumer(
+    "clicks", "archive", nsqd_tcp_addresses=sys.argv[1], options=options, giving_up="finish"
+)
+consumer.run(handle)
+"""
+
+
+def test_a_message_that_kills_its_process_takes_no_other_with_it(
+    any_nsqd: Callable[..., Nsqd], tmp_path: Path
+) -> None:
+    nsqd = any_nsqd("--msg-timeout=1s")
+    nsqd.create_channel(TOPIC, CHANNEL)
+    orders = [b"order %d" % number for number in range(10)]
+    nsqd.publish(TOPIC, b"poison", *orders)
+    program = tmp_path / "worker.py"
+    program.write_text(CRASHING)
+    handled = []
+    kills = 4  # the order is nsqd's, but the poison comes first in one of two at most
+    for _ in range(kills):
+        done = subprocess.run(
+            [sys.executable, str(program), nsqd.tcp_address],
+            stdout=subprocess.PIPE,
+            check=False,
+            timeout=patience_s(20),
+        )
+        assert done.returncode == 9
+        handled += done.stdout.splitlines()
+    assert set(handled) == set(orders)
+    assert len(handled) <= len(orders) + kills  # the last FIN before a kill may not leave
+    assert unfinished(nsqd, TOPIC, CHANNEL) >= 1  # the poison stays
 
 
 def test_a_dead_letter_is_confirmed_before_the_message_is_finished(nsqd: GoNsqd) -> None:

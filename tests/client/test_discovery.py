@@ -54,7 +54,11 @@ def test_without_a_broadcast_address_the_next_best_is_taken(
 @pytest.mark.parametrize(
     "producer",
     [
-        *(None, 1, "x", [], {}),
+        None,
+        1,
+        "x",
+        [],
+        {},
         PRODUCER | {"tcp_port": 0},
         PRODUCER | {"tcp_port": -1},
         PRODUCER | {"tcp_port": 65536},

@@ -1,4 +1,4 @@
-"""What becomes of messages that were tried too often."""
+"""Which messages were tried too often, and what becomes of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nsqtools.client.giving_up import GivingUp, Policy
+from nsqtools.client.giving_up import Attempts, GivingUp, Policy
 from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, PublishError
@@ -30,8 +30,7 @@ class Source:
         self.answers.append("give up")
 
     def requeue(self, message_id: bytes, delay_s: object, attempts: int, backoff: bool) -> None:
-        assert not backoff  # it is no failure of the handler
-        self.answers.append("requeue")
+        self.answers.append("requeue with backoff" if backoff else "requeue")
 
 
 class Producer:
@@ -49,17 +48,38 @@ class Producer:
         on_settled(self)
 
 
-def giving_up(policy: Policy = "finish", dead_letter: str = "", on: Any = None) -> GivingUp:
-    return GivingUp(ClientOptions(), on, policy, dead_letter)
+def giving_up(policy: Policy = "requeue", dead_letter: str = "", on: Any = None) -> GivingUp:
+    return GivingUp(ClientOptions(max_attempts=5), on, policy, dead_letter)
 
 
-@pytest.mark.parametrize(("policy", "answer"), [("finish", "give up"), ("requeue", "requeue")])
-def test_each_message_is_answered_whatever_is_done_with_it(policy: Policy, answer: str) -> None:
+def test_there_is_a_limit_only_where_a_message_has_somewhere_to_go() -> None:
+    assert giving_up().max_attempts == 0
+    assert giving_up("finish").max_attempts == 5
+    assert giving_up(dead_letter="clicks.dead").max_attempts == 5
+    assert giving_up(on=lambda message: True).max_attempts == 5
+
+
+@pytest.mark.parametrize(
+    ("policy", "outcome", "answer"),
+    [
+        ("finish", None, "give up"),
+        ("finish", RuntimeError("a defect of the user's"), "give up"),
+        ("requeue", True, "give up"),
+        ("requeue", None, "requeue with backoff"),
+        ("requeue", "true enough", "requeue with backoff"),
+        ("requeue", RuntimeError("a defect of the user's"), "requeue with backoff"),
+    ],
+)
+def test_only_a_callback_that_says_so_takes_a_message(
+    policy: Policy, outcome: object, answer: str
+) -> None:
     seen: list[Message] = []
 
-    def on_giving_up(message: Message) -> None:
+    def on_giving_up(message: Message) -> object:
         seen.append(message)
-        raise RuntimeError("a defect of the user's")
+        if isinstance(outcome, RuntimeError):
+            raise outcome
+        return outcome
 
     source = Source()
     giving_up(policy, on=on_giving_up).messages(source.batch)
@@ -87,8 +107,71 @@ def test_a_dead_letter_is_finished_when_it_has_arrived(
 
 
 @pytest.mark.parametrize(
-    ("policy", "dead_letter"), [("drop", ""), ("requeue", "clicks.dead"), ("finish", "no topic")]
+    ("policy", "dead_letter"), [("drop", ""), ("finish", "clicks.dead"), ("requeue", "no topic")]
 )
 def test_what_contradicts_itself_is_refused(policy: Any, dead_letter: str) -> None:
     with pytest.raises(ConfigurationError):
         giving_up(policy, dead_letter)
+
+
+# -- which deliveries count towards max_attempts --------------------------------------------------
+
+KEY = ("nsqd:4150", b"0" * 16)
+
+
+def given_up(known: Attempts, *counts: int) -> list[bool]:
+    return [known.are_too_many(KEY, count) for count in counts]
+
+
+def test_a_message_that_a_handler_here_requeued_is_given_up_above_the_limit() -> None:
+    known = Attempts(5)
+    known.was_tried(KEY)
+    assert given_up(known, 1, 5, 6) == [False, False, True]
+
+
+def test_a_message_that_no_handler_here_requeued_is_never_given_up() -> None:
+    assert given_up(Attempts(5), 6, 12, 65535) == [False] * 3
+
+
+def test_deliveries_that_ended_without_a_word_of_a_handler_do_not_count() -> None:
+    known = Attempts(5)
+    for _ in range(3):
+        known.does_not_count(KEY)
+    assert given_up(known, 100) == [False]
+    known.was_tried(KEY)
+    assert given_up(known, 8, 9) == [False, True]
+    known.does_not_count(KEY)
+    assert given_up(known, 9) == [False]
+
+
+def test_a_late_word_of_a_handler_counts_after_all() -> None:
+    known = Attempts(5)
+    known.does_not_count(KEY)
+    known.was_tried(KEY, late=True)
+    assert given_up(known, 5, 6) == [False, True]
+
+
+def test_a_finished_message_is_forgotten() -> None:
+    known = Attempts(5)
+    known.was_tried(KEY)
+    assert len(known) == 1
+    known.forget(KEY)
+    assert len(known) == 0
+    known.forget(KEY)
+
+
+def test_without_a_limit_everything_is_delivered_and_nothing_remembered() -> None:
+    known = Attempts(0)
+    known.was_tried(KEY)
+    assert given_up(known, 65535) == [False]
+    assert len(known) == 0
+
+
+def test_memory_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqtools.client.giving_up.MAX_KNOWN", 2)
+    known = Attempts(5)
+    for number in range(3):
+        known.was_tried(("nsqd:4150", b"%d" % number))
+    assert len(known) == 2
+    assert not known.are_too_many(("nsqd:4150", b"0"), 6)
+    assert known.are_too_many(("nsqd:4150", b"2"), 6)

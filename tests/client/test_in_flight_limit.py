@@ -12,7 +12,7 @@ def settled(per_message_s: float, workers: int, msg_timeout_s: float, maximum: i
     limit = InFlightLimit(maximum)
     for _ in range(20):
         limit.adapted = limit.proposed(per_message_s, workers, msg_timeout_s)
-    return limit.current(1)
+    return limit.current
 
 
 @pytest.mark.parametrize(
@@ -34,26 +34,70 @@ def test_what_waits_is_reached_within_a_quarter_of_the_timeout(
 
 
 def test_it_starts_small_and_doubles_up_to_the_maximum() -> None:
-    limit = InFlightLimit(100)
+    limit = InFlightLimit(10)
     counts = []
     for _ in range(5):
-        counts.append(limit.current(1))
+        counts.append(limit.current)
         limit.adapted = limit.proposed(0.000001, 1, 60)
-    assert counts == [START, 32, 64, 100, 100]
+    assert START == 1  # a message that kills its process takes no other with it
+    assert counts == [1, 2, 4, 8, 10]
 
 
 def test_before_a_measurement_many_workers_get_two_each() -> None:
     limit = InFlightLimit(500)
     limit.adapted = limit.proposed(None, 100, 60)
-    assert limit.current(1) == 200
+    assert limit.current == 200
 
 
-def test_every_connection_may_have_a_message_in_flight_up_to_the_maximum() -> None:
+def test_every_connection_may_have_a_message_in_flight_unless_handlers_are_too_busy() -> None:
     limit = InFlightLimit(40)
-    assert limit.current(30) == 30
-    assert limit.current(100) == 40
+    limit.connections = 30
+    limit.is_busy = True
+    assert limit.current == 30  # nothing is measured yet
+    limit.adapted, limit.is_measured = limit.proposed(1, 1, 8), True
+    assert limit.current == 2
+    limit.is_busy = False
+    assert limit.current == 30
+    limit.connections = 100
+    assert limit.current == 40
     limit.maximum = 0
-    assert limit.current(30) == 0
+    assert limit.current == 0
+
+
+def test_from_one_for_each_connection_it_doubles_too() -> None:
+    limit = InFlightLimit(200)
+    limit.connections = 30
+    assert limit.proposed(0.000001, 1, 60) == 60
+
+
+def test_messages_that_time_out_with_handlers_halve_it_once_in_a_timeout() -> None:
+    """A pool behind a handler seems to take no time."""
+    limit = InFlightLimit(200)
+    for _ in range(20):
+        limit.adapted = limit.proposed(0.000001, 1, 60)
+    limit.is_measured = limit.is_busy = True
+    counts = []
+    for now in (0, 1, 59, 60, 120):
+        limit.timed_out(limit.current, 1, 60, now)
+        counts.append(limit.current)
+    assert counts == [100, 100, 100, 50, 25]
+    limit.timed_out(limit.current // 2, 1, 60, 180)
+    assert limit.current == 25  # not the many did that
+    limit.timed_out(limit.current, 40, 60, 180)
+    assert limit.current == 40  # one for each worker
+
+
+def test_what_was_halved_grows_by_one_with_as_many_answers() -> None:
+    limit = InFlightLimit(200)
+    limit.adapted = 20
+    limit.timed_out(20, 1, 60, 0)
+    for _ in range(10):
+        limit.answered(1)
+    assert limit.current == 10
+    limit.answered(1)
+    assert limit.current == 11
+    limit.answered(10_000)
+    assert limit.current == 20  # what the measured handlers can take
 
 
 def test_small_changes_are_left_out() -> None:

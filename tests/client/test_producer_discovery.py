@@ -17,7 +17,7 @@ from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import Producer, PublishError, PublishNotSent, PublishRefused
-from nsqtools.client.producer_link import ProducerLink
+from nsqtools.client.producer_io import ProducerLink
 
 Make = Callable[..., Producer]
 GoNsqdFactory = Callable[..., GoNsqd]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from plugins.clients import bodies_in
@@ -121,7 +122,7 @@ def test_the_interpreter_says_at_its_end_what_was_not_published() -> None:
         """
     )
     assert done.returncode == 0
-    assert "the program ended with 20 messages unpublished" in done.stderr
+    assert "the program ended with 20 messages unconfirmed" in done.stderr
     assert "127.0.0.1:1" in done.stderr
 
 
@@ -136,4 +137,39 @@ def test_the_end_of_the_interpreter_waits_for_all_producers_at_the_same_time() -
         """
     )
     assert done.returncode == 0
-    assert done.stderr.count("1 message unpublished") == 10
+    assert done.stderr.count("1 message unconfirmed") == 10
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_child_of_multiprocessing_publishes_what_it_submitted(
+    nsqd: GoNsqd, tmp_path: Path, method: str
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent(
+            """
+            import multiprocessing, sys
+            from nsqtools import Producer
+
+            def work(address, first):
+                producer = Producer(address)
+                for number in range(first, first + 20):
+                    producer.submit("children", [b"%02d" % number])
+
+            if __name__ == "__main__":
+                context = multiprocessing.get_context(sys.argv[1])
+                children = [
+                    context.Process(target=work, args=(sys.argv[2], first)) for first in (0, 20)
+                ]
+                for child in children:
+                    child.start()
+                for child in children:
+                    child.join()
+                    assert child.exitcode == 0
+            """
+        )
+    )
+    subprocess.run(
+        [sys.executable, program, method, nsqd.tcp_address], check=True, timeout=patience_s(30)
+    )
+    assert bodies_in(nsqd, "children", 40) == [b"%02d" % number for number in range(40)]

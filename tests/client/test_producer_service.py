@@ -29,6 +29,7 @@ from nsqtools import (
     PublishUnknown,
     RefusedError,
 )
+from nsqtools.client import producer_io
 
 InBackground = Callable[..., "Future[Any]"]
 Make = Callable[..., Producer]
@@ -186,6 +187,15 @@ def test_a_publish_ends_within_its_own_timeout(
     assert time.monotonic() - began < patience_s(3)
 
 
+def test_a_confirmed_publish_leaves_no_timer_behind(nsqd: GoNsqd, produce: Produce) -> None:
+    producer = produce(nsqd.tcp_address)
+    before = len(producer._io.loop._own._timers) if producer._is_started else 0
+    for _ in range(200):
+        producer.publish(TOPIC, b"x", timeout_s=3600)
+    assert len(producer._io.loop._own._timers) < before + 20
+    assert not producer._io._timed
+
+
 def test_an_answer_after_the_timeout_is_not_taken_for_another(
     scripted_nsqd: ScriptedNsqd, produce: Produce
 ) -> None:
@@ -215,6 +225,54 @@ def test_a_full_window_costs_no_more_than_the_timeout_of_the_call(
     with pytest.raises(PublishNotSent, match="no room"):
         producer.publish(TOPIC, b"x", timeout_s=0.2)
     assert time.monotonic() - began < patience_s(2)
+
+
+def test_leaving_the_block_keeps_the_time_for_retries(
+    nsqd: GoNsqd, in_background: InBackground
+) -> None:
+    nsqd.stop()
+    options = ClientOptions(publish_timeout_s=0.1)
+    with Producer(nsqd.tcp_address, options, retry_timeout_s=patience_s(20)) as producer:
+        publication = producer.submit(TOPIC, [b"x"])
+        started = in_background(lambda: (time.sleep(1), nsqd.start()))
+    started.result()
+    assert publication.error is None
+    assert nsqd.depth(TOPIC) == 1
+
+
+# -- failures that nobody looks at ----------------------------------------------------------------
+
+
+def unseen(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line for line in caplog.messages if "nobody looked" in line]
+
+
+def test_failures_that_nobody_looked_at_are_logged_once_at_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Producer(DEAD) as producer:
+        for _ in range(20):
+            producer.submit(TOPIC, [b"x", b"y"])
+        producer.flush()
+        with pytest.raises(PublishNotSent):
+            producer.publish(TOPIC, b"x")
+        assert producer.submit(TOPIC, [b"x"], on_settled=lambda p: p.error) is not None
+    producer.stop()
+    [line] = unseen(caplog)
+    assert "40 messages unconfirmed" in line
+    assert f"cannot connect to {DEAD}" in line
+
+
+def test_they_are_logged_while_the_producer_goes_on(
+    caplog: pytest.LogCaptureFixture, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_io, "UNSEEN_S", 0.2)
+    producer = make(DEAD)
+    producer.submit(TOPIC, [b"x"])
+    wait_until(lambda: unseen(caplog) != [], what="a warning")
+    assert unseen(caplog)[0].startswith(f"{DEAD}: 1 message unconfirmed")
+    producer.stop()
+    assert len(unseen(caplog)) == 1
 
 
 def test_flush_waits_for_what_was_submitted(nsqd: GoNsqd, make: Make) -> None:

@@ -343,10 +343,11 @@ def test_an_answer_costs_the_same_however_many_connections_want_rdy(connections:
 
     for name in ready[:5]:
         rdy.received(name, 1, 6.0)
+    before = sys.gettrace()  # that of a measurement of coverage
     sys.settrace(count)
     try:
         for name in ready[:5]:
             rdy.answered(name, 1, 6.0)
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
     assert lines < 300

@@ -200,11 +200,31 @@ def test_to_file_goes_on_after_a_rotation_of_everything(
     nsqd.publish(TOPIC, b"before")
     spawn_nsq(
         [
-            *("to-file", "-t", TOPIC, "-c", CHANNEL, "--nsqd-tcp-address", nsqd.tcp_address),
-            *("--output-dir", str(tmp_path / "out"), "--sync-interval", "50ms", "--create"),
-            *("--tls", "--tls-ca-file", place.path("ca.pem"), "--auth-secret-file", str(secret)),
-            *("--tls-cert", place.path("client.pem"), "--tls-key", place.path("client.key")),
-            *("-X", "reconnect_base=100ms", "--rotate-text-size", "1"),
+            "to-file",
+            "-t",
+            TOPIC,
+            "-c",
+            CHANNEL,
+            "--nsqd-tcp-address",
+            nsqd.tcp_address,
+            "--output-dir",
+            str(tmp_path / "out"),
+            "--sync-interval",
+            "50ms",
+            "--create",
+            "--tls",
+            "--tls-ca-file",
+            place.path("ca.pem"),
+            "--auth-secret-file",
+            str(secret),
+            "--tls-cert",
+            place.path("client.pem"),
+            "--tls-key",
+            place.path("client.key"),
+            "-X",
+            "reconnect_base=100ms",
+            "--rotate-text-size",
+            "1",
         ]
     )
 
@@ -239,9 +259,22 @@ def test_to_http_sends_with_the_certificates_and_the_token_of_now(
     nsqd.publish(TOPIC, b"held")
     process = spawn_nsq(
         [
-            *("to-http", "-t", TOPIC, "-c", CHANNEL, "--nsqd-tcp-address", nsqd.tcp_address),
-            *("--post", server.url, "--http-ca-file", place.path("ca.pem"), "-n", "1"),
-            *("--bearer-token-file", str(token), "--create"),
+            "to-http",
+            "-t",
+            TOPIC,
+            "-c",
+            CHANNEL,
+            "--nsqd-tcp-address",
+            nsqd.tcp_address,
+            "--post",
+            server.url,
+            "--http-ca-file",
+            place.path("ca.pem"),
+            "-n",
+            "1",
+            "--bearer-token-file",
+            str(token),
+            "--create",
         ]
     )
     wait_until(  # it has read its files then, with which it cannot connect

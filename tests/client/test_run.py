@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from plugins.archives import unfinished
 from plugins.clients import CHANNEL, TOPIC, Consume, Handle
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
+from plugins.http_api import Nsqd
 from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
@@ -70,6 +74,53 @@ def test_signals_are_refused_outside_the_main_thread(
     running = in_background(consumer.run, lambda message: None, signals=True)
     with pytest.raises(ConfigurationError, match="main thread"):
         running.result(patience_s(5))  # type: ignore[attr-defined]
+
+
+async def handle_async(message: Message) -> None:
+    await asyncio.sleep(0)
+
+
+async def generate_async(message: Message) -> AsyncIterator[None]:
+    yield
+
+
+class Service:
+    async def handle(self, message: Message) -> None: ...
+    async def __call__(self, message: Message) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        handle_async,
+        generate_async,
+        Service().handle,
+        Service(),
+        functools.partial(handle_async),
+        functools.partial(functools.partial(Service())),
+    ],
+)
+def test_an_async_handler_is_refused_before_anything_is_consumed(
+    consume: Consume, handler: Callable[[Message], object]
+) -> None:
+    consumer = consume("127.0.0.1:1", started=False)
+    with pytest.raises(ConfigurationError, match=r"use nsqtools\.aio\.Consumer"):
+        consumer.run(handler)
+    assert not consumer._is_started
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_handler_that_returns_an_awaitable_ends_run_and_finishes_nothing(
+    any_nsqd: Callable[..., Nsqd], consume: Consume, workers: int
+) -> None:
+    nsqd = any_nsqd()
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, *[b"%d" % number for number in range(20)])
+    consumer = consume(nsqd.tcp_address)
+    with pytest.raises(ConfigurationError, match=r"use nsqtools\.aio\.Consumer"):
+        consumer.run(lambda message: handle_async(message), workers=workers)
+    assert consumer.stop(timeout_s=patience_s(10))
+    assert unfinished(nsqd, TOPIC, CHANNEL) == 20
 
 
 def test_a_message_can_be_answered_after_its_handler_returned(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from nsqtools.client.stopping import Stopping
+from nsqtools.client.consumer_io import Stopping
 
 
 @dataclass(eq=False)

@@ -10,8 +10,14 @@ from plugins.http_api import Nsqd
 from plugins.waiting import wait_until
 
 from nsqtools.client.consumer import Consumer
-from nsqtools.cluster.admin import Action, DaemonKind, apply
-from nsqtools.cluster.admin_plans import plan_channels, plan_tombstone, plan_topics
+from nsqtools.cluster.admin import (
+    Action,
+    DaemonKind,
+    apply,
+    plan_channels,
+    plan_tombstone,
+    plan_topics,
+)
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NotFoundError
 

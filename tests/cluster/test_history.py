@@ -1,19 +1,14 @@
-"""The history of a cluster: what is kept how long, how coarse, where the gaps are, and the file."""
+"""The history of a cluster: what is kept how long, how coarse, and where the gaps are."""
 
 from __future__ import annotations
 
-import sqlite3
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nsqtools.cluster.history import QUANTITIES, History
-from nsqtools.cluster.history_file import HistoryFile
-from nsqtools.cluster.history_frames import Frame, Place, Places, average, pack, unpack
-from nsqtools.cluster.queue_rows import QueueRow, Rates
+from nsqtools.cluster.queue_rows import QueueRow, Rates, totals
 from nsqtools.cluster.sampling import Sample
-from nsqtools.errors import ConfigurationError
 
 START_S = 1_800_000_000.0
 CHANNEL = ("", "clicks", "archive")
@@ -26,7 +21,7 @@ def row(**changed: Any) -> QueueRow:
 
 
 def sample(at_s: float, *rows: QueueRow) -> Sample:
-    return Sample(int((START_S + at_s) * 1e9), list(rows), (), (), True)
+    return Sample(int((START_S + at_s) * 1e9), list(rows), totals(rows), (), ())
 
 
 def filled(history: History, seconds: int, step_s: int = 2, begin_s: int = 0) -> None:
@@ -99,7 +94,11 @@ def test_a_queue_that_was_gone_and_a_pause_leave_gaps() -> None:
     points = history.series(CHANNEL, "depth", since_s=START_S)
 
     assert [(at_s - START_S, value) for at_s, value in points] == [
-        *((0, 7), (2, None), (4, 7), (52, None), (100, 7))
+        (0, 7),
+        (2, None),
+        (4, 7),
+        (52, None),
+        (100, 7),
     ]
 
 
@@ -118,127 +117,44 @@ def test_an_unknown_series_is_empty_and_an_unknown_quantity_an_error() -> None:
     history.add(sample(0, row()))
 
     assert history.series(("", "nothing", ""), "depth", since_s=0) == []
-    assert set(history.keys()) >= {CHANNEL, ("a:1", "", ""), ("", "", "")}
     with pytest.raises(ValueError):
         history.series(CHANNEL, "color", since_s=0)
 
 
-def test_a_full_history_gives_the_place_of_the_longest_gone_to_the_new() -> None:
-    places: Places[str] = Places(2)
-    places.assign(["old", "stays"], 1.0)
-    places.assign(["stays"], 2.0)
+def test_a_full_history_gives_the_place_of_the_longest_known_to_the_new(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("nsqtools.cluster.history.MAX_SERIES", 4)  # two are the sums
+    history = History()
+    history.add(sample(0, row(topic="old", depth=1), row(topic="stays", depth=2)))
+    history.add(sample(2, row(topic="stays", depth=2)))
+    new = [row(topic="new", depth=3), row(topic="newer", depth=4)]
+    history.add(sample(4, row(topic="stays", depth=2), *new))
 
-    assert places.assign(["stays", "new", "newer"], 3.0) == ["new"]
-    assert "old" not in places
-    assert places.left_out == 1
-    place = places.get("new")
-    assert place is not None
-    assert (place.number, place.since_s) == (0, 3.0)
+    def depths(topic: str) -> list[float | None]:
+        points = history.series(("", topic, "archive"), "depth", since_s=START_S)
+        return [value for _, value in points]
+
+    assert depths("old") == []
+    assert depths("stays") == [2, 2, 2]
+    assert depths("new") == [3]
+    assert depths("newer") == []
+    assert "no room for 1 more queues" in caplog.text
 
 
 def test_means_leave_out_what_is_not_known() -> None:
-    nan = float("nan")
+    history = History()
+    for at_s, rows in ((0, [row(depth=2)]), (4, [row(depth=4)]), (8, []), (10, []), (20, [])):
+        history.add(sample(at_s, *rows))
 
-    means = unpack(average([pack([1, nan, nan]), pack([3, 5])]))
+    points = history.series(CHANNEL, "depth", since_s=START_S - 3000)
 
-    assert list(means[:2]) == [2, 5]
-    assert means[2] != means[2]
-
-
-def test_the_file_has_days_and_survives_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nsqtools.cluster.history_file.FINE_KEEP_S", 7200)
-    path = tmp_path / "history"
-    first = HistoryFile(path)
-    first.add_places([(CHANNEL, Place(0, START_S))])
-    day_s = 86400
-    for at_s in range(30, day_s, 60):
-        first.add(Frame(START_S + at_s, (pack([at_s]),) * len(QUANTITIES)))
-    first.close()
-
-    again = History(interval_s=20, file=HistoryFile(path))
-    filled(again, 600, step_s=20, begin_s=day_s)
-    long = again.series(CHANNEL, "depth", since_s=START_S)
-    short = again.series(CHANNEL, "depth", since_s=START_S + day_s - 3600)
-    again.close()
-
-    moments = [at_s - START_S for at_s, _ in long]
-    # samples at 0, 20 and 40 s: their mean is 10 s before the middle of the minute
-    assert all(abs((value or 0) - (at_s - START_S)) <= 10 for at_s, value in long)
-    assert moments == sorted(set(moments))
-    assert moments[:2] == [300, 900]
-    assert moments[-1] == day_s + 580
-    assert short[1][0] - short[0][0] == 60
-    assert len(short) == 60 + 30
+    assert points == [(START_S + 5, 3), (START_S + 15, None), (START_S + 20, None)]
 
 
-def test_the_file_is_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsqtools.cluster.history_file.FINE_KEEP_S", 600)
-    monkeypatch.setattr("nsqtools.cluster.history_file.COARSE_KEEP_S", 1800)
-    file = HistoryFile(tmp_path / "history")
-    for at_s in range(30, 7200, 60):
-        file.add(Frame(START_S + at_s, (pack([at_s]),) * len(QUANTITIES)))
-    file.close()
+@pytest.mark.parametrize("depth", [16_777_217, 2**53 - 1])
+def test_numbers_are_exact(depth: int) -> None:
+    history = History()
+    history.add(sample(0, row(depth=depth)))
 
-    database = sqlite3.connect(tmp_path / "history")
-    counts = dict(
-        database.execute(
-            "SELECT step_s, count(*) FROM points WHERE quantity = 'depth' GROUP BY step_s"
-        ).fetchall()
-    )
-    database.close()
-    assert counts == {60: 11, 600: 2}
-
-
-@pytest.mark.parametrize("content", [b"not a database, but a log file\n" * 100, b"S"])
-def test_a_foreign_file_is_one_error_and_stays_as_it_is(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "foreign"
-    path.write_bytes(content)
-
-    with pytest.raises(ConfigurationError, match="foreign is damaged, or not a history of nsq"):
-        HistoryFile(path)
-
-    assert path.read_bytes() == content
-
-
-def test_the_database_of_another_program_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "other"
-    database = sqlite3.connect(path)
-    database.execute("CREATE TABLE mail (body TEXT)")
-    database.commit()
-    database.close()
-
-    with pytest.raises(ConfigurationError, match="a database of another program"):
-        HistoryFile(path)
-
-
-def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "history"
-    file = HistoryFile(path)
-    file.add_places([(CHANNEL, Place(0, START_S))])
-    for at_s in range(30, 1800, 60):
-        file.add(Frame(START_S + at_s, (pack([at_s]),) * len(QUANTITIES)))
-    file.close()
-    data = bytearray(path.read_bytes())
-    data[4096:] = b"\xff" * (len(data) - 4096)
-    path.write_bytes(data)
-
-    with pytest.raises(ConfigurationError, match="is damaged"):
-        HistoryFile(path)
-
-
-def test_two_processes_cannot_have_one_file(tmp_path: Path) -> None:
-    path = tmp_path / "history"
-    first = HistoryFile(path)
-
-    with pytest.raises(ConfigurationError, match="in use by another process"):
-        HistoryFile(path)
-
-    first.close()
-
-
-def test_a_directory_and_a_missing_one_are_errors(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "missing" / "history"):
-        with pytest.raises(ConfigurationError, match="unable to open"):
-            HistoryFile(path)
+    assert history.series(CHANNEL, "depth", since_s=START_S) == [(START_S, depth)]

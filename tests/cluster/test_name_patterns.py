@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsqtools.cluster.name_patterns import is_pattern, matches, select
+from nsqtools.cluster.topics import is_pattern, matches, select
 from nsqtools.errors import ConfigurationError, NotFoundError
 
 TOPICS = {"orders", "orders-eu", "orders.us", "web_1", "web_2", "app"}

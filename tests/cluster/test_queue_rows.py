@@ -7,13 +7,22 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsqtools.cluster.directory import NodeReport
-from nsqtools.cluster.name_patterns import select
-from nsqtools.cluster.queue_rows import QueueRow, RateMeter, rates_between, rows_of, totals
-from nsqtools.cluster.stats_columns import Thresholds, parse_filter, sort_rows
+from nsqtools.cluster.queue_rows import (
+    QueueRow,
+    RateMeter,
+    SumReader,
+    rates_between,
+    rows_of,
+    totals,
+)
+from nsqtools.cluster.stats_documents import Thresholds, parse_filter, sort_rows
+from nsqtools.cluster.topics import select
 from nsqtools.errors import ConfigurationError, NotFoundError, ProtocolError
-from nsqtools.protocol.stats import read_stats
+from nsqtools.protocol.stats import StatsReader, read_stats
 
 ROW = QueueRow(
     node="a:1",
@@ -71,31 +80,111 @@ def test_a_counter_that_went_back_gives_no_rate(now: QueueRow) -> None:
 
 def test_a_restart_is_noticed_even_when_the_counters_are_higher() -> None:
     meter = RateMeter()
-    meter.measure([report("a:1", 10.0, messages=100)])
+    meter.measure(report("a:1", 10.0, messages=100))
 
-    restarted = meter.measure([report("a:1", 12.0, start=2, messages=500)])
-    later = meter.measure([report("a:1", 14.0, start=2, messages=600)])
+    restarted = meter.measure(report("a:1", 12.0, start=2, messages=500))
+    later = meter.measure(report("a:1", 14.0, start=2, messages=600))
 
     assert [row.rates for row in restarted] == [None, None]
     assert [row.rates.ingress for row in later if row.rates] == [50, 50]
-
-
-def test_an_nsqd_that_missed_a_look_is_measured_over_its_own_time() -> None:
-    meter = RateMeter()
-    meter.measure([report("a:1", 0.0), report("b:1", 0.0)])
-    meter.measure([report("a:1", 1.0, messages=10)])
-
-    rows = meter.measure([report("a:1", 2.0, messages=20), report("b:1", 2.0, messages=20)])
-
-    assert {row.node: row.rates.ingress for row in rows if row.rates} == {"a:1": 10, "b:1": 10}
 
 
 def test_queues_that_are_gone_are_forgotten() -> None:
     meter = RateMeter()
     for number in range(100):
         topic = {"topic_name": f"t{number}", "channels": []}
-        meter.measure([NodeReport("a:1", float(number), read_stats({"topics": [topic]}))])
-    assert sum(len(node.topics) for node in meter._before.values()) == 1
+        meter.measure(NodeReport("a:1", float(number), read_stats({"topics": [topic]})))
+    assert len(meter._topics) == 1
+
+
+def answer(start_time: int = 1, **topics: Any) -> dict[str, Any]:
+    """An answer with these topics, each with so many messages in itself and its channel."""
+    return {
+        "start_time": start_time,
+        "topics": [
+            {
+                "topic_name": name,
+                "message_count": count,
+                "channels": [{"channel_name": "arch", "message_count": count, "depth": count // 2}],
+            }
+            for name, count in topics.items()
+        ],
+    }
+
+
+COUNTS = st.integers(0, 3).map(lambda count: count * 10)
+ANSWERS = st.lists(
+    st.tuples(st.integers(1, 2), st.dictionaries(st.sampled_from("abc"), COUNTS)), max_size=6
+)
+
+
+@given(ANSWERS)
+def test_answers_that_are_read_only_where_they_changed_have_the_same_rows_and_rates(
+    sequence: list[tuple[int, dict[str, int]]],
+) -> None:
+    reader, meter, other = StatsReader(), RateMeter(0.5), RateMeter()
+    for at_s, (start_time, topics) in enumerate(sequence):
+        document = answer(start_time, **topics)
+        whole = NodeReport("a:1", float(at_s), read_stats(document))
+        quick = NodeReport("a:1", float(at_s), reader.read(document))
+        assert meter.measure(quick) == other.measure(whole)
+
+
+class Reading:
+    """Answers of one nsqd, read one after the other."""
+
+    def __init__(self, address: str = "a:1") -> None:
+        self._address = address
+        self._reader, self._meter = StatsReader(), RateMeter(0.5)
+
+    def read(self, document: dict[str, Any], at_s: float) -> list[QueueRow]:
+        return self._meter.measure(NodeReport(self._address, at_s, self._reader.read(document)))
+
+    def rate(self, document: dict[str, Any], at_s: float) -> float | None:
+        [row] = [row for row in self.read(document, at_s) if row.channel]
+        return row.rates and row.rates.ingress
+
+
+def test_a_topic_that_does_not_change_is_not_read_again() -> None:
+    reading = Reading()
+    for at_s in (0.0, 1.0):
+        rows = reading.read(answer(a=10), at_s)
+    assert all(row.rates is not None and row.rates.ingress == 0 for row in rows)
+    again = reading.read(answer(a=10), 2.0)
+    assert all(one is other for one, other in zip(rows, again, strict=True))
+    assert reading.rate(answer(a=40), 4.0) == 15
+
+
+def test_answers_close_together_keep_the_rates_they_had() -> None:
+    reading = Reading()
+    assert reading.rate(answer(a=10), 1.0) is None
+    assert reading.rate(answer(a=500), 1.1) is None
+    assert reading.rate(answer(a=20), 2.0) == 10
+    assert reading.rate(answer(a=500), 2.1) == 10
+    assert reading.rate(answer(a=500), 2.2) == 10
+    assert reading.rate(answer(a=40), 3.0) == 20
+
+
+def test_sums_are_those_of_totals_and_made_again_only_where_a_row_changed() -> None:
+    sums = SumReader()
+    one, other = Reading("a:1"), Reading("b:1")
+    before: list[QueueRow] = []
+    now: list[QueueRow] = []
+    for at_s in range(4):
+        rows = [
+            *one.read(answer(a=10, b=at_s), float(at_s)),
+            *other.read(answer(a=5), float(at_s)),
+        ]
+        before, now = now, sums.totals(rows)
+        assert now == totals(rows)
+    same = {row.key for row, earlier in zip(now, before, strict=True) if row is earlier}
+    assert same == {("", "a", ""), ("", "a", "arch")}
+
+
+def test_what_is_no_topic_is_left_out() -> None:
+    for topics in (None, "x", [1, None, {}], [{"topic_name": 7}]):
+        rows = Reading().read({"topics": topics}, 1.0)
+        assert all(row.topic == "" for row in rows)
 
 
 def test_totals_sum_counts_and_known_rates_and_take_the_worst_latency() -> None:

@@ -16,8 +16,8 @@ from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.cluster import unlisted
-from nsqtools.cluster.unlisted import UnlistedTopics
+from nsqtools.cluster import topics
+from nsqtools.cluster.topics import UnlistedTopics
 from nsqtools.errors import NotFoundError
 
 
@@ -88,7 +88,7 @@ def test_an_nsqd_given_by_address_is_waited_for(
 def test_waiting_for_the_end_of_a_topic_that_only_nsqlookupd_knows_ends_with_status_3(
     serve: Serve, run_nsq: RunNsq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unlisted, "UNLISTED_S", 0.1)
+    monkeypatch.setattr(topics, "UNLISTED_S", 0.1)
     lookupd = serve(EmbeddedLookupServer())
     lookupd.post("/topic/create", topic="ghost")
     asked = ["-t", "ghost", "--until-empty", "--lookupd-http-address", lookupd.http_address]
@@ -114,7 +114,7 @@ def test_an_nsqd_that_is_restarted_is_waited_for(
     run_nsq: RunNsq,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(unlisted, "UNLISTED_S", patience_s(60))
+    monkeypatch.setattr(topics, "UNLISTED_S", patience_s(60))
     lookupd = nsqlookupd()
     nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
     nsqd.create_channel("clicks", "archive")

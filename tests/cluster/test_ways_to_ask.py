@@ -99,8 +99,15 @@ def test_a_pattern_that_nobody_can_be_asked_about_is_an_error(
 ) -> None:
     result = run_nsq(
         [
-            *("to-file", "--topic-pattern", ".", "--for", "3s"),
-            *("--lookupd-http-address", dead_address, "--output-dir", str(tmp_path / "out")),
+            "to-file",
+            "--topic-pattern",
+            ".",
+            "--for",
+            "3s",
+            "--lookupd-http-address",
+            dead_address,
+            "--output-dir",
+            str(tmp_path / "out"),
         ]
     )
 

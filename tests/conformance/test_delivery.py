@@ -400,6 +400,21 @@ def test_a_command_resets_the_silence(any_nsqd: AnyNsqd) -> None:
             client.send(b"NOP\n")
 
 
+def test_a_restart_makes_deferred_messages_depth(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    nsqd.create_channel("t", "ch")
+    with RawClient(nsqd.tcp_address) as client:
+        client.publish_deferred("t", 3_600_000, b"in an hour")
+    assert nsqd.channel_stats("t", "ch")["deferred_count"] == 1
+    nsqd.stop()
+    nsqd.start()
+    stats = nsqd.channel_stats("t", "ch")
+    assert (stats["depth"], stats["deferred_count"]) == (1, 0)
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=1)
+        assert client.read_message().body == b"in an hour"
+
+
 def test_deferred_publishes_without_a_channel_wait_from_then_on(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
     with RawClient(nsqd.tcp_address) as client:

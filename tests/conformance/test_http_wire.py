@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable
 
 import pytest
 from plugins.http_api import Nsqd
+from plugins.pairs import NsqdPair
 from plugins.waiting import patience_s
 
 AnyNsqd = Callable[..., Nsqd]
@@ -75,3 +77,67 @@ def test_a_broken_request_is_answered_in_http(any_nsqd: AnyNsqd, data: bytes) ->
     nsqd = any_nsqd()
     assert talk(nsqd, data).startswith(b"HTTP/1.1 400 ")
     assert nsqd.get("/ping") == b"OK"
+
+
+BIG = 300_000  # more than either reads of a body that nobody wants
+
+
+@pytest.mark.real_nsqd
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"POST /pub?topic=t HTTP/1.1\r\nX-Trace: 1\r\nContent-Length: 1\r\n" + CLOSE + b"\r\nx",
+        b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nX-Trace: 1\r\nContent-Length: 1\r\n\r\nx"
+        b"GET /ping HTTP/1.1\r\n" + CLOSE + b"\r\n",
+        b"GET /ping HTTP/1.0\r\n\r\n",
+        b"GET /ping HTTP/1.0\r\nConnection: keep-alive\r\n\r\nGET /ping HTTP/1.0\r\n\r\n",
+        b"HEAD /ping HTTP/1.1\r\n" + CLOSE + b"\r\n",
+        b"POST /ping HTTP/1.1\r\nContent-Length: 3\r\n" + CLOSE + b"\r\nabc",
+        b"GET http://y/ping HTTP/1.1\r\n" + CLOSE + b"\r\n",
+        b"GET /ping HTTP/1.1\r\nUpgrade: h2c\r\nHost: x\r\nConnection: Upgrade, close\r\n\r\n",
+        b"GET /%zz HTTP/1.1\r\n" + CLOSE + b"\r\n",
+        b"GET /ping HTTP/1.1\r\nX: " + b"y" * 1_200_000 + b"\r\n" + CLOSE + b"\r\n",
+        b"POST /pub?topic=t HTTP/1.1\r\nTransfer-Encoding: gzip\r\n" + CLOSE + b"\r\n",
+        b"POST /pub?topic=t HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 11\r\n"
+        b"Host: x\r\n\r\n" + b"x" * 11,
+        b"POST /ping HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 11\r\nHost: x\r\n\r\n"
+        + b"x" * 11,
+        b"GET /ping HTTP/1.1\r\nExpect: 100-continue\r\n" + CLOSE + b"\r\n",
+        b"GET /ping HTTP/1.1\r\nExpect: more\r\n" + CLOSE + b"\r\n",
+        b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % BIG + b"x" * BIG,
+        b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"%x\r\n" % BIG + b"x" * BIG + b"\r\n0\r\n\r\n",
+    ],
+)
+def test_answers_are_the_same_to_the_byte(data: bytes, nsqd_pair: NsqdPair) -> None:
+    go, embedded = (talk(nsqd, data) for nsqd in nsqd_pair("-max-msg-size=10"))
+    assert in_order(embedded) == in_order(go)
+
+
+def in_order(answers: bytes) -> list[tuple[bytes, list[bytes], bytes]]:
+    """Each answer's status, headers by name, and body."""
+    found = []
+    for answer in re.split(rb"(?=HTTP/1\.\d \d{3} )", answers):
+        head, _, body = re.sub(rb"Date: [^\r]*", b"Date:", answer).partition(b"\r\n\r\n")
+        status, *fields = head.split(b"\r\n")
+        found.append((status, sorted(fields), body))
+    return found
+
+
+def test_a_body_that_nobody_reads_leaves_the_connection(any_nsqd: AnyNsqd) -> None:
+    refused = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 11\r\n\r\nxxxxxxxxxxx"
+    ping = b"GET /ping HTTP/1.1\r\n" + CLOSE + b"\r\n"
+    answer = talk(any_nsqd("-max-msg-size=10"), refused + ping)
+    assert b" 413 " in answer
+    assert answer.endswith(b"\r\n\r\nOK")
+
+
+def test_who_reads_late_gets_all_answers_in_order(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    for number in range(100):
+        nsqd.create_topic(f"t{number}")
+    page = b"GET /stats?format=json HTTP/1.1\r\nHost: x\r\n\r\n"
+    ping = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
+    answer = talk(nsqd, (page + ping) * 100 + b"GET /ping HTTP/1.1\r\n" + CLOSE + b"\r\n")
+    kinds = re.findall(rb"Content-Type: (text|application)", answer)
+    assert kinds == [b"application", b"text"] * 100 + [b"text"]

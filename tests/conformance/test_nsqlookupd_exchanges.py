@@ -331,10 +331,28 @@ ROUTES = [
     )
     for method in ("GET", "POST", "HEAD", "PUT", "OPTIONS")
     for path in (
-        *("/ping", "/info", "/lookup", "/topics", "/channels", "/nodes", "/debug", "/"),
-        *("/lookup?topic=", "/channels?topic=", "/lookup?topic=none", "/lookup?%zz"),
-        *("/ping/", "/PING", "/topic/create/", "/Topic/Delete?topic=t", "//ping", "/stats"),
-        *("/debug/pprof/", "/debug/pprof/allocs", "/debug/pprof/symbol/", "/nothing"),
+        "/ping",
+        "/info",
+        "/lookup",
+        "/topics",
+        "/channels",
+        "/nodes",
+        "/debug",
+        "/",
+        "/lookup?topic=",
+        "/channels?topic=",
+        "/lookup?topic=none",
+        "/lookup?%zz",
+        "/ping/",
+        "/PING",
+        "/topic/create/",
+        "/Topic/Delete?topic=t",
+        "//ping",
+        "/stats",
+        "/debug/pprof/",
+        "/debug/pprof/allocs",
+        "/debug/pprof/symbol/",
+        "/nothing",
     )
 ]
 

@@ -217,6 +217,61 @@ def test_a_channel_that_is_not_allowed_is_refused(
         assert client.read_error() == b'E_UNAUTHORIZED AUTH failed for SUB on "t" "other"'
 
 
+PATTERNS = [  # a pattern, a name, and whether it is allowed; None: the answer is refused
+    (r"", "anything", True),
+    (r"orders$", "orders#ephemeral", False),
+    (r"^[^[:^digit:]]{0,3}\.orders$", "x.orders", False),
+    (r"^[^[:^digit:]]{0,3}\.orders$", "12.orders", True),
+    (r"^[[:^upper:]]+$", "clicks", True),
+    (r"^[[:^upper:]]+$", "Clicks", False),
+    (r"^[^[:^upper:]]+$", "clicks", False),
+    (r"^[[:alpha:]]+$", "ab1", False),
+    (r"^[[:word:].]+$", "a_1.b", True),
+    (r"^[^\W]+$", "a-b", False),
+    (r"[[:foo:]]", "clicks", None),
+    (r"^(?i)clicks$", "CLICKS", True),
+    (r"(?i)CLICKS(?-i)x", "clicksx", True),
+    (r"(?i)CLICKS(?-i)x", "clicksX", False),
+    (r"(?i:C)licks", "clicks", True),
+    (r"^\x61\x{62}\143$", "abc", True),
+    (r"^\Qa.b\E$", "a.b", True),
+    (r"^\Qa.b\E$", "axb", False),
+    (r"^\Q\C\E$", "C", False),
+    (r"^\pL+$", "clicks", True),
+    (r"^\p{^Lu}+$", "Clicks", False),
+    (r"(?U)^a+$", "aaa", True),
+    (r"^(?P<team>a|b)\.(?<rest>x)$", "b.x", True),
+    (r"^(a|b", "a", None),
+    (r"^cli\Cks$", "clicks", None),
+    (r"^\\C$", "C", False),
+    (r"(?P<équipe>a)", "a", None),
+    (r"(?=a)", "a", None),
+    (r"(a)\1", "aa", None),
+    (r"a**", "a", None),
+    (r"a{1001}", "a", None),
+    (r"\Z", "a", None),
+]
+
+
+def test_a_pattern_allows_what_it_allows_in_go(any_nsqd: AnyNsqd, auth_server: AuthServer) -> None:
+    nsqd = any_nsqd(f"-auth-http-address={auth_server.address}")
+    found: list[bool | None] = []
+    for number, (pattern, name, _) in enumerate(PATTERNS):
+        secret = str(number)
+        auth_server.allow(secret, topic="^t$", channels=[pattern])
+        with RawClient(nsqd.tcp_address) as client:
+            client.send(b"AUTH\n" + sized(secret.encode()))
+            answer = client.read()[1]
+            if answer == b"E_AUTH_FAILED AUTH failed":
+                found.append(None)
+                continue
+            client.send(f"SUB t {name}\n".encode())
+            found.append(client.read()[1] == b"OK")
+    assert list(zip(PATTERNS, found, strict=True)) == [
+        (case, outcome) for case in PATTERNS for outcome in [case[2]]
+    ]
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -108,9 +108,11 @@ def test_a_kill_in_the_middle_of_reading_loses_nothing(process: Start) -> None:
     nsqd.start()
     with RawClient(nsqd.tcp_address) as client:
         client.subscribe("t", "ch", ready=300)
-        received = {message.body for message in client.read_messages(199)}
-    # the one in flight had left the disk, and its file position was synced: so it is in the Go nsqd
-    assert len(bodies - finished - received) <= 1
+        # the one in flight had left the disk, and its file position may have been synced, as in the
+        # Go nsqd; what was finished after the last sync comes again
+        missing = bodies - finished
+        while len(missing) > 1:
+            missing.discard(client.read_message().body)
 
 
 @pytest.mark.parametrize("damage", ["cut off", "garbage at the end", "garbage inside", "no meta"])

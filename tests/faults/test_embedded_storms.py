@@ -251,6 +251,23 @@ def test_a_clock_that_jumps_neither_hastens_nor_delays_messages(
     assert nsqd.channel_stats("t", "ch")["deferred_count"] == 1
 
 
+def test_a_clock_that_went_back_defers_nothing_for_longer_than_is_allowed(
+    data_path: Callable[[], Path], serve: Serve, jump: Callable[[float], None]
+) -> None:
+    nsqd = serve(EmbeddedServer(data_path(), "-durable", "-max-req-timeout=2s"))
+    nsqd.create_channel("t", "ch")
+    with RawClient(nsqd.tcp_address) as producer:
+        producer.publish_deferred("t", 2000, b"deferred")
+    nsqd.stop()
+    jump(-10 * 365 * 86400)
+    nsqd.start()
+    began_s = time.monotonic()
+    with RawClient(nsqd.tcp_address) as client:
+        client.subscribe("t", "ch", ready=1)
+        assert client.read_message().body == b"deferred"
+    assert time.monotonic() - began_s > 1
+
+
 def test_a_clock_that_jumps_does_not_hide_an_nsqd_from_lookups(
     data_path: Callable[[], Path], serve: Serve, jump: Callable[[float], None]
 ) -> None:

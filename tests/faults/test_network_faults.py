@@ -45,7 +45,7 @@ class Link:
         self._here, self._there = f"n{os.getpid()}-{number}a", f"n{os.getpid()}-{number}b"
         self._address, self.nsqd_address = link_addresses()
         ip("netns", "add", self.namespace)
-        ip(*("link", "add", self._here, "type", "veth", "peer", "name", self._there))
+        ip("link", "add", self._here, "type", "veth", "peer", "name", self._there)
         ip("link", "set", self._there, "netns", self.namespace)
         ip("addr", "add", f"{self._address}/30", "dev", self._here)
         ip("link", "set", self._here, "up")

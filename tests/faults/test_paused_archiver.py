@@ -21,9 +21,20 @@ def test_a_pause_of_the_archiver_doubles_no_row(
     nsqd.create_channel("clicks", "archive")
     archiver = subprocess.Popen(
         [
-            *(sys.executable, "-m", "nsqtools", "to-file", "-t", "clicks", "-c", "archive"),
-            *("--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(tmp_path)),
-            *("--format", "jsonl"),
+            sys.executable,
+            "-m",
+            "nsqtools",
+            "to-file",
+            "-t",
+            "clicks",
+            "-c",
+            "archive",
+            "--nsqd-tcp-address",
+            nsqd.tcp_address,
+            "--output-dir",
+            str(tmp_path),
+            "--format",
+            "jsonl",
         ],
         stderr=subprocess.DEVNULL,
     )

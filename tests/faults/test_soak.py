@@ -104,23 +104,53 @@ class Soak:
         # with which it publishes again what an nsqd that ends had maybe taken: doubles, no losses
         publish = ("--retry-unknown", "--retry-timeout", "120s")
         self.start(
-            *("archiver", "to-file", "-t", TOPIC, "-c", "archive"),
-            *("--output-dir", str(self.directory / "archive"), *to_file),
+            "archiver",
+            "to-file",
+            "-t",
+            TOPIC,
+            "-c",
+            "archive",
+            "--output-dir",
+            str(self.directory / "archive"),
+            *to_file,
         )
         self.start(
-            *("archiver of copies", "to-file", "-t", COPY, "-c", "archive", "--create"),
-            *("--output-dir", str(self.directory / "copies"), *to_file),
+            "archiver of copies",
+            "to-file",
+            "-t",
+            COPY,
+            "-c",
+            "archive",
+            "--create",
+            "--output-dir",
+            str(self.directory / "copies"),
+            *to_file,
         )
         self.start("tail", "tail", "-t", TOPIC, "-c", "tailed", *consume)
         self.start(
-            *("forwarder", "to-nsq", "-t", TOPIC, "-c", "mirror", "--destination-topic", COPY),
-            *("--destination-nsqd-tcp-address", self.nsqds[0].tcp_address),
-            *("--destination-nsqd-tcp-address", self.nsqds[1].tcp_address, *consume),
+            "forwarder",
+            "to-nsq",
+            "-t",
+            TOPIC,
+            "-c",
+            "mirror",
+            "--destination-topic",
+            COPY,
+            "--destination-nsqd-tcp-address",
+            self.nsqds[0].tcp_address,
+            "--destination-nsqd-tcp-address",
+            self.nsqds[1].tcp_address,
+            *consume,
         )
         for number, nsqd in enumerate(self.nsqds):
             self.start(
-                *(f"publisher {number}", "pub", "-t", TOPIC, *publish),
-                *("--nsqd-tcp-address", nsqd.tcp_address),
+                f"publisher {number}",
+                "pub",
+                "-t",
+                TOPIC,
+                *publish,
+                "--nsqd-tcp-address",
+                nsqd.tcp_address,
                 lookup=False,
             )
 
@@ -260,7 +290,8 @@ def grown(costs: list[Cost]) -> list[str]:
 def consuming(soak: Soak) -> Iterator[None]:
     """A Consumer of the library handles messages meanwhile, and at the end what is left."""
     consumer = Consumer(
-        *(TOPIC, "library"),
+        TOPIC,
+        "library",
         lookupd_http_addresses=soak.lookupd.http_address,
         options=ClientOptions(lookupd_poll_interval_s=1, reconnect_base_s=0.05),
     )

@@ -43,7 +43,9 @@ def lookupd(nsqlookupd: Callable[..., GoNsqlookupd]) -> GoNsqlookupd:
 def nsqd(go_nsqd: Callable[..., GoNsqd], lookupd: GoNsqlookupd) -> GoNsqd:
     return go_nsqd(
         f"-lookupd-tcp-address={lookupd.tcp_address}",
-        *("-broadcast-address=127.0.0.1", "-mem-queue-size=1000", "-msg-timeout=2s"),
+        "-broadcast-address=127.0.0.1",
+        "-mem-queue-size=1000",
+        "-msg-timeout=2s",
     )
 
 

@@ -37,9 +37,23 @@ def deliver_with_kills(
     for begin in range(0, messages, 1000):
         nsqd.publish(TOPIC, *published[begin : begin + 1000])
     args = [
-        *("to-http", "-t", TOPIC, "-c", CHANNEL, "--max-in-flight", str(IN_FLIGHT)),
-        *("--nsqd-tcp-address", nsqd.tcp_address, "--post", server.url),
-        *("--rate", "1000", "--concurrency", "20", "-X", "reconnect_base=50ms"),
+        "to-http",
+        "-t",
+        TOPIC,
+        "-c",
+        CHANNEL,
+        "--max-in-flight",
+        str(IN_FLIGHT),
+        "--nsqd-tcp-address",
+        nsqd.tcp_address,
+        "--post",
+        server.url,
+        "--rate",
+        "1000",
+        "--concurrency",
+        "20",
+        "-X",
+        "reconnect_base=50ms",
     ]
     before = len(published)
     process = spawn_nsq(args)

@@ -59,10 +59,22 @@ def mirror_with_kills(
 
     publish(messages)
     args = [
-        *("to-nsq", "-t", TOPIC, "-c", CHANNEL, "--max-in-flight", str(IN_FLIGHT)),
-        *("--nsqd-tcp-address", source.tcp_address),
-        *("--destination-nsqd-tcp-address", target.tcp_address, "--no-loop-guard"),
-        *("--rate", "2000", "-X", "reconnect_base=50ms"),  # slow enough to be hit
+        "to-nsq",
+        "-t",
+        TOPIC,
+        "-c",
+        CHANNEL,
+        "--max-in-flight",
+        str(IN_FLIGHT),
+        "--nsqd-tcp-address",
+        source.tcp_address,
+        "--destination-nsqd-tcp-address",
+        target.tcp_address,
+        "--no-loop-guard",
+        "--rate",
+        "2000",
+        "-X",
+        "reconnect_base=50ms",  # slow enough to be hit
     ]
     process = spawn_nsq(args)
     done = 0

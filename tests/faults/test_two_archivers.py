@@ -61,8 +61,17 @@ def test_both_make_progress_one_may_end_and_nothing_is_lost_or_in_both(
     archivers = {
         host: spawn_nsq(
             [
-                *("to-file", "-t", TOPIC, "-c", CHANNEL, *place, "--create"),
-                *("--output-dir", str(tmp_path / host), "-X", f"client_id={host}"),
+                "to-file",
+                "-t",
+                TOPIC,
+                "-c",
+                CHANNEL,
+                *place,
+                "--create",
+                "--output-dir",
+                str(tmp_path / host),
+                "-X",
+                f"client_id={host}",
             ]
         )
         for host in ("one", "two")

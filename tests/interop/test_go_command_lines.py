@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -213,15 +214,19 @@ def test_tail(world: World) -> None:
     printed = {}
     for side in SIDES:
         command = [
-            *(
-                world.program(side, "nsq_tail"),
-                "-topic",
-                "tail.a",
-                "--topic=tail.b",
-                "-print-topic",
-            ),
-            *("-channel", side, "-max-in-flight=1", "-consumer-opt", f"client_id,{side}"),
-            *("-consumer-opt=snappy", "-nsqd-tcp-address", world.nsqd.tcp_address),
+            world.program(side, "nsq_tail"),
+            "-topic",
+            "tail.a",
+            "--topic=tail.b",
+            "-print-topic",
+            "-channel",
+            side,
+            "-max-in-flight=1",
+            "-consumer-opt",
+            f"client_id,{side}",
+            "-consumer-opt=snappy",
+            "-nsqd-tcp-address",
+            world.nsqd.tcp_address,
         ]
         ended = run(
             command,
@@ -238,8 +243,16 @@ def test_tail_ends_with_the_first_topic_that_has_shown_n(world: World) -> None:
         world.fill(topic, *(b"%d" % number for number in range(5)))
     for side in SIDES:
         command = [
-            *(world.program(side, "nsq_tail"), "-topic=n.a", "-topic=n.b", "-n", "3"),
-            *("-print-topic", "-channel", side, "-nsqd-tcp-address", world.nsqd.tcp_address),
+            world.program(side, "nsq_tail"),
+            "-topic=n.a",
+            "-topic=n.b",
+            "-n",
+            "3",
+            "-print-topic",
+            "-channel",
+            side,
+            "-nsqd-tcp-address",
+            world.nsqd.tcp_address,
         ]
         ended = run(command)
         counts = [ended.out.count(b"n.a | "), ended.out.count(b"n.b | ")]
@@ -250,9 +263,17 @@ def test_tail_waits_for_a_topic(world: World) -> None:
     for side in SIDES:
         topic = f"later.{side}"
         command = [
-            *(world.program(side, "nsq_tail"), "-topic", topic, "-channel", "c", "-n", "1"),
-            *("-lookupd-http-address", world.lookupd.http_address),
-            *("-consumer-opt", "lookupd_poll_interval,100ms"),
+            world.program(side, "nsq_tail"),
+            "-topic",
+            topic,
+            "-channel",
+            "c",
+            "-n",
+            "1",
+            "-lookupd-http-address",
+            world.lookupd.http_address,
+            "-consumer-opt",
+            "lookupd_poll_interval,100ms",
         ]
         with running(command) as process:
             time.sleep(0.3)
@@ -266,15 +287,16 @@ def test_to_nsq(world: World) -> None:
     seconds = {}
     for side in SIDES:
         command = [
-            *(
-                world.program(side, "to_nsq"),
-                "-topic",
-                f"pub.{side}",
-                "-delimiter=,",
-                "-rate",
-                "20",
-            ),
-            *("-nsqd-tcp-address", world.nsqd.tcp_address, "-producer-opt", "snappy"),
+            world.program(side, "to_nsq"),
+            "-topic",
+            f"pub.{side}",
+            "-delimiter=,",
+            "-rate",
+            "20",
+            "-nsqd-tcp-address",
+            world.nsqd.tcp_address,
+            "-producer-opt",
+            "snappy",
         ]
         began = time.monotonic()
         ended = run(command, b"".join(b"%d," % number for number in range(14)))
@@ -285,11 +307,48 @@ def test_to_nsq(world: World) -> None:
     assert go_main("to_nsq", ["-topic=t", "-nsqd-tcp-address=a:1", "-delimiter=ab"]) == 1
 
 
+def test_to_nsq_ends_when_nsqd_is_away(world: World) -> None:
+    for side in SIDES:
+        command = [world.program(side, "to_nsq"), "-topic=away", "-nsqd-tcp-address=127.0.0.1:1"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stdin is not None
+        assert process.stderr is not None
+        with process.stderr, process.stdin:
+            process.stdin.write(b"one\n")
+            process.stdin.flush()
+            try:
+                assert process.wait(DEADLINE_S) == 1  # while its input stays open
+            finally:
+                process.kill()
+            assert b"connection refused" in process.stderr.read()
+
+
+@pytest.mark.parametrize("flag", ["consumer-opt", "producer-opt"])
+def test_an_option_of_the_client_that_does_not_exist_is_wrong_usage(
+    world: World, flag: str
+) -> None:
+    place = ["-topic=t", "-nsqd-tcp-address=127.0.0.1:1", f"-{flag}=no_such,1"]
+    for name in ("nsq_tail", "to_nsq", "nsq_to_nsq", "nsq_to_http"):
+        if flag in UTILITIES[name]:
+            theirs, ours = (run([world.program(side, name), *place]) for side in SIDES)
+            assert (ours.status, theirs.status) == (2, 2), name
+            assert ours.err.splitlines()[0] == theirs.err.splitlines()[0]
+
+
 def stat_command(world: World, side: str, *place: str) -> list[str]:
     return [
-        *(world.program(side, "nsq_stat"), "-topic", "stat", "-channel", "go", "-count", "2"),
-        *("-interval=200ms", "-http-client-connect-timeout=1s"),
-        *("-http-client-request-timeout", "3s", *place),
+        world.program(side, "nsq_stat"),
+        "-topic",
+        "stat",
+        "-channel",
+        "go",
+        "-count",
+        "2",
+        "-interval=200ms",
+        "-http-client-connect-timeout=1s",
+        "-http-client-request-timeout",
+        "3s",
+        *place,
     ]
 
 
@@ -331,18 +390,35 @@ def to_file(world: World, side: str, directory: Path, *more: str) -> list[str]:
         place = []
     directory.mkdir(exist_ok=True)
     return [
-        *(world.program(side, "nsq_to_file"), "-output-dir", str(directory), "-channel", side),
-        *("-sync-interval=100ms", *place, *more),
+        world.program(side, "nsq_to_file"),
+        "-output-dir",
+        str(directory),
+        "-channel",
+        side,
+        "-sync-interval=100ms",
+        *place,
+        *more,
     ]
 
 
 def test_files_are_appended_to(world: World, tmp_path: Path) -> None:
     world.fill("file", b"first")
     more = [
-        *("-topic", "file", "-filename-format", "<TOPIC>/<HOST><REV>.<DATETIME>.txt"),
-        *("-datetime-format", "%Y%m%d", "-host-identifier", "box-<SHORT_HOST>"),
-        *("-max-in-flight", "10", "-consumer-opt", "msg_timeout,10s"),
-        *("-log-level=fatal", "-log-prefix", "x "),
+        "-topic",
+        "file",
+        "-filename-format",
+        "<TOPIC>/<HOST><REV>.<DATETIME>.txt",
+        "-datetime-format",
+        "%Y%m%d",
+        "-host-identifier",
+        "box-<SHORT_HOST>",
+        "-max-in-flight",
+        "10",
+        "-consumer-opt",
+        "msg_timeout,10s",
+        "-log-level=fatal",
+        "-log-prefix",
+        "x ",
     ]
     for body in (b"second", None):
         for side in SIDES:
@@ -357,6 +433,19 @@ def test_files_are_appended_to(world: World, tmp_path: Path) -> None:
     [(name, (_, text))] = ours.items()
     assert re.fullmatch(r"file/box-[^/]+\.\d{8}\.txt", name)
     assert text.split() == [b"first", b"second"]
+
+
+def test_a_file_name_has_the_local_zone(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    world.fill("zone", b"x")
+    more = ["-topic=zone", "-filename-format=<TOPIC>.<DATETIME>", "-datetime-format=%Z%z"]
+    for side in SIDES:
+        command = to_file(world, side, tmp_path / side, *more)
+        ended = run(command, until=lambda s=side: world.is_empty("zone", s))  # type: ignore[misc]
+        assert ended.status == 0, ended.err
+        assert list(files_below(tmp_path / side)) == ["zone.JST+0900"]
 
 
 def test_compressed_files_have_revs_and_come_from_the_work_dir(
@@ -471,11 +560,23 @@ def test_mirror(world: World) -> None:
         world.fill(topic, b"1", b"\xff2")
     for side in SIDES:
         command = [
-            *(world.program(side, "nsq_to_nsq"), "-topic=from.a", "-topic=from.b"),
-            *("-channel", side, "-destination-topic", f"to.{side}", "-mode=round-robin"),
-            *("-destination-nsqd-tcp-address", world.nsqd.tcp_address, "-max-in-flight=5"),
-            *("-consumer-opt=snappy", "-producer-opt", "snappy,true", "-status-every=0"),
-            *("-nsqd-tcp-address", world.nsqd.tcp_address),
+            world.program(side, "nsq_to_nsq"),
+            "-topic=from.a",
+            "-topic=from.b",
+            "-channel",
+            side,
+            "-destination-topic",
+            f"to.{side}",
+            "-mode=round-robin",
+            "-destination-nsqd-tcp-address",
+            world.nsqd.tcp_address,
+            "-max-in-flight=5",
+            "-consumer-opt=snappy",
+            "-producer-opt",
+            "snappy,true",
+            "-status-every=0",
+            "-nsqd-tcp-address",
+            world.nsqd.tcp_address,
         ]
         ended = run(
             command,
@@ -489,12 +590,24 @@ def test_mirror_by_json_fields(world: World) -> None:
     world.fill("json", b'{"a":"1","b":"x"}', b'{"a":2,"c":1}', b'{"c":1}', b'{"a":1,"d":[]}')
     for side in SIDES:
         command = [
-            *(world.program(side, "nsq_to_nsq"), "-topic=json", "-channel", side),
-            *("-destination-topic", f"json.{side}", "-require-json-field=a"),
-            *("-require-json-value", "1", "-whitelist-json-field=b", "-whitelist-json-field=a"),
-            *("-destination-nsqd-tcp-address", world.nsqd.tcp_address),
-            *("-lookupd-http-address", world.lookupd.http_address),
-            *("-consumer-opt", "default_requeue_delay,0s", "-consumer-opt=max_backoff_duration,0s"),
+            world.program(side, "nsq_to_nsq"),
+            "-topic=json",
+            "-channel",
+            side,
+            "-destination-topic",
+            f"json.{side}",
+            "-require-json-field=a",
+            "-require-json-value",
+            "1",
+            "-whitelist-json-field=b",
+            "-whitelist-json-field=a",
+            "-destination-nsqd-tcp-address",
+            world.nsqd.tcp_address,
+            "-lookupd-http-address",
+            world.lookupd.http_address,
+            "-consumer-opt",
+            "default_requeue_delay,0s",
+            "-consumer-opt=max_backoff_duration,0s",
         ]
         ended = run(command, until=lambda s=side: world.is_empty("json", s))  # type: ignore[misc]
         assert ended.status == 0, ended.err
@@ -508,12 +621,30 @@ def test_post(world: World, http_server: Callable[..., HttpServer]) -> None:
     for side in SIDES:
         server = http_server()
         command = [
-            *(world.program(side, "nsq_to_http"), "-topic=post", "-channel", side, "-n=2"),
-            *("-post", f"{server.url}/a{{b}}?c=%20", "-content-type=text/plain"),
-            *("-header", "X-One: 1:{2}", "--header=X-Two:3", "-mode", "epsilon-greedy"),
-            *("-status-every=1", "-http-client-connect-timeout=1s", "-max-in-flight=7"),
-            *("-http-client-request-timeout", "5s", "-consumer-opt", "msg_timeout,9s"),
-            *("-nsqd-tcp-address", world.nsqd.tcp_address),
+            world.program(side, "nsq_to_http"),
+            "-topic=post",
+            "-channel",
+            side,
+            "-n=2",
+            "-post",
+            f"{server.url}/a{{b}}?c=%20",
+            "-content-type=text/plain",
+            "-header",
+            "X-One: 1:{2}",
+            "--header=X-Two:2",
+            "-header=X-Two:3",
+            "-header=Host:x",
+            "-mode",
+            "epsilon-greedy",
+            "-status-every=1",
+            "-http-client-connect-timeout=1s",
+            "-max-in-flight=7",
+            "-http-client-request-timeout",
+            "5s",
+            "-consumer-opt",
+            "msg_timeout,9s",
+            "-nsqd-tcp-address",
+            world.nsqd.tcp_address,
         ]
         ended = run(command, until=lambda s=side: world.is_empty("post", s))  # type: ignore[misc]
         assert ended.status == 0, ended.err
@@ -522,8 +653,33 @@ def test_post(world: World, http_server: Callable[..., HttpServer]) -> None:
             (each.method, each.target, each.body, *(each.headers[name] for name in headers))
             for each in server.requests
         )
+        assert all(each.headers["Host"] in server.url for each in server.requests)
     assert [request[1:] for request in seen["ours"]] == [request[1:] for request in seen["go"]]
     assert len(seen["ours"]) == 2
+
+
+def test_every_other_mode_sends_to_each_address(
+    world: World, http_server: Callable[..., HttpServer]
+) -> None:
+    for mode, side in product(("multicast", ""), SIDES):
+        topic = f"mode.{mode}.{side}"
+        world.fill(topic, b"one", b"two", channels=(side,))
+        servers = [http_server(), http_server()]
+        command = [
+            world.program(side, "nsq_to_http"),
+            "-topic",
+            topic,
+            "-channel",
+            side,
+            "-mode",
+            mode,
+            "-nsqd-tcp-address",
+            world.nsqd.tcp_address,
+            *(f"-post={server.url}" for server in servers),
+        ]
+        ended = run(command, until=lambda t=topic, s=side: world.is_empty(t, s))  # type: ignore[misc]
+        assert ended.status == 0, ended.err
+        assert [server.bodies for server in servers] == [[b"one", b"two"]] * 2, (mode, side)
 
 
 def test_get(world: World, http_server: Callable[..., HttpServer]) -> None:
@@ -531,8 +687,14 @@ def test_get(world: World, http_server: Callable[..., HttpServer]) -> None:
     for side in SIDES:
         server = http_server()
         command = [
-            *(world.program(side, "nsq_to_http"), "-topic=get", "-channel", side),
-            *("-get", f"{server.url}/?m=%s", "-lookupd-http-address", world.lookupd.http_address),
+            world.program(side, "nsq_to_http"),
+            "-topic=get",
+            "-channel",
+            side,
+            "-get",
+            f"{server.url}/?m=%s",
+            "-lookupd-http-address",
+            world.lookupd.http_address,
         ]
         ended = run(command, until=lambda s=side: world.is_empty("get", s))  # type: ignore[misc]
         assert ended.status == 0, ended.err

@@ -80,7 +80,7 @@ def nsq_env(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def run_nsq(nsq_env: dict[str, str]) -> RunNsq:
-    """Run ``nsq ARGS`` to its end: ``run_nsq(["options"], stdin=b"", env={...})``.
+    """Run ``nsq ARGS`` to its end: ``run_nsq(["schema"], stdin=b"", env={...})``.
 
     It runs in this process, unless ``own_process`` says that the process is the point, or the
     command is one of `NEED_A_PROCESS`. On a ``terminal`` stdin, stdout and stderr are one.

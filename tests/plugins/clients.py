@@ -21,7 +21,7 @@ import pytest
 from plugins.http_api import Nsqd
 from plugins.waiting import patience_s
 
-from nsqtools.client import in_flight_limit, stopping
+from nsqtools.client import consumer_io, in_flight_limit
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.in_flight_limit import InFlightLimit
 from nsqtools.client.message import Message
@@ -106,7 +106,7 @@ def consume(in_background: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 def end(consumer: Consumer) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stopping, "GRACE_S", 0.05)  # a scripted nsqd does not say goodbye
+        patch.setattr(consumer_io, "GRACE_S", 0.05)  # a scripted nsqd does not say goodbye
         consumer.abort()
         assert consumer.stop(timeout_s=END_WITHIN_S), "the consumer did not stop in time"
 

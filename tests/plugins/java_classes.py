@@ -78,7 +78,10 @@ def write_classes(classes: Path) -> None:
         with Path(directory, "stderr").open("wb") as errors:
             subprocess.run(
                 [
-                    *(sys.executable, "-c", PROGRAM, directory),
+                    sys.executable,
+                    "-c",
+                    PROGRAM,
+                    directory,
                     f"{FLAGS} -XX:ArchiveClassesAtExit={draft}",
                 ],
                 stdin=subprocess.DEVNULL,

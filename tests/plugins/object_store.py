@@ -3,8 +3,10 @@
     bucket        an empty `Bucket`; its endpoint and keys are in the environment, that of `run_nsq`
                   included, as a user's would be
     s3_endpoint   where the server is
+    between_pages runs something in the middle of the next listing that spans pages
 
-The server runs in a process of its own, which all workers use and which ends with the run.
+The server runs in a process of its own, which all workers use and which ends with the run. Its
+listings have pages of `PAGE` names, so that most of them span several.
 """
 
 from __future__ import annotations
@@ -14,13 +16,18 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from email.message import Message
 from urllib.request import Request, urlopen
 
 import pytest
 
-from nsqtools.archive.storage import Storage, open_storage
+from nsqtools.archive import storage_objects
+from nsqtools.archive.storage import Entry, Storage
+from nsqtools.archive.storage_objects import open_storage
+
+PAGE = 10
 
 SERVER = """
 import logging, os, sys, time
@@ -91,7 +98,8 @@ def _start_server(run: int) -> str:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={key: value for key, value in os.environ.items() if not key.startswith("AWS_")},
+        env={key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+        | {"MOTO_S3_DEFAULT_MAX_KEYS": str(PAGE)},
         start_new_session=True,
         text=True,
     )
@@ -113,3 +121,23 @@ def bucket(s3_endpoint: str, nsq_env: dict[str, str], monkeypatch: pytest.Monkey
     name = f"bucket-{os.getpid()}-{next(_numbers)}"
     urlopen(Request(f"{s3_endpoint}/{name}", method="PUT")).close()
     return Bucket(name, s3_endpoint)
+
+
+BetweenPages = Callable[[Callable[[], object]], None]
+
+
+@pytest.fixture
+def between_pages(monkeypatch: pytest.MonkeyPatch) -> BetweenPages:
+    """Have something done after the first page of the next listing that spans pages."""
+    list_all = storage_objects.ObjectStorage.list
+    waiting: list[Callable[[], object]] = []
+
+    def list_slowly(storage: storage_objects.ObjectStorage, prefix: str = "") -> Iterator[Entry]:
+        for number, entry in enumerate(list_all(storage, prefix)):
+            if number == PAGE - 1 and waiting:  # the next page is not asked for yet
+                waiting.pop()()
+            yield entry
+
+    monkeypatch.setattr(storage_objects, "LIST_SIZE", PAGE)
+    monkeypatch.setattr(storage_objects.ObjectStorage, "list", list_slowly)
+    return waiting.append

@@ -33,8 +33,17 @@ from typing import Any
 import pytest
 
 CALLS = (
-    *("open", "close", "write", "pwrite", "ftruncate", "fsync", "fdatasync"),
-    *("link", "rename", "replace", "unlink"),
+    "open",
+    "close",
+    "write",
+    "pwrite",
+    "ftruncate",
+    "fsync",
+    "fdatasync",
+    "link",
+    "rename",
+    "replace",
+    "unlink",
 )
 
 Names = dict[str, "_File"]

@@ -124,7 +124,11 @@ def _standalone(directory: Path, quick_jvm: str, *, is_hidden: bool) -> Iterator
         workers = [
             start(
                 f"worker-{n}",
-                *(WORKER, *size, "--work-dir", str(directory / f"work-{n}"), url),
+                WORKER,
+                *size,
+                "--work-dir",
+                str(directory / f"work-{n}"),
+                url,
                 before=hiding if is_hidden else [],
             )
             for n in range(2)

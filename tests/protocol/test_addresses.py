@@ -40,9 +40,25 @@ def test_an_address_is_read(text: str, address: Address) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", ":4150", "host:", "host:0", "host:65536", "host:x", "host:-1", "host:+1", "ho st:1"),
-        *("host:1:2", "::1", "[::1", "[::1]4150", "[::1]:", "host/path", "user@host:1", "host:٤"),
-        *("host:" + "1" * 5000, "[]:1"),
+        "",
+        ":4150",
+        "host:",
+        "host:0",
+        "host:65536",
+        "host:x",
+        "host:-1",
+        "host:+1",
+        "ho st:1",
+        "host:1:2",
+        "::1",
+        "[::1",
+        "[::1]4150",
+        "[::1]:",
+        "host/path",
+        "user@host:1",
+        "host:٤",
+        "host:" + "1" * 5000,
+        "[]:1",
     ],
 )
 def test_what_is_no_address_is_refused_with_a_remedy(text: str) -> None:
@@ -55,6 +71,14 @@ def test_an_unbracketed_ipv6_address_is_refused_with_a_hint_about_brackets() -> 
     with pytest.raises(ConfigurationError) as caught:
         parse_address("fe80::1")
     assert "[fe80::1]" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["a:4161,b:4161", "a,b", "10.0.0.1:1, 10.0.0.2:1"])
+def test_several_addresses_in_one_are_refused_with_a_hint_how_to_give_them(text: str) -> None:
+    for read in (parse_address, lambda text: http_url(text, LOOKUPD_HTTP_PORT)):
+        with pytest.raises(ConfigurationError) as caught:
+            read(text)
+        assert "spaces" in caught.value.hint
 
 
 def test_a_url_is_refused_because_tcp_has_no_scheme() -> None:
@@ -106,8 +130,16 @@ def test_an_ephemeral_topic_is_not_cut_off_as_a_fragment() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("ftp://host:1", "http://", "http://host:x", "http://host:0", "http://host:99999"),
-        *("http://[::1", "http://host/#part", "http://ho st/", "host?x=1", ""),
+        "ftp://host:1",
+        "http://",
+        "http://host:x",
+        "http://host:0",
+        "http://host:99999",
+        "http://[::1",
+        "http://host/#part",
+        "http://ho st/",
+        "host?x=1",
+        "",
     ],
 )
 def test_what_is_no_http_address_is_refused_with_a_remedy(text: str) -> None:

@@ -73,10 +73,24 @@ def test_unknown_and_empty_fields_are_passed_over() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        *(b"", b"ok", b"OK\n", b"[]", b"1", b"null", b'"OK"', b"{", b"\xff", b"_heartbeat_"),
-        *(b'{"max_rdy_count":"7"}', b'{"max_rdy_count":7.5}', b'{"max_rdy_count":true}'),
-        *(b'{"tls_v1":1}', b'{"version":1}', b'{"max_rdy_count":0}'),
-        *(b'{"deflate":true,"deflate_level":0}', b'{"deflate":true,"deflate_level":10}'),
+        b"",
+        b"ok",
+        b"OK\n",
+        b"[]",
+        b"1",
+        b"null",
+        b'"OK"',
+        b"{",
+        b"\xff",
+        b"_heartbeat_",
+        b'{"max_rdy_count":"7"}',
+        b'{"max_rdy_count":7.5}',
+        b'{"max_rdy_count":true}',
+        b'{"tls_v1":1}',
+        b'{"version":1}',
+        b'{"max_rdy_count":0}',
+        b'{"deflate":true,"deflate_level":0}',
+        b'{"deflate":true,"deflate_level":10}',
     ],
 )
 def test_any_other_answer_is_a_protocol_error(data: bytes) -> None:

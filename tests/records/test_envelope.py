@@ -9,7 +9,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsqtools.protocol.message import WireMessage
-from nsqtools.records.envelope import Envelope, decode, decode_body, encode_many, quote
+from nsqtools.records.envelope import (
+    Envelope,
+    decode,
+    decode_body,
+    decode_dead_letter,
+    encode_dead_letter,
+    encode_many,
+    quote,
+)
 
 LINE = (
     b'{"topic": "clicks", "nsqd": "127.0.0.1:4150", "id": "0f1e2d3c4b5a6978",'
@@ -97,7 +105,8 @@ def with_fields(**changes: object) -> bytes:
         (with_fields(topic=...), '"topic" is missing'),
         (with_fields(topic=5), '"topic" is not text'),
         (with_fields(nsqd=None), '"nsqd" is not text'),
-        (with_fields(id="0f"), '"id" is not 16 characters'),
+        (with_fields(id="0f1e2d3c4b5a697"), '"id" is not 16 characters'),
+        (with_fields(id="0f1e2d3c4b5a69788"), '"id" is not 16 characters'),
         (with_fields(id="0f1e2d3c4b5a697€"), '"id" is not 16 characters'),
         (with_fields(ts="5"), '"ts" is not an integer'),
         (with_fields(ts=1.5), '"ts" is not an integer'),
@@ -138,3 +147,32 @@ def test_what_is_relied_on_of_the_private_interface_of_json_is_there() -> None:
     assert quote is json.encoder.encode_basestring
     for text in ("", "plain", 'a"b\\c', "\x00\x1f\n\t", "ü\u2028\U0001f600"):
         assert quote(text) == json.dumps(text, ensure_ascii=False)
+
+
+LETTER = WireMessage(1_700_000_000_000_000_001, 6, b"0f1e2d3c4b5a6978", b"caf\xc3\xa9 \xff")
+
+
+def test_a_dead_letter_comes_back_as_it_was_and_is_an_envelope() -> None:
+    line = encode_dead_letter("t", "n:4150", LETTER, error='400 "no"\n', failed_at_ns=5)
+
+    letter = decode_dead_letter(line)
+    assert letter.message == decode(line)
+    assert letter.message == ("t", "n:4150", LETTER.id, LETTER.timestamp_ns, 6, LETTER.body)
+    assert (letter.error, letter.failed_at_ns) == ('400 "no"\n', 5)
+    assert line.count(b"\n") == 1
+    assert line.endswith(b', "failed_at": 5}\n')
+
+
+def test_a_plain_envelope_has_no_reason() -> None:
+    letter = decode_dead_letter(encode_many("t", "n:4150", [LETTER]))
+    assert (letter.error, letter.failed_at_ns) == (None, None)
+
+
+def test_a_reason_that_is_not_utf8_does_not_stop_it() -> None:
+    line = encode_dead_letter("t", "n", LETTER, error="\udcff", failed_at_ns=5)
+    assert decode_dead_letter(line).error == "?"
+
+
+def test_what_is_no_envelope_is_refused() -> None:
+    with pytest.raises(ValueError, match='"topic" is missing'):
+        decode_dead_letter(b'{"error": "x"}')

@@ -44,7 +44,9 @@ def test_a_wrong_pattern_is_refused() -> None:
 def test_where_asks_the_json_of_the_body() -> None:
     keep = where(".status >= 500")
     assert [keep(message(body)) for body in (b'{"status":503}', b'{"status":1}', b"x")] == [
-        *(True, False, False)
+        True,
+        False,
+        False,
     ]
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.records.units import NS, parse_size, parse_span, parse_time
+from nsqtools.records.units import NS, parse_size, parse_span, parse_time, unescape
 
 NOW_NS = 1_700_000_000 * NS
 
@@ -78,3 +78,25 @@ def test_a_time_is_in_nanoseconds_since_1970(text: str, time_ns: int) -> None:
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write"):
         parse_time(text, now_ns=NOW_NS)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("", b""),
+        ("abc", b"abc"),
+        (r"\n\t\r\0\\", b"\n\t\r\0\\"),
+        (r"\x00\xfF", b"\x00\xff"),
+        (r"\\x41", b"\\x41"),
+        ("é\\n", "é\n".encode()),
+        ("\udcff", b"\xff"),
+    ],
+)
+def test_known_escapes_are_interpreted(text: str, value: bytes) -> None:
+    assert unescape(text) == value
+
+
+@pytest.mark.parametrize("text", ["\\", r"\q", r"\x4", r"\xzz", "a\\\n"])
+def test_other_escapes_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="unknown escape"):
+        unescape(text)

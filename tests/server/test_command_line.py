@@ -17,8 +17,13 @@ from plugins.waiting import patience_s
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.server import EmbeddedNsqd
-from nsqtools.server.settings.config_file import read_config
-from nsqtools.server.settings.go_flags import FlagError, HelpAsked, flags_of, parse_flags
+from nsqtools.server.settings.go_flags import (
+    FlagError,
+    HelpAsked,
+    flags_of,
+    parse_flags,
+    read_config,
+)
 from nsqtools.server.settings.nsqd_options import NsqdOptions
 
 FLAGS = flags_of(NsqdOptions, {"worker-id": "[deprecated] use --node-id"})
@@ -246,6 +251,18 @@ def test_a_signal_ends_it_in_order(
 
     assert process.wait(TIMEOUT_S) == 0
     assert b'"name":"t"' in (nsqd.data_path / "nsqd.dat").read_bytes()
+
+
+def test_the_limit_of_open_files_is_raised(data_path: Callable[[], Path], serve: Serve) -> None:
+    class Limited(EmbeddedNsqdProcess):
+        def _command(self) -> list[str | Path]:
+            return ["sh", "-c", 'ulimit -Sn 256; exec "$@"', "sh", *super()._command()]
+
+    nsqd = serve(Limited(data_path()))
+    limits = Path(f"/proc/{nsqd.pid}/limits").read_text()
+    found = re.search(r"^Max open files +(\d+) +(\d+)", limits, re.MULTILINE)
+    assert found
+    assert found[1] == found[2] != "256"
 
 
 def test_unix_sockets_are_served_and_removed(tmp_path: Path) -> None:

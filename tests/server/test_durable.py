@@ -265,6 +265,10 @@ def test_http_requests_that_come_together_are_answered_in_order(nsqd: EmbeddedSe
         client.subscribe("t", "ch", ready=9)
         assert {each.body for each in client.read_messages(4)} == {b"1", b"2", b"3", b"4"}
     assert answers.count(b"HTTP/1.1 200 OK\r\n") == answers.count(b"\r\n\r\nOK") == 5
-    assert [b"x-nsq" in each for each in answers.split(b"HTTP/1.1 ")[1:]] == [
-        *(True, False, True, True, True),
+    assert [b"X-Nsq" in each for each in answers.split(b"HTTP/1.1 ")[1:]] == [
+        True,
+        False,
+        True,
+        True,
+        True,
     ]

@@ -10,7 +10,7 @@ import pytest
 from plugins.raw_client import TIMEOUT_S, RawClient, sized
 
 from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
-from nsqtools.server.http.foreign_calls import ForeignCalls
+from nsqtools.server.http.foundation import ForeignCalls
 
 
 def talk(address: str, *requests: bytes) -> list[bytes]:
@@ -21,7 +21,7 @@ def talk(address: str, *requests: bytes) -> list[bytes]:
         for request in requests:
             connection.sendall(request)
             answer = b""
-            while not (length := re.search(rb"content-length: (\d+)", answer)) or len(
+            while not (length := re.search(rb"(?i)content-length: (\d+)", answer)) or len(
                 answer.partition(b"\r\n\r\n")[2]
             ) < int(length[1]):
                 chunk = connection.recv(1 << 16)

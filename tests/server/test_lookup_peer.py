@@ -12,7 +12,7 @@ from plugins.waiting import patience_s
 from nsqtools.protocol.lookup_v1 import PeerInfo, encode_register
 from nsqtools.server import EmbeddedNsqlookupd
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.lookup.peer import LookupPeer
+from nsqtools.server.lookup_peers import LookupPeer
 
 INFO = PeerInfo(broadcast_address="nsqd.example", http_port=4151, tcp_port=4150, version="1.3.0")
 TIMEOUT_S = patience_s(10.0)

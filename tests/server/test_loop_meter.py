@@ -75,6 +75,29 @@ def test_what_is_over_a_turn_waits_for_the_next_and_all_get_theirs_in_order() ->
     assert max(turns.values()) <= 4  # of 3 ms in 8
 
 
+def test_work_that_raises_keeps_nobody_else_from_a_turn() -> None:
+    served: list[str] = []
+    reported: list[object] = []
+
+    def fail() -> None:
+        raise OSError("a client died")
+
+    async def be_busy() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
+        meter = meter_of(loop)
+        for work in (fail, partial(served.append, "beside it"), fail):
+            meter.soon(work, loop)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        meter.soon(partial(served.append, "later"), loop)
+        await asyncio.sleep(0)
+
+    run(be_busy())
+    assert served == ["beside it", "later"]
+    assert len(reported) == 2
+
+
 def test_any_other_loop_has_a_meter_that_measures_nothing() -> None:
     async def look() -> float:
         return meter_of(asyncio.get_running_loop()).longest_s

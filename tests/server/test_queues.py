@@ -14,8 +14,9 @@ from nsqtools.protocol.message import decode_message
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.backlog import BackendError, Backlog, DiskHealth, encoded
 from nsqtools.server.queues.disk_queue import DiskQueue
-from nsqtools.server.queues.held_messages import DeferredMessages, InFlightMessages
 from nsqtools.server.queues.queued_message import (
+    DeferredMessages,
+    InFlightMessages,
     MessageIds,
     again,
     delivered_to_record,
@@ -148,6 +149,21 @@ def test_a_limited_deadline_is_forgotten_with_its_message() -> None:
     assert message_ids(in_flight.take_expired(3, 99)) == []
     in_flight.clear()
     assert (len(in_flight), b in in_flight) == (0, False)
+
+
+@pytest.mark.parametrize("timeout_s", [60, 899.9, 900])
+def test_touches_leave_at_most_one_entry_a_message(timeout_s: float) -> None:
+    in_flight = InFlightMessages()
+    [kept] = holding(in_flight, "k", 0, timeout_s)
+    for step in range(1, 2000):
+        now_s = step / 10
+        in_flight.touch(kept, now_s, timeout_s, 900)
+        [message_id] = holding(in_flight, chr(step + 256), now_s, timeout_s)
+        in_flight.touch(message_id, now_s + 0.2, timeout_s, 900)
+        in_flight.take(message_id)
+
+    assert len(in_flight._capped) < 100
+    assert in_flight.next_deadline_s() == min(199.9 + timeout_s, 900)
 
 
 @given(st.lists(st.tuples(st.sampled_from("hft"), st.integers(0, 9), st.integers(0, 3))))

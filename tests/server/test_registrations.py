@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqtools.protocol.lookup_v1 import PeerInfo
-from nsqtools.server.lookup.registrations import Node, RegisteredNsqd, Registration, Registrations
+from nsqtools.server.registrations import Node, RegisteredNsqd, Registration, Registrations
 
 TIMEOUT_NS = 300
 LIFETIME_NS = 45

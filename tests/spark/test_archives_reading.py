@@ -130,19 +130,23 @@ lines = st.one_of(
         st.sampled_from([b'"t"', b"0001", b"17", b"body", b'"attempts"', b": ", b"1", b"}", b"{"]),
         st.sampled_from(
             [
-                *(
-                    b"",
-                    b"null",
-                    b"-1",
-                    b"1.0",
-                    b"65536",
-                    b'"',
-                    b"body64",
-                    b'"x": 1, ',
-                    b"[]",
-                    b"{}",
-                ),
-                *(b"\\ud800", b"\xff", b"\xed\xa0\x80", b"\0", b"  ", b"\xc3\xa9", b"9" * 20),
+                b"",
+                b"null",
+                b"-1",
+                b"1.0",
+                b"65536",
+                b'"',
+                b"body64",
+                b'"x": 1, ',
+                b"[]",
+                b"{}",
+                b"\\ud800",
+                b"\xff",
+                b"\xed\xa0\x80",
+                b"\0",
+                b"  ",
+                b"\xc3\xa9",
+                b"9" * 20,
             ]
         ),
     ),
@@ -476,3 +480,23 @@ def test_base64_of_nothing_and_of_much(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(text)
 
     assert bodies(tmp_path) == some
+
+
+def test_parquet_is_refused_or_reported_and_never_read_as_bodies(tmp_path: Path) -> None:
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    (archive / "bare.log").write_bytes(b"one\n")
+    (archive / "part-0.parquet").write_bytes(b"PAR1\x15\nPAR1")
+    (archive / "_spark_metadata").mkdir()
+    (archive / "_spark_metadata" / "0").write_bytes(b"v1\n")
+    settings = ReadSettings((str(archive),), format=FileFormat.raw)
+    reports = tmp_path / "reports"
+    reporting = replace(settings, on_damage=OnDamage.report, damage_path=reports)
+
+    with pytest.raises(NsqError, match="_spark_metadata/0"):
+        plan_batch(settings)
+    planned = plan_batch(reporting)
+
+    read = [b for each in planned for b in read_partition(each, reporting, ["body"])]
+    assert [row["body"] for batch in read for row in batch.to_pylist()] == [b"one"]
+    assert {Path(damage.file).name for damage in read_damage(reports)} == {"0", "part-0.parquet"}

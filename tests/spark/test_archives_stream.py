@@ -269,6 +269,28 @@ def test_files_of_others_are_read_once_when_they_are_finished(tmp_path: Path) ->
     assert list(offset.files) == ["now.log.gz", "old.log.gz"]
 
 
+def test_a_file_whose_index_is_copied_after_it_is_read_once(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.write(messages(0, 10))
+    path = writer.finish()
+    index = index_of(path).read_bytes()
+    index_of(path).unlink()
+    stream = stream_of(tmp_path)
+    start = stream.initial()
+    end = through_json(stream.latest(start, ALL))
+    index_of(path).write_bytes(index)
+
+    planned = bodies(stream_of(tmp_path).plan(start, end))
+    more, offset = drain(stream_of(tmp_path), end)
+    path.unlink()
+    index_of(path).unlink()
+    writer.write(messages(10, 15), name=path.name)
+    writer.finish()
+    of_the_next, _ = drain(stream_of(tmp_path), offset)
+
+    assert (planned, more, of_the_next) == (list(range(10)), [], list(range(10, 15)))
+
+
 def test_a_file_that_grows_after_it_was_read_is_told(tmp_path: Path) -> None:
     path = tmp_path / "bodies.log"
     path.write_bytes(b"1\n2\n")

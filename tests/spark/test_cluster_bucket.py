@@ -91,7 +91,8 @@ def test_a_bucket_is_all_that_driver_and_executors_share(
 
     [total] = json.loads(report.out)["topics"]
     assert (total["messages"], total["bytes"], total["duplicates"]) == (
-        *(len(expected), sum(map(len, expected))),
+        len(expected),
+        sum(map(len, expected)),
         0,
     )
     assert bodies_in(nsqd, "clicks", len(expected)) == expected

@@ -14,7 +14,7 @@ from nsqtools.spark.location import parse_location, parse_place, spark_url
 from nsqtools.spark.publishing.sink_plan import sink_settings
 from nsqtools.spark.topic_stream import topic_settings
 
-REMOTE = "webhdfs://name:9870/lake"
+REMOTE = "hdfs://name/lake"
 STORED = "s3a://bucket/lake"
 
 
@@ -38,9 +38,17 @@ def test_a_local_path_is_parsed(text: str, path: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *(REMOTE, "hdfs:///x", "hdfs://name/a/../x", "hdfs://u:p@name:x/"),
-        *("s3n://bucket/x", "dbfs:/x", "wasb://x", "s3://"),
-        *("file://host/x", "file://host", "", str(Path(REMOTE))),
+        REMOTE,
+        "hdfs:///x",
+        "webhdfs://name:9870/lake",
+        "s3n://bucket/x",
+        "dbfs:/x",
+        "wasb://x",
+        "s3://",
+        "file://host/x",
+        "file://host",
+        "",
+        str(Path(REMOTE)),
     ],
 )
 def test_what_is_not_supported_is_refused(text: str) -> None:
@@ -58,10 +66,6 @@ def test_what_is_not_supported_is_refused(text: str) -> None:
         ("gs://b/x", "gs://b/x", "gs://b/x"),
         ("abfss://c@a.dfs.core.windows.net/x", *["abfss://c@a.dfs.core.windows.net/x"] * 2),
         (str(Path("s3://b/x")), "s3://b/x", "s3a://b/x"),
-        ("HDFS://Name:8020//x/./y/", "hdfs://name/x/y", "hdfs://name/x/y"),
-        ("hdfs://me@name:9000/x", "hdfs://me@name:9000/x", "hdfs://name:9000/x"),
-        (str(Path("hdfs://n/x")), *["hdfs://n/x"] * 2),
-        ("hdfs://a%40b@[::1]", "hdfs://a%40b@[::1]", "hdfs://[::1]/"),
     ],
 )
 def test_a_store_is_parsed_and_named_to_spark(text: str, url: str, sparks: str) -> None:

@@ -1,4 +1,4 @@
-"""What Spark needs beside its own: the jars, and how HDFS is reached."""
+"""The jars that Spark needs beside its own."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.spark.location import parse_places
-from nsqtools.spark.packages import beside_sparks_own, delta_package, hdfs_environ
+from nsqtools.spark.packages import beside_sparks_own, delta_package
 
 FETCHED = [
     "/ivy/jars/io.delta_delta-spark_4.2_2.13-4.4.0.jar",
@@ -31,16 +30,3 @@ def test_where_delta_does_not_run_the_error_says_where_it_does() -> None:
     with pytest.raises(ConfigurationError, match=r"runs on pyspark 4\.2, not on 4\.3\.0") as caught:
         delta_package("4.3.0")
     assert "nsqtools[delta]" in (caught.value.hint or "")
-
-
-def test_all_processes_reach_hdfs_as_one_user_by_the_same_addresses() -> None:
-    environ = {"HADOOP_USER_NAME": "me", "NSQ_WEBHDFS_ADDRESS": "lake=one,lake=two"}
-    places = parse_places(["hdfs://lake/a", "hdfs://lake:8020/b", "hdfs://other/c", "/d", "s3://e"])
-
-    assert hdfs_environ(environ, places) == {
-        "HADOOP_USER_NAME": "me",
-        "NSQ_WEBHDFS_ADDRESS": "lake=http://one:9870,lake=http://two:9870,other=http://other:9870",
-    }
-    assert hdfs_environ(environ, places[3:]) == {}
-    with pytest.raises(ConfigurationError, match="as one user, not as me and you"):
-        hdfs_environ(environ, [*places, *parse_places(["hdfs://you@lake/x"])])

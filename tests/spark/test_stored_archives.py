@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from plugins.archives import Writer, write_archive
-from plugins.hdfs import Store
-from plugins.object_store import Bucket
+from plugins.object_store import BetweenPages, Bucket
 
 from nsqtools.archive.layout import index_of
+from nsqtools.archive.storage import Entry
 from nsqtools.archive.storage_objects import ObjectStorage
+from nsqtools.archive.upload_job import UploadPlan
+from nsqtools.archive.upload_job import upload as upload_file
 from nsqtools.errors import NotFoundError, NsqError
 from nsqtools.protocol.message import WireMessage
 from nsqtools.spark.archives.archive_stream import ArchiveStream
 from nsqtools.spark.archives.damage import read_damage
+from nsqtools.spark.archives.offsets import Offset, decode_offset
 from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.partitions import plan_batch
 from nsqtools.spark.archives.read_settings import (
@@ -36,11 +40,11 @@ def messages(first: int, count: int) -> list[WireMessage]:
     return [WireMessage(BEGIN + n, 1, b"%016x" % n, b"body %d" % n) for n in numbers]
 
 
-def upload(store: Store, directory: Path, prefix: str = "archive") -> StoredPlace:
+def upload(bucket: Bucket, directory: Path, prefix: str = "archive") -> StoredPlace:
     for path in sorted(directory.rglob("*")):
         if path.is_file():
-            store.storage.put_file(f"{prefix}/{path.relative_to(directory)}", path)
-    place = parse_place(f"{store.url}/{prefix}")
+            bucket.storage.put_file(f"{prefix}/{path.relative_to(directory)}", path)
+    place = parse_place(f"{bucket.url}/{prefix}")
     assert isinstance(place, StoredPlace)
     return place
 
@@ -66,8 +70,8 @@ def ids(settings: ReadSettings) -> list[str]:
     return sorted(row["id"] for batch in batches for row in batch.to_pylist())
 
 
-def test_a_bucket_gives_the_rows_of_the_directory(store: Store, local: Path) -> None:
-    place = upload(store, local)
+def test_a_bucket_gives_the_rows_of_the_directory(bucket: Bucket, local: Path) -> None:
+    place = upload(bucket, local)
 
     assert ids(ReadSettings((str(place),))) == ids(ReadSettings((str(local),)))
     assert ids(ReadSettings((str(place),), topics=frozenset(["orders"]))) == [
@@ -75,21 +79,21 @@ def test_a_bucket_gives_the_rows_of_the_directory(store: Store, local: Path) -> 
     ]
 
 
-def test_a_file_of_a_bucket_is_read_beside_a_directory(store: Store, local: Path) -> None:
+def test_a_file_of_a_bucket_is_read_beside_a_directory(bucket: Bucket, local: Path) -> None:
     [name] = [path.name for path in (local / "old").iterdir() if path.name[0] != "."]
-    place = upload(store, local / "old", "old") / name
+    place = upload(bucket, local / "old", "old") / name
 
     found = ids(ReadSettings((str(local), str(place))))
 
     assert found == ids(ReadSettings((str(local),)))  # the same file, known by its head
 
 
-def test_files_without_an_index_are_read_whole(store: Store, tmp_path: Path) -> None:
+def test_files_without_an_index_are_read_whole(bucket: Bucket, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     path = write_archive(tmp_path / "in" / "clicks.gz", messages(0, 9))
     index_of(path).unlink()
     (tmp_path / "in" / "bare.log").write_bytes(b"one\ntwo\n")
-    place = upload(store, tmp_path / "in")
+    place = upload(bucket, tmp_path / "in")
 
     settings = ReadSettings((str(place),), format=FileFormat.raw)
     batches = [b for each in plan_batch(settings) for b in read_partition(each, settings)]
@@ -99,11 +103,11 @@ def test_files_without_an_index_are_read_whole(store: Store, tmp_path: Path) -> 
     )
 
 
-def test_damage_is_reported_into_the_bucket(store: Store, local: Path) -> None:
+def test_damage_is_reported_into_the_bucket(bucket: Bucket, local: Path) -> None:
     [torn] = [path for path in (local / "old").iterdir() if path.name[0] != "."]
     torn.write_bytes(torn.read_bytes()[:-20])
-    place = upload(store, local)
-    reports = parse_place(f"{store.url}/damage")
+    place = upload(bucket, local)
+    reports = parse_place(f"{bucket.url}/damage")
     settings = ReadSettings((str(place),), on_damage=OnDamage.report, damage_path=reports)
 
     with pytest.raises(NsqError, match=f"cannot read {place}/old/{torn.name}"):
@@ -112,21 +116,21 @@ def test_damage_is_reported_into_the_bucket(store: Store, local: Path) -> None:
     assert {damage.file for damage in read_damage(reports)} == {f"{place}/old/{torn.name}"}
 
 
-def test_a_place_without_archives_is_refused(store: Store) -> None:
-    with pytest.raises(NotFoundError, match=f"there is no archive in {store.url}"):
-        plan_batch(ReadSettings((store.url,)))
-    with pytest.raises(NotFoundError, match=f"there is no archive in {store.url}/nothing"):
-        plan_batch(ReadSettings((f"{store.url}/nothing",)))
+def test_a_place_without_archives_is_refused(bucket: Bucket) -> None:
+    with pytest.raises(NotFoundError, match=f"there is no archive in {bucket.url}"):
+        plan_batch(ReadSettings((bucket.url,)))
+    with pytest.raises(NotFoundError, match=f"there is no archive in {bucket.url}/nothing"):
+        plan_batch(ReadSettings((f"{bucket.url}/nothing",)))
 
 
-def test_a_stream_reads_what_is_uploaded_once(store: Store, local: Path) -> None:
-    place = upload(store, local)
+def test_a_stream_reads_what_is_uploaded_once(bucket: Bucket, local: Path) -> None:
+    place = upload(bucket, local)
     stream = ArchiveStream(ReadSettings((str(place),)), StreamSettings())
     first = stream.latest(stream.initial(), BatchLimits())
     later = local / "later"
     later.mkdir()
     write_archive(later / "late.gz", messages(200, 3))
-    upload(store, later, "archive/later")
+    upload(bucket, later, "archive/later")
 
     end = stream.latest(first, BatchLimits())
 
@@ -136,13 +140,84 @@ def test_a_stream_reads_what_is_uploaded_once(store: Store, local: Path) -> None
     assert stream.latest(end, BatchLimits()) == end
 
 
-def test_an_object_deleted_unread_fails_the_stream(store: Store, local: Path) -> None:
-    place = upload(store, local)
+def uploaded(writer: Writer, plan: UploadPlan, first: int) -> None:
+    writer.write(messages(first, 3))
+    upload_file(writer.finish(), plan)
+
+
+def read_on(
+    stream: ArchiveStream, start: Offset, settings: ReadSettings
+) -> tuple[list[str], Offset]:
+    end = stream.latest(start, BatchLimits())
+    planned = stream.plan(start, end)
+    batches = [batch for each in planned for batch in read_partition(each, settings, ["id"])]
+    return sorted(row["id"] for batch in batches for row in batch.to_pylist()), end
+
+
+def test_a_file_uploaded_while_it_is_listed_is_read_once(
+    tmp_path: Path, bucket: Bucket, between_pages: BetweenPages
+) -> None:
+    plan = UploadPlan(tmp_path, bucket.storage, "host")
+    clicks, ads = Writer(tmp_path, topic="clicks"), Writer(tmp_path, topic="ads")
+    for number in range(5):
+        uploaded(clicks, plan, 10 * number)
+    settings = ReadSettings((bucket.url,))
+    stream = ArchiveStream(settings, StreamSettings())
+    _, offset = read_on(stream, stream.initial(), settings)
+    between_pages(lambda: uploaded(ads, plan, 100))
+
+    found, offset = read_on(stream, offset, settings)
+    more, again = read_on(stream, offset, settings)
+
+    assert found == [f"{n:016x}" for n in range(100, 103)]
+    assert (more, again) == ([], offset)
+    assert not offset.files
+
+
+def test_a_batch_that_names_a_file_listed_without_its_index_is_read_once(
+    tmp_path: Path, bucket: Bucket
+) -> None:
+    plan = UploadPlan(tmp_path, bucket.storage, "host")
+    uploaded(Writer(tmp_path), plan, 0)
+    [name] = [name for name in bucket.names() if name[0] != "."]
+    size = bucket.storage.stat(name).size
+    settings = ReadSettings((bucket.url,))
+    stream = ArchiveStream(settings, StreamSettings())
+    # what version 0.2 wrote into its checkpoint before it failed
+    end = decode_offset({"version": 1, "writers": {}, "files": {name: size}})
+
+    planned = stream.plan(stream.initial(), end)
+    more, again = read_on(stream, end, settings)
+
+    assert sum(b.num_rows for each in planned for b in read_partition(each, settings)) == 3
+    assert (more, again) == ([], end)
+
+
+def test_an_object_deleted_after_it_was_listed_is_left_out(
+    bucket: Bucket, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = upload(bucket, local)
+    list_all = ObjectStorage.list
+
+    def list_and_delete(storage: ObjectStorage, prefix: str = "") -> Iterator[Entry]:
+        entries = list(list_all(storage, prefix))
+        for entry in entries:
+            if "orders" in entry.name:
+                storage.delete(entry.name)
+        return iter(entries)
+
+    monkeypatch.setattr(ObjectStorage, "list", list_and_delete)
+
+    assert len(StoredListing([place]).files(lambda damage: None)) == 4
+
+
+def test_an_object_deleted_unread_fails_the_stream(bucket: Bucket, local: Path) -> None:
+    place = upload(bucket, local)
     stream = ArchiveStream(ReadSettings((str(place),)), StreamSettings())
     first = stream.latest(stream.initial(), BatchLimits(files=1))
-    for name in store.names():
+    for name in bucket.names():
         if "old/" in name:
-            store.storage.delete(name)
+            bucket.storage.delete(name)
 
     with pytest.raises(NsqError, match="was deleted before it was read"):
         stream.latest(first, BatchLimits())

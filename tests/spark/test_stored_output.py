@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from plugins.archives import Writer
-from plugins.hdfs import Store
+from plugins.object_store import Bucket
 
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.protocol.message import WireMessage
@@ -25,8 +25,8 @@ SLOT = Slot("clicks", day_of(BEGIN))
 
 
 @pytest.fixture
-def place(store: Store) -> StoredPlace:
-    found = parse_place(f"{store.url}/lake")
+def place(bucket: Bucket) -> StoredPlace:
+    found = parse_place(f"{bucket.url}/lake")
     assert isinstance(found, StoredPlace)
     return found
 
@@ -71,12 +71,12 @@ def test_a_run_that_slept_while_another_had_the_place_has_lost_it(place: StoredP
 
 
 def test_the_last_manifest_counts_and_leftovers_are_removed(
-    store: Store, place: StoredPlace
+    bucket: Bucket, place: StoredPlace
 ) -> None:
     output = StoredOutput(place, is_delta=False)
     folder = f"lake/{folder_of(SLOT)}"
     for name in ("a.parquet", "b.parquet", "left.parquet"):
-        store.storage.put(f"{folder}/{name}", b"PAR1 PAR")
+        bucket.storage.put(f"{folder}/{name}", b"PAR1 PAR")
     with output.locked():
         output.publish(manifest("a.parquet"))
         output.publish(manifest("b.parquet", "gone.parquet"))
@@ -84,7 +84,7 @@ def test_the_last_manifest_counts_and_leftovers_are_removed(
 
     assert output.manifests()[SLOT].files == {"b.parquet": 7, "gone.parquet": 7}
     assert [each.name for each in parquet_objects(place)] == ["b.parquet", "gone.parquet"]
-    assert [name for name in store.names() if name.startswith(folder)] == [f"{folder}/b.parquet"]
+    assert [name for name in bucket.names() if name.startswith(folder)] == [f"{folder}/b.parquet"]
     assert [Path(name).name for name in output.missing(output.manifests()[SLOT])] == [
         "b.parquet",  # its size differs
         "gone.parquet",
@@ -92,8 +92,8 @@ def test_the_last_manifest_counts_and_leftovers_are_removed(
     output.check()
 
 
-def test_a_place_with_something_else_in_it_is_refused(store: Store, place: StoredPlace) -> None:
-    store.storage.put("lake/other.txt", b"x")
+def test_a_place_with_something_else_in_it_is_refused(bucket: Bucket, place: StoredPlace) -> None:
+    bucket.storage.put("lake/other.txt", b"x")
 
     with pytest.raises(ConfigurationError, match="files that compaction did not write"):
         StoredOutput(place, is_delta=False).check()
@@ -105,12 +105,12 @@ def test_archives_and_output_must_not_contain_each_other(place: StoredPlace) -> 
     refuse_nested("--output", place / "archive2", place / "archive")
 
 
-def test_what_lies_at_a_place_is_recognized(store: Store, place: StoredPlace) -> None:
-    store.storage.put("lake/topic=a/date=b/x.parquet", b"PAR1....")
-    store.storage.put("table/_delta_log/0.json", b"{}")
-    store.storage.put("archive/.a.gz.index", b"")
-    store.storage.put("archive/a.gz", b"x")
-    table, archive = (parse_place(f"{store.url}/{name}") for name in ("table", "archive"))
+def test_what_lies_at_a_place_is_recognized(bucket: Bucket, place: StoredPlace) -> None:
+    bucket.storage.put("lake/topic=a/date=b/x.parquet", b"PAR1....")
+    bucket.storage.put("table/_delta_log/0.json", b"{}")
+    bucket.storage.put("archive/.a.gz.index", b"")
+    bucket.storage.put("archive/a.gz", b"x")
+    table, archive = (parse_place(f"{bucket.url}/{name}") for name in ("table", "archive"))
 
     found = find_inputs([place, table, archive])
 
@@ -120,7 +120,7 @@ def test_what_lies_at_a_place_is_recognized(store: Store, place: StoredPlace) ->
 
 
 def test_archives_in_a_bucket_are_counted_by_day_and_deleted_unless_they_changed(
-    store: Store, place: StoredPlace, tmp_path: Path
+    bucket: Bucket, place: StoredPlace, tmp_path: Path
 ) -> None:
     writer = Writer(tmp_path, topic="clicks")
     for first in (BEGIN, BEGIN + DAY_NS - 50_000_000_000_000):  # the second crosses midnight
@@ -129,12 +129,12 @@ def test_archives_in_a_bucket_are_counted_by_day_and_deleted_unless_they_changed
         writer.finish()
     for path in tmp_path.iterdir():
         if not path.name.endswith(".lock"):
-            store.storage.put_file(f"lake/{path.name}", path)
+            bucket.storage.put_file(f"lake/{path.name}", path)
 
     local, stored = take_inventory(tmp_path), take_inventory(place)
 
     assert [each.messages for each in stored] == [each.messages for each in local]
     assert [each.key for each in stored] == [each.key for each in local]
-    store.storage.put(f"lake/{stored[0].path.name}", b"changed")
+    bucket.storage.put(f"lake/{stored[0].path.name}", b"changed")
     assert delete(stored) == [str(stored[0].path)]
-    assert len(store.names()) == 2
+    assert len(bucket.names()) == 2

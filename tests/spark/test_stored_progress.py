@@ -11,7 +11,7 @@ from plugins.archives import write_archive
 from plugins.cli import RunNsq
 from plugins.clients import bodies_in
 from plugins.embedded import EmbeddedServer
-from plugins.hdfs import Store
+from plugins.object_store import Bucket
 from plugins.servers import Serve
 
 from nsqtools import ClientOptions
@@ -38,8 +38,8 @@ CHUNK = 1000
 
 
 @pytest.fixture
-def place(store: Store) -> StoredPlace:
-    found = parse_place(f"{store.url}/progress")
+def place(bucket: Bucket) -> StoredPlace:
+    found = parse_place(f"{bucket.url}/progress")
     assert isinstance(found, StoredPlace)
     return found
 
@@ -67,13 +67,13 @@ def test_what_was_noted_is_found_and_sent_is_noted_ahead(place: StoredPlace) -> 
     assert read_stored_entries(place) == found
 
 
-def test_few_objects_are_written_and_one_stays(store: Store, place: StoredPlace) -> None:
+def test_few_objects_are_written_and_one_stays(bucket: Bucket, place: StoredPlace) -> None:
     with StoredLedgerPart(place, 0) as part:
         for sent in range(500, 3 * AHEAD_ROWS, 500):
             part.entry.sent = sent
             part.note()
 
-    [name] = store.names()
+    [name] = bucket.names()
     assert int(name.rpartition("/")[2].removesuffix(".json")) <= 4
 
 
@@ -217,15 +217,15 @@ def test_a_task_that_ended_anywhere_continues_and_says_how_much_came_twice(
 def test_a_replay_with_ledger_and_dead_letters_in_a_bucket_is_done_once(
     run_nsq: RunNsq,
     spark_env: dict[str, str],
-    store: Store,
+    bucket: Bucket,
     embedded: EmbeddedServer,
     tmp_path: Path,
 ) -> None:
     """Nothing is fetched for it: only Python uses the store."""
     found = [WireMessage(n, 1, b"%016x" % n, b"%d" % n if n else b"") for n in range(100)]
-    store.storage.put_file("in/clicks.gz", write_archive(tmp_path / "clicks.gz", found))
-    command = ["spark", "replay", f"{store.url}/in", "--ledger", f"{store.url}/ledger"]
-    command += ["--dead-letters", f"{store.url}/dead", "--master", "local[2]"]
+    bucket.storage.put_file("in/clicks.gz", write_archive(tmp_path / "clicks.gz", found))
+    command = ["spark", "replay", f"{bucket.url}/in", "--ledger", f"{bucket.url}/ledger"]
+    command += ["--dead-letters", f"{bucket.url}/dead", "--master", "local[2]"]
     command += ["--nsqd-tcp-address", embedded.tcp_address]
 
     first = run_nsq(command, env=spark_env, timeout=300)
@@ -235,4 +235,4 @@ def test_a_replay_with_ledger_and_dead_letters_in_a_bucket_is_done_once(
     assert "99 confirmed, 0 unknown" in first.err.replace("1 rejected, ", "")
     assert "100 done before" in second.err
     assert embedded.depth("clicks") == 99
-    assert rows_at(parse_place(f"{store.url}/dead")) == [0]  # type: ignore[arg-type]
+    assert rows_at(parse_place(f"{bucket.url}/dead")) == [0]  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
 """What a version promises to programs and scripts: public names, parameters, commands, options.
 
-    python tests/upgrade/interface.py ../nsqtools-0.1/.venv/bin/nsq
+    PYTHONPATH=tests python -m upgrade.interface ../nsqtools-0.2/.venv/bin/nsq
 
-writes what that version has to ``left_by_0_1/interface.json``. `SIGNATURES` runs in its Python.
+writes what that version has to ``left_by_0_2/interface.json``. `SIGNATURES` runs in its Python.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-KEPT = Path(__file__).with_name("left_by_0_1") / "interface.json"
+from upgrade.make import kept_of, version_of
 
 SIGNATURES = """
-import inspect, json, nsqtools
+import inspect, json
+from importlib import import_module
 
 def parameters(thing):
     try:
@@ -28,14 +29,19 @@ def parameters(thing):
     return [(p.name, p.kind.name) for p in signature.parameters.values()]
 
 public = {}
-for name in nsqtools.__all__:
-    thing = getattr(nsqtools, name)
-    if inspect.isclass(thing):
-        members = {m: v for m, v in inspect.getmembers(thing) if not m.startswith("_")}
-        public[name] = {
-            "": parameters(thing),
-            **{m: parameters(v) if callable(v) else [] for m, v in members.items()},
-        }
+for place in ("nsqtools", "nsqtools.aio", "nsqtools.testing"):
+    try:
+        module = import_module(place)
+    except ModuleNotFoundError:
+        continue
+    for name in module.__all__:
+        thing = getattr(module, name)
+        if callable(thing):
+            members = inspect.getmembers(thing) if inspect.isclass(thing) else []
+            public[(place + "." + name).removeprefix("nsqtools.")] = {
+                "": parameters(thing),
+                **{m: parameters(v) if callable(v) else [] for m, v in members if m[0] != "_"},
+            }
 print(json.dumps(public))
 """
 
@@ -57,7 +63,7 @@ def commands(
         option
         for line in listed.splitlines()
         if re.match(r"  -", line)
-        for option in _OPTION.findall(line[:34].partition("   ")[0])
+        for option in _OPTION.findall(line.strip().partition("  ")[0])
     }
     return {" ".join(path): sorted(options)}
 
@@ -74,7 +80,8 @@ def main(nsq: str) -> None:
 
     python = str(Path(nsq).with_name("python"))
     interface = {"python": public_names(python), "commands": commands(help_of)}
-    KEPT.write_text(json.dumps(interface, indent=1) + "\n")
+    kept = kept_of(version_of(nsq)) / "interface.json"
+    kept.write_text(json.dumps(interface, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":

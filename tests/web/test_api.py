@@ -16,8 +16,8 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
-from nsqtools.web.api.bodies import BadBody, read_body
-from nsqtools.web.api.documents import latencies_together, newest_version
+from nsqtools.web.api_documents import latencies_together, newest_version
+from nsqtools.web.api_routes import BadBody, read_body
 
 LATENCY = ("-e2e-processing-latency-percentile=0.99,0.5", "-e2e-processing-latency-window-time=10m")
 
@@ -283,7 +283,10 @@ def test_changes_are_written_down_and_notified_of(
     nsqd, endpoint, log = go_nsqd(), http_server(), tmp_path / "audit"
     running = console(
         f"--nsqd-http-address={nsqd.http_address}",
-        *("--allow-changes", "--audit-log", str(log), "--notification-http-endpoint"),
+        "--allow-changes",
+        "--audit-log",
+        str(log),
+        "--notification-http-endpoint",
         f"{endpoint.url}/noted",
     )
 
@@ -292,16 +295,16 @@ def test_changes_are_written_down_and_notified_of(
     assert made.status == 200
     wait_until(lambda: len(endpoint.requests) == 2, what="both are notified")
     first, second = (json.loads(request.body) for request in endpoint.requests)
-    assert list(first) == [
-        *("action", "topic", "timestamp", "remote_ip", "user_agent", "url", "via")
-    ]
+    assert list(first) == ["action", "topic", "timestamp", "remote_ip", "user_agent", "url", "via"]
     assert (first["action"], second["action"]) == ("create_topic", "create_channel")
     assert (second["channel"], first["user_agent"]) == ("c", "x/1")
     assert first["url"] == f"{running.url}/api/topics"
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [(line["state"], line["action"]) for line in lines] == [
-        *(("begun", "create_topic"), ("done", "create_topic")),
-        *(("begun", "create_channel"), ("done", "create_channel")),
+        ("begun", "create_topic"),
+        ("done", "create_topic"),
+        ("begun", "create_channel"),
+        ("done", "create_channel"),
     ]
     assert lines[1]["steps"][0]["address"] == nsqd.http_address
     assert log.stat().st_mode & 0o777 == 0o600
@@ -314,8 +317,11 @@ def test_a_change_that_cannot_be_written_down_is_not_made_and_a_dead_endpoint_co
     nsqd, log = go_nsqd(), tmp_path / "audit"
     running = console(
         f"--nsqd-http-address={nsqd.http_address}",
-        *("--allow-changes", "--audit-log", str(log)),
-        *("--notification-http-endpoint", "http://127.0.0.1:1/"),
+        "--allow-changes",
+        "--audit-log",
+        str(log),
+        "--notification-http-endpoint",
+        "http://127.0.0.1:1/",
     )
 
     assert running.post("/api/topics", '{"topic":"a"}').status == 200

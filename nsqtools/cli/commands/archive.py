@@ -9,12 +9,11 @@ import itertools
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated
-
-from typer import Option
+from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.archived import ArchivedTopics, TopicFilter
 from nsqtools.cli.options.forms import ListingForm
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.params import (
     ArchivePaths,
     Count,
@@ -43,6 +42,10 @@ from nsqtools.protocol.wording import counted
 from nsqtools.records.envelope import Envelope
 from nsqtools.records.lines import encode_lines
 
+if TYPE_CHECKING:
+    from nsqtools.cli.render.documents import Repaired, RepairedFile, Verified
+
+
 LINES_A_WRITE = 1000
 COMPRESSIONS = {"": "", ".gz": " gzip", ".zst": " zstd"}  # by the codec's extension
 ARCHIVES = ("file", "messages", "topics", "first", "last", "bytes", "format", "state")
@@ -66,10 +69,14 @@ def verify(paths: ArchivePaths, json: Json = False, *, runtime: Session) -> int:
     damaged = [verdict for verdict in verdicts if verdict.problems]
     messages = sum(verdict.messages for verdict in verdicts)
     if json:
-        found = [{"file": str(each.path), "problems": list(each.problems)} for each in damaged]
-        write_json(
-            runtime, {"files": len(archives), "messages": messages, "damaged": found}, indent=2
-        )
+        document: Verified = {
+            "files": len(archives),
+            "messages": messages,
+            "damaged": [
+                {"file": str(each.path), "problems": list(each.problems)} for each in damaged
+            ],
+        }
+        write_json(runtime, document, indent=2)
     else:
         for verdict in damaged:
             write_lines(runtime, (f"{verdict.path}: {problem}" for problem in verdict.problems))
@@ -84,42 +91,28 @@ def repair(
     """Finish files that a crash left, and repair damaged archives.
 
     Files in progress without a writer are cut back to their last durable message and get their
-    final name. A damaged file keeps what can be read; the original is kept as .NAME.damaged. In an
-    object store or HDFS, what killed writers left unfinished more than a day ago is removed.
+    final name. A damaged file keeps what can be read; the original is kept as .NAME.damaged.
 
     Examples:
         nsq archive repair /var/nsq
-        nsq archive repair hdfs://namenode/nsq
     """
     from nsqtools.archive.finding import find_archives
     from nsqtools.archive.finishing import Directories, recover
     from nsqtools.archive.repair import repair as repair_archive
     from nsqtools.archive.repair import verify as verify_archive
-    from nsqtools.archive.storage import (
-        REMOTE_SCHEMES,
-        failure_of,
-        local_path,
-        open_storage,
-        scheme_of,
-    )
-    from nsqtools.archive.storage_drafts import remove_stale_drafts
+    from nsqtools.archive.storage import OBJECT_SCHEMES, local_path, scheme_of
 
     archives = find_archives(paths)
-    removed: list[str] = []
     finished: list[str] = []
-    repaired: list[dict[str, str | int]] = []
+    repaired: list[RepairedFile] = []
     failed: list[OutputError] = []
     for path in paths:
-        if scheme_of(path) in REMOTE_SCHEMES:
-            try:
-                removed += remove_stale_drafts(open_storage(path))
-            except OSError as exc:
-                raise failure_of(exc, "clean up", path) from exc
-        elif (folder := local_path(path).absolute()).is_dir():
+        if scheme_of(path) in OBJECT_SCHEMES:
+            continue
+        if (folder := local_path(path).absolute()).is_dir():
             finished += map(str, recover(Directories(folder, folder)))
     if not json:
         write_lines(runtime, [f"{path}: finished" for path in finished])
-        write_lines(runtime, [f"{where}: an unfinished part was removed" for where in removed])
     for archive in archives:
         if archive.is_in_progress or not verify_archive(archive).problems:
             continue
@@ -132,14 +125,14 @@ def repair(
         if not json:
             write_lines(runtime, [f"{archive.path}: repaired, {count} messages"])
     if json:
-        document = {"finished": finished, "repaired": repaired, "removed": removed}
+        document: Repaired = {"finished": finished, "repaired": repaired}
         write_json(runtime, document, indent=2)
     for problem in failed:
         runtime.insist(f"nsq: {problem}")
     return status_of_work(
         failed[0] if failed else None,
         is_whole=not failed,
-        is_anything_done=bool(finished or repaired or removed),
+        is_anything_done=bool(finished or repaired),
     )
 
 
@@ -148,7 +141,7 @@ def cat(
     topic: ArchivedTopics = None,
     count: Count = None,
     bodies: Annotated[
-        bool, Option("--bodies", help="Print only the bodies, each ended by --delimiter.")
+        bool, opt("--bodies", "Print only the bodies, each ended by --delimiter.")
     ] = False,
     delimiter: Delimiter = None,
     since: Since = None,

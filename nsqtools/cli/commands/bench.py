@@ -6,16 +6,19 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.options.bench_measurements import (
-    BenchOutput,
-    E2eMeasurement,
-    Measurement,
-    Output,
-    PubMeasurement,
-    SubMeasurement,
+from nsqtools.cli.options.bench_options import (
+    WINDOW,
+    Batch,
+    BenchLoad,
+    Duration,
+    Messages,
+    Rate,
+    WarmUp,
+    Window,
 )
-from nsqtools.cli.options.html_page import check_page, made_at, save_page
-from nsqtools.cli.options.subscribing import look_before
+from nsqtools.cli.options.forms import ListingForm
+from nsqtools.cli.options.subscribing import Create, look_before
+from nsqtools.cli.render.output import Form
 from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
@@ -25,8 +28,21 @@ from nsqtools.errors import ConfigurationError
 if TYPE_CHECKING:
     from nsqtools.bench.bench_plan import BenchPlan
 
+BACKLOG_TO_DRAIN = 200_000
 
-def pub(*, measurement: PubMeasurement, output: BenchOutput, runtime: Session) -> int:
+
+def pub(
+    batch: Batch = 100,
+    window: Window = WINDOW,
+    rate: Rate = 0.0,
+    count: Messages = None,
+    for_: Duration = None,
+    warm_up: WarmUp = "500ms",  # type: ignore[assignment]
+    *,
+    load: BenchLoad,
+    form: ListingForm,
+    runtime: Session,
+) -> int:
     """Measure how fast messages are published, each confirmed by nsqd.
 
     Latency is that of a publish command, from sending a batch to its confirmation; with --rate from
@@ -39,10 +55,19 @@ def pub(*, measurement: PubMeasurement, output: BenchOutput, runtime: Session) -
         nsq bench pub --size 100-2KiB --batch 50 --connections 2 --for 30s --snappy
         nsq bench pub --rate 1000 --batch 1 --json
     """
-    return measure(runtime, measurement, output)
+    plan = load.plan("pub", count, for_, window, batch=batch, rate=rate, warm_up_s=warm_up)
+    return measure(runtime, plan, form, embedded=load.embedded)
 
 
-def sub(*, measurement: SubMeasurement, output: BenchOutput, runtime: Session) -> int:
+def sub(
+    count: Messages = BACKLOG_TO_DRAIN,
+    for_: Duration = None,
+    create: Create = False,
+    *,
+    load: BenchLoad,
+    form: ListingForm,
+    runtime: Session,
+) -> int:
     """Measure how fast a backlog is consumed, each message finished.
 
     Fills a topic of its own with --count messages, then drains it, and deletes it through nsqd's
@@ -54,10 +79,23 @@ def sub(*, measurement: SubMeasurement, output: BenchOutput, runtime: Session) -
         nsq bench sub --count 1000000 --connections 2 --max-in-flight 500
         nsq bench sub --tls --tls-ca-file ca.pem --json
     """
-    return measure(runtime, measurement, output)
+    plan = load.plan("sub", count, for_)
+    return measure(runtime, plan, form, embedded=load.embedded, create=create)
 
 
-def e2e(*, measurement: E2eMeasurement, output: BenchOutput, runtime: Session) -> int:
+def e2e(
+    batch: Batch = 1,
+    window: Window = WINDOW,
+    rate: Rate = 0.0,
+    count: Messages = None,
+    for_: Duration = None,
+    warm_up: WarmUp = "500ms",  # type: ignore[assignment]
+    create: Create = False,
+    *,
+    load: BenchLoad,
+    form: ListingForm,
+    runtime: Session,
+) -> int:
     """Measure how long messages take from a publisher through nsqd to a consumer.
 
     Publishers put the time in each message (with --rate the time at which it was due); consumers
@@ -71,20 +109,28 @@ def e2e(*, measurement: E2eMeasurement, output: BenchOutput, runtime: Session) -
     Examples:
         nsq bench e2e --rate 1000
         nsq bench e2e --rate 20000 --batch 20 --for 1m --connections 2
-        nsq bench e2e --embedded --count 100000 --html report.html
+        nsq bench e2e --embedded --count 100000
     """
-    return measure(runtime, measurement, output)
+    plan = load.plan("e2e", count, for_, window, batch=batch, rate=rate, warm_up_s=warm_up)
+    return measure(runtime, plan, form, embedded=load.embedded, create=create)
 
 
-def measure(runtime: Runtime, measurement: Measurement, output: Output) -> int:
+def measure(
+    runtime: Runtime, plan: BenchPlan, form: Form, *, embedded: bool, create: bool = True
+) -> int:
     """Measure and print the report; the exit status is 1 when messages are missing."""
     from nsqtools.bench.bench import Bench
-    from nsqtools.cli.render.bench_output import how_far, report_page, write_report
+    from nsqtools.cli.render.bench_output import how_far, write_report
 
-    if output.html is not None:
-        check_page(output.html)
     with ExitStack() as stack:
-        plan = ready(measurement, runtime, stack)
+        if embedded:
+            from nsqtools.server.embedded import EmbeddedNsqd
+
+            nsqd = stack.enter_context(EmbeddedNsqd())
+            tcp, http = (nsqd.tcp_address,), (nsqd.http_address,)
+            plan = replace(plan, nsqd_tcp_addresses=tcp, nsqd_http_addresses=http)
+        if plan.topic is not None and plan.mode.value != "pub":
+            look_at_topic(plan, plan.topic, runtime, create=create)
         progress = stack.enter_context(Progress(runtime))
         began = runtime.monotonic()
         bench = Bench(
@@ -95,9 +141,7 @@ def measure(runtime: Runtime, measurement: Measurement, output: Output) -> int:
         )
         with stopping(bench.stop) as signals:
             report = bench.run()
-    write_report(runtime, report, output.form)
-    if output.html is not None:
-        save_page(output.html, report_page(report, made_at()))
+    write_report(runtime, report, form)
     for line in report.limits:
         runtime.tell(f"nsq: {line}")
     if report.interrupted or report.is_intact:
@@ -107,25 +151,6 @@ def measure(runtime: Runtime, measurement: Measurement, output: Output) -> int:
         f"{report.missing} missing, {report.repeated} repeated"
     )
     return ExitStatus.FAILED
-
-
-def ready(measurement: Measurement, runtime: Runtime, stack: ExitStack) -> BenchPlan:
-    """The plan, with the embedded nsqd running and the topic looked at where that is asked for."""
-    from nsqtools.bench.bench_plan import BenchMode
-
-    plan = measurement.plan
-    if measurement.embedded:
-        from nsqtools.server.embedded import EmbeddedNsqd
-
-        nsqd = stack.enter_context(EmbeddedNsqd())
-        plan = replace(
-            plan,
-            nsqd_tcp_addresses=(nsqd.tcp_address,),
-            nsqd_http_addresses=(nsqd.http_address,),
-        )
-    if plan.topic is not None and plan.mode is not BenchMode.PUB:
-        look_at_topic(plan, plan.topic, runtime, create=measurement.create)
-    return plan
 
 
 def look_at_topic(plan: BenchPlan, topic: str, runtime: Runtime, *, create: bool) -> None:

@@ -1,7 +1,7 @@
 """``nsq __complete``: names for the completion of shells.
 
-Completion scripts call it while somebody waits for the tab key: it is gone after a second whatever
-hangs, and when anything fails there is just nothing to complete. What it prints goes into a command
+`complete_line` asks for them while somebody waits for the tab key: it is gone after a second
+whatever hangs, and when anything fails there is just nothing to complete. They go into a command
 line, so names that no nsqd would take (a daemon may answer anything) are left out.
 """
 
@@ -12,10 +12,11 @@ from enum import Enum
 from threading import Timer
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from nsqtools.cli import name_cache
 from nsqtools.cli.options.cluster_connection import ClusterConnection, ClusterSettings
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.render.output import write_lines
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import NsqError
@@ -37,9 +38,7 @@ class NameKind(Enum):
 
 
 KindOfName = Annotated[NameKind, Argument(help="Which names.")]
-OfTopic = Annotated[
-    str | None, Option("--topic", "-t", metavar="TOPIC", help="Whose channels; all without it.")
-]
+OfTopic = Annotated[str | None, opt("--topic -t TOPIC", "Whose channels; all without it.")]
 
 
 def complete(
@@ -49,15 +48,25 @@ def complete(
     cluster: ClusterConnection,
     runtime: Session,
 ) -> None:
-    """Print the names of topics, channels, nodes or profiles, for the completion of shells.
+    """Print the names of topics, channels, nodes or profiles, one a line.
 
-    One name a line, and nothing at all when no daemon answers in a second. What was found is the
-    answer for a while, see `nsqtools.cli.name_cache`.
+    What was found is kept for a while, see `nsqtools.cli.name_cache`, which calls this to renew it.
 
     Examples:
         nsq __complete topics
         nsq __complete channels -t clicks
     """
+    write_lines(runtime, names_of(kind, topic, cluster=cluster, runtime=runtime))
+
+
+def names_of(
+    kind: KindOfName,
+    topic: OfTopic = None,
+    *,
+    cluster: ClusterConnection,
+    runtime: Session,
+) -> list[str]:
+    """The names, none when no daemon answers in a second; they are kept for the next time."""
     is_refreshing = bool(runtime.environ.get(name_cache.REFRESHING))
     limit = Timer(REFRESH_LIMIT_S if is_refreshing else LIMIT_S, give_up, (runtime,))
     limit.daemon = True
@@ -66,11 +75,11 @@ def complete(
         names = find_names(kind, topic or "", cluster, runtime)
     except NsqError:  # maybe for want of time
         name_cache.refresh(runtime.arguments, runtime.environ)
-        return
+        return []
     if kind is not NameKind.profiles:
         text = "".join(f"{name}\n" for name in names)
         name_cache.keep(runtime.arguments, runtime.environ, text)
-    write_lines(runtime, names)
+    return names
 
 
 def give_up(runtime: Runtime) -> None:
@@ -92,7 +101,7 @@ def find_names(kind: NameKind, topic: str, cluster: ClusterSettings, runtime: Ru
         from nsqtools.settings import config_path, profile_names
 
         return profile_names(config_path(runtime.environ))
-    from nsqtools.cluster.name_patterns import channel_names, topic_names
+    from nsqtools.cluster.topics import channel_names, topic_names
     from nsqtools.protocol.names import is_valid_name
 
     is_refreshing = bool(runtime.environ.get(name_cache.REFRESHING))

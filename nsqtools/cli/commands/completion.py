@@ -1,7 +1,7 @@
 """``nsq completion``: the completion scripts, which the package brings along.
 
-They are rendered ahead (see `nsqtools.cli.docs`), so that printing one costs no more than
-``nsq --version``: shells run it when they start.
+Printing one costs no more than ``nsq --version``: shells run it when they start. The scripts ask
+``nsq __complete_line`` at each TAB.
 """
 
 from __future__ import annotations

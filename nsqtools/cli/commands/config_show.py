@@ -1,18 +1,17 @@
-"""``nsq config show`` and ``path``: which settings hold, and where each of them stands.
+"""``nsq config show``: which settings hold, where each of them stands, and what it can be.
 
-The settings are what a profile may hold. Each is read as a command reads it, with the flags of this
-command line over the environment, over the profile, over the file; what a stronger setting has put
-out of force is shown with `--origin` and has no value.
+The settings are what a profile may hold, and the client options. Each is read as a command reads
+it, with the flags of this command line over the environment, over the profile, over the file; what
+a stronger setting has put out of force has no value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from typer import Context, Option
+from typer import Context
 
 from nsqtools.cli.options.connection import (
     ClientFlags,
@@ -37,18 +36,12 @@ from nsqtools.cli.options.origins import (
     setting_in_force,
     setting_of,
 )
-from nsqtools.cli.options.params import OUTPUT, Json
 from nsqtools.cli.parsing.binding import From
-from nsqtools.cli.render.output import Cell, write_json, write_lines, write_listing
+from nsqtools.cli.render.output import Cell, write_json, write_listing
 from nsqtools.cli.running.runtime import Session
 from nsqtools.client.connection_settings import OPTION_OF_FLAG, GivenOption, resolve_options
-from nsqtools.settings import (
-    REPEATABLE,
-    Origin,
-    config_path,
-    profile_names,
-    selection_path,
-)
+from nsqtools.protocol.durations import format_duration
+from nsqtools.settings import REPEATABLE, Origin, config_path, selection_path
 
 MASK = "***"
 AUTH_SECRET = "NSQ_AUTH_SECRET"
@@ -62,6 +55,8 @@ class SettingRow(NamedTuple):
     value: str | bool | list[str] | None
     origin: str
     place: str
+    bounds: str = ""
+    help: str = ""
 
 
 def in_force(
@@ -86,7 +81,8 @@ def in_force(
         name: list(opt_statements(context, name, context.params.get(name) or ())) for name in OPTS
     }
     settled = {name: resolve_options([*said, *statements]) for name, statements in opts.items()}
-    return [
+    rows = [
+        _file_row(context),
         _profile_row(context),
         *_address_rows(context),
         *_plain_rows(context, settled["consumer_opt"]),
@@ -94,56 +90,73 @@ def in_force(
         *_destination_rows(context),
         *(row for name in OPTS for row in _opt_rows(context, name, opts[name], settled[name])),
     ]
+    return _explained(context, rows)
 
 
 def show(
-    origin: Annotated[
-        bool,
-        Option("--origin", help="Show where each value comes from.", rich_help_panel=OUTPUT),
-    ] = False,
     *,
     form: ListingForm,
     rows: Annotated[list[SettingRow], From(in_force)],
     runtime: Session,
 ) -> None:
-    """Show the settings in force: flags, environment, profile, file, or default.
+    """Show the settings in force, where each comes from, and its bounds.
 
-    Secrets are masked. A setting without a value has no default here: each command has its own. The
-    client's other options and their defaults are listed by nsq options.
+    Flags are stronger than the environment, that than the profile, that than the file. Secrets are
+    masked. A setting without a value has no default here: each command has its own. The names with
+    underscores are client options, which every command takes as --consumer-opt NAME=VALUE or
+    --producer-opt NAME=VALUE (-X for short).
 
     Examples:
         nsq config show
-        nsq config show --origin -P staging
+        nsq config show -P staging --columns setting,value,place
         NSQ_NSQD_TCP_ADDRESS=nsqd-1:4150 nsq config show --json
     """
     if form.is_document:
         write_json(runtime, [row._asdict() for row in rows], indent=2)
         return
-    cells = [(row.setting, _cell(row.value), row.origin, row.place) for row in rows]
-    columns = SettingRow._fields
-    if not origin and not form.columns:
-        form = form._replace(columns=columns[:2])
-    write_listing(runtime, columns, cells, form)
+    cells = [(row.setting, _cell(row.value), *row[2:]) for row in rows]
+    write_listing(
+        runtime, SettingRow._fields, cells, form, optional=("help", "place", "bounds", "origin")
+    )
 
 
-def path(*, json: Json = False, runtime: Session) -> None:
-    """Print the path of the configuration file.
+def _explained(context: Context, rows: list[SettingRow]) -> list[SettingRow]:
+    """The rows with defaults, bounds and help, and the client options that nothing sets."""
+    from dataclasses import fields
 
-    The file may not exist yet; --json says whether it does, and which profiles it has.
+    from nsqtools.cli.options.client_options import describe_option
+    from nsqtools.client.options import ClientOptions
 
-    Examples:
-        nsq config path
-        $EDITOR "$(nsq config path)"
-    """
-    file = config_path(runtime.environ)
-    if json:
-        exists = file.exists()
-        profiles = profile_names(file) if exists else []
-        write_json(runtime, {"path": str(file), "exists": exists, "profiles": profiles}, indent=2)
-        return
-    write_lines(runtime, [str(file)])
-    if not file.exists():
-        runtime.tell("nsq: this file does not exist yet; it is TOML, see man nsq-config")
+    parameters: list[Any] = context.command.params
+    helps = {each.name: each.help for each in parameters}
+    default = Origin.DEFAULT.name.lower()
+    options = {}
+    for option in fields(ClientOptions):
+        name, text, bounds, help = describe_option(option)
+        value = option.default if isinstance(option.default, bool) else text or None
+        options[name] = SettingRow(name, value, default, "", bounds, help)
+    explained = []
+    for row in rows:
+        flag = row.setting.rpartition(" ")[2].replace("-", "_")
+        known = options.pop(OPTION_OF_FLAG.get(flag, flag), None)
+        if known is None:
+            row = row._replace(help=helps.get(flag, ""))
+        else:
+            row = row._replace(bounds=known.bounds, help=known.help)
+            if row.value is None and row.origin == default and flag != "max_in_flight":
+                row = row._replace(value=known.value)
+        explained.append(row)
+    return [*explained, *options.values()]
+
+
+def _file_row(context: Context) -> SettingRow:
+    environ = context.obj.environ
+    path, variable = config_path(environ), "XDG_CONFIG_HOME"
+    origin = Origin.ENVIRONMENT if environ.get(variable) else Origin.DEFAULT
+    place = variable if environ.get(variable) else ""
+    if not path.exists():
+        place = f"{place} (it does not exist yet)".strip()
+    return SettingRow("config-file", str(path), origin.name.lower(), place)
 
 
 def _profile_row(context: Context) -> SettingRow:
@@ -165,16 +178,13 @@ def _address_rows(context: Context) -> Iterator[SettingRow]:
 
 def _plain_rows(context: Context, settled: Mapping[str, GivenOption]) -> Iterator[SettingRow]:
     """Settings that have a flag of their own."""
-    defaults = _defaults()
     for name in REPEATABLE:
         if name in KINDS or name in OPTS or name.startswith(PREFIX):
             continue
         value = context.params.get(name)
         origin, place = _place(context, name)
         holds = settled.get(OPTION_OF_FLAG.get(name, name))
-        if value is None:
-            value = defaults.get(OPTION_OF_FLAG.get(name, name))
-        elif holds is not None and holds.origin > origin_of(context, name):
+        if value is not None and holds is not None and holds.origin > origin_of(context, name):
             place, value = f"not in force: {place}, and {holds.given_as} is stronger", None
         yield SettingRow(_shown(name), _plain(value), origin, place)
 
@@ -220,19 +230,6 @@ def _place(context: Context, name: str) -> tuple[str, str]:
     return origin.name.lower(), place
 
 
-def _defaults() -> dict[str, Any]:
-    """What the client does where nothing is said, but for what each command decides itself."""
-    from dataclasses import fields
-
-    from nsqtools.client.options import ClientOptions, option_name
-
-    return {
-        option_name(option): option.default
-        for option in fields(ClientOptions)
-        if option.name != "max_in_flight" and option.default != ""
-    }
-
-
 def _secrets() -> set[str]:
     from dataclasses import fields
 
@@ -255,8 +252,8 @@ def _plain(value: Any) -> str | bool | list[str] | None:
             return value
         case Enum():
             return str(value.value)
-        case Path() | int():
-            return str(value)
+        case float():  # seconds
+            return format_duration(value)
     return str(value)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Option
 
 from nsqtools.cli.running.ends import ExitStatus, stopping
-from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.runtime import Session
 
 WithSpark = Annotated[
     bool,
@@ -33,10 +33,10 @@ def demo(spark: WithSpark = True, *, runtime: Session) -> int:
     """
     from nsqtools.demo.spark import missing, run_pipeline
     from nsqtools.demo.stage import DemoStopped, Stage
-    from nsqtools.demo.story import Story
+    from nsqtools.demo.story import Story, StoryWriter
 
     stage = Stage(runtime.environ)
-    teller = StoryWriter(runtime)
+    teller = StoryWriter(runtime.stdout)
     with stopping(stage.stop) as signals:
         try:
             with stage:
@@ -49,25 +49,3 @@ def demo(spark: WithSpark = True, *, runtime: Session) -> int:
             return signals.status(otherwise=ExitStatus.FAILED)
     teller.write("Everything was there. Next: nsq --help\n")
     return signals.status()
-
-
-class StoryWriter:
-    """Writes the story to stdout, each line as soon as it is known."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._stdout = runtime.stdout
-
-    def announce(self, purpose: str, *commands: str) -> None:
-        """Why, and the command lines."""
-        lines = "".join(f"  $ {command}\n" for command in commands)
-        self.write(f"{purpose}:\n{lines}")
-
-    def tell(self, outcome: str) -> None:
-        """What came of them."""
-        lines = [f"    {line}".rstrip() for line in outcome.strip("\n").splitlines()]
-        self.write("\n".join([*lines, "", ""]))
-
-    def write(self, text: str) -> None:
-        """Text as it is."""
-        self._stdout.write(text)
-        self._stdout.flush()

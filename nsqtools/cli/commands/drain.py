@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-from typer import Argument, Context, Option
+from typer import Argument, Context
 
 from nsqtools.cli.options.connection import ClientFlags, flag_statements
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.origins import NoProfile, Profile
 from nsqtools.cli.options.params import SAFETY, DryRun, Json, Yes
 from nsqtools.cli.parsing.binding import From
@@ -19,16 +20,13 @@ from nsqtools.client.connection_settings import resolve_options
 IN_FLIGHT = 500
 
 Node = Annotated[str, Argument(metavar="NODE", help="HTTP address of the nsqd to empty.")]
-To = Annotated[
-    str, Option("--to", metavar="HOST:PORT", help="HTTP address of the nsqd that takes over.")
-]
+To = Annotated[str, opt("--to HOST:PORT", "HTTP address of the nsqd that takes over.")]
 AllowRepeats = Annotated[
     bool,
-    Option(
+    opt(
         "--allow-repeats",
-        help="Move topics with several channels too: each channel then gets what any of them "
-        "had left.",
-        rich_help_panel=SAFETY,
+        "Move topics with several channels too: each channel then gets what any of them had left.",
+        SAFETY,
     ),
 ]
 

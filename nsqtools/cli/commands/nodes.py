@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.options.cluster_connection import ClusterConnection
@@ -14,7 +13,8 @@ from nsqtools.cli.running.ends import ExitStatus
 from nsqtools.cli.running.runtime import Session
 
 if TYPE_CHECKING:
-    from nsqtools.cluster.nodes import NodeStatus, PingResult
+    from nsqtools.cli.render.documents import LookupDocument, NodeRow
+    from nsqtools.cluster.inventory import NodeStatus, PingResult
 
 NODES = ("node", "nsqd", "hostname", "version", "topics", "tombstoned", "lookupds", "state")
 INFO = ("node", "version", "hostname", "broadcast_address", "tcp_port", "http_port", "start_time")
@@ -31,7 +31,7 @@ def nodes(*, form: ListingForm, cluster: ClusterConnection, runtime: Session) ->
         nsq nodes --lookupd-http-address lookup-1:4161 --lookupd-http-address lookup-2:4161
         nsq nodes --json | jq -r '.[] | select(.error) | .node'
     """
-    from nsqtools.cluster.nodes import list_nodes
+    from nsqtools.cluster.inventory import list_nodes
 
     form.check(NODES)
     with cluster.open() as opened:
@@ -41,8 +41,13 @@ def nodes(*, form: ListingForm, cluster: ClusterConnection, runtime: Session) ->
     else:
         rows = [
             (
-                *(node.address, node.tcp_address or None, node.hostname or None),
-                *(node.version or None, node.topics, len(node.tombstoned), len(node.lookupds)),
+                node.address,
+                node.tcp_address or None,
+                node.hostname or None,
+                node.version or None,
+                node.topics,
+                len(node.tombstoned),
+                len(node.lookupds),
                 node.error or "ok",
             )
             for node in found
@@ -62,8 +67,8 @@ def lookup(
         nsq lookup clicks --lookupd-http-address lookup:4161
         nsq lookup clicks --json | jq -r '.nodes[].nsqd'
     """
-    from nsqtools.cluster.name_patterns import on_no_nsqd
-    from nsqtools.cluster.nodes import lookup_topic
+    from nsqtools.cluster.inventory import lookup_topic
+    from nsqtools.cluster.topics import on_no_nsqd
 
     form.check(LOOKUP)
     with cluster.open() as opened:
@@ -71,11 +76,14 @@ def lookup(
     if not where.nodes:
         runtime.tell(f"nsq: {on_no_nsqd(topic)}")
     if form.is_document:
-        found = [
-            {"nsqd": tcp, "node": http, "lookupds": list(lookupds)}
-            for tcp, http, lookupds in where.nodes
-        ]
-        document = {"topic": topic, "channels": list(where.channels), "nodes": found}
+        document: LookupDocument = {
+            "topic": topic,
+            "channels": list(where.channels),
+            "nodes": [
+                {"nsqd": tcp, "node": http, "lookupds": list(lookupds)}
+                for tcp, http, lookupds in where.nodes
+            ],
+        }
         write_json(runtime, document, indent=2)
     else:
         rows = [(tcp, http, len(lookupds)) for tcp, http, lookupds in where.nodes]
@@ -92,7 +100,7 @@ def ping(*, form: ListingForm, cluster: ClusterConnection, runtime: Session) -> 
         nsq ping
         nsq ping --lookupd-http-address lookup:4161
     """
-    from nsqtools.cluster.nodes import ping as ping_all
+    from nsqtools.cluster.inventory import ping as ping_all
 
     form.check(PING)
     with cluster.open() as opened:
@@ -102,7 +110,8 @@ def ping(*, form: ListingForm, cluster: ClusterConnection, runtime: Session) -> 
     else:
         rows = [
             (
-                *(pong.daemon, pong.address),
+                pong.daemon,
+                pong.address,
                 _ms(pong.elapsed_s),
                 pong.error or "ok",
             )
@@ -141,12 +150,18 @@ def info(*, form: ListingForm, cluster: ClusterConnection, runtime: Session) -> 
     return tell_left_out(failures, runtime)
 
 
-def node_document(node: NodeStatus) -> dict[str, Any]:
+def node_document(node: NodeStatus) -> NodeRow:
     """An nsqd as JSON: ``node`` is its HTTP address and ``nsqd`` its TCP address."""
-    document = asdict(node)
-    node_address, nsqd = document.pop("address"), document.pop("tcp_address")
-    document["error"] = node.error or None
-    return {"node": node_address, "nsqd": nsqd or None, **document}
+    return {
+        "node": node.address,
+        "nsqd": node.tcp_address or None,
+        "hostname": node.hostname,
+        "version": node.version,
+        "topics": node.topics,
+        "tombstoned": list(node.tombstoned),
+        "lookupds": list(node.lookupds),
+        "error": node.error or None,
+    }
 
 
 def ping_document(pong: PingResult) -> dict[str, Any]:

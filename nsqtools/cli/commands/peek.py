@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
-
 from nsqtools.cli.options.connection import ConsumerConnection
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.params import LIMITS, ChannelName, ExitIdle, Topic, count_option
 from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
 from nsqtools.cli.render.output import ByteWriter
@@ -25,12 +24,11 @@ LOOK_AT = 1000
 Messages = Annotated[int, count_option("Messages to show.")]
 LookAt = Annotated[
     int,
-    Option(
-        "--look-at",
-        metavar="N",
+    opt(
+        "--look-at N",
+        "With a filter, look at no more than N messages for those to show.",
+        LIMITS,
         min=1,
-        help="With a filter, look at no more than N messages for those to show.",
-        rich_help_panel=LIMITS,
     ),
 ]
 
@@ -60,10 +58,9 @@ def peek(
         nsq peek -t clicks -c archive -n 2 --where '.status >= 500' --look-at 5000
         nsq peek -t clicks -c archive --format '{id} {attempts} {size}\\n'
     """
-    from nsqtools.client.reachable import require_one
+    from nsqtools.client.handshake import require_one
     from nsqtools.cluster.directory import open_cluster
-    from nsqtools.cluster.name_patterns import missing
-    from nsqtools.cluster.topics import check_subscription, inspect_topic
+    from nsqtools.cluster.topics import check_subscription, inspect_topic, missing
     from nsqtools.errors import NsqError
     from nsqtools.tail.peek import peek as peek_at
 

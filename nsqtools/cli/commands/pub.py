@@ -73,9 +73,10 @@ def pub(
     """Publish messages: texts, or the lines of standard input or of files.
 
     nsqd confirms every message. The counts at the end, on stderr, say how they ended: confirmed,
-    rejected (empty JSON bodies, messages above the size limit, refused by nsqd), unknown (the
-    connection broke before the answer) or unsent. Empty records are skipped, because NSQ cannot
-    carry them. A full batch is sent at once, a partial one after 5 ms.
+    rejected (empty JSON bodies, messages above the size limit, refused by nsqd), unknown (nsqd
+    may have it: the connection broke before the answer, or its disk failed within a batch) or
+    unsent. Empty records are skipped, because NSQ cannot carry them. A full batch is sent at once,
+    a partial one after 5 ms.
 
     With --checkpoint an interrupted run continues in its files where it stopped; the messages that
     were being published then may be published twice.
@@ -177,8 +178,8 @@ def tell_limits(runtime: Runtime, options: Sequence[str], connection: Connection
 
 def limits_of_nsqd(connection: ConnectionSettings) -> list[str]:
     """The largest message that each nsqd takes, where it tells."""
+    from nsqtools.cluster.admin import get_option
     from nsqtools.cluster.directory import open_cluster
-    from nsqtools.cluster.nsqd_config import get_option
     from nsqtools.errors import NsqError
 
     try:

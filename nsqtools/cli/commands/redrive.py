@@ -6,9 +6,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from nsqtools.cli.options.connection import ProducerConnection
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.params import dry_run_option, topic_option
 from nsqtools.cli.options.publishing import DELIVERY, Rate, RetryTimeout, UnsentRecords
 from nsqtools.cli.render.outcomes import report_publishing
@@ -27,13 +28,7 @@ Topic = Annotated[
     str | None, topic_option("Publish to this topic; default: the topic of each message.")
 ]
 ErrorMatches = Annotated[
-    str | None,
-    Option(
-        "--error",
-        metavar="REGEX",
-        help="Only dead letters whose error matches.",
-        rich_help_panel="Selection",
-    ),
+    str | None, opt("--error REGEX", "Only dead letters whose error matches.", "Selection")
 ]
 DryRun = Annotated[
     bool, dry_run_option("Show what would be published, by topic and error.", panel=DELIVERY)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
-
 from nsqtools.cli.options.archived import FromTopics, TopicFilter
 from nsqtools.cli.options.connection import ProducerConnection
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.params import (
     SELECTION,
     ArchivePaths,
@@ -58,20 +57,19 @@ def parse_speed(text: str) -> float:
 
 Dedupe = Annotated[
     bool,
-    Option(
+    opt(
         "--dedupe",
-        help="Each message once, by topic, nsqd and id. Remembers the id of every message.",
-        rich_help_panel=SELECTION,
+        "Each message once, by topic, nsqd and id. Remembers the id of every message.",
+        SELECTION,
     ),
 ]
 Speed = Annotated[
     float | None,
-    Option(
-        "--speed",
+    opt(
+        "--speed FACTOR",
+        "Multiple of the original speed (1x, 10x); as fast as possible without it.",
+        DELIVERY,
         parser=parse_speed,
-        metavar="FACTOR",
-        help="Multiple of the original speed (1x, 10x); as fast as possible without it.",
-        rich_help_panel=DELIVERY,
     ),
 ]
 

@@ -1,18 +1,29 @@
 """``nsq schema``: what the JSON of each command looks like.
 
-The schemas are files of `nsqtools.cli.schemas`. A command's has the name of the command
-(``topic-list.json``); `SHARED` lists the commands that print the same as others, and what is no
-command's output alone.
+They are made from the types in `nsqtools.cli.render.documents`. A command's has the name of the
+command (``topic-list``); `SHARED` lists the commands that print the same as others.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from typer import Argument
 
 from nsqtools.cli.options.forms import ListingForm
+from nsqtools.cli.render.documents import DOCUMENTS, Rule, SchemaRow
 from nsqtools.cli.render.output import write_json, write_listing
 from nsqtools.cli.running.runtime import Session
 from nsqtools.errors import NotFoundError
@@ -20,8 +31,7 @@ from nsqtools.errors import NotFoundError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SCHEMAS = Path(__file__).parents[1] / "schemas"
-COLUMNS = ("command", "schema", "prints")
+COLUMNS = tuple(SchemaRow.__annotations__)
 
 CHANGES = ("create", "delete", "empty", "pause", "unpause")
 SHARED = {
@@ -58,28 +68,73 @@ def schema(command: Words = None, *, form: ListingForm, runtime: Session) -> Non
     if command:
         write_json(runtime, read_schema(" ".join(command)), indent=2)
         return
-    rows = [(name, file, read_schema(file)["title"]) for name, file in all_schemas()]
+    rows = [(name, shared, DOCUMENTS[shared][0]) for name, shared in all_schemas()]
     write_listing(runtime, COLUMNS, rows, form, optional=("schema",))
 
 
 def read_schema(name: str) -> dict[str, Any]:
     """The schema of a command or of a name. Raises `NotFoundError`."""
-    from json import loads
-
-    file = SCHEMAS / f"{schema_of(name)}.json"
-    try:
-        document: dict[str, Any] = loads(file.read_text("utf-8"))
-    except FileNotFoundError:
+    shared = schema_of(name)
+    if shared not in DOCUMENTS:
         raise NotFoundError(
             f"there is no schema of {name!r}", hint="nsq schema lists what there is."
-        ) from None
-    return document
+        )
+    title, kind = DOCUMENTS[shared]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:nsqtools:output:1:{shared}",
+        "title": title,
+        **json_schema(kind),
+    }
+
+
+SCALARS: dict[Any, dict[str, Any]] = {
+    Any: {},
+    str: {"type": "string"},
+    bool: {"type": "boolean"},
+    int: {"type": "integer", "minimum": 0},
+    float: {"type": "number", "minimum": 0},
+    NoneType: {"type": "null"},
+}
+
+
+def json_schema(kind: Any) -> dict[str, Any]:
+    """A type as JSON Schema."""
+    if kind in SCALARS:
+        return SCALARS[kind]
+    if is_typeddict(kind):
+        fields = get_type_hints(kind, include_extras=True)
+        return {
+            "type": "object",
+            "required": [name for name in fields if name in kind.__required_keys__],
+            "properties": {name: json_schema(field) for name, field in fields.items()},
+        }
+    form, parts = get_origin(kind), get_args(kind)
+    if form is NotRequired:
+        return json_schema(parts[0])
+    if form is Annotated:
+        schema = json_schema(parts[0])
+        for mark in parts[1:]:
+            keyword, value = mark if isinstance(mark, Rule) else ("description", mark)
+            schema = {**schema, keyword: value}
+        return schema
+    if form is Literal:
+        return {"enum": list(parts)}
+    if form is list:
+        return {"type": "array", "items": json_schema(parts[0])}
+    if form is dict:
+        return {"type": "object", "additionalProperties": json_schema(parts[1])}
+    assert form in (Union, UnionType), kind
+    schemas = [json_schema(part) for part in parts]
+    scalar, *others = schemas
+    if others == [SCALARS[NoneType]] and scalar.get("type") in ("string", "integer", "number"):
+        return scalar | {"type": [scalar["type"], "null"]}
+    return {"anyOf": schemas}
 
 
 def schema_of(command: str) -> str:
     """The name of the schema of what a command prints, whether there is one or not."""
-    name = SHARED.get(command, command).replace(" ", "-")
-    return "" if "/" in name or name.startswith(".") else name
+    return SHARED.get(command, command).replace(" ", "-")
 
 
 def all_schemas() -> Iterator[tuple[str, str]]:
@@ -92,5 +147,5 @@ def all_schemas() -> Iterator[tuple[str, str]]:
         for below in (entry.commands if isinstance(entry, Group) else (word,))
     ]
     for name in (*names, "message", "error"):
-        if (SCHEMAS / f"{schema_of(name)}.json").exists():
+        if schema_of(name) in DOCUMENTS:
             yield name, schema_of(name)

@@ -14,7 +14,7 @@ from nsqtools.cli.options.spark_options import (
     SkipDamaged,
     TableFormat,
     WorkDir,
-    naming_skip_damaged,
+    naming_flags,
     place,
 )
 from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
@@ -209,7 +209,7 @@ def run(
 ) -> int:
     """Do the work in Spark; return 128 and a signal's number if one ended it early."""
     with (
-        naming_skip_damaged(),
+        naming_flags(),
         open_spark(runtime, settings) as session,
         job_progress(runtime, session),
         stopping(compaction.stop) as signals,

@@ -18,7 +18,7 @@ from nsqtools.cli.options.spark_options import (
     TableFormat,
     WorkDir,
     location,
-    naming_skip_damaged,
+    naming_flags,
     place,
 )
 from nsqtools.cli.options.spark_session import SparkOptions, open_spark
@@ -34,6 +34,7 @@ from nsqtools.protocol.durations import format_duration
 from nsqtools.records.units import parse_span
 
 if TYPE_CHECKING:
+    from nsqtools.cli.render.documents import Ingested
     from nsqtools.spark.archives.damage import ArchiveDamage
     from nsqtools.spark.jobs.ingestion import IngestCounts, IngestSource
     from nsqtools.spark.location import Location
@@ -116,6 +117,14 @@ Raw = Annotated[
     bool,
     Option("--raw", help="Read files of bare bodies too (nsq_to_file).", rich_help_panel=STREAM),
 ]
+FailOnDataLoss = Annotated[
+    bool,
+    Option(
+        "--fail-on-data-loss/--no-fail-on-data-loss",
+        help="End when a file to read is gone or shorter; else go on and warn in Spark's log.",
+        rich_help_panel=STREAM,
+    ),
+]
 
 
 def ingest(
@@ -133,6 +142,7 @@ def ingest(
     raw: Raw = False,
     work_dir: WorkDir = None,
     skip_damaged: SkipDamaged = False,
+    fail_on_data_loss: FailOnDataLoss = True,
     create: Create = False,
     metrics_file: MetricsFile = None,
     json: Json = False,
@@ -159,7 +169,9 @@ def ingest(
     from nsqtools.spark.jobs.inputs import damage_options, refuse_nested
     from nsqtools.spark.location import absolute
 
-    limits = {"maxRowsPerTrigger": str(max_rows_per_trigger)} if max_rows_per_trigger else {}
+    common = {"maxRowsPerTrigger": str(max_rows_per_trigger)} if max_rows_per_trigger else {}
+    if not fail_on_data_loss:
+        common["failOnDataLoss"] = "false"
     output, checkpoint = absolute(output), absolute(checkpoint)
     damage_path = checkpoint / "damage"
     if (archive_dir is None) == (topic is None):
@@ -170,7 +182,7 @@ def ingest(
         for option, folder in (("--output", output), ("--checkpoint", checkpoint)):
             refuse_nested(option, folder, archive_dir)
         options = {
-            **limits,
+            **common,
             **({"format": "raw"} if raw else {}),
             **({"workDir": str(work_dir.absolute())} if work_dir else {}),
             **damage_options(damage_path if skip_damaged else None),
@@ -186,7 +198,7 @@ def ingest(
                 f"a spool cannot be in {checkpoint}: it is a log that is appended to and synced",
                 hint="Give a local or shared directory with --spool-dir.",
             )
-        source = topic_source(topic, channel, spool, connection, limits)
+        source = topic_source(topic, channel, spool, connection, common)
         hand_on_secret(connection, os.environ)
     is_delta = format is TableFormat.delta
     sink = IngestSink(output, checkpoint, None if once else trigger, is_delta)
@@ -195,7 +207,7 @@ def ingest(
     reported = set(read_damage(damage_path))
     with (
         held_directories(source.name, output, checkpoint, is_delta=is_delta) as held,
-        naming_skip_damaged(),
+        naming_flags(),
         open_spark(runtime, replace(settings, inherited=held)) as session,
         Progress(runtime) as progress,
     ):
@@ -229,7 +241,7 @@ def topic_source(
     channel: str,
     spool: Path,
     connection: ConnectionSettings,
-    limits: Mapping[str, str],
+    options: Mapping[str, str],
 ) -> IngestSource:
     """The source for a live topic."""
     from nsqtools.spark.format_options import as_options
@@ -237,7 +249,7 @@ def topic_source(
 
     place = {"topic": topic, "channel": channel, "spoolDir": str(spool.absolute())}
     name = f"the topic {topic}, channel {channel}"
-    return IngestSource(name, "nsq", {**as_options(connection), **place, **limits})
+    return IngestSource(name, "nsq", {**as_options(connection), **place, **options})
 
 
 def tell_progress(counts: IngestCounts, progress: Progress, metrics_file: Path | None) -> None:
@@ -265,7 +277,7 @@ def tell_outcome(
     """Tell the counts, and what could not be read; return the exit status."""
     status = report_damages(runtime, damages)
     if json:
-        document = {
+        document: Ingested = {
             "rows": counts.rows,
             "batches": counts.batches,
             "body_bytes": counts.body_bytes,

@@ -13,7 +13,7 @@ from nsqtools.cli.options.spark_options import (
     DamageDir,
     SkipDamaged,
     damage_place,
-    naming_skip_damaged,
+    naming_flags,
     places,
 )
 from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
@@ -116,7 +116,7 @@ def report(
             damage_path,
         )
         with (
-            naming_skip_damaged(),
+            naming_flags(),
             open_spark(runtime, settings) as session,
             job_progress(runtime, session),
         ):

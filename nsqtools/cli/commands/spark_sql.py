@@ -15,7 +15,7 @@ from nsqtools.cli.options.spark_options import (
     DamageDir,
     SkipDamaged,
     damage_place,
-    naming_skip_damaged,
+    naming_flags,
     places,
 )
 from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
@@ -113,7 +113,7 @@ def sql(
     with damage_place(
         damage_dir, skip_damaged=skip_damaged, is_local=settings.is_local
     ) as damage_path:
-        with naming_skip_damaged(), open_spark(runtime, settings) as session:
+        with naming_flags(), open_spark(runtime, settings) as session:
             with job_progress(runtime, session):
                 reading = QueryRows(plan_query(session, settings, views, text, damage_path))
                 rows = reading.first(count + 1) if count else reading.all()

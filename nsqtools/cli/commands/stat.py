@@ -6,10 +6,9 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
-
 from nsqtools.cli.options.cluster_connection import ClusterConnection
 from nsqtools.cli.options.forms import ListingForm
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.params import (
     LIMITS,
     OUTPUT,
@@ -26,7 +25,7 @@ from nsqtools.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from nsqtools.cluster.sampling import Sample
-    from nsqtools.cluster.stats_columns import Thresholds
+    from nsqtools.cluster.stats_documents import Thresholds
 
 VIEW = "Rows"
 WATCH = "Thresholds"
@@ -45,83 +44,48 @@ class StatRows(Enum):
 
 def parse_column(text: str) -> str:
     """Read the name of a column. (Imported late: the help page needs no services.)"""
-    from nsqtools.cluster import stats_columns
+    from nsqtools.cluster.stats_documents import check_column
 
-    return stats_columns.check_column(text)
+    return check_column(text)
 
 
 Show = Annotated[
     StatRows,
-    Option(
-        "--show",
-        metavar="queues|nodes|clients|memory",
-        help="A row for each queue, each queue on each nsqd, each consumer, or each nsqd's memory.",
-        rich_help_panel=VIEW,
+    opt(
+        "--show queues|nodes|clients|memory",
+        "A row for each queue, each queue on each nsqd, each consumer, or each nsqd's memory.",
+        VIEW,
     ),
 ]
 Filter = Annotated[
     list[str] | None,
-    Option(
-        "--filter",
-        metavar="COLUMN>N",
-        help="Only queues that match: depth>0, clients=0, paused=yes.",
-        rich_help_panel=VIEW,
-    ),
+    opt("--filter COLUMN>N", "Only queues that match: depth>0, clients=0, paused=yes.", VIEW),
 ]
 Sort = Annotated[
-    str,
-    Option(
-        "--sort",
-        parser=parse_column,
-        metavar="COLUMN",
-        help="Sort by a column, largest numbers first.",
-        rich_help_panel=VIEW,
-    ),
+    str, opt("--sort COLUMN", "Sort by a column, largest numbers first.", VIEW, parser=parse_column)
 ]
 Interval = Annotated[
     float | None,
     duration_option("--interval", "Sample every DURATION, until --count or until interrupted."),
 ]
-Once = Annotated[
-    bool,
-    Option(
-        "--once", help="Take one sample, without waiting and without rates.", rich_help_panel=LIMITS
-    ),
-]
-Csv = Annotated[bool, Option("--csv", help="The same as -o csv.", rich_help_panel=OUTPUT)]
-Prometheus = Annotated[
-    bool,
-    Option("--prometheus", help="Print Prometheus metrics, once.", rich_help_panel=OUTPUT),
-]
+Once = Annotated[bool, opt("--once", "Take one sample, without waiting and without rates.", LIMITS)]
+Csv = Annotated[bool, opt("--csv", "The same as -o csv.", OUTPUT)]
+Prometheus = Annotated[bool, opt("--prometheus", "Print Prometheus metrics, once.", OUTPUT)]
 MaxDepth = Annotated[
-    int | None,
-    Option(
-        "--max-depth",
-        metavar="N",
-        min=0,
-        help="Fail when the depth of a queue is above N.",
-        rich_help_panel=WATCH,
-    ),
+    int | None, opt("--max-depth N", "Fail when the depth of a queue is above N.", WATCH, min=0)
 ]
 MaxRequeueRate = Annotated[
     float | None,
-    Option(
-        "--max-requeue-rate",
-        metavar="N",
+    opt(
+        "--max-requeue-rate N",
+        "Fail when more than N messages a second are requeued or time out.",
+        WATCH,
         min=0,
-        help="Fail when more than N messages a second are requeued or time out.",
-        rich_help_panel=WATCH,
     ),
 ]
 MinClients = Annotated[
     int | None,
-    Option(
-        "--min-clients",
-        metavar="N",
-        min=1,
-        help="Fail when a channel has fewer than N consumers.",
-        rich_help_panel=WATCH,
-    ),
+    opt("--min-clients N", "Fail when a channel has fewer than N consumers.", WATCH, min=1),
 ]
 
 
@@ -182,7 +146,7 @@ def stat(
     """
     from nsqtools.cli.render.stat_output import SamplePrinter
     from nsqtools.cluster.sampling import SampleFilter, Sampler
-    from nsqtools.cluster.stats_columns import Thresholds, parse_filter
+    from nsqtools.cluster.stats_documents import Thresholds, parse_filter
 
     if (once or prometheus) and max_requeue_rate is not None:
         raise ConfigurationError(

@@ -6,10 +6,9 @@ import random
 from contextlib import nullcontext
 from typing import Annotated, Any
 
-from typer import Option
-
 from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.consuming import EMPTY_AFTER_S, UntilEmpty
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.params import (
     SAFETY,
     Channel,
@@ -29,18 +28,16 @@ INTERACTIVE: dict[str, Any] = {
     "output_buffer_timeout_s": 0.025,
     # the most that nsqd allows by default: fewer and larger batches
     "output_buffer_size": 65536,
-    # every message is shown: one that nobody could show does not vanish after five attempts
-    "max_attempts": 0,
     # a person waits for it
     "reconnect_base_s": 1.0,
 }
 
 Force = Annotated[
     bool,
-    Option(
+    opt(
         "--force",
-        help="Continue although the topic has no channel yet and a backlog, which would be lost.",
-        rich_help_panel=SAFETY,
+        "Continue although the topic has no channel yet and a backlog, which would be lost.",
+        SAFETY,
     ),
 ]
 
@@ -76,7 +73,7 @@ def tail(
         nsq tail -t clicks -c audit --json --until-empty > clicks.jsonl
     """
     from nsqtools.cli.running.waiting import EmptyWatch, WaitingNotice
-    from nsqtools.cluster.unlisted import UnlistedTopics
+    from nsqtools.cluster.topics import UnlistedTopics
     from nsqtools.tail.run_limits import End, RunLimits
     from nsqtools.tail.tail import Tail
 

@@ -103,9 +103,9 @@ def to_file(
     """
     from nsqtools.archive.archive_settings import THROUGHPUT, ArchiveSource
     from nsqtools.archive.archiver import Archiver
-    from nsqtools.archive.descriptors import allow_many
     from nsqtools.archive.discovery import TopicDiscovery
     from nsqtools.archive.notify import FileHook, topic_metrics
+    from nsqtools.files.descriptors import allow_many
     from nsqtools.tail.run_limits import RunLimits
 
     topics = tuple(dict.fromkeys(topic or ()))

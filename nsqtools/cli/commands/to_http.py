@@ -127,11 +127,9 @@ def to_http(
             --header 'X-Customer: {.customer.id}' --post https://example.com/webhook
     """
     from nsqtools.forward.forwarder import THROUGHPUT, ForwardSettings
-    from nsqtools.forward.http_policy import parse_policy
-    from nsqtools.forward.http_pool import HttpPool
+    from nsqtools.forward.http_pool import HttpPool, HttpTls
     from nsqtools.forward.http_requests import Endpoint
-    from nsqtools.forward.http_sink import HttpSettings, HttpSink
-    from nsqtools.forward.http_tls import tls_context
+    from nsqtools.forward.http_sink import HttpSettings, HttpSink, parse_policy
     from nsqtools.forward.topic_sources import SourceSettings
 
     if bool(post) == bool(get):
@@ -149,7 +147,7 @@ def to_http(
     )
     tls = None
     if redirects is Redirects.FOLLOW or any(each.origin.is_tls for each in endpoints):
-        tls = tls_context(http_ca_file, http_cert, http_key, is_insecure=http_insecure)
+        tls = HttpTls(http_ca_file, http_cert, http_key, is_insecure=http_insecure)
     options = connection.client_options(**THROUGHPUT)
     sink = HttpSink(
         endpoints,

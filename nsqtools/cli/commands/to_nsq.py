@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
-
 from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.destination import PANEL, Destination
 from nsqtools.cli.options.forwarding import Forwarding
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.params import SAFETY, SELECTION, ChannelName
 from nsqtools.cli.running.forwarding import run_forwarder
 from nsqtools.cli.running.runtime import Session
@@ -21,74 +20,65 @@ if TYPE_CHECKING:
 
 DestinationTopic = Annotated[
     str | None,
-    Option(
-        "--destination-topic",
-        metavar="TOPIC",
-        help="Publish everything to this topic; default: each topic under its own name.",
-        rich_help_panel=PANEL,
+    opt(
+        "--destination-topic TOPIC",
+        "Publish everything to this topic; default: each topic under its own name.",
+        PANEL,
     ),
 ]
 Map = Annotated[
     list[str] | None,
-    Option(
-        "--map",
-        metavar="REGEX=NAME",
-        help=r"Rename a topic that matches ('eu\.(.*)=\1'); the first rule that matches counts.",
-        rich_help_panel=PANEL,
+    opt(
+        "--map REGEX=NAME",
+        r"Rename a topic that matches ('eu\.(.*)=\1'); the first rule that matches counts.",
+        PANEL,
     ),
 ]
 Mode = Annotated[
     ForwardMode,
-    Option(
+    opt(
         "--mode",
-        help="With several destinations: each in turn, the same for the same --key, or the first "
+        "With several destinations: each in turn, the same for the same --key, or the first "
         "that works.",
-        rich_help_panel=PANEL,
+        PANEL,
     ),
 ]
 Key = Annotated[
     Callable[..., bytes] | None,
-    Option(
-        "--key",
-        parser=compile_template,
-        metavar="TEMPLATE",
-        help="What --mode hash goes by ('{.user.id}').",
-        rich_help_panel=PANEL,
+    opt(
+        "--key TEMPLATE", "What --mode hash goes by ('{.user.id}').", PANEL, parser=compile_template
     ),
 ]
 LoopGuard = Annotated[
     bool,
-    Option(
+    opt(
         "--loop-guard/--no-loop-guard",
-        help="Refuse topics whose messages would come back to where they were.",
-        rich_help_panel=SAFETY,
+        "Refuse topics whose messages would come back to where they were.",
+        SAFETY,
     ),
 ]
 RequireField = Annotated[
     str | None,
-    Option(
-        "--require-json-field",
-        metavar="FIELD",
-        help="Only messages that are JSON objects with this field.",
-        rich_help_panel=SELECTION,
+    opt(
+        "--require-json-field FIELD",
+        "Only messages that are JSON objects with this field.",
+        SELECTION,
     ),
 ]
 RequireValue = Annotated[
     str | None,
-    Option(
-        "--require-json-value",
-        metavar="VALUE",
-        help="Only messages whose --require-json-field is this text or number.",
-        rich_help_panel=SELECTION,
+    opt(
+        "--require-json-value VALUE",
+        "Only messages whose --require-json-field is this text or number.",
+        SELECTION,
     ),
 ]
 Whitelist = Annotated[
     list[str] | None,
-    Option(
-        "--whitelist-json-field",
-        metavar="FIELD",
-        help="Publish only these fields of JSON objects, their values unchanged.",
-        rich_help_panel=SELECTION,
+    opt(
+        "--whitelist-json-field FIELD",
+        "Publish only these fields of JSON objects, their values unchanged.",
+        SELECTION,
     ),
 ]
 

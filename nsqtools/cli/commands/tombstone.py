@@ -35,7 +35,7 @@ def tombstone(
     Examples:
         nsq tombstone clicks nsqd-3:4151 --lookupd-http-address lookup:4161
     """
-    from nsqtools.cluster.admin_plans import plan_tombstone
+    from nsqtools.cluster.admin import plan_tombstone
 
     with cluster.open() as opened:
         plan = plan_tombstone(opened, topic, node)

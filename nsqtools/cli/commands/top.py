@@ -107,8 +107,7 @@ def top(
     from nsqtools.cli.top.lines import parse_line_condition
     from nsqtools.cli.top.loop import Top
     from nsqtools.cli.top.view import Start, TopView
-    from nsqtools.cluster.live_sampling import LiveSampler
-    from nsqtools.cluster.sampling import SampleFilter
+    from nsqtools.cluster.sampling import SampleFilter, Sampler
 
     names = [check_column(name.strip()) for name in (columns or "").split(",") if name.strip()]
     for condition in filter or ():
@@ -116,7 +115,7 @@ def top(
     start = Start(names, sort or "", " ".join(part.replace(" ", "") for part in filter or ()))
     interval_s = interval or INTERVAL_S
     with cluster.open() as opened:
-        sampler = LiveSampler(opened, SampleFilter(topic or ()), interval_s)
+        sampler = Sampler(opened, SampleFilter(topic or ()), interval_s=interval_s)
         console = Console(TopView(start), allows_changes=allow_changes)
         spares = interval is None
         shown = Top(runtime, cluster, sampler, console, interval_s, spares_processor=spares)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from typer import Option
-
 from nsqtools.cli.options.cluster_connection import ClusterConnection
 from nsqtools.cli.options.forms import ListingForm
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.params import SAFETY, DryRun, Yes
 from nsqtools.cli.render.listing import ListedTopics, list_topics, show_topic
 from nsqtools.cli.running.administering import NewTopics, OneTopic, TopicGlobs, change_topics
 from nsqtools.cli.running.runtime import Session
 
-Channels = Annotated[
-    bool, Option("--channels", help="Empty the channels too.", rich_help_panel=SAFETY)
-]
+Channels = Annotated[bool, opt("--channels", "Empty the channels too.", SAFETY)]
 
 
 def list_(

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from nsqtools.cli.options.cluster_connection import ClusterConnection
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.params import SAFETY, duration_option
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
@@ -40,10 +41,6 @@ Refresh = Annotated[
     float | None,
     duration_option("--refresh", "Time between two samples.", panel=None, default="2s"),
 ]
-HistoryPath = Annotated[
-    Path | None,
-    _option("--history", "Keep 30 days of history in this file.", "FILE", None),
-]
 BasePath = Annotated[str, _option("--base-path", "Serve under this path.", "PATH", None)]
 Print = Annotated[
     Printed | None,
@@ -56,22 +53,18 @@ Print = Annotated[
 ]
 AllowChanges = Annotated[
     bool,
-    Option(
+    opt(
         "--allow-changes",
-        help="Let users create, pause, empty and delete; else it is read-only.",
-        rich_help_panel=SAFETY,
+        "Let users create, pause, empty and delete; else it is read-only.",
+        SAFETY,
     ),
 ]
-ShowMessages = Annotated[
-    bool,
-    Option("--show-messages", help="Let users read messages.", rich_help_panel=SAFETY),
-]
+ShowMessages = Annotated[bool, opt("--show-messages", "Let users read messages.", SAFETY)]
 Auth = Annotated[
     Path | None, _option("--auth", "Ask for a password of this file, USER:HASH.", "FILE")
 ]
 AdminUser = Annotated[
-    list[str] | None,
-    _option("--admin-user", "Only this user may change something.", "USER"),
+    list[str] | None, _option("--admin-user", "Only this user may change something.", "USER")
 ]
 AclHeader = Annotated[
     str, _option("--acl-http-header", "The header in which a trusted proxy names the user.", "NAME")
@@ -81,8 +74,7 @@ TrustedProxy = Annotated[
     _option("--trusted-proxy", "Believe that header from these addresses.", "CIDR"),
 ]
 AllowedHost = Annotated[
-    list[str] | None,
-    _option("--allowed-host", "A name under which browsers may open it.", "NAME"),
+    list[str] | None, _option("--allowed-host", "A name under which browsers may open it.", "NAME")
 ]
 ListenCert = Annotated[
     Path | None, _option("--listen-tls-cert", "Serve https with this certificate, PEM.", "FILE")
@@ -107,7 +99,6 @@ Notification = Annotated[
 def web(
     listen: Listen = "127.0.0.1:4171",
     refresh: Refresh = None,
-    history: HistoryPath = None,
     base_path: BasePath = "",
     print_: Print = None,
     allow_changes: AllowChanges = False,
@@ -131,13 +122,13 @@ def web(
     more: --allow-changes lets users change topics and channels, and --listen another address. On
     an address that others reach, changes need --auth, or --admin-user with --trusted-proxy.
 
-    Rates, depths and latency are kept for a day, or with --history for 30 days. /metrics has every
-    topic and channel of all nsqd for Prometheus; --print has a dashboard and alerts for it. /api
+    Rates, depths and latency are kept for 6 hours, in memory. /metrics has every topic and channel
+    of all nsqd for Prometheus, which keeps longer; --print has a dashboard and alerts for it. /api
     answers as nsqadmin's does. Without --timeout a daemon has 2 seconds to answer.
 
     Examples:
         nsq web --lookupd-http-address lookup:4161
-        nsq web --allow-changes --history /var/lib/nsq-web.db --audit-log /var/log/nsq-web.jsonl
+        nsq web --allow-changes --audit-log /var/log/nsq-web.jsonl
         nsq web --listen :4171 --auth users --listen-tls-cert cert.pem --listen-tls-key key.pem
         nsq web --print alerts
     """
@@ -168,7 +159,6 @@ def web(
     )
     from nsqtools.cli.running.service import service
     from nsqtools.cluster.history import History
-    from nsqtools.cluster.history_file import HistoryFile
     from nsqtools.web.app import create_app
     from nsqtools.web.server import WebServer, url_of
     from nsqtools.web.server import listen as bind
@@ -176,9 +166,7 @@ def web(
 
     is_timed = TIMEOUT_OPTION in cluster.connection.options
     with cluster.open("" if is_timed else TIMEOUT) as opened, bind(settings) as listener:
-        kept = History(
-            interval_s=settings.refresh_s, file=HistoryFile(history) if history else None
-        )
+        kept = History(interval_s=settings.refresh_s)
         watcher = Watcher(opened, kept, refresh_s=settings.refresh_s)
         try:
             options = cluster.connection.client_options()
@@ -200,7 +188,6 @@ def web(
                 watched.stopping()
         finally:
             watcher.stop()
-            kept.close()
     return signals.status()
 
 
@@ -219,15 +206,16 @@ def _print(what: Printed, runtime: Runtime) -> int:
         for line in _password_lines(runtime):
             runtime.stdout.write(line)
         return ExitStatus.DONE
-    from nsqtools.web.monitoring import text_of
+    from importlib.resources import files
 
-    runtime.stdout.write(text_of(what.value))
+    file = "dashboard.json" if what is Printed.dashboard else "alerts.yaml"
+    runtime.stdout.write((files("nsqtools.web") / "monitoring" / file).read_text("utf-8"))
     return ExitStatus.DONE
 
 
 def _password_lines(runtime: Runtime) -> list[str]:
     """Ask for one user on a terminal; on a pipe, read lines of USER:PASSWORD."""
-    from nsqtools.web.passwords import hash_password
+    from nsqtools.web.access import hash_password
 
     if runtime.stdin.isatty():
         import getpass

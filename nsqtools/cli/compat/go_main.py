@@ -15,7 +15,7 @@ from nsqtools.cli.compat.go_utilities import UTILITIES
 from nsqtools.cli.compat.translation import GoFatal, Translation, translate
 from nsqtools.cli.running.ends import report_error
 from nsqtools.cli.running.runtime import Runtime
-from nsqtools.errors import NsqError
+from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.escaping import escape_line
 from nsqtools.server.settings.go_flags import FlagError, HelpAsked, parse_flags, usage
 
@@ -63,7 +63,24 @@ def read_flags(program: str, arguments: Sequence[str]) -> dict[str, Any]:
         raise GoFatal(f"unknown arguments: [{' '.join(rest)}]")
     if given.asks_version:
         values["version"] = True
+    elif program != "nsq_to_file":  # which ignores what it does not know; we refuse that later
+        for flag in ("consumer-opt", "producer-opt"):
+            for text in values.get(flag, ()):
+                _check_client_option(flag, text)
     return values
+
+
+def _check_client_option(flag: str, text: str) -> None:
+    """Refuse what go-nsq does not know, as a flag that cannot be read."""
+    from nsqtools.cli.compat.go_programs import option_of
+    from nsqtools.client.options import read_option
+
+    name, value = option_of(text)
+    try:
+        read_option(name, value)
+    except ConfigurationError as exc:
+        reason = f"invalid option {name}" if "unknown" in str(exc) else str(exc)
+        raise FlagError(f'invalid value "{text}" for flag -{flag}: {reason}') from None
 
 
 def _words_after(flags: Mapping[str, Any], arguments: Sequence[str]) -> list[str]:

@@ -26,12 +26,15 @@ LEVELS = {"debug": 10, "info": 20, "warn": 30, "error": 40, "fatal": 50}
 HEADER_EVERY = 25
 
 
+def option_of(text: str) -> tuple[str, str]:
+    """Return name and value of a client's option: ``key,value``, ``key=value`` or ``key``."""
+    end = min((text.index(mark) for mark in ",=" if mark in text), default=len(text))
+    return text[:end].strip().replace("-", "_"), text[end + 1 :].strip()
+
+
 def connection_of(given: Given) -> ConnectionSettings:
     """Where to consume, and with which client options. Raises `ConfigurationError`."""
-    options = {}
-    for text in given["consumer-opt"]:
-        end = min((text.index(mark) for mark in ",=" if mark in text), default=len(text))
-        options[text[:end].strip().replace("-", "_")] = text[end + 1 :].strip()
+    options = dict(map(option_of, given["consumer-opt"]))
     options["max_in_flight"] = str(given["max-in-flight"])
     if "http-client-request-timeout" in given:
         options["lookupd_poll_timeout"] = format_duration(given["http-client-request-timeout"])
@@ -94,7 +97,16 @@ STAT_HEADER = (
     "------rate------+----------------depth----------------"
     "+--------------metadata---------------\n"
     + "{:>7} {:>7} | {:>7} {:>7} {:>7} {:>5} {:>5} | {:>7} {:>7} {:>12} {:>7}\n".format(
-        *("ingress", "egress", "total", "mem", "disk", "inflt", "def", "req", "t-o", "msgs"),
+        "ingress",
+        "egress",
+        "total",
+        "mem",
+        "disk",
+        "inflt",
+        "def",
+        "req",
+        "t-o",
+        "msgs",
         "clients",
     )
 )
@@ -108,8 +120,15 @@ def stat_line(sample: Sample) -> str:
     row, rates = rows[0], rows[0].rates
     numbers = (
         *((int(rates.ingress), int(rates.egress)) if rates is not None else (0, 0)),
-        *(row.depth, row.memory, row.disk, row.in_flight, row.deferred),
-        *(row.requeued, row.timed_out, row.messages, row.clients),
+        row.depth,
+        row.memory,
+        row.disk,
+        row.in_flight,
+        row.deferred,
+        row.requeued,
+        row.timed_out,
+        row.messages,
+        row.clients,
     )
     form = "{:7d} {:7d} | {:7d} {:7d} {:7d} {:5d} {:5d} | {:7d} {:7d} {:12d} {:7d}\n"
     return form.format(*numbers)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from nsqtools.server.settings.flag_kinds import (
+from nsqtools.server.settings.go_flags import (
     BOOL,
     DURATION,
     FLOAT,
     INT,
     STRING,
     STRINGS,
+    Flag,
     FlagKind,
 )
-from nsqtools.server.settings.go_flags import Flag
 
 Flags = dict[str, Flag]
 
@@ -25,29 +25,39 @@ def _flags(*rows: tuple[str, FlagKind, Any, str]) -> Flags:
 
 _NSQD = ("nsqd-tcp-address", STRINGS, (), "nsqd TCP address (may be given multiple times)")
 _LOOKUPD = (
-    *("lookupd-http-address", STRINGS, ()),
+    "lookupd-http-address",
+    STRINGS,
+    (),
     "lookupd HTTP address (may be given multiple times)",
 )
 _VERSION = ("version", BOOL, False, "print version string")
 _IN_FLIGHT = ("max-in-flight", INT, 200, "max number of messages to allow in flight")
 _CONSUMER = (
-    *("consumer-opt", STRINGS, ()),
+    "consumer-opt",
+    STRINGS,
+    (),
     "option to passthrough to nsq.Consumer (may be given multiple times, "
     "http://godoc.org/github.com/nsqio/go-nsq#Config)",
 )
 _PRODUCER = (
-    *("producer-opt", STRINGS, ()),
+    "producer-opt",
+    STRINGS,
+    (),
     "option to passthrough to nsq.Producer (may be given multiple times, see "
     "http://godoc.org/github.com/nsqio/go-nsq#Config)",
 )
 _CONNECT = ("http-client-connect-timeout", DURATION, 2.0, "timeout for HTTP connect")
 _REQUEST = ("http-client-request-timeout", DURATION, 5.0, "timeout for HTTP request")
 _STATUS = (
-    *("status-every", INT, 250),
+    "status-every",
+    INT,
+    250,
     "the # of requests between logging status (per destination), 0 disables",
 )
 _MODE = (
-    *("mode", STRING, "hostpool"),
+    "mode",
+    STRING,
+    "hostpool",
     "the upstream request mode options: round-robin, hostpool (default), epsilon-greedy",
 )
 
@@ -58,7 +68,10 @@ UTILITIES: dict[str, Flags] = {
         _IN_FLIGHT,
         ("n", INT, 0, "total messages to show (will wait if starved)"),
         ("print-topic", BOOL, False, "print topic name where message was received"),
-        *(_NSQD, _LOOKUPD, _CONSUMER, _VERSION),
+        _NSQD,
+        _LOOKUPD,
+        _CONSUMER,
+        _VERSION,
     ),
     "to_nsq": _flags(
         ("topic", STRING, "", "NSQ topic to publish to"),
@@ -78,7 +91,10 @@ UTILITIES: dict[str, Flags] = {
         ("interval", DURATION, 2.0, "duration of time between polling/printing output"),
         ("count", INT, 0, "number of reports"),
         ("nsqd-http-address", STRINGS, (), "nsqd HTTP address (may be given multiple times)"),
-        *(_LOOKUPD, _CONNECT, _REQUEST, _VERSION),
+        _LOOKUPD,
+        _CONNECT,
+        _REQUEST,
+        _VERSION,
     ),
     "nsq_to_file": _flags(
         ("topic", STRINGS, (), "nsq topic (may be given multiple times)"),
@@ -90,7 +106,9 @@ UTILITIES: dict[str, Flags] = {
         ("work-dir", STRING, "", "directory for in-progress files before moving to output-dir"),
         ("datetime-format", STRING, "%Y-%m-%d_%H", "strftime compatible format for <DATETIME>"),
         (
-            *("filename-format", STRING, "<TOPIC>.<HOST><REV>.<DATETIME>.log"),
+            "filename-format",
+            STRING,
+            "<TOPIC>.<HOST><REV>.<DATETIME>.log",
             "output filename format (<TOPIC>, <HOST>, <PID>, <DATETIME>, <REV> are replaced)",
         ),
         ("host-identifier", STRING, "", "value to output in log filename in place of hostname"),
@@ -102,20 +120,34 @@ UTILITIES: dict[str, Flags] = {
         ("sync-interval", DURATION, 30.0, "sync file to disk every duration"),
         ("log-level", STRING, "info", "set log verbosity: debug, info, warn, error, or fatal"),
         ("log-prefix", STRING, "[nsq_to_file] ", "log message prefix"),
-        *(_NSQD, _LOOKUPD, _CONSUMER, _CONNECT, _REQUEST, _VERSION),
+        _NSQD,
+        _LOOKUPD,
+        _CONSUMER,
+        _CONNECT,
+        _REQUEST,
+        _VERSION,
     ),
     "nsq_to_nsq": _flags(
         ("topic", STRINGS, (), "nsq topic (may be given multiple times)"),
         ("channel", STRING, "nsq_to_nsq", "nsq channel"),
         ("destination-topic", STRING, "", "use this destination topic for all consumed topics"),
         (
-            *("destination-nsqd-tcp-address", STRINGS, ()),
+            "destination-nsqd-tcp-address",
+            STRINGS,
+            (),
             "destination nsqd TCP address (may be given multiple times)",
         ),
         ("require-json-field", STRING, "", "for JSON messages: only pass those with this field"),
         ("require-json-value", STRING, "", "for JSON messages: only pass this value of the field"),
         ("whitelist-json-field", STRINGS, (), "for JSON messages: pass this field"),
-        *(_IN_FLIGHT, _STATUS, _MODE, _NSQD, _LOOKUPD, _CONSUMER, _PRODUCER, _VERSION),
+        _IN_FLIGHT,
+        _STATUS,
+        _MODE,
+        _NSQD,
+        _LOOKUPD,
+        _CONSUMER,
+        _PRODUCER,
+        _VERSION,
     ),
     "nsq_to_http": _flags(
         ("topic", STRING, "", "nsq topic"),
@@ -127,6 +159,13 @@ UTILITIES: dict[str, Flags] = {
         ("content-type", STRING, "application/octet-stream", "the Content-Type of POST requests"),
         ("header", STRINGS, (), "Custom header for HTTP requests (may be given multiple times)"),
         ("http-client-request-timeout", DURATION, 20.0, "timeout for HTTP request"),
-        *(_IN_FLIGHT, _STATUS, _MODE, _CONNECT, _NSQD, _LOOKUPD, _CONSUMER, _VERSION),
+        _IN_FLIGHT,
+        _STATUS,
+        _MODE,
+        _CONNECT,
+        _NSQD,
+        _LOOKUPD,
+        _CONSUMER,
+        _VERSION,
     ),
 }

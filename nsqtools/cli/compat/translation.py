@@ -6,7 +6,7 @@ messages hold for the Go names as well, the others only for the native command.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,12 +52,16 @@ def _source(given: Given) -> list[str]:
     return [
         *_each("--nsqd-tcp-address", given["nsqd-tcp-address"]),
         *_each("--lookupd-http-address", given["lookupd-http-address"]),
-        *("--max-in-flight", str(given["max-in-flight"])),
+        "--max-in-flight",
+        str(given["max-in-flight"]),
         *_each("-X", given["consumer-opt"]),
     ]
 
 
-_ATTEMPTS = "a message is never finished unhandled: go-nsq discards it after max_attempts (5)"
+_ATTEMPTS = (
+    "a message is never finished unhandled, and max_attempts has no effect: go-nsq discards it "
+    "after that many attempts (5)"
+)
 _STATUS_EVERY = (
     "-status-every has no effect: counts are printed at the end, and --listen-http has them"
 )
@@ -95,12 +99,15 @@ def _to_nsq(given: Given) -> Translation:
     if given["rate"] > 0:
         argv += ["--rate", str(given["rate"])]
     argv += [
+        "--retry-timeout",
+        "0s",
         *_each("--nsqd-tcp-address", given["nsqd-tcp-address"]),
         *_each("--producer-opt", given["producer-opt"]),
     ]
     notes = (
         "the last message is published whole when no delimiter follows it (to_nsq drops a byte)",
-        "an nsqd that is away is tried again for a minute; how each message ended is counted",
+        "without --retry-timeout 0s an nsqd that is away is tried again for a minute",
+        "how each message ended is counted",
         "an invalid topic name is refused (to_nsq publishes to its first word)",
     )
     return Translation(tuple(argv), notes)
@@ -130,7 +137,8 @@ def _stat(given: Given) -> Translation:
     argv += [
         *_each("--nsqd-http-address", given["nsqd-http-address"]),
         *_each("--lookupd-http-address", given["lookupd-http-address"]),
-        *("--timeout", format_duration(given["http-client-request-timeout"])),
+        "--timeout",
+        format_duration(given["http-client-request-timeout"]),
     ]
     notes = (
         "rates are over the time that passed; egress counts what was sent, never below 0",
@@ -210,20 +218,12 @@ def _to_file(given: Given) -> Translation:
 
 
 MODES = ("round-robin", "hostpool", "epsilon-greedy")
-
-
-def _check_mode(given: Given) -> None:
-    if given["mode"] not in MODES:
-        raise GoFatal(f"--mode {given['mode']} is not one of {', '.join(MODES)}")
-
-
 _MODE = "hostpool and epsilon-greedy are round-robin over the destinations that work"
 
 
 def _to_nsq_mirror(given: Given) -> Translation:
     _check_topics(given)
     _check_source(given)
-    _check_mode(given)
     if not given["destination-nsqd-tcp-address"]:
         raise GoFatal("--destination-nsqd-tcp-address required")
     argv = ["to-nsq", *_each("--topic", given["topic"]), "--channel", given["channel"]]
@@ -235,21 +235,22 @@ def _to_nsq_mirror(given: Given) -> Translation:
             argv += [f"--{flag}", given[flag]]
     argv += _each("--whitelist-json-field", given["whitelist-json-field"])
     argv += [*_source(given), *_each("--producer-opt", given["producer-opt"]), "--create"]
-    notes = (
+    notes = [
         _ATTEMPTS,
         _MODE,
         _STATUS_EVERY,
         "what is not JSON stays in the queue with -whitelist-json-field (nsq_to_nsq drops it); "
         "numbers keep their digits and fields their order",
         "a topic is not forwarded to itself, nor around in a circle",
-    )
-    return Translation(tuple(argv), notes)
+    ]
+    if given["mode"] not in MODES:
+        notes.append("an unknown -mode is round-robin")
+    return Translation(tuple(argv), tuple(notes))
 
 
 def _to_http(given: Given) -> Translation:
     _check_topics(given)
     _check_source(given)
-    _check_mode(given)
     _check_timeouts(given)
     gets, posts = given["get"], given["post"]
     if not gets and not posts:
@@ -268,34 +269,48 @@ def _to_http(given: Given) -> Translation:
     argv = ["to-http", "--topic", given["topic"], "--channel", given["channel"]]
     argv += _each("--get", [_template(url).replace("%s", "{body:url}") for url in gets])
     argv += _each("--post", list(map(_template, posts)))
+    if given["mode"] not in MODES:
+        argv += ["--mode", "all"]
     argv += ["--concurrency", str(given["n"])]
     if given["sample"] < 1:
         argv += ["--sample", str(given["sample"])]
     if given["content-type"] != usual:
         argv += ["--content-type", given["content-type"]]
-    names = [header.partition(":")[0].strip().lower() for header in given["header"]]
-    for header in given["header"]:
-        name, colon, value = header.partition(":")
-        if not (colon and name.strip() and value.strip()):
-            raise GoFatal(f"parseCustomHeaders: invalid header {header!r}, should be 'key: value'")
-        argv += ["--header", f"{name.strip()}: {_template(value.strip())}"]
-    if "user-agent" not in names:
-        argv += ["--header", "User-Agent: nsq_to_http v1.3.0"]
+    for name, value in _headers(given["header"]):
+        argv += ["--header", f"{name}: {value}"]
     for flag in ("http-client-connect-timeout", "http-client-request-timeout"):
         argv += [f"--{flag}", format_duration(given[flag])]
     accepted = ["2xx=retry", "200=ok"] if gets else []
     argv += ["--no-metadata", *_each("--on-status", [*accepted, "3xx=retry", "4xx=retry"])]
     argv += ["--redirects", "follow", *_source(given), "--create"]
-    notes = (
+    notes = [
         _ATTEMPTS,
         _MODE,
         _STATUS_EVERY,
         "the next address is tried before a message goes back to the queue",
         "redirects are followed only where they keep method and body (307, 308), and never into "
         "private networks",
-        "an unknown -mode is refused (nsq_to_http sends to every address)",
-    )
-    return Translation(tuple(argv), notes)
+    ]
+    if given["mode"] not in MODES:
+        notes.append(
+            "an unknown -mode sends to every address; one that has a message is left out "
+            "when it comes again"
+        )
+    return Translation(tuple(argv), tuple(notes))
+
+
+NEVER_SENT = ("host", "content-length", "transfer-encoding", "trailer")  # by Go, if given so
+
+
+def _headers(given: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The headers that Go sends, with their templates: of several of a name the last."""
+    headers = {"user-agent": ("User-Agent", "nsq_to_http v1.3.0")}
+    for header in given:
+        name, colon, value = (part.strip() for part in header.partition(":"))
+        if not (colon and name and value):
+            raise GoFatal("--header value format should be 'key=value'")
+        headers[name.lower()] = (name, _template(value))
+    return (pair for name, pair in headers.items() if name not in NEVER_SENT)
 
 
 def _template(text: str) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from typer import Option
-
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.params import GLOBS, SELECTION, topic_option
 from nsqtools.errors import NotFoundError
 from nsqtools.records.envelope import MessageLike
@@ -14,17 +13,14 @@ from nsqtools.records.envelope import MessageLike
 HELP = f"Only messages of these topics. {GLOBS}"
 
 ArchivedTopics = Annotated[list[str] | None, topic_option(HELP, metavar="GLOB", panel=SELECTION)]
-FromTopics = Annotated[
-    list[str] | None,
-    Option("--from-topic", metavar="GLOB", help=HELP, rich_help_panel=SELECTION),
-]
+FromTopics = Annotated[list[str] | None, opt("--from-topic GLOB", HELP, SELECTION)]
 
 
 class TopicFilter:
     """Keeps the messages of some topics, and remembers which there were."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        from nsqtools.cluster.name_patterns import matches
+        from nsqtools.cluster.topics import matches
 
         self._patterns = patterns
         self._matches = matches

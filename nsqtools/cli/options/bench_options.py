@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Context, Option
 
@@ -14,6 +15,7 @@ from nsqtools.cli.options.connection import (
     flag_statements,
     opt_statements,
 )
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.origins import (
     NoProfile,
     NsqdHttpAddresses,
@@ -34,19 +36,17 @@ from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import parse_size
 
 if TYPE_CHECKING:
-    from nsqtools.bench.bench_plan import BenchMode, BenchPlan
+    from nsqtools.bench.bench_plan import BenchPlan
 
 LOAD = "Load"
 
 FOR_S = 5.0
 WINDOW = 16
-FILL_BATCH = 100
 
 CONSUMING = {
     "max_in_flight": 2500,  # as much as an nsqd allows
     "output_buffer_timeout_s": 0.025,
     "output_buffer_size": 65536,
-    "max_attempts": 0,
 }
 
 
@@ -67,55 +67,45 @@ def parse_sizes(text: str) -> Sizes:
     return sizes
 
 
+def load_option(name: str, help: str, **settings: Any) -> Any:
+    return Option(name, help=help, rich_help_panel=LOAD, **settings)
+
+
 Size = Annotated[
     Sizes,
-    Option(
+    load_option(
         "--size",
+        "Size of a message, or a range to draw it from (100-2KiB).",
         parser=parse_sizes,
         metavar="BYTES",
-        help="Size of a message, or a range to draw it from (100-2KiB).",
-        rich_help_panel=LOAD,
     ),
 ]
 Batch = Annotated[
-    int,
-    Option(
-        "--batch",
-        metavar="N",
-        min=1,
-        help="Messages in one publish command.",
-        rich_help_panel=LOAD,
-    ),
+    int, load_option("--batch", "Messages in one publish command.", metavar="N", min=1)
 ]
 Window = Annotated[
     int,
-    Option(
+    load_option(
         "--window",
+        "Publish commands of a connection that may be unanswered at a time.",
         metavar="N",
         min=1,
-        help="Publish commands of a connection that may be unanswered at a time.",
-        rich_help_panel=LOAD,
     ),
 ]
 Connections = Annotated[
     int | None,
-    Option(
+    load_option(
         "--connections",
+        "Connections each way, each in a process of its own.",
         metavar="N",
         min=1,
         show_default="1 for each nsqd",
-        help="Connections each way, each in a process of its own.",
-        rich_help_panel=LOAD,
     ),
 ]
 Rate = Annotated[
     float,
-    Option(
-        "--rate",
-        metavar="N",
-        min=0,
-        help="Publish N messages a second in total; 0 for full speed.",
-        rich_help_panel=LOAD,
+    load_option(
+        "--rate", "Publish N messages a second in total; 0 for full speed.", metavar="N", min=0
     ),
 ]
 BenchTopic = Annotated[
@@ -123,7 +113,7 @@ BenchTopic = Annotated[
     topic_option("Publish into this topic; by default into one of its own, deleted afterwards."),
 ]
 Embedded = Annotated[
-    bool, Option("--embedded", help="Start and measure the embedded nsqd, which is in Python.")
+    bool, opt("--embedded", "Start and measure the embedded nsqd, which is in Python.")
 ]
 Messages = Annotated[int | None, count_option("Measure N messages.")]
 Duration = Annotated[
@@ -134,52 +124,28 @@ WarmUp = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Load:
-    """What the three measurements have in common: where, what, and with how many connections.
+class Load(NamedTuple):
+    """What the three measurements have in common: fields of the plan, the client options of the
+    publishers as text, and whether the embedded nsqd is what is measured."""
 
-    ``producer`` and ``consumer`` are client options as text, under go-nsq's names.
-    """
-
-    nsqd_tcp_addresses: tuple[str, ...]
-    nsqd_http_addresses: tuple[str, ...]
-    producer: dict[str, str]
-    consumer: dict[str, str]
-    topic: str | None
-    sizes: Sizes
-    connections: int | None
+    common: dict[str, Any]
+    publishing: dict[str, str]
     embedded: bool
 
     def plan(
-        self,
-        mode: BenchMode,
-        *,
-        batch: int = FILL_BATCH,
-        window: int = WINDOW,
-        rate: float = 0.0,
-        count: int | None,
-        for_s: float | None,
-        warm_up_s: float = 0.0,
+        self, mode: str, count: int | None, for_s: float | None, window: int = WINDOW, **own: Any
     ) -> BenchPlan:
         """The `BenchPlan`. Raises `ConfigurationError` for what cannot be measured."""
-        from nsqtools.bench.bench_plan import BenchPlan
+        from nsqtools.bench.bench_plan import BenchMode, BenchPlan
         from nsqtools.client.options import ClientOptions
 
-        options = ClientOptions(**CONSUMING)  # type: ignore[arg-type]
         return BenchPlan(
-            mode=mode,
-            nsqd_tcp_addresses=self.nsqd_tcp_addresses,
-            nsqd_http_addresses=self.nsqd_http_addresses,
-            producer_options=ClientOptions(max_outstanding=window).with_options(self.producer),
-            consumer_options=options.with_options(self.consumer),
-            topic=self.topic,
-            size=(self.sizes.low, self.sizes.high),
-            batch=batch,
-            connections=self.connections or len(self.nsqd_tcp_addresses),
-            rate=rate,
+            mode=BenchMode(mode),
+            producer_options=ClientOptions(max_outstanding=window).with_options(self.publishing),
             count=count,
-            for_s=for_s,
-            warm_up_s=warm_up_s,
+            for_s=for_s or (None if count else FOR_S),
+            **self.common,
+            **own,
         )
 
 
@@ -200,7 +166,10 @@ def bench_load(
     flags: Annotated[ClientFlags, From(ClientFlags)],
 ) -> Load:
     """The load; nsqd are given by their TCP addresses, for nsqlookupd has no part in it."""
+    from nsqtools.client.options import ClientOptions
+
     tcp, _, http = given_addresses(context)
+    tcp = tcp or (DEFAULT_NSQD_TCP_ADDRESS,)
     said = list(flag_statements(context, flags._asdict()))
     publishing = resolve_options(
         [*said, *opt_statements(context, "producer_opt", producer_opt or ())]
@@ -211,16 +180,20 @@ def bench_load(
         own.append(GivenOption("max_in_flight", str(max_in_flight), origin, "--max-in-flight"))
     consuming = resolve_options(own)
     check_tls(consuming, http, cure="Add --tls (or --no-tls).")
-    return Load(
-        tcp or (DEFAULT_NSQD_TCP_ADDRESS,),
-        http,
-        {option: statement.text for option, statement in publishing.items()},
-        {option: statement.text for option, statement in consuming.items()},
-        None if topic is None else check_topic(topic),
-        size,
-        connections,
-        embedded,
-    )
+    common = {
+        "nsqd_tcp_addresses": tcp,
+        "nsqd_http_addresses": http,
+        "consumer_options": ClientOptions(**CONSUMING).with_options(_texts(consuming)),  # type: ignore[arg-type]
+        "topic": None if topic is None else check_topic(topic),
+        "size": (size.low, size.high),
+        "connections": connections or len(tcp),
+    }
+    return Load(common, _texts(publishing), embedded)
+
+
+def _texts(statements: Mapping[str, GivenOption]) -> dict[str, str]:
+    """Client options under go-nsq's names."""
+    return {option: statement.text for option, statement in statements.items()}
 
 
 BenchLoad = Annotated[Load, From(bench_load)]

@@ -1,11 +1,11 @@
-"""The list of all client options: ``nsq options``, and ``-X list`` of every command that has -X."""
+"""The list of all client options: ``-X list`` of every command that has -X."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 from typing import Any
 
-from nsqtools.cli.render.output import PLAIN, Form, write_listing
+from nsqtools.cli.render.output import write_listing
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.client.options import ClientOptions, option_name
 from nsqtools.protocol.durations import format_duration
@@ -13,9 +13,9 @@ from nsqtools.protocol.durations import format_duration
 COLUMNS = ("option", "default", "bounds", "help")
 
 
-def write_client_options(runtime: Runtime, form: Form = PLAIN) -> None:
+def write_client_options(runtime: Runtime) -> None:
     """A line for each option of `ClientOptions`, in their order."""
-    write_listing(runtime, COLUMNS, map(describe_option, fields(ClientOptions)), form)
+    write_listing(runtime, COLUMNS, map(describe_option, fields(ClientOptions)))
 
 
 def describe_option(option: Any) -> tuple[str, str, str, str]:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 from typer import Context, Exit, Option
 
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.origins import (
     CONNECTION,
     AddressMap,
@@ -82,10 +83,7 @@ TLSPin = Annotated[
 ]
 AuthRequiresTLS = Annotated[
     bool | None,
-    _flag(
-        "--auth-requires-tls/--no-auth-requires-tls",
-        "Never send the auth secret without TLS.",
-    ),
+    _flag("--auth-requires-tls/--no-auth-requires-tls", "Never send the auth secret without TLS."),
 ]
 
 
@@ -94,14 +92,13 @@ class LookupFlags(NamedTuple):
 
     timeout: Annotated[
         Seconds | None,
-        Option(
-            "--timeout",
+        opt(
+            "--timeout DURATION",
+            "How long a daemon may take to answer over HTTP.",
+            CONNECTION,
             envvar=variable_of("--timeout"),
             parser=parse_span,
-            metavar="DURATION",
             show_default="5s",
-            help="How long a daemon may take to answer over HTTP.",
-            rich_help_panel=CONNECTION,
         ),
     ] = None
     lookupd_authorization: Annotated[
@@ -113,12 +110,11 @@ class LookupFlags(NamedTuple):
     ] = None
     allow_announced: Annotated[
         list[str] | None,
-        Option(
-            "--allow-announced",
+        opt(
+            "--allow-announced PATTERN",
+            "Connect to announced nsqd at these addresses only: '*.internal:4150'.",
+            CONNECTION,
             envvar=variable_of("--allow-announced"),
-            metavar="PATTERN",
-            help="Connect to announced nsqd at these addresses only: '*.internal:4150'.",
-            rich_help_panel=CONNECTION,
         ),
     ] = None
 
@@ -180,8 +176,9 @@ def opt_statements(context: Context, name: str, values: Iterable[str]) -> Iterat
     setting = setting_of(context, name)
     origin = origin_of(context, name)
     if setting is not None and setting.origin < origin and isinstance(setting.value, list):
-        yield from _opts(setting.value, setting.origin, name)
-    for given in _opts(values, origin, name):
+        yield from _opts(setting.value, setting.origin, name, setting.place)
+    in_force = setting is not None and setting.origin == origin
+    for given in _opts(values, origin, name, setting.place if in_force and setting else ""):
         if given.option == "auth_secret":
             _warn_of_visible_secret(context, given)
         yield given
@@ -198,25 +195,24 @@ def _warn_of_visible_secret(context: Context, given: GivenOption) -> None:
         context.obj.tell(f"nsq: warning: {problem}")
 
 
-def _opts(values: Iterable[str], origin: Origin, name: str) -> Iterator[GivenOption]:
+def _opts(values: Iterable[str], origin: Origin, name: str, place: str) -> Iterator[GivenOption]:
     latest = {}
     for value in values:
         end = min((value.index(mark) for mark in ",=" if mark in value), default=len(value))
         latest[value[:end].strip().replace("-", "_")] = value[end + 1 :].strip()
     speaker = "--" + name.replace("_", "-")
     for key, text in latest.items():
-        yield GivenOption(key, text, origin, f"{speaker} {key}")
+        yield GivenOption(key, text, origin, f"{speaker} {key}", place=place)
 
 
 MaxInFlight = Annotated[
     int | None,
-    Option(
-        "--max-in-flight",
+    opt(
+        "--max-in-flight N",
+        "Messages in flight at a time, all nsqd together.",
+        CONNECTION,
         envvar=variable_of("--max-in-flight"),
-        metavar="N",
         min=1,
-        help="Messages in flight at a time, all nsqd together.",
-        rich_help_panel=CONNECTION,
     ),
 ]
 

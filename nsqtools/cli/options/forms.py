@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from typer import Option
-
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.params import OUTPUT, Json
 from nsqtools.cli.parsing.binding import From
 from nsqtools.cli.render.output import Form, Kind
@@ -17,22 +16,19 @@ from nsqtools.errors import ConfigurationError
 
 Output = Annotated[
     Kind | None,
-    Option(
-        "--output",
-        "-o",
-        metavar="table|wide|tsv|csv|json|jsonl",
+    opt(
+        "--output -o table|wide|tsv|csv|json|jsonl",
+        "Form of the listing; wide leaves out no column, jsonl has a row on each line.",
+        OUTPUT,
         show_default="table on a terminal, tsv elsewhere",
-        help="Form of the listing; wide leaves out no column, jsonl has a row on each line.",
-        rich_help_panel=OUTPUT,
     ),
 ]
 Columns = Annotated[
     str | None,
-    Option(
-        "--columns",
-        metavar="NAME,...",
-        help="Columns to show, in this order; with json, rows of these instead of the document.",
-        rich_help_panel=OUTPUT,
+    opt(
+        "--columns NAME,...",
+        "Columns to show, in this order; with json, rows of these instead of the document.",
+        OUTPUT,
     ),
 ]
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from typer import Option
-
 from nsqtools.cli.options.consuming import (
     EMPTY_AFTER_S,
     MetricsFile,
@@ -20,6 +18,7 @@ from nsqtools.cli.options.consuming import (
     Refresh,
     UntilEmpty,
 )
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.params import (
     Count,
     ExitIdle,
@@ -37,31 +36,28 @@ from nsqtools.records.filters import Filter
 
 MaxAttempts = Annotated[
     int,
-    Option(
-        "--max-attempts",
-        metavar="N",
-        min=0,
-        help="Try a message N times, then it is a dead letter; 0 for no limit. Outages of the "
+    opt(
+        "--max-attempts N",
+        "Try a message N times, then it is a dead letter; 0 for no limit. Outages of the "
         "destination do not count.",
-        rich_help_panel=DELIVERY,
+        DELIVERY,
+        min=0,
     ),
 ]
 DeadLetterTopic = Annotated[
     str | None,
-    Option(
-        "--dead-letter-topic",
-        metavar="TOPIC",
-        help="Publish what cannot be delivered to this topic, on the nsqd that it came from.",
-        rich_help_panel=DELIVERY,
+    opt(
+        "--dead-letter-topic TOPIC",
+        "Publish what cannot be delivered to this topic, on the nsqd that it came from.",
+        DELIVERY,
     ),
 ]
 DeadLetterFile = Annotated[
     Path | None,
-    Option(
-        "--dead-letter-file",
-        metavar="FILE",
-        help="Append what cannot be delivered to this file, as JSON lines that nsq redrive reads.",
-        rich_help_panel=DELIVERY,
+    opt(
+        "--dead-letter-file FILE",
+        "Append what cannot be delivered to this file, as JSON lines that nsq redrive reads.",
+        DELIVERY,
     ),
 ]
 

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Annotated
 
-from typer import Option
-
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.params import OUTPUT
 from nsqtools.errors import NotFoundError, OutputError
 
 Html = Annotated[
-    Path | None,
-    Option(
-        "--html",
-        metavar="FILE",
-        help="Write a page with charts, which needs no network.",
-        rich_help_panel=OUTPUT,
-    ),
+    Path | None, opt("--html FILE", "Write a page with charts, which needs no network.", OUTPUT)
 ]
 
 
@@ -38,8 +30,3 @@ def save_page(path: Path, page: str) -> None:
         path.write_text(page, "utf-8")
     except OSError as exc:
         raise OutputError(f"cannot write {path} ({exc.strerror})") from exc
-
-
-def made_at() -> str:
-    """The time of now, as pages name it."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -14,8 +14,9 @@ import os
 from collections.abc import Sequence
 from typing import Annotated
 
-from typer import Context, Option
+from typer import Context
 
+from nsqtools.cli.options.opt import opt
 from nsqtools.client.connection_settings import DEFAULT_NSQD_TCP_ADDRESS
 from nsqtools.errors import ConfigurationError
 from nsqtools.settings import (
@@ -78,27 +79,25 @@ def apply_profile(context: Context, name: str | None) -> str | None:
 
 Profile = Annotated[
     str | None,
-    Option(
-        "--profile",
-        "-P",
-        metavar="NAME",
+    opt(
+        "--profile -P NAME",
+        "Named settings from the configuration file.",
+        CONNECTION,
         envvar="NSQ_PROFILE",
         is_eager=True,
         callback=apply_profile,
-        help="Named settings from the configuration file.",
-        rich_help_panel=CONNECTION,
     ),
 ]
 
 
 NoProfile = Annotated[
     bool,
-    Option(
+    opt(
         "--no-profile",
+        "Use no profile: neither that of NSQ_PROFILE nor the one that nsq config use chose.",
+        CONNECTION,
         is_eager=True,
         callback=forget_profile,
-        help="Use no profile: neither that of NSQ_PROFILE nor the one that nsq profile use chose.",
-        rich_help_panel=CONNECTION,
     ),
 ]
 
@@ -129,42 +128,38 @@ Addresses = tuple[str, ...]
 
 NsqdTcpAddresses = Annotated[
     list[str] | None,
-    Option(
-        "--nsqd-tcp-address",
-        metavar="HOST:PORT",
+    opt(
+        "--nsqd-tcp-address HOST:PORT",
+        f"nsqd, over TCP; {DEFAULT_NSQD_TCP_ADDRESS} when no address is given.",
+        CONNECTION,
         envvar="NSQ_NSQD_TCP_ADDRESS",
-        help=f"nsqd, over TCP; {DEFAULT_NSQD_TCP_ADDRESS} when no address is given.",
-        rich_help_panel=CONNECTION,
     ),
 ]
 LookupdHttpAddresses = Annotated[
     list[str] | None,
-    Option(
-        "--lookupd-http-address",
-        metavar="HOST:PORT",
+    opt(
+        "--lookupd-http-address HOST:PORT",
+        "nsqlookupd, over HTTP; finds the nsqd of a topic.",
+        CONNECTION,
         envvar="NSQ_LOOKUPD_HTTP_ADDRESS",
-        help="nsqlookupd, over HTTP; finds the nsqd of a topic.",
-        rich_help_panel=CONNECTION,
     ),
 ]
 NsqdHttpAddresses = Annotated[
     list[str] | None,
-    Option(
-        "--nsqd-http-address",
-        metavar="HOST:PORT",
+    opt(
+        "--nsqd-http-address HOST:PORT",
+        "nsqd, over HTTP.",
+        CONNECTION,
         envvar="NSQ_NSQD_HTTP_ADDRESS",
-        help="nsqd, over HTTP.",
-        rich_help_panel=CONNECTION,
     ),
 ]
 AddressMap = Annotated[
     list[str] | None,
-    Option(
-        "--address-map",
-        metavar="OLD=NEW",
+    opt(
+        "--address-map OLD=NEW",
+        "Connect to NEW in place of OLD, the address that an nsqd announces.",
+        CONNECTION,
         envvar=variable_of("--address-map"),
-        help="Connect to NEW in place of OLD, the address that an nsqd announces.",
-        rich_help_panel=CONNECTION,
     ),
 ]
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from nsqtools.cli.options.opt import opt
 from nsqtools.records.units import parse_span, parse_time, unescape
 
 if TYPE_CHECKING:
@@ -49,14 +50,12 @@ Topic = Annotated[str, topic_option()]
 Topics = Annotated[list[str], topic_option()]
 OptionalTopics = Annotated[list[str] | None, topic_option()]
 TopicPatterns = Annotated[
-    list[str] | None,
-    topic_option(f"Only these topics. {GLOBS}", metavar="GLOB"),
+    list[str] | None, topic_option(f"Only these topics. {GLOBS}", metavar="GLOB")
 ]
 Channel = Annotated[str | None, channel_option()]
 ChannelName = Annotated[str, channel_option()]
 ChannelPatterns = Annotated[
-    list[str] | None,
-    channel_option(f"Only these channels. {GLOBS}", metavar="GLOB"),
+    list[str] | None, channel_option(f"Only these channels. {GLOBS}", metavar="GLOB")
 ]
 ArchivePaths = Annotated[
     list[str],  # a Path would join the slashes of a URL
@@ -73,27 +72,22 @@ def parse_moment(text: str) -> int:
 
 
 def since_option(parser: Callable[[str], Any] = parse_moment) -> Any:
-    return Option(
-        "--since",
+    return opt(
+        "--since TIME",
+        "Only messages published at this time or later (2026-11-21T08:00:00Z, -2h).",
+        SELECTION,
         parser=parser,
-        metavar="TIME",
-        help="Only messages published at this time or later (2026-11-21T08:00:00Z, -2h).",
-        rich_help_panel=SELECTION,
     )
 
 
 def until_option(parser: Callable[[str], Any] = parse_moment) -> Any:
-    return Option(
-        "--until",
-        parser=parser,
-        metavar="TIME",
-        help="Only messages published before this time.",
-        rich_help_panel=SELECTION,
+    return opt(
+        "--until TIME", "Only messages published before this time.", SELECTION, parser=parser
     )
 
 
 def grep_option(help: str = "Only messages whose body matches.", *, panel: str = SELECTION) -> Any:
-    return Option("--grep", "-g", metavar="REGEX", help=help, rich_help_panel=panel)
+    return opt("--grep -g REGEX", help, panel)
 
 
 Since = Annotated[int | None, since_option()]
@@ -113,29 +107,21 @@ def time_range(since_ns: int | None, until_ns: int | None) -> TimeRange:
 def delimiter_option(
     help: str, *, panel: str | None = None, parser: Callable[[str], bytes] = unescape
 ) -> Any:
-    return Option(
-        "--delimiter",
-        "-d",
-        parser=parser,
-        metavar="TEXT",
-        show_default="\\n",
-        help=help,
-        rich_help_panel=panel,
-    )
+    return opt("--delimiter -d TEXT", help, panel, parser=parser, show_default="\\n")
 
 
 BODIES_END = "What ends each body in raw files; \\0 for NUL."
 
 Delimiter = Annotated[bytes | None, delimiter_option(BODIES_END)]
 
-Json = Annotated[bool, Option("--json", help="Print JSON.", rich_help_panel=OUTPUT)]
+Json = Annotated[bool, opt("--json", "Print JSON.", OUTPUT)]
 
 
 # -- how long -----------------------------------------------------------------------------------
 
 
 def count_option(help: str) -> Any:
-    return Option("--count", "-n", metavar="N", min=1, help=help, rich_help_panel=LIMITS)
+    return opt("--count -n N", help, LIMITS, min=1)
 
 
 def duration_option(
@@ -169,11 +155,10 @@ For = Annotated[Seconds | None, duration_option("--for", "Stop after DURATION.")
 
 ListenHTTP = Annotated[
     str | None,
-    Option(
-        "--listen-http",
-        metavar="[HOST:]PORT",
-        help="Serve /metrics for Prometheus and /health; on loopback unless a host is given.",
-        rich_help_panel=MONITORING,
+    opt(
+        "--listen-http [HOST:]PORT",
+        "Serve /metrics for Prometheus and /health; on loopback unless a host is given.",
+        MONITORING,
     ),
 ]
 
@@ -182,8 +167,8 @@ ListenHTTP = Annotated[
 
 
 def dry_run_option(help: str, *, panel: str | None = SAFETY) -> Any:
-    return Option("--dry-run", help=help, rich_help_panel=panel)
+    return opt("--dry-run", help, panel)
 
 
-Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.", rich_help_panel=SAFETY)]
+Yes = Annotated[bool, opt("--yes -y", "Do not ask.", SAFETY)]
 DryRun = Annotated[bool, dry_run_option("Show what would change, and change nothing.")]

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Annotated
 
-from typer import Option
-
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.params import OUTPUT, Json, delimiter_option, grep_option
 from nsqtools.cli.parsing.binding import From
 from nsqtools.cli.running.runtime import Runtime
@@ -35,35 +34,28 @@ def message_filter(
         grep_option("Only messages whose body matches, a regular expression.", panel=FILTERS),
     ] = None,
     ignore_case: Annotated[
-        bool, Option("--ignore-case", "-i", help="Ignore case in --grep.", rich_help_panel=FILTERS)
+        bool, opt("--ignore-case -i", "Ignore case in --grep.", FILTERS)
     ] = False,
     invert: Annotated[
-        bool,
-        Option(
-            "--invert",
-            help="Only messages whose body does not match --grep.",
-            rich_help_panel=FILTERS,
-        ),
+        bool, opt("--invert", "Only messages whose body does not match --grep.", FILTERS)
     ] = False,
     where: Annotated[
         filters.Filter | None,
-        Option(
-            "--where",
-            parser=filters.where,
-            metavar="JQ",
-            help="Only messages whose body is JSON for which this is true, in jq's language "
+        opt(
+            "--where JQ",
+            "Only messages whose body is JSON for which this is true, in jq's language "
             "('.status >= 500').",
-            rich_help_panel=FILTERS,
+            FILTERS,
+            parser=filters.where,
         ),
     ] = None,
     sample: Annotated[
         float | None,
-        Option(
-            "--sample",
+        opt(
+            "--sample SHARE",
+            "Only this share of the messages, drawn at random (10%, 0.1).",
+            FILTERS,
             parser=filters.parse_share,
-            metavar="SHARE",
-            help="Only this share of the messages, drawn at random (10%, 0.1).",
-            rich_help_panel=FILTERS,
         ),
     ] = None,
 ) -> filters.Filter | None:
@@ -82,34 +74,31 @@ MessageFilter = Annotated[filters.Filter | None, From(message_filter)]
 
 Pick = Annotated[
     Callable[[bytes], bytes | None] | None,
-    Option(
-        "--pick",
+    opt(
+        "--pick JQ",
+        "In place of the body, what this makes of its JSON, in jq's language ('.user.id').",
+        FILTERS,
         parser=compile_pick,
-        metavar="JQ",
-        help="In place of the body, what this makes of its JSON, in jq's language ('.user.id').",
-        rich_help_panel=FILTERS,
     ),
 ]
 
 Template = Annotated[
     Callable[..., bytes] | None,
-    Option(
-        "--format",
-        "-f",
-        parser=compile_template,
-        metavar="TEMPLATE",
-        help="Print by a template: {topic} {nsqd} {id} {timestamp} {attempts} {size} {body}; "
+    opt(
+        "--format -f TEMPLATE",
+        "Print by a template: {topic} {nsqd} {id} {timestamp} {attempts} {size} {body}; "
         "{timestamp:%H:%M:%S}, {body:hex|base64|url|json}, {.user.id} of JSON; \\n \\t \\0 "
         "\\xNN; {{ and }} for braces.",
-        rich_help_panel=OUTPUT,
+        OUTPUT,
+        parser=compile_template,
     ),
 ]
 Pretty = Annotated[
     bool,
-    Option(
+    opt(
         "--pretty",
-        help="Indent bodies that are JSON; on a terminal they are colored in any case.",
-        rich_help_panel=OUTPUT,
+        "Indent bodies that are JSON; on a terminal they are colored in any case.",
+        OUTPUT,
     ),
 ]
 
@@ -123,16 +112,14 @@ def message_printer(
     pick: Pick = None,
     pretty: Pretty = False,
     decode: Annotated[
-        BodyForm | None,
-        Option("--decode", help="Show bodies as text, hex or base64.", rich_help_panel=OUTPUT),
+        BodyForm | None, opt("--decode", "Show bodies as text, hex or base64.", OUTPUT)
     ] = None,
     delimiter: Annotated[
         bytes | None,
         delimiter_option("What ends each message; \\0 for NUL, '' for nothing.", panel=OUTPUT),
     ] = None,
     print_topic: Annotated[
-        bool,
-        Option("--print-topic", help="Print 'TOPIC | ' before a message.", rich_help_panel=OUTPUT),
+        bool, opt("--print-topic", "Print 'TOPIC | ' before a message.", OUTPUT)
     ] = False,
 ) -> Printer:
     """How the options want messages printed."""

@@ -67,8 +67,8 @@ RetryUnknown = Annotated[
     bool,
     Option(
         "--retry-unknown",
-        help="Also publish again what nsqd may have accepted just before the connection broke: "
-        "such messages can arrive twice.",
+        help="Also publish again what nsqd may have accepted before the connection broke or its "
+        "disk failed: such messages can arrive twice.",
         rich_help_panel=DELIVERY,
     ),
 ]

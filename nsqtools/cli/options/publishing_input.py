@@ -8,8 +8,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from typer import Argument, Option
+from typer import Argument
 
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.params import INPUT, delimiter_option, duration_option
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.message import WireMessage
@@ -40,65 +41,46 @@ Texts = Annotated[
     ),
 ]
 Messages = Annotated[
-    list[str] | None,
-    Option(
-        "--message",
-        "-m",
-        metavar="TEXT",
-        help="Publish this text, whatever it begins with.",
-        rich_help_panel=INPUT,
-    ),
+    list[str] | None, opt("--message -m TEXT", "Publish this text, whatever it begins with.", INPUT)
 ]
 Files = Annotated[
     list[Path] | None,
-    Option(
-        "--file",
-        "-f",
-        metavar="FILE",
-        help="Publish the lines of this file; - for standard input.",
-        rich_help_panel=INPUT,
-    ),
+    opt("--file -f FILE", "Publish the lines of this file; - for standard input.", INPUT),
 ]
 Repeat = Annotated[
     int | None,
-    Option(
-        "--repeat",
-        metavar="N",
+    opt(
+        "--repeat N",
+        "Publish the texts N times, with {n}, {uuid} and {now} or {now:%H:%M} filled in.",
+        INPUT,
         min=1,
-        help="Publish the texts N times, with {n}, {uuid} and {now} or {now:%H:%M} filled in.",
-        rich_help_panel=INPUT,
     ),
 ]
 Interval = Annotated[
-    float | None,
-    duration_option("--interval", "Time between two rounds of --repeat.", panel=INPUT),
+    float | None, duration_option("--interval", "Time between two rounds of --repeat.", panel=INPUT)
 ]
 Where = Annotated[
     filters.Filter | None,
-    Option(
-        "--where",
+    opt(
+        "--where JQ",
+        "Publish only bodies that are JSON for which this is true, in jq's language.",
+        INPUT,
         parser=filters.where,
-        metavar="JQ",
-        help="Publish only bodies that are JSON for which this is true, in jq's language.",
-        rich_help_panel=INPUT,
     ),
 ]
 Pick = Annotated[
     Callable[[bytes], bytes | None] | None,
-    Option(
-        "--pick",
+    opt(
+        "--pick JQ",
+        "Publish what this makes of the JSON in a body, in place of it ('.user').",
+        INPUT,
         parser=compile_pick,
-        metavar="JQ",
-        help="Publish what this makes of the JSON in a body, in place of it ('.user').",
-        rich_help_panel=INPUT,
     ),
 ]
 Format = Annotated[
     InputFormat,
-    Option(
-        "--format",
-        help="raw: each record is a body. jsonl: what tail --json and archives write.",
-        rich_help_panel=INPUT,
+    opt(
+        "--format", "raw: each record is a body. jsonl: what tail --json and archives write.", INPUT
     ),
 ]
 Delimiter = Annotated[

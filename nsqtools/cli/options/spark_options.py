@@ -106,12 +106,12 @@ def damage_place(
 
 
 @contextmanager
-def naming_skip_damaged() -> Iterator[None]:
-    """Rewrite hints that name the format's options for damage to name our flag."""
+def naming_flags() -> Iterator[None]:
+    """Rewrite hints that name the format's options to name our flags."""
     try:
         yield
     except NsqError as error:
-        if "onDamage" not in error.hint:
-            raise
-        error.hint = "Repair it with nsq archive repair, or leave it out with --skip-damaged."
+        if "onDamage" in error.hint:
+            error.hint = "Repair it with nsq archive repair, or leave it out with --skip-damaged."
+        error.hint = error.hint.replace("failOnDataLoss=false", "--no-fail-on-data-loss")
         raise

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated
 
-from typer import Option
-
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.client.connection_settings import ConnectionSettings
 
@@ -14,11 +13,7 @@ SAFETY = "Safety"
 
 Create = Annotated[
     bool,
-    Option(
-        "--create",
-        help="Continue although the topic does not exist; subscribing creates it.",
-        rich_help_panel=SAFETY,
-    ),
+    opt("--create", "Continue although the topic does not exist; subscribing creates it.", SAFETY),
 ]
 
 
@@ -35,7 +30,7 @@ def look_before(
 
     Where nobody answers at all, that alone is said: raises the error of the connection.
     """
-    from nsqtools.client.reachable import require_one
+    from nsqtools.client.handshake import require_one
     from nsqtools.cluster.directory import open_cluster
     from nsqtools.cluster.topics import check_subscription, inspect_topic
     from nsqtools.protocol.names import check_channel, check_topic

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.params import BODIES_END, delimiter_option, duration_option
 from nsqtools.cli.parsing.binding import From
 from nsqtools.errors import ConfigurationError
@@ -82,19 +83,13 @@ def _mode(name: str, help: str) -> Any:
 
 
 def archive_settings(
-    output_dir: Annotated[
-        Path,
-        Option(
-            "--output-dir", metavar="DIR", help="Where finished files go.", rich_help_panel=FILES
-        ),
-    ],
+    output_dir: Annotated[Path, opt("--output-dir DIR", "Where finished files go.", FILES)],
     work_dir: Annotated[
         Path | None,
-        Option(
-            "--work-dir",
-            metavar="DIR",
-            help="Where files in progress go, if not to --output-dir; any file system will do.",
-            rich_help_panel=FILES,
+        opt(
+            "--work-dir DIR",
+            "Where files in progress go, if not to --output-dir; any file system will do.",
+            FILES,
         ),
     ] = None,
     filename_format: Annotated[
@@ -113,15 +108,9 @@ def archive_settings(
     ] = DEFAULT_PARTITION_FORMAT,
     partition_by: Annotated[
         Whose,
-        Option(
-            "--partition-by",
-            help="<PARTITION> is the time of arrival, or of each message.",
-            rich_help_panel=FILES,
-        ),
+        opt("--partition-by", "<PARTITION> is the time of arrival, or of each message.", FILES),
     ] = Whose.arrival,
-    utc: Annotated[
-        bool, Option("--utc", help="Times in names are UTC, not local.", rich_help_panel=FILES)
-    ] = False,
+    utc: Annotated[bool, opt("--utc", "Times in names are UTC, not local.", FILES)] = False,
     host_identifier: Annotated[
         str, _text("--host-identifier", "NAME", "<HOST>, if not the short host name.")
     ] = "",
@@ -129,61 +118,47 @@ def archive_settings(
     dir_mode: Annotated[int, _mode("--dir-mode", "Permissions of directories.")] = "750",  # type: ignore[assignment]
     format: Annotated[
         Form,
-        Option(
+        opt(
             "--format",
-            help="jsonl: a line of JSON with id, time and body, for replay and Spark. "
+            "jsonl: a line of JSON with id, time and body, for replay and Spark. "
             "raw: bodies and --delimiter, as nsq_to_file writes.",
-            rich_help_panel=FORM,
+            FORM,
         ),
     ] = Form.jsonl,
     delimiter: Annotated[bytes | None, delimiter_option(BODIES_END, panel=FORM)] = None,
-    gzip: Annotated[
-        bool, Option("--gzip", help="Short for --compression gzip.", rich_help_panel=FORM)
-    ] = False,
+    gzip: Annotated[bool, opt("--gzip", "Short for --compression gzip.", FORM)] = False,
     compression: Annotated[
         Compression | None,
-        Option(
+        opt(
             "--compression",
-            help="Compress files: gzip, or zstd to smaller ones.",
+            "Compress files: gzip, or zstd to smaller ones.",
+            FORM,
             show_default=False,
-            rich_help_panel=FORM,
         ),
     ] = None,
     gzip_level: Annotated[
         int | None,
-        Option(
-            "--gzip-level",
-            metavar="N",
+        opt(
+            "--gzip-level N",
+            "Level of gzip; without it fast with python-isal, else 6.",
+            FORM,
             min=1,
             max=9,
-            help="Level of gzip; without it fast with python-isal, else 6.",
-            rich_help_panel=FORM,
         ),
     ] = None,
     zstd_level: Annotated[
-        int | None,
-        Option(
-            "--zstd-level",
-            metavar="N",
-            min=1,
-            max=19,
-            help="Level of zstd; 3 without it.",
-            rich_help_panel=FORM,
-        ),
+        int | None, opt("--zstd-level N", "Level of zstd; 3 without it.", FORM, min=1, max=19)
     ] = None,
     rotate_size: Annotated[
         int | None, _size("--rotate-size", "Rotate at this size on disk.", ROTATION)
     ] = None,
     rotate_text_size: Annotated[
-        int | None,
-        _size("--rotate-text-size", "Rotate at this size before compression.", ROTATION),
+        int | None, _size("--rotate-text-size", "Rotate at this size before compression.", ROTATION)
     ] = None,
     rotate_interval: Annotated[
         float | None,
         duration_option(
-            "--rotate-interval",
-            "Rotate every DURATION, clock-aligned.",
-            panel=ROTATION,
+            "--rotate-interval", "Rotate every DURATION, clock-aligned.", panel=ROTATION
         ),
     ] = None,
     rotate_age: Annotated[
@@ -192,11 +167,11 @@ def archive_settings(
     ] = None,
     skip_empty_files: Annotated[
         bool,
-        Option(
+        opt(
             "--skip-empty-files/--no-skip-empty-files",
-            help="Whether an interval without messages has a file; it has none by default.",
+            "Whether an interval without messages has a file; it has none by default.",
+            ROTATION,
             show_default=False,
-            rich_help_panel=ROTATION,
         ),
     ] = True,
     sync_interval: Annotated[
@@ -209,14 +184,7 @@ def archive_settings(
         int, _size("--sync-bytes", "Flush when this much text is held.", FLUSHING, "8MiB")
     ] = "8MiB",  # type: ignore[assignment]
     sync_count: Annotated[
-        int,
-        Option(
-            "--sync-count",
-            metavar="N",
-            min=1,
-            help="Flush when N messages are held.",
-            rich_help_panel=FLUSHING,
-        ),
+        int, opt("--sync-count N", "Flush when N messages are held.", FLUSHING, min=1)
     ] = 10_000,
 ) -> ArchiveSettings:
     """The settings that the options make. Raises `ConfigurationError`."""

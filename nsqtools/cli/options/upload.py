@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
-
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.parsing.binding import From
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.units import parse_size
@@ -38,7 +37,7 @@ class UploadOptions:
                 raise ConfigurationError("there is no upload", hint="Give --upload URL.")
             return None
         from nsqtools.archive.archive_settings import RecordFormat
-        from nsqtools.archive.storage import open_storage
+        from nsqtools.archive.storage_objects import open_storage
         from nsqtools.archive.upload import Uploads
         from nsqtools.archive.upload_job import UploadPlan
 
@@ -60,46 +59,39 @@ class UploadOptions:
 def upload_options(
     upload: Annotated[
         str | None,
-        Option(
-            "--upload",
-            metavar="URL",
-            help="Upload finished files there: s3://, gs://, az://, abfss://, hdfs:// or a path.",
-            rich_help_panel=UPLOAD,
+        opt(
+            "--upload URL",
+            "Upload finished files there: s3://, gs://, az://, abfss:// or a path.",
+            UPLOAD,
         ),
     ] = None,
     upload_hive: Annotated[
         bool,
-        Option(
+        opt(
             "--upload-hive",
-            help="Store files below topic=TOPIC/date=DATE/, by their first message.",
-            rich_help_panel=UPLOAD,
+            "Store files below topic=TOPIC/date=DATE/, by their first message.",
+            UPLOAD,
         ),
     ] = False,
     upload_option: Annotated[
         list[str] | None,
-        Option(
-            "--upload-option",
-            metavar="KEY=VALUE",
-            help="A setting of the object store, such as server_side_encryption=aws:kms.",
-            rich_help_panel=UPLOAD,
+        opt(
+            "--upload-option KEY=VALUE",
+            "A setting of the object store, such as server_side_encryption=aws:kms.",
+            UPLOAD,
         ),
     ] = None,
     delete_uploaded: Annotated[
         bool,
-        Option(
-            "--delete-uploaded",
-            help="Remove each local file once it is stored and verified.",
-            rich_help_panel=UPLOAD,
-        ),
+        opt("--delete-uploaded", "Remove each local file once it is stored and verified.", UPLOAD),
     ] = False,
     max_local_bytes: Annotated[
         int | None,
-        Option(
-            "--max-local-bytes",
+        opt(
+            "--max-local-bytes SIZE",
+            "Stop consuming while finished files of this size wait for their upload.",
+            UPLOAD,
             parser=parse_size,
-            metavar="SIZE",
-            help="Stop consuming while finished files of this size wait for their upload.",
-            rich_help_panel=UPLOAD,
         ),
     ] = None,
 ) -> UploadOptions:

@@ -20,6 +20,7 @@ from nsqtools.cli.options.origins import setting_in_force
 from nsqtools.cli.parsing.binding import (
     BadOptionUsage,
     BadParameter,
+    MissingParameter,
     NativeCoercion,
     NoSuchOption,
     UsageError,
@@ -28,7 +29,7 @@ from nsqtools.cli.parsing.binding import (
 from nsqtools.cli.parsing.describe import describe
 from nsqtools.cli.parsing.help import group_page, render, root_page
 from nsqtools.cli.parsing.suggesting import closest
-from nsqtools.cli.registry import COMMANDS, ROOT_HELP, Command, Group
+from nsqtools.cli.registry import COMMANDS, GONE, ROOT_HELP, Command, Group
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import ConfigurationError
 
@@ -76,7 +77,9 @@ class LazyGroup(NativeCoercion, TyperGroup):
         try:
             name, command, rest = super().resolve_command(ctx, args)
         except UsageError as error:
-            if meant := closest(args[0], get_close_matches(args[0], list(self.commands))):
+            if instead := GONE.get(f"{ctx.command_path} {args[0]}"):
+                error.message = f"there is no {ctx.command_path} {args[0]} any more: use {instead}"
+            elif meant := closest(args[0], get_close_matches(args[0], list(self.commands))):
                 names = " or ".join(map(repr, meant))
                 error.message = f"{error.message.rstrip('.')}. Did you mean {names}?"
             raise
@@ -115,23 +118,7 @@ def run(arguments: Sequence[str], runtime: Runtime | None = None) -> int:
     except Exit as answered:  # --help has been printed
         return answered.exit_code
     except UsageError as error:
-        raise _wrong_usage(error, f"nsq {arguments[0]}") from error
-
-
-def call_with(
-    path: str, function: Callable[..., T], arguments: Sequence[str], runtime: Runtime
-) -> T:
-    """Call a function with the options that ``arguments`` give it, as the command at ``path`` would
-    read them. Raises `ConfigurationError` as `run` does."""
-    command = _parser_of(path, function)
-    try:
-        with command.make_context(
-            path, list(arguments), obj=runtime, help_option_names=HELP_NAMES
-        ) as context:
-            result: T = command.invoke(context)
-            return result
-    except UsageError as error:
-        raise _wrong_usage(error, path) from error
+        raise _wrong_usage(error, f"nsq {arguments[0]}", arguments) from error
 
 
 def _parser_of(name: str, function: Callable[..., Any]) -> Any:
@@ -142,9 +129,21 @@ def _parser_of(name: str, function: Callable[..., Any]) -> Any:
     )
 
 
-def _wrong_usage(error: UsageError, command: str) -> ConfigurationError:
+def _wrong_usage(error: UsageError, command: str, arguments: Sequence[str]) -> ConfigurationError:
     path = error.ctx.command_path if error.ctx else command
-    return ConfigurationError(_message(error), hint=_hint(error, path))
+    hint = _topic_hint(error, path, arguments) or _hint(error, path)
+    return ConfigurationError(_message(error), hint=hint)
+
+
+def _topic_hint(error: UsageError, path: str, arguments: Sequence[str]) -> str:
+    """What to write for ``nsq tail clicks``; "" if that is not the mistake."""
+    context: Any = error.ctx
+    if not isinstance(error, MissingParameter) or getattr(error.param, "name", "") != "topic":
+        return ""
+    if any(each.param_type_name == "argument" for each in context.command.params):
+        return ""
+    word = next(iter(arguments[len(path.split()) - 1 :]), "-")
+    return "" if word.startswith("-") else f"Write {path} -t {word}"
 
 
 def _message(error: UsageError) -> str:

@@ -30,12 +30,13 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from typer import BadParameter
-from typer._click.exceptions import BadOptionUsage, NoSuchOption, UsageError
+from typer._click.exceptions import BadOptionUsage, MissingParameter, NoSuchOption, UsageError
 
 __all__ = [
     "BadOptionUsage",
     "BadParameter",
     "From",
+    "MissingParameter",
     "NativeCoercion",
     "NoSuchOption",
     "UsageError",

@@ -1,4 +1,4 @@
-"""Help pages (`HelpPage`) of typer commands and of daemons, for --help, the manual and completions.
+"""Help pages (`HelpPage`) of typer commands and of daemons, for --help and the manual.
 
 The parameters are read by their plain attributes (names, help, default, panel) rather than through
 typer's own help methods, whose wording changes between versions. A daemon is a raw command (see

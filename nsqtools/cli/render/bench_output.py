@@ -1,9 +1,7 @@
-"""How ``nsq bench`` shows a report: in figures and bars on a terminal, as columns, as JSON, or as a
-page."""
+"""How ``nsq bench`` shows a report: in figures and bars on a terminal, as columns, or as JSON."""
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.render.output import ByteWriter, Cell, Form, rendered, write_json, write_listing
@@ -11,8 +9,7 @@ from nsqtools.cli.running.runtime import Runtime
 
 if TYPE_CHECKING:
     from nsqtools.bench.bench_plan import BenchPlan
-    from nsqtools.bench.bench_report import BenchReport
-    from nsqtools.bench.latency import Latencies
+    from nsqtools.bench.bench_report import BenchReport, Latencies
 
 MEGA = 1e6
 BAR_WIDTH = 40
@@ -52,20 +49,9 @@ def columns_of(report: BenchReport) -> dict[str, Cell]:
         "cpu_us_per_message": f"{report.cpu_us_per_message:.3f}",
     }
     if report.latencies is not None:
-        for name, value in figures_ms(report.latencies).items():
+        for name, value in report.latencies.figures_ms().items():
             columns[f"{name}_ms"] = f"{value:.3f}"
     return columns
-
-
-def figures_ms(latencies: Latencies) -> dict[str, float]:
-    """The figures of a latency, by the names they are shown with."""
-    least = latencies.min_ms if latencies.count else 0.0
-    return {
-        "min": least,
-        "mean": latencies.mean_ms,
-        **latencies.percentiles_ms(),
-        "max": latencies.max_ms,
-    }
 
 
 def page(runtime: Runtime, report: BenchReport) -> str:
@@ -77,16 +63,14 @@ def page(runtime: Runtime, report: BenchReport) -> str:
         _figures(report),
     ]
     if report.latencies is not None and report.latencies.count:
-        of = "a message" if plan.mode.value == "e2e" else "a publish command"
-        figures = _row({k: f"{v:,.2f}" for k, v in figures_ms(report.latencies).items()})
+        of = "a message" if report.latency_of == "message" else "a publish command"
+        figures = _row({k: f"{v:,.2f}" for k, v in report.latencies.figures_ms().items()})
         things += [f"\nlatency of {of} in ms", figures, "", _bars(report.latencies)]
     return rendered(runtime, *things)
 
 
 def description(plan: BenchPlan) -> str:
     """What was done, in a line."""
-    from nsqtools.bench.bench_report import transport
-
     low, high = plan.size
     parts = [
         f"{plan.connections} connection{'s' if plan.connections > 1 else ''}",
@@ -96,7 +80,7 @@ def description(plan: BenchPlan) -> str:
         parts.append(f"batches of {plan.batch}" if plan.batch > 1 else "single messages")
         parts.append(f"window of {plan.producer_options.max_outstanding}")
         parts.append(f"{plan.rate:,.0f} messages/s asked" if plan.rate else "full speed")
-    return ", ".join([*parts, *transport(plan)])
+    return ", ".join([*parts, *plan.transport])
 
 
 def _figures(report: BenchReport) -> Any:
@@ -134,34 +118,7 @@ def _bars(latencies: Latencies) -> Any:
     most = max(each.values for each in classes)
     for each in classes:
         bar = Bar(most, 0, each.values, width=BAR_WIDTH, color="cyan")
-        bound = bound_of(each.low_ms, each.high_ms)
+        low_ms, high_ms, _ = each
+        bound = f"over {low_ms:g}" if high_ms is None else f"up to {high_ms:g}"
         table.add_row(bound, bar, f"{each.values / latencies.count:.1%}")
     return table
-
-
-def bound_of(low_ms: float, high_ms: float | None) -> str:
-    """A class of latencies in words."""
-    return f"up to {high_ms:g}" if high_ms is not None else f"over {low_ms:g}"
-
-
-def report_page(report: BenchReport, made_at: str) -> str:
-    """The report with a histogram, for a browser."""
-    from nsqtools.cli.render.charts import Bars, bars, page, table
-
-    plan = report.plan
-    rows = [(name.replace("_", " "), str(value)) for name, value in columns_of(report).items()]
-    parts = [
-        f'<p class="note">{escape(", ".join(plan.nsqd_tcp_addresses))}: '
-        f"{escape(description(plan))}. Made at {made_at}.</p>",
-        table(("", ""), rows),
-    ]
-    if report.latencies is not None and report.latencies.count:
-        groups = [
-            Bars(bound_of(each.low_ms, each.high_ms), [each.values / report.latencies.count])
-            for each in report.latencies.classes()
-        ]
-        of = "a message" if plan.mode.value == "e2e" else "a publish command"
-        parts += [f"<h2>Latency of {of} in ms</h2>", bars(groups)]
-    if report.limits:
-        parts += ["<h2>Limits</h2>", table(("",), [(line,) for line in report.limits])]
-    return page(f"nsq bench {plan.mode.value}", *parts)

@@ -26,8 +26,16 @@ TOPICS = ("topic", "nodes", "channels", "depth", "waiting", "messages", "paused"
 CHANNELS = ("topic", "channel", "nodes", "depth", "in_flight", "deferred", "clients", "paused")
 TOPIC_NODES = ("node", "channel", "depth", "disk", "in_flight", "messages", "clients", "paused")
 CHANNEL_NODES = (
-    *("node", "depth", "disk", "in_flight", "deferred", "requeued", "timed_out", "messages"),
-    *("clients", "paused"),
+    "node",
+    "depth",
+    "disk",
+    "in_flight",
+    "deferred",
+    "requeued",
+    "timed_out",
+    "messages",
+    "clients",
+    "paused",
 )
 
 
@@ -36,7 +44,7 @@ def list_topics(
 ) -> int:
     """A line for each topic."""
     from nsqtools.cluster.inventory import take_inventory
-    from nsqtools.cluster.name_patterns import select
+    from nsqtools.cluster.topics import select
 
     form.check(TOPICS)
     with settings.open() as cluster:
@@ -60,7 +68,7 @@ def list_channels(
 ) -> int:
     """A line for each channel of some topics."""
     from nsqtools.cluster.inventory import registered_channels, take_inventory
-    from nsqtools.cluster.name_patterns import select
+    from nsqtools.cluster.topics import select
 
     form.check(CHANNELS)
     with settings.open() as cluster:
@@ -97,8 +105,8 @@ def list_channels(
 def show_topic(settings: ClusterSettings, runtime: Runtime, name: str, form: Form) -> int:
     """One topic: a line for it and for each of its channels, on each nsqd."""
     from nsqtools.cluster.inventory import take_inventory
-    from nsqtools.cluster.name_patterns import missing, on_no_nsqd
     from nsqtools.cluster.stats_documents import topic_document
+    from nsqtools.cluster.topics import missing, on_no_nsqd
 
     form.check(TOPIC_NODES)
     with settings.open() as cluster:
@@ -120,8 +128,13 @@ def show_topic(settings: ClusterSettings, runtime: Runtime, name: str, form: For
         for channel in topic.channels:
             rows.append(
                 (
-                    *(address, channel.channel_name, channel.depth, channel.backend_depth),
-                    *(channel.in_flight_count, channel.message_count, channel.client_count),
+                    address,
+                    channel.channel_name,
+                    channel.depth,
+                    channel.backend_depth,
+                    channel.in_flight_count,
+                    channel.message_count,
+                    channel.client_count,
                     channel.paused,
                 )
             )
@@ -134,8 +147,8 @@ def show_channel(
 ) -> int:
     """One channel: a line for each nsqd."""
     from nsqtools.cluster.inventory import channel_of, take_inventory
-    from nsqtools.cluster.name_patterns import missing
     from nsqtools.cluster.stats_documents import channel_document
+    from nsqtools.cluster.topics import missing
 
     form.check(CHANNEL_NODES)
     with settings.open() as cluster:
@@ -154,9 +167,16 @@ def show_channel(
     else:
         rows: list[Sequence[Cell]] = [
             (
-                *(address, each.depth, each.backend_depth, each.in_flight_count),
-                *(each.deferred_count, each.requeue_count, each.timeout_count),
-                *(each.message_count, each.client_count, each.paused),
+                address,
+                each.depth,
+                each.backend_depth,
+                each.in_flight_count,
+                each.deferred_count,
+                each.requeue_count,
+                each.timeout_count,
+                each.message_count,
+                each.client_count,
+                each.paused,
             )
             for address, each in found
         ]

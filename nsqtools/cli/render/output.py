@@ -6,7 +6,7 @@ quietly with status 141.
 
 A listing is rows under named columns. `Form` says how it is printed and which columns are; every
 command takes it from the same two options (`options.forms`) and hands it to `write_listing`. What
-``--json`` prints is described by the files of `nsqtools.cli.schemas`.
+``--json`` prints is described by the types of `documents`.
 """
 
 from __future__ import annotations

@@ -9,29 +9,64 @@ from nsqtools.cli.render.output import Cell, Form, Kind, write_json, write_listi
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.cluster.queue_rows import QueueRow
 from nsqtools.cluster.sampling import Sample
-from nsqtools.cluster.stats_columns import COLUMNS, Test, sort_rows
 from nsqtools.cluster.stats_documents import (
+    COLUMNS,
+    Test,
     client_documents,
     document,
     prometheus_text,
+    sort_rows,
     time_text,
 )
 
 OPTIONAL = (
-    *("e2e_ms", "messages", "requeued", "timed_out", "memory", "disk", "requeue", "deferred"),
-    *("finish", "egress", "ingress"),
-    *("user_agent", "requeued", "finished", "messages", "client_id", "ready"),
-    *("gc_total_runs", "next_gc_bytes", "heap_released_bytes", "heap_objects"),
+    "e2e_ms",
+    "messages",
+    "requeued",
+    "timed_out",
+    "memory",
+    "disk",
+    "requeue",
+    "deferred",
+    "finish",
+    "egress",
+    "ingress",
+    "user_agent",
+    "requeued",
+    "finished",
+    "messages",
+    "client_id",
+    "ready",
+    "gc_total_runs",
+    "next_gc_bytes",
+    "heap_released_bytes",
+    "heap_objects",
 )
 """The columns that a narrow terminal does without, in this order."""
 
 CLIENT_COLUMNS = (
-    *("topic", "channel", "node", "client_id", "remote_address", "user_agent", "ready"),
-    *("in_flight", "messages", "finished", "requeued"),
+    "topic",
+    "channel",
+    "node",
+    "client_id",
+    "remote_address",
+    "user_agent",
+    "ready",
+    "in_flight",
+    "messages",
+    "finished",
+    "requeued",
 )
 MEMORY_COLUMNS = (
-    *("node", "version", "health", "heap_objects", "heap_in_use_bytes", "heap_idle_bytes"),
-    *("heap_released_bytes", "next_gc_bytes", "gc_total_runs"),
+    "node",
+    "version",
+    "health",
+    "heap_objects",
+    "heap_in_use_bytes",
+    "heap_idle_bytes",
+    "heap_released_bytes",
+    "next_gc_bytes",
+    "gc_total_runs",
 )
 TIMED = (Kind.csv, Kind.jsonl)
 """The forms in which every row has the time of its sample."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
@@ -15,6 +15,7 @@ from nsqtools.cli.running.ends import ExitStatus, status_of
 from nsqtools.cli.running.runtime import Runtime
 
 if TYPE_CHECKING:
+    from nsqtools.cli.render.documents import ChangeDocument
     from nsqtools.cluster.admin import AdminPlan, Step, StepResult
     from nsqtools.cluster.directory import Cluster
 
@@ -41,8 +42,7 @@ def change_topics(
     with_channels: bool = False,
 ) -> int:
     """Plan a change of topics and carry it out."""
-    from nsqtools.cluster.admin import Action
-    from nsqtools.cluster.admin_plans import plan_topics
+    from nsqtools.cluster.admin import Action, plan_topics
 
     with settings.open() as cluster:
         plan = plan_topics(cluster, Action(action), patterns, with_channels=with_channels)
@@ -61,8 +61,7 @@ def change_channels(
     form: Form,
 ) -> int:
     """Plan a change of channels and carry it out."""
-    from nsqtools.cluster.admin import Action
-    from nsqtools.cluster.admin_plans import plan_channels
+    from nsqtools.cluster.admin import Action, plan_channels
 
     with settings.open() as cluster:
         plan = plan_channels(cluster, Action(action), [topic], patterns)
@@ -157,12 +156,17 @@ def lines(steps: Iterable[Step]) -> list[str]:
 def row(step: Step) -> tuple[str | int, ...]:
     """A step as a row of `COLUMNS`."""
     return (
-        *(step.daemon.value, step.address, step.action.value, step.topic, step.channel or "-"),
-        *(step.messages, len(step.clients)),
+        step.daemon.value,
+        step.address,
+        step.action.value,
+        step.topic,
+        step.channel or "-",
+        step.messages,
+        len(step.clients),
     )
 
 
-def document(step: Step) -> dict[str, Any]:
+def document(step: Step) -> ChangeDocument:
     """A step as JSON."""
     return {
         "daemon": step.daemon.value,
@@ -176,10 +180,10 @@ def document(step: Step) -> dict[str, Any]:
     }
 
 
-def outcome_document(outcome: StepResult) -> dict[str, Any]:
+def outcome_document(outcome: StepResult) -> ChangeDocument:
     """A step that was tried, as JSON."""
     error = None if outcome.error is None else str(outcome.error)
-    return document(outcome.step) | {"done": error is None, "error": error}
+    return {**document(outcome.step), "done": error is None, "error": error}
 
 
 def outcome_row(outcome: StepResult) -> tuple[str | int | None, ...]:

@@ -60,6 +60,16 @@ class ExitStatus(IntEnum):
 
 
 # our errors name the address in their message
+# What commands import that is not in the base installation, and which extra brings it.
+EXTRA_OF = {
+    "ddsketch": "server",
+    "httptools": "server",
+    "jinja2": "web",
+    "pycurl": "http",
+    "starlette": "web",
+    "uvicorn": "web",
+}
+
 ADDRESS = re.compile(r"https?://[^\s()'\",]+|\[[0-9a-fA-F:.]+\]:\d+|[\w.-]+:\d{1,5}\b")
 
 DEFAULT_ADDRESSES = ("127.0.0.1:4150", "127.0.0.1:4151")
@@ -176,6 +186,11 @@ def explain(error: Exception) -> tuple[str, str]:
     if isinstance(error, NsqError):
         message = str(error)
         return message, NOBODY_HERE if _is_about_default(error, message) else error.hint
+    if isinstance(error, ModuleNotFoundError) and (extra := EXTRA_OF.get(error.name or "")):
+        return (
+            f"the package {error.name} is not installed, which this command needs",
+            f"Install it with: pip install 'nsqtools[{extra}]'",
+        )
     if isinstance(error, OSError):  # the operating system's: a full disk under stdout, say
         place = f": {error.filename}" if error.filename else ""
         return f"{error.strerror or error}{place}", ""

@@ -30,7 +30,7 @@ def run_forwarder(
     runtime: Runtime,
 ) -> int:
     """Forward until it is stopped or a limit is reached; report, and return the exit status."""
-    from nsqtools.archive.descriptors import allow_many
+    from nsqtools.files.descriptors import allow_many
     from nsqtools.forward.forwarder import Forwarder
     from nsqtools.tail.run_limits import RunLimits
 

@@ -17,6 +17,7 @@ from typing import Annotated, TextIO
 
 from typer import Context, Option
 
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.parsing.binding import From
 from nsqtools.cli.parsing.help import terminal_width, wants_colour
 from nsqtools.errors import ConfigurationError, NsqError
@@ -146,18 +147,9 @@ class LogFormat(Enum):
 
 def session(
     context: Context,
-    quiet: Annotated[
-        bool, Option("--quiet", "-q", help="Print errors only.", rich_help_panel=PANEL)
-    ] = False,
+    quiet: Annotated[bool, opt("--quiet -q", "Print errors only.", PANEL)] = False,
     verbose: Annotated[
-        int,
-        Option(
-            "--verbose",
-            "-v",
-            count=True,
-            help="Log more; -vv logs everything.",
-            rich_help_panel=PANEL,
-        ),
+        int, opt("--verbose -v", "Log more; -vv logs everything.", PANEL, count=True)
     ] = 0,
     log_format: Annotated[
         LogFormat,
@@ -172,10 +164,7 @@ def session(
         ),
     ] = Color.auto,
     debug: Annotated[
-        bool,
-        Option(
-            "--debug", help="Log everything, and show tracebacks of errors.", rich_help_panel=PANEL
-        ),
+        bool, opt("--debug", "Log everything, and show tracebacks of errors.", PANEL)
     ] = False,
 ) -> Runtime:
     """The run's `Runtime`, with logging set up as the options say."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 from nsqtools.cli.options.cluster_connection import ClusterSettings
 from nsqtools.cli.running.administering import lines, summary
 from nsqtools.cli.top.console import Change
-from nsqtools.cluster.admin import AdminPlan, apply
-from nsqtools.cluster.admin_plans import plan_channels, plan_topics
+from nsqtools.cluster.admin import AdminPlan, apply, plan_channels, plan_topics
 from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import NsqError
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nsqtools.cluster import stats_columns
-from nsqtools.cluster.live_sampling import NodeState
 from nsqtools.cluster.queue_rows import QueueRow
+from nsqtools.cluster.sampling import NodeState
+from nsqtools.cluster.stats_documents import COLUMNS
 from nsqtools.errors import ConfigurationError
 
 Cell = str | int | float | bool | None
@@ -93,16 +93,16 @@ TREND = "trend"
 
 
 def _queue(name: str, width: int = 7) -> Column:
-    return Column(name, stats_columns.COLUMNS[name], width)
+    return Column(name, COLUMNS[name], width)
 
 
 def _own(name: str) -> Callable[[TopicSum], Cell]:
-    read = stats_columns.COLUMNS[name]
+    read = COLUMNS[name]
     return lambda topic: None if topic.own is None else read(topic.own)
 
 
 def _latency(rows: Iterable[QueueRow]) -> float | None:
-    read = stats_columns.COLUMNS["e2e_ms"]
+    read = COLUMNS["e2e_ms"]
     return max((value for row in rows if isinstance(value := read(row), float)), default=None)
 
 
@@ -134,12 +134,30 @@ TOPICS = View(
         ]
     ),
     (
-        *("topic", "depth", "waiting", "ingress", "finish", "requeue", "in_flight", "clients"),
-        *("channels", "timed_out", "e2e_ms", TREND),
+        "topic",
+        "depth",
+        "waiting",
+        "ingress",
+        "finish",
+        "requeue",
+        "in_flight",
+        "clients",
+        "channels",
+        "timed_out",
+        "e2e_ms",
+        TREND,
     ),
     (
-        *("timed_out", "e2e_ms", "in_flight", TREND, "channels", "requeue", "clients", "finish"),
-        *("ingress", "waiting"),
+        "timed_out",
+        "e2e_ms",
+        "in_flight",
+        TREND,
+        "channels",
+        "requeue",
+        "clients",
+        "finish",
+        "ingress",
+        "waiting",
     ),
 )
 
@@ -150,17 +168,36 @@ CHANNELS = View(
             *(_queue(name) for name in ("depth", "memory", "disk", "in_flight", "deferred")),
             *(_queue(name, 8) for name in ("ingress", "egress", "finish")),
             *(_queue(name) for name in ("requeue", "requeued", "timed_out", "clients", "e2e_ms")),
-            *(_queue("messages", 8), _queue("paused", 6)),
+            _queue("messages", 8),
+            _queue("paused", 6),
             Column(TREND, lambda row: None, 12, is_text=True),
         ]
     ),
     (
-        *("channel", "depth", "in_flight", "deferred", "ingress", "finish", "requeue", "requeued"),
-        *("timed_out", "clients", "e2e_ms", TREND),
+        "channel",
+        "depth",
+        "in_flight",
+        "deferred",
+        "ingress",
+        "finish",
+        "requeue",
+        "requeued",
+        "timed_out",
+        "clients",
+        "e2e_ms",
+        TREND,
     ),
     (
-        *("e2e_ms", "requeued", "timed_out", TREND, "deferred", "requeue", "ingress", "finish"),
-        *("in_flight", "clients"),
+        "e2e_ms",
+        "requeued",
+        "timed_out",
+        TREND,
+        "deferred",
+        "requeue",
+        "ingress",
+        "finish",
+        "in_flight",
+        "clients",
     ),
 )
 
@@ -180,12 +217,31 @@ CONSUMERS = View(
         ]
     ),
     (
-        *("client_id", "hostname", "remote_address", "topic", "channel", "node", "ready"),
-        *("in_flight", "finish", "requeue", "finished", "requeued", "user_agent"),
+        "client_id",
+        "hostname",
+        "remote_address",
+        "topic",
+        "channel",
+        "node",
+        "ready",
+        "in_flight",
+        "finish",
+        "requeue",
+        "finished",
+        "requeued",
+        "user_agent",
     ),
     (
-        *("user_agent", "finished", "requeue", "requeued", "hostname", "ready", "node"),
-        *("finish", "topic", "channel"),
+        "user_agent",
+        "finished",
+        "requeue",
+        "requeued",
+        "hostname",
+        "ready",
+        "node",
+        "finish",
+        "topic",
+        "channel",
     ),
 )
 
@@ -214,12 +270,29 @@ NODES = View(
         ]
     ),
     (
-        *("node", "state", "waiting", "ingress", "finish", "requeue", "in_flight", "clients"),
-        *("topics", "timed_out", "heap_mib", "version"),
+        "node",
+        "state",
+        "waiting",
+        "ingress",
+        "finish",
+        "requeue",
+        "in_flight",
+        "clients",
+        "topics",
+        "timed_out",
+        "heap_mib",
+        "version",
     ),
     (
-        *("version", "timed_out", "topics", "requeue", "in_flight", "heap_mib", "finish"),
-        *("ingress", "clients"),
+        "version",
+        "timed_out",
+        "topics",
+        "requeue",
+        "in_flight",
+        "heap_mib",
+        "finish",
+        "ingress",
+        "clients",
     ),
 )
 

@@ -16,9 +16,9 @@ from nsqtools.cli.top.columns import (
     TopicSum,
     check_column,
 )
-from nsqtools.cluster.live_sampling import LiveSample
 from nsqtools.cluster.queue_rows import QueueRow, totals
-from nsqtools.cluster.stats_columns import Condition, parse_condition
+from nsqtools.cluster.sampling import Sample
+from nsqtools.cluster.stats_documents import Condition, parse_condition
 from nsqtools.errors import ConfigurationError
 
 
@@ -40,7 +40,7 @@ class Line:
     is_silent: bool = False
 
 
-def lines_of(sample: LiveSample, kind: Kind, scope: Scope) -> list[Line]:
+def lines_of(sample: Sample, kind: Kind, scope: Scope) -> list[Line]:
     """All lines of a view."""
     if kind is Kind.NODES:
         return _node_lines(sample, scope)
@@ -79,7 +79,7 @@ def topic_sums(rows: Iterable[QueueRow]) -> list[TopicSum]:
     return [TopicSum(topic, row, channels.get(topic, [])) for topic, row in own.items()]
 
 
-def _node_lines(sample: LiveSample, scope: Scope) -> list[Line]:
+def _node_lines(sample: Sample, scope: Scope) -> list[Line]:
     lines = []
     for node in sample.nodes:
         rows = [

@@ -33,7 +33,7 @@ from nsqtools.cli.top.keyboard import KeyReader
 from nsqtools.cli.top.overlays import MessagePane
 from nsqtools.cli.top.screen import draw
 from nsqtools.cli.top.terminal import Terminal
-from nsqtools.cluster.live_sampling import LiveSampler, Question
+from nsqtools.cluster.sampling import Question, Sampler
 from nsqtools.errors import NsqError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Top:
         self,
         runtime: Runtime,
         settings: ClusterSettings,
-        sampler: LiveSampler,
+        sampler: Sampler,
         console: Console,
         interval_s: float,
         *,
@@ -102,7 +102,7 @@ class Top:
 
         Raises what the first sample raises, before the screen is taken.
         """
-        self._console.view.show(self._sampler.first())
+        self._console.view.show(self._sampler.sample())
         if self._stopped.is_set():
             return
         stdin, stdout = self._runtime.stdin.fileno(), self._runtime.stdout.fileno()

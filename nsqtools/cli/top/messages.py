@@ -17,8 +17,7 @@ from nsqtools.cli.top.console import Messages
 from nsqtools.client.message import Message
 from nsqtools.cluster.directory import Cluster
 from nsqtools.cluster.drain import tcp_address
-from nsqtools.cluster.name_patterns import missing
-from nsqtools.cluster.topics import check_subscription, inspect_topic
+from nsqtools.cluster.topics import check_subscription, inspect_topic, missing
 from nsqtools.errors import NsqError
 from nsqtools.protocol.escaping import escape_line
 from nsqtools.protocol.wording import counted

@@ -18,7 +18,7 @@ from nsqtools.cli.top.lines import Line
 from nsqtools.cli.top.overlays import Page
 from nsqtools.cli.top.text import fit, joined_to_fit, short, sparkline
 from nsqtools.cli.top.view import PAUSED, TopView
-from nsqtools.cluster.live_sampling import LiveSample
+from nsqtools.cluster.sampling import Sample
 from nsqtools.protocol.wording import counted
 
 LEAST_WIDTH = 40
@@ -27,8 +27,16 @@ LEAST_NAME = 12
 MOST_PROBLEMS = 3
 
 KEYS = (
-    *("? help", "q quit", "↑↓ select", "⏎ open", "Esc back", "s sort", "r reverse", "/ filter"),
-    *("space freeze", "Tab nsqd, consumers"),
+    "? help",
+    "q quit",
+    "↑↓ select",
+    "⏎ open",
+    "Esc back",
+    "s sort",
+    "r reverse",
+    "/ filter",
+    "space freeze",
+    "Tab nsqd, consumers",
 )
 CHANGE_KEYS = ("p u pause", "e empty", "d delete", "t tail", "v view")
 PLAIN = str.maketrans({"↑": "k", "↓": "j", "⏎": "Enter", "→": "l", "←": "h"})
@@ -102,7 +110,7 @@ def _list(console: Console, width: int, height: int, *, unicode: bool) -> list[R
 # -- the lines above and below the list -----------------------------------------------------------
 
 
-def summary(sample: LiveSample | None, width: int) -> str:
+def summary(sample: Sample | None, width: int) -> str:
     """The cluster in a line; what does not fit is left out whole, the least important first."""
     if sample is None:
         return "nsq top"
@@ -126,7 +134,7 @@ def summary(sample: LiveSample | None, width: int) -> str:
     )
 
 
-def problem_lines(sample: LiveSample | None) -> list[str]:
+def problem_lines(sample: Sample | None) -> list[str]:
     """Who does not answer, since when, and why."""
     if sample is None:
         return []
@@ -136,7 +144,10 @@ def problem_lines(sample: LiveSample | None) -> list[str]:
             why = f": {node.error}" if node.error else ""
             since = duration_text(node.silent_s)
             problems.append(cell_text(f"{node.address} does not answer for {since}{why}"))
-    problems += [cell_text(str(failure.error)) for failure in sample.failures]
+    known = {node.address for node in sample.nodes if node.is_silent}
+    problems += [
+        cell_text(str(each.error)) for each in sample.failures if each.address not in known
+    ]
     if len(problems) > MOST_PROBLEMS:
         more = len(problems) - MOST_PROBLEMS + 1
         problems[MOST_PROBLEMS - 1 :] = [f"... and {more} more: 2 shows every nsqd"]

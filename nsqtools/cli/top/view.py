@@ -21,7 +21,7 @@ from nsqtools.cli.top.lines import (
     sort_lines,
 )
 from nsqtools.cli.top.text import cells_of
-from nsqtools.cluster.live_sampling import LiveSample, Question
+from nsqtools.cluster.sampling import Question, Sample
 
 TREND_LENGTH = 40
 PAUSED = " (paused)"
@@ -52,7 +52,7 @@ class TopView:
 
     def __init__(self, start: Start | None = None) -> None:
         self.start = start or Start()
-        self.sample: LiveSample | None = None
+        self.sample: Sample | None = None
         self.kind = Kind.TOPICS
         self.scope = Scope()
         self.is_frozen = False
@@ -160,7 +160,7 @@ class TopView:
 
     # -- what changes it ------------------------------------------------------------------------
 
-    def show(self, sample: LiveSample) -> None:
+    def show(self, sample: Sample) -> None:
         """Show a new sample, unless the view is frozen."""
         if self.is_frozen and self.sample is not None:
             return

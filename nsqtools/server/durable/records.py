@@ -113,7 +113,13 @@ class Dropped(NamedTuple):
 Record = QueueBegins | Published | Kept | Delivered | Deferred | Finished | Dropped
 
 _KINDS: tuple[type[Record], ...] = (
-    *(QueueBegins, Published, Kept, Delivered, Deferred, Finished, Dropped),
+    QueueBegins,
+    Published,
+    Kept,
+    Delivered,
+    Deferred,
+    Finished,
+    Dropped,
 )
 
 

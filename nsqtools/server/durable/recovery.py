@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -246,14 +247,18 @@ def _read_again(disk: LoggedDiskQueue, until: tuple[int, ...]) -> Iterator[bytes
         yield from disk.get(1, 1)
 
 
-def load_due_times(data_path: Path) -> DueTimes:
-    """Return when deferred messages are due; nothing when that is not known."""
+def load_due_times(data_path: Path, max_delay_s: float | None = None) -> DueTimes:
+    """Return when deferred messages are due; nothing when that is not known.
+
+    No message is due after more than ``max_delay_s``: the clock may have gone back since.
+    """
     now_ns = time.time_ns()
+    latest_ns = sys.maxsize if max_delay_s is None else now_ns + int(max_delay_s * 1_000_000_000)
     try:
         document = json.loads((data_path / _DUE_FILE).read_bytes())
         return {
             queue: {
-                message_id.encode(): int(due_ns)
+                message_id.encode(): min(int(due_ns), latest_ns)
                 for message_id, due_ns in times.items()
                 if due_ns > now_ns
             }

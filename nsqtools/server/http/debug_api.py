@@ -1,31 +1,20 @@
-"""/debug of the daemons with what Python has: the paths are Go's, the content is not.
+"""/debug of the daemons: the paths are Go's, the content is not.
 
-``goroutine`` shows the stacks of threads and tasks, ``heap`` what tracemalloc knows (it has to be
-started with ``PYTHONTRACEMALLOC=1``) or the counts by type, ``profile`` runs cProfile in the thread
-of the daemon. ``go tool pprof`` cannot read them.
+``goroutine`` shows the stacks of threads and tasks. The other profiles are Go's alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-import cProfile
 import gc
 import io
-import pstats
 import sys
 import threading
 import traceback
-import tracemalloc
-from collections import Counter
 
-from starlette.responses import Response
-
-from nsqtools.server.http.foundation import Call, Handler, plain_reply
+from nsqtools.server.http.foundation import Call, Handler, Reply, html_reply, plain_reply
 
 _PAGES = ("cmdline", "goroutine", "heap", "profile", "block", "symbol", "threadcreate")
-_DEFAULT_SECONDS = 30
-_MAX_SECONDS = 300
-_SHOWN = 40  # lines of a profile
 
 
 def debug_handlers() -> dict[tuple[str, str], Handler]:
@@ -39,34 +28,30 @@ def debug_handlers() -> dict[tuple[str, str], Handler]:
 
 def pprof_handlers(index: str) -> dict[tuple[str, str], Handler]:
     """Return the handlers of /debug/pprof; nsqd and nsqlookupd differ in the path of its index."""
-    pages: dict[str, Handler] = {
-        "cmdline": _command_line,
-        "goroutine": _stacks,
-        "heap": _heap,
-        "profile": _profile,
-        "block": _nothing,
-        "symbol": _nothing,
-        "threadcreate": _threads,
+    handlers: dict[tuple[str, str], Handler] = {
+        ("GET", f"/debug/pprof/{name}"): _nothing for name in _PAGES
     }
-    handlers = {("GET", f"/debug/pprof/{name}"): handler for name, handler in pages.items()}
     return {
         **handlers,
         ("GET", index): _index,
+        ("GET", "/debug/pprof/cmdline"): _command_line,
+        ("GET", "/debug/pprof/goroutine"): _stacks,
         ("POST", "/debug/pprof/symbol"): _nothing,
     }
 
 
-async def _index(call: Call) -> Response:
+def _index(call: Call) -> Reply:
     rows = "".join(f"<li><a href='/debug/pprof/{name}'>{name}</a></li>" for name in _PAGES)
-    page = f"<html><head><title>/debug/pprof/</title></head><body><ul>{rows}</ul></body></html>\n"
-    return Response(page, headers={"Content-Type": "text/html; charset=utf-8"})
+    return html_reply(
+        f"<html><head><title>/debug/pprof/</title></head><body><ul>{rows}</ul></body></html>\n"
+    )
 
 
-async def _command_line(call: Call) -> Response:
+def _command_line(call: Call) -> Reply:
     return plain_reply("\0".join([sys.executable, *sys.argv]))
 
 
-async def _stacks(call: Call) -> Response:
+def _stacks(call: Call) -> Reply:
     out = io.StringIO()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():
@@ -79,43 +64,11 @@ async def _stacks(call: Call) -> Response:
     return plain_reply(out.getvalue())
 
 
-async def _heap(call: Call) -> Response:
-    if tracemalloc.is_tracing():
-        top = tracemalloc.take_snapshot().statistics("lineno")[:_SHOWN]
-        return plain_reply("\n".join(map(str, top)) + "\n")
-    kinds = Counter(type(found).__name__ for found in gc.get_objects())
-    lines = [f"{count:>10} {kind}" for kind, count in kinds.most_common(_SHOWN)]
-    hint = "start with PYTHONTRACEMALLOC=1 to see where memory was allocated"
-    return plain_reply("\n".join([f"objects known to the collector; {hint}", *lines]) + "\n")
-
-
-async def _profile(call: Call) -> Response:
-    text = call.query().get("seconds", "")
-    seconds = int(text[:9]) if text.isdecimal() else 0
-    profiler = cProfile.Profile()
-    try:
-        profiler.enable()
-    except ValueError:
-        return plain_reply("another profile is being taken\n", 500)
-    try:
-        await asyncio.sleep(min(seconds or _DEFAULT_SECONDS, _MAX_SECONDS))
-    finally:
-        profiler.disable()
-    out = io.StringIO()
-    pstats.Stats(profiler, stream=out).sort_stats("tottime").print_stats(_SHOWN)
-    return plain_reply(out.getvalue())
-
-
-async def _threads(call: Call) -> Response:
-    names = sorted(thread.name for thread in threading.enumerate())
-    return plain_reply("\n".join(names) + "\n")
-
-
-async def _nothing(call: Call) -> Response:
+def _nothing(call: Call) -> Reply:
     return plain_reply("Python has no such profile\n")
 
 
-async def _set_block_rate(call: Call) -> Response:
+def _set_block_rate(call: Call) -> Reply:
     rate = call.query().get("rate", "")
     if not rate.removeprefix("-").removeprefix("+").isdecimal():
         text = f'invalid block rate : strconv.Atoi: parsing "{rate}": invalid syntax'
@@ -123,6 +76,6 @@ async def _set_block_rate(call: Call) -> Response:
     return plain_reply("")
 
 
-async def _free_memory(call: Call) -> Response:
+def _free_memory(call: Call) -> Reply:
     gc.collect()
     return plain_reply("")

@@ -1,39 +1,38 @@
 """What the HTTP sides of nsqd and nsqlookupd share: Go-like routing, errors, headers and logs.
 
-A handler is a coroutine from a `Call` to a ``Response``, or raises `Refusal`. Clients depend on
-details here: go-nsq reads a body only with the X-NSQ-Content-Type header, nsqadmin parses
-``{"message": ...}``, and a plain port of an nsqd that requires TLS answers 403 with the HTTPS port.
+A handler is a function from a `Call` to a `Reply` or to a coroutine that returns one, or raises
+`Refusal`. Clients depend on details here: go-nsq reads a body only with the X-NSQ-Content-Type
+header, nsqadmin parses ``{"message": ...}``, and a plain port of an nsqd that requires TLS answers
+403 with the HTTPS port. Paths belong to handlers by the rules of Go's httprouter: one that differs
+from a route by its case, a slash at the end, or superfluous slashes and dots is redirected to the
+route; a known path with another method is refused with the methods it has.
 """
 
 from __future__ import annotations
 
+import posixpath
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from email.utils import formatdate
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from html import escape
-from urllib.parse import unquote_plus
-
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from typing import NamedTuple
+from urllib.parse import quote, unquote_plus
 
 from nsqtools.protocol.durations import go_duration
 from nsqtools.protocol.go_text import go_json
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.http.foreign_calls import ForeignCalls
-from nsqtools.server.http.routes import Found, OtherMethods, Redirect, Routes
 
-Handler = Callable[["Call"], Awaitable[Response]]
-
-_NSQ_HEADERS = {"X-NSQ-Content-Type": "nsq; version=1.0"}
-_JSON = "application/json; charset=utf-8"
-_TEXT = "text/plain; charset=utf-8"
-_METRICS = "text/plain; version=0.0.4; charset=utf-8"
-_BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
+_JSON = b"Content-Type: application/json; charset=utf-8\r\n"
+_TEXT = b"Content-Type: text/plain; charset=utf-8\r\n"
+_HTML = b"Content-Type: text/html; charset=utf-8\r\n"
+_METRICS = b"Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+_NSQ = b"X-Nsq-Content-Type: nsq; version=1.0\r\n"
+BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 _NOT_LOGGED = ("/pub", "/mpub")
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+_OWN_SITES = ("same-origin", "none")
+_LOCAL = re.compile(r"[^.]*|\d+\.\d+\.\d+\.\d+|\[.*\]|(.*\.)?localhost\.?", re.IGNORECASE)
 
 
 class Refusal(Exception):
@@ -45,24 +44,56 @@ class Refusal(Exception):
         self.code = code
 
 
-class TooLarge(Exception):
-    """A request body is longer than the caller wants to read."""
+class Reply(NamedTuple):
+    """An answer; ``fields`` are lines of the head, each with its end."""
+
+    status: int
+    fields: bytes
+    body: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
 class Call:
-    """A request that has found its handler; ``option`` is the route's parameter."""
+    """A request; ``option`` is the route's parameter, ``path`` has no escapes any more.
 
-    request: Request
-    option: str = ""
+    ``body`` is None if the request's has more than the ``limit`` that its handler reads.
+    """
+
+    __slots__ = (
+        "body",
+        "closes",
+        "handler",
+        "headers",
+        "is_old",
+        "limit",
+        "method",
+        "option",
+        "path",
+        "query_string",
+        "started_s",
+        "target",
+    )
+
+    def __init__(self, method: str, target: str, path: str, headers: dict[str, str]) -> None:
+        self.method = method
+        self.target = target
+        self.path = path
+        self.query_string = target.partition("?")[2]
+        self.headers = headers
+        self.option = ""
+        self.body: bytes | None = b""
+        self.handler: Handler = _not_found
+        self.limit = 0
+        self.is_old = False  # of HTTP/1.0
+        self.closes = False  # the last one of its connection
+        self.started_s = time.monotonic()
 
     def query(self) -> dict[str, str]:
         """Return the parameters of the query string, the first of each name.
 
         Raises `Refusal` 400 INVALID_REQUEST when it does not parse.
         """
-        text = self.request.scope["query_string"].decode("latin-1")
-        if ";" in text or _BAD_ESCAPE.search(text):
+        text = self.query_string
+        if ";" in text or BAD_ESCAPE.search(text):
             raise Refusal(400, "INVALID_REQUEST")
         query: dict[str, str] = {}
         for pair in text.split("&"):
@@ -71,21 +102,14 @@ class Call:
                 query.setdefault(unquote_plus(key), unquote_plus(value))
         return query
 
-    async def body(self, limit: int) -> bytes:
-        """Read the request's body. Raises `TooLarge` when it has more than ``limit`` bytes."""
-        chunks = []
-        left = limit
-        async for chunk in self.request.stream():
-            left -= len(chunk)
-            if left < 0:
-                raise TooLarge
-            chunks.append(chunk)
-        return b"".join(chunks)
-
     @property
     def declared_length(self) -> int:
         """The Content-Length, -1 without one."""
-        return int(self.request.headers.get("content-length", -1))
+        return int(self.headers.get("content-length", -1))
+
+
+Handler = Callable[[Call], Reply | Awaitable[Reply]]
+Handlers = Mapping[tuple[str, str], Handler]
 
 
 def required(query: Mapping[str, str], name: str) -> str:
@@ -112,123 +136,177 @@ def _name_argument(query: Mapping[str, str], name: str) -> str:
     return value
 
 
-def text_reply(text: str | bytes, status: int = 200) -> Response:
+def text_reply(text: str | bytes) -> Reply:
     """Answer with plain text."""
-    return Response(text, status, {**_NSQ_HEADERS, "Content-Type": _TEXT} if text else _NSQ_HEADERS)
+    body = text.encode() if isinstance(text, str) else text
+    return Reply(200, _TEXT + _NSQ if body else _NSQ, body)
 
 
-def json_reply(document: object, status: int = 200) -> Response:
+def json_reply(document: object, status: int = 200) -> Reply:
     """Answer with compact JSON."""
     return raw_json_reply(go_json(document), status)
 
 
-def raw_json_reply(content: bytes, status: int = 200) -> Response:
+def raw_json_reply(content: bytes, status: int = 200) -> Reply:
     """Answer with JSON that is encoded already."""
-    return Response(content, status, {**_NSQ_HEADERS, "Content-Type": _JSON})
+    return Reply(status, _JSON + _NSQ, content)
 
 
-def empty_reply() -> Response:
-    """Answer 200 and nothing else."""
-    return Response(b"", 200, _NSQ_HEADERS)
+EMPTY_REPLY = Reply(200, _NSQ)
 
 
-def plain_reply(text: str, status: int = 200) -> Response:
+def plain_reply(text: str, status: int = 200) -> Reply:
     """Answer with text and without NSQ's header: /ping and /debug/pprof."""
-    return Response(text, status, {"Content-Type": _TEXT})
+    return Reply(status, _TEXT, text.encode())
 
 
-def metrics_reply(page: bytes) -> Response:
+def html_reply(page: str, status: int = 200, fields: bytes = b"") -> Reply:
+    """Answer with a page."""
+    return Reply(status, _HTML + fields, page.encode())
+
+
+def metrics_reply(page: bytes) -> Reply:
     """Answer with a page in Prometheus' text format."""
-    return Response(page, 200, {"Content-Type": _METRICS})
+    return Reply(200, _METRICS, page)
+
+
+class ForeignCalls:
+    """Calls that a web page made a browser send: the API has no passwords, so these are refused.
+
+    A page of any site can POST to a port of the machine that shows it, and after DNS rebinding it
+    can call the API under the page's own name. Browsers say so: ``Sec-Fetch-Site`` and ``Origin``
+    of a state-changing call name the page, and ``Host`` is a name that is not ours. Programs send
+    neither of the first two. The host is looked at only when nobody but this machine can connect,
+    and only DNS names with a dot are foreign: an address cannot be rebound, and names such as
+    ``nsqd`` are those of containers. ``names`` are those of this host; None lets every ``Host``
+    pass.
+    """
+
+    def __init__(self, names: Collection[str] | None) -> None:
+        self._names = None if names is None else {name.lower() for name in names}
+
+    def _is_own_host(self, host: str) -> bool:
+        if self._names is None:
+            return True
+        name = host if host.endswith("]") else re.sub(r":\d*$", "", host)
+        return _LOCAL.fullmatch(name) is not None or name.lower() in self._names
+
+    def refusal(self, method: str, headers: Mapping[str, str]) -> str:
+        """Return the code to refuse a call with, ``""`` when it may pass."""
+        if method in _SAFE_METHODS:
+            return ""
+        host = headers.get("host", "")
+        if not self._is_own_host(host):
+            return "FOREIGN_HOST"
+        if headers.get("sec-fetch-site", "none").lower() not in _OWN_SITES:
+            return "FOREIGN_ORIGIN"
+        origin = headers.get("origin")
+        if origin is not None and origin.partition("://")[2].lower() != host.lower():
+            return "FOREIGN_ORIGIN"
+        return ""
 
 
 class HTTPApi:
-    """The ASGI application.
+    """The endpoints of one daemon, by ``(method, path)``; the end of a path may be ``:name``.
 
-    With a ``tls_required_port`` every plain request is refused with this HTTPS port.
+    ``body_limits`` are the most bytes that handlers read of a body; of one without a limit it is
+    dropped. With a ``tls_required_port`` every request is refused with this HTTPS port.
     """
 
     def __init__(
         self,
-        handlers: Mapping[tuple[str, str], Handler],
+        handlers: Handlers,
         log: DaemonLog,
         *,
+        body_limits: Mapping[Handler, int] | None = None,
         tls_required_port: int | None = None,
         foreign: ForeignCalls | None = None,
     ) -> None:
-        self._routes: Routes[Handler] = Routes(handlers)
+        self._methods = sorted({method for method, _ in handlers})
+        self._handlers = handlers
+        self._body_limits = body_limits or {}
         self._log = log
         self._tls_required_port = tls_required_port
         self._foreign = foreign or ForeignCalls(None)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        started_s = time.monotonic()
-        request = Request(scope, receive)
-        try:
-            response = await self._answer(request)
-        except ClientDisconnect:
-            return
-        response.headers["Date"] = formatdate(usegmt=True)
-        await response(scope, receive, send)
-        if request.url.path not in _NOT_LOGGED:
-            took = go_duration(int((time.monotonic() - started_s) * 1e9))
-            client = f"{request.client.host}:{request.client.port}" if request.client else ""
-            self._log.info(
-                f"{response.status_code} {request.method} {_target(request)} ({client}) {took}"
-            )
+    def find(self, call: Call) -> None:
+        """Set who answers a call of which the head is known, and how much of its body is read."""
+        if self._tls_required_port is not None:
+            body = b'{"message": "TLS_REQUIRED", "https_port": %d}' % self._tls_required_port
+            call.handler = lambda call: raw_json_reply(body, 403)
+        elif code := self._foreign.refusal(call.method, call.headers):
+            call.handler = lambda call: _refuse(403, code)
+        elif found := self._match(call.method, call.path):
+            call.handler, call.option = found
+            call.limit = self._body_limits.get(call.handler, 0)
+        elif canonical := self._canonical(call.method, call.path):
+            call.handler = lambda call: _redirect(call, canonical)
+        elif allowed := {method for method in self._methods if self._match(method, call.path)}:
+            fields = b"Allow: %b\r\n" % ", ".join(sorted({*allowed, "OPTIONS"})).encode()
+            reply = Reply(200, b"")
+            if call.method != "OPTIONS":
+                reply = _refuse(405, "METHOD_NOT_ALLOWED")
+            call.handler = lambda call: reply._replace(fields=fields + reply.fields)
 
-    async def _answer(self, request: Request) -> Response:
-        if self._tls_required_port is not None and request.url.scheme == "http":
-            body = f'{{"message": "TLS_REQUIRED", "https_port": {self._tls_required_port}}}'
-            headers = {**_NSQ_HEADERS, "Content-Type": _JSON}
-            return Response(body, 403, headers)
-        if refusal := self._foreign.refusal(request.method, request.headers):
-            return _refuse(403, refusal)
-        path = request.scope["path"]
-        match self._routes.find(request.method, path):
-            case Found(handler, option):
-                return await self._handle(handler, Call(request, option))
-            case Redirect(canonical):
-                return _redirect(request, canonical)
-            case OtherMethods(allow) if not allow:
-                return _refuse(404, "NOT_FOUND")
-            case OtherMethods(allow):
-                if request.method == "OPTIONS":
-                    return Response(b"", 200, {"Allow": allow})
-                refused = _refuse(405, "METHOD_NOT_ALLOWED")
-                refused.headers["Allow"] = allow
-                return refused
+    def _match(self, method: str, path: str) -> tuple[Handler, str] | None:
+        if (handler := self._handlers.get((method, path))) is not None:
+            return handler, ""
+        head, _, last = path.rpartition("/")
+        handler = self._handlers.get((method, f"{head}/:option"))
+        return (handler, last) if handler is not None and last else None
 
-    async def _handle(self, handler: Handler, call: Call) -> Response:
+    def _canonical(self, method: str, path: str) -> str | None:
+        if path == "/":
+            return None
+        clean = posixpath.normpath("/" + path.lstrip("/"))
+        for candidate in (path.removesuffix("/"), path + "/", clean, clean + "/"):
+            if candidate and self._match(method, candidate):
+                return candidate
+        for known_method, route in self._handlers:
+            if known_method == method and route.lower() in (clean.lower(), clean.lower() + "/"):
+                return route
+        return None
+
+    def answer(self, call: Call) -> Reply | Awaitable[Reply]:
+        """Answer a call, at once if that takes no more than a moment."""
         try:
-            return await handler(call)
-        except Refusal as refusal:
-            return _refuse(refusal.status, refusal.code)
-        except ClientDisconnect:
-            raise
+            reply = call.handler(call)
         except Exception as exc:
-            self._log.error(f"panic in HTTP handler - {exc!r}")
-            return _refuse(500, "INTERNAL_ERROR")
+            return self._failure(exc)
+        return reply if isinstance(reply, Reply) else self._wait_for(reply)
+
+    async def _wait_for(self, reply: Awaitable[Reply]) -> Reply:
+        try:
+            return await reply
+        except Exception as exc:
+            return self._failure(exc)
+
+    def _failure(self, exc: Exception) -> Reply:
+        if isinstance(exc, Refusal):
+            return _refuse(exc.status, exc.code)
+        self._log.error(f"panic in HTTP handler - {exc!r}")
+        return _refuse(500, "INTERNAL_ERROR")
+
+    def report(self, call: Call, status: int, client: str) -> None:
+        """Log a call that was answered, its target as it stood in the request: escaped."""
+        if call.path not in _NOT_LOGGED:
+            took = go_duration(int((time.monotonic() - call.started_s) * 1e9))
+            self._log.info(f"{status} {call.method} {call.target} ({client}) {took}")
 
 
-def _refuse(status: int, code: str) -> Response:
+def _refuse(status: int, code: str) -> Reply:
     return json_reply({"message": code}, status)
 
 
-def _target(request: Request) -> str:
-    """Return path and query as they stood in the request: escaped, so that a log line is one."""
-    path: bytes = request.scope["raw_path"]
-    query: bytes = request.scope["query_string"]
-    return (path + b"?" + query if query else path).decode("latin-1")
+def _not_found(call: Call) -> Reply:
+    return _refuse(404, "NOT_FOUND")
 
 
-def _redirect(request: Request, path: str) -> Response:
-    query = request.scope["query_string"].decode("latin-1")
-    location = f"{path}?{query}" if query else path
-    if request.method != "GET":
-        return Response(b"", 307, {"Location": location})
-    page = f'<a href="{escape(location)}">Moved Permanently</a>.\n\n'
-    headers = {"Location": location, "Content-Type": "text/html; charset=utf-8"}
-    return Response(page, 301, headers)
+def _redirect(call: Call, path: str) -> Reply:
+    location = quote(path, "/:@!$&'()*+,;=~")
+    if call.query_string:
+        location += f"?{call.query_string}"
+    field = b"Location: %b\r\n" % location.encode("latin-1")
+    if call.method != "GET":
+        return Reply(307, field)
+    return html_reply(f'<a href="{escape(location)}">Moved Permanently</a>.\n\n', 301, field)

@@ -1,4 +1,4 @@
-"""The HTTP API of nsqd: publishing, administration, /ping and /info.
+"""The HTTP API of nsqd: publishing, administration, /stats, /config, /ping and /info.
 
 Names are checked and found in nsqd's order, which the error codes show: some endpoints answer 404
 for a name that could not exist, some 400, and with two spellings.
@@ -6,26 +6,31 @@ for a name that could not exist, some 400, and with two spellings.
 
 from __future__ import annotations
 
+import json
 import re
 import socket
+import time
 from asyncio import Future
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, fields
 
-from starlette.responses import Response
-
+from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.addresses import announced_host, parse_address
 from nsqtools.protocol.error_codes import RequestError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.requests import BodiesReader, Incomplete
-from nsqtools.server.daemon_log import NSQ_VERSION
+from nsqtools.records.prometheus import metric_lines
+from nsqtools.server.daemon_log import NSQ_VERSION, version_line
 from nsqtools.server.http.foundation import (
+    EMPTY_REPLY,
     Call,
     Handler,
     Refusal,
-    TooLarge,
-    empty_reply,
+    Reply,
     json_reply,
+    metrics_reply,
     plain_reply,
+    raw_json_reply,
     required,
     text_reply,
     topic_and_channel_arguments,
@@ -34,10 +39,129 @@ from nsqtools.server.queues.backlog import BackendError
 from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.queues.record_file import Block
+from nsqtools.server.queues.steps import in_steps, page_in_steps
 from nsqtools.server.queues.topic import Topic
-from nsqtools.server.settings.flag_kinds import seconds_to_ns
+from nsqtools.server.settings.go_flags import LOG_LEVEL, seconds_to_ns
+from nsqtools.server.stats import gather_stats, nsqd_metrics, stats_lines
+from nsqtools.server.tcp.client_connection import ClientConnection
+from nsqtools.server.tcp.protocol_v2 import ProtocolV2
 
 _FALSE = ("false", "0")  # of a boolean parameter; anything else is true
+
+
+class StatsHTTP:
+    """The handlers of /stats and /config.
+
+    ``resolved`` are option values that differ from what was given (``statsd_prefix`` expanded, real
+    ports); ``set_lookupds`` connects to another list of nsqlookupd.
+    """
+
+    def __init__(
+        self,
+        nsqd: NsqdQueues,
+        clients: Collection[ProtocolV2],
+        connections: Collection[ClientConnection],
+        resolved: dict[str, object],
+        set_lookupds: Callable[[list[str]], None],
+    ) -> None:
+        self._nsqd = nsqd
+        self._clients = clients
+        self._connections = connections
+        self._resolved = resolved
+        self._set_lookupds = set_lookupds
+
+    def body_limits(self) -> dict[Handler, int]:
+        """Return how much the handler that reads a body reads of it."""
+        return {self.set_config: self._nsqd.options.max_msg_size}
+
+    def handlers(self) -> dict[tuple[str, str], Handler]:
+        """Return the handlers by method and path."""
+        return {
+            ("GET", "/stats"): self.stats,
+            ("GET", "/metrics"): self.metrics,
+            ("GET", "/config/:option"): self.config,
+            ("PUT", "/config/:option"): self.set_config,
+        }
+
+    async def stats(self, call: Call) -> Reply:
+        query = call.query()
+        stats = await gather_stats(
+            self._nsqd,
+            self._clients,
+            topic=query.get("topic", ""),
+            channel=query.get("channel", ""),
+            with_clients=query.get("include_clients") not in _FALSE,
+            with_memory=query.get("include_mem") not in _FALSE,
+        )
+        if query.get("format") == "json":
+            pieces = [piece async for piece in in_steps(stats.encoded(), self._nsqd.loop)]
+            return raw_json_reply(b"".join(pieces))
+        start_ns = int(self._nsqd.start_time_s * 1e9)
+        lines = stats_lines(stats, version_line("nsqd"), time.time_ns(), start_ns)
+        return text_reply(await page_in_steps(lines, self._nsqd.loop))
+
+    async def metrics(self, call: Call) -> Reply:
+        lines = metric_lines(nsqd_metrics(self._nsqd, len(self._connections)))
+        return metrics_reply(await page_in_steps(lines, self._nsqd.loop))
+
+    def config(self, call: Call) -> Reply:
+        return self._show(call.option)
+
+    def _show(self, option: str) -> Reply:
+        if option == "log_level":
+            return json_reply(LOG_LEVEL.wire(self._nsqd.log.level))
+        if option in self._resolved:
+            value = self._resolved[option]
+        else:
+            value = self._given(option)
+        return text_reply(value) if isinstance(value, str) else json_reply(value)
+
+    def _given(self, option: str) -> object:
+        for field in fields(self._nsqd.options):
+            if (field.metadata["key"] or field.name) == option:
+                return field.metadata["kind"].wire(getattr(self._nsqd.options, field.name))
+        raise Refusal(400, "INVALID_OPTION")
+
+    def set_config(self, call: Call) -> Reply:
+        body = call.body
+        if not body:
+            raise Refusal(413, "INVALID_VALUE")
+        if call.option == "nsqlookupd_tcp_addresses":
+            addresses = _string_list(body)
+            self._resolved[call.option] = addresses
+            self._set_lookupds(addresses or [])
+        elif call.option == "log_level":
+            try:
+                self._nsqd.log.level = LOG_LEVEL.parse(body.decode("latin-1"))
+            except ValueError:
+                raise Refusal(400, "INVALID_VALUE") from None
+        else:
+            raise Refusal(400, "INVALID_OPTION")
+        return self._show(call.option)
+
+
+def _string_list(body: bytes) -> list[str] | None:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        raise Refusal(400, "INVALID_VALUE") from None
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(map(_is_address, value)):
+        raise Refusal(400, "INVALID_VALUE")
+    return value
+
+
+def _is_address(item: object) -> bool:
+    try:
+        return isinstance(item, str) and bool(announced_host(parse_address(item).host))
+    except (ConfigurationError, ValueError):
+        return False
+
+
+_MAX_COUNT_AT_ONCE = 1000  # messages; more are published in steps
+_MAX_BODY_AT_ONCE = 1 << 17
+_PUBLISHED = text_reply("OK")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
@@ -56,6 +180,11 @@ class NsqdHTTP:
         self._nsqd = nsqd
         self._options = nsqd.options
         self._ports = ports
+
+    def body_limits(self) -> dict[Handler, int]:
+        """Return how much the handlers that publish read of a body."""
+        options = self._options
+        return {self.publish: options.max_msg_size, self.multi_publish: options.max_body_size}
 
     def handlers(self) -> dict[tuple[str, str], Handler]:
         """Return the handlers by method and path."""
@@ -76,11 +205,11 @@ class NsqdHTTP:
             ("POST", "/channel/unpause"): self.unpause_channel,
         }
 
-    async def ping(self, call: Call) -> Response:
+    def ping(self, call: Call) -> Reply:
         health = self._nsqd.health
         return plain_reply(health.text, 200 if health.is_well else 500)
 
-    async def info(self, call: Call) -> Response:
+    def info(self, call: Call) -> Reply:
         options = self._options
         return json_reply(
             {
@@ -99,53 +228,61 @@ class NsqdHTTP:
 
     # publishing
 
-    async def publish(self, call: Call) -> Response:
-        if call.declared_length > self._options.max_msg_size:
+    def publish(self, call: Call) -> Reply | Awaitable[Reply]:
+        body = call.body
+        if body is None:
             raise Refusal(413, "MSG_TOO_BIG")
-        try:
-            body = await call.body(self._options.max_msg_size)
-        except TooLarge:
-            raise Refusal(413, "MSG_TOO_BIG") from None
         if not body:
             raise Refusal(400, "MSG_EMPTY")
         query = call.query()
-        topic = await self._publish_topic(query)
+        topic = self._publish_topic(query)
         delay_s = self._delay_s(query["defer"]) if "defer" in query else 0.0
-        await self._put(topic, topic.new_messages([body]), delay_s)
-        return text_reply("OK")
+        if topic.started.is_set():
+            return self._put(topic, topic.new_messages([body]), delay_s)
+        return self._publish_to_new(topic, body, delay_s)
 
-    async def _put(
+    async def _publish_to_new(self, topic: Topic, body: bytes, delay_s: float) -> Reply:
+        await topic.started.wait()
+        reply = self._put(topic, topic.new_messages([body]), delay_s)
+        return reply if isinstance(reply, Reply) else await reply
+
+    def _put(
         self,
         topic: Topic,
         messages: list[bytes],
         delay_s: float = 0.0,
         blocks: Sequence[Block] = (),
-    ) -> None:
+    ) -> Reply | Awaitable[Reply]:
         try:
             if topic.journal is not None:
-                await self._put_durably(topic, messages, delay_s, blocks)
-            elif delay_s:
+                return self._put_durably(topic, messages, delay_s, blocks)
+            if delay_s:
                 topic.put_deferred(messages[0], delay_s)
             else:
                 topic.put(messages, blocks)
         except BackendError:
             raise Refusal(503, "EXITING") from None
+        return _PUBLISHED
 
     async def _put_durably(
         self, topic: Topic, messages: list[bytes], delay_s: float, blocks: Sequence[Block]
-    ) -> None:
+    ) -> Reply:
         confirmed: Future[None] = self._nsqd.loop.create_future()
 
         def done(error: BackendError | None) -> None:
-            if confirmed.done():  # the client has left
+            if confirmed.done():  # the daemon stops
                 return
             if error is None:
                 confirmed.set_result(None)
             else:
                 confirmed.set_exception(error)
 
-        topic.put_durably(messages, delay_s, done, blocks)
-        await confirmed
+        try:
+            topic.put_durably(messages, delay_s, done, blocks)
+            await confirmed
+        except BackendError:
+            raise Refusal(503, "EXITING") from None
+        return _PUBLISHED
 
     def _delay_s(self, text: str) -> float:
         delay_s = int(text) / 1000 if _INTEGER.fullmatch(text) else -1.0
@@ -153,23 +290,28 @@ class NsqdHTTP:
             raise Refusal(400, "INVALID_DEFER")
         return delay_s
 
-    async def multi_publish(self, call: Call) -> Response:
-        limit = self._options.max_body_size
-        if call.declared_length > limit:
+    def multi_publish(self, call: Call) -> Reply | Awaitable[Reply]:
+        if call.declared_length > self._options.max_body_size:
             raise Refusal(413, "BODY_TOO_BIG")
         query = call.query()
-        topic = await self._publish_topic(query)
-        try:
-            body = await call.body(limit)
-        except TooLarge:
-            raise Refusal(413, "BODY_TOO_BIG") from None
+        topic = self._publish_topic(query)
+        body = call.body
+        if body is None:
+            raise Refusal(413, "BODY_TOO_BIG")
         is_binary = query.get("binary", "false") not in _FALSE
         bodies = self._binary_bodies(body) if is_binary else self._lines(body)
+        is_small = len(bodies) <= _MAX_COUNT_AT_ONCE and len(body) <= _MAX_BODY_AT_ONCE
+        if is_small and topic.started.is_set():
+            return self._put(topic, topic.new_messages(bodies))
+        return self._publish_in_steps(topic, bodies)
+
+    async def _publish_in_steps(self, topic: Topic, bodies: list[bytes]) -> Reply:
+        await topic.started.wait()
         messages, blocks = await topic.prepare_in_steps(bodies)
-        if self._nsqd.topics.get(topic.name) is not topic:  # deleted while the body arrived
+        if self._nsqd.topics.get(topic.name) is not topic:  # deleted meanwhile
             raise Refusal(503, "EXITING")
-        await self._put(topic, messages, blocks=blocks)
-        return text_reply("OK")
+        reply = self._put(topic, messages, blocks=blocks)
+        return reply if isinstance(reply, Reply) else await reply
 
     def _binary_bodies(self, body: bytes) -> list[bytes]:
         reader = BodiesReader(self._options.max_msg_size, self._options.max_body_size)
@@ -187,13 +329,11 @@ class NsqdHTTP:
             raise Refusal(413, "MSG_TOO_BIG")
         return bodies
 
-    async def _publish_topic(self, query: dict[str, str]) -> Topic:
+    def _publish_topic(self, query: dict[str, str]) -> Topic:
         name = required(query, "topic")
         if not is_valid_name(name):
             raise Refusal(400, "INVALID_TOPIC")
-        topic = self._nsqd.get_topic(name)
-        await topic.started.wait()
-        return topic
+        return self._nsqd.get_topic(name)
 
     # topics
 
@@ -203,34 +343,34 @@ class NsqdHTTP:
             raise Refusal(404, "TOPIC_NOT_FOUND")
         return topic
 
-    async def create_topic(self, call: Call) -> Response:
-        await self._publish_topic(call.query())
-        return empty_reply()
+    async def create_topic(self, call: Call) -> Reply:
+        await self._publish_topic(call.query()).started.wait()
+        return EMPTY_REPLY
 
-    async def delete_topic(self, call: Call) -> Response:
+    def delete_topic(self, call: Call) -> Reply:
         name = required(call.query(), "topic")
         self._existing_topic(name)
         self._nsqd.delete_topic(name)
-        return empty_reply()
+        return EMPTY_REPLY
 
-    async def empty_topic(self, call: Call) -> Response:
+    def empty_topic(self, call: Call) -> Reply:
         name = required(call.query(), "topic")
         if not is_valid_name(name):
             raise Refusal(400, "INVALID_TOPIC")
         self._existing_topic(name).empty()
-        return empty_reply()
+        return EMPTY_REPLY
 
-    async def pause_topic(self, call: Call) -> Response:
+    async def pause_topic(self, call: Call) -> Reply:
         topic = self._existing_topic(required(call.query(), "topic"))
         topic.pause()
         await self._nsqd.topic_list.write_pause(topic.name)
-        return empty_reply()
+        return EMPTY_REPLY
 
-    async def unpause_topic(self, call: Call) -> Response:
+    async def unpause_topic(self, call: Call) -> Reply:
         topic = self._existing_topic(required(call.query(), "topic"))
         topic.unpause()
         await self._nsqd.topic_list.write_pause(topic.name)
-        return empty_reply()
+        return EMPTY_REPLY
 
     # channels
 
@@ -245,28 +385,28 @@ class NsqdHTTP:
             raise Refusal(404, "CHANNEL_NOT_FOUND")
         return channel
 
-    async def create_channel(self, call: Call) -> Response:
+    def create_channel(self, call: Call) -> Reply:
         topic, name = self._topic_and_channel_name(call)
         topic.get_channel(name)
-        return empty_reply()
+        return EMPTY_REPLY
 
-    async def delete_channel(self, call: Call) -> Response:
+    def delete_channel(self, call: Call) -> Reply:
         channel = self._existing_channel(call)
         self._nsqd.topics[channel.topic_name].delete_channel(channel.name)
-        return empty_reply()
+        return EMPTY_REPLY
 
-    async def empty_channel(self, call: Call) -> Response:
+    def empty_channel(self, call: Call) -> Reply:
         self._existing_channel(call).empty()
-        return empty_reply()
+        return EMPTY_REPLY
 
-    async def pause_channel(self, call: Call) -> Response:
+    async def pause_channel(self, call: Call) -> Reply:
         channel = self._existing_channel(call)
         channel.pause()
         await self._nsqd.topic_list.write_pause(channel.topic_name)
-        return empty_reply()
+        return EMPTY_REPLY
 
-    async def unpause_channel(self, call: Call) -> Response:
+    async def unpause_channel(self, call: Call) -> Reply:
         channel = self._existing_channel(call)
         channel.unpause()
         await self._nsqd.topic_list.write_pause(channel.topic_name)
-        return empty_reply()
+        return EMPTY_REPLY

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
-from starlette.responses import Response
-
 from nsqtools.protocol.go_text import go_json
 from nsqtools.records.prometheus import metric_lines
 from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog
 from nsqtools.server.http.foundation import (
+    EMPTY_REPLY,
     Call,
     Handler,
     Refusal,
-    empty_reply,
+    Reply,
     json_reply,
     metrics_reply,
     plain_reply,
@@ -23,11 +22,10 @@ from nsqtools.server.http.foundation import (
     topic_and_channel_arguments,
     topic_argument,
 )
-from nsqtools.server.lookup.registrations import RegisteredNsqd, Registrations
-from nsqtools.server.lookup.steady_clock import steady_ns
 from nsqtools.server.loop_meter import meter_of
 from nsqtools.server.queues.steps import in_steps, page_in_steps
-from nsqtools.server.stats.metrics import nsqlookupd_metrics
+from nsqtools.server.registrations import RegisteredNsqd, Registrations, steady_ns
+from nsqtools.server.stats import nsqlookupd_metrics
 from nsqtools.server.tcp.client_connection import ClientConnection
 
 _NEVER_NS = -6795364578871345152  # Go's zero time, as its UnixNano prints it
@@ -64,13 +62,13 @@ class NsqlookupdHTTP:
             ("POST", "/channel/delete"): self.delete_channel,
         }
 
-    async def ping(self, call: Call) -> Response:
+    def ping(self, call: Call) -> Reply:
         return plain_reply("OK")
 
-    async def info(self, call: Call) -> Response:
+    def info(self, call: Call) -> Reply:
         return json_reply({"version": NSQ_VERSION})
 
-    async def metrics(self, call: Call) -> Response:
+    async def metrics(self, call: Call) -> Reply:
         loop = asyncio.get_running_loop()
         families = nsqlookupd_metrics(self._registrations, len(self._connections), meter_of(loop))
         lines = metric_lines(families)
@@ -78,7 +76,7 @@ class NsqlookupdHTTP:
 
     # queries
 
-    async def lookup(self, call: Call) -> Response:
+    def lookup(self, call: Call) -> Reply:
         topic = required(call.query(), "topic")
         try:
             producers = self._registrations.producers(topic, steady_ns())
@@ -88,14 +86,14 @@ class NsqlookupdHTTP:
         described = b",".join(map(_described, producers))
         return raw_json_reply(b'{"channels":%b,"producers":[%b]}' % (go_json(channels), described))
 
-    async def topics(self, call: Call) -> Response:
+    def topics(self, call: Call) -> Reply:
         return json_reply({"topics": self._registrations.topics()})
 
-    async def channels(self, call: Call) -> Response:
+    def channels(self, call: Call) -> Reply:
         topic = required(call.query(), "topic")
         return json_reply({"channels": self._registrations.channels(topic)})
 
-    async def nodes(self, call: Call) -> Response:
+    def nodes(self, call: Call) -> Reply:
         nodes = [
             b'%b,"tombstones":%b,"topics":%b}'
             % (_described(node.peer)[:-1], go_json(node.tombstones), go_json(node.topics))
@@ -103,7 +101,7 @@ class NsqlookupdHTTP:
         ]
         return raw_json_reply(b'{"producers":[%b]}' % b",".join(nodes))
 
-    async def debug(self, call: Call) -> Response:
+    async def debug(self, call: Call) -> Reply:
         entries = {":".join(name): found for name, found in self._registrations.entries() if found}
         loop = asyncio.get_running_loop()
         pieces = [
@@ -116,41 +114,41 @@ class NsqlookupdHTTP:
 
     # administration
 
-    async def create_topic(self, call: Call) -> Response:
+    def create_topic(self, call: Call) -> Reply:
         topic = topic_argument(call.query())
         self._log.info(f"DB: adding topic({topic})")
         self._registrations.create_topic(topic)
-        return empty_reply()
+        return EMPTY_REPLY
 
-    async def delete_topic(self, call: Call) -> Response:
+    def delete_topic(self, call: Call) -> Reply:
         topic = required(call.query(), "topic")
         for _, name, channel in self._registrations.delete_topic(topic):
             what = f"channel({channel}) from topic({name})" if channel else f"topic({name})"
             self._log.info(f"DB: removing {what}")
-        return empty_reply()
+        return EMPTY_REPLY
 
-    async def tombstone_topic_producer(self, call: Call) -> Response:
+    def tombstone_topic_producer(self, call: Call) -> Reply:
         query = call.query()
         topic, node = required(query, "topic"), required(query, "node")
         self._log.info(f"DB: setting tombstone for producer@{node} of topic({topic})")
         self._registrations.tombstone(topic, node, steady_ns())
-        return empty_reply()
+        return EMPTY_REPLY
 
-    async def create_channel(self, call: Call) -> Response:
+    def create_channel(self, call: Call) -> Reply:
         topic, channel = topic_and_channel_arguments(call.query())
         self._log.info(f"DB: adding channel({channel}) in topic({topic})")
         self._log.info(f"DB: adding topic({topic})")
         self._registrations.create_channel(topic, channel)
-        return empty_reply()
+        return EMPTY_REPLY
 
-    async def delete_channel(self, call: Call) -> Response:
+    def delete_channel(self, call: Call) -> Reply:
         topic, channel = topic_and_channel_arguments(call.query())
         try:
             self._registrations.delete_channel(topic, channel)
         except KeyError:
             raise Refusal(404, "CHANNEL_NOT_FOUND") from None
         self._log.info(f"DB: removing channel({channel}) from topic({topic})")
-        return empty_reply()
+        return EMPTY_REPLY
 
 
 def _registered(peer: RegisteredNsqd, tombstoned_ns: int | None) -> dict[str, object]:

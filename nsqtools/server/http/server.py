@@ -1,87 +1,307 @@
-"""uvicorn's HTTP/1.1 in the daemon's own loop.
+"""HTTP/1.1 in the daemon's own loop, as Go's net/http serves it.
 
-Only its protocol class is used: the daemon binds the sockets and handles the signals itself, and
-uvicorn's own `Server` looks every 0.1 s whether it shall stop, and takes another 0.1 s to do it.
-
-Trap: `H11Protocol` and `ServerState` are not public. What is used of them stands in this module
-alone: the protocol's constructor, its ``shutdown``, and the state's ``connections`` and ``tasks``.
-pyproject.toml has an upper bound for that, and a test names each of them.
+httptools parses. Requests of a connection are answered one after the other, most of them at once;
+while one waits for something (the disk, a page that takes steps) no further ones are read.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import re
 import socket
+import time
+from collections import deque
+from collections.abc import Awaitable
+from email.utils import formatdate
 from ssl import SSLContext
+from typing import cast
+from urllib.parse import unquote, urlsplit
 
-import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
+import httptools
 
-from nsqtools.server.http.foreign_calls import ForeignCalls
-from nsqtools.server.http.foundation import HTTPApi
-from nsqtools.server.http.quick import QuickConnection, QuickPaths
-from nsqtools.server.listen import accept, real_address
+from nsqtools.server.http.foundation import BAD_ESCAPE, Call, ForeignCalls, HTTPApi, Reply
+from nsqtools.server.listen import accept, read_in_pieces, real_address
 
-# uvicorn's messages about broken requests would go to stderr between nsqd's lines
-logging.getLogger("uvicorn").addHandler(logging.NullHandler())
-
-_KEEP_ALIVE_S = 24 * 3600  # Go closes no idle connection; a POST on one that just closed is lost
 _FINISH_S = 1.0  # for requests that are being answered at the end
+_LINGER_S = 0.5  # a client that still sends can read the answer before the reset
+_MAX_HEAD = (1 << 20) + 4096
+_MAX_DRAINED = 256 << 10  # bytes of a body that nobody reads, to keep the connection
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_REASONS = {
+    200: b"OK",
+    301: b"Moved Permanently",
+    307: b"Temporary Redirect",
+    400: b"Bad Request",
+    403: b"Forbidden",
+    404: b"Not Found",
+    405: b"Method Not Allowed",
+    413: b"Request Entity Too Large",
+    417: b"Expectation Failed",
+    431: b"Request Header Fields Too Large",
+    500: b"Internal Server Error",
+    501: b"Not Implemented",
+    503: b"Service Unavailable",
+}
+
+
+class _Refused(Exception):
+    """Read no more of this connection, and answer with this status."""
+
+    def __init__(self, status: int, text: bytes = b"") -> None:
+        super().__init__(status)
+        reason = b"%d %b" % (status, _REASONS[status])
+        self.answer = (
+            b"HTTP/1.1 %b\r\nContent-Type: text/plain; charset=utf-8\r\n"
+            b"Connection: close\r\n\r\n%b" % (reason, text or reason)
+        )
 
 
 class HTTPServer:
     """One listening socket of the HTTP API."""
 
     def __init__(
-        self,
-        api: HTTPApi,
-        listener: socket.socket,
-        tls_context: SSLContext | None = None,
-        quick: QuickPaths | None = None,
+        self, api: HTTPApi, listener: socket.socket, tls_context: SSLContext | None = None
     ) -> None:
-        self._config = uvicorn.Config(
-            api,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-        )
+        self.api = api
+        self.connections: set[_Connection] = set()
         self._listener = listener
         self._tls_context = tls_context
-        self._quick = quick
-        self._state = ServerState()
         self._server: asyncio.Server | None = None
+        self._date = b""
+        self._date_of = 0
 
     async def start(self) -> None:
         """Serve from now on."""
-        self._config.load()
-        self._server = await accept(self._listener, self._make_protocol, self._tls_context)
-
-    def _make_protocol(self) -> asyncio.Protocol:
-        if self._quick is not None:
-            return QuickConnection(self._quick, self._make_framework)
-        return self._make_framework()
-
-    def _make_framework(self) -> asyncio.Protocol:
-        return H11Protocol(self._config, self._state, app_state={})
+        self._server = await accept(self._listener, lambda: _Connection(self), self._tls_context)
 
     async def stop(self) -> None:
         """Let requests that are being answered finish, for a moment, and close everything."""
         if self._server is None:
             return
         self._server.close()
-        if self._quick is not None:
-            for quick in list(self._quick.connections):
-                quick.close()
-        for connection in list(self._state.connections):
-            connection.shutdown()
-        if self._state.tasks:
-            await asyncio.wait(self._state.tasks, timeout=_FINISH_S)
-        for task in self._state.tasks:
-            task.cancel()
+        tasks = [task for each in list(self.connections) if (task := each.stop())]
+        if tasks:
+            await asyncio.wait(tasks, timeout=_FINISH_S)
+        for connection in list(self.connections):
+            connection.close()
+
+    def date(self) -> bytes:
+        """Return the time as answers have it."""
+        now_s = int(time.time())
+        if now_s != self._date_of:
+            self._date_of, self._date = now_s, formatdate(now_s, usegmt=True).encode()
+        return self._date
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, server: HTTPServer) -> None:
+        self._server = server
+        self._api = server.api
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport = cast(asyncio.Transport, None)  # until connection_made
+        self._client = ""
+        self._target = b""
+        self._headers: dict[str, str] = {}
+        self._call: Call | None = None  # whose body is being read
+        self._chunks: list[bytes] = []
+        self._body_size = 0
+        self._head_size = 0  # bytes that came since the last of a body
+        self._calls: deque[Call] = deque()  # to be answered
+        self._task: asyncio.Task[None] | None = None  # answers one
+        self._is_last = False  # nothing that comes is read any more
+        self._farewell: bytes | None = None  # sent after the answers, to a client that still sends
+        self._is_full = False  # the client reads too slowly
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        read_in_pieces(transport)
+        self._server.connections.add(self)
+        peer = transport.get_extra_info("peername")
+        self._client = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.connections.discard(self)
+        self._calls.clear()
+
+    def eof_received(self) -> bool:
+        is_busy = self._task is not None or bool(self._calls)
+        self._is_last = True
+        return is_busy and self._transport.get_extra_info("sslcontext") is None
+
+    def stop(self) -> asyncio.Task[None] | None:
+        """Close, at once or after what is being answered, which is returned."""
+        self._is_last = True
+        self._calls.clear()
+        if self._task is None:
+            self._transport.close()
+        return self._task
+
+    def close(self) -> None:
+        """Close, whatever is being answered."""
+        if self._task is not None:
+            self._task.cancel()
+        self._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_last:
+            return
+        self._head_size += len(data)
+        try:
+            self._parser.feed_data(data)
+            if self._head_size > _MAX_HEAD:
+                raise _Refused(431)
+        except httptools.HttpParserUpgrade:
+            self._is_last = True  # answered as if it had not asked for another protocol
+        except (httptools.HttpParserError, _Refused) as exc:
+            if not self._is_last:
+                refused = exc if isinstance(exc, _Refused) else exc.__context__
+                if not isinstance(refused, _Refused):
+                    refused = _Refused(400)
+                self._end(refused.answer)
+        self._answer()
+
+    def _end(self, farewell: bytes) -> None:
+        self._is_last = True
+        self._farewell = farewell
+
+    # what the parser finds
+
+    def on_url(self, piece: bytes) -> None:
+        self._target += piece
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._call is None:  # else it follows the chunks of a body
+            key = name.decode("latin-1").lower()
+            if key == "host" and key in self._headers:
+                raise _Refused(400)
+            self._headers[key] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        parser, headers = self._parser, self._headers
+        target = self._target.decode("latin-1")
+        path = target.partition("?")[0]
+        if not path.startswith("/"):  # to a proxy
+            parts = urlsplit(target)
+            path = parts.path
+            if parts.netloc:
+                headers["host"] = parts.netloc
+        if "%" in path:
+            if BAD_ESCAPE.search(path):
+                raise _Refused(400)
+            path = unquote(path)
+        call = Call(parser.get_method().decode(), target, path, headers)
+        call.is_old = parser.get_http_version() == "1.0"
+        call.closes = not parser.should_keep_alive() or parser.should_upgrade()
+        if not call.is_old and not re.fullmatch(r"[^\s/@\\]+", headers.get("host", "")):
+            raise _Refused(400)
+        if headers.get("transfer-encoding", "chunked").lower() != "chunked":
+            raise _Refused(501, b"Unsupported transfer encoding")
+        self._call = call
+        self._api.find(call)
+        length = call.declared_length
+        if length > max(call.limit, _MAX_DRAINED):
+            self._do_not_read(call)
+        if "expect" in headers:
+            if headers["expect"].lower() != "100-continue":
+                call.handler = lambda call: Reply(417, b"")
+                self._do_not_read(call)
+            if length > 0 or "transfer-encoding" in headers:
+                if not 0 < max(length, 1) <= call.limit:
+                    self._do_not_read(call)
+                if not self._calls and self._task is None:
+                    self._transport.write(_CONTINUE)
+
+    def _do_not_read(self, call: Call) -> None:
+        """Answer without the body, and close: the parser is made to stop."""
+        call.body, call.closes = None, True
+        self._calls.append(call)
+        self._end(b"")
+        raise _Refused(413)
+
+    def on_body(self, chunk: bytes) -> None:
+        call = cast(Call, self._call)
+        self._head_size = 0
+        self._body_size += len(chunk)
+        if self._body_size <= call.limit:
+            self._chunks.append(chunk)
+            return
+        self._chunks.clear()
+        call.body = None
+        if self._body_size > max(call.limit, _MAX_DRAINED):
+            self._do_not_read(call)
+
+    def on_message_complete(self) -> None:
+        call = cast(Call, self._call)
+        if call.body is not None:
+            call.body = b"".join(self._chunks)
+        self._calls.append(call)
+        self._is_last = call.closes
+        self._call = None
+        self._target, self._headers, self._chunks = b"", {}, []
+        self._body_size = self._head_size = 0
+
+    # answers
+
+    def _answer(self) -> None:
+        answers: list[bytes] = []
+        while self._calls and self._task is None and not self._is_full:
+            call = self._calls.popleft()
+            reply = self._api.answer(call)
+            if isinstance(reply, Reply):
+                answers.append(self._encoded(call, reply))
+            else:
+                self._task = asyncio.get_running_loop().create_task(self._wait(call, reply))
+        if answers:
+            self._transport.write(b"".join(answers))
+        if self._calls:
+            self._transport.pause_reading()
+        elif self._task is not None:
+            return  # and goes on here when it is done
+        elif self._farewell is not None:
+            self._transport.write(self._farewell)
+            self._farewell = None
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            self._transport.resume_reading()
+            asyncio.get_running_loop().call_later(_LINGER_S, self._transport.close)
+        elif self._is_last:
+            self._transport.close()
+        elif not self._is_full:
+            self._transport.resume_reading()
+
+    async def _wait(self, call: Call, reply: Awaitable[Reply]) -> None:
+        try:
+            answer = self._encoded(call, await reply)
+        finally:
+            self._task = None
+        if not self._transport.is_closing():
+            self._transport.write(answer)
+            self._answer()
+
+    def _encoded(self, call: Call, reply: Reply) -> bytes:
+        status, fields, body = reply
+        self._api.report(call, status, self._client)
+        connection = b""
+        if call.closes != call.is_old:
+            connection = b"Connection: close\r\n" if call.closes else b"Connection: keep-alive\r\n"
+        return b"HTTP/1.%d %d %b\r\n%bDate: %b\r\nContent-Length: %d\r\n%b\r\n%b" % (
+            not call.is_old,
+            status,
+            _REASONS[status],
+            fields,
+            self._server.date(),
+            len(body),
+            connection,
+            body if call.method != "HEAD" else b"",
+        )
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        self._answer()
 
 
 def foreign_calls(listener: socket.socket, broadcast_address: str) -> ForeignCalls:

@@ -14,6 +14,7 @@ from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
+from typing import Protocol
 
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.server.daemon_log import DaemonLog
@@ -22,10 +23,10 @@ from nsqtools.server.durable.journal import QueueJournal, due_ns
 from nsqtools.server.durable.unconfirmed import Unconfirmed
 from nsqtools.server.loop_meter import meter_of
 from nsqtools.server.queues.backlog import BackendError, Backlog, Undo
-from nsqtools.server.queues.channel_neighbors import Bury, ChannelConsumer, ConsumerLimit
-from nsqtools.server.queues.held_messages import DeferredMessages, InFlightMessages
 from nsqtools.server.queues.latency import LatencyCounts, LatencyWindow
 from nsqtools.server.queues.queued_message import (
+    DeferredMessages,
+    InFlightMessages,
     again,
     attempts_of,
     delivered_to_record,
@@ -34,6 +35,33 @@ from nsqtools.server.queues.queued_message import (
 )
 from nsqtools.server.queues.record_file import Block
 from nsqtools.server.queues.steps import free_in_steps
+
+Bury = Callable[["Channel", bytes, Callable[[BackendError | None], None]], None]
+"""Keeps a message of a channel elsewhere, and calls back."""
+
+
+class ConsumerLimit(Exception):
+    """``--max-channel-consumers`` are there already."""
+
+
+class ChannelConsumer(Protocol):
+    """What a channel knows of the client at the other end of a connection."""
+
+    in_flight: InFlightMessages
+
+    @property
+    def room(self) -> int:
+        """How many more messages may be delivered now."""
+
+    def deliver(self, messages: list[bytes], now_s: float) -> None:
+        """Send messages, which count as in flight from now on."""
+
+    def flush(self) -> None:
+        """Send what is buffered: the channel does not flow any more."""
+
+    def disconnect(self) -> None:
+        """Close the connection: the channel is going away."""
+
 
 _TURN_COUNT = 256  # messages for one consumer before the next one has its turn
 _TURN_BYTES = 1 << 18
@@ -318,7 +346,16 @@ class Channel:
         """Queue again what is due, so many at once that others get their turns in between."""
         if self._is_closed:
             return
-        now_s = self._loop.time()
+        try:
+            self._queue_what_is_due(self._loop.time())
+        finally:  # whatever raised: what else is in flight must time out
+            deadlines = [held.next_deadline_s() for held in self._in_flight.values()]
+            deadlines.append(self.deferred.next_due_s())
+            next_s = min((when for when in deadlines if when is not None), default=None)
+            if next_s is not None:
+                self.watch(next_s)
+
+    def _queue_what_is_due(self, now_s: float) -> None:
         expired: list[bytes] = []
         for held in self._in_flight.values():
             expired += held.take_expired(now_s, _TURN_COUNT - len(expired))
@@ -332,11 +369,6 @@ class Channel:
         due = self.deferred.take_due(now_s, _TURN_COUNT)
         if due:
             self._queue_again(due)
-        deadlines = [held.next_deadline_s() for held in self._in_flight.values()]
-        deadlines.append(self.deferred.next_due_s())
-        next_s = min((when for when in deadlines if when is not None), default=None)
-        if next_s is not None:
-            self.watch(next_s)
 
     # the end
 

@@ -27,18 +27,16 @@ from nsqtools.server.durable.recovery import (
     load_due_times,
     save_due_times,
 )
-from nsqtools.server.queues.backlog import BackendError, Backlog, DiskHealth
+from nsqtools.server.queues.backlog import BackendError, Backlog, DiskHealth, Limits
 from nsqtools.server.queues.channel import Channel
-from nsqtools.server.queues.data_path import TopicMetadata, metadata_of_queues
+from nsqtools.server.queues.data_path import TopicList, TopicMetadata, metadata_of_queues
 from nsqtools.server.queues.disk_queue import DiskQueue
 from nsqtools.server.queues.disk_thread import DiskThread
 from nsqtools.server.queues.latency import LatencyCounts, LatencyWindow
-from nsqtools.server.queues.limits import Limits
 from nsqtools.server.queues.logged_disk_queue import LoggedDiskQueue
-from nsqtools.server.queues.queue_files import queues_with_files
 from nsqtools.server.queues.queued_message import BODY_AT, MessageIds
+from nsqtools.server.queues.record_file import queues_with_files
 from nsqtools.server.queues.topic import Topic
-from nsqtools.server.queues.topic_list import TopicList
 from nsqtools.server.settings.nsqd_options import NsqdOptions
 
 _FREEZE_EVERY = 200
@@ -257,7 +255,7 @@ class NsqdQueues:
         recovery = Recovery(self._data_path, self.log, self.options.max_bytes_per_file)
         recovery.run()
         metadata = self.topic_list.read()
-        self._due_times = load_due_times(self._data_path)
+        self._due_times = load_due_times(self._data_path, self.options.max_req_timeout)
         self._had_due_times = bool(self._due_times)
         self._queues_with_files = queues_with_files(self._data_path, with_meta=True)
         files = LogFiles(self._data_path)

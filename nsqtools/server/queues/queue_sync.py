@@ -17,7 +17,7 @@ from typing import NamedTuple
 from nsqtools.files.durable import NewestContent
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.disk_thread import Behind, Done, Work
-from nsqtools.server.queues.queue_files import QueueFiles
+from nsqtools.server.queues.record_file import QueueFiles
 
 
 class Positions(NamedTuple):

@@ -20,9 +20,8 @@ from nsqtools.server.durable.journal import QueueJournal, due_ns
 from nsqtools.server.durable.records import Published
 from nsqtools.server.durable.unconfirmed import Unconfirmed
 from nsqtools.server.loop_meter import meter_of
-from nsqtools.server.queues.backlog import BackendError, Backlog, Undo, encoded
+from nsqtools.server.queues.backlog import BackendError, Backlog, Limits, Undo, encoded
 from nsqtools.server.queues.channel import Channel
-from nsqtools.server.queues.limits import Limits
 from nsqtools.server.queues.queued_message import (
     BODY_AT,
     MessageIds,

@@ -14,7 +14,7 @@ from typing import Any
 from zlib import crc32
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.server.settings import flag_kinds as kinds
+from nsqtools.server.settings import go_flags as kinds
 
 NOT_GO = "[not in Go's nsqd] "
 

@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.server.settings import flag_kinds as kinds
+from nsqtools.server.settings import go_flags as kinds
 from nsqtools.server.settings.nsqd_options import setting
 
 

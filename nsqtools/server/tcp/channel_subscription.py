@@ -12,8 +12,7 @@ from asyncio import AbstractEventLoop, TimerHandle
 from random import randrange
 
 from nsqtools.server.queues.channel import Channel
-from nsqtools.server.queues.held_messages import InFlightMessages
-from nsqtools.server.queues.queued_message import timestamp_ns
+from nsqtools.server.queues.queued_message import InFlightMessages, timestamp_ns
 from nsqtools.server.tcp.client_connection import ClientConnection
 from nsqtools.server.tcp.negotiation import Negotiated
 

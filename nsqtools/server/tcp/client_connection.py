@@ -13,6 +13,10 @@ meanwhile. Compressed bytes are decoded a little at a time: 30 KB can decode to 
 Traps: after a fatal error the client may still be sending; closing with unread input would destroy
 the error frame, so the connection is half closed and drained for a moment. A client that does not
 read its answers is not read from either.
+
+Trap: a client can die at any point, and whatever raises then concerns this client only. `flush` is
+called by the channel that deals messages out to many: it raises nothing, and what it cannot write
+ends the connection in the next step of the loop.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import cast
+from typing import Protocol, cast
 
 from nsqtools.protocol.codecs import Codec
 from nsqtools.protocol.error_codes import RequestError
@@ -28,8 +32,53 @@ from nsqtools.protocol.requests import Incomplete, LineTooLong
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.listen import read_in_pieces
 from nsqtools.server.loop_meter import meter_of
-from nsqtools.server.tcp.connection_protocol import ConnectionProtocol, Pause
 from nsqtools.server.tcp.tls_layer import HandshakeFailed, TLSLayer
+
+
+class Pause(Exception):
+    """Nothing continues before ``until()`` is done; then the command at ``position`` is run."""
+
+    def __init__(self, position: int, until: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(position)
+        self.position = position
+        self.until = until
+
+
+class ConnectionProtocol(Protocol):
+    """A protocol on a connection."""
+
+    def execute(self, data: bytes, position: int) -> int:
+        """Run one command and return the position after it.
+
+        May raise `RequestError`, `Incomplete`, `LineTooLong` or `Pause`.
+        """
+
+    def quick(self, data: bytes) -> bytes | None:
+        """Run a read that is one frequent command, and return the answer; None if it is not.
+
+        The answer is ``b""`` when it comes later. Called only when nothing is queued in either
+        direction, without TLS and compression.
+        """
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a command that was run is to be answered later."""
+
+    def encode_error(self, error: RequestError) -> bytes:
+        """Return the error as this protocol sends it."""
+
+    def commands_done(self) -> None:
+        """At least one command of a read has been run; its answers are about to be written."""
+
+    def output_stuck(self) -> None:
+        """The client does not read: nothing more fits in."""
+
+    def output_flows(self) -> None:
+        """The client reads again."""
+
+    def closed(self) -> None:
+        """The connection is over; called once."""
+
 
 _DRAIN_S = 1.0
 _DECODED_BYTES = 1 << 16  # at a time
@@ -74,6 +123,7 @@ class ClientConnection(asyncio.Protocol):
         self._flush_due = False
         self._out_size = 0
         self._is_over = False
+        self._is_reported = False  # why it is being closed
         self._drain_timer: asyncio.TimerHandle | None = None
 
     # asyncio.Protocol
@@ -164,13 +214,18 @@ class ClientConnection(asyncio.Protocol):
                 if self._loop.time() >= until_s:
                     self._go_on()
                     break
-        except Exception as exc:  # such as a RecursionError of JSON: it concerns this client only
-            self._log.error(f"client({self.remote_address}) - {str(exc) or repr(exc)}")
+            if not self._is_over:
+                self._update_reading()
+                self._give_up_if_done()
+        except Exception as exc:  # such as a RecursionError of JSON
+            self._report(exc)
             self.close()
-        if self._is_over:
-            return
-        self._update_reading()
-        self._give_up_if_done()
+
+    def _report(self, exc: Exception) -> None:
+        """Say why the client is being closed, once: ending it can raise the same again."""
+        if not self._is_reported:
+            self._is_reported = True
+            self._log.error(f"client({self.remote_address}) - {str(exc) or repr(exc)}")
 
     def _give_up_if_done(self) -> None:
         is_busy = self._has_turn or self._pause or self._received or self.is_stuck
@@ -259,7 +314,7 @@ class ClientConnection(asyncio.Protocol):
         except RequestError as error:
             refusal = error
         except Exception as exc:
-            self._log.error(f"client({self.remote_address}) - {str(exc) or repr(exc)}")
+            self._report(exc)
             self.abort()
         self._pause = None
         if self._is_over or self._protocol is None:
@@ -309,18 +364,27 @@ class ClientConnection(asyncio.Protocol):
         return self._out_size
 
     def flush(self) -> None:
-        """Write what is queued, unless a TLS handshake is under way: then it waits for its end."""
+        """Write what is queued, unless a TLS handshake is under way: then it waits for its end.
+
+        Raises nothing: a connection that cannot take it is aborted.
+        """
         if not self._out or (self.tls is not None and not self.tls.is_ready):
             return
         data = b"".join(self._out) if len(self._out) > 1 else self._out[0]
         self._out.clear()
         self._out_size = 0
         self._flush_due = False
-        if self._codec is not None:
-            data = self._codec.compress(data)
-        if self.tls is not None:
-            data = self.tls.encrypt(data)
-        self._transport.write(data)
+        if self._transport.is_closing():
+            return
+        try:
+            if self._codec is not None:
+                data = self._codec.compress(data)
+            if self.tls is not None:
+                data = self.tls.encrypt(data)
+            self._transport.write(data)
+        except Exception as exc:  # such as that of TLS after a broken record
+            self._report(exc)
+            self._transport.abort()
 
     # layers
 
@@ -366,24 +430,24 @@ class ClientConnection(asyncio.Protocol):
         """Write what is queued and close."""
         if not self._is_over:
             self.flush()
-        self._end()
         self._transport.close()
+        self._end()
 
     def abort(self) -> None:
         """Close without writing what is queued."""
-        self._end()
         self._transport.abort()
+        self._end()
 
     def _hang_up(self, last_words: bytes) -> None:
         self.send(last_words)
         self.flush()
-        self._end()
         self._chunks.clear()
-        if self._transport.can_write_eof():
-            self._drain_timer = self._loop.call_later(_DRAIN_S, self._transport.abort)
+        self._drain_timer = self._loop.call_later(_DRAIN_S, self._transport.abort)
+        try:
             self._transport.write_eof()
-        else:
-            self._transport.close()
+        except OSError:  # the client has gone
+            self._transport.abort()
+        self._end()
 
     def _end(self) -> None:
         if self._is_over:

@@ -18,8 +18,12 @@ from nsqtools.protocol.lookup_v1 import (
     topic_and_channel,
 )
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.lookup.registrations import RegisteredNsqd, Registration, Registrations
-from nsqtools.server.lookup.steady_clock import steady_ns
+from nsqtools.server.registrations import (
+    RegisteredNsqd,
+    Registration,
+    Registrations,
+    steady_ns,
+)
 from nsqtools.server.tcp.client_connection import ClientConnection
 
 _OK = encode_response(b"OK")
@@ -28,7 +32,7 @@ Handler = Callable[[list[bytes], bytes, int, int], int]
 
 
 class LookupProtocolV1:
-    """The conversation with one nsqd; see `connection_protocol.ConnectionProtocol`.
+    """The conversation with one nsqd; see `client_connection.ConnectionProtocol`.
 
     ``own_info`` is what nsqlookupd says of itself.
     """
@@ -52,7 +56,7 @@ class LookupProtocolV1:
             b"UNREGISTER": self._unregister,
         }
 
-    # connection_protocol.ConnectionProtocol
+    # client_connection.ConnectionProtocol
 
     def execute(self, data: bytes, position: int) -> int:
         """Run the command at the position."""

@@ -27,8 +27,7 @@ from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.queues.record_file import Block
 from nsqtools.server.queues.topic import Topic
 from nsqtools.server.tcp.auth import ClientAuthorization
-from nsqtools.server.tcp.client_connection import ClientConnection
-from nsqtools.server.tcp.connection_protocol import Pause
+from nsqtools.server.tcp.client_connection import ClientConnection, Pause
 
 _OK_FRAME = encode_frame(RESPONSE, OK)
 _MAX_UNCONFIRMED_BYTES = 8 << 20  # of one client, on their way to the durable log

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from nsqtools.archive.codecs import Codec, CorruptError, codec_of, unpacker
-from nsqtools.archive.finding import ArchiveFile
+from nsqtools.archive.finding import ArchiveFile, why_foreign
 from nsqtools.archive.layout import (
     PART,
     Head,
@@ -55,20 +55,29 @@ class LineKind(Enum):
 
 
 class FileContent(NamedTuple):
-    """What the first line shows; ``topic`` is that of its message."""
+    """What the first line shows; ``topic`` is that of its message.
+
+    ``foreign`` says why it is not an archive: see `why_foreign`.
+    """
 
     kind: LineKind
     codec: Codec
     topic: str = ""
+    foreign: str = ""
 
 
-def read_content(archive: ArchiveFile, delimiter: bytes) -> FileContent:
-    """Read as much as it takes to know what a file is. Raises ``OSError``, `OutputError`."""
+def read_content(archive: ArchiveFile, delimiter: bytes, name: str) -> FileContent:
+    """Read as much as it takes to know what a file is. ``name`` is as `why_foreign` takes it.
+
+    Raises ``OSError``, `OutputError`.
+    """
     with open_to_read(archive.path) as file:
         data = file.read(LOOK_SIZE)
         if codec_of(data) is Codec.ZSTD:
             data += file.read(ZSTD_BLOCK_SIZE)
     codec, text = beginning_of(data)
+    if archive.members is None and (why := why_foreign(name, data)):
+        return FileContent(LineKind.bodies, codec, foreign=why)
     return message_content(text, codec) or _look_well(archive, delimiter, codec)
 
 
@@ -224,7 +233,9 @@ class ListedFile:
         if self._content is None or self._content.kind is LineKind.nothing:
             members = self.members() if self.has_index else None
             archive = ArchiveFile.at(self.path, members, self.head)
-            self._content = read_content(archive, delimiter)
+            is_named = self.name == str(self.path)
+            below = self.name if self.is_finished and not is_named else ""
+            self._content = read_content(archive, delimiter, below)
         return self._content
 
 

@@ -3,6 +3,10 @@
 Offsets and files decide everything, so that a batch planned again after a crash is the same batch.
 What an offset names must exist: a file that is gone, or has other members than those counted, is
 lost data and is reported.
+
+A file that was read by its name, because it had no index yet, has a head once the index is there:
+another tool copied it later, or version 0.2 listed a bucket while the file was uploaded. It is the
+same file for as long as it has the name and the size that the offset names.
 """
 
 from __future__ import annotations
@@ -166,7 +170,7 @@ class ArchiveStream:
             if frozen is not None and key not in frozen:
                 continue
             if isinstance(key, Head):
-                if start.has_read(key):
+                if start.has_read(key) or _was_read_by_name(file, start):
                     file.forget_members()
                     continue
                 self._names[key] = file.shown
@@ -270,8 +274,9 @@ class ArchiveStream:
                 upto = upto if upto is not None else members[-1].end if members else 0
                 part = _between(members, start.position(head), upto)
                 yield file, file.content(self._settings.delimiter), part
+        by_name = {file.name: file for file in files.values() if file.is_finished}
         for name in sorted(end.files.keys() - start.files.keys()):
-            listed = files.get(name)
+            listed = files.get(name) or by_name.get(name)
             if listed is None or listed.size() < end.files[name]:
                 self._lose(f"{name} is gone, or shorter than it was")
             elif is_read(listed, self._settings, self._tell_once):
@@ -320,7 +325,9 @@ class ArchiveStream:
                 log.warning(
                     "file %s of writer %s is missing in %s: deleted before this stream saw it, "
                     "or never written (the archiver crashed, or its disk was full)",
-                    *(new, writer, ", ".join(self._settings.paths)),
+                    new,
+                    writer,
+                    ", ".join(self._settings.paths),
                 )
 
     def _is_lost(self, head: Head, offset: Offset, files: Mapping[Key, ListedFile]) -> bool:
@@ -370,6 +377,12 @@ def narrower(before: TimeRange, now: TimeRange) -> TimeRange:
             hint="Give it as it was; read the others as a batch, or with a new checkpoint.",
         )
     return now
+
+
+def _was_read_by_name(file: ListedFile, start: Offset) -> bool:
+    """Whether an offset has a file with a head by its name."""
+    size = start.files.get(file.name)
+    return size is not None and file.is_finished and size == file.size()
 
 
 def _between(members: list[Member], begin: int, end: int) -> list[Member]:

@@ -154,8 +154,13 @@ def _json_schema() -> pyarrow.Schema:
     number = pyarrow.int64()
     return pyarrow.schema(
         [
-            *(("topic", text), ("nsqd", text), ("id", text), ("ts", number)),
-            *(("attempts", pyarrow.int32()), ("body", text), ("body64", text)),
+            ("topic", text),
+            ("nsqd", text),
+            ("id", text),
+            ("ts", number),
+            ("attempts", pyarrow.int32()),
+            ("body", text),
+            ("body64", text),
         ]
     )
 

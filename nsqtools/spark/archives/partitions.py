@@ -67,8 +67,8 @@ class ReadPartition:
 
 def refusal(content: FileContent, settings: ReadSettings, *, has_index: bool) -> str:
     """Return why a file that no option excludes cannot be read; empty when it can."""
-    if content.kind is not LineKind.bodies:
-        return ""
+    if content.kind is not LineKind.bodies or content.foreign:
+        return content.foreign
     if not has_index and settings.format is not FileFormat.raw:
         return (
             "it does not hold messages as nsq to-file writes them; option format=raw reads bodies"

@@ -17,7 +17,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nsqtools.archive.storage import open_storage
+from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import OutputError
 from nsqtools.spark.archives.message_columns import IDENTITY
 from nsqtools.spark.location import Location, absolute, spark_url

@@ -26,8 +26,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-from nsqtools.archive.storage import Storage, failure_of, open_storage
-from nsqtools.archive.storage_drafts import remove_stale_drafts
+from nsqtools.archive.storage import Storage, failure_of
+from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.locks import lock_file
 from nsqtools.spark.jobs.lease import leased
@@ -209,8 +209,6 @@ def remove_leftovers(output: Location) -> int:
             folder = match[0].removesuffix(match[1])
             place.delete(match[0])
             place.delete(f"{folder}.{match[1]}.crc")
-        if isinstance(output, StoredPlace):
-            remove_stale_drafts(place)
         return len(left)
     except OSError as exc:
         raise failure_of(exc, "clean up", output) from exc

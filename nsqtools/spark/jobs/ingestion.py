@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.records.prometheus import Metric
 from nsqtools.spark.archives.message_columns import MESSAGE_DDL
+from nsqtools.spark.jobs.compaction.inventory import DAY_NS
 from nsqtools.spark.jobs.delta_sink import DeltaSink
 from nsqtools.spark.location import Location, spark_url
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 METRICS = "ingest"
+DATE_IN_UTC = f"date_from_unix_date(int(ts_ns div {DAY_NS} - if(ts_ns % {DAY_NS} < 0, 1, 0)))"
+"""Spark's own functions of a timestamp go by the time zone of the session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ def start_query(spark: SparkSession, source: IngestSource, sink: IngestSink) -> 
     from pyspark.sql import functions as F
 
     stream = spark.readStream.format(source.format).schema(MESSAGE_DDL).options(**source.options)
-    rows = stream.load().withColumn("date", F.to_date("timestamp"))
+    rows = stream.load().withColumn("date", F.expr(DATE_IN_UTC))
     rows = rows.observe(
         METRICS,
         F.count(F.lit(1)).alias("rows"),

@@ -16,6 +16,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nsqtools.archive.finding import PARQUET_MAGIC
 from nsqtools.archive.layout import PART, is_hidden
 from nsqtools.archive.reader import EVER, TimeRange
 from nsqtools.archive.storage import failure_of
@@ -29,7 +30,6 @@ from nsqtools.spark.packages import DELTA_LOG
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
-PARQUET_MAGIC = b"PAR1"
 NEEDED = ("ts_ns", "body")
 
 

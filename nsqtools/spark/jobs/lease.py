@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from nsqtools.archive.storage import failure_of
-from nsqtools.archive.storage_drafts import remove_stale_drafts
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.spark.location import StoredPlace
 from nsqtools.spark.stored_numbers import StoredNumbers
@@ -125,22 +124,14 @@ _mutex = threading.Lock()
 def leased(root: StoredPlace, name: str) -> Iterator[Lease]:
     """Have a place for the length of a ``with``; its lease is noted below it under ``name``.
 
-    What killed writers left there is removed. Raises as `Lease` does.
+    Raises as `Lease` does.
     """
     lease = Lease(root / name)
     lease.take()
     keeper = threading.Thread(target=lease.keep, name="nsq-lease", daemon=True)
     keeper.start()
     try:
-        _clean_up(root)
         yield lease
     finally:
         lease.release()
         keeper.join()
-
-
-def _clean_up(root: StoredPlace) -> None:
-    try:
-        remove_stale_drafts(root.storage, root.key)
-    except OSError as exc:  # nobody needs it to be done now
-        log.warning("cannot clean up %s (%s)", root, exc.strerror)

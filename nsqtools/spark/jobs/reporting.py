@@ -92,7 +92,11 @@ def _by_message(messages: DataFrame, step_ns: int) -> DataFrame:
 
     begin = F.col("ts_ns") - F.pmod("ts_ns", F.lit(step_ns))
     rows = messages.select(
-        *("topic", "nsqd", "id", "ts_ns", "attempts"),
+        "topic",
+        "nsqd",
+        "id",
+        "ts_ns",
+        "attempts",
         begin.alias("begin"),
         F.length("body").alias("size"),
     )

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from nsqtools.archive.storage import open_storage
+from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.durable import sync_folder, write_all
 from nsqtools.files.locks import lock_file, try_lock

@@ -19,15 +19,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 
+from nsqtools.client.outcomes import may_split
 from nsqtools.errors import (
     ConfigurationError,
     ConnectionFailed,
     NsqError,
-    PublishRejected,
+    PublishError,
+    PublishUnknown,
     RefusedError,
+    ServerError,
 )
 from nsqtools.publish.pacing import RateLimit
-from nsqtools.publish.publisher import SPLITTABLE, PublishBatch, Publisher, PublishOutcome
+from nsqtools.publish.publisher import PublishBatch, Publisher, PublishOutcome
 from nsqtools.spark.publishing.ledger import LOCK_WAIT_S, LedgerEntry, LedgerPart
 from nsqtools.spark.publishing.publish_rows import (
     Chunk,
@@ -230,7 +233,7 @@ class PublishTask:
             span.topics[batch.topic] = span.topics.get(batch.topic, 0) + confirmed
         for index, outcome in sorted(batch.failures.items()):
             error = batch.errors[index]
-            if outcome is PublishOutcome.UNSENT or not is_fault_of_row(outcome, error):
+            if self._publisher.has_given_up or not is_fault_of_row(error):
                 self._fatal = self._fatal or error or ConnectionFailed("nsqd took nothing")
                 return  # the span stays pending: its rows are not done
             if outcome is PublishOutcome.UNKNOWN:
@@ -295,8 +298,9 @@ class PublishTask:
         return report
 
 
-def is_fault_of_row(outcome: PublishOutcome, error: NsqError | None) -> bool:
-    """Whether another row might have been taken: nsqd refused this one for what it is."""
-    if outcome is PublishOutcome.UNKNOWN:
-        return True
-    return isinstance(error, PublishRejected) and error.cause.code in SPLITTABLE
+def is_fault_of_row(error: NsqError | None) -> bool:
+    """Whether another row might have been taken: nsqd refused this one for what it is, or the
+    connection broke over it."""
+    if isinstance(error, PublishUnknown):
+        return not isinstance(error.__cause__, ServerError)  # its disk fails
+    return isinstance(error, PublishError) and may_split(error)

@@ -1,11 +1,9 @@
 """The pages of `nsq web`, for people with a browser.
 
-    site.py        the frame, the sample that a page shows, the stream that keeps it up to date
-    overview.py, queues.py, consumer_pages.py, node_pages.py, messages.py   what each page shows
-    changes.py, drains.py   forms, plans and results of what is done to a cluster
-    rendering.py   templates, escaping, addresses
-    queue_lines.py, problems.py, snapshot.py, consumers.py, figures.py      decisions, pure
-    charts.py, recent.py    the history as charts; answers that pages share
+    site.py        the frame, the sample and its stream, templates, escaping, addresses
+    queues.py, consumers.py, node_pages.py, messages.py   what each page shows
+    changes.py     forms, plans and results of what is done to a cluster
+    snapshot.py, figures.py   decisions, charts and numbers as text
 
 Every page is complete without a script. With one it is patched in place as samples come.
 """
@@ -20,18 +18,13 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from nsqtools.web.context import WebContext
-from nsqtools.web.pages.changes import ChangePages
-from nsqtools.web.pages.charts import numbers_of, range_of
-from nsqtools.web.pages.consumer_pages import ConsumerPages
-from nsqtools.web.pages.consumers import Connections
-from nsqtools.web.pages.drains import DrainPages
+from nsqtools.web.pages.changes import ChangePages, DrainPages
+from nsqtools.web.pages.consumers import Connections, ConsumerPages
+from nsqtools.web.pages.figures import numbers_of, range_of
 from nsqtools.web.pages.messages import MessagePages
 from nsqtools.web.pages.node_pages import NodePages
-from nsqtools.web.pages.overview import overview
-from nsqtools.web.pages.queues import QueuePages
-from nsqtools.web.pages.recent import Recent
-from nsqtools.web.pages.rendering import environment
-from nsqtools.web.pages.site import Site
+from nsqtools.web.pages.queues import QueuePages, overview
+from nsqtools.web.pages.site import Recent, Site, environment
 
 STATIC = Path(__file__).parent / "static"
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 
 from nsqtools.cluster.directory import DaemonFailure
-from nsqtools.cluster.nodes import NodeStatus, list_nodes
+from nsqtools.cluster.inventory import NodeStatus, list_nodes
 from nsqtools.errors import NotFoundError, NsqError
 from nsqtools.http.nsqlookupd_http import KnownNode, NsqlookupdHTTPClient
 from nsqtools.protocol.stats import NsqdStats, read_stats
-from nsqtools.web.pages.charts import OF_NODES, trend
-from nsqtools.web.pages.queue_lines import listed
-from nsqtools.web.pages.recent import Recent
-from nsqtools.web.pages.site import Site, Values
-from nsqtools.web.pages.snapshot import sums_of
+from nsqtools.web.pages.figures import OF_NODES, trend
+from nsqtools.web.pages.site import Recent, Site, Values
+from nsqtools.web.pages.snapshot import gone_text, listed, sums_of
 
 MAX_INACTIVE = 200
 MAX_TOPICS = 200
@@ -43,10 +41,7 @@ class NodePages:
     def all(self, request: Request) -> Values:
         """Return the values of the list of nsqd."""
         cluster, snapshot = self._site.context.cluster, self._site.snapshot()
-        try:
-            nodes, failures = self._statuses.get("", lambda _: list_nodes(cluster))
-        except NsqError as error:
-            nodes, failures = [], [DaemonFailure("", error)]
+        nodes, failures = self._statuses.get("", lambda _: self._all())
         history = self._site.context.history
         return self._site.frame(
             request,
@@ -73,7 +68,7 @@ class NodePages:
         """
         asked = request.path_params.get("node") or request.query_params.get("node", "")
         cluster, snapshot = self._site.context.cluster, self._site.snapshot()
-        nodes, _ = self._statuses.get("", lambda _: list_nodes(cluster))
+        nodes, _ = self._statuses.get("", lambda _: self._all())
         status = next((node for node in nodes if node.address == asked), None)
         if status is None or snapshot is None:
             raise NotFoundError(
@@ -132,6 +127,22 @@ class NodePages:
             inactive=inactive[:MAX_INACTIVE],
             inactive_count=len(inactive),
         )
+
+    def _all(self) -> tuple[list[NodeStatus], list[DaemonFailure]]:
+        """Return every nsqd, those that are gone too, and who else does not answer."""
+        context, snapshot = self._site.context, self._site.snapshot()
+        nodes: list[NodeStatus] = []
+        try:
+            nodes, failures = list_nodes(context.cluster, context.watcher.answering)
+        except NsqError as error:
+            failures = [DaemonFailure("", error)]
+        shown = {node.address: node for node in nodes}
+        for address, state in (snapshot.gone if snapshot else {}).items():
+            gone = NodeStatus(address, "", "", state.version, None, (), (), "no answer")
+            node = shown.get(address, gone)
+            if node.error:
+                shown[address] = replace(node, error=f"gone {gone_text(state)}")
+        return [*shown.values()], failures
 
     def _ask(self) -> Directory:
         cluster = self._site.context.cluster

@@ -1,20 +1,28 @@
-"""The pages of a topic and of a channel."""
+"""The pages of queues: the first one with every queue and what is wrong, a topic, a channel."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from starlette.requests import Request
 
 from nsqtools.cluster.queue_rows import QueueRow
 from nsqtools.errors import NotFoundError
 from nsqtools.protocol.names import is_valid_name
-from nsqtools.web.pages.charts import OF_CHANNELS, OF_TOPICS, trend
 from nsqtools.web.pages.consumers import Connections, connections_of
-from nsqtools.web.pages.recent import Recent
-from nsqtools.web.pages.rendering import as_asked
-from nsqtools.web.pages.site import Site, Values
-from nsqtools.web.pages.snapshot import Snapshot
+from nsqtools.web.pages.figures import OF_CHANNELS, OF_TOPICS, trend
+from nsqtools.web.pages.site import Recent, Site, Values, as_asked
+from nsqtools.web.pages.snapshot import (
+    PAGE_LINES,
+    SHOWN,
+    SORTS,
+    QueueQuery,
+    Snapshot,
+    lines_of,
+    read_query,
+    sums_of,
+)
 
 MAX_CONSUMERS = 200
 
@@ -104,13 +112,70 @@ class QueuePages:
             )
         if snapshot is None or row is None:
             what = f"channel {topic}/{channel}" if channel else f"topic {topic}"
-            raise NotFoundError(
-                f"no nsqd that answers has the {what}",
-                hint="It may have been deleted, or the next sample shows it.",
-            )
+            gone = len(snapshot.gone) if snapshot else 0
+            hint = "It may have been deleted, or the next sample shows it."
+            if gone:
+                hint = f"It may be on one of the {gone} nsqd that are gone, or have been deleted."
+            raise NotFoundError(f"no nsqd that answers has the {what}", hint=hint)
         return snapshot, row
 
 
 def _named(request: Request, name: str) -> str:
     found: str = request.path_params.get(name) or request.query_params.get(name, "")
     return found
+
+
+EVERYTHING = ("", "", "")
+
+
+def overview(site: Site, request: Request) -> Values:
+    """Return the values of the page of all queues."""
+    query = read_query(request.query_params)
+    snapshot = site.snapshot()
+    totals = snapshot.totals if snapshot else []
+    lines = lines_of(totals, query)
+    history = site.context.history
+    words = query.text.casefold().split()
+    nodes = (
+        []
+        if not words or not snapshot
+        else [node for node in snapshot.reports if all(word in node.casefold() for word in words)]
+    )
+    return site.frame(
+        request,
+        "overview.html",
+        "Queues",
+        "Queues",
+        search=query.text,
+        cluster=snapshot.sums if snapshot else sums_of([]),
+        trends={
+            name: trend(history, EVERYTHING, name)
+            for name in ("depth", "in_flight", "ingress", "finish", "requeue")
+        },
+        problems=snapshot.problems if snapshot else [],
+        query=query,
+        filters=[
+            (name, label, lines.counts[name], query.address(show=name, page=1))
+            for name, (label, _) in SHOWN.items()
+        ],
+        sorts=_sorts(query),
+        matching_nodes=nodes[:20],
+        rows=[(row, trend(history, row.key, "depth")) for row in lines.rows],
+        found=lines.found,
+        page=lines.page,
+        pages=lines.pages,
+        first=(lines.page - 1) * PAGE_LINES + 1,
+    )
+
+
+def _sorts(query: QueueQuery) -> dict[str, dict[str, Any]]:
+    headings = {"name": "Topic / channel"} | {name: head for name, (head, _) in SORTS.items()}
+    made = {}
+    for name, heading in headings.items():
+        is_sorted = query.sort == name
+        # names begin with a, numbers with the largest
+        turned = not query.is_ascending if is_sorted else name == "name"
+        state = ("ascending" if query.is_ascending else "descending") if is_sorted else "none"
+        address = query.address(sort=name, order="asc" if turned else "desc", page=1)
+        made[name] = {"heading": heading, "state": state, "address": address}
+    return made

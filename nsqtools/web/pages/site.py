@@ -2,27 +2,46 @@
 
 A page is a template and a plain function from a request to its values. The function may ask nsqd
 and wait for it, so it runs on a thread. The same address with ``live=1`` is a stream of events: the
-page is made again for each sample, and the pieces that changed are sent.
+page is made again for each sample, and the pieces that changed are sent. A template marks such a
+piece with ``{% call part("name") %}<tag data-part="name">``, and the container of pieces that come
+and go with ``data-list="{{ list("name") }}"``.
+
+Two guards stand between a hostile cluster and the browser, and no template has to think of either:
+every text passes `escape_line` (controls and characters that reverse a line become visible), then
+jinja escapes it as HTML. What is more than one line, such as a body, is made with `lines`.
+
+Pages share answers (`Recent`): ten people who look at one channel are one question every two
+seconds. Whoever asks first waits for the daemons; who comes meanwhile waits for the same answer.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote, urlencode
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from nsqtools.cluster.queue_rows import Key
+from nsqtools import __version__
+from nsqtools.cluster.queue_rows import Key, QueueRow
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
+from nsqtools.protocol.escaping import escape_line, escape_text
+from nsqtools.protocol.names import is_valid_name
 from nsqtools.web.context import WebContext
-from nsqtools.web.pages.charts import Charts, charts_of, point_of, range_of
-from nsqtools.web.pages.rendering import Addresses, Pieces, render
+from nsqtools.web.pages import figures
+from nsqtools.web.pages.figures import Charts, charts_of, point_of, range_of
 from nsqtools.web.pages.snapshot import Snapshot
 
 Values = dict[str, Any]
@@ -55,6 +74,8 @@ class Site:
     ) -> Values:
         """Return what the frame of a page shows, and the page's own values."""
         snapshot = self.snapshot()
+        lookupds = set(self.context.cluster.lookupds)
+        failed = {each.address for each in snapshot.sample.failures} if snapshot else set()
         return {
             "template": template,
             "to": self.to,
@@ -67,7 +88,8 @@ class Site:
             "shows_messages": self.context.settings.show_messages,
             "sampled_s": snapshot.sampled_s if snapshot else None,
             "answering": len(snapshot.reports) if snapshot else 0,
-            "silent": len(snapshot.sample.failures) if snapshot else 0,
+            "silent": len(failed - lookupds),
+            "silent_lookupds": len(failed & lookupds),
             "is_live": True,
             "point_key": None,
             **values,
@@ -159,3 +181,173 @@ def made_of(make: Make, request: Request) -> tuple[Values, tuple[str, Pieces]]:
 def _theme(request: Request) -> str:
     theme = request.cookies.get("nsq_theme", "")
     return theme if theme in ("dark", "light") else ""
+
+
+@dataclass(slots=True)
+class Pieces:
+    """The parts of one rendering by name, and the names in each list, in order."""
+
+    parts: dict[str, str] = field(default_factory=dict)
+    lists: dict[str, list[str]] = field(default_factory=dict)
+
+    def part(self, name: str, into: str = "", *, caller: Callable[[], Markup]) -> Markup:
+        """Keep what a template marks; ``into`` is the list it belongs to."""
+        made = caller()
+        self.parts[name] = str(made).strip()
+        if into:
+            self.lists[into].append(name)
+        return made
+
+    def list(self, name: str) -> str:
+        """Begin a list."""
+        self.lists[name] = []
+        return name
+
+    def changes_since(self, before: Pieces) -> dict[str, Any]:
+        """Return what a browser that shows ``before`` has to know."""
+        return {
+            "parts": {
+                name: made for name, made in self.parts.items() if before.parts.get(name) != made
+            },
+            "lists": {
+                name: names for name, names in self.lists.items() if before.lists.get(name) != names
+            },
+        }
+
+
+def render(template: str, values: Mapping[str, Any]) -> tuple[str, Pieces]:
+    """Return a page, and its pieces."""
+    pieces = Pieces()
+    made = environment().get_template(template).render(**values, part=pieces.part, list=pieces.list)
+    return made, pieces
+
+
+@functools.cache
+def environment() -> Environment:
+    """Return the templates with what they may call."""
+
+    made = Environment(
+        loader=PackageLoader("nsqtools.web.pages"),
+        autoescape=True,
+        auto_reload=False,
+        undefined=StrictUndefined,
+        finalize=harmless,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        name: getattr(figures, name)
+        for name in ("age", "clock", "count", "moment", "percent", "rate", "seconds", "size")
+    }
+    made.filters["lines"] = lines
+    made.globals |= {
+        "version": __version__,
+        "key_of": key_of,
+        "line_paths": figures.line_paths,
+        "queue_name": queue_name,
+    }
+    for name in made.list_templates():
+        made.get_template(name)  # now, and not while the first reader waits
+    return made
+
+
+def harmless(value: Any) -> Any:
+    """Return a value as a template may put it into a page."""
+    return escape_line(value) if type(value) is str else value
+
+
+def lines(body: bytes) -> Markup:
+    """Return a body as HTML text that keeps its lines."""
+
+    return escape(escape_text(body).decode())
+
+
+def queue_name(row: QueueRow) -> Markup:
+    """Return the name of a queue as HTML: topic, slash, channel."""
+
+    name = Markup("{}").format(harmless(row.topic))
+    if not row.channel:
+        return name
+    return name + Markup('<span class="slash">/</span>{}').format(harmless(row.channel))
+
+
+def key_of(*names: str) -> str:
+    """Return a name for a part, made from any names."""
+    joined = "\0".join(names).encode("utf-8", "surrogatepass")
+    return hashlib.sha1(joined, usedforsecurity=False).hexdigest()[:16]
+
+
+class Addresses:
+    """The addresses of the pages, below a base path."""
+
+    def __init__(self, base_path: str) -> None:
+        self._base = base_path.rstrip("/")
+
+    def page(self, path: str, **query: str) -> str:
+        """Return the address of a page."""
+        asked = {name: value for name, value in query.items() if value}
+        return f"{self._base}{path}" + (f"?{urlencode(asked, errors='replace')}" if asked else "")
+
+    def queue(self, topic: str, channel: str = "") -> str:
+        """Return the address of a topic or channel.
+
+        It is that of nsqadmin, but for names that NSQ does not know and only a hostile cluster
+        has, and dots: these go into the query, where neither slash nor dots mean anything.
+        """
+        if not (_is_segment(topic) and (not channel or _is_segment(channel))):
+            return self.page("/topics", topic=topic, channel=channel)
+        path = f"/topics/{quote(topic, safe='')}"
+        return self.page(f"{path}/{quote(channel, safe='')}" if channel else path)
+
+    def node(self, address: str) -> str:
+        """Return the address of an nsqd's page."""
+        return self.page("/nodes", node=address)
+
+    def static(self, path: str) -> str:
+        """Return the address of a file of ours, new with each version."""
+        return self.page(f"/static/{path}", v=__version__)
+
+
+def as_asked(name: str) -> str:
+    """Return a name as an address can hold it: only a hostile cluster has any other."""
+    return name.encode(errors="replace").decode()
+
+
+def _is_segment(name: str) -> bool:
+    """Tell whether a name can stand in a path: browsers resolve ``.`` and ``..``."""
+    return is_valid_name(name) and name not in (".", "..")
+
+
+V = TypeVar("V")
+
+MAX_ANSWERS = 200
+
+
+@dataclass(slots=True)
+class _Answer(Generic[V]):
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    at_s: float | None = None
+    value: V | None = None
+
+
+class Recent(Generic[V]):
+    """Answers by question, each for ``keep_s`` seconds. Thread-safe."""
+
+    def __init__(self, keep_s: float) -> None:
+        self._keep_s = keep_s
+        self._lock = threading.Lock()
+        self._answers: dict[Hashable, _Answer[V]] = {}
+
+    def get(self, question: Hashable, ask: Callable[[V | None], V]) -> V:
+        """Return what ``ask`` answered lately, or now; it gets the answer before. Raises as it."""
+        with self._lock:
+            answer = self._answers.pop(question, None) or _Answer()
+            self._answers[question] = answer
+            while len(self._answers) > MAX_ANSWERS:
+                del self._answers[next(iter(self._answers))]
+        with answer.lock:
+            now_s = time.monotonic()
+            if answer.value is None or answer.at_s is None or now_s - answer.at_s >= self._keep_s:
+                answer.value = ask(answer.value)
+                answer.at_s = time.monotonic()
+            return answer.value

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.report import pages
 from benchmarks.report.parts import CHECKOUT, PARTS, Settings
-from benchmarks.report.raw import RESULTS, Result, Row, load, machine, save
+from benchmarks.report.raw import RESULTS, Result, Row, machine, save
 
 LONGEST_S = 240  # then a part begins no other run
 HANGS_S = 600  # then it is killed
@@ -22,7 +22,6 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="tests/benchmarks report", description=__doc__)
     parser.add_argument("--only", action="append", choices=PARTS, help="one part; repeatable")
     parser.add_argument("--render", action="store_true", help="make the tables, measure nothing")
-    parser.add_argument("--html", type=Path, help="write how cost grows to this page, as charts")
     parser.add_argument("--seconds", type=float, default=2.5, help="of a sample (2.5)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--most-messages", type=int, default=1_000_000, help="in growth (1000000)")
@@ -37,14 +36,7 @@ def main(arguments: list[str]) -> int:
     if given.results == RESULTS:
         for path in pages.render_all(CHECKOUT):
             print(f"rendered {path.relative_to(CHECKOUT)}")
-        subprocess.run([sys.executable, "-m", "nsqtools.cli.docs"], cwd=CHECKOUT, check=True)
-    if given.html:
-        from benchmarks.report.growth_page import growth_page
-
-        grown = load("growth", given.results)
-        if grown is None:
-            parser.error("growth was not measured")
-        given.html.write_text(growth_page(grown))
+        subprocess.run([sys.executable, ".ci/manual"], cwd=CHECKOUT, check=True)
     for line in failed:
         print(f"FAILED: {line}")
     return int(bool(failed))

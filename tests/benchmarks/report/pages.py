@@ -301,7 +301,9 @@ def six_ratios(result: Result) -> str:
         row("`nsq to-file` to nsq_to_file, plain", "archive", "to-file raw", "nsq_to_file"),
         row(
             "the same with gzip, both by zlib at level 6",
-            *("archive", "to-file raw gzip zlib", "nsq_to_file gzip"),
+            "archive",
+            "to-file raw gzip zlib",
+            "nsq_to_file gzip",
         ),
         row("`for message in consumer` to pynsq", "consume", "library loop", "pynsq"),
         row("`nsq nsqd` to the Go nsqd, publish", "server", "nsq nsqd", "Go nsqd", "publish_"),

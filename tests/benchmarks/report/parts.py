@@ -95,8 +95,16 @@ def consume(settings: Settings) -> Iterator[Row]:
     go_nsq = [replace(each, share=0.3) for each in peers.HANDLERS[:1]]
     pynsq = [each for each in peers.CONSUMERS if each.name == "pynsq"]
     contestants = [
-        *(NSQ_TAIL, NSQ_TAIL_25_MS, *ours.CONSUMERS[:1], *go_nsq, *pynsq, *peers.GNSQ),
-        *(*ours.CONSUMERS[1:], ours.HANDLERS[0], peers.BENCH_READER, peers.CONSUMERS[-1]),
+        NSQ_TAIL,
+        NSQ_TAIL_25_MS,
+        *ours.CONSUMERS[:1],
+        *go_nsq,
+        *pynsq,
+        *peers.GNSQ,
+        *ours.CONSUMERS[1:],
+        ours.HANDLERS[0],
+        peers.BENCH_READER,
+        peers.CONSUMERS[-1],
         *ours.TRANSPORTS,
     ]
     return contest(drain, settings, contestants)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from plugins.archives import lines_of, text_of, write_archive
 from plugins.cli import RunNsq
+from plugins.object_store import Bucket
 
 from nsqtools.archive.layout import index_of
 from nsqtools.protocol.message import WireMessage
@@ -202,3 +203,63 @@ def test_a_member_that_unpacks_to_gigabytes_takes_bounded_memory(
 
     assert run_nsq(["archive", "verify", str(path)]).status == 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 800 << 10
+
+
+COMMANDS = [
+    ["archive", "verify"],
+    ["archive", "cat"],
+    ["archive", "info"],
+    ["archive", "repair"],
+    ["replay", "--topic", "again", "--dry-run"],
+    ["spark", "compact", "-o", "new"],
+]
+
+
+PARQUET = "topic=clicks/date=2026-09-21/part-0.zstd.parquet"
+FOREIGN = {
+    PARQUET: b"PAR1\x15\x04\nPAR1",
+    "_spark_metadata/0": b'v1\n{"path": "file:///x"}\n',
+    "_delta_log/00000000000000000000.json": b'{"commitInfo": {}}\n',
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize(
+    ("place", "name"), [("bucket", PARQUET), *(("directory", name) for name in FOREIGN)]
+)
+def test_files_of_other_programs_are_not_taken_for_bare_bodies(
+    archive: Path,
+    bucket: Bucket,
+    run_nsq: RunNsq,
+    command: list[str],
+    place: str,
+    name: str,
+) -> None:
+    path = archive.parent / name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(FOREIGN[name])
+    if place == "bucket":
+        for each in (archive, index_of(archive), path):
+            bucket.storage.put_file(each.relative_to(archive.parent).as_posix(), each)
+    where = str(archive.parent) if place == "directory" else bucket.url
+
+    result = run_nsq([*command, where])
+
+    assert (result.status, result.out) == (2, b"")
+    assert f"cannot read {where}/{name} as an archive" in result.err
+    assert "nsq spark sql, report and replay" in result.err
+    assert path.read_bytes() == FOREIGN[name]
+
+
+def test_what_begins_with_an_underline_is_an_archive_with_an_index_or_by_its_own_name(
+    tmp_path: Path, run_nsq: RunNsq
+) -> None:
+    (tmp_path / "ours").mkdir()
+    write_archive(tmp_path / "ours" / "_topic.log.gz", messages(0, 3), topic="_topic")
+    (tmp_path / "_raw.log").write_bytes(b"one\ntwo\n")
+
+    ours = run_nsq(["archive", "cat", str(tmp_path / "ours")])
+    raw = run_nsq(["archive", "cat", str(tmp_path / "_raw.log")])
+
+    assert len(ours.out.splitlines()) == 3
+    assert raw.out == b"one\ntwo\n"

@@ -1,8 +1,7 @@
-"""``nsq config show`` and ``path``: what holds, where it stands, and no secrets."""
+"""``nsq config show``: what holds, where it stands, and no secrets."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +75,10 @@ def test_each_origin_is_named_with_the_place(file: Path, show: Any) -> None:
 
 def test_what_is_weaker_is_shown_as_not_in_force(file: Path, show: Any) -> None:
     rows = show(
-        *("--profile=lab", "--no-tls", "--max-in-flight=3", "--consumer-opt=max_attempts=5"),
+        "--profile=lab",
+        "--no-tls",
+        "--max-in-flight=3",
+        "--consumer-opt=max_attempts=5",
         NSQ_NSQD_TCP_ADDRESS="other:4150",
     )
 
@@ -98,7 +100,7 @@ def test_secrets_are_masked_wherever_they_stand(
     (tmp_path / "secret").write_text("open sesame")
     flags = [f"--auth-secret-file={tmp_path / 'secret'}", "--producer-opt=auth_secret=open sesame"]
 
-    for form in ([], ["--origin"], ["--json"]):
+    for form in ([], ["--json"]):
         of_profile = run_nsq(["config", "show", "--profile=lab", *form])
         of_flags = run_nsq(["config", "show", *flags, *form])
         assert (of_profile.status, of_flags.status) == (0, 0)
@@ -108,16 +110,14 @@ def test_secrets_are_masked_wherever_they_stand(
             assert b"hush" not in result.out
 
 
-def test_tables_have_the_origin_when_it_is_asked_for(
+def test_listings_have_the_origin_and_leave_out_what_a_terminal_has_no_room_for(
     file: Path, run_nsq: RunNsq, nsq_on_a_terminal: TerminalNsq
 ) -> None:
-    short = run_nsq(["config", "show"]).out.decode().splitlines()
-    long = run_nsq(["config", "show", "--origin"]).out.decode().splitlines()
-    terminal = nsq_on_a_terminal(["config", "show", "--origin"], columns=160).read()
+    lines = run_nsq(["config", "show"]).out.decode().splitlines()
+    terminal = nsq_on_a_terminal(["config", "show"], columns=80).read()
 
-    assert (short[0], long[0]) == ("setting\tvalue", "setting\tvalue\torigin\tplace")
-    assert "max-in-flight\t7" in short
-    assert f"max-in-flight\t7\tfile\tmax-in-flight in {file}" in long
+    assert lines[0] == "setting\tvalue\torigin\tplace\tbounds\thelp"
+    assert any(f"max-in-flight\t7\tfile\tmax-in-flight in {file}\t0 or" in line for line in lines)
     assert "lookupd-http-address" in terminal
     assert "\t" not in terminal
 
@@ -131,18 +131,23 @@ def test_wrong_settings_are_said_as_every_command_says_them(file: Path, run_nsq:
     assert "unknown setting max-in-fligt in" in result.err
 
 
-def test_the_path_is_printed_be_it_there_or_not(
-    run_nsq: RunNsq, tmp_path: Path, request: pytest.FixtureRequest
+def test_the_path_is_shown_be_it_there_or_not(
+    show: Any, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    before = run_nsq(["config", "path"])
-    nowhere = json.loads(run_nsq(["config", "path", "--json"]).out)
+    nowhere = show()["config-file"]
     file = request.getfixturevalue("file")
-    after = run_nsq(["config", "path"])
-    somewhere = json.loads(run_nsq(["config", "path", "--json"]).out)
+    somewhere = show()["config-file"]
+    moved = show(XDG_CONFIG_HOME=str(tmp_path / "etc"))["config-file"]
 
-    assert before.out.decode() == after.out.decode() == f"{file}\n"
-    assert ("does not exist yet" in before.err, after.err) == (True, "")
-    assert nowhere == {"path": str(file), "exists": False, "profiles": []}
-    assert somewhere == {"path": str(file), "exists": True, "profiles": ["home", "lab"]}
-    moved = run_nsq(["config", "path"], env={"XDG_CONFIG_HOME": str(tmp_path / "etc")})
-    assert moved.out.decode() == f"{tmp_path}/etc/nsqtools/config.toml\n"
+    assert nowhere == (str(file), "default", "(it does not exist yet)")
+    assert somewhere == (str(file), "default", "")
+    assert moved[:2] == (f"{tmp_path}/etc/nsqtools/config.toml", "environment")
+
+
+def test_a_client_option_is_shown_once_with_its_default_or_what_was_said(show: Any) -> None:
+    rows = show("--consumer-opt=max_attempts=9")
+
+    assert rows["consumer-opt max_attempts"] == ("9", "flag", "--consumer-opt")
+    assert "max_attempts" not in rows
+    assert rows["msg_timeout"] == ("0s", "default", "")
+    assert rows["timeout"] == ("5s", "default", "")

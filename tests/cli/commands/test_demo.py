@@ -18,9 +18,8 @@ from plugins.waiting import wait_until
 
 import nsqtools
 from nsqtools.demo import spark
-from nsqtools.demo.clicks import click_events
 from nsqtools.demo.stage import DemoFailed, Stage
-from nsqtools.demo.story import CLICKS, LOG
+from nsqtools.demo.story import CLICKS, LOG, click_events
 
 COMMANDS = [
     "nsq nsqlookupd &",

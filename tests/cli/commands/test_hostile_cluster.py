@@ -34,9 +34,13 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "stat": (
         HTTP,
         [
-            *("--once", "--once --json", "--once --csv", "--once --prometheus"),
+            "--once",
+            "--once --json",
+            "--once --csv",
+            "--once --prometheus",
             *(f"--once --show {view}" for view in ("nodes", "clients", "memory")),
-            *("--once --show clients --json", "--once --max-depth 1"),
+            "--once --show clients --json",
+            "--once --max-depth 1",
         ],
     ),
     "archive verify": ("", ["{archive}", "{archive} --json"]),
@@ -70,33 +74,29 @@ RUNS: dict[str, tuple[str, list[str]]] = {
 }
 
 # They talk to no cluster that others run, or (Spark, bench) show nothing of it but numbers;
-# __complete and the full screen of top have tests of their own below.
+# completion and the full screen of top have tests of their own below.
 ELSEWHERE = {
     "__complete",
-    *(
-        "bench pub",
-        "bench sub",
-        "bench e2e",
-        "bench compare",
-        "compat",
-        "completion",
-        "config path",
-        "config show",
-        "demo",
-    ),
-    *(
-        "nsqd",
-        "nsqlookupd",
-        "options",
-        "profile ls",
-        "profile show",
-        "profile use",
-        "schema",
-        "spark compact",
-        "spark doctor",
-        "spark ingest",
-    ),
-    *("spark replay", "spark report", "spark sql", "top"),
+    "__complete_line",
+    "bench pub",
+    "bench sub",
+    "bench e2e",
+    "compat",
+    "completion",
+    "config profiles",
+    "config show",
+    "config use",
+    "demo",
+    "nsqd",
+    "nsqlookupd",
+    "schema",
+    "spark compact",
+    "spark doctor",
+    "spark ingest",
+    "spark replay",
+    "spark report",
+    "spark sql",
+    "top",
     "web",  # tests/web
 }
 
@@ -222,10 +222,20 @@ def test_only_names_are_completed(hostile_cluster: HostileCluster, run_nsq: RunN
 
 
 RAW_WRITERS = {
-    *("main.py", "docs/__main__.py", "running/ends.py", "running/runtime.py", "render/progress.py"),
-    *("commands/completion.py", "commands/demo.py", "commands/nsqd.py", "commands/nsqlookupd.py"),
+    "main.py",
+    "running/ends.py",
+    "running/runtime.py",
+    "render/progress.py",
+    "commands/complete_line.py",
+    "commands/completion.py",
+    "commands/demo.py",
+    "commands/nsqd.py",
+    "commands/nsqlookupd.py",
     # our own words, numbers
-    *("commands/compat.py", "commands/web.py", "compat/go_main.py", "compat/go_programs.py"),
+    "commands/compat.py",
+    "commands/web.py",
+    "compat/go_main.py",
+    "compat/go_programs.py",
 }
 
 

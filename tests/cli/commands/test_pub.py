@@ -12,10 +12,12 @@ from plugins.auth_server import AuthServer
 from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
 from plugins.clients import bodies_in
 from plugins.daemons import GoNsqd
+from plugins.embedded import EmbeddedServer
+from plugins.http_api import Nsqd
 from plugins.waiting import patience_s, wait_until
 
 
-def to(nsqd: GoNsqd, topic: str = "events") -> list[str]:
+def to(nsqd: Nsqd, topic: str = "events") -> list[str]:
     return ["pub", "-t", topic, "--nsqd-tcp-address", nsqd.tcp_address]
 
 
@@ -62,6 +64,35 @@ def test_a_line_of_a_live_log_is_not_kept_waiting(spawn_nsq: SpawnNsq, nsqd: GoN
     process.stdin.close()
 
     assert process.wait(patience_s(10)) == 0
+
+
+def test_a_record_is_sent_again_while_the_input_is_silent(
+    spawn_nsq: SpawnNsq, tmp_path: Path
+) -> None:
+    nsqd = EmbeddedServer(tmp_path)
+    process = spawn_nsq(to(nsqd))
+    assert process.stdin is not None
+    process.stdin.write(b"line\n")
+    process.stdin.flush()
+    time.sleep(1.0)  # it was tried at least once
+    nsqd.start()
+    try:
+        wait_until(
+            lambda: nsqd.stats("events")["topics"] and nsqd.depth("events") == 1,
+            what="the line is published while the input stays open",
+        )
+    finally:
+        nsqd.stop()
+
+
+def test_it_gives_up_while_the_input_is_silent(spawn_nsq: SpawnNsq) -> None:
+    address = ["--nsqd-tcp-address", "127.0.0.1:1"]
+    process = spawn_nsq(["pub", "-t", "events", *address, "--retry-timeout", "0s"])
+    assert process.stdin is not None
+    process.stdin.write(b"line\n")
+    process.stdin.flush()
+
+    assert process.wait(patience_s(10)) == 4
 
 
 @pytest.mark.parametrize(("rate", "lines", "seconds"), [(10, 11, 1.0), (100_000, 100_000, 1.0)])

@@ -11,8 +11,7 @@ from plugins.clients import bodies_in
 from plugins.http_api import Nsqd
 
 from nsqtools.protocol.message import WireMessage
-from nsqtools.records.dead_letters import encode_dead_letter
-from nsqtools.records.envelope import encode_many
+from nsqtools.records.envelope import encode_dead_letter, encode_many
 
 
 def letter(topic: str, body: bytes, error: str = "HTTP 500") -> bytes:

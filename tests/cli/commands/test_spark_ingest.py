@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from plugins.daemons import GoNsqd
 from plugins.spark import RunSpark
 from plugins.waiting import wait_until
 
+from nsqtools.archive.layout import index_of, part_of
 from nsqtools.protocol.message import WireMessage
 
 if TYPE_CHECKING:
@@ -111,6 +113,61 @@ def test_damage_fails_or_is_left_out_and_told(run_spark: RunSpark, tmp_path: Pat
     assert taken.status == 6
     assert str(path) in taken.err
     assert "10 rows ingested" in taken.err
+
+
+@pytest.fixture
+def far_zone(spark: SparkSession) -> Iterator[None]:
+    """The session has another day than UTC for a third of the time."""
+    setting = "spark.sql.session.timeZone"
+    before = spark.conf.get(setting) or "UTC"
+    spark.conf.set(setting, "America/Los_Angeles")
+    yield
+    spark.conf.set(setting, before)
+
+
+@pytest.mark.parametrize("job", ["ingest", "compact"])
+def test_dates_are_those_of_utc_whatever_the_zone_of_the_session_is(
+    far_zone: None, spark: SparkSession, run_spark: RunSpark, tmp_path: Path, job: str
+) -> None:
+    (tmp_path / "archive").mkdir()
+    path = tmp_path / "archive" / "a.gz"
+    write_archive(path, [WireMessage(-1, 1, b"%016x" % 0, b"")], messages(580, 1000))
+    more = ["--checkpoint", tmp_path / "checkpoint", "--once"] if job == "ingest" else []
+    run_spark(job, tmp_path / "archive", "-o", tmp_path / "out", *more)
+
+    day = ["--since", "2026-09-22T00:00:00Z", "--until", "2026-09-23T00:00:00Z"]
+    report = json.loads(run_spark("report", tmp_path / "out", *day, "--json").out)
+    query = "SELECT date, count(*) AS n FROM parquet GROUP BY date ORDER BY date"
+    rows = run_spark("sql", query, tmp_path / "out", "--json").out
+
+    assert [each["messages"] for each in report["topics"]] == [1000 - 587]
+    assert [tuple(json.loads(row).values()) for row in rows.splitlines()] == [
+        ("1969-12-31", 1),
+        ("2026-09-21", 7),
+        ("2026-09-22", 413),
+    ]
+
+
+def test_lost_data_ends_the_run_or_is_passed_over(run_spark: RunSpark, tmp_path: Path) -> None:
+    (tmp_path / "archive").mkdir()
+    writer = Writer(tmp_path / "archive")
+    path = writer.write(messages(0, 10))
+    command = ["ingest", tmp_path / "archive", "-o", tmp_path / "out"]
+    command += ["--checkpoint", tmp_path / "checkpoint", "--once"]
+    run_spark(*command)
+    part_of(path).unlink()
+    index_of(path).unlink()
+    write_archive(path, messages(10, 15))
+
+    ended = run_spark(*command)
+    passed = run_spark(*command, "--no-fail-on-data-loss")
+
+    assert ended.status == 1
+    assert "messages of" in ended.err
+    assert "are lost to this stream" in ended.err
+    assert "continue without it with --no-fail-on-data-loss" in ended.err
+    assert passed.status == 0, passed.err
+    assert "5 rows ingested" in passed.err
 
 
 def test_an_error_that_is_no_exception_of_java_is_reported(

@@ -211,8 +211,14 @@ def test_json_is_indented_when_asked_and_colored_on_a_terminal(
     plain = run_nsq([*from_(nsqd, "peek", "events"), "--exit-idle", "100ms"])
 
     assert pretty.out.decode().splitlines() == [
-        *("{", '  "n": 1.50,', '  "s": "\\u001b[31m",', '  "k": [', "    true,", "    {}"),
-        *("  ]", "}"),
+        "{",
+        '  "n": 1.50,',
+        '  "s": "\\u001b[31m",',
+        '  "k": [',
+        "    true,",
+        "    {}",
+        "  ]",
+        "}",
     ]
     assert json.loads(wrapped.out)["body"].encode() == body
     assert '\x1b[34m"n"\x1b[0m: \x1b[36m1.50\x1b[0m' in colored

@@ -7,9 +7,12 @@ import hashlib
 import hmac
 import json
 import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -40,8 +43,16 @@ def source(serve: Serve, data_path: Callable[[], Path]) -> EmbeddedServer:
 
 def args(nsqd: EmbeddedServer, *more: str) -> list[str]:
     return [
-        *("to-http", "-t", TOPIC, "-c", CHANNEL, "--nsqd-tcp-address", nsqd.tcp_address),
-        *("--nsqd-http-address", nsqd.http_address, *more),
+        "to-http",
+        "-t",
+        TOPIC,
+        "-c",
+        CHANNEL,
+        "--nsqd-tcp-address",
+        nsqd.tcp_address,
+        "--nsqd-http-address",
+        nsqd.http_address,
+        *more,
     ]
 
 
@@ -95,9 +106,21 @@ def test_headers_secrets_and_signature(
     source.publish(TOPIC, b'{"user": "x\\r\\nEvil: 1"}')
     result = run_nsq(
         args(
-            *(source, "-n", "4", "--post", server.url, "--sign-key-file", str(tmp_path / "key")),
-            *("--basic-auth-file", str(tmp_path / "auth"), "--content-type", "text/plain"),
-            *("--header", "X-User: {.user}", "--header", "x-all:{topic} {attempts}"),
+            source,
+            "-n",
+            "4",
+            "--post",
+            server.url,
+            "--sign-key-file",
+            str(tmp_path / "key"),
+            "--basic-auth-file",
+            str(tmp_path / "auth"),
+            "--content-type",
+            "text/plain",
+            "--header",
+            "X-User: {.user}",
+            "--header",
+            "x-all:{topic} {attempts}",
         )
     )
 
@@ -112,7 +135,9 @@ def test_headers_secrets_and_signature(
         digest = hmac.new(b"secret", signed, hashlib.sha256).digest()
         assert headers["webhook-signature"] == "v1," + base64.b64encode(digest).decode()
     assert {request.headers.get("X-User") for request in server.requests} == {
-        *(None, "a/b", "x Evil: 1")
+        None,
+        "a/b",
+        "x Evil: 1",
     }
 
 
@@ -216,8 +241,8 @@ def test_an_outage_counts_against_no_message(
     held = ["-X", f"msg_timeout={timeout_s:g}s", "--post", f"http://{dead_address}"]
     process = spawn_nsq(args(source, "-n", "3", *held))
     wait_until(
-        lambda: source.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 3,
-        what="3 held",
+        lambda: source.channel_stats(TOPIC, CHANNEL)["in_flight_count"] > 0,
+        what="a message held",
         timeout_s=15,
     )
     threading.Event().wait(1.2 * timeout_s)
@@ -366,6 +391,83 @@ def test_connections_are_kept(
     assert {request.target for request in server.requests} == {"/?of=clicks/x"}
 
 
+def test_an_address_that_does_not_answer_leaves_time_for_the_next(
+    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+) -> None:
+    server = http_server()
+    port = server.server_port
+    with ExitStack() as stack:
+        hung = stack.enter_context(socket.socket(socket.AF_INET6))
+        try:
+            hung.bind(("::1", port))
+        except OSError:
+            pytest.skip("no IPv6 here, or somebody has the port")
+        hung.listen(0)
+        for _ in range(3):  # its queue is full: who connects waits
+            client = stack.enter_context(socket.socket(socket.AF_INET6))
+            client.setblocking(False)
+            client.connect_ex(("::1", port))
+        result = run_nsq(args(source, *ALL, "--post", f"http://localhost:{port}/"))
+
+    assert (result.status, result.err) == (0, "nsq: 3 delivered\n")
+
+
+def test_no_proxy_of_the_environment_is_used(
+    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+) -> None:
+    server, proxy = http_server(), http_server()
+    env = dict.fromkeys(("http_proxy", "all_proxy", "ALL_PROXY"), proxy.url)
+    result = run_nsq(args(source, *ALL, "--post", server.url), env=env)
+
+    assert result.status == 0, result.err
+    assert proxy.requests == []
+    assert server.bodies == sorted(BODIES)
+
+
+def test_a_body_without_an_end_does_not_change_what_was_answered(
+    run_nsq: RunNsq, source: EmbeddedServer
+) -> None:
+    """Nor does one that is too long, whether it is announced or in chunks."""
+    heads = [
+        b"Content-Length: 99999999\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n" + b"80000\r\n" + b"x" * 0x80000 + b"\r\n",
+        b"\r\n",
+    ]
+    requests: list[bytes] = []
+
+    def serve(listener: socket.socket) -> None:
+        for head in heads:
+            client, _ = listener.accept()
+            stack.callback(client.close)
+            requests.append(client.recv(1 << 16))
+            client.sendall(b"HTTP/1.1 200 OK\r\n" + head)
+
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        within = ["--http-client-request-timeout", f"{patience_s(1):g}s"]
+        result = run_nsq(args(source, *ALL, "--concurrency", "1", *within, "--post", url))
+        thread.join(patience_s(5))
+
+    assert (result.status, result.err) == (0, "nsq: 3 delivered\n")
+    assert len(requests) == 3
+
+
+def test_without_the_package_it_says_what_to_install(
+    run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [each for each in sys.modules if each.startswith("nsqtools.forward.http_")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pycurl", None)
+    result = run_nsq(["to-http", "-t", TOPIC, "--post", "http://127.0.0.1:1"])
+
+    assert result.status != 0
+    assert "pip install 'nsqtools[http]'" in result.err
+    assert "Traceback" not in result.err
+
+
 # -- TLS, redirects, private networks -----------------------------------------------------------
 
 
@@ -405,7 +507,7 @@ def test_redirects_are_followed_only_where_that_is_allowed(
     source.publish(TOPIC, *BODIES)
     begin = time.monotonic()
     result = run_nsq(args(source, "--for", "0.5s", *more, "--redirects", "follow"))
-    assert "cannot connect to a..b:80 (no name of a host)" in result.err
+    assert "cannot connect to a..b:80 (" in result.err
     assert result.status == 7  # --for ends it, though -n has taken all
     assert time.monotonic() - begin < patience_s(10)  # not only when the request's time is over
     server.answer = lambda request: (307, {"Location": "/{id}"}) if request.target == "/" else 200
@@ -444,7 +546,10 @@ def test_a_redirect_never_leads_into_a_private_network(
         (["--post", "http://a/", "--mode", "hash"], "hash needs a key"),
         (["--get", "http://a/", "--batch", "3"], "--batch is for --post"),
         (["--post", "https://a/", "--http-cert", "x"], "are given together or not at all"),
-        (["--post", "https://a/", "--http-ca-file", "/nowhere"], "cannot use /nowhere"),
+        (
+            ["--post", "https://a/", "--http-ca-file", "/nowhere"],
+            "cannot read the CA file /nowhere",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(run_nsq: RunNsq, options: list[str], complaint: str) -> None:

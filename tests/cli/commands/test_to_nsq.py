@@ -37,11 +37,18 @@ class Pair(NamedTuple):
 
     def args(self, *more: str, topics: tuple[str, ...] = (TOPIC,)) -> list[str]:
         return [
-            *("to-nsq", "-c", CHANNEL, *(word for topic in topics for word in ("-t", topic))),
-            *("--nsqd-tcp-address", self.source.tcp_address),
-            *("--nsqd-http-address", self.source.http_address),
-            *("--destination-nsqd-tcp-address", self.target.tcp_address),
-            *("--destination-nsqd-http-address", self.target.http_address),
+            "to-nsq",
+            "-c",
+            CHANNEL,
+            *(word for topic in topics for word in ("-t", topic)),
+            "--nsqd-tcp-address",
+            self.source.tcp_address,
+            "--nsqd-http-address",
+            self.source.http_address,
+            "--destination-nsqd-tcp-address",
+            self.target.tcp_address,
+            "--destination-nsqd-http-address",
+            self.target.http_address,
             *more,
         ]
 
@@ -74,6 +81,19 @@ def test_bodies_arrive_byte_for_byte_and_are_finished_here(run_nsq: RunNsq, pair
     assert (result.status, result.err) == (0, "nsq: 4 delivered\n")
     assert pair.arrived(4) == sorted(BODIES)
     assert pair.left() == 0
+
+
+def test_what_a_full_disk_took_a_part_of_is_counted_when_it_is_sent_again(
+    run_nsq: RunNsq, nsqd: GoNsqd, go_nsqd: Callable[..., GoNsqd], small_disk: Path
+) -> None:
+    pair = Pair(nsqd, go_nsqd("-mem-queue-size=0", f"-data-path={small_disk}"))
+    pair.publish(*[b"x" * 1000] * 200)
+    result = run_nsq(pair.args(*A_MOMENT, "--json"))
+
+    counts = json.loads(result.out)
+    assert pair.left() > 0
+    assert pair.arrived_in(pair.target) > counts["delivered"]
+    assert pair.arrived_in(pair.target) <= counts["delivered"] + counts["repeated"]
 
 
 @pytest.mark.parametrize(
@@ -162,8 +182,8 @@ def test_messages_are_held_while_the_destination_is_away(spawn_nsq: SpawnNsq, pa
     held = ["-X", f"msg_timeout={timeout_s:g}s"]
     process = spawn_nsq(pair.args("-n", "4", *held, "--no-loop-guard"))
     wait_until(
-        lambda: pair.source.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 4,
-        what="4 held",
+        lambda: pair.source.channel_stats(TOPIC, CHANNEL)["in_flight_count"] > 0,
+        what="a message held",
         timeout_s=15,
     )
     threading.Event().wait(1.5 * timeout_s)  # longer than the timeout of a message
@@ -182,8 +202,8 @@ def test_a_signal_gives_back_what_no_destination_takes(spawn_nsq: SpawnNsq, pair
     pair.target.stop()
     process = spawn_nsq(pair.args("--no-loop-guard"))
     wait_until(
-        lambda: pair.source.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 4,
-        what="4 held",
+        lambda: pair.source.channel_stats(TOPIC, CHANNEL)["in_flight_count"] > 0,
+        what="a message held",
         timeout_s=15,
     )
     process.send_signal(signal.SIGTERM)

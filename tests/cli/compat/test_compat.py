@@ -60,6 +60,9 @@ def test_a_link_takes_go_flags(tmp_path: Path) -> None:
         ("nsq_to_file -topic=a -gzip -rotate-size=5", "--rotate-text-size 5"),
         ("nsq_to_file -topic=a -rotate-interval=1h", "--rotate-age 1h"),
         ("nsq_to_nsq -topic=a -destination-nsqd-tcp-address=b:1", "to-nsq --topic a"),
+        ("nsq_to_nsq -topic=a -destination-nsqd-tcp-address=b:1 -mode=x", "to-nsq --topic a"),
+        ("nsq_to_http -topic=a -post=http://h/ -mode=multicast", "--mode all"),
+        ("to_nsq -topic=a", "--retry-timeout 0s"),
         ("nsq_to_http -topic=a -post=http://h/{x}", "--post 'http://h/{{x}}'"),
         ("nsq_to_http -topic=a -get=http://h/?a=%s", "--get 'http://h/?a={body:url}'"),
     ],
@@ -102,9 +105,8 @@ def test_what_the_go_program_takes_and_cannot_do_is_refused(
     for program, flags, complaint in (
         ("nsq_to_file", ["-sync-interval=0"], "--sync-interval should be positive"),
         ("nsq_to_file", ["-topic-pattern=("], "is not a regular expression"),
-        ("nsq_to_http", ["-post=http://h/", "-mode=x"], "--mode x is not one of"),
         ("to_nsq", ["-topic=bad topic"], "bad topic"),
-        ("nsq_tail", ["-consumer-opt=typo,1"], "unknown client option 'typo'"),
+        ("nsq_to_file", ["-consumer-opt=typo,1"], "unknown client option 'typo'"),
     ):
         assert go_main(program, ["-topic=t", *PLACE, *flags]) == 1, flags
         assert complaint in capsys.readouterr().err

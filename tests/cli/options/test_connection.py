@@ -255,6 +255,17 @@ def test_a_wrong_value_in_the_file_says_where_it_stands(connect: Connect, config
         connect("-P lab")
 
 
+def test_a_wrong_client_option_in_the_file_says_where_it_stands_and_what_was_meant(
+    connect: Connect, config: Path
+) -> None:
+    config.write_text("[profiles.lab]\nconsumer-opt = { max_attemps = 4 }\n")
+
+    for line in ("-P lab", "-P lab -X msg_timeout=1s"):
+        with pytest.raises(ConfigurationError, match=r"profiles.lab.consumer-opt in .*") as caught:
+            connect(line)
+        assert "max_attempts?" in caught.value.hint
+
+
 def test_a_producer_has_nsqd_addresses_and_producer_options(given_command: GivenCommand) -> None:
     got: list[ConnectionSettings] = []
 

@@ -1,4 +1,4 @@
-"""``nsq options``: every option of the client, once, with what it takes."""
+"""The options of the client: each once, with what it takes, in nsq config show and -X list."""
 
 from __future__ import annotations
 
@@ -13,27 +13,46 @@ from nsqtools.cli.parsing.binding import flatten
 from nsqtools.client.options import ClientOptions, option_name
 
 
-def test_every_option_is_listed_with_its_help(run_nsq: RunNsq) -> None:
-    listing = json.loads(run_nsq(["options", "--json"]).out)
+def listed(run_nsq: RunNsq) -> dict[str, list[str]]:
+    """What -X list says of each option."""
+    head, *lines = run_nsq(["tail", "-X", "list"]).out.decode().splitlines()
+    assert head.split("\t") == ["option", "default", "bounds", "help"]
+    return {name: rest for name, *rest in (line.split("\t") for line in lines)}
 
-    assert [row["option"] for row in listing] == [option_name(f) for f in fields(ClientOptions)]
-    assert all(row["help"] for row in listing)
+
+def test_every_option_is_listed_with_its_help(run_nsq: RunNsq) -> None:
+    listing = listed(run_nsq)
+
+    assert list(listing) == [option_name(each) for each in fields(ClientOptions)]
+    assert all(help for _, _, help in listing.values())
 
 
 def test_bounds_and_choices_read_as_they_are_written(run_nsq: RunNsq) -> None:
-    rows = {row["option"]: row for row in json.loads(run_nsq(["options", "--json"]).out)}
+    rows = listed(run_nsq)
 
-    assert rows["read_timeout"]["bounds"] == "100ms to 5m"
-    assert rows["max_in_flight"]["bounds"] == "0 or more"
-    assert rows["backoff_strategy"]["bounds"] == "exponential|full_jitter"
-    assert rows["heartbeat_interval"]["default"] == "30s"
+    assert rows["read_timeout"][1] == "100ms to 5m"
+    assert rows["max_in_flight"][1] == "0 or more"
+    assert rows["backoff_strategy"][1] == "exponential|full_jitter"
+    assert rows["heartbeat_interval"][0] == "30s"
+
+
+def test_every_option_is_a_setting_with_its_bounds(run_nsq: RunNsq) -> None:
+    settings = json.loads(run_nsq(["config", "show", "--json"]).out)
+    options = [row["setting"] for row in settings if "_" in row["setting"]]
+    bounds = {row["setting"]: row["bounds"] for row in settings}
+
+    assert len(settings) == len({row["setting"] for row in settings})
+    assert {"read_timeout", "max_attempts", "publish_timeout"} <= set(options)
+    assert bounds["read_timeout"] == "100ms to 5m"
+    assert bounds["deflate-level"] == "1 to 9"
+    assert all(row["help"] for row in settings if row["setting"] != "config-file")
 
 
 @pytest.mark.parametrize("arguments", [["tail", "-X", "list"], ["pub", "--producer-opt", "list"]])
 def test_the_value_list_lists_them_whatever_else_is_missing(
     run_nsq: RunNsq, arguments: list[str]
 ) -> None:
-    assert run_nsq(arguments) == run_nsq(["options"])
+    assert run_nsq(arguments) == run_nsq(["peek", "--consumer-opt", "list"])
 
 
 def option_takers() -> list[tuple[str, str]]:
@@ -52,4 +71,4 @@ def test_every_command_that_takes_client_options_lists_them(run_nsq: RunNsq) -> 
 
     assert {"tail", "pub", "to-file", "replay", "peek"} <= {name for name, _ in takers}
     for name, option in takers:
-        assert run_nsq([*name.split(), option, "list"]) == run_nsq(["options"])
+        assert run_nsq([*name.split(), option, "list"]) == run_nsq(["tail", "-X", "list"])

@@ -11,7 +11,7 @@ from nsqtools.cli.parsing.suggesting import closest
 @pytest.mark.parametrize(
     ("command", "meant"),
     [
-        ("optoins", "Did you mean 'options'?"),
+        ("shcema", "Did you mean 'schema'?"),
         ("tial", "Did you mean 'tail'?"),
         ("topic lits", "Did you mean 'list'?"),
         ("topic pauze", "Did you mean 'pause'?"),
@@ -25,6 +25,13 @@ def test_only_what_is_closest_is_suggested(run_nsq: RunNsq, command: str, meant:
 
     assert result.status == 2
     assert meant in result.err
+
+
+def test_a_topic_without_its_option_is_told_how_to_be_given(run_nsq: RunNsq) -> None:
+    for command in ("tail", "peek"):
+        result = run_nsq([command, "clicks"])
+        assert (result.status, f"nsq {command} -t clicks" in result.err) == (2, True), result.err
+    assert "-t hello" not in run_nsq(["pub", "hello"]).err  # which is a message
 
 
 def test_what_is_as_close_is_suggested_too() -> None:

@@ -82,31 +82,23 @@ def test_a_full_disk_is_an_output_error() -> None:
 
 
 def test_on_a_pipe_a_listing_is_tab_separated_with_a_head(run_nsq: RunNsq) -> None:
-    lines = run_nsq(["options"]).out.decode().splitlines()
+    lines = run_nsq(["schema"]).out.decode().splitlines()
 
-    assert lines[0] == "option\tdefault\tbounds\thelp"
-    assert {line.count("\t") for line in lines} == {3}
-    assert (
-        "max_in_flight\t200\t0 or more\tmost messages in flight at a time, all nsqd together"
-        in lines
-    )
+    assert lines[0] == "command\tschema\tprints"
+    assert {line.count("\t") for line in lines} == {2}
+    assert "topic list\ttopic-list\tTopics" in lines
 
 
 def test_json_is_one_document(run_nsq: RunNsq) -> None:
-    listing = json.loads(run_nsq(["options", "--json"]).out)
+    listing = json.loads(run_nsq(["schema", "--json"]).out)
 
-    assert {
-        "option": "tls_v1",
-        "default": "false",
-        "bounds": "",
-        "help": "use TLS, and nothing else",
-    } in listing
+    assert {"command": "topic list", "schema": "topic-list", "prints": "Topics"} in listing
 
 
 def test_on_a_terminal_a_listing_is_a_table_of_its_width(nsq_on_a_terminal: TerminalNsq) -> None:
-    lines = nsq_on_a_terminal(["options"], env={"NO_COLOR": "1"}, columns=120).read().splitlines()
+    lines = nsq_on_a_terminal(["schema"], env={"NO_COLOR": "1"}, columns=120).read().splitlines()
 
-    assert lines[0].split() == ["option", "default", "bounds", "help"]
+    assert lines[0].split() == ["command", "schema", "prints"]
     assert "\t" not in "".join(lines)
     assert max(map(len, lines)) <= 120
-    assert len({line.find("5s") for line in lines if line.startswith("dial_timeout")}) == 1
+    assert len({line.find(" What") for line in lines if line.startswith("archive ver")}) == 1

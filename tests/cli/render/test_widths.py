@@ -12,7 +12,7 @@ from nsqtools.cli.render import output
 from nsqtools.cli.render.output import Form, Kind, write_listing
 from nsqtools.cli.render.stat_output import OPTIONAL
 from nsqtools.cli.running.runtime import Runtime
-from nsqtools.cluster.stats_columns import COLUMNS
+from nsqtools.cluster.stats_documents import COLUMNS
 
 TOPIC = "orders-eu-west-1-production"
 NAMES = [name for name in COLUMNS if name != "node"]

@@ -29,15 +29,22 @@ def test_version(run_nsq: RunNsq) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
     [
-        (["optoins"], "no such command 'optoins'. Did you mean 'options'?", "See nsq --help."),
+        (["shcema"], "no such command 'shcema'. Did you mean 'schema'?", "See nsq --help."),
+        (["options"], "there is no nsq options any more: use nsq config show", "See nsq --help."),
+        (
+            ["config", "path"],
+            "there is no nsq config path any more: use nsq config show",
+            "See nsq",
+        ),
+        (["profile", "ls"], "there is no nsq profile any more: use nsq config profiles", "See nsq"),
         (["_complete"], "no such command '_complete'", "See nsq --help."),  # hidden ones stay so
-        (["options", "--jsn"], "no such option: --jsn", "Did you mean --json?"),
-        (["options", "--zzz"], "no such option: --zzz", "See nsq options --help."),
-        (["options", "x"], "got unexpected extra argument(s) (x)", "See nsq options --help."),
-        (["options", "--log-format"], "option '--log-format' requires an argument", "See nsq opti"),
-        (["options", "--log-format", "xml"], "is not one of text, json", "See nsq options --help."),
-        (["--json", "options"], "no such option: --json", "Options stand after the command"),
-        (["options", "\x1b[31m"], "got unexpected extra argument(s) (\\x1b[31m)", "See nsq"),
+        (["schema", "--jsn"], "no such option: --jsn", "Did you mean --json?"),
+        (["schema", "--zzz"], "no such option: --zzz", "See nsq schema --help."),
+        (["nodes", "x"], "got unexpected extra argument(s) (x)", "See nsq nodes --help."),
+        (["schema", "--log-format"], "option '--log-format' requires an argument", "See nsq sche"),
+        (["schema", "--log-format", "xml"], "is not one of text, json", "See nsq schema --help."),
+        (["--json", "schema"], "no such option: --json", "Options stand after the command"),
+        (["nodes", "\x1b[31m"], "got unexpected extra argument(s) (\\x1b[31m)", "See nsq"),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_a_hint(
@@ -169,7 +176,7 @@ def test_a_command_chooses_its_status(given_command: GivenCommand, raw: bool) ->
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["options", "--help"], ["options"], ["options", "--json"]]
+    "arguments", [["--help"], ["schema", "--help"], ["schema"], ["schema", "--json"]]
 )
 def test_a_closed_stdout_is_141_without_a_word(spawn_nsq: SpawnNsq, arguments: list[str]) -> None:
     process = spawn_nsq(arguments)
@@ -182,7 +189,7 @@ def test_a_closed_stdout_is_141_without_a_word(spawn_nsq: SpawnNsq, arguments: l
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("arguments", [["--help"], ["options", "--help"], ["options"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["schema", "--help"], ["schema"]])
 def test_a_full_disk_under_stdout_is_an_error_in_one_line(
     nsq_env: dict[str, str], arguments: list[str]
 ) -> None:
@@ -201,7 +208,7 @@ def test_a_full_disk_under_stdout_is_an_error_in_one_line(
     assert "No space left on device" in line
 
 
-@pytest.mark.parametrize("arguments", ["--help", "options --help", "options"])
+@pytest.mark.parametrize("arguments", ["--help", "schema --help", "schema"])
 def test_a_closed_descriptor_for_stdout_is_an_error(
     nsq_env: dict[str, str], arguments: str
 ) -> None:
@@ -213,8 +220,8 @@ def test_a_closed_descriptor_for_stdout_is_an_error(
 
 
 def test_without_stdin_and_stderr_a_command_runs_as_ever(nsq_env: dict[str, str]) -> None:
-    assert shell("nsq options <&-", nsq_env).stdout == shell("nsq options", nsq_env).stdout
-    assert shell("nsq optoins 2>&-", nsq_env).returncode == 2
+    assert shell("nsq schema <&-", nsq_env).stdout == shell("nsq schema", nsq_env).stdout
+    assert shell("nsq shcema 2>&-", nsq_env).returncode == 2
 
 
 def shell(line: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:

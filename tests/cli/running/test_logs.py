@@ -96,5 +96,5 @@ def test_quiet_keeps_summaries_back(
 
 
 def test_the_form_is_one_of_two(run_nsq: RunNsq) -> None:
-    assert run_nsq(["options", "--log-format", "json"]).status == 0
-    assert run_nsq(["options", "--log-format", "yaml"]).status == 2
+    assert run_nsq(["schema", "--log-format", "json"]).status == 0
+    assert run_nsq(["schema", "--log-format", "yaml"]).status == 2

@@ -15,14 +15,12 @@ from nsqtools.cli.top.text import cells_of, fit, short, sparkline
 from nsqtools.cli.top.view import Start, TopView
 from nsqtools.cluster.admin import Action
 from nsqtools.cluster.directory import NodeReport
-from nsqtools.cluster.live_sampling import LiveSample, NodeState
 from nsqtools.cluster.queue_rows import rows_of, totals
+from nsqtools.cluster.sampling import NodeState, Sample
 from nsqtools.protocol.stats import read_stats
 
 
-def sample_of(
-    nodes: dict[str, dict[str, int]], *, channels: int = 0, silent: str = ""
-) -> LiveSample:
+def sample_of(nodes: dict[str, dict[str, int]], *, channels: int = 0, silent: str = "") -> Sample:
     """Nodes with topics that are so deep, each with so many channels."""
     states = []
     for address, depths in nodes.items():
@@ -38,15 +36,16 @@ def sample_of(
         states.append(NodeState(address, rows_of([report]), [], health="OK"))
     if silent:
         states.append(NodeState(silent, [], [], silent_s=72.0, error="connection refused"))
-    return LiveSample(0, tuple(states), totals(row for state in states for row in state.rows))
+    rows = [row for state in states for row in state.rows]
+    return Sample(0, rows, totals(rows), (), (), tuple(states))
 
 
-def look(**depths: int) -> LiveSample:
+def look(**depths: int) -> Sample:
     """One nsqd whose topics are so deep."""
     return sample_of({"a:1": depths})
 
 
-def console(sample: LiveSample, *, allows_changes: bool = True, **start: object) -> Console:
+def console(sample: Sample, *, allows_changes: bool = True, **start: object) -> Console:
     view = TopView(Start(**start))  # type: ignore[arg-type]
     view.show(sample)
     return Console(view, allows_changes=allows_changes)
@@ -300,7 +299,11 @@ def test_keys_come_in_pieces_and_an_escape_alone_is_a_key() -> None:
 
 def test_numbers_stay_short_texts_fit_and_trends_are_bars() -> None:
     assert [short(value) for value in (999_999, 12_345_678, 2.5e9, 0.04, None)] == [
-        *("999999", "12.3M", "2.5G", "0.0", "-"),
+        "999999",
+        "12.3M",
+        "2.5G",
+        "0.0",
+        "-",
     ]
     assert short(-(2**63)) == "-9.2E"
     assert sparkline([0, 1, 7, 3.5], 3, unicode=True) == "▂█▅"

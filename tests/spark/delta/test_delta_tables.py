@@ -188,11 +188,23 @@ def test_ingestion_takes_each_message_once_wherever_it_was_interrupted(
     refused = {
         "is a Delta table\nhint: Add --format delta.": command[:-2],
         "holds files that compaction did not write": (
-            *("compact", archive, "-o", table, "--format", "delta"),
+            "compact",
+            archive,
+            "-o",
+            table,
+            "--format",
+            "delta",
         ),
         "was written with the checkpoint": (
-            *("ingest", archive, "-o", table, "--checkpoint", tmp_path / "new", "--once"),
-            *("--format", "delta"),
+            "ingest",
+            archive,
+            "-o",
+            table,
+            "--checkpoint",
+            tmp_path / "new",
+            "--once",
+            "--format",
+            "delta",
         ),
     }
     each_is_refused(run_spark, refused)

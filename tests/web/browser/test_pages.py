@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -127,6 +127,26 @@ def test_a_page_fits_a_desk_and_a_phone_and_everybody_can_use_it(
     assert serious_findings(tab) == []
     tab.page.emulate_media(color_scheme="dark")
     assert serious_findings(tab, "color-contrast") == []
+
+
+def test_an_nsqd_that_dies_under_an_open_page_is_a_problem_there(
+    go_nsqd: Callable[..., GoNsqd],
+    nsqlookupd: Callable[..., GoNsqlookupd],
+    serve_pages: ServePages,
+    open_page: OpenPage,
+) -> None:
+    lookupd = nsqlookupd()
+    dead, living = (go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}") for _ in range(2))
+    for nsqd in (dead, living):
+        nsqd.create_topic("orders")
+    wait_until(lambda: _knows(lookupd, 2), what="both nsqd are registered")
+    page = open_page(serve_pages(lookupd_http=[lookupd.http_address])).page
+    expect(page.locator("[data-part=status]")).to_contain_text("2 nsqd answer")
+
+    dead.kill()
+
+    expect(page.locator("#problems")).to_contain_text(f"gone {dead.http_address} since")
+    expect(page.locator("[data-part=status]")).to_contain_text("1 nsqd answers 1 does not")
 
 
 def cut_numbers(tab: Tab) -> list[str]:

@@ -10,17 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqtools.cluster.directory import ClusterStats, DaemonFailure, NodeReport
-from nsqtools.cluster.queue_rows import QueueRow, Rates
+from nsqtools.cluster.queue_rows import QueueRow, Rates, totals
 from nsqtools.cluster.sampling import Sample
 from nsqtools.errors import ConnectionFailed
 from nsqtools.protocol.stats import read_stats
 from nsqtools.web.pages import figures
-from nsqtools.web.pages.bodies import MAX_SHOWN, shown_body
 from nsqtools.web.pages.consumers import connections_of, programs_of
-from nsqtools.web.pages.problems import Severity, problems_of
-from nsqtools.web.pages.queue_lines import PAGE_LINES, QueueQuery, lines_of, read_query
-from nsqtools.web.pages.rendering import Addresses, Pieces
-from nsqtools.web.pages.snapshot import sums_of
+from nsqtools.web.pages.messages import MAX_SHOWN, shown_body
+from nsqtools.web.pages.site import Addresses, Pieces
+from nsqtools.web.pages.snapshot import (
+    PAGE_LINES,
+    QueueQuery,
+    Severity,
+    lines_of,
+    problems_of,
+    read_query,
+    sums_of,
+)
 
 
 def row(topic: str, channel: str = "", **values: object) -> QueueRow:
@@ -33,7 +39,7 @@ def rates(**values: float) -> Rates:
 
 
 def sample(*rows: QueueRow, failures: tuple[DaemonFailure, ...] = ()) -> Sample:
-    return Sample(0, list(rows), (), failures, True)
+    return Sample(0, list(rows), totals(rows), (), failures)
 
 
 def names(query: QueueQuery, *rows: QueueRow) -> list[str]:
@@ -42,8 +48,11 @@ def names(query: QueueQuery, *rows: QueueRow) -> list[str]:
 
 def test_the_deepest_queue_stands_first_and_topics_only_where_they_say_more() -> None:
     rows = [
-        *(row("a"), row("a", "one", depth=3), row("a", "two", depth=9)),
-        *(row("b", depth=5), row("b", "one")),
+        row("a"),
+        row("a", "one", depth=3),
+        row("a", "two", depth=9),
+        row("b", depth=5),
+        row("b", "one"),
         row("c"),
     ]
 
@@ -74,10 +83,14 @@ def test_any_address_is_a_query_and_a_query_is_an_address(parameters: dict[str, 
 
 def test_problems_are_named_the_worst_first() -> None:
     rows = [
-        *(row("a"), row("a", "calm", clients=1), row("a", "late", depth=7)),
+        row("a"),
+        row("a", "calm", clients=1),
+        row("a", "late", depth=7),
         row("a", "grows", depth=3, rates=rates(ingress=2)),
         row("a", "slow", clients=1, timed_out=4, rates=rates(timed_out=0.5)),
-        *(row("p"), row("p", "held", depth=9, paused=True), row("lonely", depth=2)),
+        row("p"),
+        row("p", "held", depth=9, paused=True),
+        row("lonely", depth=2),
     ]
     failure = DaemonFailure("10.0.0.1:4151", ConnectionFailed("no answer of 10.0.0.1:4151"))
 

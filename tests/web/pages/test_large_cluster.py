@@ -18,7 +18,7 @@ from plugins.embedded import EmbeddedServer
 from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.web.pages.queue_lines import PAGE_LINES
+from nsqtools.web.pages.snapshot import PAGE_LINES
 
 TOPICS, CHANNELS, NODES = 1000, 3, 10
 

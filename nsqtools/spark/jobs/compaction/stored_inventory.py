@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from nsqtools.archive.finding import foreign_file
 from nsqtools.archive.layout import INDEX, Member
 from nsqtools.archive.storage import failure_of
 from nsqtools.records.envelope import Envelope, decode
@@ -25,7 +26,11 @@ NEWLINE = b"\n"
 
 
 def take_stored_inventory(place: StoredPlace) -> list[CountedFile]:
-    """Look at all archives below a place. Raises `NotFoundError`, and as `failure_of` says."""
+    """Look at all archives below a place.
+
+    Raises `NotFoundError`, `ConfigurationError` for files of other programs, and as `failure_of`
+    says.
+    """
     files = StoredListing([place]).files(lambda damage: None).values()
     try:
         return [_counted(file) for file in files if isinstance(file, StoredArchive)]
@@ -36,6 +41,8 @@ def take_stored_inventory(place: StoredPlace) -> list[CountedFile]:
 def _counted(file: StoredArchive) -> CountedFile:
     count = Count()
     content = file.content(NEWLINE)
+    if content.foreign:
+        raise foreign_file(file.shown, content.foreign)
     members = file.readable()
     for member in members:
         if content.kind is LineKind.bodies and member.messages != UNKNOWN:

@@ -20,7 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from nsqtools.archive.storage import Storage, failure_of, open_storage
+from nsqtools.archive.storage import Storage, failure_of
+from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.spark.jobs.compaction.compacted_output import (
     SUMMARIES,

@@ -1,0 +1,133 @@
+"""What the end of a publish means: what nsqd may have stored, and what may be tried again. Pure.
+
+The one home of these rules, for all that publish. nsqd reads and checks a publish whole before it
+stores the first message, so an error about its form, its size or a permission means that nothing is
+stored. It stores the messages of an MPUB one after the other, and when its disk fails it answers
+E_MPUB_FAILED with the first of them stored (`PutMessages` in nsqd/topic.go): what is there, nobody
+knows. A single message that it could not store is not there. A code that is not listed here
+promises nothing.
+
+Trap: what an attempt may have stored stays so. A later attempt that certainly stored nothing says
+nothing about the earlier one, so its error must pass through `kept_unknown`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nsqtools.errors import (
+    NsqError,
+    PublishError,
+    PublishNotSent,
+    PublishRefused,
+    PublishRejected,
+    PublishUnknown,
+    RefusedError,
+    ServerError,
+)
+from nsqtools.protocol.error_codes import REFUSING_CODES
+from nsqtools.protocol.wording import counted
+
+# One message, or the whole, is too large for this nsqd: the other messages may be taken.
+_TOO_LARGE = frozenset({"E_BAD_MESSAGE", "E_BAD_BODY"})
+_CHECKED_FIRST = _TOO_LARGE | REFUSING_CODES | {"E_INVALID", "E_BAD_TOPIC", "E_AUTH_DISABLED"}
+_STORING_FAILED = frozenset({"E_PUB_FAILED", "E_DPUB_FAILED", "E_MPUB_FAILED"})
+
+
+def stored_nothing(error: ServerError, count: int) -> bool:
+    """Tell whether nsqd certainly stored none of ``count`` messages of a publish it refused so.
+
+    It says "exiting" before it stores the first: while it stops, and while the topic is deleted.
+    """
+    if error.code in _STORING_FAILED:
+        return count == 1 or "exiting" in error.text
+    return error.code in _CHECKED_FIRST
+
+
+def may_split(error: PublishError | None) -> bool:
+    """Tell whether some of the messages may be to blame, and the others be taken without them."""
+    return isinstance(error, PublishRejected) and error.cause.code in _TOO_LARGE
+
+
+def may_try_again(error: PublishError, *, retry_unknown: bool) -> bool:
+    """Tell whether the same publish may be taken later, and may be sent once more."""
+    if isinstance(error, PublishUnknown):
+        return retry_unknown
+    if isinstance(error, PublishRejected):
+        return error.cause.code in _STORING_FAILED  # nsqd stops, or its disk is full
+    return isinstance(error, PublishNotSent)
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+
+def not_sent(cause: NsqError | None) -> PublishError:
+    """The error of a publish that never reached nsqd."""
+    kind = PublishRefused if isinstance(cause, RefusedError) else PublishNotSent
+    error = kind(f"not published: {cause}", hint=cause.hint if cause else "")
+    if cause is not None:
+        error.category = cause.category
+        error.__cause__ = cause
+    return error
+
+
+def rejected(cause: ServerError, count: int) -> PublishError:
+    """The error of a publish of ``count`` messages that nsqd answered with an error."""
+    if not stored_nothing(cause, count):
+        return unknown(cause)
+    return PublishRejected(f"not published: {cause}", cause=cause, hint=cause.hint)
+
+
+def unknown(cause: NsqError) -> PublishUnknown:
+    """The error of a publish that nsqd may have stored."""
+    error = PublishUnknown(f"not confirmed: {cause}", hint=_UNKNOWN_HINT)
+    error.__cause__ = cause
+    return error
+
+
+def kept_unknown(error: PublishError) -> PublishUnknown:
+    """The error of a publish that an earlier attempt may have stored, from that of the last."""
+    if isinstance(error, PublishUnknown):
+        return error
+    kept = PublishUnknown(
+        f"not confirmed: an earlier attempt may have been stored; the last: {error}",
+        hint=_UNKNOWN_HINT,
+    )
+    kept.__cause__ = error
+    return kept
+
+
+def of_parts(counts: Sequence[int], errors: Sequence[PublishError | None]) -> PublishError | None:
+    """The error of messages that were published in parts: with the outcome of each message.
+
+    Its class is that of all parts, or the one that is true of all: `PublishNotSent` where nothing
+    is stored, else `PublishUnknown`.
+    """
+    first = next((error for error in errors if error is not None), None)
+    if first is None:
+        return None
+    outcomes = [error for count, error in zip(counts, errors, strict=True) for _ in range(count)]
+    kinds = set(map(type, outcomes))
+    error = first
+    if len(kinds) > 1:
+        may_be_stored = not kinds.isdisjoint({type(None), PublishUnknown})
+        numbers = ", ".join(
+            f"{number} {words}" for words, number in _numbers(outcomes).items() if number
+        )
+        kind = PublishUnknown if may_be_stored else PublishNotSent
+        error = kind(f"of {counted(len(outcomes), 'message')} {numbers}: {first}", hint=_PARTS_HINT)
+        error.__cause__ = first
+    error.outcomes = outcomes
+    return error
+
+
+def _numbers(outcomes: Sequence[PublishError | None]) -> dict[str, int]:
+    words = {type(None): "confirmed", PublishRejected: "rejected", PublishUnknown: "unknown"}
+    numbers = dict.fromkeys([*words.values(), "not sent"], 0)
+    for outcome in outcomes:
+        numbers[words.get(type(outcome), "not sent")] += 1
+    return numbers
+
+
+_UNKNOWN_HINT = "nsqd may have the messages; publishing them again may double them."
+_PARTS_HINT = "The outcomes of this error say what became of each message."

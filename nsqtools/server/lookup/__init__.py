@@ -1,1 +1,0 @@
-"""nsqlookupd from both ends: how nsqd registers, and what nsqlookupd knows."""

@@ -1,0 +1,242 @@
+"""The connection of an nsqd to one nsqlookupd: registered, kept alive, made again when it breaks.
+
+Every peer has its own task and queue, so one that hangs delays nobody. A connection that ends is
+noticed at once; after it is made again everything is registered again.
+
+`LookupRegistry` announces topics and channels to all nsqlookupd, and asks for those of a new
+topic: one that is created here may have channels elsewhere in the cluster. They are created before
+the first message may flow, so that no channel misses messages: the topic is not started until
+every nsqlookupd that can be reached has been asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import httpx
+
+from nsqtools.errors import NsqError, ProtocolError
+from nsqtools.protocol.addresses import LOOKUPD_TCP_PORT, parse_address
+from nsqtools.protocol.lookup_v1 import (
+    MAGIC_V1,
+    PING,
+    PeerInfo,
+    decode_peer_info,
+    encode_identify,
+    encode_register,
+    encode_unregister,
+)
+from nsqtools.protocol.names import is_ephemeral, is_valid_name
+from nsqtools.server.daemon_log import DaemonLog
+from nsqtools.server.queues.channel import Channel
+from nsqtools.server.queues.nsqd_queues import NsqdQueues
+from nsqtools.server.queues.topic import Topic
+
+
+class LookupRegistry:
+    """See `nsqd_queues.Registry`. Call `set_addresses` to begin, in the running loop."""
+
+    def __init__(self, nsqd: NsqdQueues, own_info: PeerInfo) -> None:
+        self._nsqd = nsqd
+        self._own_info = own_info
+        self._peers: dict[str, LookupPeer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        options = nsqd.options
+        self._timeout = httpx.Timeout(
+            options.http_client_request_timeout, connect=options.http_client_connect_timeout
+        )
+
+    def set_addresses(self, addresses: Iterable[str]) -> None:
+        """Connect to these, and drop the others."""
+        wanted = set(addresses)
+        for address in self._peers.keys() - wanted:
+            self._nsqd.log.info(f"LOOKUP({address}): removing peer")
+            self._do(self._peers.pop(address).stop())
+        for address in wanted - self._peers.keys():
+            self._nsqd.log.info(f"LOOKUP({address}): adding peer")
+            peer = LookupPeer(address, self._own_info, self._registrations, self._nsqd.log)
+            self._peers[address] = peer
+            peer.start()
+
+    async def stop(self) -> None:
+        """Drop all connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*(peer.stop() for peer in self._peers.values()))
+
+    def _do(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _registrations(self) -> Iterator[bytes]:
+        for topic in self._nsqd.topics.values():
+            if not topic.channels:
+                yield encode_register(topic.name)
+            for channel in topic.channels:
+                yield encode_register(topic.name, channel)
+
+    def _send(self, command: bytes) -> None:
+        for peer in self._peers.values():
+            peer.send(command)
+
+    # nsqd_queues.Registry
+
+    def topic_created(self, topic: Topic) -> None:
+        """Announce it, and start it with the channels that it has elsewhere."""
+        self._send(encode_register(topic.name))
+        infos = [peer.info for peer in self._peers.values() if peer.info is not None]
+        if infos:
+            self._do(self._start_with_channels(topic, infos))
+        else:
+            topic.start()
+
+    def topic_deleted(self, topic: Topic) -> None:
+        """Take it back, and its channels after it."""
+        self._send(encode_unregister(topic.name))
+        for name in topic.channels:
+            self._send(encode_unregister(topic.name, name))
+
+    def channel_created(self, channel: Channel) -> None:
+        """Announce it."""
+        self._send(encode_register(channel.topic_name, channel.name))
+
+    def channel_deleted(self, channel: Channel) -> None:
+        """Take it back."""
+        self._send(encode_unregister(channel.topic_name, channel.name))
+
+    async def _start_with_channels(self, topic: Topic, infos: list[PeerInfo]) -> None:
+        try:
+            found = await asyncio.gather(*(self._channels_at(info, topic.name) for info in infos))
+            if self._nsqd.topics.get(topic.name) is topic:
+                for name in sorted(set().union(*found)):
+                    if is_valid_name(name) and not is_ephemeral(name):
+                        topic.get_channel(name)
+        finally:
+            topic.start()
+
+    async def _channels_at(self, info: PeerInfo, topic_name: str) -> set[str]:
+        url = f"http://{info.broadcast_address}:{info.http_port}/channels"
+        headers = {"Accept": "application/vnd.nsq; version=1.0"}
+        try:
+            # plain HTTP, always: without verify=False every call would build a TLS context
+            async with httpx.AsyncClient(
+                timeout=self._timeout, verify=False, trust_env=False
+            ) as client:
+                response = await client.get(url, params={"topic": topic_name}, headers=headers)
+                response.raise_for_status()
+                return {str(name) for name in response.json()["channels"]}
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as exc:
+            self._nsqd.log.warn(f"failed to query nsqlookupd for channels - {url}: {exc}")
+            return set()
+
+
+_TIMEOUT_S = 1.0  # to connect, and for each answer
+_PING_INTERVAL_S = 15.0
+_RETRY_S = 1.0
+_MAX_ANSWER_SIZE = 1 << 20
+
+
+class LookupPeer:
+    """One nsqlookupd. ``registrations`` returns the commands that describe what there is now.
+
+    ``info`` is its answer to IDENTIFY, None while there is no connection.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        own_info: PeerInfo,
+        registrations: Callable[[], Iterable[bytes]],
+        log: DaemonLog,
+    ) -> None:
+        self.address = address
+        self.info: PeerInfo | None = None
+        self._own_info = own_info
+        self._registrations = registrations
+        self._log = log
+        self._commands: asyncio.Queue[bytes] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Connect from now on, in a task."""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Drop the connection; nothing is unregistered, as nsqd does it."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def send(self, command: bytes) -> None:
+        """Send a command; registering again makes up for one that finds no connection."""
+        if self.info is not None:
+            self._commands.put_nowait(command)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._converse()
+            except (OSError, EOFError, NsqError, TimeoutError) as exc:
+                self._log.error(f"LOOKUPD({self.address}): {exc or type(exc).__name__}")
+            await asyncio.sleep(_RETRY_S)
+
+    async def _converse(self) -> None:
+        self._log.info(f"LOOKUP connecting to {self.address}")
+        host, port = parse_address(self.address, LOOKUPD_TCP_PORT)
+        async with asyncio.timeout(_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(host, port)
+        try:
+            writer.write(MAGIC_V1)
+            self.info = await self._identify(reader, writer)
+            self._commands = asyncio.Queue()
+            # all at once: what is created while they are sent is queued
+            for command in list(self._registrations()):
+                await self._ask(reader, writer, command)
+            await self._follow(reader, writer)
+        finally:
+            self.info = None
+            writer.close()
+
+    async def _identify(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> PeerInfo:
+        answer = await self._ask(reader, writer, encode_identify(self._own_info))
+        info = decode_peer_info(answer)
+        self._log.info(f"LOOKUPD({self.address}): peer info {info}")
+        return info
+
+    async def _follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send the commands that come, until the connection ends."""
+        while True:
+            ended = asyncio.create_task(reader.read(1))
+            command = asyncio.create_task(self._commands.get())
+            try:
+                await asyncio.wait(
+                    (ended, command),
+                    timeout=_PING_INTERVAL_S,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if ended.done():
+                    raise EOFError("the connection ended")
+            finally:
+                ended.cancel()
+                command.cancel()
+                await asyncio.wait((ended, command))
+            sent = PING if command.cancelled() else command.result()
+            await self._ask(reader, writer, sent)
+
+    async def _ask(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, command: bytes
+    ) -> bytes:
+        async with asyncio.timeout(_TIMEOUT_S):
+            writer.write(command)
+            size = int.from_bytes(await reader.readexactly(4), "big")
+            if size > _MAX_ANSWER_SIZE:
+                raise ProtocolError(f"an answer of {size} bytes")
+            answer = await reader.readexactly(size)
+        if answer.startswith(b"E_"):
+            raise ProtocolError(f"{command.split()[0].decode()} was answered with {answer!r}")
+        return answer

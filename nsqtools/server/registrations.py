@@ -1,0 +1,233 @@
+"""Which nsqd announces which topics and channels: what nsqlookupd knows. The time is given to it.
+
+A registration is a topic or a channel with its producers. Its name stays when the last producer
+goes, so that consumers find a topic whose nsqd is being restarted; only UNREGISTER takes ephemeral
+names away, and an administrator any. Nothing is written to disk: every nsqd registers again with a
+nsqlookupd that was restarted.
+
+A producer that has not pinged for a while is inactive: it is hidden until it pings again. A
+tombstone hides a producer of one topic from lookups for some time, so that consumers leave it
+before the topic is deleted there. Only UNREGISTER and REGISTER together lift it earlier.
+
+The topic of a query may be ``*``, for all.
+
+`steady_ns` gives that time, since 1970, which never jumps, for what must last a while and is also
+shown as a time: the wall clock when the program started, and the monotonic clock since; what Go
+compares goes by the latter, too. With the wall clock alone, a step of NTP would hide every nsqd
+from lookups.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from nsqtools.protocol.lookup_v1 import PeerInfo
+from nsqtools.protocol.names import is_ephemeral
+
+_AHEAD_NS = time.time_ns() - time.monotonic_ns()
+
+
+def steady_ns() -> int:
+    """Return nanoseconds since 1970."""
+    return time.monotonic_ns() + _AHEAD_NS
+
+
+ALL = "*"
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False, slots=True)
+class RegisteredNsqd:
+    """An nsqd that has identified itself, from the address of its connection."""
+
+    remote_address: str
+    info: PeerInfo
+    last_update_ns: int  # of the last PING
+    described: bytes = b""  # as lookups show it, once that is encoded
+
+
+class Registration(NamedTuple):
+    """The name of an entry as logs and /debug show it."""
+
+    category: str
+    key: str
+    subkey: str
+
+
+_CLIENT = Registration("client", "", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A peer with its topics, and which of them are tombstoned, in the same order."""
+
+    peer: RegisteredNsqd
+    topics: list[str]
+    tombstones: list[bool]
+
+
+Producers = dict[RegisteredNsqd, int | None]  # with the time of the tombstone in ns, None without
+
+
+class Registrations:
+    """Everything that is registered. Times are nanoseconds since 1970."""
+
+    def __init__(self, inactive_producer_timeout_ns: int, tombstone_lifetime_ns: int) -> None:
+        self._inactive_producer_timeout_ns = inactive_producer_timeout_ns
+        self._tombstone_lifetime_ns = tombstone_lifetime_ns
+        self._clients: Producers = {}
+        self._topics: dict[str, Producers] = {}
+        self._channels: dict[str, dict[str, Producers]] = {}  # by topic
+
+    # what an nsqd says: each call returns the entries that changed for it
+
+    def identify(self, peer: RegisteredNsqd) -> list[Registration]:
+        """A peer is there."""
+        self._clients[peer] = None
+        return [_CLIENT]
+
+    def register(self, peer: RegisteredNsqd, topic: str, channel: str) -> list[Registration]:
+        """A peer has a topic, and a channel of it unless that is ``""``."""
+        changed = []
+        if channel:
+            producers = self._channels.setdefault(topic, {}).setdefault(channel, {})
+            if _add(producers, peer):
+                changed.append(Registration("channel", topic, channel))
+        if _add(self._topics.setdefault(topic, {}), peer):
+            changed.append(Registration("topic", topic, ""))
+        return changed
+
+    def unregister(self, peer: RegisteredNsqd, topic: str, channel: str) -> list[Registration]:
+        """A peer dropped a channel, or without one the topic with all its channels."""
+        channels = self._channels.get(topic, {})
+        changed = [
+            Registration("channel", topic, name)
+            for name in ([channel] if channel else channels)
+            if _remove(channels.get(name, {}), peer)
+        ]
+        if channel:
+            _drop_if_ephemeral(channels, channel)
+            return changed
+        if _remove(self._topics.get(topic, {}), peer):
+            changed.append(Registration("topic", topic, ""))
+        _drop_if_ephemeral(self._topics, topic)
+        return changed
+
+    def disconnect(self, peer: RegisteredNsqd) -> list[Registration]:
+        """A peer is gone; all names stay."""
+        return [entry for entry, producers in self.entries() if _remove(producers, peer)]
+
+    # what consumers and administrators ask
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics."""
+        return list(self._topics)
+
+    def channels(self, topic: str) -> list[str]:
+        """Return the names of a topic's channels; none when it is unknown."""
+        return [name for channels in _matching(self._channels, topic) for name in channels]
+
+    def producers(self, topic: str, now_ns: int) -> list[RegisteredNsqd]:
+        """Return the active producers of a topic that are not tombstoned.
+
+        Raises ``KeyError`` when the topic is unknown.
+        """
+        entries = _matching(self._topics, topic)
+        if not entries:
+            raise KeyError(topic)
+        found: Producers = {}
+        for producers in entries:
+            for peer, tombstoned_ns in producers.items():
+                found.setdefault(peer, tombstoned_ns)
+        return [
+            peer
+            for peer, tombstoned_ns in found.items()
+            if self._is_active(peer, now_ns) and not self._is_hidden(tombstoned_ns, now_ns)
+        ]
+
+    def nodes(self, now_ns: int) -> list[Node]:
+        """Return all active peers, tombstoned or not."""
+        nodes = {p: Node(p, [], []) for p in self._clients if self._is_active(p, now_ns)}
+        for topic, producers in self._topics.items():
+            for peer, tombstoned_ns in producers.items():
+                if peer in nodes:
+                    nodes[peer].topics.append(topic)
+                    nodes[peer].tombstones.append(self._is_hidden(tombstoned_ns, now_ns))
+        return list(nodes.values())
+
+    def entries(self) -> Iterator[tuple[Registration, Producers]]:
+        """Yield everything there is, inactive and tombstoned producers included."""
+        yield _CLIENT, self._clients
+        for topic, producers in self._topics.items():
+            yield Registration("topic", topic, ""), producers
+        for topic, channels in self._channels.items():
+            for channel, producers in channels.items():
+                yield Registration("channel", topic, channel), producers
+
+    def _is_active(self, peer: RegisteredNsqd, now_ns: int) -> bool:
+        return now_ns - peer.last_update_ns <= self._inactive_producer_timeout_ns
+
+    def _is_hidden(self, tombstoned_ns: int | None, now_ns: int) -> bool:
+        return tombstoned_ns is not None and now_ns - tombstoned_ns < self._tombstone_lifetime_ns
+
+    # what administrators change
+
+    def create_topic(self, topic: str) -> None:
+        """Make a topic known, without producers."""
+        self._topics.setdefault(topic, {})
+
+    def create_channel(self, topic: str, channel: str) -> None:
+        """Make a channel known, and its topic."""
+        self._channels.setdefault(topic, {}).setdefault(channel, {})
+        self.create_topic(topic)
+
+    def delete_topic(self, topic: str) -> list[Registration]:
+        """Forget a topic and its channels, and return what was known of them."""
+        removed = []
+        for name in [*self._topics, *self._channels] if topic == ALL else [topic]:
+            for channel in self._channels.pop(name, {}):
+                removed.append(Registration("channel", name, channel))
+            if self._topics.pop(name, None) is not None:
+                removed.append(Registration("topic", name, ""))
+        return removed
+
+    def delete_channel(self, topic: str, channel: str) -> None:
+        """Forget a channel. Raises ``KeyError`` when it is unknown."""
+        del self._channels[topic][channel]
+
+    def tombstone(self, topic: str, node: str, now_ns: int) -> None:
+        """Hide the producers at ``broadcast_address:http_port`` from lookups of a topic."""
+        for producers in _matching(self._topics, topic):
+            for peer in producers:
+                if f"{peer.info.broadcast_address}:{peer.info.http_port}" == node:
+                    producers[peer] = now_ns
+
+
+def _matching(entries: Mapping[str, T], topic: str) -> list[T]:
+    if topic == ALL:
+        return list(entries.values())
+    return [entries[topic]] if topic in entries else []
+
+
+def _add(producers: Producers, peer: RegisteredNsqd) -> bool:
+    """Add a producer; one that is there keeps its tombstone. Return whether it is new."""
+    is_new = peer not in producers
+    producers.setdefault(peer, None)
+    return is_new
+
+
+def _remove(producers: Producers, peer: RegisteredNsqd) -> bool:
+    """Remove a producer and return whether it was there."""
+    is_there = peer in producers
+    producers.pop(peer, None)
+    return is_there
+
+
+def _drop_if_ephemeral(entries: dict[str, Producers], name: str) -> None:
+    """Forget an ephemeral name that has no producers any more."""
+    if is_ephemeral(name) and not entries.get(name):
+        entries.pop(name, None)

@@ -1,1 +1,0 @@
-"""The stats of an nsqd: /stats as values and as text, and the push to statsd."""

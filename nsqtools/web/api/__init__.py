@@ -1,1 +1,0 @@
-"""nsqadmin's ``/api`` and ``/config``, for the scripts that call them."""

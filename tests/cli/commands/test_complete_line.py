@@ -1,0 +1,200 @@
+"""``nsq __complete_line``, which real bash, zsh and fish ask, each on a terminal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from plugins.cli import NSQ
+from plugins.http_api import Nsqd
+from plugins.shells import SHELLS, Shell, Shells
+from plugins.waiting import patience_s
+
+TAB_LIMIT_S = 0.2  # of CPU, that of the shell not counted
+
+STATIC = {
+    "nsq topic cr": {"create"},
+    "nsq topic ": {"create", "delete", "empty", "info", "list", "pause", "unpause"},
+    "nsq t": {"tail", "to-file", "to-http", "to-nsq", "tombstone", "top", "topic"},
+    "nsq --": {"--help", "--version"},
+    "nsq topic --": {"--help"},
+    "nsq topic create --dry": {"--dry-run"},
+    "nsq no-such-command ": set(),
+    # options that were given are gone, unless they may be repeated; -t is --topic
+    "nsq tail --js": {"--json"},
+    "nsq tail --json --js": set(),
+    "nsq tail -t clicks --to": {"--topic"},
+    "nsq pub -t clicks --to": set(),
+    "nsq pub -tclicks --to": set(),
+    "nsq tail --tls --no-": {
+        "--no-auth-requires-tls",
+        "--no-deflate",
+        "--no-lookupd-authorization",
+        "--no-profile",
+        "--no-snappy",
+    },
+    "nsq tail -v --verb": {"--verbose"},
+    # values: in the next word, behind =, behind letters in one word
+    "nsq pub --mode ": {"all", "failover", "round-robin"},
+    "nsq pub --mode r": {"round-robin"},
+    "nsq pub --mode=": {"all", "failover", "round-robin"},
+    "nsq pub --mode=r": {"round-robin"},
+    "nsq pub -qvd , --form": {"--format"},
+    "nsq pub --format raw --mode f": {"failover"},
+    "nsq tail -d : --js": {"--json"},
+    "nsq tail -d a:b --js": {"--json"},
+    "nsq stat --sort in": {"in_flight", "ingress"},
+    "nsq tail --tls-min-version ": {"tls1.2", "tls1.3"},
+    "nsq tail --grep --js": set(),
+    # behind -- there are no options
+    "nsq archive cat -- --bod": set(),
+    "nsq archive cat --bod": {"--bodies"},
+    # the flags of the daemons, with one dash or two
+    "nsq nsqd -data": {"-data-path"},
+    "nsq nsqd --data": {"--data-path"},
+    "nsq nsqd -data-path x --data": set(),
+    "nsq nsqd --data-path=x --data": set(),
+    "nsq nsqd -lookupd-tcp-address x -lookupd": {"-lookupd-tcp-address"},
+    "nsq nsqd -deflate=": {"true", "false"},
+    "nsq nsqd -deflate -data": {"-data-path"},
+    "nsq nsqd -log-level w": {"warn"},
+    "nsq nsqlookupd --log-level=w": {"warn"},
+    "nsq completion ": {"bash", "zsh", "fish"},
+    # options after an argument, and after an argument in quotes
+    "nsq topic create clicks --dry": {"--dry-run"},
+    "nsq topic create 'cl icks' --dry": {"--dry-run"},
+    "nsq topic create clicks --no-such=": set(),
+}
+
+
+@pytest.fixture(params=SHELLS)
+def shell(request: pytest.FixtureRequest, shells: Shells) -> Shell:
+    return shells(request.param)
+
+
+def test_words_that_are_known_before(shell: Shell) -> None:
+    assert {line: shell.candidates(line) for line in STATIC} == STATIC
+
+
+def test_an_option_is_offered_with_all_its_spellings(shell: Shell) -> None:
+    offered = shell.candidates("nsq pub -")
+
+    assert {"-t", "--topic", "--tls", "--no-tls", "--help"} <= offered
+
+
+def test_client_options_wait_for_their_value(shell: Shell) -> None:
+    for line in ("nsq tail --consumer-opt max_att", "nsq tail --consumer-opt=max_att"):
+        assert {each.rstrip("=") for each in shell.candidates(line)} == {"max_attempts"}
+    assert shell.candidates("nsq tail --consumer-opt max_attempts=") == set()
+
+
+def test_files_and_directories(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "here/archives").mkdir()
+    (tmp_path / "here/archived.log").touch()
+
+    def offered(line: str) -> set[str]:
+        return {Path(each).name for each in shell.candidates(line)}
+
+    assert offered("nsq pub -f archi") == {"archived.log", "archives"}
+    assert offered("nsq pub -f ~/here/archi") == {"archived.log", "archives"}
+    assert offered("nsq pub --unsent-file archi") == {"archived.log", "archives"}
+    assert offered("nsq pub --unsent-file=archi") == {"archived.log", "archives"}
+    assert offered("nsq to-file --output-dir archi") == {"archives"}
+    assert offered("nsq nsqd -data-path=archi") == {"archives"}
+
+
+def test_names_come_from_the_cluster_that_the_line_names(
+    shell: Shell, any_nsqd: Callable[..., Nsqd]
+) -> None:
+    nsqd = any_nsqd()
+    nsqd.create_channel("views", "live")
+    nsqd.create_channel("clicks", "arch")
+    at = f"--nsqd-http-address={nsqd.http_address}"
+    beside = f"--nsqd-http-address {nsqd.http_address}"
+
+    assert shell.candidates(f"nsq tail {at} -t ") == {"clicks", "views"}
+    assert shell.candidates(f"nsq tail {beside} --topic c") == {"clicks"}
+    assert shell.candidates(f"nsq tail {beside} --topic=c") == {"clicks"}
+    assert shell.candidates(f"nsq topic pause {at} clicks ") == {"clicks", "views"}
+    assert shell.candidates(f"nsq tail {at} -t views -c ") == {"live"}
+    assert shell.candidates(f"nsq tail {at} --topic=views --channel ") == {"live"}
+    assert shell.candidates(f"nsq tail {at} -tclicks -c ") == {"arch"}
+    assert shell.candidates(f"nsq channel pause {at} clicks ") == {"arch"}
+    assert shell.candidates(f"nsq channel pause {at} 'views' ") == {"live"}
+
+
+@pytest.mark.parametrize("name", SHELLS)
+def test_the_environment_and_profiles_name_a_cluster_too(
+    name: str, shells: Shells, nsqd: Nsqd, tmp_path: Path
+) -> None:
+    nsqd.create_topic("clicks")
+    config = tmp_path / ".config/nsqtools/config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text(
+        f'[profiles.staging]\nnsqd-http-address = "{nsqd.http_address}"\n[profiles.stage-2]\n'
+    )
+    shell = shells(name)
+    other = shells(name, env={"NSQ_NSQD_HTTP_ADDRESS": nsqd.http_address})
+
+    assert shell.candidates("nsq tail -P sta") == {"staging", "stage-2"}
+    assert shell.candidates("nsq tail -P staging -t ") == {"clicks"}
+    assert shell.candidates("nsq tail --profile=staging -t ") == {"clicks"}
+    assert shell.candidates("nsq tail -P no-such -t ") == set()
+    assert other.candidates("nsq tail -t c") == {"clicks"}
+
+
+def test_a_cluster_that_does_not_answer_costs_a_second_and_says_nothing(
+    shell: Shell, deaf_address: str
+) -> None:
+    shell.lose_patience()
+    began_s = time.monotonic()
+
+    assert shell.candidates(f"nsq tail --nsqd-http-address={deaf_address} -t ") == set()
+    assert shell.candidates("nsq tail --nsqd-http-address=127.0.0.1:1 -t ") == set()
+    assert shell.candidates("nsq tail --nsqd-http-address='not an address -t ") == set()
+    assert time.monotonic() - began_s < patience_s(
+        10
+    )  # a second, and Python three times on a busy machine
+
+
+def test_names_with_dots_dashes_and_a_hash_and_addresses_with_a_colon(
+    shell: Shell, nsqd: Nsqd
+) -> None:
+    for topic in ("web-clicks.eu", "web-clicks.us", "web-views#ephemeral"):
+        nsqd.create_topic(topic)
+    at = f"--nsqd-http-address={nsqd.http_address}"
+    host = nsqd.http_address.partition(":")[0]
+
+    clicks = {"web-clicks.eu", "web-clicks.us"}
+    assert shell.candidates(f"nsq tail {at} -t web-c") == clicks
+    assert shell.candidates(f"nsq tail {at} --topic=web-clicks.") == clicks
+    assert {
+        each.replace("\\", "") for each in shell.candidates(f"nsq tail {at} --topic=web-v")
+    } == {"web-views#ephemeral"}
+    assert shell.candidates(f"nsq tombstone {at} web-clicks.eu {host}:") in (
+        {nsqd.http_address},
+        {nsqd.http_address.partition(":")[2]},  # bash replaces what follows the colon
+    )
+
+
+@pytest.mark.parametrize("line", ["nsq t", "nsq to-file --", "nsq nsqd -", "nsq pub --mode "])
+def test_what_can_follow_is_found_at_once(nsq_env: Mapping[str, str], line: str) -> None:
+    command = [NSQ[0], "-m", "nsqtools", "__complete_line", "bash", line, ":="]
+
+    def cpu_s() -> float:
+        before = os.times()
+        assert subprocess.run(command, env=nsq_env, capture_output=True, check=True).stdout
+        after = os.times()
+        return (after.children_user + after.children_system) - (
+            before.children_user + before.children_system
+        )
+
+    assert min(cpu_s() for _ in range(5)) < patience_s(TAB_LIMIT_S)
+
+
+def test_the_tab_key_itself(shell: Shell) -> None:
+    shell.press_tab("echo nsq; nsq topic cr", "nsq topic create")

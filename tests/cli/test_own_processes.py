@@ -1,0 +1,94 @@
+"""Processes of our own run the program, and nothing of the directory that one happens to be in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from plugins.http_api import Nsqd
+from plugins.waiting import patience_s
+
+from nsqtools.cli import name_cache
+from nsqtools.demo.stage import Stage
+
+NSQ = Path(sys.executable).with_name("nsq")
+TAKEN = ("nsqtools/__init__", "nsqtools/__main__", "nsqtools/bench/__init__", "json", "logging")
+
+
+def plant(here: Path) -> Path:
+    """Put modules of our names there, which note in a file that they were run; return the file."""
+    ran = here / "ran"
+    for name in (*TAKEN, "pickle", "signal", "typing", "zlib"):
+        module = here / f"{name}.py"
+        module.parent.mkdir(parents=True, exist_ok=True)
+        module.write_text(f"open({str(ran)!r}, 'a').write(__file__ + '\\n')\n")
+    return ran
+
+
+@pytest.fixture
+def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a process writes that runs the modules of the current directory."""
+    (here := tmp_path / "cloned").mkdir()
+    monkeypatch.chdir(here)
+    return plant(here)
+
+
+@pytest.fixture
+def nsqd(any_nsqd: Callable[..., Nsqd]) -> Nsqd:
+    started = any_nsqd()
+    started.create_topic("clicks")
+    return started
+
+
+def test_the_process_that_finds_names_for_tab_runs_nothing_of_the_current_directory(
+    ran: Path, nsqd: Nsqd, nsq_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn, pids = os.posix_spawn, []
+    monkeypatch.setattr(os, "posix_spawn", lambda *args, **more: pids.append(spawn(*args, **more)))
+
+    name_cache.refresh(
+        ["__complete", "topics", f"--nsqd-http-address={nsqd.http_address}"], nsq_env
+    )
+    _, status = os.waitpid(pids[0], 0)
+
+    assert status == 0
+    [kept] = (Path(nsq_env["HOME"]) / ".cache/nsqtools").iterdir()
+    assert kept.read_text().endswith("\nclicks\n")
+    assert not ran.exists()
+
+
+def test_the_workers_of_a_measurement_run_nothing_of_the_current_directory(
+    ran: Path, nsqd: Nsqd, nsq_env: dict[str, str]
+) -> None:
+    address = f"--nsqd-tcp-address={nsqd.tcp_address}"
+    done = subprocess.run(
+        [NSQ, "bench", "pub", "-t", "clicks", "-n", "100", address],
+        env=nsq_env,
+        capture_output=True,
+        timeout=patience_s(60),
+    )
+
+    assert (done.returncode, ran.exists()) == (0, False), done.stderr
+
+
+def test_the_commands_of_a_demonstration_run_nothing_of_their_directory(
+    nsq_env: dict[str, str],
+) -> None:
+    with Stage(nsq_env) as stage:
+        ran = plant(stage.directory)
+
+        assert b"0." in stage.run("--version").out
+        assert not ran.exists()
+
+
+def test_the_key_of_kept_names_does_not_depend_on_the_secret() -> None:
+    keys = {
+        name_cache._key(["__complete", "topics"], {"HOME": "/nowhere", "NSQ_AUTH_SECRET": secret})
+        for secret in ("open sesame", "another")
+    }
+
+    assert len(keys) == 1

@@ -1,0 +1,340 @@
+"""What is called not sent is not there, what is called confirmed is, whatever nsqd does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plugins.clients import OPTIONS, TOPIC, Produce
+from plugins.daemons import GoNsqd
+from plugins.scripted_nsqd import Connection, ScriptedNsqd
+from plugins.waiting import patience_s
+
+from nsqtools import Producer, PublishError, PublishNotSent, PublishRejected, PublishUnknown, aio
+from nsqtools.client import outcomes, producer_io
+from nsqtools.errors import ServerError
+from nsqtools.forward.nsq_sink import outcome_of
+from nsqtools.forward.parcel import Fate
+from nsqtools.publish import publisher as publisher_module
+from nsqtools.publish.publisher import PublishBatch, Publisher, PublishOptions, PublishOutcome
+
+SMALL = replace(OPTIONS, publish_max_body_size=60, publish_timeout_s=patience_s(1))
+
+# -- a peer that does all that an nsqd and a network may do ---------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """What becomes of one publish: how many of its messages are stored, and what is said.
+
+    ``stored`` counts from the first; ``reply`` None is no answer. After anything but OK the
+    connection is closed, or reset.
+    """
+
+    stored: int
+    reply: str | None
+    resets: bool = False
+
+
+SILENT = st.builds(Step, st.integers(0, 6), st.none(), st.booleans())
+FAILED = st.builds(Step, st.integers(0, 2), st.just("FAILED"))
+REFUSED = st.builds(Step, st.just(0), st.sampled_from(["E_BAD_MESSAGE no", "E_BAD_BODY no"]))
+EXITING = st.just(Step(0, "EXITING"))
+OK = st.just(Step(99, "OK"))
+STEPS = st.lists(st.one_of(SILENT, FAILED, REFUSED, EXITING, OK), max_size=8)
+
+
+def bodies_of(line: str, body: bytes) -> list[bytes]:
+    if not line.startswith("MPUB"):
+        return [body]
+    found, at = [], 4
+    while at < len(body):
+        size = int.from_bytes(body[at : at + 4], "big")
+        found.append(body[at + 4 : at + 4 + size])
+        at += 4 + size
+    return found
+
+
+class FickleNsqd:
+    """Takes one step for each publish, then stores everything, or does not listen any more."""
+
+    def __init__(self, peer: ScriptedNsqd, steps: list[Step], *, then_gone: bool) -> None:
+        self.stored: set[bytes] = set()
+        self._peer = peer
+        self._steps = list(steps)
+        self._then_gone = then_gone
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_over.is_set() and not (self._then_gone and not self._steps):
+            try:
+                connection = self._peer.accept(timeout_s=0.02)
+            except AssertionError:
+                continue
+            try:
+                connection.expect("IDENTIFY")
+                connection.reply_identify()
+                while self._publish(connection):
+                    pass
+            except (AssertionError, OSError):  # the client has closed it
+                pass
+        self._peer.stop_listening()
+
+    def _publish(self, connection: Connection) -> bool:
+        """Take a command; return whether more are taken from this connection."""
+        while True:
+            try:
+                command = connection.next_command(timeout_s=0.02)
+                break
+            except AssertionError as exc:
+                if self._is_over.is_set() or "the client closed" in str(exc):
+                    raise
+        name = command.line.split()[0]
+        if "PUB" not in name:
+            return True
+        bodies = bodies_of(command.line, command.body)
+        step = self._steps.pop(0) if self._steps else Step(99, "OK")
+        if name != "MPUB" and step.reply == "FAILED":
+            step = Step(0, "FAILED")  # nsqd has one or none, and says so
+        self.stored.update(bodies[: step.stored])
+        if step.reply == "OK":
+            connection.ok()
+            return bool(self._steps) or not self._then_gone
+        if step.reply == "FAILED":
+            connection.error(f"E_{name}_FAILED {name} failed write: no space left on device")
+        elif step.reply == "EXITING":
+            connection.error(f"E_{name}_FAILED {name} failed exiting")
+        elif step.reply is not None:
+            connection.error(step.reply)
+        if step.resets:
+            connection.reset()
+        else:
+            connection.close()
+        return False
+
+
+@contextmanager
+def fickle(steps: list[Step], *, then_gone: bool) -> Iterator[tuple[str, set[bytes]]]:
+    with ScriptedNsqd() as peer, patch.object(producer_io, "RECONNECT_BASE_S", 0.005):
+        nsqd = FickleNsqd(peer, steps, then_gone=then_gone)
+        try:
+            yield peer.address, nsqd.stored
+        finally:
+            nsqd.end()
+
+
+def assert_true(stored: set[bytes], body: bytes, error: PublishError | None) -> None:
+    if error is None:
+        assert body in stored, "confirmed, and not there"
+    elif not isinstance(error, PublishUnknown):
+        assert body not in stored, f"there, and called {error!r}"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    steps=STEPS,
+    then_gone=st.booleans(),
+    retry_unknown=st.booleans(),
+    retry_timeout_s=st.sampled_from([0.0, 0.2]),
+    linger_s=st.sampled_from([0.0, 0.01]),
+    timeout_s=st.sampled_from([None, 0.1]),
+)
+def test_a_producer_tells_the_truth_of_every_message(
+    steps: list[Step], then_gone: bool, timeout_s: float | None, **policy: Any
+) -> None:
+    with fickle(steps, then_gone=then_gone) as (address, stored):
+        with Producer(address, SMALL, **policy) as producer:
+            single = [
+                producer.submit(TOPIC, [b"single %d" % n], timeout_s=timeout_s) for n in range(5)
+            ]
+            many = [b"many %d" % n for n in range(8)]
+            failure = None
+            try:
+                producer.publish_many(TOPIC, many, timeout_s=timeout_s)
+            except PublishError as exc:
+                failure = exc
+        for publication in single:
+            assert_true(stored, publication.bodies[0], publication.error)
+        parts = failure.outcomes if failure is not None else [None] * len(many)
+        for body, error in zip(many, parts, strict=True):
+            assert_true(stored, body, error)
+            assert_true(stored, body, failure)  # what its class says is true of each
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps=STEPS, then_gone=st.booleans(), retry_unknown=st.booleans())
+def test_publishing_jobs_tell_the_truth_of_every_record(
+    steps: list[Step], then_gone: bool, retry_unknown: bool
+) -> None:
+    ended: list[PublishBatch] = []
+    with (
+        patch.object(publisher_module, "RETRY_BASE_S", 0.005),
+        fickle(steps, then_gone=then_gone) as (address, stored),
+    ):
+        publisher = Publisher(
+            [address], SMALL, PublishOptions(retry_timeout_s=0.1, retry_unknown=retry_unknown)
+        )
+        for number in range(5):
+            if not publisher.has_given_up:
+                publisher.publish(TOPIC, [b"%d.%d" % (number, n) for n in range(5)], ended.append)
+        publisher.finish()
+        counts = publisher.counts
+        assert counts.confirmed + counts.unconfirmed == sum(len(batch.bodies) for batch in ended)
+        for batch in ended:
+            for place, body in enumerate(batch.bodies):
+                match batch.failures.get(place, PublishOutcome.CONFIRMED):
+                    case PublishOutcome.CONFIRMED:
+                        assert body in stored, "confirmed, and not there"
+                    case PublishOutcome.UNSENT | PublishOutcome.REJECTED as outcome:
+                        assert body not in stored, f"there, and called {outcome.name}"
+
+
+# -- what may be stored ---------------------------------------------------------------------------
+
+
+def test_what_an_earlier_attempt_may_have_stored_is_never_called_not_sent(
+    scripted_nsqd: ScriptedNsqd,
+) -> None:
+    """The answer is lost, and then nothing listens: until the time is over, or a stop."""
+    for ends_by in ("retry_timeout_s", "timeout_s", "stop"):
+        with ScriptedNsqd() as nsqd:
+            producer = Producer(
+                nsqd.address,
+                retry_unknown=True,
+                retry_timeout_s=0.5 if ends_by == "retry_timeout_s" else 60,
+            )
+            sent = producer.submit(
+                TOPIC, [b"pay"], timeout_s=0.5 if ends_by == "timeout_s" else None
+            )
+            connection = nsqd.accept()
+            connection.expect("IDENTIFY")
+            connection.reply_identify()
+            connection.expect(f"PUB {TOPIC}")
+            nsqd.stop_listening()
+            connection.close()
+            producer.stop(0.5 if ends_by == "stop" else patience_s(10))
+            with pytest.raises(PublishUnknown, match="an earlier attempt may have been stored"):
+                sent.wait()
+
+
+def test_a_batch_that_nsqd_stored_in_part_is_unknown_and_not_split(
+    go_nsqd: Callable[..., GoNsqd], small_disk: Path, produce: Produce
+) -> None:
+    nsqd = go_nsqd("-mem-queue-size=0", f"-data-path={small_disk}")
+    producer = produce(nsqd.tcp_address)
+    with pytest.raises(PublishUnknown, match="E_MPUB_FAILED"):
+        producer.publish_many(TOPIC, [b"x" * 1000] * 100)
+    assert 0 < nsqd.depth(TOPIC) < 100
+    before = nsqd.depth(TOPIC)
+    with pytest.raises(PublishRejected, match="E_PUB_FAILED"):  # one message is there, or not
+        producer.publish(TOPIC, b"x" * 10_000)
+    assert nsqd.depth(TOPIC) == before
+
+
+def test_joined_messages_that_nsqd_stored_in_part_are_unknown(
+    go_nsqd: Callable[..., GoNsqd], small_disk: Path
+) -> None:
+    nsqd = go_nsqd("-mem-queue-size=0", f"-data-path={small_disk}")
+    with Producer(nsqd.tcp_address, linger_s=0.05) as producer:
+        sent = [producer.submit(TOPIC, [b"x" * 1000]) for _ in range(100)]
+        producer.flush()
+    certain = [each for each in sent if not isinstance(each.error, PublishUnknown)]
+    confirmed = sum(each.error is None for each in sent)
+    assert len(certain) < len(sent)
+    assert confirmed <= nsqd.depth(TOPIC) <= confirmed + len(sent) - len(certain)
+
+
+def error_of(code: str, text: str = "") -> ServerError:
+    return ServerError(code, text, fatal=True)
+
+
+def test_the_answers_of_nsqd_and_what_they_mean() -> None:
+    def kind(code: str, count: int, text: str = "") -> type[PublishError]:
+        return type(outcomes.rejected(error_of(code, text), count))
+
+    assert kind("E_BAD_MESSAGE", 9) is kind("E_BAD_TOPIC", 1) is PublishRejected
+    assert kind("E_PUB_FAILED", 1) is kind("E_DPUB_FAILED", 1) is PublishRejected
+    assert kind("E_MPUB_FAILED", 9, "MPUB failed exiting") is PublishRejected
+    assert kind("E_MPUB_FAILED", 9, "MPUB failed disk") is PublishUnknown
+    assert kind("E_NEW", 1) is PublishUnknown
+
+
+def test_a_forwarder_takes_what_was_stored_in_part_for_unknown() -> None:
+    assert outcome_of(outcomes.rejected(error_of("E_MPUB_FAILED"), 9)).fate is Fate.UNKNOWN
+    full = outcome_of(outcomes.rejected(error_of("E_PUB_FAILED"), 1))
+    assert (full.fate, full.may_split) == (Fate.UNREACHABLE, False)
+    large = outcome_of(outcomes.rejected(error_of("E_BAD_MESSAGE"), 9))
+    assert (large.fate, large.may_split) == (Fate.REFUSED, True)
+
+
+# -- many, in parts -------------------------------------------------------------------------------
+
+
+def answer_parts(nsqd: ScriptedNsqd) -> None:
+    """Confirm the first part, lose the second with the connection, and listen no more."""
+    connection = nsqd.accept()
+    connection.expect("IDENTIFY")
+    connection.reply_identify()
+    connection.expect(f"MPUB {TOPIC}")
+    connection.ok()
+    connection.expect(f"MPUB {TOPIC}")
+    nsqd.stop_listening()
+    connection.close()
+
+
+BODIES = [b"body %d" % n for n in range(15)]  # three parts of five
+
+
+def assert_in_parts(error: BaseException | None) -> None:
+    assert isinstance(error, PublishUnknown)
+    kinds = [type(each) for each in error.outcomes]
+    assert kinds == [type(None)] * 5 + [PublishUnknown] * 5 + [PublishNotSent] * 5
+    assert str(error).startswith("of 15 messages 5 confirmed, 5 unknown, 5 not sent: ")
+
+
+def test_an_error_of_many_in_parts_says_what_became_of_each(
+    scripted_nsqd: ScriptedNsqd, in_background: Callable[..., Future[Any]]
+) -> None:
+    options = replace(SMALL, max_outstanding=1)
+    with Producer(scripted_nsqd.address, options) as producer:
+        done = in_background(producer.publish_many, TOPIC, BODIES)
+        answer_parts(scripted_nsqd)
+        assert_in_parts(done.exception(patience_s(10)))
+
+
+def test_it_is_the_same_with_asyncio(
+    scripted_nsqd: ScriptedNsqd, in_background: Callable[..., Future[Any]]
+) -> None:
+    async def publish() -> None:
+        async with aio.Producer(
+            scripted_nsqd.address, replace(SMALL, max_outstanding=1)
+        ) as producer:
+            await producer.publish_many(TOPIC, BODIES)
+
+    done = in_background(asyncio.run, publish())
+    answer_parts(scripted_nsqd)
+    assert_in_parts(done.exception(patience_s(10)))
+
+
+def test_many_in_parts_are_checked_before_the_first_is_sent(nsqd: GoNsqd, produce: Produce) -> None:
+    producer = produce(nsqd.tcp_address, publish_max_body_size=60, publish_max_msg_size=20)
+    with pytest.raises(ValueError, match="above the limit of 20"):
+        producer.publish_many(TOPIC, [*BODIES, b"x" * 21])
+    producer.publish(TOPIC, b"x")
+    assert nsqd.depth(TOPIC) == 1

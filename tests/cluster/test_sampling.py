@@ -1,0 +1,296 @@
+"""Samples that no slow nsqd delays and in which none is lost, and rates of consumers."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugins.clusters import RunningCluster
+from plugins.embedded import EmbeddedServer
+from plugins.http_api import Nsqd
+from plugins.scripted_lookupd import ScriptedLookupd
+from plugins.servers import Serve
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools.client.consumer import Consumer
+from nsqtools.cluster import sampling as live
+from nsqtools.cluster.directory import Cluster, ClusterAddresses
+from nsqtools.cluster.queue_rows import ConsumerMeter
+from nsqtools.cluster.sampling import Question, Sample, SampleFilter, Sampler
+from nsqtools.errors import ConnectionFailed, NotFoundError
+from nsqtools.http.access import HTTPAccess
+from nsqtools.protocol.stats import NsqdStats, read_stats
+
+INTERVAL_S = 0.2
+
+
+@pytest.fixture
+def nsqd(serve: Serve, data_path: Callable[[], Path]) -> Nsqd:
+    nsqd: Nsqd = serve(EmbeddedServer(data_path()))
+    nsqd.create_channel("clicks", "arch")
+    return nsqd
+
+
+@contextmanager
+def sampling(*addresses: str, topics: tuple[str, ...] = ()) -> Iterator[Sampler]:
+    with Cluster(ClusterAddresses(nsqd_http=addresses)) as cluster:
+        yield Sampler(cluster, SampleFilter(topics), interval_s=INTERVAL_S)
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a server that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_who_answers_is_in_every_sample_and_who_does_not_is_named(nsqd: Nsqd, silent: str) -> None:
+    with sampling(nsqd.http_address, silent) as sampler:
+        first = sampler.sample()
+        assert {row.topic for row in first.totals} == {"clicks"}
+
+        named = wait_until(
+            lambda: next((node for node in sampler.sample().nodes if node.is_silent), None),
+            what="the silent one is named",
+        )
+        assert named.address == silent
+        assert named.rows == []
+        nsqd.create_topic("views")
+        wait_until(
+            lambda: {row.topic for row in sampler.sample().totals} == {"clicks", "views"},
+            what="the other one is fresh",
+        )
+
+
+def test_a_dead_nsqd_is_left_out_and_comes_back(nsqd: Nsqd) -> None:
+    with sampling(nsqd.http_address) as sampler:
+        sampler.sample()
+        nsqd.kill()
+        gone = wait_until(
+            lambda: (sample := sampler.sample()).nodes[0].error and sample, what="it is missed"
+        )
+        assert gone.totals == []
+        nsqd.start()
+        nsqd.create_topic("clicks")  # it may not have noted it yet when it was killed
+        wait_until(lambda: sampler.sample().totals, what="it is back")
+
+
+def test_the_first_sample_raises_what_a_command_would(nsqd: Nsqd) -> None:
+    with sampling("127.0.0.1:1") as sampler, pytest.raises(ConnectionFailed):
+        sampler.sample()
+    with sampling(nsqd.http_address, topics=("clikcs",)) as sampler:
+        with pytest.raises(NotFoundError, match="clikcs") as raised:
+            sampler.sample()
+        assert "Did you mean clicks?" in raised.value.hint
+
+
+def test_consumers_and_memory_are_asked_for_where_they_are_shown(nsqd: Nsqd) -> None:
+    with (
+        Consumer("clicks", "arch", nsqd_tcp_addresses=[nsqd.tcp_address]) as consumer,
+        sampling(nsqd.http_address) as sampler,
+    ):
+        consumer.start()
+        [node] = sampler.sample().nodes
+        assert node.consumers == []
+        for question in (Question(True), Question(True, "clicks", "arch")):
+            [row] = wait_until(
+                lambda question=question: sampler.sample(question).nodes[0].consumers,
+                what="the consumer is there",
+            )
+            assert (row.topic, row.channel, row.node) == ("clicks", "arch", nsqd.http_address)
+        wait_until(
+            lambda: (sampler.sample(Question(memory=True)).nodes[0].heap or 0) > 0, what="memory"
+        )
+        assert sampler.sample(Question(True, "other")).nodes[0].consumers == []
+
+
+@contextmanager
+def watching(cluster: RunningCluster, timeout_s: float = 0.5) -> Iterator[Sampler]:
+    """Samples of what the nsqlookupd of a cluster announce."""
+    addresses = ClusterAddresses(lookupd_http=[each.http_address for each in cluster.lookupds])
+    with Cluster(addresses, HTTPAccess(timeout_s=timeout_s)) as asked:
+        yield Sampler(asked, SampleFilter(), required=False, interval_s=INTERVAL_S)
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """nsqlookupd is asked at each sample."""
+    monkeypatch.setattr(live, "LOOKUP_S", 0.0)
+
+
+def failed(sample: Sample) -> set[str]:
+    return {failure.address for failure in sample.failures}
+
+
+@pytest.mark.usefixtures("often")
+def test_an_nsqd_that_died_stays_and_is_gone_until_it_comes_back(cluster: RunningCluster) -> None:
+    dead, living = cluster.nsqds
+    for nsqd in cluster.nsqds:
+        nsqd.publish("clicks", b"a")
+    with watching(cluster) as sampler:
+        wait_until(lambda: len(sampler.sample().reports) == 2, what="both answer")
+
+        dead.kill()
+        wait_until(lambda: failed(sampler.sample()) == {dead.http_address}, what="it is missed")
+        wait_until(
+            lambda: all(len(each.json("/nodes")["producers"]) == 1 for each in cluster.lookupds),
+            what="nsqlookupd has forgotten it",
+        )
+        for _ in range(5):
+            sample = sampler.sample()
+            assert failed(sample) == {dead.http_address}
+        states = {node.address: node for node in sample.nodes}
+        assert states[dead.http_address].is_gone
+        assert states[dead.http_address].seen_s == pytest.approx(time.time(), abs=patience_s(60))
+        assert not states[living.http_address].is_silent
+        assert [(row.topic, row.depth) for row in sample.totals] == [("clicks", 1)]
+
+        dead.start()
+        wait_until(lambda: not failed(sampler.sample()), what="it is back")
+        assert not any(node.is_gone for node in sampler.sample().nodes)
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("end", ["pause", "kill"])
+def test_an_nsqlookupd_that_does_not_answer_changes_nothing_about_the_nsqd(
+    cluster: RunningCluster, end: str
+) -> None:
+    if not hasattr(cluster.lookupds[0], end):
+        pytest.skip("it is not a process that can be stopped")
+    for nsqd in cluster.nsqds:
+        nsqd.publish("clicks", b"a")
+    with watching(cluster) as sampler:
+        wait_until(lambda: len(sampler.sample().reports) == 2, what="both answer")
+
+        for lookupd in cluster.lookupds:
+            getattr(lookupd, end)()
+        silent = {lookupd.http_address for lookupd in cluster.lookupds}
+        wait_until(lambda: failed(sampler.sample()) == silent, what="they are missed")
+        for _ in range(5):
+            sample = sampler.sample()
+            assert failed(sample) == silent
+            assert not any(node.is_silent for node in sample.nodes)
+            assert sum(row.depth for row in sample.totals) == 2
+        assert {nsqd.address for nsqd in sampler.answering} == {
+            nsqd.http_address for nsqd in cluster.nsqds
+        }
+
+
+@pytest.mark.usefixtures("often")
+def test_an_nsqd_is_forgotten_when_nobody_announces_it_and_nobody_reaches_it(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = cluster.nsqds[0]
+    with watching(cluster) as sampler:
+        wait_until(lambda: len(sampler.sample().reports) == 2, what="both answer")
+        monkeypatch.setattr(live, "FORGOTTEN_S", 0.0)
+        for lookupd in cluster.lookupds:
+            lookupd.kill()
+        dead.kill()
+        wait_until(lambda: dead.http_address in failed(sampler.sample()), what="it is missed")
+        for _ in range(5):
+            assert dead.http_address in failed(sampler.sample()), "nobody says that it has left"
+
+        cluster.lookupds[0].start()  # which knows of nobody for a moment
+        wait_until(lambda: len(sampler.sample().nodes) == 1, what="it is forgotten")
+        assert sampler.sample().nodes[0].address == cluster.nsqds[1].http_address
+
+
+class ManyNsqd(ThreadingHTTPServer):
+    """Answers as an nsqd at every address of loopback."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self) -> None:
+        super().__init__(("0.0.0.0", 0), _ManyNsqdHandler)
+        self.clients: set[socket.socket] = set()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.clients.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.clients.discard(request)
+        super().shutdown_request(request)
+
+
+class _ManyNsqdHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16
+
+    def do_GET(self) -> None:
+        body = b'{"version": "1.3.0", "health": "OK", "start_time": 1, "topics": []}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None: ...
+
+
+@pytest.mark.usefixtures("often")
+def test_nsqd_that_come_and_go_leave_nothing_behind(
+    scripted_lookupd: Callable[[], ScriptedLookupd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pods do, that get a new address each time."""
+    monkeypatch.setattr(live, "FORGOTTEN_S", 0.0)
+    lookupd = scripted_lookupd()
+    addresses = ClusterAddresses(lookupd_http=[lookupd.address])
+    descriptors, threads = [], threading.active_count()
+    with Cluster(addresses, HTTPAccess(timeout_s=patience_s(5))) as cluster:
+        sampler = Sampler(cluster, SampleFilter(), required=False, interval_s=INTERVAL_S)
+        for turn in range(6):
+            with ManyNsqd() as server:
+                port = server.server_address[1]
+                thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+                thread.start()
+                lookupd.list_nsqd(*(f"127.8.{turn}.{number}:{port - 1}" for number in range(1, 21)))
+                for producer in lookupd.answer["producers"]:
+                    producer["http_port"] = port
+                names = {f"127.8.{turn}.{number}:{port}" for number in range(1, 21)}
+                wait_until(
+                    lambda names=names: (
+                        {each.address for each in sampler.sample().reports}  # type: ignore[misc]
+                        == names
+                    ),
+                    what="these answer",
+                )
+                server.shutdown()
+                thread.join()
+            for client in list(server.clients):
+                server.shutdown_request(client)
+            lookupd.list_nsqd()
+            wait_until(lambda: not sampler.sample().nodes, what="those that left are forgotten")
+            descriptors.append(len(os.listdir("/proc/self/fd")))
+            assert not cluster._clients
+        assert descriptors[-1] <= descriptors[0] + 5, descriptors
+    wait_until(lambda: threading.active_count() <= threads, what="no thread is left")
+
+
+def stats(finished: int, *, connected: int = 1) -> NsqdStats:
+    client = {"remote_address": "a:9", "finish_count": finished, "connect_ts": connected}
+    channel = {"channel_name": "arch", "clients": [client], "message_count": finished}
+    return read_stats({"topics": [{"topic_name": "clicks", "channels": [channel]}]})
+
+
+def test_consumers_have_rates_from_the_second_answer_on() -> None:
+    meter = ConsumerMeter(0.5)
+
+    def rate(at_s: float, counted: NsqdStats) -> float | None:
+        [row] = meter.measure("a:1", at_s, counted)
+        return row.finish
+
+    assert rate(1.0, stats(10)) is None
+    assert rate(2.0, stats(30)) == 20
+    assert rate(2.1, stats(90)) == 20  # too early to tell
+    assert rate(4.0, stats(90)) == 30
+    assert rate(5.0, stats(0, connected=2)) is None

@@ -1,0 +1,325 @@
+"""Clients die at every point of the protocol, and nobody else notices.
+
+A quiet consumer has to get its messages all the time. Whatever a client's death raises in the
+daemon ends that client, with one line of log.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from plugins.certificates import Certificates
+from plugins.daemons import EmbeddedNsqdProcess
+from plugins.embedded import EmbeddedServer
+from plugins.raw_client import RawClient, sized
+from plugins.servers import Serve
+from plugins.waiting import wait_until
+
+from nsqtools.protocol.codecs import Codec, DeflateCodec, SnappyCodec
+from nsqtools.server.queues.channel import Channel
+from nsqtools.server.queues.topic import Topic
+from nsqtools.server.tcp.channel_subscription import ChannelSubscription
+from nsqtools.server.tcp.client_connection import ClientConnection
+from nsqtools.server.tcp.protocol_v2 import ProtocolV2
+from nsqtools.server.tcp.tls_layer import TLSLayer
+
+BROKEN_RECORD = b"\x17\x03\x03\x00\x20" + b"x" * 32
+CODECS: dict[str, Callable[[], Codec]] = {"snappy": SnappyCodec, "deflate": DeflateCodec}
+LAYERS = ("plain", "tls_v1", "snappy", "deflate")
+
+
+class QuietConsumer:
+    """A consumer, and the publisher of the few messages that it gets."""
+
+    def __init__(self, stack: ExitStack, address: str) -> None:
+        self._consumer = stack.enter_context(RawClient(address))
+        self._consumer.subscribe("quiet", "ch", ready=1)
+        self._publisher = stack.enter_context(RawClient(address))
+        self._numbers = itertools.count()
+
+    def gets_its_message(self) -> None:
+        body = str(next(self._numbers)).encode()
+        self._publisher.publish("quiet", body)
+        message = self._consumer.read_message()
+        assert message.body == body
+        self._consumer.finish([message])
+        self._consumer.settle()
+
+
+@pytest.fixture
+def nsqd(
+    data_path: Callable[[], Path], serve: Serve, certificates: Certificates
+) -> EmbeddedNsqdProcess:
+    return serve(EmbeddedNsqdProcess(data_path(), *certificates.server.nsqd_flags))
+
+
+@contextmanager
+def quiet_consumer(address: str) -> Iterator[QuietConsumer]:
+    with ExitStack() as stack:
+        yield QuietConsumer(stack, address)
+
+
+@contextmanager
+def connected(address: str, layer: str) -> Iterator[RawClient]:
+    with RawClient(address) as client:
+        if layer != "plain":
+            client.identify(**{layer: True})
+            if layer == "tls_v1":
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+                client.start_tls(context)
+            else:
+                client.start_compression(CODECS[layer]())
+            assert client.read_response() == b"OK"
+        yield client
+
+
+# how far a client comes
+
+
+def says_nothing(client: RawClient) -> None:
+    """Its magic was all."""
+
+
+def stops_in_a_command(client: RawClient) -> None:
+    client.send(b"PUB dyi")
+
+
+def stops_in_identify(client: RawClient) -> None:
+    client.send(b"IDENTIFY\n" + sized(b'{"feature_negotiation":true}')[:-5])
+
+
+def stops_in_a_message(client: RawClient) -> None:
+    client.send(b"PUB dying#ephemeral\n\0\0\x10\0" + b"abc")
+
+
+def stops_in_a_message_after_much_work(client: RawClient) -> None:
+    client.send(b"NOP\n" * 15_000 + b"PUB dying#ephemeral\n\0\0\x10\0" + b"abc")
+
+
+def stops_in_many_messages(client: RawClient) -> None:
+    body = struct.pack(">I", 900) + sized(b"x") * 900
+    client.send(b"MPUB dying#ephemeral\n" + sized(body)[:-7])
+
+
+def waits_for_no_answer(client: RawClient) -> None:
+    client.send((b"PUB dying#ephemeral\n" + sized(b"x")) * 50)
+
+
+def is_refused(client: RawClient) -> None:
+    client.send(b"NONSENSE\n" + b"NOP\n" * 1000)
+
+
+def consumes(client: RawClient) -> None:
+    client.send(b"SUB dying#ephemeral ch#ephemeral\nRDY 1000\n")
+    client.send((b"PUB dying#ephemeral\n" + sized(b"x" * 100)) * 50)
+
+
+def consumes_and_stops_in_an_answer(client: RawClient) -> None:
+    client.subscribe("dying#ephemeral", "ch#ephemeral", ready=10)
+    client.send(b"PUB dying#ephemeral\n" + sized(b"x"))
+    client.send(b"REQ 0123456789abcdef 0\nTOUCH 0123456789abcdef\nFIN 01234")
+
+
+def leaves(client: RawClient) -> None:
+    client.subscribe("dying#ephemeral", "ch#ephemeral", ready=10)
+    client.send(b"CLS\n" + b"FIN 0123456789abcdef\n" * 10)
+
+
+STATES = (
+    says_nothing,
+    stops_in_a_command,
+    stops_in_identify,
+    stops_in_a_message,
+    stops_in_a_message_after_much_work,
+    stops_in_many_messages,
+    waits_for_no_answer,
+    is_refused,
+    consumes,
+    consumes_and_stops_in_an_answer,
+    leaves,
+)
+
+
+# how it dies
+
+
+def closes(client: RawClient) -> None:
+    client.socket.close()
+
+
+def is_reset(client: RawClient) -> None:
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.socket.close()
+
+
+def breaks_its_layer(client: RawClient) -> None:
+    os.write(client.socket.fileno(), BROKEN_RECORD)  # beside TLS and compression
+    client.socket.close()
+
+
+DEATHS = (closes, is_reset, breaks_its_layer)
+
+
+def die(address: str, layer: str, state: Callable[[RawClient], None], how: int) -> None:
+    with connected(address, layer) as client:
+        try:
+            state(client)
+            DEATHS[how](client)
+        except OSError:
+            pass  # the daemon was faster
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(16, marks=pytest.mark.slow)])
+def test_a_quiet_consumer_gets_its_messages_whoever_dies(
+    nsqd: EmbeddedNsqdProcess, rounds: int
+) -> None:
+    cases = list(itertools.product(LAYERS, STATES, range(len(DEATHS)))) * rounds
+    random.Random(rounds).shuffle(cases)
+    descriptors = Path(f"/proc/{nsqd.pid}/fd")
+    with quiet_consumer(nsqd.tcp_address) as quiet:
+        quiet.gets_its_message()
+        before = len(os.listdir(descriptors))
+        for layer, state, how in cases:  # 132, or 2,112
+            die(nsqd.tcp_address, layer, state, how)
+            quiet.gets_its_message()
+        wait_until(lambda: len(os.listdir(descriptors)) <= before, what="their sockets are closed")
+    assert "Exception in callback" not in nsqd.log
+    assert "Fatal error" not in nsqd.log
+
+
+@pytest.mark.parametrize("tries", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_publisher_that_dies_in_its_turn_stops_nobody(
+    nsqd: EmbeddedNsqdProcess, tries: int
+) -> None:
+    with quiet_consumer(nsqd.tcp_address) as quiet:
+        for _ in range(tries):
+            die(nsqd.tcp_address, "plain", stops_in_a_message_after_much_work, 0)
+            quiet.gets_its_message()
+
+
+@pytest.mark.parametrize("deaths", [200, pytest.param(2000, marks=pytest.mark.slow)])
+def test_publishers_that_die_beside_busy_ones_stop_nobody(
+    nsqd: EmbeddedNsqdProcess, deaths: int
+) -> None:
+    body = struct.pack(">I", 900) + sized(b"x" * 20) * 900
+    publish = b"MPUB busy#ephemeral\n" + sized(body)
+    is_over = threading.Event()
+
+    def be_busy() -> None:
+        with RawClient(nsqd.tcp_address) as client:
+            client.send(publish * 6)
+            while not is_over.is_set():
+                assert client.ask(publish) == b"OK"
+
+    threads = [threading.Thread(target=be_busy) for _ in range(8)]
+    with quiet_consumer(nsqd.tcp_address) as quiet:
+        for thread in threads:
+            thread.start()
+        try:
+            for number in range(deaths):
+                die(nsqd.tcp_address, "plain", stops_in_a_message, 0)
+                if number % 20 == 0:
+                    quiet.gets_its_message()
+            quiet.gets_its_message()
+        finally:
+            is_over.set()
+            for thread in threads:
+                thread.join()
+
+
+def is_closed(client: RawClient) -> bool:
+    try:
+        return not client.socket.recv(1 << 16)
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("tries", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_broken_tls_record_during_deliveries_stops_nobody(
+    nsqd: EmbeddedNsqdProcess, tries: int
+) -> None:
+    with quiet_consumer(nsqd.tcp_address) as quiet:
+        for number in range(tries):
+            with connected(nsqd.tcp_address, "tls_v1") as client:
+                client.subscribe("own#ephemeral", f"ch{number}#ephemeral", ready=1000)
+                for _ in range(2):
+                    client.send(b"NOP\n" * 15_000 + b"PUB own#ephemeral\n" + sized(b"m"))
+                os.write(client.socket.fileno(), BROKEN_RECORD)
+                quiet.gets_its_message()
+                wait_until(lambda: is_closed(client), what="the daemon closes it")
+    assert nsqd.log.count("broken TLS record") == tries
+    assert "Exception in callback" not in nsqd.log
+
+
+# whatever raises
+
+
+FAULTS = {
+    "a client's turn": (ProtocolV2, "execute"),
+    "the end of a client's turn": (ClientConnection, "_give_up_if_done"),
+    "a write": (TLSLayer, "encrypt"),
+    "a tick of the output buffer": (ChannelSubscription, "_on_tick"),
+    "a delivery": (ChannelSubscription, "deliver"),
+    "a turn of a channel": (Channel, "_deliver"),
+    "a look at deadlines": (Channel, "_queue_what_is_due"),
+    "a step of a topic": (Topic, "_copy"),
+    "a client that leaves": (Topic, "_consumers_left"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_what_raises_once_stops_nobody_else(
+    data_path: Callable[[], Path],
+    serve: Serve,
+    certificates: Certificates,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: tuple[type, str],
+) -> None:
+    nsqd = serve(EmbeddedServer(data_path(), *certificates.server.nsqd_flags))
+    owner, name = fault
+    real = getattr(owner, name)
+    is_armed, has_raised = threading.Event(), threading.Event()
+
+    def fail_once(*arguments: object, **named: object) -> object:
+        if is_armed.is_set() and not has_raised.is_set():
+            has_raised.set()
+            raise ZeroDivisionError("the fault")
+        return real(*arguments, **named)
+
+    def be_busy() -> bool:
+        try:
+            with connected(nsqd.tcp_address, "tls_v1") as client:
+                client.socket.settimeout(1)  # what it waits for may be what failed
+                client.subscribe("busy", "ch", ready=3)
+                for _ in range(2):
+                    nsqd.publish("busy", b"x")
+                    client.send(b"REQ %b 1\n" % client.read_message().id)
+        except (OSError, EOFError):
+            pass  # its own end
+        return has_raised.is_set()
+
+    monkeypatch.setattr(owner, name, fail_once)
+    with quiet_consumer(nsqd.tcp_address) as quiet:
+        quiet.gets_its_message()
+        nsqd.stats()  # its turn has ended
+        is_armed.set()
+        wait_until(be_busy, what=f"{name} raises")
+        for _ in range(3):
+            quiet.gets_its_message()
+        nsqd.publish("busy", b"y")
+        with RawClient(nsqd.tcp_address) as client:
+            client.subscribe("busy", "ch", ready=5)
+            while client.read_message().body != b"y":
+                pass
+    assert nsqd.log.count("the fault") == 1

@@ -1,0 +1,203 @@
+"""The manual: what its pages are made of, and that what the guides say about files is true."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from manual import roff
+from manual.man import render_man
+from manual.markdown import render_guide, to_roff
+from manual.tables import fill_lists
+from manual.tree import Page, read_tree
+from plugins.cli import RunNsq
+from plugins.http_api import Nsqd
+
+from nsqtools.cli.running.ends import ExitStatus
+from nsqtools.settings import REPEATABLE
+
+GUIDES = sorted((Path(__file__).parents[1] / "man").glob("*.md"))
+
+
+@pytest.fixture(scope="module")
+def tree() -> Page:
+    return read_tree()
+
+
+def page_of(tree: Page, words: str) -> str:
+    [page] = [each for each in tree.walk() if each.path == words]
+    return render_man(page, tree)
+
+
+def sections(page: str) -> list[str]:
+    return re.findall(r"^\.SH (.*)$", page, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("--tls-key", r"\-\-tls\-key"),
+        (r"'\n'", r"\(aq\en\(aq"),
+        (".NAME.index", r"\&.NAME.index"),
+        ("a `b` ~/c ^d", r"a \(gab\(ga \(ti/c \(had"),
+    ],
+)
+def test_every_character_is_shown_as_it_is(text: str, escaped: str) -> None:
+    assert roff.escape(text) == escaped
+
+
+def test_long_lines_are_broken_but_not_in_examples() -> None:
+    words = "word " * 30 + ".index"
+
+    page = roff.page([".SH X", words.replace("word .index", "word " * 3 + ".index"), ".EX", words])
+
+    *text, begin, example = page.splitlines()
+    assert (begin, example) == (".EX", words)
+    assert max(map(len, text)) <= roff.LONGEST_LINE
+    assert [line for line in text if line.startswith(".")] == [".SH X"]
+
+
+def test_a_guide_becomes_a_page() -> None:
+    text = (
+        "# nsq-x(7): it\n\n## Sub `y`\n\nOne *two*.\n\nThree\nnsq-tail(1), "
+        "[nsq-y(5)](nsq-y.5.md), [NSQ](https://nsq.io).\n\n"
+        "- `a`, `b`: Is\n  this: `c`.\n- *d*: That.\n\n### Deeper\n\n- plain\n\n1. first\n\n"
+        "```sh\n$ code 'x'\n```\n"
+    )
+
+    assert render_guide(text).splitlines()[2:] == [
+        ".SH NAME",
+        r"nsq\-x \- it",
+        ".SH SUB Y",
+        r"One \fItwo\fR\&.",
+        ".PP",
+        r"Three \fBnsq\-tail\fR(1), \fBnsq\-y\fR(5), NSQ (https://nsq.io)\&.",
+        ".TP",
+        r"\fBa\fR, \fBb\fR",
+        r"Is this: \fBc\fR\&.",
+        ".TP",
+        r"\fId\fR",
+        "That.",
+        ".SS Deeper",
+        r".IP \(bu 2",
+        "plain",
+        ".IP 1. 4",
+        "first",
+        ".PP",
+        ".RS 4",
+        ".EX",
+        r"$ code \(aqx\(aq",
+        ".EE",
+        ".RE",
+    ]
+
+
+def test_a_table_of_a_guide_is_one_for_tbl() -> None:
+    wide = "a cell with many words in it"
+    page = render_guide(f"# nsq-x(7): it\n\n## S\n\n| a | b |\n|---|---|\n| `c` | {wide} |\n")
+
+    assert page.startswith("'\\\" t\n.TH ")
+    begin = page.index(".TS")
+    rows = ["lB lxB", "l lx.", "a\tT{", ".na", "b", "T}", r"\fBc\fR" + "\tT{", ".na", wide, "T}"]
+    assert page[begin:].splitlines() == [".TS", *rows, ".TE"]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("Name\n", "a guide begins with '# NAME"),
+        ("# nsq-x(7): it\n\n> quoted\n", "has no blockquote"),
+        ("# nsq-x(7): it\n\n![picture](x.png)\n", "has no image"),
+    ],
+)
+def test_what_a_page_cannot_show_is_an_error(text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        render_guide(text)
+
+
+def test_a_page_has_all_sections_in_the_usual_order(tree: Page) -> None:
+    assert sections(page_of(tree, "nsq pub")) == [
+        "NAME",
+        "SYNOPSIS",
+        "DESCRIPTION",
+        "ARGUMENTS",
+        "OPTIONS",
+        "ENVIRONMENT",
+        "FILES",
+        "EXIT STATUS",
+        "EXAMPLES",
+        "SEE ALSO",
+    ]
+    for page in tree.walk():
+        wanted = {"NAME", "SYNOPSIS", "OPTIONS", "ENVIRONMENT", "EXIT STATUS", "EXAMPLES"}
+        assert wanted <= set(sections(render_man(page, tree))), page.path
+
+
+def test_every_option_of_a_command_is_in_its_page(tree: Page) -> None:
+    for page in tree.walk():
+        text = render_man(page, tree)
+        for option in page.options:
+            for name in option.spellings:
+                assert rf"\fB{roff.escape(name)}\fR" in text, (page.path, name)
+
+
+def test_a_page_names_the_statuses_and_variables_of_its_command(tree: Page) -> None:
+    tail, nsqd = page_of(tree, "nsq tail"), page_of(tree, "nsq nsqd")
+
+    for status in ExitStatus:
+        assert rf".TP{chr(10)}\fB{int(status)}\fR{chr(10)}" in tail
+    assert r"\fB141\fR" not in nsqd
+    for variable in ("NSQ_NSQD_TCP_ADDRESS", "NSQ_PROFILE", "NSQ_AUTH_SECRET", "NO_COLOR"):
+        assert rf"\fB{variable}\fR" in tail
+    assert "NSQ_AUTH_SECRET" not in page_of(tree, "nsq archive cat")
+    assert "NSQ_AUTH_SECRET" in page_of(tree, "nsq")
+
+
+def test_pages_name_only_pages_that_exist(tree: Page) -> None:
+    names = {("-".join(page.words), "1") for page in tree.walk()}
+    names |= {tuple(path.stem.split(".")) for path in GUIDES}
+    texts = {page.path: render_man(page, tree) for page in tree.walk()}
+    texts |= {path.name: "\n".join(to_roff(path.read_text("utf-8"))) for path in GUIDES}
+
+    for where, text in texts.items():
+        named = re.findall(r"\\fB(nsq[^ ]*?)\\fR\((\d)\)", text)
+        assert {(name.replace(r"\-", "-"), section) for name, section in named} <= names, where
+
+
+def test_every_key_of_the_configuration_file_is_explained(tree: Page) -> None:
+    [page] = [path.read_text("utf-8") for path in GUIDES if path.name == "nsq-config.5.md"]
+
+    for key in REPEATABLE:
+        assert f"- `{key.replace('_', '-')} = " in fill_lists(page, tree)
+
+
+def test_an_archive_is_as_its_page_says(run_nsq: RunNsq, nsqd: Nsqd, tmp_path: Path) -> None:
+    bodies = [f"message {number}".encode() for number in range(6)]
+    for part in (bodies[:3], bodies[3:]):
+        for body in part:
+            nsqd.publish("clicks", body)
+        where = ["--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(tmp_path)]
+        form = ["--gzip", "--sync-count=2"]
+        done = run_nsq(["to-file", "-t", "clicks", *where, *form, "--until-empty"])
+        assert done.status == 0, done.err
+
+    files = [file for file in tmp_path.iterdir() if not file.name.startswith(".")]
+    assert files
+    for file in files:
+        head, *members = (tmp_path / f".{file.name}.index").read_text().splitlines()
+        assert re.fullmatch(r"writer [0-9a-f]{32} \d+", head)
+        for member in members:
+            offset, length, count, low, high = map(int, member.split())
+            assert low <= high
+            # tail -c +N FILE | head -c LENGTH | zcat
+            cut = file.read_bytes()[offset : offset + length]
+            assert len(gzip.decompress(cut).splitlines()) == count
+        assert offset + length == file.stat().st_size
+    read = subprocess.run(
+        "zcat *.log.gz | wc -l", shell=True, cwd=tmp_path, capture_output=True, check=True
+    )
+    assert int(read.stdout) == len(bodies)
+    assert len(list(tmp_path.glob(".clicks@nsq_to_file.lock"))) == 1

@@ -1,0 +1,296 @@
+"""What a crash of an earlier version left is continued by this one: nothing lost, nothing doubled.
+
+`make.py` made the directories in ``left_by_0_1`` and so on with each version's own commands. It
+says what each scene is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tarfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from plugins.archives import finished_files, lines_of, messages_of, unfinished
+from plugins.cli import RunNsq
+from plugins.embedded import EmbeddedServer
+from plugins.in_process import Result
+from plugins.spark import RunSpark
+from plugins.waiting import wait_until
+from upgrade.make import (
+    CHANNEL,
+    DURABLE,
+    FINISHED,
+    FORMS,
+    IN_FLIGHT,
+    MESSAGES,
+    SCENES,
+    SMALL,
+    TOO_LARGE,
+    TOPIC,
+    Scene,
+    body,
+    bring_back,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EVERY_BODY = [body(number) for number in range(MESSAGES)]
+
+
+def of_each_version(*names: str) -> pytest.MarkDecorator:
+    """Run a test with what each version left in the scenes that it has of these."""
+    scenes = [Scene(version, name) for version in SCENES for name in SCENES[version]]
+    chosen = [scene for scene in scenes if scene.name in names]
+    return pytest.mark.parametrize("left", chosen, ids=str, indirect=True)
+
+
+@pytest.fixture
+def scene(request: pytest.FixtureRequest) -> Scene:
+    chosen: Scene = request.node.callspec.params["left"]
+    return chosen
+
+
+@pytest.fixture
+def left(scene: Scene) -> Iterator[Path]:
+    """The directory that a scene left, as if the crash had been a moment ago."""
+    with scene.scratch() as directory, tarfile.open(scene.kept) as archive:
+        archive.extractall(directory, filter="data")
+        for path in directory.rglob("*.journal"):
+            os.utime(path)  # they count for a week
+        yield directory
+
+
+Reopen = Callable[..., EmbeddedServer]
+
+
+@pytest.fixture
+def reopen() -> Iterator[Reopen]:
+    """Serve data that was left."""
+    with ExitStack() as stack:
+
+        def start(data: Path, *flags: str) -> EmbeddedServer:
+            nsqd = EmbeddedServer(data, *flags)
+            stack.callback(nsqd.stop)
+            nsqd.start()
+            return nsqd
+
+        yield start
+
+
+@pytest.fixture
+def nsqd(left: Path, scene: Scene, reopen: Reopen) -> EmbeddedServer:
+    """An nsqd on the data that was left, at the address that it had."""
+    return reopen(left / "nsqd", f"--tcp-address={scene.address}")
+
+
+@of_each_version(*FORMS)
+def test_an_archive_goes_on_with_nothing_lost_or_doubled(
+    left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq, scene: Scene
+) -> None:
+    form = FORMS[scene.name]
+    archive = left / "archive"
+    assert unfinished(nsqd, TOPIC, CHANNEL) > 0
+
+    topic = ["to-file", "-t", TOPIC, "-c", CHANNEL, "--until-empty", "--host-identifier", "host"]
+    where = ["--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(archive)]
+    done = run_nsq([*topic, *where, *form])
+
+    assert done.status == 0, done.err
+    if "jsonl" in form:
+        written = [message["body"] for message in messages_of(archive)]
+    else:
+        written = lines_of(archive)
+    assert sorted(written) == EVERY_BODY
+
+
+@of_each_version("upload")
+def test_an_upload_stores_every_file_once(
+    left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq
+) -> None:
+    archive, store = left / "archive", left / "store"
+    torn = [path for path in store.iterdir() if path.suffix == ".tmp"]
+    assert torn
+
+    topic = ["to-file", "-t", TOPIC, "-c", CHANNEL, "--until-empty", "--host-identifier", "host"]
+    where = ["--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(archive)]
+    done = run_nsq([*topic, *where, "--gzip", "--upload", str(store)])
+
+    assert done.status == 0, done.err
+    assert sorted(message["body"] for message in messages_of(store)) == EVERY_BODY
+    assert len(finished_files(store)) == len(finished_files(archive))
+    assert not [path for path in torn if path.exists()]
+
+
+@of_each_version("nsqd")
+@pytest.mark.usefixtures("left")
+def test_an_nsqd_finds_every_message_that_was_on_disk(
+    nsqd: EmbeddedServer, run_nsq: RunNsq
+) -> None:
+    wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == MESSAGES, what="all messages")
+    topics = {topic["topic_name"]: topic for topic in nsqd.stats()["topics"]}
+
+    assert drained(nsqd, run_nsq) == EVERY_BODY
+    assert topics["paused"]["paused"]
+
+
+@pytest.mark.parametrize("first", ["", "--recover-only"])
+@of_each_version("nsqd-durable")
+def test_a_durable_nsqd_finds_what_was_not_finished(
+    left: Path, scene: Scene, run_nsq: RunNsq, reopen: Reopen, first: str
+) -> None:
+    flags = DURABLE
+    if first:
+        done = run_nsq(["nsqd", f"--data-path={left / 'nsqd'}", first])
+        assert done.status == 0, done.err
+        flags = []  # it is in files that any nsqd reads
+
+    nsqd = reopen(left / "nsqd", f"--tcp-address={scene.address}", *flags)
+
+    finished = (left / "finished").read_bytes().splitlines()
+    assert len(finished) == FINISHED
+    assert sorted(finished + drained(nsqd, run_nsq)) == EVERY_BODY
+    later = nsqd.channel_stats("later", "later")
+    assert later["depth"] + later["deferred_count"] == 1
+
+
+@of_each_version("pub")
+def test_pub_goes_on_in_its_file(left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq) -> None:
+    before = unfinished(nsqd, TOPIC, CHANNEL)
+    known = json.loads((left / "checkpoint.json").read_text())["offset"] // len(body(0) + b"\n")
+    assert 0 < known <= before < MESSAGES
+
+    checkpoint = ["--checkpoint", str(left / "checkpoint.json")]
+    to = ["--nsqd-tcp-address", nsqd.tcp_address]
+    done = run_nsq(["pub", "-t", TOPIC, "-f", str(left / "input.txt"), *checkpoint, *to])
+
+    assert done.status == 0, done.err
+    assert drained(nsqd, run_nsq) == sorted(EVERY_BODY + EVERY_BODY[known:before])
+
+
+@of_each_version("to-http")
+def test_dead_letters_are_added_to_a_file_and_published_again(
+    left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq
+) -> None:
+    dead = left / "dead.jsonl"
+    refused = f"http://{nsqd.http_address}/pub"  # without a topic: 400
+    done = forward(["to-http", "--post", refused], nsqd, left, run_nsq)
+    assert done.status == 6, done.err
+
+    redriven = run_nsq(["redrive", str(dead), "--nsqd-tcp-address", nsqd.tcp_address])
+
+    assert redriven.status == 0, redriven.err
+    published = drained(nsqd, run_nsq)
+    assert sorted(set(published)) == EVERY_BODY
+    assert len(published) - MESSAGES <= IN_FLIGHT
+
+
+@of_each_version("to-nsq")
+def test_a_forwarder_delivers_what_was_left(
+    left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq, reopen: Reopen
+) -> None:
+    destination = reopen(left / "destination", *SMALL)
+    to = ["to-nsq", "--destination-nsqd-tcp-address", destination.tcp_address]
+    done = forward(to, nsqd, left, run_nsq)
+
+    assert done.status == 6, done.err
+    delivered = Counter(drained(destination, run_nsq))
+    dead = [json.loads(line)["body"] for line in (left / "dead.jsonl").read_text().splitlines()]
+    assert sorted(delivered) == EVERY_BODY
+    assert sorted(set(dead)) == [each.decode() for each in TOO_LARGE]
+    assert delivered.total() + len(dead) - MESSAGES - len(TOO_LARGE) <= IN_FLIGHT
+
+
+def forward(command: list[str], nsqd: EmbeddedServer, left: Path, run_nsq: RunNsq) -> Result:
+    where = ["-t", TOPIC, "-c", CHANNEL, "--nsqd-tcp-address", nsqd.tcp_address]
+    return run_nsq(
+        [*command, *where, "--until-empty", "--dead-letter-file", str(left / "dead.jsonl")]
+    )
+
+
+@of_each_version("replay")
+def test_a_replay_goes_on_from_its_checkpoint(
+    left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq
+) -> None:
+    before = unfinished(nsqd, TOPIC, CHANNEL)
+    assert 0 < before < MESSAGES
+
+    checkpoint = ["--checkpoint", str(left / "checkpoint.json")]
+    to = ["--nsqd-tcp-address", nsqd.tcp_address]
+    replayed = run_nsq(["replay", str(left / "archive"), *checkpoint, *to])
+
+    assert replayed.status == 0, replayed.err
+    assert unfinished(nsqd, TOPIC, CHANNEL) == MESSAGES
+    assert drained(nsqd, run_nsq) == EVERY_BODY
+
+
+@of_each_version("spark-ingest")
+def test_a_stream_goes_on_from_its_offset(
+    left: Path, spark: SparkSession, run_spark: RunSpark
+) -> None:
+    assert spark.read.parquet(str(left / "lake")).count() < MESSAGES
+    bring_back(left)
+
+    to = ["--output", left / "lake", "--checkpoint", left / "checkpoint"]
+    done = run_spark("ingest", left / "archive", *to, "--once")
+
+    assert done.status == 0, done.err
+    rows = spark.read.parquet(str(left / "lake")).select("body").collect()
+    assert sorted(bytes(row.body) for row in rows) == EVERY_BODY
+
+
+@of_each_version("spark-topic")
+def test_a_stream_of_a_topic_goes_on_from_its_spool(
+    left: Path, nsqd: EmbeddedServer, spark: SparkSession, run_spark: RunSpark
+) -> None:
+    topic = ["-t", TOPIC, "-c", CHANNEL, "--nsqd-tcp-address", nsqd.tcp_address]
+    to = ["--output", left / "lake", "--checkpoint", left / "checkpoint"]
+    done = run_spark("ingest", *topic, *to, "--once")
+
+    assert done.status == 0, done.err
+    rows = spark.read.parquet(str(left / "lake")).select("body").collect()
+    assert sorted(bytes(row.body) for row in rows) == EVERY_BODY
+    assert unfinished(nsqd, TOPIC, CHANNEL) == 0
+
+
+@of_each_version("spark-compact")
+def test_a_compaction_is_repeated(left: Path, spark: SparkSession, run_spark: RunSpark) -> None:
+    lake = left / "lake"
+    assert list((lake / "_staging").rglob("*.parquet"))
+    assert 0 < spark.read.parquet(str(lake)).count() < MESSAGES
+
+    done = run_spark("compact", left / "archive", "--output", lake, "--open-days", "--yes")
+
+    assert done.status == 0, done.err
+    rows = spark.read.parquet(str(lake)).select("body").collect()
+    assert sorted(bytes(row.body) for row in rows) == EVERY_BODY
+    assert not (lake / "_staging").exists()
+
+
+@of_each_version("spark-replay")
+def test_a_replay_on_spark_goes_on_from_its_ledger(
+    left: Path, nsqd: EmbeddedServer, run_spark: RunSpark, run_nsq: RunNsq
+) -> None:
+    where = ["--ledger", left / "ledger", "--nsqd-tcp-address", nsqd.tcp_address]
+
+    done = run_spark("replay", left / "archive", *where)
+
+    assert done.status == 0, done.err
+    said = re.search(r"up to (\d+) twice", done.err)
+    published = drained(nsqd, run_nsq)
+    assert sorted(set(published)) == EVERY_BODY
+    assert len(published) - MESSAGES <= (int(said[1]) if said else 0) <= 100
+
+
+def drained(nsqd: EmbeddedServer, run_nsq: RunNsq) -> list[bytes]:
+    where = ["--nsqd-tcp-address", nsqd.tcp_address]
+    count = str(unfinished(nsqd, TOPIC, CHANNEL))
+    done = run_nsq(["tail", "-t", TOPIC, "-c", CHANNEL, *where, "-n", count])
+    return sorted(done.out.splitlines())

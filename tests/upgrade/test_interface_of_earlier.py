@@ -1,0 +1,89 @@
+"""Programs and scripts for earlier versions run on, but for what is declared as gone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import pytest
+from plugins.cli import RunNsq
+from upgrade.interface import commands, public_names
+from upgrade.make import SCENES, kept_of
+
+from nsqtools.cli import registry
+
+GONE = {
+    # Python
+    "Consumer takes no deliveries": "part of the delivery queue, which is gone",
+    "Consumer.give_up is gone": "the option giving_up and the callback on_giving_up",
+    "Producer takes no nsqd_tcp_address": "nsqd_tcp_addresses, one or several",
+    "Publication takes no command": "only a Producer makes publications",
+    "Publication.command is gone": "an encoded command, of use to the Producer alone",
+    # commands: "nsq NAME is gone" and "nsq NAME takes no --option"
+    "nsq config show takes no --origin": "it always shows the origins",
+    "nsq bench pub takes no --html": "--json",
+    "nsq bench sub takes no --html": "--json",
+    "nsq web takes no --history": "the last 6 hours are in memory; Prometheus keeps longer",
+    **{f"{command} is gone": instead for command, instead in registry.GONE.items()},
+}
+"""What was removed, and what to use. CHANGELOG lists what programs and scripts may have used."""
+
+Interface = dict[str, Any]
+
+
+@pytest.fixture
+def complaints(run_nsq: RunNsq) -> dict[str, set[str]]:
+    """What programs and scripts for each version miss in this one."""
+    now = {
+        "python": public_names(sys.executable),
+        "commands": commands(lambda arguments: run_nsq(arguments).out.decode()),
+    }
+    found = {}
+    for version in SCENES:
+        then = json.loads((kept_of(version) / "interface.json").read_text("utf-8"))
+        assert len(then["python"]) >= 14
+        assert len(then["commands"]) > 40
+        found[version] = {*python_complaints(then, now), *command_complaints(then, now)}
+    return found
+
+
+def test_what_is_gone_is_declared_with_what_to_use(complaints: dict[str, set[str]]) -> None:
+    assert sorted(set().union(*complaints.values())) == sorted(GONE)
+
+
+def python_complaints(then: Interface, now: Interface) -> Iterator[str]:
+    for name, members in then["python"].items():
+        if name not in now["python"]:
+            yield f"{name} is gone"
+            continue
+        for member, parameters in members.items():
+            what = f"{name}.{member}".removesuffix(".")
+            have = now["python"][name].get(member)
+            for complaint in ["is gone"] if have is None else missing(parameters, have):
+                yield f"{what} {complaint}"
+
+
+def missing(then: list[list[str]], now: list[list[str]]) -> list[str]:
+    """What callers of then can no longer pass."""
+    gone = [name for name, _ in then if name not in dict(now)]
+    positions = [name for name, kind in then if kind != "KEYWORD_ONLY"]
+    moved = [name for name, kind in now if kind != "KEYWORD_ONLY"][: len(positions)] != positions
+    lost = [f"takes no {name}" for name in gone]
+    return [*lost, *([f"took {positions} by position"] if moved and not gone else [])]
+
+
+def command_complaints(then: Interface, now: Interface) -> Iterator[str]:
+    for command, options in then["commands"].items():
+        if command not in now["commands"]:
+            yield f"nsq {gone_part(command, now['commands'])} is gone"
+            continue
+        for option in set(options) - set(now["commands"][command]):
+            yield f"nsq {command} takes no {option}"
+
+
+def gone_part(command: str, now: Collection[str]) -> str:
+    """The command, or the group that is gone with it."""
+    group = command.partition(" ")[0]
+    return command if any(each.split()[0] == group for each in now) else group
