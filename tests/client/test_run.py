@@ -67,6 +67,33 @@ def test_a_signal_lets_a_worker_program_handle_what_was_delivered(
     assert len(lines) - 1 == 100 - stats["depth"]
 
 
+IDLE_WORKER = """
+import os, signal, sys, threading
+from nsqtools import Consumer
+consumer = Consumer("clicks", "archive", nsqd_tcp_addresses=sys.argv[1])
+# The kernel hands the signal to another thread: the main thread sleeps on, as it does when a signal
+# comes in the moment before it falls asleep.
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+def stop():
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Timer(0.3, stop).start()
+consumer.run(print, signals=True)
+"""
+
+
+def test_a_signal_that_does_not_wake_the_main_thread_stops_an_idle_worker(
+    nsqd: GoNsqd, tmp_path: Path
+) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    program = tmp_path / "worker.py"
+    program.write_text(IDLE_WORKER)
+    done = subprocess.run(
+        [sys.executable, str(program), nsqd.tcp_address], timeout=patience_s(10), check=False
+    )
+    assert done.returncode == 0
+
+
 def test_signals_are_refused_outside_the_main_thread(
     nsqd: GoNsqd, consume: Consume, in_background: Callable[..., object]
 ) -> None:

@@ -235,6 +235,11 @@ def test_changes_do_what_those_of_nsqadmin_do(side: Side) -> None:
         first.create_topic("doomed")
         first.create_channel("doomed", "too")
         wait_until(lambda: side.lookupd.producers("doomed"), what="it is registered", timeout_s=20)
+        wait_until(
+            lambda: "too" in side.lookupd.json("/channels", topic="doomed")["channels"],
+            what="its channel is registered: nsqd registers each on its own",
+            timeout_s=20,
+        )
         change("/topics/doomed/too", "DELETE")
         assert first.topic_stats("doomed")["channels"] == []
         change("/topics/doomed", "DELETE")
