@@ -1,9 +1,10 @@
 """One HTTP exchange within budgets: so many seconds in all, so many bytes, nothing compressed.
 
-httpcore's timeouts are for each read, so a daemon that sends a byte now and then could hold a
-caller for ever. Here every read and write gets what is left of the exchange's own time; the network
-backend of a pool is where that can be done for the head of the answer, too. An answer is read up to
-a limit and refused when it is compressed: a megabyte of gzip can be a gigabyte of JSON.
+httpx's timeouts are for each read, so a daemon that sends a byte now and then could hold a caller
+for ever. Here every read and write gets what is left of the exchange's own time; the network
+backend of httpcore, on which httpx runs, is where that can be done for the head of the answer, too,
+and httpx's own transport takes no backend. An answer is read up to a limit and refused when it is
+compressed: a megabyte of gzip can be a gigabyte of JSON.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpcore
+import httpx
 
 from nsqtools.errors import DeadlineExceeded, ProtocolError
 
@@ -65,56 +69,99 @@ class Exchanges:
         timeout_s: float,
         max_body_bytes: int,
         tls: ssl.SSLContext | None,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._max_body_bytes = max_body_bytes
         self._connect_timeout_s = connect_timeout_s
         self._timeout_s = timeout_s
-        self._pool = httpcore.ConnectionPool(
-            ssl_context=tls, keepalive_expiry=KEEP_ALIVE_S, network_backend=_Network()
+        self._transport = _Transport(tls)
+        self._client = httpx.Client(
+            transport=self._transport,
+            trust_env=False,
+            headers=httpx.Headers(
+                {"Accept-Encoding": "identity", "User-Agent": "nsqtools", **headers},
+                encoding="utf-8",
+            ),
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # keeps none
         )
 
     def close(self) -> None:
-        """Close the connections."""
-        self._pool.close()
+        """Close the connections; a later request opens new ones."""
+        self._transport.close()
 
     def request(
         self,
         method: str,
         url: str,
-        headers: Mapping[bytes | str, bytes | str],
-        content: bytes | Iterator[bytes] | None,
+        headers: Mapping[str, str] | None = None,
+        content: bytes | Iterator[bytes] | None = None,
     ) -> Answer:
         """Send a request and read the answer. The headers have the length of content in parts.
 
-        Raises what httpcore raises, `DeadlineExceeded` and `ProtocolError`.
+        Raises what httpx and httpcore raise, `DeadlineExceeded` and `ProtocolError`.
         """
         _exchange.ends_at_s = min(time.monotonic() + self._timeout_s, _exchange.latest_s)
         connect_s = min(self._connect_timeout_s, _left_s(None))
-        timeouts = dict.fromkeys(("read", "write", "pool"), self._timeout_s)
-        with self._pool.stream(
+        with self._client.stream(
             method,
             url,
             headers=headers,
-            content=content or b"",
-            extensions={"timeout": {**timeouts, "connect": connect_s}},
+            content=content,
+            timeout=httpx.Timeout(self._timeout_s, connect=connect_s),
         ) as response:
-            if any(
-                name.lower() == b"content-encoding" and value.lower() != b"identity"
-                for name, value in response.headers
-            ):
+            if response.headers.get("Content-Encoding", "identity").lower() != "identity":
                 raise ProtocolError("the answer is compressed, which was not asked for")
             body = bytearray()  # which grows in place: a list of parts would be there twice
-            for part in response.iter_stream():
+            for part in response.iter_raw():
                 body += part
                 if len(body) > self._max_body_bytes:
                     raise ProtocolError(
                         f"the answer is longer than {self._max_body_bytes} bytes",
                         hint="Raise max_http_body (nsq: -X) if this daemon has so much to say.",
                     )
-            reason = response.extensions.get("reason_phrase", b"").decode("latin-1")
-            found = (value for name, value in response.headers if name.lower() == b"location")
-            location = bytes(next(found, b"")).decode("latin-1")
-            return Answer(response.status, reason, body, location)
+            location = response.headers.get("Location", "")
+            return Answer(response.status_code, response.reason_phrase, body, location)
+
+
+class _Transport(httpx.BaseTransport):
+    def __init__(self, tls: ssl.SSLContext | None) -> None:
+        self._pool = httpcore.ConnectionPool(
+            ssl_context=tls, keepalive_expiry=KEEP_ALIVE_S, network_backend=_Network()
+        )
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        url = request.url
+        response = self._pool.handle_request(
+            httpcore.Request(
+                request.method,
+                httpcore.URL(
+                    scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
+                ),
+                headers=request.headers.raw,
+                content=request.stream,
+                extensions=request.extensions,
+            )
+        )
+        return httpx.Response(
+            response.status,
+            headers=response.headers,
+            stream=_Body(response),
+            extensions=response.extensions,
+        )
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class _Body(httpx.SyncByteStream):
+    def __init__(self, response: httpcore.Response) -> None:
+        self._response = response
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._response.iter_stream()
+
+    def close(self) -> None:
+        self._response.close()
 
 
 def _left_s(timeout_s: float | None) -> float:

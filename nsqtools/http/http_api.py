@@ -1,4 +1,4 @@
-"""What the HTTP APIs of nsqd and nsqlookupd have in common, on httpcore.
+"""What the HTTP APIs of nsqd and nsqlookupd have in common.
 
 One client per address keeps its connection. Every failure becomes one of our errors and names the
 URL: what a daemon sends, however odd, is never an error of usage nor a bug of ours. Both the plain
@@ -10,12 +10,11 @@ followed: they would take the token elsewhere.
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 from nsqtools.errors import (
     ConfigurationError,
@@ -58,31 +57,24 @@ class HTTPAPI:
         tls: ssl.SSLContext | None = None,
         bearer: str = "",
     ) -> None:
+        import httpx
+
         from nsqtools.http.exchange import Exchanges
 
         self.url = url
-        parts = urlsplit(url)
-        user, at, host = parts.netloc.rpartition("@")
         try:
-            self._host = host.encode("idna").decode() if not host.isascii() else host
-        except UnicodeError:
+            httpx.URL(url)
+        except httpx.InvalidURL:
             raise ConfigurationError(f"invalid HTTP address {url!r}") from None
-        self._headers: dict[bytes | str, bytes | str] = {
-            "Host": self._host,
-            "Accept": NSQ_V1,
-            "Accept-Encoding": "identity",
-            "User-Agent": "nsqtools",
-        }
-        if at:
-            pair = base64.b64encode(unquote(user).encode()).decode()
-            self._headers["Authorization"] = f"Basic {pair}"
-        elif bearer:
-            self._headers["Authorization"] = f"Bearer {bearer}".encode()
+        headers = {"Accept": NSQ_V1}
+        if bearer:  # user and password in the URL take its place
+            headers["Authorization"] = f"Bearer {bearer}"
         self._exchanges = Exchanges(
             connect_timeout_s=connect_timeout_s,
             timeout_s=timeout_s,
             max_body_bytes=max_body_bytes,
             tls=tls,
+            headers=headers,
         )
 
     def close(self) -> None:
@@ -146,30 +138,39 @@ class HTTPAPI:
         url: str,
         parameters: dict[str, str] | None,
         content: bytes | Iterator[bytes] | None = None,
-        headers: Mapping[bytes | str, bytes | str] = MappingProxyType({}),
+        headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """Ask, and return the answer whatever its status is."""
         import httpcore
+        import httpx
 
         parts = urlsplit(url)
         # a name that a daemon gave may hold what is not UTF-8: the daemon shall refuse it
         given = urlencode(parameters or {}, errors="surrogatepass")
         query = "&".join(filter(None, (parts.query, given)))
         path = quote(parts.path or "/", safe=_URL_MARKS)
-        url = urlunsplit((parts.scheme, self._host, path, quote(query, safe=_URL_MARKS), ""))
+        query = quote(query, safe=_URL_MARKS)
         try:
-            return self._exchanges.request(method, url, {**self._headers, **headers}, content)
+            return self._exchanges.request(
+                method, urlunsplit((*parts[:2], path, query, "")), headers, content
+            )
         except (httpcore.TimeoutException, DeadlineExceeded) as exc:
             raise DeadlineExceeded(f"{self.url}: no answer in time") from exc
         except ProtocolError as exc:
             raise ProtocolError(f"{self.url}: {exc}", hint=exc.hint) from exc
-        except (UnicodeError, httpcore.UnsupportedProtocol, httpcore.LocalProtocolError) as exc:
+        except (
+            UnicodeError,
+            httpx.InvalidURL,
+            httpcore.UnsupportedProtocol,
+            httpcore.LocalProtocolError,
+        ) as exc:
             raise ConnectionFailed(f"{self.url}: {exc}", hint="Check the address.") from exc
-        except (httpcore.NetworkError, httpcore.ProtocolError) as exc:
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpx.TransportError) as exc:
             raise self._map(exc) from exc
 
     def _map(self, exc: Exception) -> NsqError:
         import httpcore
+        import httpx
 
         cause: BaseException = exc
         while cause.__cause__ or cause.__context__:
@@ -184,7 +185,7 @@ class HTTPAPI:
             return ConnectionFailed(
                 f"cannot connect to {self.url} ({reason})", hint="Check the address and port."
             )
-        if isinstance(exc, httpcore.RemoteProtocolError):
+        if isinstance(exc, httpcore.RemoteProtocolError | httpx.RemoteProtocolError):
             return ProtocolError(
                 f"{self.url} does not speak HTTP ({reason})",
                 hint="nsqd's HTTP port is usually 4151, nsqlookupd's 4161.",

@@ -253,19 +253,15 @@ class Notifier:
             timeout_s=TIMEOUT_S,
             max_body_bytes=MAX_ANSWER_BYTES,
             tls=tls,
+            headers={"Content-Type": "application/json"},
         )
-        headers: dict[bytes | str, bytes | str] = {
-            "Host": self._endpoint.partition("://")[2].partition("/")[0],
-            "Content-Type": "application/json",
-            "User-Agent": "nsqtools",
-        }
         while (body := self._waiting.get()) is not None:
             try:
-                answer = exchanges.request("POST", self._endpoint, headers, body)
+                answer = exchanges.request("POST", self._endpoint, content=body)
                 problem = "" if answer.status < 300 else f"HTTP {answer.status} {answer.reason}"
             except (NsqError, OSError, ValueError) as exc:
                 problem = str(exc)
-            except Exception as exc:  # httpcore's errors have no common base of ours
+            except Exception as exc:  # errors of httpx and httpcore have no base in common
                 problem = str(exc) or type(exc).__name__
             if problem:
                 log.warning("cannot notify %s (%s)", self._endpoint, escape_line(problem[:200]))
