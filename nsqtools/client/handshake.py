@@ -23,7 +23,6 @@ from nsqtools.client.connection_settings import current_secret
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConnectionFailed, NsqError, ProtocolError, RefusedError, TLSError
 from nsqtools.protocol import commands
-from nsqtools.protocol.addresses import Address, parse_address
 from nsqtools.protocol.codecs import Codec, DeflateCodec, SnappyCodec
 from nsqtools.protocol.error_codes import decode_error
 from nsqtools.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, FrameBuffer
@@ -34,6 +33,7 @@ from nsqtools.protocol.identify import (
     decode_identify_reply,
 )
 from nsqtools.protocol.message import MIN_MESSAGE_SIZE
+from nsqtools.protocol.names import Address, parse_address
 from nsqtools.transport.stream import Deadline, Stream, connect
 from nsqtools.transport.tls import RenewedContext, TLSOptions, renewed_context
 

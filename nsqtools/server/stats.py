@@ -18,8 +18,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
 
-from nsqtools.protocol.durations import go_duration
 from nsqtools.protocol.stats import ChannelStats, ClientStats, LatencyStats, NsqdStats, TopicStats
+from nsqtools.protocol.text import go_duration
 from nsqtools.records.prometheus import Histogram, Metric
 from nsqtools.server.daemon_log import NSQ_VERSION
 from nsqtools.server.loop_meter import BOUNDS_S, LoopMeter, meter_of

@@ -10,8 +10,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
-from nsqtools.protocol.addresses import parse_address
-from nsqtools.protocol.names import is_ephemeral
+from nsqtools.protocol.names import is_ephemeral, parse_address
 from nsqtools.protocol.stats import ChannelStats, LatencyStats, NsqdStats, TopicStats
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.settings.nsqd_options import NsqdOptions

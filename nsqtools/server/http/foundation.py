@@ -18,9 +18,8 @@ from html import escape
 from typing import NamedTuple
 from urllib.parse import quote, unquote_plus
 
-from nsqtools.protocol.durations import go_duration
-from nsqtools.protocol.go_text import go_json
 from nsqtools.protocol.names import is_valid_name
+from nsqtools.protocol.text import go_duration, go_json
 from nsqtools.server.daemon_log import DaemonLog
 
 _JSON = b"Content-Type: application/json; charset=utf-8\r\n"

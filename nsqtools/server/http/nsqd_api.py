@@ -15,9 +15,8 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.addresses import announced_host, parse_address
 from nsqtools.protocol.error_codes import RequestError
-from nsqtools.protocol.names import is_valid_name
+from nsqtools.protocol.names import announced_host, is_valid_name, parse_address
 from nsqtools.protocol.requests import BodiesReader, Incomplete
 from nsqtools.records.prometheus import metric_lines
 from nsqtools.server.daemon_log import NSQ_VERSION, version_line

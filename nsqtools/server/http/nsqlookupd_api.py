@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
-from nsqtools.protocol.go_text import go_json
+from nsqtools.protocol.text import go_json
 from nsqtools.records.prometheus import metric_lines
 from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog
 from nsqtools.server.http.foundation import (

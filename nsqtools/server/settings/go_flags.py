@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.durations import go_duration, parse_duration
+from nsqtools.protocol.text import go_duration, parse_duration
 from nsqtools.server.daemon_log import LEVELS
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nsqtools.protocol.durations import go_duration
 from nsqtools.protocol.error_codes import RequestError
 from nsqtools.protocol.lookup_v1 import (
     PeerInfo,
@@ -17,6 +16,7 @@ from nsqtools.protocol.lookup_v1 import (
     read_words,
     topic_and_channel,
 )
+from nsqtools.protocol.text import go_duration
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.registrations import (
     RegisteredNsqd,
