@@ -26,9 +26,8 @@ from plugins.servers import Serve
 from plugins.waiting import wait_until
 
 from nsqtools.protocol.codecs import Codec, DeflateCodec, SnappyCodec
-from nsqtools.server.queues.channel import Channel
+from nsqtools.server.queues.channel import Channel, ChannelSubscription
 from nsqtools.server.queues.topic import Topic
-from nsqtools.server.tcp.channel_subscription import ChannelSubscription
 from nsqtools.server.tcp.client_connection import ClientConnection
 from nsqtools.server.tcp.protocol_v2 import ProtocolV2
 from nsqtools.server.tcp.tls_layer import TLSLayer

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, Protocol
 
+from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.disk_queue import DiskQueue, Mark
+from nsqtools.server.queues.queue_files import Block, encode_length
 from nsqtools.server.queues.queued_message import ID_AT, from_record, to_record
-from nsqtools.server.queues.record_file import Block, encode_length
-from nsqtools.server.settings.nsqd_options import NsqdOptions
 
 
 class LimitedQueue(Protocol):

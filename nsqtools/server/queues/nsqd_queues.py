@@ -27,17 +27,15 @@ from nsqtools.server.durable.recovery import (
     load_due_times,
     save_due_times,
 )
+from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.backlog import BackendError, Backlog, DiskHealth, Limits
 from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.data_path import TopicList, TopicMetadata, metadata_of_queues
 from nsqtools.server.queues.disk_queue import DiskQueue
-from nsqtools.server.queues.disk_thread import DiskThread
-from nsqtools.server.queues.latency import LatencyCounts, LatencyWindow
 from nsqtools.server.queues.logged_disk_queue import LoggedDiskQueue
-from nsqtools.server.queues.queued_message import BODY_AT, MessageIds
-from nsqtools.server.queues.record_file import queues_with_files
+from nsqtools.server.queues.queue_files import DiskThread, queues_with_files
+from nsqtools.server.queues.queued_message import BODY_AT, LatencyCounts, LatencyWindow, MessageIds
 from nsqtools.server.queues.topic import Topic
-from nsqtools.server.settings.nsqd_options import NsqdOptions
 
 _FREEZE_EVERY = 200
 _LOOK_S = 0.5  # at the disk

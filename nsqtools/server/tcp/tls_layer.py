@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nsqtools.errors import ConfigurationError, ProtocolError
-from nsqtools.server.settings.nsqd_options import NsqdOptions
+from nsqtools.server.options import NsqdOptions
 
 HANDSHAKE_TIMEOUT_S = 5.0
 
