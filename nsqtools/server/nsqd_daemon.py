@@ -35,8 +35,8 @@ from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.stats import StatsdPusher, expand_prefix, gather_stats
 from nsqtools.server.tcp.auth import AuthServers
 from nsqtools.server.tcp.client_connection import ClientConnection
+from nsqtools.server.tcp.negotiation import server_context
 from nsqtools.server.tcp.protocol_v2 import ClientContext, ProtocolV2
-from nsqtools.server.tcp.tls_layer import server_context
 
 _REFUSAL = encode_frame(ERROR, b"E_BAD_PROTOCOL")
 

@@ -30,7 +30,7 @@ from nsqtools.server.http.foundation import (
     Call,
     Handler,
     HTTPApi,
-    Refusal,
+    HTTPRefusal,
     Reply,
     json_reply,
     metrics_reply,
@@ -223,7 +223,7 @@ class NsqlookupdHTTP:
         try:
             producers = self._registrations.producers(topic, steady_ns())
         except KeyError:
-            raise Refusal(404, "TOPIC_NOT_FOUND") from None
+            raise HTTPRefusal(404, "TOPIC_NOT_FOUND") from None
         channels = self._registrations.channels(topic)
         described = b",".join(map(_described, producers))
         return raw_json_reply(b'{"channels":%b,"producers":[%b]}' % (go_json(channels), described))
@@ -288,7 +288,7 @@ class NsqlookupdHTTP:
         try:
             self._registrations.delete_channel(topic, channel)
         except KeyError:
-            raise Refusal(404, "CHANNEL_NOT_FOUND") from None
+            raise HTTPRefusal(404, "CHANNEL_NOT_FOUND") from None
         self._log.info(f"DB: removing channel({channel}) from topic({topic})")
         return EMPTY_REPLY
 

@@ -1,7 +1,7 @@
 """What the HTTP sides of nsqd and nsqlookupd share: Go-like routing, errors, headers and logs.
 
 A handler is a function from a `Call` to a `Reply` or to a coroutine that returns one, or raises
-`Refusal`. Clients depend on details here: go-nsq reads a body only with the X-NSQ-Content-Type
+`HTTPRefusal`. Clients depend on details here: go-nsq reads a body only with the X-NSQ-Content-Type
 header, nsqadmin parses ``{"message": ...}``, and a plain port of an nsqd that requires TLS answers
 403 with the HTTPS port. Paths belong to handlers by the rules of Go's httprouter: one that differs
 from a route by its case, a slash at the end, or superfluous slashes and dots is redirected to the
@@ -43,7 +43,7 @@ _OWN_SITES = ("same-origin", "none")
 _LOCAL = re.compile(r"[^.]*|\d+\.\d+\.\d+\.\d+|\[.*\]|(.*\.)?localhost\.?", re.IGNORECASE)
 
 
-class Refusal(Exception):
+class HTTPRefusal(Exception):
     """Answer with an error status and ``{"message": code}``."""
 
     def __init__(self, status: int, code: str) -> None:
@@ -98,11 +98,11 @@ class Call:
     def query(self) -> dict[str, str]:
         """Return the parameters of the query string, the first of each name.
 
-        Raises `Refusal` 400 INVALID_REQUEST when it does not parse.
+        Raises `HTTPRefusal` 400 INVALID_REQUEST when it does not parse.
         """
         text = self.query_string
         if ";" in text or BAD_ESCAPE.search(text):
-            raise Refusal(400, "INVALID_REQUEST")
+            raise HTTPRefusal(400, "INVALID_REQUEST")
         query: dict[str, str] = {}
         for pair in text.split("&"):
             key, _, value = pair.partition("=")
@@ -121,26 +121,26 @@ Handlers = Mapping[tuple[str, str], Handler]
 
 
 def required(query: Mapping[str, str], name: str) -> str:
-    """Return a parameter, which may be empty. Raises `Refusal` 400 MISSING_ARG_NAME."""
+    """Return a parameter, which may be empty. Raises `HTTPRefusal` 400 MISSING_ARG_NAME."""
     if name not in query:
-        raise Refusal(400, f"MISSING_ARG_{name.upper()}")
+        raise HTTPRefusal(400, f"MISSING_ARG_{name.upper()}")
     return query[name]
 
 
 def topic_argument(query: Mapping[str, str]) -> str:
-    """Return the topic. Raises `Refusal` 400 MISSING_ARG_TOPIC or INVALID_ARG_TOPIC."""
+    """Return the topic. Raises `HTTPRefusal` 400 MISSING_ARG_TOPIC or INVALID_ARG_TOPIC."""
     return _name_argument(query, "topic")
 
 
 def topic_and_channel_arguments(query: Mapping[str, str]) -> tuple[str, str]:
-    """Return the topic and the channel. Raises `Refusal` 400 with the code of the first fault."""
+    """Return topic and channel. Raises `HTTPRefusal` 400 with the code of the first fault."""
     return _name_argument(query, "topic"), _name_argument(query, "channel")
 
 
 def _name_argument(query: Mapping[str, str], name: str) -> str:
     value = required(query, name)
     if not is_valid_name(value):
-        raise Refusal(400, f"INVALID_ARG_{name.upper()}")
+        raise HTTPRefusal(400, f"INVALID_ARG_{name.upper()}")
     return value
 
 
@@ -290,7 +290,7 @@ class HTTPApi:
             return self._failure(exc)
 
     def _failure(self, exc: Exception) -> Reply:
-        if isinstance(exc, Refusal):
+        if isinstance(exc, HTTPRefusal):
             return _refuse(exc.status, exc.code)
         self._log.error(f"panic in HTTP handler - {exc!r}")
         return _refuse(500, "INTERNAL_ERROR")

@@ -28,7 +28,7 @@ from nsqtools.server.durable.checkpoint import InMemory
 from nsqtools.server.durable.journal import QueueJournal, due_ns
 from nsqtools.server.durable.unconfirmed import Unconfirmed
 from nsqtools.server.loop_meter import free_in_steps, meter_of
-from nsqtools.server.queues.backlog import BackendError, Backlog, Undo
+from nsqtools.server.queues.backlog import BackendError, QueueBacklog, Undo
 from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.queued_message import (
     DeferredMessages,
@@ -45,7 +45,7 @@ from nsqtools.server.queues.queued_message import (
 
 if TYPE_CHECKING:
     from nsqtools.server.tcp.client_connection import ClientConnection
-    from nsqtools.server.tcp.protocol_v2 import Negotiated
+    from nsqtools.server.tcp.negotiation import Negotiated
 
 Bury = Callable[["Channel", bytes, Callable[[BackendError | None], None]], None]
 """Keeps a message of a channel elsewhere, and calls back."""
@@ -67,7 +67,7 @@ class Channel:
         self,
         topic_name: str,
         name: str,
-        backlog: Backlog,
+        backlog: QueueBacklog,
         loop: AbstractEventLoop,
         log: DaemonLog,
         *,

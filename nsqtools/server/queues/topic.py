@@ -20,7 +20,7 @@ from nsqtools.server.durable.journal import QueueJournal, due_ns
 from nsqtools.server.durable.records import Published
 from nsqtools.server.durable.unconfirmed import Unconfirmed
 from nsqtools.server.loop_meter import free_in_steps, meter_of
-from nsqtools.server.queues.backlog import BackendError, Backlog, Limits, Undo, encoded
+from nsqtools.server.queues.backlog import BackendError, Limits, QueueBacklog, Undo, encoded
 from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.queued_message import (
@@ -49,7 +49,7 @@ class Topic:
     def __init__(
         self,
         name: str,
-        backlog: Backlog,
+        backlog: QueueBacklog,
         ids: MessageIds,
         loop: AbstractEventLoop,
         log: DaemonLog,
