@@ -28,7 +28,6 @@ pytest_plugins = [
     "plugins.measured",
     "plugins.network",
     "plugins.object_store",
-    "plugins.pairs",
     "plugins.real_logs",
     "plugins.schedule",
     "plugins.screens",

@@ -17,7 +17,7 @@ from nsqtools.cli.parsing.app import HELP_NAMES, LazyGroup, command_tree
 from nsqtools.cli.parsing.describe import describe, metavar, notes
 from nsqtools.cli.parsing.help import HelpPage, group_page, root_page
 from nsqtools.cli.registry import ROOT_OPTIONS, Command
-from nsqtools.server.settings.go_flags import Flag
+from nsqtools.server.go_flags import Flag
 
 OPTIONS = "Options"  # the panel of an option that names none
 

@@ -13,7 +13,7 @@ from nsqtools.archive.archive_settings import ArchiveSource
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
-from nsqtools.protocol.addresses import Address
+from nsqtools.protocol.names import Address
 
 FLEET_POLL_S = 0.2  # between the lookups of all topics of a fleet
 LONGEST_POLL_S = 300.0  # the client's limit

@@ -27,7 +27,7 @@ from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.cluster.directory import open_cluster
 from nsqtools.cluster.topics import named_topics, topics_on_nsqds
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.protocol.addresses import Address
+from nsqtools.protocol.names import Address
 
 ASK_AGAIN_S = 1.0
 ASK_SELDOM_S = 5.0  # while the nsqd that may have them do not answer

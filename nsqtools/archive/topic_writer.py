@@ -20,7 +20,7 @@ from nsqtools.archive.journal import Journal
 from nsqtools.client.message import Answers, Batch, Message
 from nsqtools.errors import OutputError
 from nsqtools.files.locks import FolderLocks
-from nsqtools.protocol.durations import NS
+from nsqtools.protocol.text import NS
 from nsqtools.records.envelope import encode_many
 from nsqtools.records.lines import encode_lines
 

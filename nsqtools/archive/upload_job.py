@@ -33,7 +33,7 @@ from nsqtools.archive.upload_record import (
 )
 from nsqtools.files.durable import sync_folder
 from nsqtools.files.opening import open_to_read
-from nsqtools.protocol.durations import NS
+from nsqtools.protocol.text import NS
 from nsqtools.records.naming import before_extension
 
 WRITER_DIGITS = 16

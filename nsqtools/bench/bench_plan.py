@@ -9,7 +9,7 @@ from typing import NamedTuple
 from nsqtools.bench.bodies import HEAD_SIZE
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.addresses import parse_address
+from nsqtools.protocol.names import parse_address
 
 BACKLOG = 2500
 """How many messages may be on their way in e2e. Without a bound a full-speed run would time a queue

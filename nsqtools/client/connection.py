@@ -26,7 +26,7 @@ from typing import Any, Protocol
 from nsqtools.client.io_loop import LoopMember
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConnectionLost, DeadlineExceeded, NsqError, ProtocolError, ServerError
-from nsqtools.protocol.codecs import Codec
+from nsqtools.protocol.codecs import StreamCodec
 from nsqtools.protocol.commands import NOP
 from nsqtools.protocol.error_codes import decode_error
 from nsqtools.protocol.frames import ERROR, HEARTBEAT, FrameBuffer
@@ -62,7 +62,7 @@ class Connection:
         self,
         stream: Stream,
         reply: IdentifyReply,
-        codec: Codec | None,
+        codec: StreamCodec | None,
         frames: FrameBuffer,
         options: ClientOptions,
     ) -> None:

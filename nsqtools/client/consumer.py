@@ -37,8 +37,13 @@ from nsqtools.client.handshake import longest_try_s, tls_context
 from nsqtools.client.message import Batch, Message, batches_after, give_back
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.protocol.addresses import Address, one_or_several, parse_address
-from nsqtools.protocol.names import check_channel, check_topic
+from nsqtools.protocol.names import (
+    Address,
+    check_channel,
+    check_topic,
+    one_or_several,
+    parse_address,
+)
 
 log = logging.getLogger("nsqtools")
 

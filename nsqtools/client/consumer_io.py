@@ -43,9 +43,9 @@ from nsqtools.client.rdy import PROBE_S, ReadyControl, has_windowed_rdy
 from nsqtools.client.reconnect import Dialer
 from nsqtools.errors import NsqError, ProtocolError, ServerError
 from nsqtools.protocol import commands
-from nsqtools.protocol.addresses import Address
 from nsqtools.protocol.frames import CLOSE_WAIT
-from nsqtools.protocol.wording import counted
+from nsqtools.protocol.names import Address
+from nsqtools.protocol.text import counted
 from nsqtools.transport.stream import READ_SIZE
 
 log = logging.getLogger("nsqtools")

@@ -30,7 +30,7 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConnectionFailed, DeadlineExceeded, NsqError
 from nsqtools.http.access import HTTPAccess
 from nsqtools.http.nsqlookupd_http import Lookup, NsqlookupdHTTPClient
-from nsqtools.protocol.addresses import LOOKUPD_HTTP_PORT, Address, http_url, parse_patterns
+from nsqtools.protocol.names import LOOKUPD_HTTP_PORT, Address, http_url, parse_patterns
 
 log = logging.getLogger("nsqtools")
 

@@ -23,8 +23,7 @@ from nsqtools.client.connection_settings import current_secret
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConnectionFailed, NsqError, ProtocolError, RefusedError, TLSError
 from nsqtools.protocol import commands
-from nsqtools.protocol.addresses import Address, parse_address
-from nsqtools.protocol.codecs import Codec, DeflateCodec, SnappyCodec
+from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
 from nsqtools.protocol.error_codes import decode_error
 from nsqtools.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, FrameBuffer
 from nsqtools.protocol.identify import (
@@ -34,6 +33,7 @@ from nsqtools.protocol.identify import (
     decode_identify_reply,
 )
 from nsqtools.protocol.message import MIN_MESSAGE_SIZE
+from nsqtools.protocol.names import Address, parse_address
 from nsqtools.transport.stream import Deadline, Stream, connect
 from nsqtools.transport.tls import RenewedContext, TLSOptions, renewed_context
 
@@ -202,7 +202,7 @@ class _Handshake:
         self._stream = stream
         self._options = options
         self._deadline = deadline
-        self._codec: Codec | None = None
+        self._codec: StreamCodec | None = None
         limit = options.max_msg_size
         self._frames = FrameBuffer(limit and limit + MIN_MESSAGE_SIZE + 4)
         self._max_inflated = options.max_inflated_read

@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 from nsqtools import __version__
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.addresses import parse_address, parse_patterns
 from nsqtools.protocol.commands import MAX_DELAY_S
-from nsqtools.protocol.durations import format_duration, parse_duration
+from nsqtools.protocol.names import parse_address, parse_patterns
+from nsqtools.protocol.text import format_duration, parse_duration
 from nsqtools.transport.tls import parse_pins
 
 Kind = Literal["duration", "bool", "int", "float", "text", "choice"]

@@ -26,7 +26,7 @@ from nsqtools.errors import (
     ServerError,
 )
 from nsqtools.protocol.error_codes import REFUSING_CODES
-from nsqtools.protocol.wording import counted
+from nsqtools.protocol.text import counted
 
 # One message, or the whole, is too large for this nsqd: the other messages may be taken.
 _TOO_LARGE = frozenset({"E_BAD_MESSAGE", "E_BAD_BODY"})

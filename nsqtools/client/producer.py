@@ -46,9 +46,8 @@ from nsqtools.errors import (
     PublishNotSent,
     PublishUnknown,
 )
-from nsqtools.protocol.addresses import one_or_several, parse_address
 from nsqtools.protocol.commands import MAX_DELAY_S, SIZE_BYTES, mpub_size
-from nsqtools.protocol.names import check_topic
+from nsqtools.protocol.names import check_topic, one_or_several, parse_address
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

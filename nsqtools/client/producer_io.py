@@ -56,9 +56,9 @@ from nsqtools.errors import (
     ServerError,
 )
 from nsqtools.protocol import commands
-from nsqtools.protocol.addresses import Address
 from nsqtools.protocol.frames import OK
-from nsqtools.protocol.wording import counted
+from nsqtools.protocol.names import Address
+from nsqtools.protocol.text import counted
 from nsqtools.transport.stream import READ_SIZE
 
 log = logging.getLogger("nsqtools")

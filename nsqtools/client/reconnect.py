@@ -22,8 +22,8 @@ from nsqtools.client.handshake import open_in_background
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import NsqError
-from nsqtools.protocol.addresses import Address
 from nsqtools.protocol.commands import Subscribe
+from nsqtools.protocol.names import Address
 
 log = logging.getLogger("nsqtools")
 

@@ -30,7 +30,7 @@ from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError
 from nsqtools.http.access import HTTPAccess
 from nsqtools.http.nsqd_http import NsqdHTTPClient
 from nsqtools.http.nsqlookupd_http import KnownNode, NsqlookupdHTTPClient, ProducerNode
-from nsqtools.protocol.addresses import (
+from nsqtools.protocol.names import (
     LOOKUPD_HTTP_PORT,
     NSQD_HTTP_PORT,
     Address,

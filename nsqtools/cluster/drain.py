@@ -23,10 +23,9 @@ from nsqtools.client.producer import Producer
 from nsqtools.cluster.inventory import messages_of
 from nsqtools.errors import ConfigurationError
 from nsqtools.http.nsqd_http import NsqdHTTPClient
-from nsqtools.protocol.addresses import Address
-from nsqtools.protocol.names import is_ephemeral
+from nsqtools.protocol.names import Address, is_ephemeral
 from nsqtools.protocol.stats import TopicStats, read_stats
-from nsqtools.protocol.wording import counted
+from nsqtools.protocol.text import counted
 
 DRAIN_CHANNEL = "nsq-drain"
 """Takes what waits in a topic without channels; deleted afterwards."""

@@ -17,7 +17,7 @@ from nsqtools.errors import RefusedError
 from nsqtools.http.http_api import MAX_BODY_BYTES
 from nsqtools.http.nsqd_http import NsqdHTTPClient
 from nsqtools.http.nsqlookupd_http import MAX_NODES, NsqlookupdHTTPClient
-from nsqtools.protocol.addresses import NSQD_HTTP_PORT, Address, http_url, parse_address
+from nsqtools.protocol.names import NSQD_HTTP_PORT, Address, http_url, parse_address
 
 if TYPE_CHECKING:
     import ssl

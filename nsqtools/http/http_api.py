@@ -25,7 +25,7 @@ from nsqtools.errors import (
     ProtocolError,
     TLSError,
 )
-from nsqtools.protocol.escaping import escape_line
+from nsqtools.protocol.text import escape_line
 
 if TYPE_CHECKING:
     import ssl

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from nsqtools.errors import HTTPError, ProtocolError
 from nsqtools.http.http_api import HTTPAPI
-from nsqtools.protocol.addresses import Address, announced_host, is_allowed, lookup_url
-from nsqtools.protocol.names import is_valid_name
+from nsqtools.protocol.names import Address, announced_host, is_allowed, is_valid_name, lookup_url
 
 log = logging.getLogger("nsqtools")
 

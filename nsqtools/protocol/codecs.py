@@ -3,8 +3,10 @@
 deflate is raw (no zlib header, RFC 1951) with a sync flush after every write, and the stream is
 never finished. snappy is the framing format with masked CRC-32C (both directions independent).
 
-A few bytes can decode to gigabytes, so whoever reads from strangers gives a ``limit`` and comes
-back for the rest while `Codec.has_more` is true.
+``compress`` returns the bytes for the wire, flushed: the peer can decode all of the data from them.
+``decompress`` returns what the bytes decode to, possibly nothing yet, or raises `ProtocolError`.
+A few bytes can decode to gigabytes: with a ``limit`` in bytes it returns no more than that, or one
+chunk of the format above it, and ``has_more`` says to call it again, without bytes.
 
 Traps: plaintext that comes out empty from input that was not is normal, never an end of stream;
 python-snappy reports damage as a bare ``OSError``, which a socket's caller would mistake for a
@@ -14,7 +16,6 @@ network failure, so both codecs raise `ProtocolError`.
 from __future__ import annotations
 
 import zlib
-from typing import Protocol
 
 from nsqtools.errors import ConfigurationError, ProtocolError
 
@@ -22,23 +23,6 @@ _RAW_DEFLATE = -zlib.MAX_WBITS
 _SNAPPY_HEAD = 4  # type and length
 _SNAPPY_PLAIN = 65_536  # the most that a chunk decodes to
 _SNAPPY_CHUNK = 76_490 + 4  # the most that it can take with its checksum; Go refuses larger ones
-
-
-class Codec(Protocol):
-    """What a compressed connection needs."""
-
-    def compress(self, data: bytes) -> bytes:
-        """Return the bytes for the wire, flushed: the peer can decode all of ``data`` from them."""
-
-    @property
-    def has_more(self) -> bool:
-        """Whether a ``limit`` left something to decode: call `decompress` again, without bytes."""
-
-    def decompress(self, data: bytes, limit: int = 0) -> bytes:
-        """Return what the bytes decode to, possibly nothing yet. Raises `ProtocolError`.
-
-        With a ``limit`` in bytes no more than that, or one chunk of the format above it.
-        """
 
 
 class DeflateCodec:
@@ -113,3 +97,6 @@ class SnappyCodec:
             end += _SNAPPY_HEAD + length
             size += _SNAPPY_PLAIN
         return end
+
+
+StreamCodec = DeflateCodec | SnappyCodec

@@ -10,7 +10,7 @@ escaped, for it goes into log lines.
 from __future__ import annotations
 
 from nsqtools.errors import ServerError, ServerRefused
-from nsqtools.protocol.escaping import escape_line
+from nsqtools.protocol.text import escape_line
 
 SURVIVABLE_CODES = frozenset({"E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"})
 REFUSING_CODES = frozenset({"E_AUTH_FAILED", "E_AUTH_ERROR", "E_AUTH_FIRST", "E_UNAUTHORIZED"})

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from nsqtools.errors import ProtocolError
 from nsqtools.protocol.error_codes import RequestError
-from nsqtools.protocol.go_text import INT32, INT64, go_members
+from nsqtools.protocol.text import INT32, INT64, go_members
 
 DISABLED = -1  # for heartbeat_interval_ms, output_buffer_size and output_buffer_timeout_ms
 

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from nsqtools.errors import ProtocolError
 from nsqtools.protocol.commands import sized
 from nsqtools.protocol.error_codes import RequestError
-from nsqtools.protocol.go_text import INT64, go_json, go_members
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.requests import read_body, read_line
+from nsqtools.protocol.text import INT64, go_json, go_members
 
 MAGIC_V1 = b"  V1"
 PING = b"PING\n"

@@ -1,14 +1,22 @@
-"""Topic and channel names.
+"""Names of topics and channels, and addresses of daemons.
 
 A name is 1 to 64 characters of ``[.a-zA-Z0-9_-]``, the optional suffix ``#ephemeral`` included in
 the count (nsqd, internal/protocol/names.go; the protocol page prints ``1 <`` where nsqd accepts 1).
 Names go into command lines unquoted, so the check is also what keeps a newline in a name from
 becoming a second command: it must match the whole text, and ``$`` would let a newline pass.
+
+An address is ``host:port`` for TCP, ``host:port`` or a URL for HTTP. It keeps the *name* that it
+was given: a name is resolved again at every connect, so that a daemon that moved is found again
+(go-nsq#104). IPv6 addresses are written in brackets.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from nsqtools.errors import ConfigurationError
 
@@ -46,3 +54,153 @@ def _check(kind: str, name: str) -> str:
         hint=f"A {kind} name is 1 to {MAX_NAME_LENGTH} characters of a-z A-Z 0-9 . _ -, "
         f"optionally ending in {EPHEMERAL}.",
     )
+
+
+# -- addresses ------------------------------------------------------------------------------------
+
+NSQD_TCP_PORT = 4150
+NSQD_HTTP_PORT = 4151
+LOOKUPD_TCP_PORT = 4160
+LOOKUPD_HTTP_PORT = 4161
+
+MAX_HOST_LENGTH = 255
+_HOST = re.compile(r"[a-zA-Z0-9][\w-]{0,62}(\.[\w-]{1,63})*\.?", re.ASCII)
+_IPV6 = re.compile(r"[0-9a-fA-F:.]{2,45}(%[\w.-]+)?", re.ASCII)
+
+
+class Address(NamedTuple):
+    """A host name or IP address (without brackets) and a TCP port. ``str()`` gives the key text."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str, default_port: int = NSQD_TCP_PORT) -> Address:
+    """Read ``host``, ``host:port``, ``[v6]`` or ``[v6]:port``.
+
+    Raises `ConfigurationError` for anything else; a URL gets a hint of its own.
+    """
+    text = text.strip()
+    if "://" in text:
+        raise ConfigurationError(
+            f"invalid address {text!r}", hint="A TCP address is host:port, without a scheme."
+        )
+    if "," in text:
+        raise ConfigurationError(
+            f"invalid address {text!r}",
+            hint="It is several: repeat the option, or separate them by spaces in a variable.",
+        )
+    if text.startswith("["):
+        host, closed, rest = text[1:].partition("]")
+        if not closed or (rest and not rest.startswith(":")):
+            raise _bad_address(text)
+        port_text = rest[1:]
+    elif text.count(":") > 1:
+        raise ConfigurationError(
+            f"invalid address {text!r}", hint=f"Write an IPv6 address in brackets: [{text}]:PORT."
+        )
+    else:
+        host, _, port_text = text.partition(":")
+        rest = text[len(host) :]
+    if not host or any(c.isspace() or c in "/?#@[]" for c in host):
+        raise _bad_address(text)
+    return Address(host, _parse_port(port_text, text) if rest else default_port)
+
+
+def _parse_port(port_text: str, text: str) -> int:
+    if port_text.isascii() and port_text.isdigit() and 0 < int(port_text[:6]) < 65536:
+        return int(port_text)
+    raise _bad_address(text)
+
+
+def _bad_address(text: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"invalid address {text!r}", hint="Write host:port, with a port from 1 to 65535."
+    )
+
+
+def announced_host(name: object) -> str:
+    """Return the host that a daemon announces, without brackets; "" for what is not one."""
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_HOST_LENGTH:
+        return ""
+    host = name[1:-1] if name.startswith("[") and name.endswith("]") else name
+    pattern = _IPV6 if ":" in host else _HOST
+    return host if pattern.fullmatch(host) else ""
+
+
+def parse_patterns(text: str) -> tuple[str, ...]:
+    """Read patterns of `is_allowed`, separated by blanks or commas. Raises `ConfigurationError`."""
+    patterns = tuple(text.replace(",", " ").split())
+    for pattern in patterns:
+        host, port = _pattern_parts(pattern)
+        if not host or "/" in pattern or not re.fullmatch(r"[\d*?]*", port):
+            raise ConfigurationError(
+                f"invalid pattern of addresses {pattern!r}",
+                hint="Write HOST:PORT or HOST, with * and ? as in file names: *.internal:4150.",
+            )
+    return patterns
+
+
+def is_allowed(address: Address, patterns: Iterable[str]) -> bool:
+    """Tell whether an address matches a pattern: ``*.internal:4150``, ``10.1.*`` (any port).
+
+    In a pattern ``*`` and ``?`` mean what they mean in file names, and an IPv6 address stands in
+    brackets.
+    """
+    for pattern in patterns:
+        host, port = _pattern_parts(pattern)
+        if _matches(address.host, host) and (not port or _matches(str(address.port), port)):
+            return True
+    return False
+
+
+def _pattern_parts(pattern: str) -> tuple[str, str]:
+    host, _, port = pattern[1:].partition("]") if pattern[:1] == "[" else pattern.partition(":")
+    return host, port.removeprefix(":")
+
+
+def _matches(text: str, pattern: str) -> bool:
+    return fnmatchcase(text.lower(), pattern.lower().replace("[", "[[]"))
+
+
+def http_url(text: str, default_port: int) -> str:
+    """Turn an HTTP address into a base URL: ``host[:port]`` or ``http(s)://host[:port][/path][?query]``.
+
+    The default port goes to a bare host; a URL without a port means the scheme's own. The result
+    has no trailing slash. Raises `ConfigurationError`.
+    """
+    text = text.strip()
+    if "://" not in text:
+        # urlsplit would take the host of "localhost:4161" for a scheme
+        head, slash, path = text.partition("/")
+        return f"http://{parse_address(head, default_port)}{slash}{path}".rstrip("/")
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is not a number, a bracket that is not closed
+        usable = False
+    if not usable or parts.fragment or any(c.isspace() for c in text):
+        raise ConfigurationError(
+            f"invalid HTTP address {text!r}", hint="Write host:port or http(s)://host:port."
+        )
+    return urlunsplit(parts._replace(path=parts.path.rstrip("/")))
+
+
+def lookup_url(text: str, topic: str) -> str:
+    """Return the URL that asks the nsqlookupd at an HTTP address for the producers of a topic.
+
+    An empty path becomes ``/lookup``, any other is kept, and so is a query (some sites put a token
+    there), with its ``topic`` replaced. Raises `ConfigurationError`.
+    """
+    parts = urlsplit(http_url(text, LOOKUPD_HTTP_PORT))
+    query = [(k, v) for k, v in parse_qsl(parts.query, keep_blank_values=True) if k != "topic"]
+    query.append(("topic", topic))
+    return urlunsplit(parts._replace(path=parts.path or "/lookup", query=urlencode(query)))
+
+
+def one_or_several(addresses: str | Sequence[str]) -> Sequence[str]:
+    """Return a list where just one address was given."""
+    return [addresses] if isinstance(addresses, str) else addresses

@@ -16,9 +16,9 @@ import struct
 from typing import NamedTuple
 
 from nsqtools.protocol.error_codes import RequestError
-from nsqtools.protocol.go_text import quote
 from nsqtools.protocol.message import ID_LENGTH
 from nsqtools.protocol.names import is_valid_name
+from nsqtools.protocol.text import quote
 
 MAX_LINE_LENGTH = 16384  # nsqd's read buffer: the newline has to fit in it
 

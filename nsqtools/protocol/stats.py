@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, TypeGuard, TypeVar
 
 from nsqtools.errors import ProtocolError
-from nsqtools.protocol.go_text import INT64, go_json
+from nsqtools.protocol.text import INT64, go_json
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ lost to a stall is made up for by at most `CATCH_UP_S`: more would be a burst ab
 
 from __future__ import annotations
 
-from nsqtools.protocol.durations import NS
+from nsqtools.protocol.text import NS
 
 SLICE_S = 0.01
 CATCH_UP_S = 0.1

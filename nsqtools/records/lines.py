@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 
 from nsqtools.errors import NsqError
-from nsqtools.protocol.escaping import escape_text
+from nsqtools.protocol.text import escape_text
 from nsqtools.records.envelope import MessageLike
 
 

@@ -1,6 +1,6 @@
 """Values as people write them on a command line: sizes, times, durations, backslash escapes.
 
-Durations proper (``30s``, ``1h30m``) are the protocol's, in `nsqtools.protocol.durations`; here
+Durations proper (``30s``, ``1h30m``) are the protocol's, in `nsqtools.protocol.text`; here
 they only must not be negative. Delimiters and templates are typed with escapes. Every function
 raises ``ValueError`` with a message that shows the accepted forms.
 """
@@ -11,7 +11,7 @@ import re
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from nsqtools.protocol.durations import NS, parse_duration
+from nsqtools.protocol.text import NS, parse_duration
 
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|.|\Z)", re.DOTALL)
 _SIMPLE = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}

@@ -10,7 +10,7 @@ import platform
 from datetime import datetime
 from typing import TextIO
 
-from nsqtools.protocol.escaping import escape_line
+from nsqtools.protocol.text import escape_line
 
 LEVELS = ("debug", "info", "warn", "error", "fatal")
 _WORDS = ("DEBUG", "INFO", "WARNING", "ERROR", "FATAL")

@@ -15,8 +15,7 @@ from nsqtools.server.foreground import RunnableDaemon
 from nsqtools.server.loop_meter import MeteredLoop
 from nsqtools.server.nsqd_daemon import NsqdDaemon
 from nsqtools.server.nsqlookupd_daemon import NsqlookupdDaemon
-from nsqtools.server.settings.nsqd_options import NsqdOptions
-from nsqtools.server.settings.nsqlookupd_options import NsqlookupdOptions
+from nsqtools.server.options import NsqdOptions, NsqlookupdOptions
 
 D = TypeVar("D", bound=RunnableDaemon)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.server.daemon_log import DaemonLog, version_line
-from nsqtools.server.settings.go_flags import (
+from nsqtools.server.go_flags import (
     FlagError,
     HelpAsked,
     flags_of,
@@ -23,8 +23,7 @@ from nsqtools.server.settings.go_flags import (
 )
 
 if TYPE_CHECKING:
-    from nsqtools.server.settings.nsqd_options import NsqdOptions
-    from nsqtools.server.settings.nsqlookupd_options import NsqlookupdOptions
+    from nsqtools.server.options import NsqdOptions, NsqlookupdOptions
 
 
 class RunnableDaemon(Protocol):
@@ -88,7 +87,7 @@ def run_daemon(
 
 
 def _read_config(path: str, options_class: type[O]) -> dict[str, Any]:
-    from nsqtools.server.settings.go_flags import read_config
+    from nsqtools.server.go_flags import read_config
 
     return read_config(path, options_class)
 

@@ -18,7 +18,6 @@ from typing import Any
 import httpx
 
 from nsqtools.errors import NsqError, ProtocolError
-from nsqtools.protocol.addresses import LOOKUPD_TCP_PORT, parse_address
 from nsqtools.protocol.lookup_v1 import (
     MAGIC_V1,
     PING,
@@ -28,7 +27,7 @@ from nsqtools.protocol.lookup_v1 import (
     encode_register,
     encode_unregister,
 )
-from nsqtools.protocol.names import is_ephemeral, is_valid_name
+from nsqtools.protocol.names import LOOKUPD_TCP_PORT, is_ephemeral, is_valid_name, parse_address
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.nsqd_queues import NsqdQueues

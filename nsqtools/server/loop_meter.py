@@ -8,6 +8,8 @@ The clients that are busy share a turn of eight milliseconds: each gets what is 
 many want a share as did in the turn before, at most two milliseconds. Those for whom none is left
 have it in the next turn, before those that had one (`LoopMeter.soon`). So a quiet client, whose
 command is run when it is read, is not kept waiting by their number.
+
+Long work of the daemon itself is done in steps of a moment (`in_steps`, `free_in_steps`).
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from __future__ import annotations
 import asyncio
 import selectors
 import time
+from asyncio import AbstractEventLoop, sleep
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, TypeVar
 
 BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
 
@@ -121,3 +125,50 @@ class MeteredLoop(asyncio.SelectorEventLoop):
 def meter_of(loop: asyncio.AbstractEventLoop) -> LoopMeter:
     """Return the meter of the loop of a daemon; that of any other loop measures nothing."""
     return loop.meter if isinstance(loop, MeteredLoop) else LoopMeter()
+
+
+# -- long work -------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+STEP_S = 0.002
+_AT_ONCE = 64  # objects to free between looks at the clock
+_LINES_AT_ONCE = 1000
+
+
+async def in_steps(items: Iterable[T], loop: AbstractEventLoop) -> AsyncIterator[T]:
+    """Yield the items, and the loop after each step."""
+    meter = meter_of(loop)
+    until_s = meter.share_ends_s()
+    for item in items:
+        yield item
+        if loop.time() >= until_s:
+            await sleep(0)
+            until_s = meter.share_ends_s()
+
+
+async def page_in_steps(lines: Iterable[str], loop: AbstractEventLoop) -> bytes:
+    """Return the lines as a page, each with a newline at its end."""
+    pieces: list[bytes] = []
+    some: list[str] = []
+    async for line in in_steps(lines, loop):
+        some.append(line)
+        if len(some) == _LINES_AT_ONCE:
+            pieces.append(_page(some))
+            some = []
+    return b"".join([*pieces, _page(some)])
+
+
+def _page(lines: list[str]) -> bytes:
+    return "".join([f"{line}\n" for line in lines]).encode()
+
+
+def free_in_steps(dropped: deque[Any] | list[Any], loop: AbstractEventLoop) -> None:
+    """Free messages: a million of them take a quarter of a second."""
+    until_s = loop.time() + STEP_S
+    while dropped:
+        if loop.time() >= until_s:
+            loop.call_soon(free_in_steps, dropped, loop)
+            return
+        for _ in range(min(_AT_ONCE, len(dropped))):
+            dropped.pop()

@@ -16,8 +16,7 @@ from nsqtools.protocol.frames import ERROR, encode_frame
 from nsqtools.protocol.lookup_v1 import PeerInfo
 from nsqtools.protocol.stats import NsqdStats
 from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog, version_line
-from nsqtools.server.http.debug_api import debug_handlers
-from nsqtools.server.http.foundation import HTTPApi
+from nsqtools.server.http.foundation import HTTPApi, debug_handlers
 from nsqtools.server.http.nsqd_api import NsqdHTTP, Ports, StatsHTTP
 from nsqtools.server.http.server import HTTPServer, foreign_calls
 from nsqtools.server.listen import (
@@ -30,15 +29,14 @@ from nsqtools.server.listen import (
 )
 from nsqtools.server.lookup_peers import LookupRegistry
 from nsqtools.server.loop_meter import meter_of
+from nsqtools.server.options import REQUIRED, NsqdOptions
 from nsqtools.server.queues.data_path import DataPathLock
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
-from nsqtools.server.settings.nsqd_options import REQUIRED, NsqdOptions
-from nsqtools.server.stats import gather_stats
-from nsqtools.server.statsd import StatsdPusher, expand_prefix
+from nsqtools.server.stats import StatsdPusher, expand_prefix, gather_stats
 from nsqtools.server.tcp.auth import AuthServers
 from nsqtools.server.tcp.client_connection import ClientConnection
+from nsqtools.server.tcp.negotiation import server_context
 from nsqtools.server.tcp.protocol_v2 import ClientContext, ProtocolV2
-from nsqtools.server.tcp.tls_layer import server_context
 
 _REFUSAL = encode_frame(ERROR, b"E_BAD_PROTOCOL")
 

@@ -1,25 +1,327 @@
-"""One nsqlookupd from start to stop, in the running loop."""
+"""nsqlookupd: its TCP protocol V1, its HTTP API, and one daemon from start to stop.
+
+As in `protocol_v2`, a handler of the TCP side gets the words of the line, the buffer, the position
+after the line and the one where the command began, and returns the position after its body.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import socket
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 
-from nsqtools.protocol.lookup_v1 import MAGIC_V1, PeerInfo, encode_response
+from nsqtools.protocol.error_codes import RequestError
+from nsqtools.protocol.lookup_v1 import (
+    MAGIC_V1,
+    PeerInfo,
+    encode_response,
+    read_identify,
+    read_words,
+    topic_and_channel,
+)
+from nsqtools.protocol.text import go_duration, go_json
+from nsqtools.records.prometheus import metric_lines
 from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog, version_line
-from nsqtools.server.http.debug_api import pprof_handlers
-from nsqtools.server.http.foundation import HTTPApi
-from nsqtools.server.http.nsqlookupd_api import NsqlookupdHTTP
+from nsqtools.server.go_flags import seconds_to_ns
+from nsqtools.server.http.foundation import (
+    EMPTY_REPLY,
+    Call,
+    Handler,
+    HTTPApi,
+    HTTPRefusal,
+    Reply,
+    json_reply,
+    metrics_reply,
+    plain_reply,
+    pprof_handlers,
+    raw_json_reply,
+    required,
+    topic_and_channel_arguments,
+    topic_argument,
+)
 from nsqtools.server.http.server import HTTPServer, foreign_calls
 from nsqtools.server.listen import accept, listen, real_address, real_port, report_errors
-from nsqtools.server.loop_meter import meter_of
-from nsqtools.server.registrations import Registrations
-from nsqtools.server.settings.go_flags import seconds_to_ns
-from nsqtools.server.settings.nsqlookupd_options import NsqlookupdOptions
+from nsqtools.server.loop_meter import in_steps, meter_of, page_in_steps
+from nsqtools.server.options import NsqlookupdOptions
+from nsqtools.server.registrations import RegisteredNsqd, Registration, Registrations, steady_ns
+from nsqtools.server.stats import nsqlookupd_metrics
 from nsqtools.server.tcp.client_connection import ClientConnection
-from nsqtools.server.tcp.lookup_protocol_v1 import LookupProtocolV1
+
+_OK = encode_response(b"OK")
+
+Command = Callable[[list[bytes], bytes, int, int], int]
+
+
+class LookupProtocolV1:
+    """The conversation with one nsqd; see `client_connection.ConnectionProtocol`.
+
+    ``own_info`` is what nsqlookupd says of itself.
+    """
+
+    def __init__(
+        self,
+        connection: ClientConnection,
+        registrations: Registrations,
+        own_info: PeerInfo,
+        log: DaemonLog,
+    ) -> None:
+        self._connection = connection
+        self._registrations = registrations
+        self._own_info = own_info
+        self._log = log
+        self._peer: RegisteredNsqd | None = None
+        self._handlers: dict[bytes, Command] = {
+            b"PING": self._ping,
+            b"IDENTIFY": self._identify,
+            b"REGISTER": self._register,
+            b"UNREGISTER": self._unregister,
+        }
+
+    # client_connection.ConnectionProtocol
+
+    def execute(self, data: bytes, position: int) -> int:
+        """Run the command at the position."""
+        words, after = read_words(data, position)
+        handler = self._handlers.get(words[0])
+        if handler is None:
+            raise RequestError("E_INVALID", b"invalid command " + words[0])
+        return handler(words, data, after, position)
+
+    def quick(self, data: bytes) -> bytes | None:
+        """Nothing here is so frequent that it would need a way of its own."""
+        return None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a command is not answered yet: all are at once."""
+        return False
+
+    def encode_error(self, error: RequestError) -> bytes:
+        """Return the error as a response."""
+        return encode_response(error.data)
+
+    def commands_done(self) -> None:
+        """Nothing to do: nsqlookupd has no deadlines."""
+
+    def output_stuck(self) -> None:
+        """Nothing to do: the connection stops reading until the nsqd takes its answers."""
+
+    def output_flows(self) -> None:
+        """Go on."""
+
+    def closed(self) -> None:
+        """Forget the nsqd; the names that it announced stay."""
+        address = self._connection.remote_address
+        self._log.info(f"PROTOCOL(V1): [{address}] exiting ioloop")
+        if self._peer is not None:
+            self._log_changes("UNREGISTER", self._registrations.disconnect(self._peer))
+
+    # commands
+
+    def _ping(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+        if self._peer is not None:
+            now_ns = steady_ns()
+            since = go_duration(now_ns - self._peer.last_update_ns)
+            self._log.info(f"CLIENT({self._peer.remote_address}): pinged (last ping {since})")
+            self._peer.last_update_ns = now_ns
+        self._connection.send(_OK)
+        return position
+
+    def _identify(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+        if self._peer is not None:
+            raise RequestError("E_INVALID", "cannot IDENTIFY again")
+        info, position = read_identify(data, position, start)
+        address = self._connection.remote_address
+        self._log.info(
+            f"CLIENT({address}): IDENTIFY Address:{info.broadcast_address} TCP:{info.tcp_port} "
+            f"HTTP:{info.http_port} Version:{info.version}"
+        )
+        self._peer = RegisteredNsqd(address, info, steady_ns())
+        self._log_changes("REGISTER", self._registrations.identify(self._peer))
+        self._connection.send(encode_response(self._own_info.encode()))
+        return position
+
+    def _register(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+        peer = self._identified()
+        topic, channel = topic_and_channel(words)
+        self._log_changes("REGISTER", self._registrations.register(peer, topic, channel))
+        self._connection.send(_OK)
+        return position
+
+    def _unregister(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
+        peer = self._identified()
+        topic, channel = topic_and_channel(words)
+        self._log_changes("UNREGISTER", self._registrations.unregister(peer, topic, channel))
+        self._connection.send(_OK)
+        return position
+
+    def _identified(self) -> RegisteredNsqd:
+        if self._peer is None:
+            raise RequestError("E_INVALID", "client must IDENTIFY")
+        return self._peer
+
+    def _log_changes(self, command: str, changes: list[Registration]) -> None:
+        for category, key, subkey in changes:
+            self._log.info(
+                f"DB: client({self._connection.remote_address}) {command} "
+                f"category:{category} key:{key} subkey:{subkey}"
+            )
+
+
+_NEVER_NS = -6795364578871345152  # Go's zero time, as its UnixNano prints it
+
+
+class NsqlookupdHTTP:
+    """The handlers; each method is one endpoint."""
+
+    def __init__(
+        self,
+        registrations: Registrations,
+        connections: Collection[ClientConnection],
+        log: DaemonLog,
+    ) -> None:
+        self._registrations = registrations
+        self._connections = connections
+        self._log = log
+
+    def handlers(self) -> dict[tuple[str, str], Handler]:
+        """Return the handlers by method and path."""
+        return {
+            ("GET", "/ping"): self.ping,
+            ("GET", "/info"): self.info,
+            ("GET", "/metrics"): self.metrics,
+            ("GET", "/debug"): self.debug,
+            ("GET", "/lookup"): self.lookup,
+            ("GET", "/topics"): self.topics,
+            ("GET", "/channels"): self.channels,
+            ("GET", "/nodes"): self.nodes,
+            ("POST", "/topic/create"): self.create_topic,
+            ("POST", "/topic/delete"): self.delete_topic,
+            ("POST", "/topic/tombstone"): self.tombstone_topic_producer,
+            ("POST", "/channel/create"): self.create_channel,
+            ("POST", "/channel/delete"): self.delete_channel,
+        }
+
+    def ping(self, call: Call) -> Reply:
+        return plain_reply("OK")
+
+    def info(self, call: Call) -> Reply:
+        return json_reply({"version": NSQ_VERSION})
+
+    async def metrics(self, call: Call) -> Reply:
+        loop = asyncio.get_running_loop()
+        families = nsqlookupd_metrics(self._registrations, len(self._connections), meter_of(loop))
+        lines = metric_lines(families)
+        return metrics_reply(await page_in_steps(lines, loop))
+
+    # queries
+
+    def lookup(self, call: Call) -> Reply:
+        topic = required(call.query(), "topic")
+        try:
+            producers = self._registrations.producers(topic, steady_ns())
+        except KeyError:
+            raise HTTPRefusal(404, "TOPIC_NOT_FOUND") from None
+        channels = self._registrations.channels(topic)
+        described = b",".join(map(_described, producers))
+        return raw_json_reply(b'{"channels":%b,"producers":[%b]}' % (go_json(channels), described))
+
+    def topics(self, call: Call) -> Reply:
+        return json_reply({"topics": self._registrations.topics()})
+
+    def channels(self, call: Call) -> Reply:
+        topic = required(call.query(), "topic")
+        return json_reply({"channels": self._registrations.channels(topic)})
+
+    def nodes(self, call: Call) -> Reply:
+        nodes = [
+            b'%b,"tombstones":%b,"topics":%b}'
+            % (_described(node.peer)[:-1], go_json(node.tombstones), go_json(node.topics))
+            for node in self._registrations.nodes(steady_ns())
+        ]
+        return raw_json_reply(b'{"producers":[%b]}' % b",".join(nodes))
+
+    async def debug(self, call: Call) -> Reply:
+        entries = {":".join(name): found for name, found in self._registrations.entries() if found}
+        loop = asyncio.get_running_loop()
+        pieces = [
+            go_json(name) + b":" + go_json([_registered(*each) for each in list(found.items())])
+            async for name, found in in_steps(
+                sorted(entries.items(), key=lambda entry: entry[0]), loop
+            )
+        ]
+        return raw_json_reply(b"{" + b",".join(pieces) + b"}")
+
+    # administration
+
+    def create_topic(self, call: Call) -> Reply:
+        topic = topic_argument(call.query())
+        self._log.info(f"DB: adding topic({topic})")
+        self._registrations.create_topic(topic)
+        return EMPTY_REPLY
+
+    def delete_topic(self, call: Call) -> Reply:
+        topic = required(call.query(), "topic")
+        for _, name, channel in self._registrations.delete_topic(topic):
+            what = f"channel({channel}) from topic({name})" if channel else f"topic({name})"
+            self._log.info(f"DB: removing {what}")
+        return EMPTY_REPLY
+
+    def tombstone_topic_producer(self, call: Call) -> Reply:
+        query = call.query()
+        topic, node = required(query, "topic"), required(query, "node")
+        self._log.info(f"DB: setting tombstone for producer@{node} of topic({topic})")
+        self._registrations.tombstone(topic, node, steady_ns())
+        return EMPTY_REPLY
+
+    def create_channel(self, call: Call) -> Reply:
+        topic, channel = topic_and_channel_arguments(call.query())
+        self._log.info(f"DB: adding channel({channel}) in topic({topic})")
+        self._log.info(f"DB: adding topic({topic})")
+        self._registrations.create_channel(topic, channel)
+        return EMPTY_REPLY
+
+    def delete_channel(self, call: Call) -> Reply:
+        topic, channel = topic_and_channel_arguments(call.query())
+        try:
+            self._registrations.delete_channel(topic, channel)
+        except KeyError:
+            raise HTTPRefusal(404, "CHANNEL_NOT_FOUND") from None
+        self._log.info(f"DB: removing channel({channel}) from topic({topic})")
+        return EMPTY_REPLY
+
+
+def _registered(peer: RegisteredNsqd, tombstoned_ns: int | None) -> dict[str, object]:
+    return {
+        "broadcast_address": peer.info.broadcast_address,
+        "hostname": peer.info.hostname,
+        "http_port": peer.info.http_port,
+        "id": peer.remote_address,
+        "last_update": peer.last_update_ns,
+        "tcp_port": peer.info.tcp_port,
+        "tombstoned": tombstoned_ns is not None,
+        "tombstoned_at": _NEVER_NS if tombstoned_ns is None else tombstoned_ns,
+        "version": peer.info.version,
+    }
+
+
+def _described(peer: RegisteredNsqd) -> bytes:
+    """Return the JSON object of a producer, which never changes: a hundred of them take a while."""
+    if not peer.described:
+        info = peer.info
+        document = {
+            "remote_address": peer.remote_address,
+            "hostname": info.hostname,
+            "broadcast_address": info.broadcast_address,
+            "tcp_port": info.tcp_port,
+            "http_port": info.http_port,
+            "version": info.version,
+        }
+        peer.described = go_json(document)
+    return peer.described
+
 
 _REFUSAL = encode_response(b"E_BAD_PROTOCOL")
 

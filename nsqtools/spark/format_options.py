@@ -36,8 +36,8 @@ from nsqtools.client.connection_settings import (
 )
 from nsqtools.client.options import ClientOptions, option_name
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.durations import parse_duration
 from nsqtools.protocol.names import check_channel, check_topic
+from nsqtools.protocol.text import parse_duration
 from nsqtools.records.units import parse_size, parse_time
 from nsqtools.spark.location import SHARED, Location, parse_location, parse_place
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from threading import Thread
 
 from nsqtools.errors import NsqError
-from nsqtools.protocol.addresses import parse_address
+from nsqtools.protocol.names import parse_address
 from nsqtools.spark.packages import (
     CLASS_PATH,
     DELTA_CONF,

@@ -30,7 +30,7 @@ from nsqtools.errors import (
     NsqError,
     TLSError,
 )
-from nsqtools.protocol.addresses import Address, parse_address
+from nsqtools.protocol.names import Address, parse_address
 
 if TYPE_CHECKING:
     import ssl

@@ -34,10 +34,9 @@ from nsqtools.cluster.admin import (
 from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.opening import open_to_append
-from nsqtools.protocol.escaping import escape_line
-from nsqtools.protocol.go_text import go_json
 from nsqtools.protocol.names import check_channel, check_topic
 from nsqtools.protocol.stats import read_stats
+from nsqtools.protocol.text import escape_line, go_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,8 +34,8 @@ from starlette.routing import BaseRoute, Mount, Route
 from nsqtools.cluster.admin import Action, StepResult
 from nsqtools.cluster.topics import topic_names
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
-from nsqtools.protocol.go_text import go_json
 from nsqtools.protocol.names import is_valid_name
+from nsqtools.protocol.text import go_json
 from nsqtools.web import api_documents as documents
 from nsqtools.web.actions import Change
 from nsqtools.web.context import WebContext

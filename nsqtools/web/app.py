@@ -25,7 +25,7 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.directory import Cluster
 from nsqtools.cluster.stats_documents import node_metrics, sample_metrics
 from nsqtools.errors import NsqError
-from nsqtools.protocol.go_text import go_json
+from nsqtools.protocol.text import go_json
 from nsqtools.records.prometheus import Metric, encode_metrics
 from nsqtools.web import api_routes, pages
 from nsqtools.web.access import HEADERS, Identities, TooManyFailures, refusal

@@ -22,7 +22,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from nsqtools.errors import ConfigurationError, TLSError
-from nsqtools.protocol.addresses import Address
+from nsqtools.protocol.names import Address
 from nsqtools.web.settings import WebSettings
 from nsqtools.web.watcher import Watcher
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.addresses import http_url
+from nsqtools.protocol.names import http_url
 
 DEFAULT_LISTEN = "127.0.0.1:4171"
 DEFAULT_REFRESH_S = 2.0

@@ -19,7 +19,7 @@ from nsqtools.client.handshake import open_connection
 from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError, ProtocolError, ServerError
-from nsqtools.protocol.addresses import parse_address
+from nsqtools.protocol.names import parse_address
 
 InBackground = Callable[..., "Future[object]"]
 

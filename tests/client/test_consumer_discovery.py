@@ -1,6 +1,6 @@
 """Finding nsqd, and finding them again.
 
-The forms of an address are in tests/protocol/test_addresses.py, when to retry one is in
+The forms of an address are in tests/protocol/test_names.py, when to retry one is in
 test_reconnect.py, jitter in test_discovery.py. One nsqd under two names is connected twice, as in
 all clients.
 """

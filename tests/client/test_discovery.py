@@ -16,7 +16,7 @@ from nsqtools.client.io_loop import Timer
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, ProtocolError
 from nsqtools.http.nsqlookupd_http import decode_lookup
-from nsqtools.protocol.addresses import Address
+from nsqtools.protocol.names import Address
 
 PRODUCER = {
     "remote_address": "10.0.0.9:5000",

@@ -40,7 +40,7 @@ from nsqtools.errors import (
     ServerRefused,
     TLSError,
 )
-from nsqtools.protocol.addresses import parse_address
+from nsqtools.protocol.names import parse_address
 from nsqtools.transport.stream import Stream
 
 InBackground = Callable[..., "Future[Any]"]

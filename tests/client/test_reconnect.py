@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from plugins.examples import examples
 
 from nsqtools.client.reconnect import KnownNsqd, RetryDelays
-from nsqtools.protocol.addresses import Address
+from nsqtools.protocol.names import Address
 
 DIRECT = Address("direct", 4150)
 FOUND = Address("found", 4150)

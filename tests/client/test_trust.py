@@ -22,7 +22,7 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, PublishRefused, RefusedError, TLSError
 from nsqtools.http.access import HTTPAccess
 from nsqtools.http.nsqd_http import NsqdHTTPClient
-from nsqtools.protocol.addresses import parse_address
+from nsqtools.protocol.names import parse_address
 
 InBackground = Callable[..., Future[Any]]
 ScriptedLookupdFactory = Callable[[], ScriptedLookupd]

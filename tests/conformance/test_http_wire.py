@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Callable
 
 import pytest
+from conformance.http_exchanges import CLOSE, talk
 from plugins.http_api import Nsqd
-from plugins.pairs import NsqdPair
-from plugins.waiting import patience_s
 
 AnyNsqd = Callable[..., Nsqd]
-TIMEOUT_S = patience_s(10.0)
-
-
-def talk(nsqd: Nsqd, data: bytes) -> bytes:
-    """Send bytes, stop sending, and return all that comes back."""
-    host, _, port = nsqd.http_address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
-        connection.sendall(data)
-        received = b""
-        while chunk := connection.recv(1 << 16):
-            received += chunk
-        return received
-
-
-CLOSE = b"Host: x\r\nConnection: close\r\n"
 
 
 def test_http_1_0_is_answered_and_closed(any_nsqd: AnyNsqd) -> None:
@@ -77,51 +60,6 @@ def test_a_broken_request_is_answered_in_http(any_nsqd: AnyNsqd, data: bytes) ->
     nsqd = any_nsqd()
     assert talk(nsqd, data).startswith(b"HTTP/1.1 400 ")
     assert nsqd.get("/ping") == b"OK"
-
-
-BIG = 300_000  # more than either reads of a body that nobody wants
-
-
-@pytest.mark.real_nsqd
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"POST /pub?topic=t HTTP/1.1\r\nX-Trace: 1\r\nContent-Length: 1\r\n" + CLOSE + b"\r\nx",
-        b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nX-Trace: 1\r\nContent-Length: 1\r\n\r\nx"
-        b"GET /ping HTTP/1.1\r\n" + CLOSE + b"\r\n",
-        b"GET /ping HTTP/1.0\r\n\r\n",
-        b"GET /ping HTTP/1.0\r\nConnection: keep-alive\r\n\r\nGET /ping HTTP/1.0\r\n\r\n",
-        b"HEAD /ping HTTP/1.1\r\n" + CLOSE + b"\r\n",
-        b"POST /ping HTTP/1.1\r\nContent-Length: 3\r\n" + CLOSE + b"\r\nabc",
-        b"GET http://y/ping HTTP/1.1\r\n" + CLOSE + b"\r\n",
-        b"GET /ping HTTP/1.1\r\nUpgrade: h2c\r\nHost: x\r\nConnection: Upgrade, close\r\n\r\n",
-        b"GET /%zz HTTP/1.1\r\n" + CLOSE + b"\r\n",
-        b"GET /ping HTTP/1.1\r\nX: " + b"y" * 1_200_000 + b"\r\n" + CLOSE + b"\r\n",
-        b"POST /pub?topic=t HTTP/1.1\r\nTransfer-Encoding: gzip\r\n" + CLOSE + b"\r\n",
-        b"POST /pub?topic=t HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 11\r\n"
-        b"Host: x\r\n\r\n" + b"x" * 11,
-        b"POST /ping HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 11\r\nHost: x\r\n\r\n"
-        + b"x" * 11,
-        b"GET /ping HTTP/1.1\r\nExpect: 100-continue\r\n" + CLOSE + b"\r\n",
-        b"GET /ping HTTP/1.1\r\nExpect: more\r\n" + CLOSE + b"\r\n",
-        b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % BIG + b"x" * BIG,
-        b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-        b"%x\r\n" % BIG + b"x" * BIG + b"\r\n0\r\n\r\n",
-    ],
-)
-def test_answers_are_the_same_to_the_byte(data: bytes, nsqd_pair: NsqdPair) -> None:
-    go, embedded = (talk(nsqd, data) for nsqd in nsqd_pair("-max-msg-size=10"))
-    assert in_order(embedded) == in_order(go)
-
-
-def in_order(answers: bytes) -> list[tuple[bytes, list[bytes], bytes]]:
-    """Each answer's status, headers by name, and body."""
-    found = []
-    for answer in re.split(rb"(?=HTTP/1\.\d \d{3} )", answers):
-        head, _, body = re.sub(rb"Date: [^\r]*", b"Date:", answer).partition(b"\r\n\r\n")
-        status, *fields = head.split(b"\r\n")
-        found.append((status, sorted(fields), body))
-    return found
 
 
 def test_a_body_that_nobody_reads_leaves_the_connection(any_nsqd: AnyNsqd) -> None:

@@ -15,10 +15,10 @@ from plugins.http_api import Nsqd
 from plugins.raw_client import TIMEOUT_S, RawClient, sized
 from plugins.waiting import wait_until
 
-from nsqtools.protocol.codecs import Codec, DeflateCodec, SnappyCodec
+from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
 
 AnyNsqd = Callable[..., Nsqd]
-CODECS: dict[str, Callable[[], Codec]] = {"snappy": SnappyCodec, "deflate": DeflateCodec}
+CODECS: dict[str, Callable[[], StreamCodec]] = {"snappy": SnappyCodec, "deflate": DeflateCodec}
 
 
 def trusting(certificates: Certificates) -> ssl.SSLContext:

@@ -25,16 +25,15 @@ from plugins.raw_client import RawClient, sized
 from plugins.servers import Serve
 from plugins.waiting import wait_until
 
-from nsqtools.protocol.codecs import Codec, DeflateCodec, SnappyCodec
-from nsqtools.server.queues.channel import Channel
+from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
+from nsqtools.server.queues.channel import Channel, ChannelSubscription
 from nsqtools.server.queues.topic import Topic
-from nsqtools.server.tcp.channel_subscription import ChannelSubscription
 from nsqtools.server.tcp.client_connection import ClientConnection
+from nsqtools.server.tcp.negotiation import TLSLayer
 from nsqtools.server.tcp.protocol_v2 import ProtocolV2
-from nsqtools.server.tcp.tls_layer import TLSLayer
 
 BROKEN_RECORD = b"\x17\x03\x03\x00\x20" + b"x" * 32
-CODECS: dict[str, Callable[[], Codec]] = {"snappy": SnappyCodec, "deflate": DeflateCodec}
+CODECS: dict[str, Callable[[], StreamCodec]] = {"snappy": SnappyCodec, "deflate": DeflateCodec}
 LAYERS = ("plain", "tls_v1", "snappy", "deflate")
 
 

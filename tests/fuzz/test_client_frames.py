@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plugins.examples import examples
 
 from nsqtools.errors import ProtocolError
-from nsqtools.protocol.codecs import Codec, DeflateCodec, SnappyCodec
+from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
 from nsqtools.protocol.error_codes import decode_error
 from nsqtools.protocol.frames import MESSAGE, FrameBuffer, encode_frame
 
@@ -73,7 +73,7 @@ def was_refused(pieces: list[bytes]) -> bool:
 @settings(max_examples=examples(75))
 @given(data=st.binary(max_size=200))
 def test_random_bytes_at_a_decoder_are_bytes_or_a_protocol_error(
-    make_codec: type[Codec], data: bytes
+    make_codec: type[StreamCodec], data: bytes
 ) -> None:
     try:
         assert isinstance(make_codec().decompress(data), bytes)
@@ -97,7 +97,7 @@ compressed = st.builds(
 @settings(max_examples=examples(50))
 @given(data=compressed, cuts=st.lists(st.integers(1, 5000), max_size=30))
 def test_a_decoder_with_a_limit_gives_the_same_bytes_piece_by_piece(
-    make_codec: type[Codec], data: bytes, cuts: list[int]
+    make_codec: type[StreamCodec], data: bytes, cuts: list[int]
 ) -> None:
     sent, decoder, limit = make_codec().compress(data), make_codec(), 1000
     received = []

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from plugins.daemons import GoNsqd
+from plugins.embedded import EmbeddedServer
 from plugins.examples import examples
 from plugins.http_api import Nsqd
-from plugins.pairs import NsqdPair
 from plugins.raw_client import sized
 from plugins.waiting import patience_s
 
@@ -78,6 +81,17 @@ COMMANDS = st.one_of(
 )
 
 
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Nsqd, Nsqd]]:
+    folders = [tmp_path_factory.mktemp(name) for name in ("go", "embedded")]
+    go, embedded = GoNsqd(folders[0], *FLAGS), EmbeddedServer(folders[1], *FLAGS)
+    with ExitStack() as stack:
+        for nsqd in (go, embedded):
+            stack.callback(nsqd.kill)
+            nsqd.start()
+        yield go, embedded
+
+
 @settings(
     max_examples=examples(60),
     derandomize=True,
@@ -89,9 +103,9 @@ COMMANDS = st.one_of(
     st.lists(st.integers(1, 200), max_size=4),
 )
 def test_any_requests_are_answered_alike(
-    nsqd_pair: NsqdPair, parts: tuple[bytes, bytes], cut_off: int, cuts: list[int]
+    pair: tuple[Nsqd, Nsqd], parts: tuple[bytes, bytes], cut_off: int, cuts: list[int]
 ) -> None:
-    go, embedded = nsqd_pair(*FLAGS)
+    go, embedded = pair
     data = b"  V2" + b"".join(parts)
     if 0 < cut_off < 10:
         data = data[:-cut_off]

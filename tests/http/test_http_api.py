@@ -23,7 +23,7 @@ from nsqtools.errors import (
 )
 from nsqtools.http.http_api import HTTPAPI
 from nsqtools.http.nsqlookupd_http import NsqlookupdHTTPClient
-from nsqtools.protocol.addresses import Address
+from nsqtools.protocol.names import Address
 
 ScriptedLookupdFactory = Callable[[], Any]
 

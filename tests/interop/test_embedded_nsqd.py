@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from plugins.archives import unfinished
 from plugins.certificates import Certificates
-from plugins.daemons import GoNsqlookupd
+from plugins.daemons import Daemon, GoNsqlookupd
 from plugins.embedded import EmbeddedServer
-from plugins.http_api import HttpApi
 from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
@@ -63,17 +62,11 @@ def test_nsq_to_file_archives_through_every_layer(
     options = [f"-consumer-opt={option}"] if option else []
     if option.startswith("tls"):
         options.append(f"-consumer-opt=tls_root_ca_file,{certificates.ca}")
-    command = [
-        go_program("nsq_to_file"),
-        "-topic=t",
-        "-channel=ch",
-        f"-output-dir={tmp_path}",
-        "-sync-interval=200ms",
-        "-max-in-flight=200",
-        f"-nsqd-tcp-address={nsqd.tcp_address}",
-        *options,
-    ]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as archiver:
+    place = ["-topic=t", "-channel=ch", f"-output-dir={tmp_path}", "-sync-interval=200ms"]
+    place += ["-max-in-flight=200", f"-nsqd-tcp-address={nsqd.tcp_address}", *options]
+    with subprocess.Popen(
+        [go_program("nsq_to_file"), *place], stderr=subprocess.DEVNULL
+    ) as archiver:
         try:
             wait_until(
                 lambda: unfinished(nsqd, "t", "ch") == 0,
@@ -97,55 +90,18 @@ def test_nsq_stat_and_nsqadmin_read_it(
     nsqd.publish("t", b"1", b"2")
     wait_until(lambda: registered(lookupd, "t") == ["ch"], what="the channel is registered")
 
-    table = run(
-        [
-            go_program("nsq_stat"),
-            "-topic=t",
-            "-channel=ch",
-            "-count=1",
-            "-interval=100ms",
-            f"-lookupd-http-address={lookupd.http_address}",
-        ]
-    )
+    flags = [f"-lookupd-http-address={lookupd.http_address}"]
+    stat = [go_program("nsq_stat"), "-topic=t", "-channel=ch", "-count=1", "-interval=100ms"]
+    table = run([*stat, *flags])
     assert "2" in table.splitlines()[2].split()
 
-    with Admin(go_program, lookupd) as admin:
+    with Daemon("nsqadmin", flags, listeners={"HTTP": "http_address"}) as admin:
         [node] = json.loads(admin.get("/api/nodes"))["nodes"]
         assert (node["version"], node["out_of_date"]) == ("1.3.0", False)
         topic = json.loads(admin.get("/api/topics/t"))
         assert (topic["message_count"], topic["channels"][0]["depth"]) == (2, 2)
         admin.post("/api/topics/t/ch", b'{"action": "pause"}')
         assert nsqd.channel_stats("t", "ch")["paused"] is True
-
-
-class Admin(HttpApi):
-    """nsqadmin on a free port."""
-
-    def __init__(self, go_program: Program, lookupd: GoNsqlookupd) -> None:
-        self._process = subprocess.Popen(
-            [
-                go_program("nsqadmin"),
-                "-http-address=127.0.0.1:0",
-                f"-lookupd-http-address={lookupd.http_address}",
-            ],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            if "HTTP: listening on" in line:
-                self.http_address = line.split()[-1]
-                return
-        raise AssertionError("nsqadmin did not start")
-
-    def __enter__(self) -> Admin:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        assert self._process.stderr is not None
-        self._process.stderr.close()
 
 
 def registered(lookupd: GoNsqlookupd, topic: str) -> list[str]:

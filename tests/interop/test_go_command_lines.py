@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -75,6 +76,14 @@ COVERED = {
 }
 
 
+class Ended(NamedTuple):
+    """How a program ended."""
+
+    status: int
+    out: bytes
+    err: str
+
+
 class World(NamedTuple):
     """Daemons for all tests of this file; each test has topics of its own."""
 
@@ -82,8 +91,24 @@ class World(NamedTuple):
     lookupd: GoNsqlookupd
     links: Path
 
-    def program(self, side: str, name: str) -> str:
-        return str((GO_PROGRAMS if side == "go" else self.links) / name)
+    def command(self, side: str, line: str) -> list[str]:
+        """The words of a command line; SIDE, NSQD and LOOKUPD in it are filled in."""
+        for word, value in (
+            ("SIDE", side),
+            ("NSQD", self.nsqd.tcp_address),
+            ("LOOKUPD", self.lookupd.http_address),
+        ):
+            line = line.replace(word, value)
+        name, *arguments = shlex.split(line)
+        return [str((GO_PROGRAMS if side == "go" else self.links) / name), *arguments]
+
+    def drain(self, side: str, line: str, *topics: str) -> Ended:
+        """Run it until the side's channel of each topic is empty, and end it."""
+        ended = run(
+            self.command(side, line), until=lambda: all(self.is_empty(t, side) for t in topics)
+        )
+        assert ended.status == 0, ended.err
+        return ended
 
     def fill(self, topic: str, *bodies: bytes, channels: tuple[str, ...] = SIDES) -> None:
         for channel in channels:
@@ -120,14 +145,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         ) as nsqd,
     ):
         yield World(nsqd, lookupd, links)
-
-
-class Ended(NamedTuple):
-    """How a program ended."""
-
-    status: int
-    out: bytes
-    err: str
 
 
 def run(command: list[str], stdin: bytes = b"", until: Callable[[], object] | None = None) -> Ended:
@@ -213,27 +230,9 @@ def test_tail(world: World) -> None:
         world.fill(topic, b"one", b"\xfftwo")
     printed = {}
     for side in SIDES:
-        command = [
-            world.program(side, "nsq_tail"),
-            "-topic",
-            "tail.a",
-            "--topic=tail.b",
-            "-print-topic",
-            "-channel",
-            side,
-            "-max-in-flight=1",
-            "-consumer-opt",
-            f"client_id,{side}",
-            "-consumer-opt=snappy",
-            "-nsqd-tcp-address",
-            world.nsqd.tcp_address,
-        ]
-        ended = run(
-            command,
-            until=lambda s=side: all(world.is_empty(t, s) for t in ("tail.a", "tail.b")),  # type: ignore[misc]
-        )
-        assert ended.status == 0, ended.err
-        printed[side] = sorted(ended.out.splitlines())
+        line = """nsq_tail -topic tail.a --topic=tail.b -print-topic -channel SIDE -max-in-flight=1
+            -consumer-opt client_id,SIDE -consumer-opt=snappy -nsqd-tcp-address NSQD"""
+        printed[side] = sorted(world.drain(side, line, "tail.a", "tail.b").out.splitlines())
     assert printed["ours"] == printed["go"]
     assert printed["ours"][0] == b"tail.a | one"
 
@@ -242,19 +241,9 @@ def test_tail_ends_with_the_first_topic_that_has_shown_n(world: World) -> None:
     for topic in ("n.a", "n.b"):
         world.fill(topic, *(b"%d" % number for number in range(5)))
     for side in SIDES:
-        command = [
-            world.program(side, "nsq_tail"),
-            "-topic=n.a",
-            "-topic=n.b",
-            "-n",
-            "3",
-            "-print-topic",
-            "-channel",
-            side,
-            "-nsqd-tcp-address",
-            world.nsqd.tcp_address,
-        ]
-        ended = run(command)
+        line = """nsq_tail -topic=n.a -topic=n.b -n 3 -print-topic -channel SIDE
+            -nsqd-tcp-address NSQD"""
+        ended = run(world.command(side, line))
         counts = [ended.out.count(b"n.a | "), ended.out.count(b"n.b | ")]
         assert (ended.status, max(counts)) == (0, 3), ended.err
 
@@ -262,20 +251,9 @@ def test_tail_ends_with_the_first_topic_that_has_shown_n(world: World) -> None:
 def test_tail_waits_for_a_topic(world: World) -> None:
     for side in SIDES:
         topic = f"later.{side}"
-        command = [
-            world.program(side, "nsq_tail"),
-            "-topic",
-            topic,
-            "-channel",
-            "c",
-            "-n",
-            "1",
-            "-lookupd-http-address",
-            world.lookupd.http_address,
-            "-consumer-opt",
-            "lookupd_poll_interval,100ms",
-        ]
-        with running(command) as process:
+        line = f"""nsq_tail -topic {topic} -channel c -n 1 -lookupd-http-address LOOKUPD
+            -consumer-opt lookupd_poll_interval,100ms"""
+        with running(world.command(side, line)) as process:
             time.sleep(0.3)
             assert process.poll() is None
             world.nsqd.publish(topic, b"at last")
@@ -284,32 +262,22 @@ def test_tail_waits_for_a_topic(world: World) -> None:
 
 
 def test_to_nsq(world: World) -> None:
-    seconds = {}
+    seconds = []
     for side in SIDES:
-        command = [
-            world.program(side, "to_nsq"),
-            "-topic",
-            f"pub.{side}",
-            "-delimiter=,",
-            "-rate",
-            "20",
-            "-nsqd-tcp-address",
-            world.nsqd.tcp_address,
-            "-producer-opt",
-            "snappy",
-        ]
+        line = """to_nsq -topic pub.SIDE -delimiter=, -rate 20 -nsqd-tcp-address NSQD
+            -producer-opt snappy"""
         began = time.monotonic()
-        ended = run(command, b"".join(b"%d," % number for number in range(14)))
-        seconds[side] = time.monotonic() - began
+        ended = run(world.command(side, line), b"".join(b"%d," % number for number in range(14)))
+        seconds.append(time.monotonic() - began)
         assert ended.status == 0, ended.err
         assert bodies_in(world.nsqd, f"pub.{side}", 14) == sorted(b"%d" % n for n in range(14))
-    assert min(seconds.values()) > 0.5
+    assert min(seconds) > 0.5
     assert go_main("to_nsq", ["-topic=t", "-nsqd-tcp-address=a:1", "-delimiter=ab"]) == 1
 
 
 def test_to_nsq_ends_when_nsqd_is_away(world: World) -> None:
     for side in SIDES:
-        command = [world.program(side, "to_nsq"), "-topic=away", "-nsqd-tcp-address=127.0.0.1:1"]
+        command = world.command(side, "to_nsq -topic=away -nsqd-tcp-address=127.0.0.1:1")
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
         assert process.stdin is not None
         assert process.stderr is not None
@@ -327,35 +295,22 @@ def test_to_nsq_ends_when_nsqd_is_away(world: World) -> None:
 def test_an_option_of_the_client_that_does_not_exist_is_wrong_usage(
     world: World, flag: str
 ) -> None:
-    place = ["-topic=t", "-nsqd-tcp-address=127.0.0.1:1", f"-{flag}=no_such,1"]
     for name in ("nsq_tail", "to_nsq", "nsq_to_nsq", "nsq_to_http"):
         if flag in UTILITIES[name]:
-            theirs, ours = (run([world.program(side, name), *place]) for side in SIDES)
+            line = f"{name} -topic=t -nsqd-tcp-address=127.0.0.1:1 -{flag}=no_such,1"
+            theirs, ours = (run(world.command(side, line)) for side in SIDES)
             assert (ours.status, theirs.status) == (2, 2), name
             assert ours.err.splitlines()[0] == theirs.err.splitlines()[0]
 
 
-def stat_command(world: World, side: str, *place: str) -> list[str]:
-    return [
-        world.program(side, "nsq_stat"),
-        "-topic",
-        "stat",
-        "-channel",
-        "go",
-        "-count",
-        "2",
-        "-interval=200ms",
-        "-http-client-connect-timeout=1s",
-        "-http-client-request-timeout",
-        "3s",
-        *place,
-    ]
+STAT = """nsq_stat -topic stat -channel go -count 2 -interval=200ms -http-client-connect-timeout=1s
+    -http-client-request-timeout 3s """
 
 
 def test_stat(world: World) -> None:
     world.fill("stat", b"one", b"two")
-    place = ("-nsqd-http-address", world.nsqd.http_address)
-    theirs, ours = (run(stat_command(world, side, *place)) for side in SIDES)
+    line = f"{STAT} -nsqd-http-address {world.nsqd.http_address}"
+    theirs, ours = (run(world.command(side, line)) for side in SIDES)
 
     assert (ours.status, ours.out) == (theirs.status, theirs.out), ours.err
     assert ours.out.count(b"\n") == 4
@@ -363,8 +318,8 @@ def test_stat(world: World) -> None:
 
 def test_stat_asks_nsqlookupd(world: World) -> None:
     world.fill("stat")
-    place = ("-lookupd-http-address", world.lookupd.http_address)
-    theirs, ours = (run(stat_command(world, side, *place)) for side in SIDES)
+    line = f"{STAT} -lookupd-http-address LOOKUPD"
+    theirs, ours = (run(world.command(side, line)) for side in SIDES)
 
     assert (ours.status, ours.out) == (theirs.status, theirs.out), ours.err
 
@@ -384,47 +339,20 @@ def files_below(directory: Path) -> dict[str, tuple[int, bytes]]:
     return found
 
 
-def to_file(world: World, side: str, directory: Path, *more: str) -> list[str]:
-    place = ["-nsqd-tcp-address", world.nsqd.tcp_address]
-    if any(flag.startswith("-lookupd") for flag in more):
-        place = []
+def to_file(directory: Path, more: str) -> str:
     directory.mkdir(exist_ok=True)
-    return [
-        world.program(side, "nsq_to_file"),
-        "-output-dir",
-        str(directory),
-        "-channel",
-        side,
-        "-sync-interval=100ms",
-        *place,
-        *more,
-    ]
+    place = "" if "-lookupd" in more else "-nsqd-tcp-address NSQD"
+    return f"nsq_to_file -output-dir {directory} -channel SIDE -sync-interval=100ms {place} {more}"
 
 
 def test_files_are_appended_to(world: World, tmp_path: Path) -> None:
     world.fill("file", b"first")
-    more = [
-        "-topic",
-        "file",
-        "-filename-format",
-        "<TOPIC>/<HOST><REV>.<DATETIME>.txt",
-        "-datetime-format",
-        "%Y%m%d",
-        "-host-identifier",
-        "box-<SHORT_HOST>",
-        "-max-in-flight",
-        "10",
-        "-consumer-opt",
-        "msg_timeout,10s",
-        "-log-level=fatal",
-        "-log-prefix",
-        "x ",
-    ]
+    more = """-topic file -filename-format '<TOPIC>/<HOST><REV>.<DATETIME>.txt'
+        -datetime-format %Y%m%d -host-identifier 'box-<SHORT_HOST>' -max-in-flight 10
+        -consumer-opt msg_timeout,10s -log-level=fatal -log-prefix 'x '"""
     for body in (b"second", None):
         for side in SIDES:
-            command = to_file(world, side, tmp_path / side, *more)
-            ended = run(command, until=lambda s=side: world.is_empty("file", s))  # type: ignore[misc]
-            assert ended.status == 0, ended.err
+            world.drain(side, to_file(tmp_path / side, more), "file")
         if body is not None:
             world.nsqd.publish("file", body)
     theirs, ours = (files_below(tmp_path / side) for side in SIDES)
@@ -440,11 +368,9 @@ def test_a_file_name_has_the_local_zone(
 ) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     world.fill("zone", b"x")
-    more = ["-topic=zone", "-filename-format=<TOPIC>.<DATETIME>", "-datetime-format=%Z%z"]
+    more = "-topic=zone '-filename-format=<TOPIC>.<DATETIME>' -datetime-format=%Z%z"
     for side in SIDES:
-        command = to_file(world, side, tmp_path / side, *more)
-        ended = run(command, until=lambda s=side: world.is_empty("zone", s))  # type: ignore[misc]
-        assert ended.status == 0, ended.err
+        world.drain(side, to_file(tmp_path / side, more), "zone")
         assert list(files_below(tmp_path / side)) == ["zone.JST+0900"]
 
 
@@ -455,19 +381,9 @@ def test_compressed_files_have_revs_and_come_from_the_work_dir(
     for side in SIDES:
         work = tmp_path / f"{side}.work"
         work.mkdir()
-        more = ["-topic=gz", "-gzip=true", "-gzip-level", "9", "-rotate-size=49"]
-        more += [
-            "-work-dir",
-            str(work),
-            "-filename-format",
-            "<TOPIC><REV>.log",
-            "-max-in-flight=30",
-        ]
-        ended = run(
-            to_file(world, side, tmp_path / side, *more),
-            until=lambda s=side: world.is_empty("gz", s),  # type: ignore[misc]
-        )
-        assert ended.status == 0, ended.err
+        more = f"""-topic=gz -gzip=true -gzip-level 9 -rotate-size=49 -work-dir {work}
+            -filename-format '<TOPIC><REV>.log' -max-in-flight=30"""
+        world.drain(side, to_file(tmp_path / side, more), "gz")
         assert files_below(work) == {}
     theirs, ours = (files_below(tmp_path / side) for side in SIDES)
 
@@ -482,19 +398,14 @@ def test_compressed_files_have_revs_and_come_from_the_work_dir(
 def test_a_pattern_finds_topics_and_filters_those_given(world: World, tmp_path: Path) -> None:
     for topic in ("pat.a", "pat.b", "other"):
         world.fill(topic, b"x")
-    lookupd = ["-lookupd-http-address", world.lookupd.http_address, "-topic-pattern", "^pat"]
-    more = [*lookupd, "-topic-refresh=100ms", "-http-client-connect-timeout=1s"]
-    more += ["-http-client-request-timeout=2s", "-filename-format=<TOPIC>.log"]
+    more = """-lookupd-http-address LOOKUPD -topic-pattern ^pat -topic-refresh=100ms
+        -http-client-connect-timeout=1s -http-client-request-timeout=2s
+        '-filename-format=<TOPIC>.log' """
     for side in SIDES:
-        for number, given in enumerate(([], ["-topic=pat.b", "-topic", "other"])):
-            if number:
-                world.fill("pat.b", b"y")
-            topics = ("pat.b",) if given else ("pat.a", "pat.b")
-            ended = run(
-                to_file(world, side, tmp_path / f"{side}{number}", *more, *given),
-                until=lambda s=side, t=topics: all(world.is_empty(each, s) for each in t),  # type: ignore[misc]
-            )
-            assert ended.status == 0, ended.err
+        world.drain(side, to_file(tmp_path / f"{side}0", more), "pat.a", "pat.b")
+        world.fill("pat.b", b"y")
+        given = f"{more} -topic=pat.b -topic other"
+        world.drain(side, to_file(tmp_path / f"{side}1", given), "pat.b")
         assert set(files_below(tmp_path / f"{side}0")) == {"pat.a.log", "pat.b.log"}
         assert set(files_below(tmp_path / f"{side}1")) == {"pat.b.log"}
     assert world.nsqd.depth("other", "ours") == world.nsqd.depth("other", "go")
@@ -502,19 +413,17 @@ def test_a_pattern_finds_topics_and_filters_those_given(world: World, tmp_path: 
 
 def test_files_are_rotated_by_age_also_empty_ones(world: World, tmp_path: Path) -> None:
     world.fill("age", channels=("go", "ours"))
-    more = ["-topic=age", "-rotate-interval=200ms", "-filename-format=<TOPIC><REV>.log"]
+    more = "-topic=age -rotate-interval=200ms '-filename-format=<TOPIC><REV>.log'"
     for side in SIDES:
-        directory = tmp_path / side
-        several = run(
-            to_file(world, side, directory, *more),
-            until=lambda d=directory: len(files_below(d)) >= 3,  # type: ignore[misc]
-        )
+        directory, skipping = tmp_path / side, tmp_path / f"{side}.skip"
+        command = world.command(side, to_file(directory, more))
+        several = run(command, until=lambda d=directory: len(files_below(d)) >= 3)
         assert several.status == 0, several.err
         assert "age-000001.log" in files_below(directory)
-        skipping = tmp_path / f"{side}.skip"
-        with running(to_file(world, side, skipping, *more, "-skip-empty-files")) as process:
+        command = world.command(side, to_file(skipping, f"{more} -skip-empty-files"))
+        with running(command) as process:
             wait_until(
-                lambda s=side: world.nsqd.channel_stats("age", s)["client_count"],  # type: ignore[misc]
+                lambda s=side: world.nsqd.channel_stats("age", s)["client_count"],
                 what="a subscription",
             )
             time.sleep(0.5)
@@ -537,18 +446,18 @@ def test_a_hangup_closes_the_file_for_logrotate(world: World, tmp_path: Path) ->
     for side in SIDES:
         directory = tmp_path / side
         path = directory / "hup.log"
-        command = to_file(world, side, directory, "-topic=hup", "-filename-format=<TOPIC>.log")
-        with running(command) as process:
-            wait_until(lambda s=side: world.is_empty("hup", s), what="one", timeout_s=15)  # type: ignore[misc]
+        line = to_file(directory, "-topic=hup '-filename-format=<TOPIC>.log'")
+        with running(world.command(side, line)) as process:
+            wait_until(lambda s=side: world.is_empty("hup", s), what="one", timeout_s=15)
             path.rename(directory / "hup.1")
             process.send_signal(signal.SIGHUP)
             wait_until(
-                lambda p=process, o=directory / "hup.1": str(o) not in open_files(p),  # type: ignore[misc]
+                lambda p=process, o=directory / "hup.1": str(o) not in open_files(p),
                 what="it lets go of the file",
                 timeout_s=15,
             )
             world.nsqd.publish("hup", b"two")
-            wait_until(lambda p=path: p.exists() and b"two" in p.read_bytes(), what="two")  # type: ignore[misc]
+            wait_until(lambda p=path: p.exists() and b"two" in p.read_bytes(), what="two")
         assert (directory / "hup.1").read_bytes().startswith(b"one")
 
 
@@ -559,58 +468,22 @@ def test_mirror(world: World) -> None:
     for topic in ("from.a", "from.b"):
         world.fill(topic, b"1", b"\xff2")
     for side in SIDES:
-        command = [
-            world.program(side, "nsq_to_nsq"),
-            "-topic=from.a",
-            "-topic=from.b",
-            "-channel",
-            side,
-            "-destination-topic",
-            f"to.{side}",
-            "-mode=round-robin",
-            "-destination-nsqd-tcp-address",
-            world.nsqd.tcp_address,
-            "-max-in-flight=5",
-            "-consumer-opt=snappy",
-            "-producer-opt",
-            "snappy,true",
-            "-status-every=0",
-            "-nsqd-tcp-address",
-            world.nsqd.tcp_address,
-        ]
-        ended = run(
-            command,
-            until=lambda s=side: all(world.is_empty(t, s) for t in ("from.a", "from.b")),  # type: ignore[misc]
-        )
-        assert ended.status == 0, ended.err
+        line = """nsq_to_nsq -topic=from.a -topic=from.b -channel SIDE -destination-topic to.SIDE
+            -mode=round-robin -destination-nsqd-tcp-address NSQD -max-in-flight=5
+            -consumer-opt=snappy -producer-opt snappy,true -status-every=0 -nsqd-tcp-address NSQD"""
+        world.drain(side, line, "from.a", "from.b")
         assert bodies_in(world.nsqd, f"to.{side}", 4) == [b"1", b"1", b"\xff2", b"\xff2"]
 
 
 def test_mirror_by_json_fields(world: World) -> None:
     world.fill("json", b'{"a":"1","b":"x"}', b'{"a":2,"c":1}', b'{"c":1}', b'{"a":1,"d":[]}')
     for side in SIDES:
-        command = [
-            world.program(side, "nsq_to_nsq"),
-            "-topic=json",
-            "-channel",
-            side,
-            "-destination-topic",
-            f"json.{side}",
-            "-require-json-field=a",
-            "-require-json-value",
-            "1",
-            "-whitelist-json-field=b",
-            "-whitelist-json-field=a",
-            "-destination-nsqd-tcp-address",
-            world.nsqd.tcp_address,
-            "-lookupd-http-address",
-            world.lookupd.http_address,
-            "-consumer-opt",
-            "default_requeue_delay,0s",
-            "-consumer-opt=max_backoff_duration,0s",
-        ]
-        ended = run(command, until=lambda s=side: world.is_empty("json", s))  # type: ignore[misc]
-        assert ended.status == 0, ended.err
+        line = """nsq_to_nsq -topic=json -channel SIDE -destination-topic json.SIDE
+            -require-json-field=a -require-json-value 1 -whitelist-json-field=b
+            -whitelist-json-field=a -destination-nsqd-tcp-address NSQD
+            -lookupd-http-address LOOKUPD -consumer-opt default_requeue_delay,0s
+            -consumer-opt=max_backoff_duration,0s"""
+        world.drain(side, line, "json")
         found = [body.replace(b" ", b"") for body in bodies_in(world.nsqd, f"json.{side}", 2)]
         assert found == [b'{"a":"1","b":"x"}', b'{"a":1}']
 
@@ -620,34 +493,12 @@ def test_post(world: World, http_server: Callable[..., HttpServer]) -> None:
     seen = {}
     for side in SIDES:
         server = http_server()
-        command = [
-            world.program(side, "nsq_to_http"),
-            "-topic=post",
-            "-channel",
-            side,
-            "-n=2",
-            "-post",
-            f"{server.url}/a{{b}}?c=%20",
-            "-content-type=text/plain",
-            "-header",
-            "X-One: 1:{2}",
-            "--header=X-Two:2",
-            "-header=X-Two:3",
-            "-header=Host:x",
-            "-mode",
-            "epsilon-greedy",
-            "-status-every=1",
-            "-http-client-connect-timeout=1s",
-            "-max-in-flight=7",
-            "-http-client-request-timeout",
-            "5s",
-            "-consumer-opt",
-            "msg_timeout,9s",
-            "-nsqd-tcp-address",
-            world.nsqd.tcp_address,
-        ]
-        ended = run(command, until=lambda s=side: world.is_empty("post", s))  # type: ignore[misc]
-        assert ended.status == 0, ended.err
+        line = f"""nsq_to_http -topic=post -channel SIDE -n=2 -post '{server.url}/a{{b}}?c=%20'
+            -content-type=text/plain -header 'X-One: 1:{{2}}' --header=X-Two:2 -header=X-Two:3
+            -header=Host:x -mode epsilon-greedy -status-every=1 -http-client-connect-timeout=1s
+            -max-in-flight=7 -http-client-request-timeout 5s -consumer-opt msg_timeout,9s
+            -nsqd-tcp-address NSQD"""
+        world.drain(side, line, "post")
         headers = ("Content-Type", "X-One", "X-Two", "User-Agent", "Content-Length")
         seen[side] = sorted(
             (each.method, each.target, each.body, *(each.headers[name] for name in headers))
@@ -665,20 +516,10 @@ def test_every_other_mode_sends_to_each_address(
         topic = f"mode.{mode}.{side}"
         world.fill(topic, b"one", b"two", channels=(side,))
         servers = [http_server(), http_server()]
-        command = [
-            world.program(side, "nsq_to_http"),
-            "-topic",
-            topic,
-            "-channel",
-            side,
-            "-mode",
-            mode,
-            "-nsqd-tcp-address",
-            world.nsqd.tcp_address,
-            *(f"-post={server.url}" for server in servers),
-        ]
-        ended = run(command, until=lambda t=topic, s=side: world.is_empty(t, s))  # type: ignore[misc]
-        assert ended.status == 0, ended.err
+        posts = " ".join(f"-post={server.url}" for server in servers)
+        line = f"""nsq_to_http -topic {topic} -channel SIDE -mode '{mode}' -nsqd-tcp-address NSQD
+            {posts}"""
+        world.drain(side, line, topic)
         assert [server.bodies for server in servers] == [[b"one", b"two"]] * 2, (mode, side)
 
 
@@ -686,24 +527,14 @@ def test_get(world: World, http_server: Callable[..., HttpServer]) -> None:
     world.fill("get", b"a/b=c&d", b"\xff")
     for side in SIDES:
         server = http_server()
-        command = [
-            world.program(side, "nsq_to_http"),
-            "-topic=get",
-            "-channel",
-            side,
-            "-get",
-            f"{server.url}/?m=%s",
-            "-lookupd-http-address",
-            world.lookupd.http_address,
-        ]
-        ended = run(command, until=lambda s=side: world.is_empty("get", s))  # type: ignore[misc]
-        assert ended.status == 0, ended.err
+        line = f"""nsq_to_http -topic=get -channel SIDE -get {server.url}/?m=%s
+            -lookupd-http-address LOOKUPD"""
+        world.drain(side, line, "get")
         targets = sorted(request.target for request in server.requests)
         assert targets == ["/?m=%FF", "/?m=a%2Fb%3Dc%26d"]
         assert {request.method for request in server.requests} == {"GET"}
 
         world.fill("sample", b"never sent", channels=(side,))
-        command[command.index("-topic=get")] = "-topic=sample"
-        run([*command, "-sample=0"], until=lambda s=side: world.is_empty("sample", s))  # type: ignore[misc]
+        world.drain(side, f"{line.replace('=get', '=sample')} -sample=0", "sample")
         assert len(server.requests) == 2
     assert go_main("nsq_to_http", ["-topic=t", "-nsqd-tcp-address=a:1", "-get=http://a/"]) == 1

@@ -33,19 +33,19 @@ def registered(go_nsqd: Callable[..., GoNsqd], lookupd: EmbeddedLookupServer) ->
     return nsqd
 
 
-def joined(
-    any_nsqd: Callable[..., Nsqd], any_nsqlookupd: Callable[..., Nsqlookupd]
-) -> tuple[Nsqd, Nsqlookupd]:
+Joined = tuple[Nsqd, Nsqlookupd]
+
+
+@pytest.fixture
+def joined(any_nsqd: Callable[..., Nsqd], any_nsqlookupd: Callable[..., Nsqlookupd]) -> Joined:
     lookupd = any_nsqlookupd()
     nsqd = any_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
     wait_until(lambda: lookupd.json("/nodes")["producers"], what="nsqd to say who it is")
     return nsqd, lookupd
 
 
-def test_nsqd_says_who_it_is(
-    any_nsqd: Callable[..., Nsqd], any_nsqlookupd: Callable[..., Nsqlookupd]
-) -> None:
-    nsqd, lookupd = joined(any_nsqd, any_nsqlookupd)
+def test_nsqd_says_who_it_is(joined: Joined) -> None:
+    nsqd, lookupd = joined
 
     [node] = lookupd.json("/nodes")["producers"]
     info = json.loads(nsqd.get("/info"))
@@ -55,10 +55,8 @@ def test_nsqd_says_who_it_is(
     assert (node["topics"], node["tombstones"]) == ([], [])
 
 
-def test_topics_and_channels_are_announced_and_taken_back(
-    any_nsqd: Callable[..., Nsqd], any_nsqlookupd: Callable[..., Nsqlookupd]
-) -> None:
-    nsqd, lookupd = joined(any_nsqd, any_nsqlookupd)
+def test_topics_and_channels_are_announced_and_taken_back(joined: Joined) -> None:
+    nsqd, lookupd = joined
     nsqd.create_channel("clicks", "archive")
 
     wait_until(lambda: lookupd.producers("clicks") == [nsqd.tcp_address], what="the topic")
@@ -71,10 +69,8 @@ def test_topics_and_channels_are_announced_and_taken_back(
     wait_until(lambda: set(lookupd.json("/debug")) == {"client::"}, what="the channel too")
 
 
-def test_what_was_there_before_is_announced_when_nsqd_starts(
-    any_nsqd: Callable[..., Nsqd], any_nsqlookupd: Callable[..., Nsqlookupd]
-) -> None:
-    nsqd, lookupd = joined(any_nsqd, any_nsqlookupd)
+def test_what_was_there_before_is_announced_when_nsqd_starts(joined: Joined) -> None:
+    nsqd, lookupd = joined
     nsqd.create_channel("clicks", "archive")
     nsqd.create_topic("empty")
     nsqd.stop()
@@ -87,10 +83,8 @@ def test_what_was_there_before_is_announced_when_nsqd_starts(
     wait_until(lambda: lookupd.producers("empty") == [nsqd.tcp_address], what="the empty topic")
 
 
-def test_everything_is_announced_again_to_a_nsqlookupd_that_was_restarted(
-    any_nsqd: Callable[..., Nsqd], any_nsqlookupd: Callable[..., Nsqlookupd]
-) -> None:
-    nsqd, lookupd = joined(any_nsqd, any_nsqlookupd)
+def test_everything_is_announced_again_to_a_nsqlookupd_that_was_restarted(joined: Joined) -> None:
+    nsqd, lookupd = joined
     nsqd.create_channel("clicks", "archive")
     wait_until(lambda: lookupd.producers("clicks"), what="the topic to be announced")
 
@@ -108,9 +102,9 @@ def test_everything_is_announced_again_to_a_nsqlookupd_that_was_restarted(
 
 
 def test_a_new_topic_gets_the_channels_that_it_has_elsewhere_before_any_message(
-    any_nsqd: Callable[..., Nsqd], any_nsqlookupd: Callable[..., Nsqlookupd]
+    joined: Joined,
 ) -> None:
-    nsqd, lookupd = joined(any_nsqd, any_nsqlookupd)
+    nsqd, lookupd = joined
     for channel in ("archive", "alert", "tail#ephemeral"):
         lookupd.post("/channel/create", topic="clicks", channel=channel)
 
@@ -127,18 +121,13 @@ def test_a_new_topic_gets_the_channels_that_it_has_elsewhere_before_any_message(
 def test_nsq_tail_finds_the_topic(
     registered: GoNsqd, lookupd: EmbeddedLookupServer, go_program: Callable[[str], Path]
 ) -> None:
-    tail = subprocess.run(
-        [
-            go_program("nsq_tail"),
-            "-topic=clicks",
-            f"-lookupd-http-address={lookupd.http_address}",
-            "-n=3",
-        ],
-        capture_output=True,
-        timeout=STOP_TIMEOUT_S,
-        check=True,
-    )
-    assert tail.stdout == b"one\ntwo\nthree\n"
+    place = ["-topic=clicks", f"-lookupd-http-address={lookupd.http_address}", "-n=3"]
+    assert output([go_program("nsq_tail"), *place]) == b"one\ntwo\nthree\n"
+
+
+def output(command: list[str | Path]) -> bytes:
+    done = subprocess.run(command, capture_output=True, timeout=STOP_TIMEOUT_S, check=True)
+    return done.stdout
 
 
 def test_nsq_to_file_finds_the_topic(
@@ -147,16 +136,9 @@ def test_nsq_to_file_finds_the_topic(
     go_program: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:
-    archiver = subprocess.Popen(
-        [
-            go_program("nsq_to_file"),
-            "-topic=clicks",
-            "-channel=archive",
-            f"-lookupd-http-address={lookupd.http_address}",
-            f"-output-dir={tmp_path}",
-        ],
-        stderr=subprocess.DEVNULL,
-    )
+    place = ["-topic=clicks", "-channel=archive", f"-output-dir={tmp_path}"]
+    place.append(f"-lookupd-http-address={lookupd.http_address}")
+    archiver = subprocess.Popen([go_program("nsq_to_file"), *place], stderr=subprocess.DEVNULL)
     try:
         wait_until(
             lambda: lookupd.json("/channels", topic="clicks")["channels"] == ["archive"],
@@ -194,13 +176,8 @@ nsq.run()
 
 
 def test_pynsq_finds_the_topic(registered: GoNsqd, lookupd: EmbeddedLookupServer) -> None:
-    reader = subprocess.run(
-        [sys.executable, "-c", PYNSQ_READER, lookupd.http_address],
-        capture_output=True,
-        timeout=STOP_TIMEOUT_S,
-        check=True,
-    )
-    assert reader.stdout == b"one two three"
+    reader = [sys.executable, "-c", PYNSQ_READER, lookupd.http_address]
+    assert output(reader) == b"one two three"
 
 
 def test_nsqadmin_shows_and_changes_what_it_knows(

@@ -9,9 +9,8 @@ from plugins.http_api import Nsqd, Nsqlookupd
 from plugins.ports import ReservedPort
 
 from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
-from nsqtools.server.settings.go_flags import flags_of, parse_flags
-from nsqtools.server.settings.nsqd_options import NsqdOptions
-from nsqtools.server.settings.nsqlookupd_options import NsqlookupdOptions
+from nsqtools.server.go_flags import flags_of, parse_flags
+from nsqtools.server.options import NsqdOptions, NsqlookupdOptions
 
 
 class EmbeddedServer(Nsqd):

@@ -33,6 +33,7 @@ QUICK = (
     "cli/render",
     "client",
     "cluster",
+    "conformance/test_exchanges.py",
     "files",
     "forward",
     "http",

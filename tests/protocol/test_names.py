@@ -1,13 +1,29 @@
-"""Topic and channel names: what nsqd accepts, and nothing that could become a second command."""
+"""Names that nsqd accepts; addresses as users write them, and the URL that asks nsqlookupd."""
 
 from __future__ import annotations
+
+import contextlib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.names import check_channel, check_topic, is_ephemeral, is_valid_name
+from nsqtools.protocol.names import (
+    LOOKUPD_HTTP_PORT,
+    MAX_HOST_LENGTH,
+    Address,
+    announced_host,
+    check_channel,
+    check_topic,
+    http_url,
+    is_allowed,
+    is_ephemeral,
+    is_valid_name,
+    lookup_url,
+    parse_address,
+    parse_patterns,
+)
 
 
 @pytest.mark.parametrize(
@@ -18,26 +34,20 @@ def test_a_name_that_nsqd_accepts_comes_back_unchanged(name: str) -> None:
     assert check_channel(name) == name
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        "t\n",
-        "\nt",
-        "a b",
-        "a" * 65,
-        "a" * 55 + "#ephemeral",
-        "#ephemeral",
-        "a#other",
-        "a#ephemeral#ephemeral",
-        "a#ephemeral\n",
-        "ä",
-        "٣",
-        "a/b",
-        "a\x00",
-        "a\r",
-    ],
-)
+REFUSED_NAMES = [
+    "",
+    "t\n",
+    "\nt",
+    "a b",
+    "a" * 65,
+    "a" * 55 + "#ephemeral",
+    "#ephemeral",
+    "a#other",
+]
+REFUSED_NAMES += ["a#ephemeral#ephemeral", "a#ephemeral\n", "ä", "٣", "a/b", "a\x00", "a\r"]
+
+
+@pytest.mark.parametrize("name", REFUSED_NAMES)
 def test_a_name_that_nsqd_refuses_is_an_error_that_shows_it(name: str) -> None:
     with pytest.raises(ConfigurationError, match="invalid topic name") as caught:
         check_topic(name)
@@ -58,3 +68,146 @@ def test_a_valid_name_never_ends_or_splits_a_command_line(name: str) -> None:
 def test_ephemeral_names_are_recognized_by_their_ending() -> None:
     assert is_ephemeral("t#ephemeral")
     assert not is_ephemeral("ephemeral")
+
+
+# -- addresses ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("localhost", Address("localhost", 4150)),
+        ("localhost:4000", Address("localhost", 4000)),
+        (" 10.0.0.1:1 ", Address("10.0.0.1", 1)),
+        ("[::1]:4150", Address("::1", 4150)),
+        ("[fe80::1]", Address("fe80::1", 4150)),
+        ("nsqd.example.org:65535", Address("nsqd.example.org", 65535)),
+    ],
+)
+def test_an_address_is_read(text: str, address: Address) -> None:
+    assert parse_address(text) == address
+
+
+NO_ADDRESSES = """
+    :4150 host: host:0 host:65536 host:x host:-1 host:+1 host:1:2 ::1 [::1 [::1]4150 [::1]:
+    host/path user@host:1 host:٤ []:1
+"""
+
+
+@pytest.mark.parametrize("text", [*NO_ADDRESSES.split(), "", "ho st:1", "host:" + "1" * 5000])
+def test_what_is_no_address_is_refused_with_a_remedy(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="invalid address") as caught:
+        parse_address(text)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"), [("fe80::1", "[fe80::1]"), ("http://localhost:4150", "without a scheme")]
+)
+def test_a_likely_mistake_has_a_remedy_of_its_own(text: str, remedy: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_address(text)
+    assert remedy in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["a:4161,b:4161", "a,b", "10.0.0.1:1, 10.0.0.2:1"])
+def test_several_addresses_in_one_are_refused_with_a_hint_how_to_give_them(text: str) -> None:
+    for read in (parse_address, lambda text: http_url(text, LOOKUPD_HTTP_PORT)):
+        with pytest.raises(ConfigurationError) as caught:
+            read(text)
+        assert "spaces" in caught.value.hint
+
+
+@given(
+    st.sampled_from(["localhost", "10.1.2.3", "::1", "fe80::1", "a-b.example"]),
+    st.integers(min_value=1, max_value=65535),
+)
+def test_the_text_of_an_address_reads_back(host: str, port: int) -> None:
+    assert parse_address(str(Address(host, port))) == Address(host, port)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_an_address_or_a_configuration_error(text: str) -> None:
+    for parse in (parse_address, lambda text: http_url(text, LOOKUPD_HTTP_PORT)):
+        with contextlib.suppress(ConfigurationError):
+            parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("localhost", "http://localhost:4161/lookup?topic=t"),
+        ("localhost:4161", "http://localhost:4161/lookup?topic=t"),
+        ("localhost:4161/", "http://localhost:4161/lookup?topic=t"),
+        ("http://localhost:4161", "http://localhost:4161/lookup?topic=t"),
+        ("http://localhost", "http://localhost/lookup?topic=t"),
+        ("https://lookup.example.org/", "https://lookup.example.org/lookup?topic=t"),
+        ("https://h:1/nsq/lookup", "https://h:1/nsq/lookup?topic=t"),
+        ("http://h:1?token=a%20b", "http://h:1/lookup?token=a+b&topic=t"),
+        ("http://h:1/lookup?topic=other&x=", "http://h:1/lookup?x=&topic=t"),
+        ("[::1]:4161", "http://[::1]:4161/lookup?topic=t"),
+        ("http://[::1]:4161/", "http://[::1]:4161/lookup?topic=t"),
+        ("10.0.0.1:4161/prefix", "http://10.0.0.1:4161/prefix?topic=t"),
+    ],
+)
+def test_every_form_of_a_lookupd_address_asks_for_one_topic(text: str, url: str) -> None:
+    assert lookup_url(text, "t") == url
+
+
+def test_an_ephemeral_topic_is_not_cut_off_as_a_fragment() -> None:
+    assert lookup_url("localhost", "x#ephemeral").endswith("?topic=x%23ephemeral")
+
+
+NO_URLS = """
+    ftp://host:1 http:// http://host:x http://host:0 http://host:99999 http://[::1
+    http://host/#part host?x=1
+"""
+
+
+@pytest.mark.parametrize("text", [*NO_URLS.split(), "http://ho st/", ""])
+def test_what_is_no_http_address_is_refused_with_a_remedy(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="invalid") as caught:
+        http_url(text, LOOKUPD_HTTP_PORT)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("pattern", "allowed", "others"),
+    [
+        ("*.nsq.internal:4150", ["a.nsq.internal:4150"], ["a.nsq.internal:1", "nsq.internal:4150"]),
+        ("10.1.*", ["10.1.2.3:4150", "10.1.2.3:1"], ["10.2.1.1:4150", "evil.10.1.1:1"]),
+        ("NSQ-?:41*", ["nsq-1:4150"], ["nsq-12:4150", "nsq-1:5150"]),
+        ("[fd00::*]:4150", ["[fd00::1]:4150"], ["[fd00::1]:1", "[fe80::1]:4150"]),
+        ("[::1]", ["[::1]:9"], ["[::2]:9"]),
+        ("*:4150", ["any:4150"], ["any:4151"]),
+        ("[ab]:1", [], ["a:1"]),
+        ("a[bc]:1", [], ["ab:1"]),
+    ],
+)
+def test_patterns_of_addresses(pattern: str, allowed: list[str], others: list[str]) -> None:
+    patterns = parse_patterns(f"unlikely, {pattern}")
+
+    assert all(is_allowed(parse_address(text), patterns) for text in allowed)
+    assert not any(is_allowed(parse_address(text), patterns) for text in others)
+
+
+@pytest.mark.parametrize("text", [":4150", "a:b", "http://h:1", "h:1/x"])
+def test_what_is_no_pattern_of_addresses_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="invalid pattern of addresses"):
+        parse_patterns(text)
+
+
+LONGEST_HOST = ("h." * MAX_HOST_LENGTH)[:MAX_HOST_LENGTH]
+
+
+@pytest.mark.parametrize(
+    ("name", "host"),
+    [
+        ("nsqd-1.example", "nsqd-1.example"),
+        ("[fe80::1]", "fe80::1"),
+        (LONGEST_HOST, LONGEST_HOST),
+        *((name, "") for name in ("", LONGEST_HOST + "h", "a b", "[a", None, 7, "a/b")),
+    ],
+)
+def test_what_a_daemon_announces_is_a_host_or_nothing(name: object, host: str) -> None:
+    assert announced_host(name) == host

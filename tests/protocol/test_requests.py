@@ -1,29 +1,22 @@
-"""Commands out of bytes, whole or in any pieces, and nsqd's refusals."""
+"""Commands out of bytes, whole or in any pieces. Refusals are in tests/conformance."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.protocol.error_codes import RequestError
 from nsqtools.protocol.requests import (
     BodiesReader,
     Incomplete,
     LineTooLong,
-    as_int64,
-    channel_name,
-    message_id,
-    parse_uint64,
     read_body,
     read_finishes,
     read_line,
     read_message,
     read_multi_publish_size,
-    topic_name,
 )
 
 ID = b"0123456789abcdef"
@@ -123,22 +116,6 @@ def test_bodies_are_read_in_any_pieces(bodies: list[bytes], rest: bytes, cuts: l
 
 
 @pytest.mark.parametrize(
-    ("data", "refusal"),
-    [
-        (struct.pack(">i", 0), b"E_BAD_BODY MPUB invalid message count 0"),
-        (struct.pack(">i", -1), b"E_BAD_BODY MPUB invalid message count -1"),
-        (struct.pack(">i", 20), b"E_BAD_BODY MPUB invalid message count 20"),
-        (struct.pack(">ii", 1, 0), b"E_BAD_MESSAGE MPUB invalid message(0) body size 0"),
-        (struct.pack(">ii", 1, 11), b"E_BAD_MESSAGE MPUB message too big 11 > 10"),
-    ],
-)
-def test_bodies_that_cannot_be_are_refused_before_they_arrive(data: bytes, refusal: bytes) -> None:
-    with pytest.raises(RequestError) as error:
-        BodiesReader(10, 100).read(data, 0)
-    assert error.value.data == refusal
-
-
-@pytest.mark.parametrize(
     ("data", "wanted", "error"),
     [
         (b"", 4, b"E_BAD_BODY MPUB failed to read message count"),
@@ -158,44 +135,6 @@ def test_bodies_that_are_cut_off_say_what_they_need(data: bytes, wanted: int, er
     assert (more.value.wanted, more.value.error.data) == (wanted, error)
 
 
-@pytest.mark.parametrize(
-    ("read", "invalid", "too_big", "cut_off"),
-    [
-        (
-            lambda data: read_body(data, 0, 0, "AUTH", 10),
-            b"E_BAD_BODY AUTH invalid body size %d",
-            b"E_BAD_BODY AUTH body too big 11 > 10",
-            b"E_BAD_BODY AUTH failed to read body size",
-        ),
-        (
-            lambda data: read_multi_publish_size(data, 0, 0, 10),
-            b"E_BAD_BODY MPUB invalid body size %d",
-            b"E_BAD_BODY MPUB body too big 11 > 10",
-            b"E_BAD_BODY MPUB failed to read body size",
-        ),
-        (
-            lambda data: read_message(data, 0, 0, "PUB", 10),
-            b"E_BAD_MESSAGE PUB invalid message body size %d",
-            b"E_BAD_MESSAGE PUB message too big 11 > 10",
-            b"E_BAD_MESSAGE PUB failed to read message body size",
-        ),
-    ],
-    ids=["AUTH", "MPUB", "PUB"],
-)
-def test_a_size_that_cannot_be_is_refused_in_nsqds_words(
-    read: Callable[[bytes], object], invalid: bytes, too_big: bytes, cut_off: bytes
-) -> None:
-    for size, refusal in ((-1, invalid % -1), (0, invalid % 0), (11, too_big)):
-        with pytest.raises(RequestError) as refused:
-            read(struct.pack(">i", size))
-        assert refused.value.data == refusal
-    with pytest.raises(Incomplete) as more:
-        read(b"\0\0\0")
-    assert more.value.error is not None
-    assert (more.value.position, more.value.wanted) == (0, 4)
-    assert more.value.error.data == cut_off
-
-
 @pytest.mark.parametrize("size", [1, 10])
 def test_a_body_is_taken_up_to_its_limit(size: int) -> None:
     data = b"AUTH\n" + sized(b"x" * size) + b"rest"
@@ -206,41 +145,3 @@ def test_a_body_is_taken_up_to_its_limit(size: int) -> None:
     assert more.value.error is not None
     assert (more.value.position, more.value.wanted) == (0, 9 + size)
     assert more.value.error.data == b"E_BAD_BODY AUTH failed to read body"
-
-
-@pytest.mark.parametrize(
-    ("words", "minimum", "refusal"),
-    [
-        ([b"FIN"], 2, b"E_INVALID FIN insufficient number of params"),
-        ([b"REQ", ID], 3, b"E_INVALID REQ insufficient number of params"),
-        ([b"TOUCH", ID[1:]], 2, b"E_INVALID invalid message ID"),
-    ],
-)
-def test_an_id_that_is_none_is_refused(words: list[bytes], minimum: int, refusal: bytes) -> None:
-    with pytest.raises(RequestError) as refused:
-        message_id(words, minimum)
-    assert refused.value.data == refusal
-    assert message_id([b"REQ", ID, b"0"], 3) == ID
-
-
-@pytest.mark.parametrize(
-    ("word", "number"),
-    [(b"", 0), (b"0012", 12), (b"18446744073709551615", -1), (b"18446744073709551617", 1)],
-)
-def test_numbers_wrap_as_in_go(word: bytes, number: int) -> None:
-    assert as_int64(parse_uint64(word)) == number
-
-
-@pytest.mark.parametrize("word", [b"-1", b"+1", b" 1", b"1.0", b"1e3", b"\xb2", b"x"])
-def test_only_digits_are_numbers(word: bytes) -> None:
-    with pytest.raises(ValueError):
-        parse_uint64(word)
-
-
-def test_a_bad_name_is_quoted() -> None:
-    with pytest.raises(RequestError) as error:
-        topic_name("SUB", b'a"\xff')
-    assert error.value.data == rb'E_BAD_TOPIC SUB topic name "a\"\xff" is not valid'
-    with pytest.raises(RequestError) as error:
-        channel_name("SUB", b"")
-    assert error.value.data == b'E_BAD_CHANNEL SUB channel name "" is not valid'

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-from nsqtools.protocol.go_text import go_json
 from nsqtools.protocol.stats import (
     ChannelStats,
     ClientStats,
@@ -20,6 +19,7 @@ from nsqtools.protocol.stats import (
     read_stats,
     read_topic,
 )
+from nsqtools.protocol.text import go_json
 
 T = TypeVar("T")
 

@@ -17,14 +17,14 @@ from plugins.waiting import patience_s
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.server import EmbeddedNsqd
-from nsqtools.server.settings.go_flags import (
+from nsqtools.server.go_flags import (
     FlagError,
     HelpAsked,
     flags_of,
     parse_flags,
     read_config,
 )
-from nsqtools.server.settings.nsqd_options import NsqdOptions
+from nsqtools.server.options import NsqdOptions
 
 FLAGS = flags_of(NsqdOptions, {"worker-id": "[deprecated] use --node-id"})
 TIMEOUT_S = patience_s(20.0)

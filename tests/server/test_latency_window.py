@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from nsqtools.server.queues import latency
-from nsqtools.server.queues.latency import LatencyWindow, latency_stats
+from nsqtools.server.queues import queued_message
+from nsqtools.server.queues.queued_message import LatencyWindow, latency_stats
 
 S = 1_000_000_000
 
 
 def test_samples_are_forgotten_when_the_window_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = 1_790_000_000 * S
-    monkeypatch.setattr(latency.time, "time_ns", lambda: now_ns)
+    monkeypatch.setattr(queued_message.time, "time_ns", lambda: now_ns)
     window = LatencyWindow([0.5], window_s=60)
 
     def count_after(seconds: int) -> int:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nsqtools.protocol.message import decode_message
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.queues.backlog import BackendError, Backlog, DiskHealth, encoded
+from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog, encoded
 from nsqtools.server.queues.disk_queue import DiskQueue
 from nsqtools.server.queues.queued_message import (
     DeferredMessages,
@@ -234,7 +234,7 @@ def disk_queue(path: Path, *, max_bytes_per_file: int = 1000, max_msg_size: int 
 
 
 def test_order_is_kept_through_memory_and_disk(tmp_path: Path) -> None:
-    backlog = Backlog(3, disk_queue(tmp_path), DiskHealth())
+    backlog = QueueBacklog(3, disk_queue(tmp_path), DiskHealth())
     numbers = [b"%d" % number for number in range(20)]
     for message in messages(*numbers):
         backlog.put([message])
@@ -248,14 +248,14 @@ def test_order_is_kept_through_memory_and_disk(tmp_path: Path) -> None:
 
 
 def test_no_memory_means_straight_to_disk(tmp_path: Path) -> None:
-    backlog = Backlog(0, disk_queue(tmp_path), DiskHealth())
+    backlog = QueueBacklog(0, disk_queue(tmp_path), DiskHealth())
     backlog.put(messages(b"x"))
 
     assert (backlog.disk_depth, backlog.is_over) == (1, False)
 
 
 def test_without_a_disk_the_newest_are_dropped() -> None:
-    backlog = Backlog(2, None, DiskHealth())
+    backlog = QueueBacklog(2, None, DiskHealth())
     backlog.put(messages(b"1", b"2", b"3"))
     backlog.overflow()
 
@@ -263,7 +263,7 @@ def test_without_a_disk_the_newest_are_dropped() -> None:
 
 
 def test_a_get_is_bounded_by_bytes_but_not_to_nothing(tmp_path: Path) -> None:
-    backlog = Backlog(9, None, DiskHealth())
+    backlog = QueueBacklog(9, None, DiskHealth())
     backlog.put(messages(b"x" * 50, b"y" * 50, b"z"))
 
     assert bodies(backlog.get(9, 100)) == [b"x" * 50]
@@ -272,7 +272,7 @@ def test_a_get_is_bounded_by_bytes_but_not_to_nothing(tmp_path: Path) -> None:
 
 
 def test_what_the_disk_refuses_is_not_stored_in_part(tmp_path: Path) -> None:
-    backlog = Backlog(2, disk_queue(tmp_path), DiskHealth())
+    backlog = QueueBacklog(2, disk_queue(tmp_path), DiskHealth())
     backlog.put(messages(b"1"))
     (tmp_path / "t.diskqueue.000000.dat").mkdir()
     with pytest.raises(BackendError):
@@ -282,7 +282,7 @@ def test_what_the_disk_refuses_is_not_stored_in_part(tmp_path: Path) -> None:
 
 
 def test_what_consumers_did_not_take_stays_in_memory_when_the_disk_fails(tmp_path: Path) -> None:
-    backlog = Backlog(1, disk_queue(tmp_path), DiskHealth())
+    backlog = QueueBacklog(1, disk_queue(tmp_path), DiskHealth())
     (tmp_path / "t.diskqueue.000000.dat").mkdir()
     backlog.put(messages(b"1", b"2", b"3"), lambda: 9)
     with pytest.raises(BackendError):
@@ -293,7 +293,7 @@ def test_what_consumers_did_not_take_stays_in_memory_when_the_disk_fails(tmp_pat
 
 @pytest.mark.parametrize("limit", [1, 3])
 def test_a_put_can_be_taken_back_from_memory_and_disk(tmp_path: Path, limit: int) -> None:
-    backlog = Backlog(limit, disk_queue(tmp_path, max_bytes_per_file=200), DiskHealth())
+    backlog = QueueBacklog(limit, disk_queue(tmp_path, max_bytes_per_file=200), DiskHealth())
     backlog.put(messages(b"0"))
     undo = backlog.put(messages(*[b"%d" % number for number in range(1, 20)]))
     assert len(list(tmp_path.glob("*.0*.dat"))) > 2
@@ -311,7 +311,7 @@ def test_a_put_can_be_taken_back_from_memory_and_disk(tmp_path: Path, limit: int
 def test_the_size_in_memory_is_known_whatever_happened(steps: list[tuple[int, int]]) -> None:
     with TemporaryDirectory() as directory:
         disk = disk_queue(Path(directory), max_bytes_per_file=10_000)
-        backlog = Backlog(5, disk, DiskHealth())
+        backlog = QueueBacklog(5, disk, DiskHealth())
         for action, count in steps:
             new = messages(*[b"x" * size for size in range(count)])
             if action == 0:
@@ -339,7 +339,7 @@ def test_blocks_that_were_encoded_before_are_the_same_messages(
     tmp_path: Path, in_memory: int, max_bytes_per_file: int
 ) -> None:
     disk = disk_queue(tmp_path, max_bytes_per_file=max_bytes_per_file)
-    backlog = Backlog(in_memory, disk, DiskHealth())
+    backlog = QueueBacklog(in_memory, disk, DiskHealth())
     new = messages(*[b"%d" % number for number in range(20)])
     backlog.put(new, blocks=[encoded(each) for each in batches(new)])
 
@@ -352,7 +352,7 @@ def test_blocks_that_were_encoded_before_are_the_same_messages(
 
 def test_a_full_disk_makes_it_unhealthy_until_a_write_succeeds(tmp_path: Path) -> None:
     health = DiskHealth()
-    backlog = Backlog(0, disk_queue(tmp_path), health)
+    backlog = QueueBacklog(0, disk_queue(tmp_path), health)
     obstacle = tmp_path / "t.diskqueue.000000.dat"
     obstacle.mkdir()
     with pytest.raises(BackendError, match=r"open .*: is a directory"):
@@ -366,7 +366,7 @@ def test_a_full_disk_makes_it_unhealthy_until_a_write_succeeds(tmp_path: Path) -
 
 def test_closing_takes_little_memory_besides_what_waits(tmp_path: Path) -> None:
     disk = disk_queue(tmp_path, max_bytes_per_file=100 << 20, max_msg_size=1 << 20)
-    backlog = Backlog(1 << 30, disk, DiskHealth())
+    backlog = QueueBacklog(1 << 30, disk, DiskHealth())
     backlog.put(messages(*[bytes(1000)] * 30_000))
 
     tracemalloc.start()

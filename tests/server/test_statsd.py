@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from nsqtools.protocol.stats import ChannelStats, LatencyStats, NsqdStats, TopicStats
 from nsqtools.server import EmbeddedNsqd
-from nsqtools.server.statsd import expand_prefix, pack_datagrams, statsd_lines
+from nsqtools.server.stats import expand_prefix, pack_datagrams, statsd_lines
 
 CHANNEL = ChannelStats(
     channel_name="ch",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from nsqtools.errors import ConnectionFailed, ConnectionLost, DeadlineExceeded
-from nsqtools.protocol.addresses import Address, parse_address
+from nsqtools.protocol.names import Address, parse_address
 from nsqtools.transport.stream import Deadline, Stream, connect
 
 

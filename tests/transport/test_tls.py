@@ -13,7 +13,7 @@ import pytest
 from plugins.certificates import Certificates
 
 from nsqtools.errors import ConfigurationError, TLSError
-from nsqtools.protocol.addresses import Address
+from nsqtools.protocol.names import Address
 from nsqtools.transport.stream import Deadline, Stream, connect
 from nsqtools.transport.tls import TLSOptions, make_context
 

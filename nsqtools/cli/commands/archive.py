@@ -37,8 +37,7 @@ from nsqtools.cli.render.output import text_writer, write_json, write_lines, wri
 from nsqtools.cli.running.ends import ExitStatus, status_of_work
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.protocol.durations import NS
-from nsqtools.protocol.wording import counted
+from nsqtools.protocol.text import NS, counted
 from nsqtools.records.envelope import Envelope
 from nsqtools.records.lines import encode_lines
 

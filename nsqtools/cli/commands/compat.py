@@ -93,7 +93,7 @@ def explain(program: str, arguments: list[str]) -> list[str]:
     from nsqtools.cli.compat.go_main import read_flags
     from nsqtools.cli.compat.go_utilities import UTILITIES
     from nsqtools.cli.compat.translation import GoFatal, translate
-    from nsqtools.server.settings.go_flags import FlagError, HelpAsked, usage
+    from nsqtools.server.go_flags import FlagError, HelpAsked, usage
 
     name = os.path.basename(program)
     if name not in UTILITIES:

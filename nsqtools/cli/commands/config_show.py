@@ -40,7 +40,7 @@ from nsqtools.cli.parsing.binding import From
 from nsqtools.cli.render.output import Cell, write_json, write_listing
 from nsqtools.cli.running.runtime import Session
 from nsqtools.client.connection_settings import OPTION_OF_FLAG, GivenOption, resolve_options
-from nsqtools.protocol.durations import format_duration
+from nsqtools.protocol.text import format_duration
 from nsqtools.settings import REPEATABLE, Origin, config_path, selection_path
 
 MASK = "***"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nsqtools.cli.parsing.help import HelpPage
+    from nsqtools.server.go_flags import Flag
     from nsqtools.server.nsqd_daemon import NsqdDaemon, NsqdRecovery
-    from nsqtools.server.settings.go_flags import Flag
-    from nsqtools.server.settings.nsqd_options import NsqdOptions
+    from nsqtools.server.options import NsqdOptions
 
 DEPRECATED = {"worker-id": "[deprecated] use --node-id"}
 
@@ -17,7 +17,7 @@ DEPRECATED = {"worker-id": "[deprecated] use --node-id"}
 def nsqd(arguments: list[str]) -> int:
     """Run an nsqd in Python, with the flags, files and protocol of the real one."""
     from nsqtools.server.foreground import run_daemon
-    from nsqtools.server.settings.nsqd_options import NsqdOptions
+    from nsqtools.server.options import NsqdOptions
 
     if arguments == ["--help"]:
         from nsqtools.cli.parsing.help import rendered_for_stdout
@@ -35,8 +35,8 @@ def _load(options: NsqdOptions) -> type[NsqdDaemon | NsqdRecovery]:
 
 def flags() -> dict[str, Flag]:
     """The flags of its command line."""
-    from nsqtools.server.settings.go_flags import flags_of
-    from nsqtools.server.settings.nsqd_options import NsqdOptions
+    from nsqtools.server.go_flags import flags_of
+    from nsqtools.server.options import NsqdOptions
 
     return flags_of(NsqdOptions, DEPRECATED)
 

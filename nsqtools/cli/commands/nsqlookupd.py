@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nsqtools.cli.parsing.help import HelpPage
+    from nsqtools.server.go_flags import Flag
     from nsqtools.server.nsqlookupd_daemon import NsqlookupdDaemon
-    from nsqtools.server.settings.go_flags import Flag
 
 DEPRECATED: dict[str, str] = {}
 
@@ -16,7 +16,7 @@ DEPRECATED: dict[str, str] = {}
 def nsqlookupd(arguments: list[str]) -> int:
     """Run an nsqlookupd in Python, with the flags and protocol of the real one."""
     from nsqtools.server.foreground import run_daemon
-    from nsqtools.server.settings.nsqlookupd_options import NsqlookupdOptions
+    from nsqtools.server.options import NsqlookupdOptions
 
     if arguments == ["--help"]:
         from nsqtools.cli.parsing.help import rendered_for_stdout
@@ -34,8 +34,8 @@ def _load(_: object) -> type[NsqlookupdDaemon]:
 
 def flags() -> dict[str, Flag]:
     """The flags of its command line."""
-    from nsqtools.server.settings.go_flags import flags_of
-    from nsqtools.server.settings.nsqlookupd_options import NsqlookupdOptions
+    from nsqtools.server.go_flags import flags_of
+    from nsqtools.server.options import NsqlookupdOptions
 
     return flags_of(NsqlookupdOptions, DEPRECATED)
 

@@ -11,7 +11,7 @@ from nsqtools.cli.options.params import LIMITS, ChannelName, ExitIdle, Topic, co
 from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
 from nsqtools.cli.render.output import ByteWriter
 from nsqtools.cli.running.runtime import Session
-from nsqtools.protocol.wording import counted
+from nsqtools.protocol.text import counted
 
 if TYPE_CHECKING:
     from nsqtools.client.message import Message

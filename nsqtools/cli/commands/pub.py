@@ -159,7 +159,7 @@ def check_checkpoint(given: GivenInput, unsent_file: Path | None) -> None:
 
 def how_far(counts: PublishCounts, read: int, total: int, elapsed_s: float) -> str:
     """The progress line: messages, and of files the share and the time left."""
-    from nsqtools.protocol.durations import format_duration
+    from nsqtools.protocol.text import format_duration
 
     text = f"{counts.confirmed:,} confirmed"
     if total and read:

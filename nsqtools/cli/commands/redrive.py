@@ -19,7 +19,7 @@ from nsqtools.cli.running.ends import stopping
 from nsqtools.cli.running.runtime import Session
 from nsqtools.client.spread import PublishMode
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.wording import counted
+from nsqtools.protocol.text import counted
 
 Paths = Annotated[
     list[Path], Argument(metavar="FILE", help="Files of dead letters; - is standard input.")

@@ -37,7 +37,7 @@ from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.client.spread import PublishMode
-from nsqtools.protocol.escaping import escape_line
+from nsqtools.protocol.text import escape_line
 from nsqtools.records.filters import every
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def replay(
 
 def how_far(job: Replay, elapsed_s: float) -> str:
     """The progress line: messages, and the time left if it is known."""
-    from nsqtools.protocol.durations import format_duration
+    from nsqtools.protocol.text import format_duration
 
     text = f"{job.counts.confirmed:,} confirmed"
     if job.total and job.read:

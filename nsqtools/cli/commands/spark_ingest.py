@@ -30,7 +30,7 @@ from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NotFoundError
-from nsqtools.protocol.durations import format_duration
+from nsqtools.protocol.text import format_duration
 from nsqtools.records.units import parse_span
 
 if TYPE_CHECKING:

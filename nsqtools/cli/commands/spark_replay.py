@@ -35,7 +35,7 @@ from nsqtools.cli.render.outcomes import DamageReporter, report_publishing
 from nsqtools.cli.render.output import Form, write_json, write_listing
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
-from nsqtools.protocol.durations import format_duration
+from nsqtools.protocol.text import format_duration
 from nsqtools.records.units import Moment
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_
 from nsqtools.cli.render.outcomes import report_damages
 from nsqtools.cli.render.report_output import show_report, write_page
 from nsqtools.cli.running.runtime import Session
-from nsqtools.protocol.durations import NS
+from nsqtools.protocol.text import NS
 from nsqtools.records.units import parse_span
 
 STEPS = {"hour": 3600.0, "day": 86_400.0}

@@ -37,7 +37,7 @@ from nsqtools.cli.running.ends import ExitStatus, StopSignals, stopping
 from nsqtools.cli.running.runtime import Session
 from nsqtools.cli.running.service import Service, service
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.wording import counted
+from nsqtools.protocol.text import counted
 
 if TYPE_CHECKING:
     from nsqtools.archive.archiver import Archiver

@@ -16,8 +16,8 @@ from nsqtools.cli.compat.translation import GoFatal, Translation, translate
 from nsqtools.cli.running.ends import report_error
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.protocol.escaping import escape_line
-from nsqtools.server.settings.go_flags import FlagError, HelpAsked, parse_flags, usage
+from nsqtools.protocol.text import escape_line
+from nsqtools.server.go_flags import FlagError, HelpAsked, parse_flags, usage
 
 VERSION = "1.3.0"  # of the utilities whose flags these are
 SIGNALS = (130, 143)

@@ -15,7 +15,7 @@ from nsqtools.cli.running.ends import stopping
 from nsqtools.cli.running.logs import configure_logging
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.protocol.durations import format_duration
+from nsqtools.protocol.text import format_duration
 
 if TYPE_CHECKING:
     from nsqtools.cluster.sampling import Sample

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nsqtools.server.settings.go_flags import (
+from nsqtools.server.go_flags import (
     BOOL,
     DURATION,
     FLOAT,

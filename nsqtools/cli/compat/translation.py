@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nsqtools.protocol.durations import format_duration
+from nsqtools.protocol.text import format_duration
 
 Given = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 from nsqtools.cli.render.output import write_listing
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.client.options import ClientOptions, option_name
-from nsqtools.protocol.durations import format_duration
+from nsqtools.protocol.text import format_duration
 
 COLUMNS = ("option", "default", "bounds", "help")
 

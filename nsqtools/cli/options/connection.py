@@ -40,7 +40,7 @@ from nsqtools.client.connection_settings import (
     resolve_options,
     texts_of,
 )
-from nsqtools.protocol.durations import format_duration
+from nsqtools.protocol.text import format_duration
 from nsqtools.records.units import parse_span
 from nsqtools.settings import Origin, config_path
 

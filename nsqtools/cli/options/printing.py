@@ -15,7 +15,7 @@ from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.params import OUTPUT, Json, delimiter_option, grep_option
 from nsqtools.cli.parsing.binding import From
 from nsqtools.cli.running.runtime import Runtime
-from nsqtools.protocol.escaping import escape_json
+from nsqtools.protocol.text import escape_json
 from nsqtools.records import filters
 from nsqtools.records.envelope import Envelope, MessageLike, encode_many
 from nsqtools.records.lines import BodyForm, encode_lines

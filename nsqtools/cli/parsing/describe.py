@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from typer.core import TyperCommand
 
-    from nsqtools.server.settings.go_flags import Flag
+    from nsqtools.server.go_flags import Flag
 
 
 EXAMPLES = "Examples:"
@@ -114,7 +114,7 @@ SYNTAX = (
 
 def daemon_page(program: str, summary: str, flags: Mapping[str, Flag]) -> HelpPage:
     """The page of ``nsq PROGRAM --help``; ``-help`` prints Go's own."""
-    from nsqtools.server.settings.go_flags import entries
+    from nsqtools.server.go_flags import entries
 
     # a help that names the host name tells the default itself, and that differs between machines
     rows = [

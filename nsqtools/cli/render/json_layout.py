@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from json import loads
 
-from nsqtools.protocol.escaping import escape_json
+from nsqtools.protocol.text import escape_json
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 

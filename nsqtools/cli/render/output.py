@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.protocol.escaping import escape_json, escape_line, escape_text
+from nsqtools.protocol.text import escape_json, escape_line, escape_text
 
 Cell = str | int | float | bool | None
 

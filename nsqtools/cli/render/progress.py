@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.running.runtime import Runtime
-from nsqtools.protocol.escaping import escape_line
+from nsqtools.protocol.text import escape_line
 
 if TYPE_CHECKING:
     import logging

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from nsqtools.cli.options.html_page import save_page
 from nsqtools.cli.render.output import Cell, Form, write_json, write_listing
 from nsqtools.cli.running.runtime import Runtime
-from nsqtools.protocol.durations import NS, format_duration
+from nsqtools.protocol.text import NS, format_duration
 
 if TYPE_CHECKING:
     from nsqtools.spark.jobs.reporting import Figures, TrafficReport

@@ -27,7 +27,7 @@ from types import FrameType
 from typing import TextIO
 
 from nsqtools.errors import NsqError
-from nsqtools.protocol.escaping import escape_json, escape_line, harmless_traceback
+from nsqtools.protocol.text import escape_json, escape_line, harmless_traceback
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

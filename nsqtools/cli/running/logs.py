@@ -11,7 +11,7 @@ import logging
 from datetime import UTC, datetime
 from typing import TextIO
 
-from nsqtools.protocol.escaping import escape_json, escape_line, harmless_traceback
+from nsqtools.protocol.text import escape_json, escape_line, harmless_traceback
 
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 

@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.addresses import Address, parse_address
+from nsqtools.protocol.names import Address, parse_address
 from nsqtools.records.prometheus import Metric, encode_metrics
 
 log = logging.getLogger("nsqtools")

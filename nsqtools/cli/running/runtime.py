@@ -21,7 +21,7 @@ from nsqtools.cli.options.opt import opt
 from nsqtools.cli.parsing.binding import From
 from nsqtools.cli.parsing.help import terminal_width, wants_colour
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.protocol.escaping import escape_line
+from nsqtools.protocol.text import escape_line
 
 PANEL = "Logging"
 

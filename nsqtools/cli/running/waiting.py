@@ -57,7 +57,7 @@ class WaitingNotice:
 
     def sum_up(self, count: int) -> None:
         """Say at the end how many messages came."""
-        from nsqtools.protocol.wording import counted
+        from nsqtools.protocol.text import counted
 
         elapsed_s = self._runtime.monotonic() - self._began_s
         self._runtime.tell(f"nsq: {counted(count, 'message')} in {elapsed_s:.1f} s")

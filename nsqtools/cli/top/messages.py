@@ -19,8 +19,7 @@ from nsqtools.cluster.directory import Cluster
 from nsqtools.cluster.drain import tcp_address
 from nsqtools.cluster.topics import check_subscription, inspect_topic, missing
 from nsqtools.errors import NsqError
-from nsqtools.protocol.escaping import escape_line
-from nsqtools.protocol.wording import counted
+from nsqtools.protocol.text import counted, escape_line
 from nsqtools.tail.peek import peek
 from nsqtools.tail.tail import Tail
 

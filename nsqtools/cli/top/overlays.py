@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from nsqtools.cli.top.keyboard import Click, Key
-from nsqtools.protocol.escaping import escape_line
+from nsqtools.protocol.text import escape_line
 
 MOST_MESSAGE_LINES = 2000
 

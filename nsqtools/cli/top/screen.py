@@ -19,7 +19,7 @@ from nsqtools.cli.top.overlays import Page
 from nsqtools.cli.top.text import fit, joined_to_fit, short, sparkline
 from nsqtools.cli.top.view import PAUSED, TopView
 from nsqtools.cluster.sampling import Sample
-from nsqtools.protocol.wording import counted
+from nsqtools.protocol.text import counted
 
 LEAST_WIDTH = 40
 LEAST_HEIGHT = 6

@@ -17,10 +17,9 @@ from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable.journal import QueueJournal
 from nsqtools.server.durable.log import DurableLog
 from nsqtools.server.durable.records import Kept, Stage
-from nsqtools.server.queues.disk_thread import DiskThread
+from nsqtools.server.loop_meter import STEP_S
 from nsqtools.server.queues.logged_disk_queue import LoggedDiskQueue, sync_files
-from nsqtools.server.queues.queue_sync import Positions
-from nsqtools.server.queues.steps import STEP_S
+from nsqtools.server.queues.queue_files import DiskThread, Positions
 
 MIN_LOG_BYTES = 64 << 20
 _LOOK_S = 1.0

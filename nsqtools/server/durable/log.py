@@ -24,7 +24,7 @@ from nsqtools.files.durable import replace_file, sync_folder
 from nsqtools.files.opening import open_to_write
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable.records import Published, Record, encode_block, encode_record
-from nsqtools.server.queues.disk_thread import DiskThread
+from nsqtools.server.queues.queue_files import DiskThread
 
 _SEGMENT = re.compile(r"nsqd\.durable\.(\d{6,})\.log")
 _START = "nsqd.durable.start"

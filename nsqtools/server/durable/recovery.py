@@ -33,8 +33,7 @@ from nsqtools.server.durable.records import (
     decode_blocks,
 )
 from nsqtools.server.queues.logged_disk_queue import LoggedDiskQueue
-from nsqtools.server.queues.queue_sync import Positions
-from nsqtools.server.queues.record_file import Block, encode_length
+from nsqtools.server.queues.queue_files import Block, Positions, encode_length
 
 _DUE_FILE = "nsqd.deferred"
 _STEP_BYTES = 1 << 20

@@ -1,26 +1,34 @@
 """What the HTTP sides of nsqd and nsqlookupd share: Go-like routing, errors, headers and logs.
 
 A handler is a function from a `Call` to a `Reply` or to a coroutine that returns one, or raises
-`Refusal`. Clients depend on details here: go-nsq reads a body only with the X-NSQ-Content-Type
+`HTTPRefusal`. Clients depend on details here: go-nsq reads a body only with the X-NSQ-Content-Type
 header, nsqadmin parses ``{"message": ...}``, and a plain port of an nsqd that requires TLS answers
 403 with the HTTPS port. Paths belong to handlers by the rules of Go's httprouter: one that differs
 from a route by its case, a slash at the end, or superfluous slashes and dots is redirected to the
 route; a known path with another method is refused with the methods it has.
+
+/debug of both daemons: the paths are Go's, the content is not. ``goroutine`` shows the stacks of
+threads and tasks; the other profiles are Go's alone.
 """
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import io
 import posixpath
 import re
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from html import escape
 from typing import NamedTuple
 from urllib.parse import quote, unquote_plus
 
-from nsqtools.protocol.durations import go_duration
-from nsqtools.protocol.go_text import go_json
 from nsqtools.protocol.names import is_valid_name
+from nsqtools.protocol.text import go_duration, go_json
 from nsqtools.server.daemon_log import DaemonLog
 
 _JSON = b"Content-Type: application/json; charset=utf-8\r\n"
@@ -35,7 +43,7 @@ _OWN_SITES = ("same-origin", "none")
 _LOCAL = re.compile(r"[^.]*|\d+\.\d+\.\d+\.\d+|\[.*\]|(.*\.)?localhost\.?", re.IGNORECASE)
 
 
-class Refusal(Exception):
+class HTTPRefusal(Exception):
     """Answer with an error status and ``{"message": code}``."""
 
     def __init__(self, status: int, code: str) -> None:
@@ -90,11 +98,11 @@ class Call:
     def query(self) -> dict[str, str]:
         """Return the parameters of the query string, the first of each name.
 
-        Raises `Refusal` 400 INVALID_REQUEST when it does not parse.
+        Raises `HTTPRefusal` 400 INVALID_REQUEST when it does not parse.
         """
         text = self.query_string
         if ";" in text or BAD_ESCAPE.search(text):
-            raise Refusal(400, "INVALID_REQUEST")
+            raise HTTPRefusal(400, "INVALID_REQUEST")
         query: dict[str, str] = {}
         for pair in text.split("&"):
             key, _, value = pair.partition("=")
@@ -113,26 +121,26 @@ Handlers = Mapping[tuple[str, str], Handler]
 
 
 def required(query: Mapping[str, str], name: str) -> str:
-    """Return a parameter, which may be empty. Raises `Refusal` 400 MISSING_ARG_NAME."""
+    """Return a parameter, which may be empty. Raises `HTTPRefusal` 400 MISSING_ARG_NAME."""
     if name not in query:
-        raise Refusal(400, f"MISSING_ARG_{name.upper()}")
+        raise HTTPRefusal(400, f"MISSING_ARG_{name.upper()}")
     return query[name]
 
 
 def topic_argument(query: Mapping[str, str]) -> str:
-    """Return the topic. Raises `Refusal` 400 MISSING_ARG_TOPIC or INVALID_ARG_TOPIC."""
+    """Return the topic. Raises `HTTPRefusal` 400 MISSING_ARG_TOPIC or INVALID_ARG_TOPIC."""
     return _name_argument(query, "topic")
 
 
 def topic_and_channel_arguments(query: Mapping[str, str]) -> tuple[str, str]:
-    """Return the topic and the channel. Raises `Refusal` 400 with the code of the first fault."""
+    """Return topic and channel. Raises `HTTPRefusal` 400 with the code of the first fault."""
     return _name_argument(query, "topic"), _name_argument(query, "channel")
 
 
 def _name_argument(query: Mapping[str, str], name: str) -> str:
     value = required(query, name)
     if not is_valid_name(value):
-        raise Refusal(400, f"INVALID_ARG_{name.upper()}")
+        raise HTTPRefusal(400, f"INVALID_ARG_{name.upper()}")
     return value
 
 
@@ -282,7 +290,7 @@ class HTTPApi:
             return self._failure(exc)
 
     def _failure(self, exc: Exception) -> Reply:
-        if isinstance(exc, Refusal):
+        if isinstance(exc, HTTPRefusal):
             return _refuse(exc.status, exc.code)
         self._log.error(f"panic in HTTP handler - {exc!r}")
         return _refuse(500, "INTERNAL_ERROR")
@@ -310,3 +318,72 @@ def _redirect(call: Call, path: str) -> Reply:
     if call.method != "GET":
         return Reply(307, field)
     return html_reply(f'<a href="{escape(location)}">Moved Permanently</a>.\n\n', 301, field)
+
+
+# -- /debug ----------------------------------------------------------------------------------------
+
+_PAGES = ("cmdline", "goroutine", "heap", "profile", "block", "symbol", "threadcreate")
+
+
+def debug_handlers() -> dict[tuple[str, str], Handler]:
+    """Return the handlers of nsqd by method and path."""
+    return {
+        **pprof_handlers("/debug/pprof/"),
+        ("PUT", "/debug/setblockrate"): _set_block_rate,
+        ("POST", "/debug/freememory"): _free_memory,
+    }
+
+
+def pprof_handlers(index: str) -> dict[tuple[str, str], Handler]:
+    """Return the handlers of /debug/pprof; nsqd and nsqlookupd differ in the path of its index."""
+    handlers: dict[tuple[str, str], Handler] = {
+        ("GET", f"/debug/pprof/{name}"): _nothing for name in _PAGES
+    }
+    return {
+        **handlers,
+        ("GET", index): _index,
+        ("GET", "/debug/pprof/cmdline"): _command_line,
+        ("GET", "/debug/pprof/goroutine"): _stacks,
+        ("POST", "/debug/pprof/symbol"): _nothing,
+    }
+
+
+def _index(call: Call) -> Reply:
+    rows = "".join(f"<li><a href='/debug/pprof/{name}'>{name}</a></li>" for name in _PAGES)
+    return html_reply(
+        f"<html><head><title>/debug/pprof/</title></head><body><ul>{rows}</ul></body></html>\n"
+    )
+
+
+def _command_line(call: Call) -> Reply:
+    return plain_reply("\0".join([sys.executable, *sys.argv]))
+
+
+def _stacks(call: Call) -> Reply:
+    out = io.StringIO()
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, frame in sys._current_frames().items():
+        out.write(f"thread {names.get(ident, ident)}\n")
+        traceback.print_stack(frame, file=out)
+        out.write("\n")
+    for task in asyncio.all_tasks():
+        task.print_stack(file=out)
+        out.write("\n")
+    return plain_reply(out.getvalue())
+
+
+def _nothing(call: Call) -> Reply:
+    return plain_reply("Python has no such profile\n")
+
+
+def _set_block_rate(call: Call) -> Reply:
+    rate = call.query().get("rate", "")
+    if not rate.removeprefix("-").removeprefix("+").isdecimal():
+        text = f'invalid block rate : strconv.Atoi: parsing "{rate}": invalid syntax'
+        return plain_reply(text, 400)
+    return plain_reply("")
+
+
+def _free_memory(call: Call) -> Reply:
+    gc.collect()
+    return plain_reply("")

@@ -15,17 +15,17 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.addresses import announced_host, parse_address
 from nsqtools.protocol.error_codes import RequestError
-from nsqtools.protocol.names import is_valid_name
+from nsqtools.protocol.names import announced_host, is_valid_name, parse_address
 from nsqtools.protocol.requests import BodiesReader, Incomplete
 from nsqtools.records.prometheus import metric_lines
 from nsqtools.server.daemon_log import NSQ_VERSION, version_line
+from nsqtools.server.go_flags import LOG_LEVEL, seconds_to_ns
 from nsqtools.server.http.foundation import (
     EMPTY_REPLY,
     Call,
     Handler,
-    Refusal,
+    HTTPRefusal,
     Reply,
     json_reply,
     metrics_reply,
@@ -35,13 +35,12 @@ from nsqtools.server.http.foundation import (
     text_reply,
     topic_and_channel_arguments,
 )
+from nsqtools.server.loop_meter import in_steps, page_in_steps
 from nsqtools.server.queues.backlog import BackendError
 from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
-from nsqtools.server.queues.record_file import Block
-from nsqtools.server.queues.steps import in_steps, page_in_steps
+from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.topic import Topic
-from nsqtools.server.settings.go_flags import LOG_LEVEL, seconds_to_ns
 from nsqtools.server.stats import gather_stats, nsqd_metrics, stats_lines
 from nsqtools.server.tcp.client_connection import ClientConnection
 from nsqtools.server.tcp.protocol_v2 import ProtocolV2
@@ -120,12 +119,12 @@ class StatsHTTP:
         for field in fields(self._nsqd.options):
             if (field.metadata["key"] or field.name) == option:
                 return field.metadata["kind"].wire(getattr(self._nsqd.options, field.name))
-        raise Refusal(400, "INVALID_OPTION")
+        raise HTTPRefusal(400, "INVALID_OPTION")
 
     def set_config(self, call: Call) -> Reply:
         body = call.body
         if not body:
-            raise Refusal(413, "INVALID_VALUE")
+            raise HTTPRefusal(413, "INVALID_VALUE")
         if call.option == "nsqlookupd_tcp_addresses":
             addresses = _string_list(body)
             self._resolved[call.option] = addresses
@@ -134,9 +133,9 @@ class StatsHTTP:
             try:
                 self._nsqd.log.level = LOG_LEVEL.parse(body.decode("latin-1"))
             except ValueError:
-                raise Refusal(400, "INVALID_VALUE") from None
+                raise HTTPRefusal(400, "INVALID_VALUE") from None
         else:
-            raise Refusal(400, "INVALID_OPTION")
+            raise HTTPRefusal(400, "INVALID_OPTION")
         return self._show(call.option)
 
 
@@ -144,11 +143,11 @@ def _string_list(body: bytes) -> list[str] | None:
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
-        raise Refusal(400, "INVALID_VALUE") from None
+        raise HTTPRefusal(400, "INVALID_VALUE") from None
     if value is None:
         return None
     if not isinstance(value, list) or not all(map(_is_address, value)):
-        raise Refusal(400, "INVALID_VALUE")
+        raise HTTPRefusal(400, "INVALID_VALUE")
     return value
 
 
@@ -231,9 +230,9 @@ class NsqdHTTP:
     def publish(self, call: Call) -> Reply | Awaitable[Reply]:
         body = call.body
         if body is None:
-            raise Refusal(413, "MSG_TOO_BIG")
+            raise HTTPRefusal(413, "MSG_TOO_BIG")
         if not body:
-            raise Refusal(400, "MSG_EMPTY")
+            raise HTTPRefusal(400, "MSG_EMPTY")
         query = call.query()
         topic = self._publish_topic(query)
         delay_s = self._delay_s(query["defer"]) if "defer" in query else 0.0
@@ -261,7 +260,7 @@ class NsqdHTTP:
             else:
                 topic.put(messages, blocks)
         except BackendError:
-            raise Refusal(503, "EXITING") from None
+            raise HTTPRefusal(503, "EXITING") from None
         return _PUBLISHED
 
     async def _put_durably(
@@ -281,23 +280,23 @@ class NsqdHTTP:
             topic.put_durably(messages, delay_s, done, blocks)
             await confirmed
         except BackendError:
-            raise Refusal(503, "EXITING") from None
+            raise HTTPRefusal(503, "EXITING") from None
         return _PUBLISHED
 
     def _delay_s(self, text: str) -> float:
         delay_s = int(text) / 1000 if _INTEGER.fullmatch(text) else -1.0
         if not 0 <= delay_s <= self._options.max_req_timeout:
-            raise Refusal(400, "INVALID_DEFER")
+            raise HTTPRefusal(400, "INVALID_DEFER")
         return delay_s
 
     def multi_publish(self, call: Call) -> Reply | Awaitable[Reply]:
         if call.declared_length > self._options.max_body_size:
-            raise Refusal(413, "BODY_TOO_BIG")
+            raise HTTPRefusal(413, "BODY_TOO_BIG")
         query = call.query()
         topic = self._publish_topic(query)
         body = call.body
         if body is None:
-            raise Refusal(413, "BODY_TOO_BIG")
+            raise HTTPRefusal(413, "BODY_TOO_BIG")
         is_binary = query.get("binary", "false") not in _FALSE
         bodies = self._binary_bodies(body) if is_binary else self._lines(body)
         is_small = len(bodies) <= _MAX_COUNT_AT_ONCE and len(body) <= _MAX_BODY_AT_ONCE
@@ -309,7 +308,7 @@ class NsqdHTTP:
         await topic.started.wait()
         messages, blocks = await topic.prepare_in_steps(bodies)
         if self._nsqd.topics.get(topic.name) is not topic:  # deleted meanwhile
-            raise Refusal(503, "EXITING")
+            raise HTTPRefusal(503, "EXITING")
         reply = self._put(topic, messages, blocks=blocks)
         return reply if isinstance(reply, Reply) else await reply
 
@@ -320,19 +319,19 @@ class NsqdHTTP:
         except (RequestError, Incomplete) as exc:
             error = exc.error if isinstance(exc, Incomplete) else exc
             code = error.data.split(b" ")[0].decode() if error is not None else "E_BAD_BODY"
-            raise Refusal(413, code.removeprefix("E_")) from None
+            raise HTTPRefusal(413, code.removeprefix("E_")) from None
         return reader.bodies
 
     def _lines(self, body: bytes) -> list[bytes]:
         bodies = [line for line in body.split(b"\n") if line]
         if any(len(line) > self._options.max_msg_size for line in bodies):
-            raise Refusal(413, "MSG_TOO_BIG")
+            raise HTTPRefusal(413, "MSG_TOO_BIG")
         return bodies
 
     def _publish_topic(self, query: dict[str, str]) -> Topic:
         name = required(query, "topic")
         if not is_valid_name(name):
-            raise Refusal(400, "INVALID_TOPIC")
+            raise HTTPRefusal(400, "INVALID_TOPIC")
         return self._nsqd.get_topic(name)
 
     # topics
@@ -340,7 +339,7 @@ class NsqdHTTP:
     def _existing_topic(self, name: str) -> Topic:
         topic = self._nsqd.topics.get(name)
         if topic is None:
-            raise Refusal(404, "TOPIC_NOT_FOUND")
+            raise HTTPRefusal(404, "TOPIC_NOT_FOUND")
         return topic
 
     async def create_topic(self, call: Call) -> Reply:
@@ -356,7 +355,7 @@ class NsqdHTTP:
     def empty_topic(self, call: Call) -> Reply:
         name = required(call.query(), "topic")
         if not is_valid_name(name):
-            raise Refusal(400, "INVALID_TOPIC")
+            raise HTTPRefusal(400, "INVALID_TOPIC")
         self._existing_topic(name).empty()
         return EMPTY_REPLY
 
@@ -382,7 +381,7 @@ class NsqdHTTP:
         topic, name = self._topic_and_channel_name(call)
         channel = topic.channels.get(name)
         if channel is None:
-            raise Refusal(404, "CHANNEL_NOT_FOUND")
+            raise HTTPRefusal(404, "CHANNEL_NOT_FOUND")
         return channel
 
     def create_channel(self, call: Call) -> Reply:

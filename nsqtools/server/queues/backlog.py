@@ -23,16 +23,16 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, Protocol
 
+from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.disk_queue import DiskQueue, Mark
+from nsqtools.server.queues.queue_files import Block, encode_length
 from nsqtools.server.queues.queued_message import ID_AT, from_record, to_record
-from nsqtools.server.queues.record_file import Block, encode_length
-from nsqtools.server.settings.nsqd_options import NsqdOptions
 
 
 class LimitedQueue(Protocol):
     """A topic or a channel, as far as limits go."""
 
-    backlog: Backlog
+    backlog: QueueBacklog
 
     @property
     def limited_depth(self) -> int:
@@ -114,13 +114,13 @@ class BackendError(Exception):
 
 
 class Undo(NamedTuple):
-    """How many messages a `Backlog.put` left in memory, and where the disk stood before."""
+    """How many messages a `QueueBacklog.put` left in memory, and where the disk stood before."""
 
     in_memory: int
     on_disk: Mark | None
 
 
-class Backlog:
+class QueueBacklog:
     """The messages of one topic or channel; ``disk`` is None when it is ephemeral."""
 
     def __init__(self, mem_queue_size: int, disk: DiskQueue | None, health: DiskHealth) -> None:

@@ -1,10 +1,15 @@
-"""A channel: what waits for its consumers, what they hold, and what is deferred.
+"""A channel and the subscriptions to it: what waits, what consumers hold, and what is deferred.
 
 Messages arrive by `put`; a turn of delivery is scheduled for the end of the present loop step, so
 that a burst of commands costs one turn. A turn deals the backlog to the consumers that have room,
 in rotation. One timer stands at the earliest deadline of anything in flight or deferred.
 
 The messages of a consumer that went away stay in flight until they time out, as in nsqd.
+
+RDY is a ceiling on the messages in flight, not a credit that is used up. Output is buffered as nsqd
+does it: at once when the client has no room for more, when the buffer is full, and else with a
+ticker of ``output_buffer_timeout`` that runs freely, so the first message after a quiet time leaves
+without delay.
 """
 
 from __future__ import annotations
@@ -14,27 +19,33 @@ from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
-from typing import Protocol
+from random import randrange
+from typing import TYPE_CHECKING
 
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable.checkpoint import InMemory
 from nsqtools.server.durable.journal import QueueJournal, due_ns
 from nsqtools.server.durable.unconfirmed import Unconfirmed
-from nsqtools.server.loop_meter import meter_of
-from nsqtools.server.queues.backlog import BackendError, Backlog, Undo
-from nsqtools.server.queues.latency import LatencyCounts, LatencyWindow
+from nsqtools.server.loop_meter import free_in_steps, meter_of
+from nsqtools.server.queues.backlog import BackendError, QueueBacklog, Undo
+from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.queued_message import (
     DeferredMessages,
     InFlightMessages,
+    LatencyCounts,
+    LatencyWindow,
     again,
     attempts_of,
     delivered_to_record,
     message_ids,
+    timestamp_ns,
     to_record,
 )
-from nsqtools.server.queues.record_file import Block
-from nsqtools.server.queues.steps import free_in_steps
+
+if TYPE_CHECKING:
+    from nsqtools.server.tcp.client_connection import ClientConnection
+    from nsqtools.server.tcp.negotiation import Negotiated
 
 Bury = Callable[["Channel", bytes, Callable[[BackendError | None], None]], None]
 """Keeps a message of a channel elsewhere, and calls back."""
@@ -42,25 +53,6 @@ Bury = Callable[["Channel", bytes, Callable[[BackendError | None], None]], None]
 
 class ConsumerLimit(Exception):
     """``--max-channel-consumers`` are there already."""
-
-
-class ChannelConsumer(Protocol):
-    """What a channel knows of the client at the other end of a connection."""
-
-    in_flight: InFlightMessages
-
-    @property
-    def room(self) -> int:
-        """How many more messages may be delivered now."""
-
-    def deliver(self, messages: list[bytes], now_s: float) -> None:
-        """Send messages, which count as in flight from now on."""
-
-    def flush(self) -> None:
-        """Send what is buffered: the channel does not flow any more."""
-
-    def disconnect(self) -> None:
-        """Close the connection: the channel is going away."""
 
 
 _TURN_COUNT = 256  # messages for one consumer before the next one has its turn
@@ -75,7 +67,7 @@ class Channel:
         self,
         topic_name: str,
         name: str,
-        backlog: Backlog,
+        backlog: QueueBacklog,
         loop: AbstractEventLoop,
         log: DaemonLog,
         *,
@@ -89,7 +81,7 @@ class Channel:
         self.is_ephemeral = is_ephemeral(name)
         self.backlog = backlog
         self.deferred = DeferredMessages()
-        self.consumers: dict[ChannelConsumer, None] = {}  # in the order of their turns
+        self.consumers: dict[ChannelSubscription, None] = {}  # in the order of their turns
         self.latency = latency
         self.latencies = latencies or LatencyCounts()
         self.journal = journal
@@ -118,7 +110,7 @@ class Channel:
 
     # consumers
 
-    def add_consumer(self, consumer: ChannelConsumer) -> None:
+    def add_consumer(self, consumer: ChannelSubscription) -> None:
         """Let a client consume. Raises `ConsumerLimit`."""
         if 0 < self._max_consumers <= len(self.consumers):
             raise ConsumerLimit(
@@ -128,7 +120,7 @@ class Channel:
         self.consumers[consumer] = None
         self._in_flight[id(consumer.in_flight)] = consumer.in_flight
 
-    def remove_consumer(self, consumer: ChannelConsumer) -> None:
+    def remove_consumer(self, consumer: ChannelSubscription) -> None:
         """Forget a client that went away; what it held times out in its own time."""
         if self._is_closed:
             return
@@ -415,3 +407,142 @@ class Channel:
         for consumer in list(self.consumers):
             consumer.disconnect()
         self.consumers.clear()
+
+
+class ChannelSubscription:
+    """The consumer side of a connection: what may be pushed, what is held, when it is written."""
+
+    def __init__(
+        self,
+        connection: ClientConnection,
+        channel: Channel,
+        terms: Negotiated,
+        loop: AbstractEventLoop,
+    ) -> None:
+        self.channel = channel
+        self.in_flight = InFlightMessages()
+        self.ready_count = 0
+        self.message_count = self.finish_count = self.requeue_count = 0
+        self._connection = connection
+        self._terms = terms
+        self._loop = loop
+        self._epoch_s = loop.time()
+        self._ticks_used = 0
+        self._flush_timer: TimerHandle | None = None
+
+    @property
+    def room(self) -> int:
+        """How many more messages may be delivered now."""
+        if self._connection.is_stuck:
+            return 0
+        return self.ready_count - len(self.in_flight)
+
+    def set_ready_count(self, count: int) -> None:
+        """RDY: allow so many messages in flight. 0 stops, and recalls nothing."""
+        self.ready_count = count
+        if self.room > 0:
+            self.channel.wake()
+        else:
+            self.flush()
+
+    # delivery
+
+    def deliver(self, messages: list[bytes], now_s: float) -> None:
+        """Push messages, which are in flight from now on."""
+        terms = self._terms
+        if terms.sample_rate:
+            given = messages
+            messages = [message for message in messages if randrange(100) <= terms.sample_rate]
+            sampled = set(messages)
+            self.channel.discard([message for message in given if message not in sampled])
+            if not messages:
+                return
+        self.in_flight.hold(messages, now_s, terms.msg_timeout_s)
+        self.message_count += len(messages)
+        self.channel.watch(now_s + terms.msg_timeout_s)
+        queued = self._connection.buffer(messages, sum(map(len, messages)))
+        if queued >= terms.output_buffer_size or self.room <= 0:
+            self.flush()
+        elif self._flush_timer is None and terms.output_buffer_timeout_s:
+            self._wait_for_tick(now_s)
+
+    def _wait_for_tick(self, now_s: float) -> None:
+        interval_s = self._terms.output_buffer_timeout_s
+        ticks = int((now_s - self._epoch_s) / interval_s)
+        if ticks > self._ticks_used:
+            self._ticks_used = ticks
+            self._connection.flush()
+        else:
+            next_s = self._epoch_s + (self._ticks_used + 1) * interval_s
+            self._flush_timer = self._loop.call_at(next_s, self._on_tick)
+
+    def _on_tick(self) -> None:
+        self._flush_timer = None
+        self._ticks_used += 1
+        self._connection.flush()
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+        self._connection.flush()
+
+    # answers
+
+    def finish(self, message_ids: list[bytes]) -> list[bytes]:
+        """FIN: forget messages that are done; return the ids that were not in flight here."""
+        take = self.in_flight.take
+        latency = self.channel.latency
+        failed = []
+        finished = []
+        message = None
+        for message_id in message_ids:
+            message = take(message_id)
+            if message is None:
+                failed.append(message_id)
+            elif latency is not None:
+                finished.append(timestamp_ns(message))
+        if message is not None:
+            self.channel.latencies.add(timestamp_ns(message))
+        if failed:
+            unknown = set(failed)
+            message_ids = [each for each in message_ids if each not in unknown]
+        self.channel.finished(message_ids)
+        self.finish_count += len(message_ids)
+        if latency is not None and finished:
+            latency.add(finished)
+        self.channel.wake()
+        return failed
+
+    def requeue(self, message_id: bytes, delay_s: float) -> bool:
+        """REQ: requeue a message. False: it is not in flight here."""
+        message = self.in_flight.take(message_id)
+        if message is None:
+            return False
+        self.requeue_count += 1
+        self.channel.requeue(message, delay_s)
+        self.channel.wake()
+        return True
+
+    def touch(self, message_id: bytes, limit_s: float) -> bool:
+        """TOUCH: restart a message's timeout. False: it is not in flight here."""
+        now_s = self._loop.time()
+        if not self.in_flight.touch(message_id, now_s, self._terms.msg_timeout_s, limit_s):
+            return False
+        deadline_s = self.in_flight.next_deadline_s()
+        if deadline_s is not None:
+            self.channel.watch(deadline_s)
+        return True
+
+    # the end
+
+    def leave(self) -> None:
+        """The client went away."""
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+        self.channel.remove_consumer(self)
+
+    def disconnect(self) -> None:
+        """Close the connection: the channel is going away."""
+        self._connection.close()

@@ -24,10 +24,9 @@ from typing import Any
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import NewestContent, temporary_beside
 from nsqtools.files.locks import try_lock
-from nsqtools.protocol.go_text import go_json
+from nsqtools.protocol.text import go_json
 from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog
-from nsqtools.server.queues.disk_thread import DiskThread
-from nsqtools.server.queues.record_file import queues_with_files
+from nsqtools.server.queues.queue_files import DiskThread, queues_with_files
 from nsqtools.server.queues.topic import Topic
 
 _DELAY_S = 0.02

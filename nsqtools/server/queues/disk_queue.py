@@ -25,14 +25,17 @@ from pathlib import Path
 from nsqtools.files.opening import open_to_write
 from nsqtools.protocol.message import MIN_MESSAGE_SIZE
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.queues.disk_thread import AtOnce, Behind, Work
-from nsqtools.server.queues.queue_sync import Positions, QueueSync
-from nsqtools.server.queues.record_file import (
+from nsqtools.server.queues.queue_files import (
     LENGTH_SIZE,
+    AtOnce,
+    Behind,
     Block,
     CorruptFile,
+    Positions,
     QueueFiles,
+    QueueSync,
     RecordReader,
+    Work,
     count_records,
     encode_block,
 )

@@ -13,8 +13,7 @@ from nsqtools.files.durable import sync_folder
 from nsqtools.files.opening import descriptor_to_read
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.disk_queue import DiskQueue
-from nsqtools.server.queues.disk_thread import Behind
-from nsqtools.server.queues.queue_sync import Positions
+from nsqtools.server.queues.queue_files import Behind, Positions
 
 
 class LoggedDiskQueue(DiskQueue):

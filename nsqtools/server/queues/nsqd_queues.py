@@ -27,17 +27,15 @@ from nsqtools.server.durable.recovery import (
     load_due_times,
     save_due_times,
 )
-from nsqtools.server.queues.backlog import BackendError, Backlog, DiskHealth, Limits
+from nsqtools.server.options import NsqdOptions
+from nsqtools.server.queues.backlog import BackendError, DiskHealth, Limits, QueueBacklog
 from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.data_path import TopicList, TopicMetadata, metadata_of_queues
 from nsqtools.server.queues.disk_queue import DiskQueue
-from nsqtools.server.queues.disk_thread import DiskThread
-from nsqtools.server.queues.latency import LatencyCounts, LatencyWindow
 from nsqtools.server.queues.logged_disk_queue import LoggedDiskQueue
-from nsqtools.server.queues.queued_message import BODY_AT, MessageIds
-from nsqtools.server.queues.record_file import queues_with_files
+from nsqtools.server.queues.queue_files import DiskThread, queues_with_files
+from nsqtools.server.queues.queued_message import BODY_AT, LatencyCounts, LatencyWindow, MessageIds
 from nsqtools.server.queues.topic import Topic
-from nsqtools.server.settings.nsqd_options import NsqdOptions
 
 _FREEZE_EVERY = 200
 _LOOK_S = 0.5  # at the disk
@@ -184,16 +182,16 @@ class NsqdQueues:
         else:
             done(None)
 
-    def _journal(self, queue_name: str, backlog: Backlog) -> QueueJournal | None:
+    def _journal(self, queue_name: str, backlog: QueueBacklog) -> QueueJournal | None:
         if self.durable is None or not isinstance(backlog.disk, LoggedDiskQueue):
             return None
         return QueueJournal(queue_name, backlog.disk, self.durable)
 
-    def _backlog(self, queue_name: str, name: str) -> Backlog:
+    def _backlog(self, queue_name: str, name: str) -> QueueBacklog:
         options = self.options
         self._note_growth()
         if is_ephemeral(name):
-            return Backlog(options.mem_queue_size, None, self.health)
+            return QueueBacklog(options.mem_queue_size, None, self.health)
         has_files = queue_name in self._queues_with_files
         self._queues_with_files.discard(queue_name)
         disk: DiskQueue
@@ -219,7 +217,7 @@ class NsqdQueues:
                 behind=self.disk_thread,
                 on_dirty=lambda queue: self._to_sync.add(queue),
             )
-        return Backlog(options.mem_queue_size, disk, self.health)
+        return QueueBacklog(options.mem_queue_size, disk, self.health)
 
     def _channel_created(self, channel: Channel) -> None:
         self.registry.channel_created(channel)

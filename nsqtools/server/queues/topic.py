@@ -19,9 +19,10 @@ from nsqtools.server.durable.checkpoint import InMemory
 from nsqtools.server.durable.journal import QueueJournal, due_ns
 from nsqtools.server.durable.records import Published
 from nsqtools.server.durable.unconfirmed import Unconfirmed
-from nsqtools.server.loop_meter import meter_of
-from nsqtools.server.queues.backlog import BackendError, Backlog, Limits, Undo, encoded
+from nsqtools.server.loop_meter import free_in_steps, meter_of
+from nsqtools.server.queues.backlog import BackendError, Limits, QueueBacklog, Undo, encoded
 from nsqtools.server.queues.channel import Channel
+from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.queued_message import (
     BODY_AT,
     MessageIds,
@@ -29,8 +30,6 @@ from nsqtools.server.queues.queued_message import (
     new_message,
     new_messages,
 )
-from nsqtools.server.queues.record_file import Block
-from nsqtools.server.queues.steps import free_in_steps
 
 _STEP_COUNT = 1000  # messages of a backlog to copy before other work of the loop gets its turn
 _STEP_BYTES = 1 << 22
@@ -50,7 +49,7 @@ class Topic:
     def __init__(
         self,
         name: str,
-        backlog: Backlog,
+        backlog: QueueBacklog,
         ids: MessageIds,
         loop: AbstractEventLoop,
         log: DaemonLog,

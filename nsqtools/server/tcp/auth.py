@@ -26,11 +26,11 @@ import httpx
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.error_codes import RequestError
 from nsqtools.protocol.frames import RESPONSE, encode_frame
-from nsqtools.protocol.go_text import go_json, quote
 from nsqtools.protocol.requests import Request, read_body
+from nsqtools.protocol.text import go_json, quote
 from nsqtools.server.daemon_log import DaemonLog
+from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
-from nsqtools.server.settings.nsqd_options import NsqdOptions
 from nsqtools.server.tcp.client_connection import ClientConnection, Pause
 
 _PERMISSIONS = {"subscribe", "publish"}

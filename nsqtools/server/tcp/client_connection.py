@@ -26,13 +26,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol, cast
 
-from nsqtools.protocol.codecs import Codec
+from nsqtools.protocol.codecs import StreamCodec
 from nsqtools.protocol.error_codes import RequestError
 from nsqtools.protocol.requests import Incomplete, LineTooLong
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.listen import read_in_pieces
 from nsqtools.server.loop_meter import meter_of
-from nsqtools.server.tcp.tls_layer import HandshakeFailed, TLSLayer
+from nsqtools.server.tcp.negotiation import HandshakeFailed, TLSLayer
 
 
 class Pause(Exception):
@@ -110,7 +110,7 @@ class ClientConnection(asyncio.Protocol):
         self._meter = meter_of(self._loop)
         self._transport = cast(asyncio.Transport, None)  # until connection_made
         self._protocol: ConnectionProtocol | None = None
-        self._codec: Codec | None = None
+        self._codec: StreamCodec | None = None
         self._chunks: list[bytes] = []
         self._length = 0
         self._wanted = _MAGIC_LENGTH
@@ -412,7 +412,7 @@ class ClientConnection(asyncio.Protocol):
             error = RequestError("E_IDENTIFY_FAILED", f"IDENTIFY failed {reason}")
             self._refuse(self._protocol, error)
 
-    def start_compression(self, codec: Codec) -> None:
+    def start_compression(self, codec: StreamCodec) -> None:
         """Compress from here on, in both directions."""
         self.flush()
         self._codec = codec

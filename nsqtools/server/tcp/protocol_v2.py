@@ -22,7 +22,9 @@ from typing import Final
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec
 from nsqtools.protocol.error_codes import RequestError
 from nsqtools.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, OK, RESPONSE, encode_frame
-from nsqtools.protocol.identify import decode_identify
+from nsqtools.protocol.identify import (
+    decode_identify,
+)
 from nsqtools.protocol.requests import (
     Request,
     as_int64,
@@ -34,14 +36,18 @@ from nsqtools.protocol.requests import (
     read_request,
     topic_name,
 )
-from nsqtools.server.queues.channel import ConsumerLimit
+from nsqtools.server.queues.channel import ChannelSubscription, ConsumerLimit
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.tcp.auth import AuthServers, ClientAuthorization
-from nsqtools.server.tcp.channel_subscription import ChannelSubscription
 from nsqtools.server.tcp.client_connection import ClientConnection
-from nsqtools.server.tcp.negotiation import default_terms, identify_reply, negotiate
+from nsqtools.server.tcp.negotiation import (
+    HANDSHAKE_TIMEOUT_S,
+    TLSLayer,
+    default_terms,
+    identify_reply,
+    negotiate,
+)
 from nsqtools.server.tcp.publish_commands import PublishCommands, topic_to_use
-from nsqtools.server.tcp.tls_layer import HANDSHAKE_TIMEOUT_S, TLSLayer
 
 
 class Heartbeat:

@@ -24,7 +24,7 @@ from nsqtools.protocol.requests import (
 )
 from nsqtools.server.queues.backlog import BackendError
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
-from nsqtools.server.queues.record_file import Block
+from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.topic import Topic
 from nsqtools.server.tcp.auth import ClientAuthorization
 from nsqtools.server.tcp.client_connection import ClientConnection, Pause

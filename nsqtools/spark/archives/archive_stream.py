@@ -24,7 +24,7 @@ from itertools import pairwise
 from nsqtools.archive.layout import Head, Member
 from nsqtools.archive.reader import TimeRange
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.protocol.durations import NS
+from nsqtools.protocol.text import NS
 from nsqtools.spark.archives.archive_files import Key, ListedFile
 from nsqtools.spark.archives.damage import ArchiveDamage
 from nsqtools.spark.archives.offsets import (

@@ -26,7 +26,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.protocol.durations import NS
+from nsqtools.protocol.text import NS
 from nsqtools.spark.jobs.inputs import Choice, Inputs, read_messages
 
 if TYPE_CHECKING:

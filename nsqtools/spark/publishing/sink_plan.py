@@ -29,8 +29,7 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.client.spread import PublishMode
 from nsqtools.cluster.directory import open_cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
-from nsqtools.protocol.addresses import parse_address
-from nsqtools.protocol.names import check_topic
+from nsqtools.protocol.names import check_topic, parse_address
 from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishOptions
 from nsqtools.spark.format_options import Options, producer_connection
 from nsqtools.spark.location import Location, StoredPlace

@@ -27,8 +27,7 @@ from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
-from nsqtools.protocol.addresses import Address
-from nsqtools.protocol.names import EPHEMERAL, check_topic
+from nsqtools.protocol.names import EPHEMERAL, Address, check_topic
 from nsqtools.web.pages.site import Site
 
 COUNTS = (1, 10, 50, 100)

@@ -37,8 +37,8 @@ from starlette.routing import Route
 from nsqtools import __version__
 from nsqtools.cluster.queue_rows import Key, QueueRow
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
-from nsqtools.protocol.escaping import escape_line, escape_text
 from nsqtools.protocol.names import is_valid_name
+from nsqtools.protocol.text import escape_line, escape_text
 from nsqtools.web.context import WebContext
 from nsqtools.web.pages import figures
 from nsqtools.web.pages.figures import Charts, charts_of, point_of, range_of

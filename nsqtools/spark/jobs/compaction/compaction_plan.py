@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
-from nsqtools.protocol.durations import NS
+from nsqtools.protocol.text import NS
 from nsqtools.spark.jobs.compaction.compacted_output import Input, Manifest
 from nsqtools.spark.jobs.compaction.inventory import CountedFile, Slot, closes_at, end_ns
 

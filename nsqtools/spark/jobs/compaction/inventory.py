@@ -24,8 +24,8 @@ from nsqtools.archive.members import codec_at, scan_members
 from nsqtools.archive.reader import read_messages
 from nsqtools.errors import OutputError
 from nsqtools.files.opening import open_to_read
-from nsqtools.protocol.durations import NS
 from nsqtools.protocol.names import is_valid_name
+from nsqtools.protocol.text import NS
 from nsqtools.records.envelope import Envelope
 from nsqtools.spark.location import Location, StoredPlace
 

@@ -1,4 +1,4 @@
-"""The options of nsqd: one field a flag, named as nsqd names it.
+"""The options of nsqd and of nsqlookupd: one field a flag, named as the daemon names it.
 
 Durations are seconds here, whatever the flag's text was. The metadata of a field says how its flag
 and its key in a TOML file are written (`setting`), so that the command line, the file, /config and
@@ -14,7 +14,7 @@ from typing import Any
 from zlib import crc32
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.server.settings import go_flags as kinds
+from nsqtools.server import go_flags as kinds
 
 NOT_GO = "[not in Go's nsqd] "
 
@@ -273,3 +273,48 @@ class NsqdOptions:
     def has_tls(self) -> bool:
         """Whether a certificate or key was given (one alone fails when it is loaded)."""
         return bool(self.tls_cert or self.tls_key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NsqlookupdOptions:
+    """All options of nsqlookupd, with its defaults; durations in seconds.
+
+    Raises `ConfigurationError` with nsqlookupd's own text.
+    """
+
+    log_level: str = setting(
+        "info", kinds.LOG_LEVEL, "set log verbosity: debug, info, warn, error, or fatal"
+    )
+    log_prefix: str = setting("[nsqlookupd] ", kinds.STRING, "log message prefix")
+
+    tcp_address: str = setting(
+        "0.0.0.0:4160", kinds.STRING, "<addr>:<port> to listen on for TCP clients"
+    )
+    http_address: str = setting(
+        "0.0.0.0:4161", kinds.STRING, "<addr>:<port> to listen on for HTTP clients"
+    )
+    broadcast_address: str = setting(
+        socket.gethostname,
+        kinds.STRING,
+        "address of this lookupd node, (default to the OS hostname)",
+    )
+
+    inactive_producer_timeout: float = setting(
+        300.0,
+        kinds.DURATION,
+        "duration of time a producer will remain in the active list since its last ping",
+    )
+    tombstone_lifetime: float = setting(
+        45.0,
+        kinds.DURATION,
+        "duration of time a producer will remain tombstoned if registration remains",
+    )
+
+    def __post_init__(self) -> None:
+        for address in (self.tcp_address, self.http_address):
+            if not address.rpartition(":")[2].isdigit():  # no unix sockets here
+                raise ConfigurationError(
+                    f"listen ({address}) failed - listen tcp: address {address}: "
+                    "missing port in address",
+                    hint="Write host:port. Port 0 takes any free port.",
+                )

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.durations import go_duration, parse_duration
+from nsqtools.protocol.text import go_duration, parse_duration
 from nsqtools.server.daemon_log import LEVELS
 
 
@@ -210,7 +210,7 @@ class Flag:
 
 
 @dataclass(frozen=True, slots=True)
-class CommandLine:
+class ParsedFlags:
     """What was given: options by name, and the flags that are not options."""
 
     options: dict[str, Any]
@@ -242,7 +242,7 @@ def _default(field: Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-def parse_flags(flags: Mapping[str, Flag], arguments: Sequence[str]) -> CommandLine:
+def parse_flags(flags: Mapping[str, Flag], arguments: Sequence[str]) -> ParsedFlags:
     """Read a command line. Raises `FlagError` or `HelpAsked`."""
     given: dict[str, Any] = {}
     for name, text in _split(flags, arguments):
@@ -254,7 +254,7 @@ def parse_flags(flags: Mapping[str, Flag], arguments: Sequence[str]) -> CommandL
             where = f"-{name}" if flag.kind.is_bool else f"flag -{name}"
             raise FlagError(f'invalid {what} "{text}" for {where}: {exc}') from None
         given[name] = (*given.get(name, ()), *value) if flag.kind.repeatable else value
-    return CommandLine(
+    return ParsedFlags(
         {flags[name].option: value for name, value in given.items() if flags[name].option},
         config=given.get("config", ""),
         asks_version=given.get("version", False),

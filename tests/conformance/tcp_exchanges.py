@@ -1,4 +1,4 @@
-"""The same bytes to the Go nsqd and to the embedded one; the answers must be the same bytes.
+"""Bytes for an nsqd, to which the embedded one must answer what the Go one answered.
 
 A case is what one client sends, in steps. After a step that names a number of frames the client
 waits for them; at the end it stops sending and reads until the server closes, so that nothing
@@ -16,13 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import BinaryIO
 
-import pytest
 from plugins.http_api import Nsqd
-from plugins.pairs import NsqdPair
 from plugins.raw_client import sized
 from plugins.waiting import patience_s
-
-pytestmark = pytest.mark.real_nsqd
 
 TIMEOUT_S = patience_s(10.0)
 MAGIC = b"  V2"
@@ -177,6 +173,7 @@ READIES = [
     once("negative", SUB + b"RDY -1\n"),
     once("signed", SUB + b"RDY +1\n"),
     once("word", SUB + b"RDY abc\n"),
+    once("superscript", SUB + b"RDY \xb2\n"),
     once("wraps to -1", SUB + b"RDY 18446744073709551615\n"),
     once("wraps to 1", SUB + b"RDY 18446744073709551617\nBAH\n"),
     once("after CLS", SUB + b"CLS\nRDY abc\nBAH\n"),
@@ -260,6 +257,7 @@ AUTHENTICATION = [
     once("AUTH with a parameter", b"AUTH x\n" + sized(b"secret")),
     once("AUTH no size", b"AUTH\n"),
     once("AUTH size 0", b"AUTH\n\0\0\0\0"),
+    once("AUTH size -1", b"AUTH\n\xff\xff\xff\xff"),
     once("AUTH too big", b"AUTH\n\x7f\xff\xff\xff"),
     once("AUTH short body", b"AUTH\n\0\0\0\x05abc"),
     once("AUTH after SUB", SUB + b"AUTH\n" + sized(b"secret")),
@@ -316,17 +314,15 @@ TABLES = {
     "authentication": AUTHENTICATION,
     "delivery": DELIVERY,
 }
-CASES = [
-    pytest.param(case, id=f"{table}-{case.name}") for table, cs in TABLES.items() for case in cs
-]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_answers_are_the_same(case: Case, nsqd_pair: NsqdPair) -> None:
-    go, embedded = nsqd_pair(*case.flags)
+def play(server: Nsqd, case: Case) -> list[str]:
+    """The type and the data of each frame that came back."""
     topic = re.sub(r"[^a-zA-Z0-9]", "_", case.name).encode()
-
-    assert masked(exchange(embedded, case, topic)) == masked(exchange(go, case, topic))
+    return [
+        f"{int.from_bytes(frame[4:8], 'big')} {masked(frame).decode('latin-1')}"
+        for frame in exchange(server, case, topic)
+    ]
 
 
 def exchange(server: Nsqd, case: Case, topic: bytes) -> Frames:
@@ -358,11 +354,8 @@ def read_frame(stream: BinaryIO) -> bytes:
     return head + stream.read(int.from_bytes(head, "big")) if head else b""
 
 
-def masked(frames: Frames) -> Frames:
-    """Hide timestamp and id of messages."""
-    return [
-        frame[:8] + b"TIME" + frame[16:18] + b"ID" + frame[34:]
-        if frame[4:8] == b"\0\0\0\2"
-        else re.sub(rb"[0-9a-f]{13}[0-9a-f]{3} failed", b"ID failed", frame)
-        for frame in frames
-    ]
+def masked(frame: bytes) -> bytes:
+    """The data of a frame without the timestamp and the id of a message."""
+    if frame[4:8] == b"\0\0\0\2":
+        return b"TIME" + frame[16:18] + b"ID" + frame[34:]
+    return re.sub(rb"[0-9a-f]{16} failed", b"ID failed", frame[8:])

@@ -1,4 +1,4 @@
-"""The same conversations with the Go nsqlookupd and the embedded one; the answers must be the same.
+"""Conversations with a nsqlookupd; the embedded one must answer what the Go one answered.
 
 A case is a row of steps on a nsqlookupd that has just started: what a peer sends over TCP, that it
 leaves, an HTTP request. Compared are the bytes of every response, and of HTTP answers the status,
@@ -11,24 +11,17 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import socket
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
-from plugins.daemons import GoNsqlookupd
-from plugins.embedded import EmbeddedLookupServer
-from plugins.http_api import Answer, Nsqlookupd, answer
+from plugins.http_api import Nsqlookupd, answer
 from plugins.raw_client import sized
 from plugins.raw_peer import DESCRIPTION, RawPeer, identify
-from plugins.servers import Serve
 from plugins.waiting import patience_s
 
-pytestmark = pytest.mark.real_nsqd
-
 TIMEOUT_S = patience_s(10.0)
-
-Answers = list[bytes | Answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,25 +357,12 @@ TABLES = {
     "administration": ADMINISTRATION,
     "routes": ROUTES,
 }
-CASES = [
-    pytest.param(case, id=f"{table}-{case.name[:60]}")
-    for table, cases in TABLES.items()
-    for case in cases
-]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_answers_are_the_same(case: Case, serve: Serve) -> None:
-    go = serve(GoNsqlookupd(*case.flags))
-    embedded = serve(EmbeddedLookupServer(*case.flags))
-
-    assert answers(embedded, case) == answers(go, case)
-
-
-def answers(lookupd: Nsqlookupd, case: Case) -> Answers:
-    """Play the case and return everything that came back, masked."""
+def play(lookupd: Nsqlookupd, case: Case) -> list[Any]:
+    """Everything that came back: text over TCP; status, headers and body of HTTP."""
     peers: dict[str, RawPeer] = {}
-    found: Answers = []
+    found: list[Any] = []
     with ExitStack() as stack:
         connection = http.client.HTTPConnection(lookupd.http_address, timeout=TIMEOUT_S)
         stack.enter_context(closing(connection))
@@ -407,21 +387,22 @@ def answers(lookupd: Nsqlookupd, case: Case) -> Answers:
     return found
 
 
-def masked(data: bytes) -> bytes:
-    """Hide what differs from run to run."""
+def masked(data: bytes) -> str:
+    """Hide what differs from run to run, and from machine to machine."""
+    data = data.replace(b'"hostname":"%b"' % socket.gethostname().encode(), b'"hostname":"OWN"')
     data = re.sub(rb"127\.0\.0\.1:\d+", b"ADDRESS", data)
     data = re.sub(rb'"http_port":\d{5},"tcp_port":\d{5}', b"OWN PORTS", data)
     data = re.sub(rb'"last_update":\d{19}', b'"last_update":"TIME"', data)
     data = re.sub(rb'"tombstoned_at":\d{19}', b'"tombstoned_at":"TIME"', data)
-    return re.sub(rb"^\0\0\0.\{", b"SIZE{", data)
+    return re.sub(rb"^\0\0\0.\{", b"SIZE{", data).decode("latin-1")
 
 
-def in_order(body: bytes) -> bytes:
+def in_order(body: str) -> str:
     """The document with its lists sorted; untouched when no list has several items."""
-    if not body.startswith(b"{") or b"," not in body:
+    if not body.startswith("{") or "," not in body:
         return body
     document, was_long = _sorted(json.loads(body))
-    return json.dumps(document).encode() if was_long else body
+    return json.dumps(document) if was_long else body
 
 
 def _sorted(value: Any) -> tuple[Any, bool]:

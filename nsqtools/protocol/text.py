@@ -1,0 +1,227 @@
+r"""Text as NSQ's programs read and write it, and as a terminal may see it.
+
+Go's forms: nsqd and nsqlookupd are Go programs, so their error texts quote with ``%q``, their JSON
+escapes what Go's encoder escapes, and what they are sent as JSON is read by the rules of Go's
+decoder.
+
+Durations, ``250ms``, ``30s``, ``1h30m``, ``1.5h``: the grammar is Go's (time.ParseDuration), a
+sign, then numbers each with a unit, and a unit is needed except after 0. Inside the program a
+duration is a float of seconds, or an int of nanoseconds where its name ends in ``_ns``.
+
+Text of others, made harmless; nothing else does it. A name, body or error text of a peer can hold
+escape sequences that steer a terminal, controls that reverse how a line reads, and newlines that
+begin a forged line. There are three forms, over one table of characters:
+
+    escape_line(text)   for whatever is shown in one line: messages, log lines, names, cells
+    escape_text(bytes)  for bodies and whole outputs: tab and newline stay
+    escape_json(text)   for JSON: the same values, written as \uNNNN
+
+A traceback has lines of its own: `harmless_traceback` keeps these. What is escaped is shown as
+Python would write it: ``\x1b``, ``\n``, ``\u202e``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+INT32 = range(-(1 << 31), 1 << 31)
+INT64 = range(-(1 << 63), 1 << 63)
+
+_QUOTED = {
+    0x07: "\\a",
+    0x08: "\\b",
+    0x09: "\\t",
+    0x0A: "\\n",
+    0x0B: "\\v",
+    0x0C: "\\f",
+    0x0D: "\\r",
+    0x22: '\\"',
+    0x5C: "\\\\",
+}
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+_JSON_ESCAPES = str.maketrans(
+    {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+)
+
+
+def quote(data: bytes) -> bytes:
+    """Return the bytes as Go's ``%q`` prints them."""
+    out = ['"']
+    for char in data.decode("utf-8", "surrogateescape"):
+        code = ord(char)
+        if 0xDC80 <= code <= 0xDCFF:  # a byte that was not UTF-8
+            out.append(f"\\x{code - 0xDC00:02x}")
+        elif code in _QUOTED:
+            out.append(_QUOTED[code])
+        elif code == 0x20 or char.isprintable():
+            out.append(char)
+        elif code < 0x80:
+            out.append(f"\\x{code:02x}")
+        else:
+            out.append(f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
+    out.append('"')
+    return "".join(out).encode()
+
+
+def go_json(value: object) -> bytes:
+    """Return compact JSON with Go's escapes: keys in the given order, UTF-8 left as it is."""
+    text = _ENCODER.encode(value)
+    # '<' and its like occur only inside strings, so the whole text may be translated
+    return text.translate(_JSON_ESCAPES).encode("utf-8", "replace")
+
+
+def go_members(data: bytes, kinds: Mapping[str, type | range]) -> dict[str, Any]:
+    """Return the members of a JSON object that a Go struct with these fields would take.
+
+    The kind of a field is its type, or for an integer the range that it has to fit in. Keys match
+    in any case, the last duplicate wins, null leaves a field alone, an unknown key is ignored,
+    an integer must be written as one. Raises ``ValueError`` where Go's decoder fails.
+    """
+    try:
+        pairs = json.loads(
+            data.decode("utf-8", "replace"),
+            object_pairs_hook=_Pairs,
+            parse_constant=_refuse_constant,
+        )
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    if pairs is None:
+        return {}
+    if not isinstance(pairs, _Pairs):
+        raise ValueError("not an object")
+    members: dict[str, Any] = {}
+    for key, value in pairs:
+        name = key if key in kinds else key.lower()
+        if name not in kinds or value is None:
+            continue
+        kind = kinds[name]
+        if isinstance(kind, range):
+            fits = type(value) is int and value in kind
+        else:
+            fits = type(value) is kind
+        if not fits:
+            raise ValueError(f"{name} has the wrong type")
+        members[name] = value
+    return members
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """The members of an object with their duplicates."""
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")
+
+
+# -- durations and numbers ------------------------------------------------------------------------
+
+NS = 1_000_000_000
+"""Nanoseconds in a second."""
+
+_UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
+_UNITS_NS = {"ns": 1, "µs": 1_000, "ms": 1_000_000, "s": NS, "m": 60 * NS}
+_PART = r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)"
+_DURATION = re.compile(rf"[-+]?({_PART})+", re.ASCII)
+_PARTS = re.compile(_PART, re.ASCII)
+
+
+def parse_duration(text: str) -> float:
+    """Return the duration in seconds. Raises ``ValueError`` naming what is wrong."""
+    if text.strip("+-") == "0" and len(text) <= 2:
+        return 0.0
+    if not _DURATION.fullmatch(text):
+        lacks_unit = re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)", text, re.ASCII)
+        reason = "has no unit" if lacks_unit else "is not a duration"
+        raise ValueError(f"{text!r} {reason}; write 250ms, 30s, 5m or 1h30m")
+    total = sum(float(number) * _UNIT_S[unit] for number, unit in _PARTS.findall(text))
+    return -total if text.startswith("-") else total
+
+
+def format_duration(seconds: float) -> str:
+    """Return the shortest common way to write a duration: ``250ms``, ``1m30s``, ``1h``, ``0s``."""
+    text = go_duration(round(seconds * NS)).replace("µ", "u")
+    if text.endswith("m0s"):
+        text = text[:-2]
+    return text.removesuffix("0m") if text.endswith("h0m") else text
+
+
+def go_duration(duration_ns: int) -> str:
+    """Write nanoseconds as Go does, on the pages of nsqd: ``1h0m0s``, ``632.134542ms``, ``0s``."""
+    sign, left = ("-", -duration_ns) if duration_ns < 0 else ("", duration_ns)
+    if left < NS:
+        for unit in ("ms", "µs", "ns"):
+            if left >= _UNITS_NS[unit]:
+                return f"{sign}{_decimal(left, _UNITS_NS[unit])}{unit}"
+        return "0s"
+    minutes, rest = divmod(left, _UNITS_NS["m"])
+    hours, minutes = divmod(minutes, 60)
+    text = f"{_decimal(rest, _UNITS_NS['s'])}s"
+    if hours or minutes:
+        text = f"{minutes}m{text}"
+    return f"{sign}{hours}h{text}" if hours else sign + text
+
+
+def _decimal(value: int, unit: int) -> str:
+    whole, part = divmod(value, unit)
+    digits = str(part).zfill(len(str(unit)) - 1).rstrip("0") if part else ""
+    return f"{whole}.{digits}" if digits else str(whole)
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 file``, ``2 files``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+# -- text of others -------------------------------------------------------------------------------
+
+# DEL and C1 (U+009B starts a sequence on 8-bit terminals); invisible, bidirectional and tag
+# characters; line and paragraph separators; surrogates, which no terminal and no UTF-8 can take
+_OTHERS = (
+    "\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff"
+    "\U000e0000-\U000e007f"
+)
+_IN_LINES = re.compile(f"[\x00-\x1f{_OTHERS}]")
+_IN_TEXTS = re.compile(f"[\x00-\x08\x0b-\x1f{_OTHERS}]")
+_IN_JSON = re.compile(f"[{_OTHERS}]")  # json escapes the others itself
+_TRACEBACK = "Traceback (most recent call last):"
+_SUSPECT_BYTES = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f-\xff]")
+
+
+def escape_line(text: str) -> str:
+    """Return text as one line in which nothing steers a terminal."""
+    return _IN_LINES.sub(_as_python_writes_it, text)
+
+
+def escape_text(text: bytes) -> bytes:
+    r"""Return bytes in which only tab and newline are controls; what is not UTF-8 as ``\xNN``.
+
+    Bytes without any of these are returned as they are.
+    """
+    if _SUSPECT_BYTES.search(text) is None:
+        return text
+    return _IN_TEXTS.sub(_as_python_writes_it, text.decode("utf-8", "backslashreplace")).encode()
+
+
+def escape_json(text: str) -> str:
+    """Return the same JSON without a character that steers a terminal."""
+    return _IN_JSON.sub(_as_json_writes_it, text)
+
+
+def harmless_traceback(text: str) -> str:
+    """Return a traceback, indented: a message that is quoted in it begins no line of its own."""
+    return "\n".join(
+        line if line == _TRACEBACK else f"  {escape_line(line)}"
+        for line in text.rstrip("\n").split("\n")
+    )
+
+
+def _as_python_writes_it(match: re.Match[str]) -> str:
+    return ascii(match[0])[1:-1]
+
+
+def _as_json_writes_it(match: re.Match[str]) -> str:
+    units = match[0].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))

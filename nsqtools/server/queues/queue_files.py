@@ -1,0 +1,456 @@
+"""The files of a disk queue: their records, the thread that waits for the disk, and when to sync.
+
+Data files hold records of an int32 length and that number of bytes, end to end. Reading goes
+forward in large pieces. Where the bytes are not a record there is nothing to find the next one by,
+so the rest of the file is given up (`CorruptFile`). ``NAME.diskqueue.000000.dat`` and so on hold
+the data, ``NAME.diskqueue.meta.dat`` the positions.
+
+What waits for a disk must not hold up the loop: syncs, renamed files, files to be removed. All such
+work of one daemon runs on one thread, in the order in which it was given, so a removal never
+overtakes the sync that stops needing the file. Without a loop (tests, recovery) `AtOnce` does the
+same work on the spot.
+
+The owner of a queue counts its operations in `QueueSync`. After ``sync_every`` of them, and at
+another file, the meta file is overwritten at once, so that a kill finds what had happened, and
+without a sync, because that would hold up the loop. The disk thread then syncs the data and after
+it the meta file: these are what a power failure leaves. The same happens by the clock (``on_dirty``
+says that there is something). A queue has one such sync under way at a time; what happens meanwhile
+belongs to the next one.
+
+Trap: removing 100 MB takes a file system long, so it is done behind the loop. By then a queue of
+the same name may exist again, with files of the same names. So a file is renamed at once and
+removed later, under a name that the next start recognizes as a temporary one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import time
+from asyncio import AbstractEventLoop, Future
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from nsqtools.files.durable import NewestContent
+from nsqtools.files.opening import descriptor_to_read, open_to_read
+from nsqtools.protocol.message import MIN_MESSAGE_SIZE
+from nsqtools.server.daemon_log import DaemonLog
+
+# -- the disk thread -------------------------------------------------------------------------------
+
+Work = Callable[[], None]
+Done = Callable[[OSError | None], None]
+
+
+class Behind(Protocol):
+    """Runs work that waits for a disk."""
+
+    is_ending: bool  # the owner closes: syncs that wait are left to it
+
+    def run(self, work: Work, done: Done) -> None:
+        """Do ``work``, then call ``done`` on the caller's thread with what it raised."""
+
+    def sync(self, descriptor: int) -> None:
+        """Make the data of an open file durable. Raises ``OSError``."""
+
+
+class AtOnce:
+    """Runs work on the spot."""
+
+    is_ending = False
+
+    def run(self, work: Work, done: Done) -> None:
+        try:
+            work()
+        except OSError as exc:
+            done(exc)
+        else:
+            done(None)
+
+    def sync(self, descriptor: int) -> None:
+        os.fsync(descriptor)
+
+
+class DiskThread:
+    """Runs work on a thread of its own, until `end`."""
+
+    def __init__(self, loop: AbstractEventLoop) -> None:
+        self.is_ending = False
+        self.sync_count = 0
+        self.sync_s = self.longest_sync_s = 0.0
+        self._loop = loop
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="nsqd-disk")
+
+    def run(self, work: Work, done: Done) -> None:
+        if self.is_ending:
+            AtOnce().run(work, done)
+            return
+
+        def finished(future: Future[None]) -> None:
+            if future.cancelled():
+                return
+            exc = future.exception()
+            done(exc if exc is None or isinstance(exc, OSError) else OSError(repr(exc)))
+
+        self._loop.run_in_executor(self._executor, work).add_done_callback(finished)
+
+    async def wait_for(self, work: Work) -> None:
+        """Do ``work`` after all that was given before. Raises what it raises."""
+        await self._loop.run_in_executor(self._executor, work)
+
+    def sync(self, descriptor: int) -> None:
+        started_s = time.monotonic()
+        os.fsync(descriptor)
+        took_s = time.monotonic() - started_s
+        self.sync_count += 1
+        self.sync_s += took_s
+        self.longest_sync_s = max(self.longest_sync_s, took_s)
+
+    def end(self) -> None:
+        """Finish what was given, without the syncs; later work is done on the spot."""
+        self.is_ending = True
+        self._executor.shutdown()
+
+
+# -- records ---------------------------------------------------------------------------------------
+
+_DATA_FILE = re.compile(r"(.+)\.diskqueue\.(\d{6,})\.dat")
+_ANY_FILE = re.compile(r"(.+)\.diskqueue\.(?:\d{6,}|meta)\.dat")
+
+
+def queues_with_files(data_path: Path, *, with_meta: bool = False) -> set[str]:
+    """Return the names of the queues that have data files, or a meta file. Raises ``OSError``."""
+    pattern = _ANY_FILE if with_meta else _DATA_FILE
+    found = (pattern.fullmatch(name) for name in os.listdir(data_path))
+    return {match[1] for match in found if match}
+
+
+class QueueFiles:
+    """The files of the queue ``name`` in a directory."""
+
+    def __init__(self, data_path: Path, name: str, behind: Behind, log: DaemonLog) -> None:
+        self.name = name
+        self.meta = data_path / f"{name}.diskqueue.meta.dat"
+        self._path = data_path
+        self._behind = behind
+        self._log = log
+
+    def data(self, number: int) -> Path:
+        """Return the path of a data file."""
+        return self._path / f"{self.name}.diskqueue.{number:06d}.dat"
+
+    def size(self, number: int) -> int:
+        """Return the size of a data file, 0 without one."""
+        try:
+            return self.data(number).stat().st_size
+        except OSError:
+            return 0
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of the data files that are there."""
+        try:
+            names = os.listdir(self._path)
+        except OSError as exc:
+            self._log.error(f"DISKQUEUE({self.name}) failed to look for files - {exc}")
+            return []
+        found = (_DATA_FILE.fullmatch(name) for name in names)
+        return sorted(int(match[2]) for match in found if match and match[1] == self.name)
+
+    def remove(self, numbers: Iterable[int]) -> None:
+        """Remove data files, behind the loop; failures are logged."""
+        condemned: list[str] = []
+        for number in numbers:
+            path = self.data(number)
+            beside = self._path / f".{path.name}.{os.urandom(8).hex()}.tmp"
+            try:
+                os.rename(path, beside)
+            except FileNotFoundError:
+                continue
+            except OSError as exc:
+                self._log.error(f"DISKQUEUE({self.name}) failed to remove data file - {exc}")
+            else:
+                condemned.append(str(beside))
+
+        def work() -> None:
+            for path in condemned:
+                os.unlink(path)
+
+        if condemned:
+            self._behind.run(work, self._removed)
+
+    def _removed(self, error: OSError | None) -> None:
+        if error is not None:
+            self._log.error(f"DISKQUEUE({self.name}) failed to remove data file - {error}")
+
+    def set_aside(self, number: int) -> None:
+        """Rename a file that cannot be read to ``.bad``."""
+        bad = self.data(number)
+        self._log.warn(f"DISKQUEUE({self.name}) jump to next file and saving bad file as {bad}.bad")
+        try:
+            bad.rename(f"{bad}.bad")
+        except OSError:
+            self._log.error(
+                f"DISKQUEUE({self.name}) failed to rename bad diskqueue file {bad} to {bad}.bad"
+            )
+
+
+LENGTH_SIZE = 4
+_LENGTH = struct.Struct(">i")
+_READ_SIZE = 1 << 18
+
+
+class CorruptFile(Exception):
+    """The file cannot be read on from here."""
+
+
+class Block(NamedTuple):
+    """Records as they stand in a file, and the size of each there."""
+
+    data: bytes
+    sizes: list[int]
+
+
+def encode_length(length: int) -> bytes:
+    """Return what stands before a record."""
+    return _LENGTH.pack(length)
+
+
+def encode_block(records: Iterable[bytes]) -> Block:
+    """Return records as they stand in a file."""
+    encoded = [encode_length(len(record)) + record for record in records]
+    return Block(b"".join(encoded), list(map(len, encoded)))
+
+
+def count_records(path: Path, position: int, max_size: int) -> int:
+    """Return how many whole records a file has from a position on; 0 when it cannot be read."""
+    count = 0
+    try:
+        with open_to_read(path) as file:
+            end = os.fstat(file.fileno()).st_size
+            file.seek(position)
+            while len(head := file.read(LENGTH_SIZE)) == LENGTH_SIZE:
+                length = _LENGTH.unpack(head)[0]
+                position += LENGTH_SIZE + length
+                if not MIN_MESSAGE_SIZE <= length <= max_size or position > end:
+                    break
+                file.seek(position)
+                count += 1
+    except OSError:
+        pass  # reading the records will fail, too, and say why
+    return count
+
+
+class RecordReader:
+    """Reads one file from a position on. Raises ``OSError`` when it cannot be opened."""
+
+    def __init__(self, path: Path, position: int, max_size: int) -> None:
+        self.position = position  # after the last record that was returned
+        self._max_size = max_size
+        self._descriptor = descriptor_to_read(path)
+        self._buffer = b""  # what follows the position, from _used on
+        self._used = 0
+
+    def read(self, end: int | None) -> bytes | None:
+        """Return the next record, None at the end of the file.
+
+        ``end`` is how far it may be read while it is still written, None for all of it. Raises
+        `CorruptFile` or ``OSError``.
+        """
+        head = self._peek(LENGTH_SIZE, end)
+        if not head:
+            return None
+        if len(head) < LENGTH_SIZE:
+            raise CorruptFile("unexpected EOF")
+        length: int = _LENGTH.unpack(head)[0]
+        if not MIN_MESSAGE_SIZE <= length <= self._max_size:
+            raise CorruptFile(f"invalid message read size ({length})")
+        size = LENGTH_SIZE + length
+        record = self._peek(size, end)
+        if len(record) < size:
+            raise CorruptFile("unexpected EOF")
+        self._used += size
+        self.position += size
+        return record[LENGTH_SIZE:]
+
+    def is_at_end(self) -> bool:
+        """Return whether nothing follows in a file that is no longer written."""
+        return not self._peek(1, None)
+
+    def _peek(self, size: int, end: int | None) -> bytes:
+        if len(self._buffer) - self._used < size:
+            rest = self._buffer[self._used :]
+            at = self.position + len(rest)
+            wanted = max(_READ_SIZE, size) if end is None else min(_READ_SIZE + size, end - at)
+            self._buffer = rest + os.pread(self._descriptor, wanted, at)
+            self._used = 0
+        return self._buffer[self._used : self._used + size]
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+# -- when to sync ----------------------------------------------------------------------------------
+
+
+class Positions(NamedTuple):
+    """What the meta file holds."""
+
+    depth: int
+    read_file: int
+    read_position: int
+    write_file: int
+    write_position: int
+
+    def encode(self) -> bytes:
+        """Return the content of the meta file."""
+        depth, read_file, read_position, write_file, write_position = self
+        return f"{depth}\n{read_file},{read_position}\n{write_file},{write_position}\n".encode()
+
+
+class QueueSync:
+    """The syncs of one queue. ``snapshot`` returns its positions and the open file, or -1.
+
+    With ``sync_every`` 0 nothing is ever due.
+    """
+
+    def __init__(
+        self,
+        files: QueueFiles,
+        behind: Behind,
+        log: DaemonLog,
+        sync_every: int,
+        snapshot: Callable[[], tuple[Positions, int]],
+        on_dirty: Callable[[], object],
+    ) -> None:
+        self._files = files
+        self._behind = behind
+        self._log = log
+        self._sync_every = sync_every
+        self._snapshot = snapshot
+        self._on_dirty = on_dirty
+        self._operations = 0  # since the last sync
+        self._not_noted = 0  # of these, since the meta file was written
+        self._is_syncing = False
+        self._meta = NewestContent(files.meta, 0o600, name_is_durable=False)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether anything happened since the last sync."""
+        return self._operations > 0
+
+    def read(self) -> Positions | None:
+        """Return what the meta file holds, None without one that can be read."""
+        try:
+            numbers = self._files.meta.read_text("ascii").replace(",", "\n").split()
+            depth, read_file, read_position, write_file, write_position = map(int, numbers)
+        except (OSError, ValueError) as exc:
+            if not isinstance(exc, FileNotFoundError):
+                self._log.error(f"DISKQUEUE({self._files.name}) failed to retrieveMetaData - {exc}")
+            return None
+        return Positions(depth, read_file, read_position, write_file, write_position)
+
+    def count(self, operations: int) -> None:
+        """Note that something happened which is not on disk yet."""
+        if not self._sync_every:
+            return
+        if not self._operations:
+            self._on_dirty()
+        self._operations += operations
+        self._not_noted += operations
+        if self._not_noted >= self._sync_every:
+            self._note()
+        self._start_if_due()
+
+    def _note(self) -> None:
+        self._not_noted = 0
+        try:
+            self._meta.note(self._snapshot()[0].encode())
+        except OSError as exc:
+            self.report(exc)
+
+    def _start_if_due(self) -> None:
+        if self._operations >= self._sync_every and not self._is_syncing:
+            self.start()
+
+    def now(self) -> None:
+        """Make what was put and read durable. Raises ``OSError``."""
+        positions, data = self._snapshot()
+        if data >= 0:
+            self._behind.sync(data)
+        self._meta.write(positions.encode(), self._meta.number())
+        self._operations = self._not_noted = 0
+
+    def start(self, then: Done = lambda _: None) -> None:
+        """Have what was put and read until now made durable; a failure is logged."""
+        try:
+            work, done = self.begin()
+        except OSError as exc:  # no descriptor left
+            self.report(exc)
+            then(exc)
+            return
+        self._is_syncing = True
+
+        def finished(error: OSError | None) -> None:
+            self._is_syncing = False
+            self.report(error)
+            if error is None:
+                done()
+                self._start_if_due()
+            if self._operations:
+                self._on_dirty()
+            then(error)
+
+        self._behind.run(work, finished)
+
+    def begin(self) -> tuple[Work, Callable[[], None]]:
+        """Return what another thread has to do for a sync, and what to call here once it is done.
+
+        The first is called exactly once, and may raise ``OSError``. Everything up to now is durable
+        then; the queue may be used meanwhile.
+        """
+        data = self._snapshot()[1]
+        operations = self._operations
+
+        def done() -> None:
+            self._operations = max(0, self._operations - operations)
+
+        return self._work(os.dup(data) if data >= 0 else -1, is_open=True), done
+
+    def leave_file(self, data: int) -> None:
+        """Sync and close a file (-1: none) that is not written or read any more."""
+        if self._sync_every:
+            self._note()
+            self._behind.run(self._work(data, is_open=False), self.report)
+        elif data >= 0:
+            os.close(data)
+
+    def _work(self, data: int, *, is_open: bool) -> Work:
+        positions, number = self._snapshot()[0].encode(), self._meta.number()
+
+        def work() -> None:
+            try:
+                if is_open and self._behind.is_ending:  # the owner syncs it when it closes
+                    return
+                if data >= 0:
+                    self._behind.sync(data)
+                self._meta.write(positions, number)
+            finally:
+                if data >= 0:
+                    os.close(data)
+
+        return work
+
+    def drop(self) -> None:
+        """Remove the meta file, behind the loop: the queue is empty."""
+        self._operations = self._not_noted = 0
+        number = self._meta.number()
+        self._behind.run(lambda: self._meta.remove(number), self.report)
+
+    def report(self, error: OSError | None) -> None:
+        """Log a failure."""
+        if error is not None:
+            self._log.error(f"DISKQUEUE({self._files.name}) failed to sync - {error}")

@@ -1,1 +1,0 @@
-"""The options of the daemons, from a command line in Go's syntax or a TOML file."""
