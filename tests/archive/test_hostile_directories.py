@@ -11,11 +11,9 @@ from plugins.cli import RunNsq
 from plugins.daemons import GoNsqd
 
 from nsqtools.archive.codecs import Plain
-from nsqtools.archive.finishing import Directories, recover
-from nsqtools.archive.journal import Journal
+from nsqtools.archive.journal import Journal, TopicLock
 from nsqtools.archive.layout import LOCKS
-from nsqtools.archive.part_file import PartFile
-from nsqtools.archive.topic_lock import TopicLock
+from nsqtools.archive.part_file import Directories, PartFile, recover
 from nsqtools.files.locks import FolderLocks
 
 
