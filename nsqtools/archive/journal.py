@@ -18,7 +18,8 @@ because such a message can come back only after a long backlog. Files of earlier
 week: there may be several crashes before a message comes back. They are read when the first message
 comes again.
 
-A line is ``offset length nsqd ids name``: what a member of a file holds from one nsqd, ids in hex.
+A line is ``writer number offset length nsqd ids name``: what a member of a file holds from one
+nsqd, ids in hex.
 It is written before the member is, so it counts only when the index has the member: those before a
 run's last line are proved by what followed, and a run that ends by itself writes down that the last
 one counts too. After a crash the next run looks it up and writes that down, at its start: the file
@@ -52,9 +53,12 @@ KEPT_FOR_S = 7 * 86_400.0
 
 _NAME = re.compile(r"(?P<stem>\.[^@]+@[^@]+@)(?P<run>[0-9a-f]+)-\d{6}\.journal")
 _LINE = re.compile(
+    r"(?:(?P<writer>[0-9a-f]{32}) (?P<number>\d{1,18}) )?"
     r"(?P<offset>\d{1,18}) (?P<length>\d{1,18}) (?P<nsqd>\S+) (?P<ids>(?:[0-9a-f]{32})+)"
     r" (?P<name>.+)\n"
 )
+
+_MEMBER = ("name", "number", "offset", "length")
 
 PROVED = "proved\n"
 # Of fixed width: it is replaced in place, within one sector, which no crash tears.
@@ -135,8 +139,9 @@ def _read_count(descriptor: int) -> Head | None:
     return Head(match[2], int(match[3])) if match else None
 
 
-IsDurable = Callable[[str, int, int], bool]
-"""Return, by name, offset and length, whether a member is in the index of its file."""
+IsDurable = Callable[[str, Head | None, int, int], bool]
+"""Return whether a member is in the index of its file, by the file's name and head (None if that is
+not known) and the member's offset and length."""
 
 
 def journals_below(folder: Path) -> dict[str, list[str]]:
@@ -208,10 +213,14 @@ class Journal:
         for generation in self._generations():
             generation.ids[nsqd].difference_update(ids)
 
-    def record(self, name: str, member: Member, ids: Mapping[str, Sequence[bytes]]) -> None:
+    def record(
+        self, name: str, head: Head | None, member: Member, ids: Mapping[str, Sequence[bytes]]
+    ) -> None:
         """Write down what a member holds, before it is written. Raises ``OSError``."""
-        head = f"{member.offset} {member.length}"
-        lines = [f"{head} {nsqd} {b''.join(ids[nsqd]).hex()} {name}\n" for nsqd in ids]
+        place = f"{member.offset} {member.length}"
+        if head is not None:
+            place = f"{head.writer} {head.number} {place}"
+        lines = [f"{place} {nsqd} {b''.join(ids[nsqd]).hex()} {name}\n" for nsqd in ids]
         self._youngest.write("".join(lines).encode())
 
     def confirm(self) -> None:
@@ -337,7 +346,8 @@ def _prove(paths: Sequence[Path], is_durable: IsDurable) -> None:
     for run in _by_run(paths).values():
         if not any(map(_ends_proved, run)) and (lines := _lines(run)):
             last = lines[-1]
-            if is_durable(last["name"], int(last["offset"]), int(last["length"])):
+            head = Head(last["writer"], int(last["number"])) if last["writer"] else None
+            if is_durable(last["name"], head, int(last["offset"]), int(last["length"])):
                 with open_to_append(run[-1]) as file:
                     file.write(b"\n" + PROVED.encode())  # what is before it may be torn
 
@@ -369,9 +379,9 @@ def _load(paths: Sequence[Path]) -> dict[str, set[bytes]]:
     for run in _by_run(paths).values():
         lines = _lines(run)
         is_proved = any(map(_ends_proved, run))
-        last = lines[-1].group("name", "offset", "length") if lines else None
+        last = lines[-1].group(*_MEMBER) if lines else None
         for line in lines:
-            if is_proved or line.group("name", "offset", "length") != last:
+            if is_proved or line.group(*_MEMBER) != last:
                 ids = bytes.fromhex(line["ids"])
                 identities[line["nsqd"]].update(ids[i : i + 16] for i in range(0, len(ids), 16))
     return identities

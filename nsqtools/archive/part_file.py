@@ -43,7 +43,6 @@ from nsqtools.archive.layout import (
     load_index,
     owner_of,
     part_of,
-    read_index,
 )
 from nsqtools.archive.members import scan_members
 from nsqtools.files.durable import (
@@ -82,6 +81,7 @@ class PartFile:
     ) -> None:
         self.path = path
         self.opened_at_s = now_s
+        self.head = head
         self.size = 0  # of what is durable, on disk
         self.uncompressed_size = 0
         first_line = head.encode() if head else b""
@@ -229,15 +229,18 @@ class Directories:
         """Return where a file of the work directory belongs when it is finished."""
         return self.output / path.relative_to(self.work)
 
-    def have_member(self, name: str, offset: int, length: int) -> bool:
+    def have_member(self, name: str, head: Head | None, offset: int, length: int) -> bool:
         """Look a member up in the index of its file, in progress or finished. Raises ``OSError``.
 
-        ``name`` is as of `name_of`.
+        ``name`` is as of `name_of`. It can be that of a later file: recovery removes a file without
+        members, and its name is used again. The ``head`` tells; a rebuilt index has none.
         """
         path = self.work / name
         for where in (path, self.final(path)):
-            members = read_index(index_of(where)) or []
-            if any((member.offset, member.length) == (offset, length) for member in members):
+            index = load_index(index_of(where))
+            if index is None or (head and index.head and head != index.head):
+                continue
+            if any((member.offset, member.length) == (offset, length) for member in index.members):
                 return True
         return False
 

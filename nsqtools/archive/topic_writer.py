@@ -505,7 +505,8 @@ class TopicWriter:
     def _flush(self) -> None:
         for file in self._files.holding():
             member = file.end_member()
-            self._journal.record(self._files.name_of(file), member, file.ids_by_nsqd())
+            name, ids = self._files.name_of(file), file.ids_by_nsqd()
+            self._journal.record(name, file.part.head, member, ids)
             file.part.flush(member)
             self._journal.confirm()
             self.totals.messages += member.messages

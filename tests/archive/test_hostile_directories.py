@@ -139,6 +139,6 @@ def test_a_journal_that_is_not_a_file_is_not_read(
         earlier=[".clicks@archive@1-000000.journal"],
         run="2",
         size=10,
-        is_durable=lambda name, offset, length: True,
+        is_durable=lambda name, head, offset, length: True,
         now_s=0.0,
     ).close()

@@ -101,7 +101,7 @@ def new_writer(settings: ArchiveSettings, tmp_path: Path) -> Iterator[NewWriter]
             earlier=journals_below(tmp_path).get(stem_of("clicks", "archive"), ()),
             run=f"{len(writers)}",
             size=100,
-            is_durable=lambda name, offset, length: True,
+            is_durable=lambda name, head, offset, length: True,
             now_s=NOW,
         )
         writers.append(TopicWriter("clicks", changed, journal, lambda path: None, locks))
