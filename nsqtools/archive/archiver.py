@@ -1,45 +1,72 @@
 """Archive topics: what ``nsq to-file`` runs.
 
-Each topic has a `TopicArchiver`. This one starts them (those given, and those that a pattern finds,
-now and later), watches limits, and stops them. A deleted topic is dropped rather than
+Each topic has a `TopicArchiver`. `Archiver` starts them (those given, and those that a pattern
+finds, now and later), watches limits, and stops them. A deleted topic is dropped rather than
 brought back: its files are finished, and its consumer ends before it would subscribe again, which
-would create it. When the topic is there again, so is its archiver.
+would create it. When the topic is there again, so is its archiver. The trouble of one topic,
+whatever the system refuses it, is logged and tried again; it never ends the others.
 
-Topics beyond the limit of open files wait (see `Waiting`). The trouble of one topic, whatever the
-system refuses it, is logged and tried again; it never ends the others.
+`Consumers` makes the consumers. Each asks nsqlookupd which nsqd have its topic, and a thousand of
+them ask often: those of a fleet begin with what the discovery of topics has just found, and ask
+seldom.
+
+`Waiting` has the topics beyond the limit of open files. A topic takes a connection to each nsqd
+that has it. Its files are open only while something is written, by the few threads that write, so a
+small reserve is enough for any number of topics. Connections must never use it up: what is
+delivered and cannot be written only goes in circles. Topics that do not fit wait for their turn:
+those that have been quiet for a while are stopped, after their files are finished, and wait in
+their place. nsqd keeps what is published meanwhile.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import os
+import resource
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nsqtools.archive.archive_settings import ArchiveSettings, ArchiveSource
-from nsqtools.archive.consumers import Consumers
-from nsqtools.archive.descriptors import Waiting
-from nsqtools.archive.discovery import Deletions, TopicDiscovery
-from nsqtools.archive.finishing import recover
-from nsqtools.archive.journal import Journal, journals_below, stem_of
-from nsqtools.archive.notify import TopicState
-from nsqtools.archive.topic_archiver import Quota, TopicArchiver, share_of_memory
-from nsqtools.archive.topic_lock import TopicLock
-from nsqtools.archive.topic_writer import ArchiveTotals, TopicWriter
-from nsqtools.archive.troubles import Troubles
-from nsqtools.archive.turns import Turns
+from nsqtools.archive.discovery import Deletions, TopicDiscovery, Troubles
+from nsqtools.archive.journal import Journal, TopicLock, journals_below, stem_of
+from nsqtools.archive.part_file import recover
+from nsqtools.archive.topic_archiver import Quota, TopicArchiver, Turns, share_of_memory
+from nsqtools.archive.topic_writer import ArchiveSettings, ArchiveSource, ArchiveTotals, TopicWriter
+from nsqtools.client.backlog import Backlog
+from nsqtools.client.consumer import Consumer
+from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import UnlistedTopics
 from nsqtools.errors import NotFoundError, NsqError, OutputError
+from nsqtools.protocol.names import Address
 from nsqtools.tail.run_limits import End, RunLimits
 
 log = logging.getLogger("nsqtools")
 
+FLEET_POLL_S = 0.2  # between the lookups of all topics of a fleet
+LONGEST_POLL_S = 300.0  # the client's limit
+
+RESERVE = 48  # files of the writing threads, connections being made, requests to daemons
+
+REST_AFTER_S = 5.0  # without a message
+REST_SHARE = 4  # at most one of so many topics at a time
+
+MANY = 1 << 20
+
 TICK_S = 0.5
 PATTERN = "--topic-pattern"  # in trouble, when nobody can be asked; no topic is called so
 RETRY_S = 5.0  # how often topics that are missing or do not fit are tried again
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """The state of one topic."""
+
+    totals: ArchiveTotals
+    held: int = 0
+    is_failing: bool = False
 
 
 class Archiver:
@@ -80,7 +107,6 @@ class Archiver:
         self._archivers: dict[str, TopicArchiver] = {}
         self._turns = Turns()
         self._folder_locks = settings.directories.locks()
-        self._locks: dict[str, TopicLock] = {}
         self._ended: dict[str, ArchiveTotals] = {}
         self._unwritten: list[NsqError] = []
         self._changed = threading.Event()
@@ -217,7 +243,7 @@ class Archiver:
             self._troubles.over(topic)
         memory_bytes = share_of_memory(len(self._archivers))
         for archiver in self._running():
-            archiver.in_flight.memory_bytes = memory_bytes
+            archiver.memory_bytes = memory_bytes
 
     def _begin(self, topic: str, journals: Mapping[str, list[str]], *, fail_fast: bool) -> None:
         source, work = self._source, self._settings.directories.work
@@ -225,39 +251,50 @@ class Archiver:
         self._settings.naming.stem(topic, now, now)  # a topic may be called ".."
         try:
             lock = TopicLock(self._folder_locks, work, topic, source.channel)
-            self._locks[topic] = lock
-            journal = Journal(
-                work,
-                topic,
-                source.channel,
-                earlier=journals.get(stem_of(topic, source.channel), ()),
-                run=f"{time.time_ns():x}",  # a topic may end, and begin again
-                size=max(2 * source.options.max_in_flight, 1000),
-                is_durable=self._settings.directories.have_member,
-                now_s=time.time(),
-            )
         except OSError as exc:
             raise _unusable(exc) from exc
-        writer = TopicWriter(
-            topic, self._settings, journal, self._on_finished, self._folder_locks, lock.next_head
+        try:
+            archiver = self._made(topic, lock, journals)
+        except OSError as exc:
+            lock.release()
+            raise _unusable(exc) from exc
+        except BaseException:
+            lock.release()
+            raise
+        self._archivers[topic] = archiver
+        archiver.start(fail_fast=fail_fast)
+        if self._is_paused:
+            archiver.pause()
+        log.info("archiving topic %s, channel %s", topic, source.channel)
+
+    def _made(
+        self, topic: str, lock: TopicLock, journals: Mapping[str, list[str]]
+    ) -> TopicArchiver:
+        source, settings = self._source, self._settings
+        journal = Journal(
+            settings.directories.work,
+            topic,
+            source.channel,
+            earlier=journals.get(stem_of(topic, source.channel), ()),
+            run=f"{time.time_ns():x}",  # a topic may end, and begin again
+            size=max(2 * source.options.max_in_flight, 1000),
+            is_durable=settings.directories.have_member,
+            now_s=time.time(),
         )
+        writer = TopicWriter(topic, settings, journal, self._on_finished, self._folder_locks, lock)
         archiver = TopicArchiver(
             topic,
             self._consumers.make,
             source.options.max_in_flight,
             writer,
-            self._settings.flush,
+            settings.flush,
             self._quota,
             self._turns,
             self._changed.set,
         )
         quiet_since_s = self._waiting.quiet_since_s
         archiver.last_message_s = quiet_since_s.get(topic, archiver.last_message_s)
-        self._archivers[topic] = archiver
-        archiver.start(fail_fast=fail_fast)
-        if self._is_paused:
-            archiver.pause()
-        log.info("archiving topic %s, channel %s", topic, source.channel)
+        return archiver
 
     # -- watching -------------------------------------------------------------------------------
 
@@ -371,8 +408,6 @@ class Archiver:
             self._forget(archiver.topic)
             if archiver.last_error is not None:
                 self._unwritten.append(archiver.last_error)
-        for topic in list(self._locks):  # of topics that could not be begun
-            self._forget(topic)
         self._turns.end()
         self._folder_locks.close()
         self._on_tick()
@@ -383,9 +418,168 @@ class Archiver:
             archiver.writer.close()
             before = self._ended.get(topic, ArchiveTotals())
             self._ended[topic] = before.plus(archiver.writer.totals)
-        if (lock := self._locks.pop(topic, None)) is not None:
-            lock.release()
 
 
 def _unusable(error: OSError) -> OutputError:
     return OutputError(f"cannot use {error.filename} ({error.strerror})")
+
+
+# -- consumers ----------------------------------------------------------------------------------
+
+
+class Consumers:
+    """Makes them. ``on_lost`` is called with the topic of each connection that fails or is lost.
+
+    With ``is_fleet`` somebody else finds out where topics are; a poll interval that the user chose
+    is kept. ``looked_up`` are the nsqd that have just been found, by topic.
+    """
+
+    def __init__(
+        self, source: ArchiveSource, on_lost: Callable[[str], None], *, is_fleet: bool
+    ) -> None:
+        self.looked_up: Mapping[str, Iterable[Address]] = {}
+        self._source = source
+        self._on_lost = on_lost
+        self._is_fleet = is_fleet and "lookupd_poll_interval" not in source.connection.options
+        self._topics = 0
+        self._options: dict[int, ClientOptions] = {}  # checking them takes longer than the rest
+
+    def expect(self, topics: int) -> None:
+        """So many topics are archived now."""
+        if topics != self._topics:
+            self._topics = topics
+            self._options.clear()
+
+    def make(self, topic: str, max_in_flight: int, backlog: Backlog) -> Consumer:
+        """Return the consumer of a topic."""
+        connection = self._source.connection
+        return Consumer(
+            topic,
+            self._source.channel,
+            nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
+            lookupd_http_addresses=connection.lookupd_http_addresses,
+            options=self._options_for(max_in_flight),
+            address_map=connection.address_map,
+            on_error=lambda error: self._on_lost(topic),
+            backlog=backlog,
+            looked_up=self.looked_up.get(topic, ()),
+        )
+
+    def _options_for(self, max_in_flight: int) -> ClientOptions:
+        options = self._options.get(max_in_flight)
+        if options is None:
+            options = replace(self._source.options, max_in_flight=max_in_flight)
+            if self._is_fleet:
+                wanted_s = min(self._topics * FLEET_POLL_S, LONGEST_POLL_S)
+                interval_s = max(options.lookupd_poll_interval_s, wanted_s)
+                options = replace(options, lookupd_poll_interval_s=interval_s)
+            self._options[max_in_flight] = options
+        return options
+
+
+# -- topics that do not fit ---------------------------------------------------------------------
+
+
+def free_descriptors() -> int:
+    """Return how many may still be taken for connections; negative when there are too many."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft > MANY:
+        return MANY
+    try:
+        used = len(os.listdir("/dev/fd"))
+    except OSError:  # not one is left to look with
+        used = soft
+    return soft - used - RESERVE
+
+
+class Waiting:
+    """The topics that do not fit.
+
+    ``direct`` is how many nsqd are given by address. A topic rests after ``rest_after_s`` without
+    a message.
+    """
+
+    def __init__(self, direct: int, rest_after_s: float = 0.0) -> None:
+        self._cost = max(1, direct)  # descriptors of a topic
+        self._rest_after_s = max(REST_AFTER_S, rest_after_s)
+        self._topics: dict[str, None] = {}  # the one that has waited longest first
+        self._resting: set[str] = set()
+        self.quiet_since_s: dict[str, float] = {}  # of those that were archived until then
+        self._reported = 0
+
+    @property
+    def topics(self) -> Set[str]:
+        return set(self._topics)
+
+    @property
+    def unseen(self) -> Set[str]:
+        """Those that were not archived yet."""
+        return self._topics.keys() - self.quiet_since_s.keys()
+
+    def fitting(self, topics: Iterable[str], archivers: Sequence[TopicArchiver]) -> list[str]:
+        """Return those of some topics that can begin; the others wait from now on.
+
+        Raises `OutputError` when not even one topic fits.
+        """
+        topics = list(topics)
+        if not topics:
+            return []
+        room = max(0, self._room(archivers) // self._cost)
+        if room == 0 and not archivers:
+            raise OutputError(
+                "the limit of open files is too low to archive even one topic",
+                hint="Raise it: ulimit -n, or LimitNOFILE= of the systemd unit.",
+            )
+        self._topics.update(dict.fromkeys(topics[room:]))
+        if len(self._topics) > self._reported:
+            log.error(
+                "%d topics wait until others are quiet, as the limit of open files is reached "
+                "(raise ulimit -n): %s",
+                len(self._topics),
+                ", ".join(self._topics),
+            )
+        self._reported = len(self._topics)
+        return topics[:room]
+
+    def take(self) -> list[str]:
+        """Return all that wait, in their order; `fitting` has them wait again."""
+        topics = list(self._topics)
+        self._topics.clear()
+        return topics
+
+    def forget(self, topics: Iterable[str]) -> None:
+        """These are gone."""
+        for topic in topics:
+            self._topics.pop(topic, None)
+
+    def to_rest(self, archivers: Sequence[TopicArchiver]) -> list[TopicArchiver]:
+        """Return those to be stopped for the benefit of those that wait."""
+        surplus = -(self._room(archivers) // self._cost) if archivers else 0
+        wanted = max(surplus, min(len(self._topics), -(-len(archivers) // REST_SHARE)))
+        if wanted <= 0:
+            return []
+        now = time.monotonic()
+        quiet = [
+            (since, archiver)
+            for archiver in archivers
+            if (since := archiver.is_idle_since_s) is not None and now - since >= self._rest_after_s
+        ]
+        quiet.sort(key=lambda each: each[0])
+        for since, archiver in quiet[:wanted]:
+            self._resting.add(archiver.topic)
+            self.quiet_since_s[archiver.topic] = since
+        return [archiver for _, archiver in quiet[:wanted]]
+
+    def has_rested(self, topic: str) -> bool:
+        """A topic has ended: return whether it was to rest; then it waits for its next turn."""
+        if topic not in self._resting:
+            return False
+        self._resting.discard(topic)
+        self._topics[topic] = None
+        return True
+
+    def _room(self, archivers: Sequence[TopicArchiver]) -> int:
+        """How many descriptors are free, less those of connections that are still to be made."""
+        connections = [len(archiver.consumer.connections) for archiver in archivers]
+        self._cost = max(self._cost, *connections, 1)
+        return free_descriptors() - sum(self._cost - count for count in connections)

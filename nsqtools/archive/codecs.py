@@ -13,7 +13,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from nsqtools.errors import NsqError
 
@@ -55,14 +55,10 @@ def codec_of(beginning: bytes) -> Codec:
 # -- writing ------------------------------------------------------------------------------------
 
 
-class Compressor(Protocol):
-    """Of one member: fed, then flushed once. `zlib.compressobj` is one."""
+Compressor: TypeAlias = "zlib._Compress | Plain"
+"""Of one member: fed, then flushed once. Those of isal and zstd are alike."""
 
-    def compress(self, data: bytes, /) -> bytes: ...
-    def flush(self) -> bytes: ...
-
-
-CompressorFactory = Callable[[], Compressor]
+CompressorFactory = Callable[[], "Compressor"]
 
 
 class Plain:

@@ -16,18 +16,44 @@ from __future__ import annotations
 
 import collections
 import itertools
+import logging
 import queue
 import re
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 
-from nsqtools.archive.troubles import Troubles
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.cluster.directory import open_cluster
 from nsqtools.cluster.topics import named_topics, topics_on_nsqds
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.names import Address
+
+log = logging.getLogger("nsqtools")
+
+
+class Troubles:
+    """Keys are what is in trouble: a topic, an address."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] = {}
+
+    def has(self, key: str, what: str) -> None:
+        """There is trouble; ``what`` is logged unless it was the last thing said of the key."""
+        if self._said.get(key) != what:
+            self._said[key] = what
+            log.warning("%s", what)
+
+    def over(self, key: str, what: str = "") -> None:
+        """There is none; ``what`` is logged if there was."""
+        if self._said.pop(key, None) is not None and what:
+            log.warning("%s", what)
+
+    def only(self, keys: Iterable[str], what: str) -> None:
+        """All others are over; ``{}`` in ``what`` stands for the key."""
+        for key in set(self._said).difference(keys):
+            self.over(key, what.format(key))
+
 
 ASK_AGAIN_S = 1.0
 ASK_SELDOM_S = 5.0  # while the nsqd that may have them do not answer

@@ -17,6 +17,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from nsqtools.archive.layout import (
     PART,
@@ -36,7 +37,6 @@ from nsqtools.archive.storage import (
     Entry,
     LocalStorage,
     Storage,
-    StoredFile,
     failure_of,
     local_path,
     scheme_of,
@@ -94,7 +94,7 @@ class ArchiveFile:
         """How many messages it has, if its index says so."""
         return None if self.members is None else sum(m.messages for m in self.members)
 
-    def open(self) -> StoredFile:
+    def open(self) -> BinaryIO:
         """Open it for reading: one in progress under its final name if it was finished meanwhile.
 
         Raises `ChangedError` if it is another one than was listed, and ``OSError``.

@@ -1,20 +1,31 @@
-"""Which messages were written lately, so that one that comes again is not written twice.
+"""What a directory remembers of a topic and channel: who archives it, its files, its messages.
 
-nsqd delivers a message again when its FIN was lost: after a crash, a cut connection, or a timeout.
-What it can deliver again was in flight when that happened, and so was among the last messages
-written. Their identities (nsqd, id) are kept in generations, in memory and in small files: the two
-youngest always, and with `keep` those of a moment at which FINs may have been lost, because such a
-message can come back only after a long backlog. Files of earlier runs stay for a week: there may be
-several crashes before a message comes back. They are read when the first message comes again.
+*The lock.* Only one archiver of a topic and channel works in a directory. Its lock is one of the
+directory's `FolderLocks`, which need one descriptor for all topics.
 
-A line is ``offset length nsqd ids name``: what a member of a file holds from one nsqd, ids in hex.
+*The numbers.* A small file counts the files that were ever begun there, ``pid writer <32 hex>
+<number>``: each file carries its number in the head of its index, so that whoever reads the archive
+as a stream can tell files apart by a few bytes, whatever they are called and wherever they are
+moved. The writer is made up at random with the first file: when the count is lost, counting begins
+again under another one. Numbers are never used twice; one may be left out. Versions before 0.2
+locked the count itself, so it is checked whether it is locked.
+
+*The journal.* nsqd delivers a message again when its FIN was lost: after a crash, a cut connection,
+or a timeout. What it can deliver again was in flight when that happened, and so was among the last
+messages written. Their identities (nsqd, id) are kept in generations, in memory and in small files:
+the two youngest always, and with `Journal.keep` those of a moment at which FINs may have been lost,
+because such a message can come back only after a long backlog. Files of earlier runs stay for a
+week: there may be several crashes before a message comes back. They are read when the first message
+comes again.
+
+A line is ``writer number offset length nsqd ids name``: what a member of a file holds from one
+nsqd, ids in hex.
 It is written before the member is, so it counts only when the index has the member: those before a
 run's last line are proved by what followed, and a run that ends by itself writes down that the last
 one counts too. After a crash the next run looks it up and writes that down, at its start: the file
 may be moved, or read and removed, later. Lines are not fsynced: kill -9 loses nothing of them, and
-the worst after a power failure is a message twice.
-
-A file is there from its first line on, and open only while it is written.
+the worst after a power failure is a message twice. A file is there from its first line on, and open
+only while it is written.
 """
 
 from __future__ import annotations
@@ -23,12 +34,15 @@ import collections
 import logging
 import os
 import re
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from nsqtools.archive.layout import Member
-from nsqtools.files.durable import NEW, blaming, write_all
+from nsqtools.archive.layout import Head, Member
+from nsqtools.errors import ConfigurationError
+from nsqtools.files.durable import NEW, blaming, sync_folder, write_all
+from nsqtools.files.locks import FolderLocks, try_lock
 from nsqtools.files.opening import is_ours, open_to_append, open_to_read, open_to_write
 
 log = logging.getLogger("nsqtools")
@@ -39,14 +53,95 @@ KEPT_FOR_S = 7 * 86_400.0
 
 _NAME = re.compile(r"(?P<stem>\.[^@]+@[^@]+@)(?P<run>[0-9a-f]+)-\d{6}\.journal")
 _LINE = re.compile(
+    r"(?:(?P<writer>[0-9a-f]{32}) (?P<number>\d{1,18}) )?"
     r"(?P<offset>\d{1,18}) (?P<length>\d{1,18}) (?P<nsqd>\S+) (?P<ids>(?:[0-9a-f]{32})+)"
     r" (?P<name>.+)\n"
 )
 
-PROVED = "proved\n"
+_MEMBER = ("name", "number", "offset", "length")
 
-IsDurable = Callable[[str, int, int], bool]
-"""Return, by name, offset and length, whether a member is in the index of its file."""
+PROVED = "proved\n"
+# Of fixed width: it is replaced in place, within one sector, which no crash tears.
+_COUNT = "{pid:<10} writer {writer} {number:020d}\n"
+_COUNT_PATTERN = re.compile(r"(\d+) +writer ([0-9a-f]{32}) (\d{20})\n")
+
+
+class TopicLock:
+    """Held until `release`. Raises `ConfigurationError` when it is taken, and ``OSError``."""
+
+    def __init__(self, locks: FolderLocks, folder: Path, topic: str, channel: str) -> None:
+        self._path = folder / f".{topic}@{channel}.lock"
+        self._locks = locks
+        self._name = f"{topic}@{channel}"
+        self._last: Head | None = None
+        is_free = locks.take(self._name)
+        try:
+            if not is_free or self._is_locked_by_an_early_version():
+                raise ConfigurationError(
+                    f"{self._holder()} archives channel {channel} of topic {topic} in {folder} "
+                    "already",
+                    hint="One archiver does for a channel; give another one its own --work-dir.",
+                )
+        except BaseException:
+            if is_free:
+                self.release()
+            raise
+
+    def next_head(self) -> Head:
+        """Return the head of a new file; its number is durable. Raises ``OSError``."""
+        descriptor = open_to_write(self._path, os.O_RDWR | os.O_CREAT)
+        try:
+            with blaming(self._path):
+                last = self._last or _read_count(descriptor)
+                is_new = last is None
+                last = last or Head(uuid.uuid4().hex, 0)
+                head = Head(last.writer, last.number + 1)
+                if is_new:
+                    os.ftruncate(descriptor, 0)
+                line = _COUNT.format(pid=os.getpid(), writer=head.writer, number=head.number)
+                os.pwrite(descriptor, line.encode(), 0)
+                os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+        if self._last is None:
+            sync_folder(self._path.parent)
+        self._last = head
+        return head
+
+    def release(self) -> None:
+        """Let others have it."""
+        self._locks.release(self._name)
+
+    def _is_locked_by_an_early_version(self) -> bool:
+        try:
+            descriptor = open_to_write(self._path, os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            return not try_lock(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _holder(self) -> str:
+        """Name the process that began the last file, if it still runs."""
+        try:
+            match = _COUNT_PATTERN.fullmatch(self._path.read_text("ascii", "replace"))
+            if match is not None:
+                os.kill(int(match[1]), 0)
+                return f"process {match[1]}"
+        except OSError:
+            pass
+        return "another process"
+
+
+def _read_count(descriptor: int) -> Head | None:
+    match = _COUNT_PATTERN.fullmatch(os.pread(descriptor, 200, 0).decode("ascii", "replace"))
+    return Head(match[2], int(match[3])) if match else None
+
+
+IsDurable = Callable[[str, Head | None, int, int], bool]
+"""Return whether a member is in the index of its file, by the file's name and head (None if that is
+not known) and the member's offset and length."""
 
 
 def journals_below(folder: Path) -> dict[str, list[str]]:
@@ -118,10 +213,14 @@ class Journal:
         for generation in self._generations():
             generation.ids[nsqd].difference_update(ids)
 
-    def record(self, name: str, member: Member, ids: Mapping[str, Sequence[bytes]]) -> None:
+    def record(
+        self, name: str, head: Head | None, member: Member, ids: Mapping[str, Sequence[bytes]]
+    ) -> None:
         """Write down what a member holds, before it is written. Raises ``OSError``."""
-        head = f"{member.offset} {member.length}"
-        lines = [f"{head} {nsqd} {b''.join(ids[nsqd]).hex()} {name}\n" for nsqd in ids]
+        place = f"{member.offset} {member.length}"
+        if head is not None:
+            place = f"{head.writer} {head.number} {place}"
+        lines = [f"{place} {nsqd} {b''.join(ids[nsqd]).hex()} {name}\n" for nsqd in ids]
         self._youngest.write("".join(lines).encode())
 
     def confirm(self) -> None:
@@ -247,7 +346,8 @@ def _prove(paths: Sequence[Path], is_durable: IsDurable) -> None:
     for run in _by_run(paths).values():
         if not any(map(_ends_proved, run)) and (lines := _lines(run)):
             last = lines[-1]
-            if is_durable(last["name"], int(last["offset"]), int(last["length"])):
+            head = Head(last["writer"], int(last["number"])) if last["writer"] else None
+            if is_durable(last["name"], head, int(last["offset"]), int(last["length"])):
                 with open_to_append(run[-1]) as file:
                     file.write(b"\n" + PROVED.encode())  # what is before it may be torn
 
@@ -279,9 +379,9 @@ def _load(paths: Sequence[Path]) -> dict[str, set[bytes]]:
     for run in _by_run(paths).values():
         lines = _lines(run)
         is_proved = any(map(_ends_proved, run))
-        last = lines[-1].group("name", "offset", "length") if lines else None
+        last = lines[-1].group(*_MEMBER) if lines else None
         for line in lines:
-            if is_proved or line.group("name", "offset", "length") != last:
+            if is_proved or line.group(*_MEMBER) != last:
                 ids = bytes.fromhex(line["ids"])
                 identities[line["nsqd"]].update(ids[i : i + 16] for i in range(0, len(ids), 16))
     return identities

@@ -15,11 +15,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 from nsqtools.archive.codecs import LOOK_SIZE, Codec, CorruptError, Unpacker, codec_of, unpacker
 from nsqtools.archive.layout import Member
-from nsqtools.archive.storage import StoredFile
 from nsqtools.errors import NsqError
 from nsqtools.files.opening import NotRegularError, open_to_read
 
@@ -133,7 +132,7 @@ def scan_members(path: Path) -> Scan:
     return scan
 
 
-def scan_file(file: StoredFile, scan: Scan) -> None:
+def scan_file(file: BinaryIO, scan: Scan) -> None:
     """Read a whole open file into ``scan``. Raises ``OSError``."""
     scan.codec = codec_at(file)
     if scan.codec.is_compressed:
@@ -142,7 +141,7 @@ def scan_file(file: StoredFile, scan: Scan) -> None:
         _scan_plain(file, scan)
 
 
-def _scan_compressed(file: StoredFile, scan: Scan) -> None:
+def _scan_compressed(file: BinaryIO, scan: Scan) -> None:
     tally = _Tally(scan.topics)
     try:
         for piece in unpack_members(file, scan.codec):
@@ -154,7 +153,7 @@ def _scan_compressed(file: StoredFile, scan: Scan) -> None:
         scan.damage = str(exc)
 
 
-def _scan_plain(file: StoredFile, scan: Scan) -> None:
+def _scan_plain(file: BinaryIO, scan: Scan) -> None:
     """Cut a plain file at line ends; all of its bytes are in some member."""
     file.seek(0)
     while lines := file.readlines(PLAIN_MEMBER_SIZE):

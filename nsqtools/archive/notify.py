@@ -12,10 +12,9 @@ import queue
 import shlex
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from nsqtools.archive.topic_writer import ArchiveTotals
+from nsqtools.archive.archiver import TopicState
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.prometheus import Metric
 
@@ -75,15 +74,6 @@ class FileHook:
 log = logging.getLogger("nsqtools")
 
 PREFIX = "nsq_to_file_"
-
-
-@dataclass(frozen=True, slots=True)
-class TopicState:
-    """The state of one topic."""
-
-    totals: ArchiveTotals
-    held: int = 0
-    is_failing: bool = False
 
 
 # name, type, help, what

@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from nsqtools.archive.codecs import Codec, CorruptError, unpacker
 from nsqtools.archive.finding import ArchiveFile
@@ -30,7 +31,7 @@ from nsqtools.archive.members import (
     topics_in,
     unpack_members,
 )
-from nsqtools.archive.storage import ChangedError, StoredFile, failure_of
+from nsqtools.archive.storage import ChangedError, failure_of
 from nsqtools.errors import ConnectionFailed, NsqError, OutputError, RefusedError
 from nsqtools.files.opening import NotRegularError
 from nsqtools.records.envelope import Envelope, decode
@@ -100,7 +101,7 @@ def read_text(
 
 
 def read_member(
-    file: StoredFile, member: Member, codec: Codec, on_problem: Callable[[str], None]
+    file: BinaryIO, member: Member, codec: Codec, on_problem: Callable[[str], None]
 ) -> Iterator[bytes]:
     """Iterate over the text of a member. Raises ``OSError``; damage is reported."""
     data = _read_all(file, member)
@@ -124,7 +125,7 @@ def read_member(
         on_problem(f"corrupt at byte {member.offset} (it does not end where it should)")
 
 
-def _read_all(file: StoredFile, member: Member) -> bytes:
+def _read_all(file: BinaryIO, member: Member) -> bytes:
     """Read a member, or what there is of it: an index may claim lengths that no file has."""
     there = file.seek(0, os.SEEK_END) - member.offset
     if there <= 0:
@@ -134,7 +135,7 @@ def _read_all(file: StoredFile, member: Member) -> bytes:
 
 
 def _read_rest(
-    file: StoredFile, shown: str, offset: int, codec: Codec, on_damage: OnDamage
+    file: BinaryIO, shown: str, offset: int, codec: Codec, on_damage: OnDamage
 ) -> Iterator[bytes]:
     """What no index names."""
     if not codec.is_compressed:

@@ -26,7 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple
 from urllib.parse import unquote
 
 from nsqtools.errors import (
@@ -80,16 +80,6 @@ class Entry(NamedTuple):
     version: str = ""
 
 
-class StoredFile(Protocol):
-    """An object that is open for reading, at any position."""
-
-    def seek(self, offset: int, whence: int = 0, /) -> int: ...
-    def read(self, size: int = -1, /) -> bytes: ...
-    def readlines(self, hint: int = -1, /) -> list[bytes]: ...
-    def tell(self) -> int: ...
-    def close(self) -> None: ...
-
-
 class Storage(ABC):
     """A place for objects. ``url`` names it, and opens the same place in another process."""
 
@@ -111,7 +101,7 @@ class Storage(ABC):
         """Return what there is to know of an object."""
 
     @abstractmethod
-    def open(self, name: str, entry: Entry | None = None) -> StoredFile:
+    def open(self, name: str, entry: Entry | None = None) -> BinaryIO:
         """Open an object for reading; close it in the end.
 
         With an ``entry`` of a listing, raises `ChangedError` when the object is another one now.
@@ -270,7 +260,7 @@ class LocalStorage(Storage):
     def stat(self, name: str) -> Entry:
         return self._entry(name, self._path(name))
 
-    def open(self, name: str, entry: Entry | None = None) -> StoredFile:
+    def open(self, name: str, entry: Entry | None = None) -> BinaryIO:
         file = open_to_read(self._path(name))
         if entry is not None and _version(os.fstat(file.fileno())) != entry.version:
             file.close()

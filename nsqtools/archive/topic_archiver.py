@@ -1,31 +1,37 @@
 """One topic's turns: take what was delivered, and know when it is time to do what.
 
-Messages are flushed when the interval of the oldest held one is over, when enough is held, and
-when nsqd waits: everything delivered is taken and at least half of what may be in flight is held.
-So a busy topic is flushed at the pace of the disk while nsqd sends on, a quiet one by the clock.
+Messages are flushed when the interval of the oldest held one is over, when enough is held, and when
+nsqd waits: everything delivered is taken and at least half of what may be in flight is held. So a
+busy topic is flushed at the pace of the disk while nsqd sends on, a quiet one by the clock.
 
 A topic has a consumer of its own, and its turns on one of a few threads (`Turns`): its trouble (a
-full disk under its directory, a slow fsync) does not touch the others. A turn of a topic with a
-backlog ends after `SLICE_S`, so that the others get theirs. When writing fails the messages go back
-to nsqd, whose backoff - no messages, then a single one, and again - finds out when writing works
-again.
+full disk under its directory, a slow fsync) does not touch the others. A topic never has two turns
+at once, so what belongs to it needs no locks. A turn of a topic with a backlog ends after
+`SLICE_S`, so that the others get theirs. A thousand quiet topics cost nothing but their entry in a
+heap, and those with nothing to wait for not even that.
+
+When writing fails the messages go back to nsqd, whose backoff - no messages, then a single one, and
+again - finds out when writing works again.
 
 NSQ limits what is in flight by count, not by bytes: 2500 messages of 200 bytes are nothing, 2500 of
 a megabyte are more than many machines have. A topic begins with few, and is allowed as many as fit
 into its share of memory at the size of the last ones.
+
+Trap: one idle thread waits for the next time, the others for work. When that one gets work, another
+must take over the waiting, or one slow disk would hold up the clocks of all other topics.
 """
 
 from __future__ import annotations
 
+import collections
+import heapq
+import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable
 
-from nsqtools.archive.archive_settings import Flush
-from nsqtools.archive.topic_writer import TopicWriter, WriteFailed
-from nsqtools.archive.troubles import WriteTrouble
-from nsqtools.archive.turns import Turns
+from nsqtools.archive.topic_writer import Flush, TopicWriter, WriteFailed
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.consumer import Consumer, Stopped
 from nsqtools.client.message import Batch
@@ -39,8 +45,10 @@ RETRY_BASE_S = 1.0
 RETRY_MAX_S = 30.0
 FIRST_COUNT = 64  # in flight, before a message was seen
 MEMORY_BYTES = 32 << 20  # of one topic
-FLEET_BYTES = 128 << 20  # of all together
+FLEET_BYTES = 128 << 20  # of all topics together
 LEAST_BYTES = 1 << 20
+SETTLED_S = 3.0
+MAX_THREADS = 3
 
 # put in the backlog among the messages
 ROTATE = object()
@@ -76,24 +84,48 @@ def share_of_memory(topics: int) -> int:
     return max(LEAST_BYTES, min(MEMORY_BYTES, FLEET_BYTES // max(1, topics)))
 
 
-class InFlightLimit:
-    """``count`` messages may be in flight now, and never more than ``most``."""
+def fitting_in_flight(now_allowed: int, most: int, memory_bytes: int, count: int, size: int) -> int:
+    """Return how many messages may be in flight, going by ``count`` that took ``size`` bytes.
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self.count = min(most, FIRST_COUNT)
-        self.memory_bytes = MEMORY_BYTES
+    What is allowed now changes when it is wrong by half: a small difference does not resend RDY.
+    """
+    fitting = min(most, max(1, memory_bytes * count // max(1, size)))
+    is_near = now_allowed <= fitting * 2 and fitting <= now_allowed * 2
+    return now_allowed if is_near and fitting != most else fitting
 
-    def saw(self, count: int, size: int) -> bool:
-        """``count`` messages took ``size`` bytes of text; return whether `count` has changed.
 
-        It changes when it is wrong by half: a small difference does not resend RDY.
-        """
-        fitting = min(self._most, max(1, self.memory_bytes * count // max(1, size)))
-        is_near = self.count <= fitting * 2 and fitting <= self.count * 2
-        if fitting == self.count or (is_near and fitting != self._most):
+class WriteTrouble:
+    """Whether writing fails, as it is reported.
+
+    A disk that is nearly full takes a little now and then: it works again when nothing has failed
+    for a while. Times are readings of the monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self._reason = ""
+        self._is_failing = False
+        self._failed_at = 0.0
+
+    def failed(self, reason: str, now: float) -> bool:
+        """Return whether that is to be reported."""
+        is_new = reason != self._reason
+        self._reason, self._is_failing, self._failed_at = reason, True, now
+        return is_new
+
+    def worked(self) -> None:
+        """Something was written after a failure."""
+        self._is_failing = False
+
+    @property
+    def settles_at(self) -> float | None:
+        """When `is_over` may be so; None while it fails, and without trouble."""
+        return self._failed_at + SETTLED_S if self._reason and not self._is_failing else None
+
+    def is_over(self, now: float) -> bool:
+        """Return, once, whether it is to be reported that writing works again."""
+        if self.settles_at is None or now < self.settles_at:
             return False
-        self.count = fitting
+        self._reason = ""
         return True
 
 
@@ -123,10 +155,12 @@ class TopicArchiver:
         self.failure: BaseException | None = None
         self.last_error: NsqError | None = None  # of writing; None since it works again
         self.last_message_s = time.monotonic()
-        self.in_flight = InFlightLimit(most_in_flight)
+        self.memory_bytes = MEMORY_BYTES
+        self._most_in_flight = most_in_flight
+        self._in_flight = min(most_in_flight, FIRST_COUNT)
         self._turns = turns.add(self._turn)
         self._backlog = Backlog(on_entry=self._turns.soon)
-        self.consumer = make_consumer(topic, self.in_flight.count, self._backlog)
+        self.consumer = make_consumer(topic, self._in_flight, self._backlog)
         self._flush = flush
         self._quota = quota
         self._on_end = on_end
@@ -235,7 +269,7 @@ class TopicArchiver:
         elif delivery is PAUSE or delivery is RESUME:
             self._is_paused = delivery is PAUSE
             self.last_message_s = time.monotonic()
-            self.consumer.set_max_in_flight(0 if self._is_paused else self.in_flight.count)
+            self.consumer.set_max_in_flight(0 if self._is_paused else self._in_flight)
 
     def _take(self, batch: Batch) -> None:
         self.last_message_s = time.monotonic()
@@ -266,14 +300,19 @@ class TopicArchiver:
             return True
         if now - self._held_since_s >= flush.interval_s:
             return True
-        is_enough = held >= self.in_flight.count // 2 or self.consumer.is_starved
+        is_enough = held >= self._in_flight // 2 or self.consumer.is_starved
         return is_enough and self._backlog.is_empty
 
     def _adapt(self) -> None:
         """Have as many messages in flight as fit into memory, going by those that are held."""
-        changed = self.in_flight.saw(self.writer.held_count, self.writer.held_bytes)
-        if changed and not self._is_paused:
-            self.consumer.set_max_in_flight(self.in_flight.count)
+        held, size = self.writer.held_count, self.writer.held_bytes
+        fitting = fitting_in_flight(
+            self._in_flight, self._most_in_flight, self.memory_bytes, held, size
+        )
+        if fitting != self._in_flight:
+            self._in_flight = fitting
+            if not self._is_paused:
+                self.consumer.set_max_in_flight(fitting)
 
     def _touch_interval_s(self) -> float:
         """Half of the shortest timeout of what is held."""
@@ -318,3 +357,145 @@ class TopicArchiver:
             )
             times.append(max(self._check_at_s, self._retry_at_s))
         return min(times, default=None)
+
+
+# -- turns --------------------------------------------------------------------------------------
+
+
+Turn = Callable[[], float | None]
+"""Does what there is to do. Returns when the next turn is due at the latest, by the monotonic
+clock, or None when only something that comes can make work."""
+
+
+class Scheduled:
+    """Something that has turns. `soon` asks for one, from any thread."""
+
+    __slots__ = ("_turns", "alarm", "due", "is_running", "is_wanted", "turn")
+
+    def __init__(self, turns: Turns, turn: Turn) -> None:
+        self._turns = turns
+        self.turn = turn
+        self.due: float | None = None
+        self.alarm: float | None = None  # when it is looked at whether it is due; never later
+        self.is_wanted = self.is_running = False
+
+    def soon(self) -> None:
+        """Have a turn after this call."""
+        self._turns.want(self)
+
+
+class Turns:
+    """The threads; they are started when there is work for them."""
+
+    def __init__(self, max_threads: int = MAX_THREADS) -> None:
+        self._max_threads = max_threads
+        self._changed = threading.Condition()
+        self._wanted: collections.deque[Scheduled] = collections.deque()
+        self._times: list[tuple[float, int, Scheduled]] = []
+        self._sequence = itertools.count()
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._watches_times = False  # one of the idle threads
+        self._is_over = False
+
+    def add(self, turn: Turn) -> Scheduled:
+        """Return what gives this function its turns, once `Scheduled.soon` was called."""
+        return Scheduled(self, turn)
+
+    def want(self, scheduled: Scheduled) -> None:
+        """See `Scheduled.soon`."""
+        with self._changed:
+            if not scheduled.is_wanted:
+                scheduled.is_wanted = True
+                if not scheduled.is_running:  # whoever runs it will see
+                    self._wanted.append(scheduled)
+                    self._find_a_thread()
+
+    def end(self) -> None:
+        """End the threads after the turns they are at, and wait for them."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _find_a_thread(self) -> None:
+        if self._idle:
+            self._changed.notify()
+        elif len(self._threads) < self._max_threads:
+            name = f"nsq-archive-{len(self._threads)}"
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no threads are left: those there are will do
+                if not self._threads:
+                    raise
+            else:
+                self._threads.append(thread)
+
+    # -- on the threads -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (scheduled := self._next()) is not None:
+            due = None
+            try:
+                due = scheduled.turn()
+            except Exception:  # a defect: turns report what can go wrong themselves
+                log.exception("a turn failed")
+            self._done(scheduled, due)
+
+    def _next(self) -> Scheduled | None:
+        """Wait for the next to have a turn; None at the end."""
+        with self._changed:
+            while not self._is_over:
+                now = time.monotonic()
+                self._want_what_is_due(now)
+                if self._wanted:
+                    scheduled = self._wanted.popleft()
+                    scheduled.is_wanted, scheduled.is_running = False, True
+                    if self._idle and (self._wanted or not self._watches_times):
+                        self._changed.notify()
+                    return scheduled
+                self._wait(now)
+        return None
+
+    def _want_what_is_due(self, now: float) -> None:
+        while self._times and self._times[0][0] <= now:
+            at, _, scheduled = heapq.heappop(self._times)
+            if at != scheduled.alarm:
+                continue  # there is an earlier one
+            scheduled.alarm = None
+            if scheduled.due is None or scheduled.is_wanted:
+                continue
+            if scheduled.due > now:
+                self._set_alarm(scheduled, scheduled.due)
+            else:
+                scheduled.is_wanted = True
+                if not scheduled.is_running:
+                    self._wanted.append(scheduled)
+
+    def _set_alarm(self, scheduled: Scheduled, at: float) -> None:
+        scheduled.alarm = at
+        heapq.heappush(self._times, (at, next(self._sequence), scheduled))
+
+    def _wait(self, now: float) -> None:
+        watches = not self._watches_times and bool(self._times)
+        self._idle += 1
+        if watches:
+            self._watches_times = True
+            self._changed.wait(self._times[0][0] - now)
+            self._watches_times = False
+        else:
+            self._changed.wait()
+        self._idle -= 1
+
+    def _done(self, scheduled: Scheduled, due: float | None) -> None:
+        with self._changed:
+            scheduled.is_running = False
+            scheduled.due = due
+            if scheduled.is_wanted:
+                self._wanted.append(scheduled)
+            if due is not None and (scheduled.alarm is None or due < scheduled.alarm):
+                self._set_alarm(scheduled, due)
+                if self._watches_times and self._times[0][2] is scheduled:
+                    self._changed.notify_all()  # it waits for a later one

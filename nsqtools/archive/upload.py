@@ -1,10 +1,34 @@
 """Upload finished files beside the archiving: what ``nsq to-file --upload`` adds.
 
-The archiver says `Uploads.put` for each finished file, and asks with each tick, through
-`Uploads.regulate`, whether more may be consumed. A few threads upload; what does not work is tried
-again, with growing pauses, for as long as the process runs, and by the next one. A store that is
-full or cannot be reached stops nothing until so many bytes wait on the local disk that the limit is
-reached. Then consumption pauses, is reported, and goes on by itself.
+*A file* is uploaded (`upload`) as its index, then its data, then its manifest, verified step by
+step.
+
+    topic=clicks/date=2026-11-21/clicks.web1.2026-11-21_08.web1-5b1c2f0e8d9a4e6f-17.log.gz
+                                 .clicks ... .log.gz.index       as it is beside the local file
+                                 .clicks ... .log.gz.manifest    sizes, hashes and counts of both
+
+The name ends in host, writer and number, which no other file has (`layout`), so no archiver can
+overwrite what another one stored. The manifest is put only if there is none: it says that what it
+names is complete. Each step can be repeated after a crash at any point and gives the same objects;
+a file whose manifest is there already is not uploaded again.
+
+*Beside the local file* is what is known of its upload, so that the next process continues:
+
+    .NAME.uploading    the object that the file becomes; written before anything is uploaded, and
+                       locked by the process that does it
+    .NAME.uploaded     the same when it is there, whole and verified
+
+While both are there what comes after an upload, such as the removal of the file, is still to be
+done. The name of the object is decided once and written down: a later attempt, by whichever process
+and under whichever host name, continues under the same name, so nothing is stored under two. With
+``--delete-uploaded`` only the data goes at once. The index stays for as long as a journal may ask
+whether a message is written, or a message whose FIN was lost would be written twice.
+
+*Beside the archiver* (`Uploads`) a few threads upload. The archiver calls `put` for each finished
+file, and with each tick `regulate`, which pauses it. What does not work is tried again, with
+growing pauses, for as long as the process runs, and by the next one. A store that is full or cannot
+be reached stops nothing until the bytes that wait on the local disk reach the limit. Then
+consumption pauses, which is reported, and resumes by itself.
 
 Trap: the threads wait inside of obstore, where nothing interrupts them. They are daemons, so that a
 process that was asked to end does not wait for a store that does not answer.
@@ -12,21 +36,44 @@ process that was asked to end does not wait for a store that does not answer.
 
 from __future__ import annotations
 
+import errno
+import json
 import logging
+import os
+import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+from urllib.parse import quote
 
-from nsqtools.archive.upload_job import NotUploadable, UploadPlan, upload
-from nsqtools.archive.upload_record import files_to_upload, remove_old_records
+from nsqtools.archive.finding import ArchiveFile
+from nsqtools.archive.journal import KEPT_FOR_S
+from nsqtools.archive.layout import Index, hidden_below, index_of, load_index, manifest_of, owner_of
+from nsqtools.archive.reader import look_at
+from nsqtools.archive.storage import Storage, hash_of
 from nsqtools.errors import NsqError
+from nsqtools.files.durable import blaming, replace_file, sync_folder, write_all
+from nsqtools.files.locks import try_lock
+from nsqtools.files.opening import NotRegularError, open_to_read, open_to_write
+from nsqtools.protocol.text import NS
+from nsqtools.records.naming import before_extension
 from nsqtools.records.prometheus import Metric
 
+if TYPE_CHECKING:
+    from nsqtools.archive.archiver import Archiver
+
 log = logging.getLogger("nsqtools")
+
+UPLOADING = ".uploading"
+UPLOADED = ".uploaded"
+WRITER_DIGITS = 16
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
 THREADS = 8  # small files wait for answers most of the time
 LARGE = 8 << 20  # bytes; such a file has several parts of that size in memory
@@ -39,11 +86,272 @@ LONGEST_FAILURE_S = 30.0
 HURRIED_S = 15.0
 
 
-class Pausable(Protocol):
-    """The archiver, as far as it is known here."""
+# -- what is beside the local file --------------------------------------------------------------
 
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
+
+@dataclass(frozen=True, slots=True)
+class UploadRecord:
+    """The storage and the name of the object there."""
+
+    url: str
+    name: str
+
+    def encode(self) -> bytes:
+        """Return the content of the file."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+def decode_record(data: bytes) -> UploadRecord | None:
+    """Return what a file says; None if it was torn."""
+    try:
+        document = json.loads(data)
+        return UploadRecord(str(document["url"]), str(document["name"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def uploading_of(path: Path) -> Path:
+    """Return the record of the upload that is under way."""
+    return path.with_name(f".{path.name}{UPLOADING}")
+
+
+def uploaded_of(path: Path) -> Path:
+    """Return the record of the upload that is done."""
+    return path.with_name(f".{path.name}{UPLOADED}")
+
+
+class UploadLock:
+    """The locked record of one file. Raises ``OSError``; `taken` is None when another has it."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+
+    @classmethod
+    def take(cls, path: Path) -> UploadLock | None:
+        """Lock a file's upload; None when another process is at it or has just done it."""
+        descriptor = open_to_write(uploading_of(path), os.O_RDWR | os.O_CREAT)
+        if try_lock(descriptor) and os.fstat(descriptor).st_nlink:
+            return cls(path, descriptor)
+        os.close(descriptor)
+        return None
+
+    def read(self) -> UploadRecord | None:
+        """Return what an earlier attempt wrote down."""
+        return decode_record(os.pread(self._descriptor, 1 << 16, 0))
+
+    def write(self, record: UploadRecord) -> None:
+        """Write the record down, durably."""
+        with blaming(uploading_of(self._path)):
+            os.ftruncate(self._descriptor, 0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            write_all(self._descriptor, record.encode())
+            os.fsync(self._descriptor)
+        sync_folder(self._path.parent)
+
+    def done(self, record: UploadRecord) -> None:
+        """The object is there, whole and verified."""
+        replace_file(uploaded_of(self._path), record.encode())
+
+    def release(self) -> None:
+        """Let others try; the record stays."""
+        os.close(self._descriptor)
+
+
+def files_to_upload(directory: Path) -> Iterator[Path]:
+    """Iterate over the finished files below a directory that have an index and are not uploaded,
+    or not all that comes after it is done.
+
+    What has no index was not written by an archiver, and is left alone. Raises ``OSError``.
+    """
+    for index in hidden_below(directory, ".index"):
+        path = owner_of(index)
+        is_over = uploaded_of(path).exists() and not uploading_of(path).exists()
+        if path.is_file() and not is_over:
+            yield path
+
+
+def remove_old_records(directory: Path) -> None:
+    """Remove what is left of files that were uploaded and removed long ago. Raises ``OSError``."""
+    oldest = time.time() - KEPT_FOR_S
+    for record in list(hidden_below(directory, UPLOADED)):
+        path = owner_of(record)
+        if not path.exists() and record.stat().st_mtime < oldest:
+            index_of(path).unlink(missing_ok=True)
+            record.unlink(missing_ok=True)
+    for record in list(hidden_below(directory, UPLOADING)):
+        path = owner_of(record)
+        if not path.exists() and not index_of(path).exists():
+            record.unlink(missing_ok=True)
+
+
+def was_uploaded(path: Path) -> UploadRecord | None:
+    """Return where a file is stored, if it is. Raises ``OSError``."""
+    try:
+        with open_to_read(uploaded_of(path)) as file:
+            return decode_record(file.read(1 << 16))
+    except (FileNotFoundError, NotRegularError):
+        return None
+
+
+# -- one file -----------------------------------------------------------------------------------
+
+
+class NotUploadable(OSError):
+    """A retry cannot help: another file is stored under the name, or the index is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadPlan:
+    """What happens to each file below ``directory``, whose finished files are uploaded."""
+
+    directory: Path
+    storage: Storage
+    host: str
+    by_topic_and_date: bool = False
+    deletes: bool = False
+
+
+def upload(path: Path, plan: UploadPlan) -> int:
+    """Upload a finished file; return its size, 0 if there was nothing to do.
+
+    Raises `NotUploadable`, and ``OSError`` when it did not work: try again later.
+    """
+    if was_uploaded(path) is not None:
+        _clear_up(path, plan)
+        return 0
+    lock = UploadLock.take(path)
+    if lock is None:
+        return 0
+    try:
+        if uploaded_of(path).exists() or not path.exists():  # by another process meanwhile
+            return 0
+        return _upload(path, plan, lock)
+    finally:
+        lock.release()
+
+
+def _upload(path: Path, plan: UploadPlan, lock: UploadLock) -> int:
+    index = load_index(index_of(path))
+    if index is None:
+        raise NotUploadable(errno.ENOENT, "it has no index", str(path))
+    storage, size = plan.storage, path.stat().st_size
+    record = lock.read()
+    is_new = record is None or record.url != storage.url
+    if record is None or is_new:
+        record = UploadRecord(storage.url, object_name(path, index, plan))
+        lock.write(record)
+    manifest = make_manifest(path, size, index, record.name)
+    has_index = is_new and _put_new_index(storage, path, record.name)
+    if has_index or not _is_stored(storage, record.name, manifest):
+        if not is_new:
+            storage.remove_drafts(record.name)
+            for beside in (index_of, manifest_of):
+                storage.remove_drafts(str(beside(PurePosixPath(record.name))))
+        if not has_index:
+            _put_index(storage, path, record.name)
+        storage.verify(record.name, path, storage.put_file(record.name, path))
+        _publish(storage, record.name, manifest)
+    lock.done(record)
+    _clear_up(path, plan)
+    return size
+
+
+def object_name(path: Path, index: Index, plan: UploadPlan) -> str:
+    """Return the name of a file's object. Raises ``OSError``."""
+    head = index.head
+    identity = f"{head.writer[:WRITER_DIGITS]}-{head.number}" if head else hash_of(path)[:32]
+    token = f".{_NOT_IN_NAMES.sub('_', plan.host) or 'host'}-{identity}"
+    name = before_extension(path.relative_to(plan.directory).as_posix(), token)
+    if not plan.by_topic_and_date:
+        return name
+    topics = look_at(ArchiveFile.at(path, index.members, head)).topics
+    first_ns = index.members[0].min_ts if index.members else 0
+    first = datetime.fromtimestamp(first_ns / NS if first_ns else path.stat().st_mtime, UTC)
+    topic = quote(min(topics), safe="") if topics else "unknown"
+    return f"topic={topic}/date={first:%Y-%m-%d}/{PurePosixPath(name).name}"
+
+
+def make_manifest(path: Path, size: int, index: Index, name: str) -> dict[str, object]:
+    """Return what the manifest of a file says. The same file always has the same."""
+    head, members = index.head, index.members
+    times = [time for member in members if member.max_ts for time in (member.min_ts, member.max_ts)]
+    return {
+        "version": 1,
+        "name": PurePosixPath(name).name,
+        "size": size,
+        "sha256": hash_of(path),
+        "index_sha256": hash_of(index_of(path)),
+        "writer": head.writer if head else None,
+        "number": head.number if head else None,
+        "messages": sum(member.messages for member in members),
+        "min_ts": min(times) if times else None,
+        "max_ts": max(times) if times else None,
+    }
+
+
+def _manifest_name(name: str) -> str:
+    return str(manifest_of(PurePosixPath(name)))
+
+
+def _put_new_index(storage: Storage, path: Path, name: str) -> bool:
+    """Put the index if there is none; return whether it is ours, and so is the name.
+
+    Then nobody has stored the file, and nothing has to be looked at before it is.
+    """
+    there, data = _index(path, name)
+    try:
+        version = storage.put_if_absent(there, data)
+    except FileExistsError:
+        return False
+    storage.verify_data(there, data, version)
+    return True
+
+
+def _put_index(storage: Storage, path: Path, name: str) -> None:
+    there, data = _index(path, name)
+    storage.verify_data(there, data, storage.put(there, data))
+
+
+def _index(path: Path, name: str) -> tuple[str, bytes]:
+    with open_to_read(index_of(path)) as file:
+        return str(index_of(PurePosixPath(name))), file.read()
+
+
+def _is_stored(storage: Storage, name: str, manifest: dict[str, object]) -> bool:
+    """Return whether the file is there already, whole. Raises `NotUploadable`."""
+    try:
+        stored = json.loads(storage.read(_manifest_name(name)))
+    except FileNotFoundError:
+        return False
+    except ValueError:
+        stored = None
+    if stored != manifest:
+        raise NotUploadable(errno.EEXIST, "another file is stored there", storage.where(name))
+    try:
+        return storage.stat(name).size == manifest["size"]
+    except FileNotFoundError:  # somebody removed it
+        return False
+
+
+def _publish(storage: Storage, name: str, manifest: dict[str, object]) -> None:
+    """Put the manifest. One that is there may be ours: an answer that was lost was repeated."""
+    data = json.dumps(manifest, indent=1).encode() + b"\n"
+    try:
+        storage.put_if_absent(_manifest_name(name), data)
+    except FileExistsError:
+        _is_stored(storage, name, manifest)
+
+
+def _clear_up(path: Path, plan: UploadPlan) -> None:
+    """Do what comes after an upload; the last step is what says that it is done."""
+    if plan.deletes:
+        path.unlink(missing_ok=True)
+        sync_folder(path.parent)
+    uploading_of(path).unlink(missing_ok=True)
+
+
+# -- beside the archiver ------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -108,7 +416,7 @@ class Uploads:
             self._threads.append(thread)
             thread.start()
 
-    def regulate(self, archiver: Pausable) -> None:
+    def regulate(self, archiver: Archiver) -> None:
         """Pause or resume consumption, as what waits on the local disk demands."""
         if self._most is None:
             return

@@ -19,12 +19,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
 from nsqtools.archive.storage import (
     OBJECT_SCHEMES,
     Entry,
     Storage,
-    StoredFile,
     local_path,
     scheme_of,
 )
@@ -65,7 +65,7 @@ class StoredPlace:
         folder, slash, _ = self.key.rpartition("/")
         return StoredPlace(self.bucket, f"{folder}{slash}{name}")
 
-    def open(self) -> StoredFile:
+    def open(self) -> BinaryIO:
         """Open the object to read it. Raises ``OSError``."""
         return self.storage.open(self.key)
 

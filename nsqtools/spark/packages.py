@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from nsqtools.archive.storage_credentials import S3Settings, s3_settings
+from nsqtools.archive.storage_objects import S3Settings, s3_settings
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import replace_file
 from nsqtools.spark.location import Location, StoredPlace

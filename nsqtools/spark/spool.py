@@ -28,10 +28,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from nsqtools.archive.archive_settings import THROUGHPUT, ArchiveSettings, ArchiveSource, Flush
 from nsqtools.archive.archiver import Archiver
 from nsqtools.archive.discovery import TopicDiscovery
-from nsqtools.archive.finishing import Directories
+from nsqtools.archive.part_file import Directories
+from nsqtools.archive.topic_writer import THROUGHPUT, ArchiveSettings, ArchiveSource, Flush
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import replace_file, sync_folder

@@ -8,8 +8,8 @@ from typing import cast
 
 import pytest
 
-from nsqtools.archive import descriptors
-from nsqtools.archive.descriptors import REST_AFTER_S, Waiting
+from nsqtools.archive import archiver as archiver_module
+from nsqtools.archive.archiver import REST_AFTER_S, Waiting
 from nsqtools.archive.topic_archiver import TopicArchiver
 from nsqtools.errors import OutputError
 
@@ -22,7 +22,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def free(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(descriptors, "free_descriptors", lambda: count)
+    monkeypatch.setattr(archiver_module, "free_descriptors", lambda: count)
 
 
 def archiver(topic: str, idle_s: float | None = None, connections: int = 2) -> TopicArchiver:

@@ -11,9 +11,8 @@ from plugins.disk_calls import DiskCalls
 
 from nsqtools.archive.codecs import Plain
 from nsqtools.archive.finding import find_archives
-from nsqtools.archive.finishing import Directories, recover
 from nsqtools.archive.layout import part_of
-from nsqtools.archive.part_file import PartFile
+from nsqtools.archive.part_file import Directories, PartFile, recover
 from nsqtools.archive.repair import repair
 from nsqtools.protocol.message import WireMessage
 

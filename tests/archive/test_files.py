@@ -11,7 +11,6 @@ from plugins.archives import finished_files, parts, text_of
 
 from nsqtools.archive.codecs import Codec, Plain, gzip_members
 from nsqtools.archive.finding import find_archives
-from nsqtools.archive.finishing import Directories, finish, recover
 from nsqtools.archive.layout import (
     Head,
     Member,
@@ -22,7 +21,7 @@ from nsqtools.archive.layout import (
     read_index,
 )
 from nsqtools.archive.members import DamagedError, scan_members, unpack_members
-from nsqtools.archive.part_file import PartFile
+from nsqtools.archive.part_file import Directories, PartFile, finish, recover
 from nsqtools.archive.repair import repair
 from nsqtools.files.durable import place
 

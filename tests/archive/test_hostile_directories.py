@@ -11,11 +11,9 @@ from plugins.cli import RunNsq
 from plugins.daemons import GoNsqd
 
 from nsqtools.archive.codecs import Plain
-from nsqtools.archive.finishing import Directories, recover
-from nsqtools.archive.journal import Journal
+from nsqtools.archive.journal import Journal, TopicLock
 from nsqtools.archive.layout import LOCKS
-from nsqtools.archive.part_file import PartFile
-from nsqtools.archive.topic_lock import TopicLock
+from nsqtools.archive.part_file import Directories, PartFile, recover
 from nsqtools.files.locks import FolderLocks
 
 
@@ -141,6 +139,6 @@ def test_a_journal_that_is_not_a_file_is_not_read(
         earlier=[".clicks@archive@1-000000.journal"],
         run="2",
         size=10,
-        is_durable=lambda name, offset, length: True,
+        is_durable=lambda name, head, offset, length: True,
         now_s=0.0,
     ).close()

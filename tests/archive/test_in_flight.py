@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-from nsqtools.archive.topic_archiver import FIRST_COUNT, MEMORY_BYTES, InFlightLimit
+import pytest
+
+from nsqtools.archive.topic_archiver import FIRST_COUNT, MEMORY_BYTES, fitting_in_flight
 
 
-def test_a_topic_begins_with_few_and_is_soon_allowed_all() -> None:
-    in_flight = InFlightLimit(2500)
-    assert in_flight.count == FIRST_COUNT
-
-    assert in_flight.saw(50, 50 * 200)
-
-    assert in_flight.count == 2500
-
-
-def test_large_messages_are_as_many_as_fit_into_memory() -> None:
-    in_flight = InFlightLimit(2500)
-
-    assert in_flight.saw(10, 10 << 22)
-
-    assert in_flight.count == MEMORY_BYTES >> 22
-
-
-def test_one_is_always_allowed() -> None:
-    in_flight = InFlightLimit(2500)
-    in_flight.saw(1, 10 * MEMORY_BYTES)
-
-    assert in_flight.count == 1
-
-
-def test_small_differences_change_nothing() -> None:
-    in_flight = InFlightLimit(2500)
-    in_flight.saw(100, 100 << 16)
-    before = in_flight.count
-
-    assert not in_flight.saw(100, 130 << 16)
-    assert in_flight.count == before
-
-
-def test_a_limit_that_was_given_is_kept() -> None:
-    in_flight = InFlightLimit(10)
-
-    assert not in_flight.saw(5, 5)
-    assert in_flight.count == 10
+@pytest.mark.parametrize(
+    ("now", "most", "count", "size", "fitting"),
+    [
+        (FIRST_COUNT, 2500, 50, 50 * 200, 2500),  # begins with few, and is soon allowed all
+        (FIRST_COUNT, 2500, 10, 10 << 22, MEMORY_BYTES >> 22),  # large ones: as many as fit
+        (FIRST_COUNT, 2500, 1, 10 * MEMORY_BYTES, 1),  # one is always allowed
+        (512, 2500, 100, 130 << 16, 512),  # a small difference changes nothing
+        (10, 10, 5, 5, 10),  # a limit that was given is kept
+    ],
+)
+def test_what_fits_into_memory_is_in_flight(
+    now: int, most: int, count: int, size: int, fitting: int
+) -> None:
+    assert fitting_in_flight(now, most, MEMORY_BYTES, count, size) == fitting

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from nsqtools.archive.codecs import Plain
 from nsqtools.archive.journal import KEPT_FOR_S, Journal, journals_below, stem_of
-from nsqtools.archive.layout import Member
+from nsqtools.archive.layout import Head, Member
+from nsqtools.archive.part_file import Directories, PartFile, recover
 
 NSQD = "127.0.0.1:4150"
 NOW = 1_800_000_000.0
@@ -34,7 +36,7 @@ def journal_of(tmp_path: Path) -> Callable[..., Journal]:
             earlier=journals_below(tmp_path).get(stem_of("t", "c"), ()),
             run=f"{next(_runs):04d}",
             size=size,
-            is_durable=lambda name, offset, length: durable is None or offset in durable,
+            is_durable=lambda name, head, offset, length: durable is None or offset in durable,
             now_s=now_s,
         )
 
@@ -43,7 +45,8 @@ def journal_of(tmp_path: Path) -> Callable[..., Journal]:
 
 def write(journal: Journal, offset: int, *numbers: int, confirm: bool = True) -> None:
     journal.add(NSQD, ids(*numbers))
-    journal.record("a name.log", Member(offset, 10, len(numbers), 0, 0), {NSQD: ids(*numbers)})
+    member = Member(offset, 10, len(numbers), 0, 0)
+    journal.record("a name.log", None, member, {NSQD: ids(*numbers)})
     if confirm:
         journal.confirm()
 
@@ -76,6 +79,38 @@ def test_a_member_that_the_crash_kept_from_the_index_is_not_known(
     write(first, 10, 2, confirm=False)
 
     assert known(journal_of(durable={0}), 1, 2) == [True, False]
+
+
+def test_a_later_file_of_the_same_name_does_not_prove_a_member(tmp_path: Path) -> None:
+    """Recovery removes a file without members, and the next run uses its name again."""
+    directories = Directories(tmp_path, tmp_path)
+
+    def crash(number: int, name: str = "t.log", *, has_member: bool = False) -> Journal:
+        recover(directories)
+        earlier = journals_below(tmp_path).get(stem_of("t", "c"), ())
+        journal = Journal(
+            tmp_path,
+            "t",
+            "c",
+            earlier=earlier,
+            run=f"{number:04d}",
+            size=4,
+            is_durable=directories.have_member,
+            now_s=0.0,
+        )
+        file = PartFile(tmp_path / name, 0o640, Plain, 0.0, Head("a" * 32, number))
+        file.append(b"a message\n")
+        member = file.end_member(1, 0, 0)
+        journal.add(NSQD, ids(number))
+        journal.record(name, file.head, member, {NSQD: ids(number)})
+        if has_member:
+            file.flush(member)
+        return journal
+
+    crash(1)
+    crash(2, has_member=True)
+
+    assert known(crash(3, "u.log"), 1, 2) == [False, True]
 
 
 def test_what_was_once_found_durable_stays_known_when_its_file_is_gone(

@@ -10,12 +10,10 @@ import pytest
 from plugins.archives import lines_of, messages_of
 from plugins.power_cut import PowerCut
 
-from nsqtools.archive.archive_settings import ArchiveSettings, RecordFormat
 from nsqtools.archive.codecs import Codec, Plain, gzip_members, members_of
-from nsqtools.archive.finishing import Directories, recover
-from nsqtools.archive.journal import Journal
-from nsqtools.archive.topic_lock import TopicLock
-from nsqtools.archive.topic_writer import TopicWriter
+from nsqtools.archive.journal import Journal, TopicLock
+from nsqtools.archive.part_file import Directories, recover
+from nsqtools.archive.topic_writer import ArchiveSettings, RecordFormat, TopicWriter
 from nsqtools.client.message import Batch, Message
 from nsqtools.files.durable import replace_file
 from nsqtools.records.naming import FileNaming, Rotation
@@ -69,7 +67,7 @@ def archive(directories: Directories, record: PowerCut, form: str) -> None:
         is_durable=directories.have_member,
         now_s=NOW,
     )
-    writer = TopicWriter("clicks", settings, journal, lambda path: None, locks, lock.next_head)
+    writer = TopicWriter("clicks", settings, journal, lambda path: None, locks, lock)
     source = Source(record)
     for number in range(0, 12, 2):
         writer.take(source.deliver(number, number + 1), NOW)

@@ -11,8 +11,7 @@ import pytest
 from plugins.object_store import Bucket
 
 from nsqtools.archive.storage import ChangedError, Storage
-from nsqtools.archive.storage_credentials import s3_settings
-from nsqtools.archive.storage_objects import PART_SIZE, ObjectStorage, open_storage
+from nsqtools.archive.storage_objects import PART_SIZE, ObjectStorage, open_storage, s3_settings
 from nsqtools.errors import ConfigurationError, NsqError
 
 

@@ -18,8 +18,8 @@ from nsqtools.archive.layout import index_of
 from nsqtools.archive.reader import TimeRange, read_messages
 from nsqtools.archive.storage import Storage
 from nsqtools.archive.storage_objects import ObjectStorage
-from nsqtools.archive.upload_job import UploadPlan
-from nsqtools.archive.upload_job import upload as upload_file
+from nsqtools.archive.upload import UploadPlan
+from nsqtools.archive.upload import upload as upload_file
 from nsqtools.protocol.message import WireMessage
 
 SECOND = 1_000_000_000

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from nsqtools.archive.journal import TopicLock
 from nsqtools.archive.layout import LOCKS
-from nsqtools.archive.topic_lock import TopicLock
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.locks import FolderLocks
 

@@ -14,13 +14,18 @@ import pytest
 from plugins.archives import finished_files, lines_of, messages_of, parts
 from plugins.disk_calls import DiskCalls
 
-from nsqtools.archive.archive_settings import ArchiveSettings, PartitionBy, RecordFormat
-from nsqtools.archive.finishing import Directories
 from nsqtools.archive.journal import Journal, journals_below, stem_of
 from nsqtools.archive.layout import LOCKS, part_of
-from nsqtools.archive.topic_archiver import Flush, Quota, TopicArchiver
-from nsqtools.archive.topic_writer import ArchiveTotals, TopicWriter, WriteFailed
-from nsqtools.archive.turns import Turns
+from nsqtools.archive.part_file import Directories
+from nsqtools.archive.topic_archiver import Flush, Quota, TopicArchiver, Turns
+from nsqtools.archive.topic_writer import (
+    ArchiveSettings,
+    ArchiveTotals,
+    PartitionBy,
+    RecordFormat,
+    TopicWriter,
+    WriteFailed,
+)
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Batch, Message
 from nsqtools.files.locks import FolderLocks
@@ -96,7 +101,7 @@ def new_writer(settings: ArchiveSettings, tmp_path: Path) -> Iterator[NewWriter]
             earlier=journals_below(tmp_path).get(stem_of("clicks", "archive"), ()),
             run=f"{len(writers)}",
             size=100,
-            is_durable=lambda name, offset, length: True,
+            is_durable=lambda name, head, offset, length: True,
             now_s=NOW,
         )
         writers.append(TopicWriter("clicks", changed, journal, lambda path: None, locks))

@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from nsqtools.archive.troubles import SETTLED_S, Troubles, WriteTrouble
+from nsqtools.archive.discovery import Troubles
+from nsqtools.archive.topic_archiver import SETTLED_S, WriteTrouble
 from nsqtools.client import discovery
 from nsqtools.errors import ConnectionFailed
 

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 import pytest
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.archive.turns import Scheduled, Turns
+from nsqtools.archive.topic_archiver import Scheduled, Turns
 
 
 @pytest.fixture

@@ -18,15 +18,22 @@ from plugins.archives import Writer
 from plugins.object_store import Bucket
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.archive import upload_job
+from nsqtools.archive import upload as upload_module
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import index_of
 from nsqtools.archive.reader import read_messages
 from nsqtools.archive.storage import Storage
 from nsqtools.archive.storage_objects import ObjectStorage, open_storage
-from nsqtools.archive.upload import Uploads
-from nsqtools.archive.upload_job import NotUploadable, UploadPlan, upload
-from nsqtools.archive.upload_record import UploadLock, files_to_upload, uploaded_of, uploading_of
+from nsqtools.archive.upload import (
+    NotUploadable,
+    UploadLock,
+    UploadPlan,
+    Uploads,
+    files_to_upload,
+    upload,
+    uploaded_of,
+    uploading_of,
+)
 from nsqtools.protocol.message import WireMessage
 
 SECOND = 1_000_000_000
@@ -137,7 +144,7 @@ def test_a_kill_between_the_upload_and_the_removal_leaves_the_removal_to_the_nex
     path, other = finished(writer), finished(writer)
     upload(other, plan(out, storage))  # by a run that was to keep it
     with monkeypatch.context() as killed:
-        killed.setattr(upload_job, "_clear_up", lambda path, plan: None)
+        killed.setattr(upload_module, "_clear_up", lambda path, plan: None)
         upload(path, plan(out, storage, deletes=True))
 
     assert list(files_to_upload(out)) == [path]

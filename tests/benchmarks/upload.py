@@ -26,8 +26,7 @@ from plugins.archives import Writer
 from plugins.object_store import SERVER
 
 from nsqtools.archive.storage_objects import open_storage
-from nsqtools.archive.upload import Uploads
-from nsqtools.archive.upload_job import UploadPlan
+from nsqtools.archive.upload import UploadPlan, Uploads
 from nsqtools.protocol.message import WireMessage
 
 

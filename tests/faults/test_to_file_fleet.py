@@ -23,7 +23,7 @@ from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.archive import archiver, descriptors
+from nsqtools.archive import archiver
 
 CHANNEL = "archive"
 DEADLINE_S = patience_s(60.0)
@@ -148,9 +148,9 @@ def test_topics_beyond_the_limit_of_open_files_are_named_and_have_their_turns(
     nsqd: GoNsqd, lookupd: GoNsqlookupd, out: Path, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     published = filled(nsqd, lookupd, 12, 5)
-    limit = len(os.listdir("/dev/fd")) + descriptors.RESERVE + 12
-    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda which: (limit, limit))
-    monkeypatch.setattr(descriptors, "REST_AFTER_S", 0.2)
+    limit = len(os.listdir("/dev/fd")) + archiver.RESERVE + 12
+    monkeypatch.setattr(archiver.resource, "getrlimit", lambda which: (limit, limit))
+    monkeypatch.setattr(archiver, "REST_AFTER_S", 0.2)
     monkeypatch.setattr(archiver, "RETRY_S", 0.2)
 
     result = run_nsq(fleet(lookupd, out, "--until-empty"), timeout=DEADLINE_S)
@@ -165,7 +165,7 @@ def test_a_limit_that_not_even_one_topic_fits_under_is_one_clear_error(
     nsqd: GoNsqd, lookupd: GoNsqlookupd, out: Path, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(nsqd, lookupd, 1, 1)
-    monkeypatch.setattr(descriptors, "free_descriptors", lambda: -1)
+    monkeypatch.setattr(archiver, "free_descriptors", lambda: -1)
 
     result = run_nsq(fleet(lookupd, out, "--until-empty"))
 

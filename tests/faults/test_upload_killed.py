@@ -23,7 +23,7 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.reader import read_messages
 from nsqtools.archive.storage_objects import PART_SIZE
-from nsqtools.archive.upload_record import uploaded_of
+from nsqtools.archive.upload import uploaded_of
 from nsqtools.protocol.message import WireMessage
 
 TOPIC, CHANNEL = "clicks", "archive"

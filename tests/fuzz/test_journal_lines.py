@@ -49,7 +49,7 @@ def test_a_journal_knows_nothing_that_was_not_in_it(
             earlier=journals_below(folder).get(stem_of("t", "c"), ()),
             run="def",
             size=4,
-            is_durable=lambda name, offset, length: offset in durable,
+            is_durable=lambda name, head, offset, length: offset in durable,
             now_s=time.time(),
         )
 

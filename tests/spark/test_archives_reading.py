@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from plugins.archives import Writer, write_archive
 
 from nsqtools.archive.codecs import zstd_members
-from nsqtools.archive.finishing import Directories, finish
 from nsqtools.archive.layout import index_of
+from nsqtools.archive.part_file import Directories, finish
 from nsqtools.archive.reader import TimeRange
 from nsqtools.errors import NsqError
 from nsqtools.protocol.message import WireMessage

@@ -13,8 +13,8 @@ from plugins.object_store import BetweenPages, Bucket
 from nsqtools.archive.layout import index_of
 from nsqtools.archive.storage import Entry
 from nsqtools.archive.storage_objects import ObjectStorage
-from nsqtools.archive.upload_job import UploadPlan
-from nsqtools.archive.upload_job import upload as upload_file
+from nsqtools.archive.upload import UploadPlan
+from nsqtools.archive.upload import upload as upload_file
 from nsqtools.errors import NotFoundError, NsqError
 from nsqtools.protocol.message import WireMessage
 from nsqtools.spark.archives.archive_stream import ArchiveStream

@@ -96,7 +96,7 @@ def repair(
         nsq archive repair /var/nsq
     """
     from nsqtools.archive.finding import find_archives
-    from nsqtools.archive.finishing import Directories, recover
+    from nsqtools.archive.part_file import Directories, recover
     from nsqtools.archive.repair import repair as repair_archive
     from nsqtools.archive.repair import verify as verify_archive
     from nsqtools.archive.storage import OBJECT_SCHEMES, local_path, scheme_of

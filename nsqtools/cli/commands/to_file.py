@@ -101,10 +101,10 @@ def to_file(
         nsq to-file --topic-pattern '^orders' --lookupd-http-address lookup:4161 --output-dir d
         nsq to-file -t clicks --output-dir d --gzip --rotate-interval 1h --upload s3://bucket/nsq
     """
-    from nsqtools.archive.archive_settings import THROUGHPUT, ArchiveSource
     from nsqtools.archive.archiver import Archiver
     from nsqtools.archive.discovery import TopicDiscovery
     from nsqtools.archive.notify import FileHook, topic_metrics
+    from nsqtools.archive.topic_writer import THROUGHPUT, ArchiveSource
     from nsqtools.files.descriptors import allow_many
     from nsqtools.tail.run_limits import RunLimits
 

@@ -1,7 +1,8 @@
 """Run as one of NSQ's Go utilities: chosen by the name of the program, with its exit statuses.
 
 0 also after INT and TERM, 1 for whatever fails, 2 for flags that do not exist. There is no
-configuration file and no environment: a unit file of the Go utility means what it says.
+configuration file and no environment: a unit file of the Go utility means what it says. What no
+native command does is here: nsq_stat's columns, and nsq_tail's ``-n`` of each topic.
 """
 
 from __future__ import annotations
@@ -9,18 +10,25 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.compat.go_utilities import UTILITIES
 from nsqtools.cli.compat.translation import GoFatal, Translation, translate
-from nsqtools.cli.running.ends import report_error
+from nsqtools.cli.running.ends import report_error, stopping
 from nsqtools.cli.running.runtime import Runtime
+from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.protocol.text import escape_line
+from nsqtools.protocol.text import escape_line, format_duration
 from nsqtools.server.go_flags import FlagError, HelpAsked, parse_flags, usage
+
+if TYPE_CHECKING:
+    from nsqtools.cluster.sampling import Sample
+
+Given = Mapping[str, Any]
 
 VERSION = "1.3.0"  # of the utilities whose flags these are
 SIGNALS = (130, 143)
+HEADER_EVERY = 25  # lines of nsq_stat
 
 
 def go_main(program: str, arguments: Sequence[str]) -> int:
@@ -72,7 +80,6 @@ def read_flags(program: str, arguments: Sequence[str]) -> dict[str, Any]:
 
 def _check_client_option(flag: str, text: str) -> None:
     """Refuse what go-nsq does not know, as a flag that cannot be read."""
-    from nsqtools.cli.compat.go_programs import option_of
     from nsqtools.client.options import read_option
 
     name, value = option_of(text)
@@ -102,19 +109,120 @@ def _run(program: str, given: Mapping[str, Any], translation: Translation) -> in
     runtime = Runtime(sys.stdout, sys.stderr, {**os.environ, "XDG_CONFIG_HOME": os.devnull})
     try:
         if program == "nsq_tail" and given["n"] > 0 and len(given["topic"]) > 1:
-            from nsqtools.cli.compat.go_programs import tail_each
-
             return tail_each(given, runtime)
         if program == "nsq_stat":
-            from nsqtools.cli.compat.go_programs import print_stat
-
             return print_stat(given, runtime)
-        if program == "nsq_to_file":
-            from nsqtools.cli.compat.go_programs import write_files
-
-            return write_files(given, runtime)
         from nsqtools.cli.parsing.app import run
 
         return run(translation.argv, runtime)
     except (NsqError, OSError) as exc:
         return report_error(exc, sys.stderr, debug=bool(os.environ.get("NSQ_DEBUG")))
+
+
+# -- what no native command does ---------------------------------------------------------------
+
+
+def option_of(text: str) -> tuple[str, str]:
+    """Return name and value of a client's option: ``key,value``, ``key=value`` or ``key``."""
+    end = min((text.index(mark) for mark in ",=" if mark in text), default=len(text))
+    return text[:end].strip().replace("-", "_"), text[end + 1 :].strip()
+
+
+def connection_of(given: Given) -> ConnectionSettings:
+    """Where to consume, and with which client options. Raises `ConfigurationError`."""
+    options = dict(map(option_of, given["consumer-opt"]))
+    options["max_in_flight"] = str(given["max-in-flight"])
+    return ConnectionSettings(given["nsqd-tcp-address"], given["lookupd-http-address"], (), options)
+
+
+def tail_each(given: Given, runtime: Runtime) -> int:
+    """nsq_tail of several topics with -n: it ends when one of them has shown so many."""
+    from nsqtools.cli.commands.tail import INTERACTIVE, ephemeral_channel
+    from nsqtools.cli.options.printing import lines_printer
+    from nsqtools.cli.options.subscribing import look_before
+    from nsqtools.cli.render.output import ByteWriter
+    from nsqtools.tail.run_limits import RunLimits
+    from nsqtools.tail.tail import Tail
+
+    connection = connection_of(given)
+    topics = tuple(dict.fromkeys(given["topic"]))
+    channel = given["channel"] or ephemeral_channel()
+    service = Tail(
+        topics,
+        channel,
+        nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
+        lookupd_http_addresses=connection.lookupd_http_addresses,
+        options=connection.client_options(**INTERACTIVE),
+        write=ByteWriter(runtime.stdout.fileno()).write,
+        encode=lines_printer(runtime, print_topic=given["print-topic"]),
+        limits=RunLimits(given["n"], is_each_topic=True),
+    )
+    look_before(topics, channel, connection, runtime, create=True, force=False)
+    with stopping(service.stop) as signals:
+        service.run()
+    return signals.status()
+
+
+def print_stat(given: Given, runtime: Runtime) -> int:
+    """nsq_stat's table."""
+    from nsqtools.cluster.directory import open_cluster
+    from nsqtools.cluster.sampling import SampleFilter, Sampler
+
+    options = {"lookupd_poll_timeout": format_duration(given["http-client-request-timeout"])}
+    connection = ConnectionSettings(
+        (), given["lookupd-http-address"], given["nsqd-http-address"], options
+    )
+    with open_cluster(connection) as cluster:
+        sampler = Sampler(cluster, SampleFilter((given["topic"],), (given["channel"],)))
+        with stopping(sampler.stop):
+            for number, sample in enumerate(
+                sampler.samples(given["interval"], given["count"] or None)
+            ):
+                for failure in sample.failures:
+                    runtime.tell(f"nsq_stat: {failure.error}")
+                if number % HEADER_EVERY == 0:
+                    runtime.stdout.write(STAT_HEADER)
+                runtime.stdout.write(stat_line(sample))
+                runtime.stdout.flush()
+    return 0
+
+
+STAT_HEADER = (
+    "------rate------+----------------depth----------------"
+    "+--------------metadata---------------\n"
+    + "{:>7} {:>7} | {:>7} {:>7} {:>7} {:>5} {:>5} | {:>7} {:>7} {:>12} {:>7}\n".format(
+        "ingress",
+        "egress",
+        "total",
+        "mem",
+        "disk",
+        "inflt",
+        "def",
+        "req",
+        "t-o",
+        "msgs",
+        "clients",
+    )
+)
+
+
+def stat_line(sample: Sample) -> str:
+    """One line of nsq_stat."""
+    rows = sample.totals
+    if not rows:
+        return ""  # the channel is away for the moment
+    row, rates = rows[0], rows[0].rates
+    numbers = (
+        *((int(rates.ingress), int(rates.egress)) if rates is not None else (0, 0)),
+        row.depth,
+        row.memory,
+        row.disk,
+        row.in_flight,
+        row.deferred,
+        row.requeued,
+        row.timed_out,
+        row.messages,
+        row.clients,
+    )
+    form = "{:7d} {:7d} | {:7d} {:7d} {:7d} {:5d} {:5d} | {:7d} {:7d} {:12d} {:7d}\n"
+    return form.format(*numbers)

@@ -1,11 +1,13 @@
 """What a Go command line is in ours: the native arguments, and what differs. Pure.
 
-The native line means the same where that can be said. A difference is noted: those that protect
-messages hold for the Go names as well, the others only for the native command.
+The native line is what runs under the Go name, but for nsq_stat and ``-n`` of several topics. A
+difference is noted: those that protect messages hold for the Go names as well, the others only for
+the native command.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -154,7 +156,13 @@ def _check_timeouts(given: Given) -> None:
             raise GoFatal(f"--{flag} should be positive")
 
 
-LOG_LEVELS = ("debug", "info", "warn", "error", "fatal")
+LOG_LEVELS = {
+    "debug": ("-vv",),
+    "info": ("--verbose",),
+    "warn": (),
+    "error": ("--quiet",),
+    "fatal": ("--quiet",),
+}
 
 
 def check_to_file(given: Given) -> None:
@@ -179,42 +187,57 @@ def check_to_file(given: Given) -> None:
 
 def _to_file(given: Given) -> Translation:
     check_to_file(given)
-    argv = ["to-file", "--format", "raw", *_each("--topic", given["topic"])]
-    if given["topic-pattern"]:
-        argv += ["--topic-pattern", given["topic-pattern"]]
+    topics, pattern = _chosen_topics(given)
+    argv = ["to-file", "--format", "raw", *_each("--topic", topics)]
+    if pattern:
+        argv += ["--topic-pattern", pattern]
         argv += ["--topic-refresh", format_duration(given["topic-refresh"])]
     argv += ["--channel", given["channel"], "--output-dir", given["output-dir"]]
     for flag in ("work-dir", "host-identifier"):
         if given[flag]:
             argv += [f"--{flag}", given[flag]]
+    is_moved = given["work-dir"] not in ("", given["output-dir"])
+    has_rev = given["gzip"] or given["rotate-size"] > 0 or given["rotate-interval"] > 0 or is_moved
+    name = given["filename-format"]
     argv += ["--datetime-format", given["datetime-format"]]
-    argv += ["--filename-format", given["filename-format"]]
+    argv += ["--filename-format", name if has_rev else name.replace("<REV>", "")]
+    argv += ["--file-mode", "666", "--dir-mode", "770"]
     if given["gzip"]:
         argv += ["--gzip", "--gzip-level", str(given["gzip-level"])]
     if not given["skip-empty-files"]:
         argv.append("--no-skip-empty-files")
-    if given["rotate-size"]:
+    if given["rotate-size"] > 0:
         argv += ["--rotate-text-size", str(given["rotate-size"])]
-    if given["rotate-interval"]:
+    if given["rotate-interval"] > 0:
         argv += ["--rotate-age", format_duration(given["rotate-interval"])]
-    argv += [
-        "--sync-interval",
-        format_duration(given["sync-interval"]),
-        *_source(given),
-        "--create",
-    ]
-    notes = [
+    argv += ["--sync-interval", format_duration(given["sync-interval"]), *_source(given)]
+    timeout = format_duration(given["http-client-request-timeout"])
+    argv += ["-X", f"lookupd_poll_timeout={timeout}", *LOG_LEVELS[given["log-level"].lower()]]
+    notes = (
         _ATTEMPTS,
-        "files of the native command are hidden until they are finished; here they grow in sight",
-        "after a restart the native command begins a new file; here a file is appended to, "
-        "its torn last line cut off first",
-        "the native command recognizes what it wrote before a crash; here it is written again",
-        "messages are synced as soon as nothing more comes, at the latest after -sync-interval",
-        "a second process never writes to the same file; files left in -work-dir are recovered",
-    ]
-    if given["topic"] and given["topic-pattern"]:
-        notes.append("-topic-pattern filters the topics given; the native option adds topics")
-    return Translation(tuple(argv), tuple(notes))
+        "a file appears when it is finished: by its name, -rotate-size, -rotate-interval, HUP or "
+        "the end; until then it is hidden (.NAME.part), in -work-dir if that is given",
+        "no file is appended to: the next one of the same name has a number",
+        "after a crash the next run finishes what was left, and writes no message twice",
+        "a second process for the same topic, channel and directory is refused",
+        "-rotate-size is exceeded by what was synced together; -log-prefix and "
+        "-http-client-connect-timeout have no effect",
+    )
+    return Translation((*argv, "--create"), notes)
+
+
+def _chosen_topics(given: Given) -> tuple[Sequence[str], str]:
+    """The topics given, as far as they match the pattern; or the pattern, for those to find."""
+    topics, pattern = tuple(dict.fromkeys(given["topic"])), given["topic-pattern"]
+    if not (topics and pattern):
+        return topics, pattern
+    try:
+        topics = tuple(filter(re.compile(pattern).search, topics))
+    except re.error as exc:
+        raise GoFatal(f"--topic-pattern {pattern!r} is not a regular expression: {exc}") from None
+    if not topics:
+        raise GoFatal(f"no --topic matches the --topic-pattern {pattern!r}")
+    return topics, ""
 
 
 MODES = ("round-robin", "hostpool", "epsilon-greedy")

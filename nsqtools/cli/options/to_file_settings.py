@@ -21,8 +21,8 @@ from nsqtools.records.naming import (
 from nsqtools.records.units import parse_size
 
 if TYPE_CHECKING:
-    from nsqtools.archive.archive_settings import ArchiveSettings
     from nsqtools.archive.codecs import Codec, CompressorFactory
+    from nsqtools.archive.topic_writer import ArchiveSettings
 
 FILES = "Files"
 FORM = "Format"
@@ -190,8 +190,8 @@ def archive_settings(
     """The settings that the options make. Raises `ConfigurationError`."""
     from datetime import UTC
 
-    from nsqtools.archive import archive_settings as settings
-    from nsqtools.archive.finishing import Directories
+    from nsqtools.archive import topic_writer as settings
+    from nsqtools.archive.part_file import Directories
     from nsqtools.records.naming import FileNaming, Rotation
 
     codec, compressor = _compressor(gzip, compression, gzip_level, zstd_level)

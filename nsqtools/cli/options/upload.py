@@ -11,7 +11,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.records.units import parse_size
 
 if TYPE_CHECKING:
-    from nsqtools.archive.archive_settings import ArchiveSettings
+    from nsqtools.archive.topic_writer import ArchiveSettings
     from nsqtools.archive.upload import Uploads
 
 UPLOAD = "Upload"
@@ -36,10 +36,9 @@ class UploadOptions:
             if self.delete or self.hive or self.settings or self.max_local_bytes is not None:
                 raise ConfigurationError("there is no upload", hint="Give --upload URL.")
             return None
-        from nsqtools.archive.archive_settings import RecordFormat
         from nsqtools.archive.storage_objects import open_storage
-        from nsqtools.archive.upload import Uploads
-        from nsqtools.archive.upload_job import UploadPlan
+        from nsqtools.archive.topic_writer import RecordFormat
+        from nsqtools.archive.upload import UploadPlan, Uploads
 
         if self.hive and archive.format is RecordFormat.raw:
             raise ConfigurationError(

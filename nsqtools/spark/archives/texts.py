@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple
 
 from nsqtools.archive.codecs import Codec, unpack_whole
 from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, owner_of
@@ -39,7 +39,7 @@ def open_range(wanted: Range, settings: ReadSettings) -> BinaryIO:
     """Open the file of a range, wherever it is by now. Raises ``OSError``."""
     place = parse_place(wanted.path)
     if not isinstance(place, Path):
-        return cast(BinaryIO, place.open())
+        return place.open()
     path: Path | None = place
     for _ in range(OPEN_TRIES):
         if path is not None and _is_it(path, wanted.key):

@@ -235,7 +235,6 @@ RAW_WRITERS = {
     "commands/compat.py",
     "commands/web.py",
     "compat/go_main.py",
-    "compat/go_programs.py",
 }
 
 

@@ -14,8 +14,8 @@ from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.scripted_lookupd import ScriptedLookupd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.archive.archive_settings import ArchiveSource
-from nsqtools.archive.consumers import Consumers
+from nsqtools.archive.archiver import Consumers
+from nsqtools.archive.topic_writer import ArchiveSource
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.options import ClientOptions

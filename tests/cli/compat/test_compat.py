@@ -59,6 +59,8 @@ def test_a_link_takes_go_flags(tmp_path: Path) -> None:
         ("to_nsq -topic=a -delimiter=\\\\", "pub --topic a --mode all --delimiter '\\\\'"),
         ("nsq_to_file -topic=a -gzip -rotate-size=5", "--rotate-text-size 5"),
         ("nsq_to_file -topic=a -rotate-interval=1h", "--rotate-age 1h"),
+        ("nsq_to_file -topic=a", "--filename-format '<TOPIC>.<HOST>.<DATETIME>.log'"),
+        ("nsq_to_file -topic=a -topic=b -topic-pattern=a", "to-file --format raw --topic a --ch"),
         ("nsq_to_nsq -topic=a -destination-nsqd-tcp-address=b:1", "to-nsq --topic a"),
         ("nsq_to_nsq -topic=a -destination-nsqd-tcp-address=b:1 -mode=x", "to-nsq --topic a"),
         ("nsq_to_http -topic=a -post=http://h/ -mode=multicast", "--mode all"),

@@ -18,7 +18,6 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
 
 from nsqtools.archive.storage import Storage, failure_of
 from nsqtools.archive.storage_objects import open_storage
@@ -142,7 +141,7 @@ class StoredOutput:
         try:
             rows = 0
             for name in names:
-                file = cast(BinaryIO, self._storage.open(f"{folder}/{name}"))
+                file = self._storage.open(f"{folder}/{name}")
                 try:
                     rows += parquet.read_metadata(file).num_rows
                 finally:
