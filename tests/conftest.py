@@ -25,7 +25,6 @@ pytest_plugins = [
     "plugins.disk_calls",
     "plugins.disks",
     "plugins.java_classes",
-    "plugins.measured",
     "plugins.network",
     "plugins.object_store",
     "plugins.real_logs",

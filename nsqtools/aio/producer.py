@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Self
 from nsqtools.client import outcomes
 from nsqtools.client import producer as client
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.publication import Publication
-from nsqtools.client.spread import PublishMode
+from nsqtools.client.publication import Publication, PublishMode
 from nsqtools.errors import PublishError, PublishNotSent
 
 if TYPE_CHECKING:

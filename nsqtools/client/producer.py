@@ -37,8 +37,7 @@ from nsqtools.client.discovery import Discovery
 from nsqtools.client.handshake import tls_context
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer_io import ProducerIO, PublishPolicy
-from nsqtools.client.publication import Publication
-from nsqtools.client.spread import PublishMode
+from nsqtools.client.publication import Publication, PublishMode
 from nsqtools.errors import (
     ConfigurationError,
     DeadlineExceeded,
@@ -73,8 +72,8 @@ class Producer:
     ``max_discovered_nsqd``, ``auth_requires_tls``), and ``address_map`` is the same. A failover
     producer uses the first of a random order, so that many of them spread out.
 
-    While none works, a publish fails at once; with ``retry_timeout_s`` it is tried again for so
-    many seconds after it was submitted. One whose fate is unknown is tried again only with
+    While none works, a publish fails at once; with ``retry_timeout_s`` it is tried again for as
+    long after its first failure. One whose fate is unknown is tried again only with
     ``retry_unknown``, because its messages may arrive twice then. What an attempt may have stored
     ends as confirmed or unknown, whatever the later ones say.
 
@@ -307,6 +306,7 @@ class Producer:
         defer_s: float | None = None,
         timeout_s: float | None = None,
         on_settled: Callable[[Publication], None] | None = None,
+        splits: bool = False,
     ) -> Publication:
         """Send a publish without waiting for its outcome.
 
@@ -315,6 +315,10 @@ class Producer:
         at most, and raises `PublishNotSent` then. With ``timeout_s`` the publication settles in
         that time. ``on_settled`` is called on the I/O thread and must not block; it may submit,
         which raises `PublishNotSent` at once where it would block.
+
+        With ``splits`` a batch of which nsqd refuses a message is halved until that is alone, and
+        the others are published: `Publication.errors` has what became of each.
+
         Raises ``TypeError`` for a body that is not bytes, and `ConfigurationError` for what nsqd
         would refuse: it closes the connection over a bad publish, and the publishes after it would
         suffer.
@@ -324,7 +328,14 @@ class Producer:
         check_bodies(lengths, defer_s, self.options)
         size = sum(lengths)
         publication = Publication(
-            _check_topic(topic), whole, size, time.monotonic(), defer_s, timeout_s, on_settled
+            _check_topic(topic),
+            whole,
+            size,
+            time.monotonic(),
+            defer_s,
+            timeout_s,
+            on_settled,
+            splits,
         )
         if not self._is_started:
             self.start()
@@ -344,7 +355,27 @@ class Producer:
                 check_bodies(list(map(len, part)), None, self.options)
         return parts
 
+    @property
+    def retried(self) -> int:
+        """Messages that were sent again so far."""
+        return self._io.retried
+
+    @property
+    def repeated(self) -> int:
+        """Messages that were sent again although nsqd may have had them."""
+        return self._io.repeated
+
+    def end_retries(self) -> None:
+        """Try nothing again from now on: what fails settles."""
+        self._io.loop.call_soon(self._io.end_retries)
+
     # -- the window -----------------------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """Tell whether `submit` does not block."""
+        with self._lock:
+            return self._has_room()
 
     def _wait_for_room(self, publication: Publication) -> None:
         with self._lock:  # once for each publish: the lock costs less than its condition

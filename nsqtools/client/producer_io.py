@@ -6,7 +6,8 @@ double it: for the next nsqd, or for the same one within the retry timeout.
 
 With a linger, single messages of a topic are joined into one MPUB while an earlier command is
 outstanding (as Nagle's algorithm does it: a lone message does not wait). One that nsqd rejects
-without storing any of it is sent again message by message, so that a bad one fails alone.
+without storing any of it is sent again message by message, so that a bad one fails alone. A batch
+that is rejected for one of its messages is halved where that was asked for.
 
 nsqd executes the commands of a connection in order and answers each, so an OK belongs to the oldest
 command outstanding. When nsqd answers with an error it stops reading: the oldest was rejected and
@@ -42,9 +43,8 @@ from nsqtools.client.discovery import Discovery
 from nsqtools.client.handshake import open_in_background
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.publication import Failure, Publication, PublishQueue
+from nsqtools.client.publication import Failure, Parts, Publication, PublishMode, PublishQueue
 from nsqtools.client.reconnect import RetryDelays
-from nsqtools.client.spread import PublishMode
 from nsqtools.errors import (
     ConnectionFailed,
     DeadlineExceeded,
@@ -311,8 +311,13 @@ class ProducerLinks:
 
     def _choose_in_turn(self) -> ProducerLink | None:
         now, links = self._loop.now(), self._links
+        has_new = False
         for link in links:
             link.connect_if_due(now)
+            is_first_try = link.is_connecting and link.last_error is None
+            has_new |= is_first_try and now - link.tried_at < PATIENCE_S
+        if has_new:  # or all that waits goes to the one that answers first
+            return None
         first = self._turn % max(1, len(links))
         in_order = links[first:] + links[:first]
         connected = [link for link in in_order if link.connection is not None]
@@ -415,7 +420,8 @@ class ProducerLinks:
 class ProducerIO:
     """Owns the links and the unsettled publications of one producer.
 
-    ``report`` is called on the I/O thread with publications that have settled.
+    ``report`` is called on the I/O thread with publications that have settled. ``retried`` counts
+    messages that were sent again, and ``repeated`` those of them that nsqd may have had already.
     """
 
     def __init__(
@@ -431,6 +437,7 @@ class ProducerIO:
         self._policy = policy
         self._report = report
         self.name = name  # the addresses, for messages
+        self.retried = self.repeated = 0
         self.loop = LoopMember(f"producer to {name}", self._each_turn, self._at_end)
         self.links = ProducerLinks(addresses, discovery, options, policy.mode, self.loop, self)
         has_others = len(addresses) > 1 or discovery is not None
@@ -448,6 +455,7 @@ class ProducerIO:
         self._is_urgent = False  # send what is gathered now
         self._is_stopping = False
         self._has_ended = False
+        self._retries_ended = False
         self._timer: Timer | None = None
 
     def start(self) -> None:
@@ -565,7 +573,17 @@ class ProducerIO:
             self._timer = self.loop.call_later(max(0.0, delay_s), self.loop.wake)
 
     def _may_retry(self, publication: Publication, now: float) -> bool:
-        return now < publication.submitted_at + self._policy.retry_timeout_s
+        """Its time begins with its first failure, not while it waits its turn."""
+        if not publication.failed_at:
+            publication.failed_at = now
+        return not self._retries_ended and (
+            now < publication.failed_at + self._policy.retry_timeout_s
+        )
+
+    def end_retries(self) -> None:
+        """Try nothing again from now on."""
+        self._retries_ended = True
+        self.loop.wake()
 
     # -- what links report ----------------------------------------------------------------------
 
@@ -585,11 +603,20 @@ class ProducerIO:
             for publication in publications:
                 publication.is_alone = True
             self._send_again(publications)
+        elif publications and self._is_to_be_split(publications[0], error):
+            parts = publications[0].parts or Parts(publications[0])
+            self._send_again(parts.halved(publications[0]))
         elif self._try_again_or_settle(publications, lambda: outcomes.rejected(error, count)):
             link.delay_next(error)
 
+    @staticmethod
+    def _is_to_be_split(publication: Publication, error: ServerError) -> bool:
+        count = len(publication.bodies)
+        can_be = publication.splits and count > 1
+        return can_be and outcomes.may_split(outcomes.rejected(error, count))
+
     def not_sent(self, publications: list[Publication], error: NsqError) -> None:
-        if self._resends and not self._has_ended:
+        if self._resends and not self._has_ended and not self._retries_ended:
             self._send_again(publications)
         else:
             for publication in publications:
@@ -610,6 +637,8 @@ class ProducerIO:
                 failure, retry_unknown=self._policy.retry_unknown
             )
             if may_try_again and self._may_retry(publication, now):
+                if isinstance(failure, PublishUnknown):
+                    self.repeated += len(publication.bodies)
                 again.append(publication)
             else:
                 self._settle(publication, failure)
@@ -619,6 +648,7 @@ class ProducerIO:
     def _send_again(self, publications: list[Publication]) -> None:
         for publication in publications:
             publication.is_written = False
+            self.retried += len(publication.bodies)
             self._queue.add(publication)
         self.loop.wake()
 
@@ -641,6 +671,10 @@ class ProducerIO:
         if error is not None and publication.may_be_stored:
             error = outcomes.kept_unknown(error)
         publication.settle(error)
+        if (parts := publication.parts) is not None:
+            if parts.are_settled:
+                self._settle(parts.whole, parts.error())
+            return
         self._settled.append(publication)
         if publication.failure is not None:
             self._failures.append(publication.failure)

@@ -1,20 +1,38 @@
 """One publish and what became of it, and those that wait to be sent.
 
 With a linger, single messages are gathered by topic and joined; everything else waits in order.
+
+A batch of which nsqd refuses a message goes on in parts, where that was asked for (`Parts`), until
+the message is alone. It settles when all its parts have, with the outcome of each message.
 """
 
 from __future__ import annotations
 
 import collections
+import enum
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from nsqtools.client import outcomes
 from nsqtools.errors import DeadlineExceeded, PublishError
 from nsqtools.protocol import commands
 
 MAX_JOINED = 1000
+
+
+class PublishMode(enum.Enum):
+    """How batches are spread over several nsqd.
+
+    ``all``: every nsqd gets each, and a record is confirmed when all have confirmed it, as to_nsq
+    does it (a `Producer` publishes once: take one for each nsqd). ``round-robin``: one of them, in
+    turn. ``failover``: the first, and the next one only while it fails.
+    """
+
+    ALL = "all"
+    ROUND_ROBIN = "round-robin"
+    FAILOVER = "failover"
 
 
 @dataclass(slots=True, eq=False)
@@ -32,20 +50,23 @@ class Publication:
     When ``is_settled``, ``error`` is None if nsqd has confirmed it, else a `PublishRejected` (nsqd
     refused it), `PublishRefused` (nsqd does not accept this client), `PublishNotSent` (nsqd does
     not have it) or `PublishUnknown` (nsqd may have it). A failure that nobody looks at, here or
-    with `wait`, is logged.
+    with `wait`, is logged. `errors` has the outcome of each message.
     """
 
     __slots__ = (
         "_waiters",
         "bodies",
         "defer_s",
+        "failed_at",
         "failure",
         "is_alone",
         "is_settled",
         "is_written",
         "may_be_stored",
         "on_settled",
+        "parts",
         "size",
+        "splits",
         "submitted_at",
         "timeout_s",
         "topic",
@@ -60,6 +81,7 @@ class Publication:
         defer_s: float | None = None,
         timeout_s: float | None = None,
         on_settled: Callable[[Publication], None] | None = None,
+        splits: bool = False,
     ) -> None:
         self.topic = topic
         self.bodies = bodies
@@ -69,6 +91,9 @@ class Publication:
         self.timeout_s = timeout_s
         self.on_settled = on_settled
         self.failure: Failure | None = None
+        self.failed_at = 0.0  # for the first time; the I/O thread's
+        self.splits = splits
+        self.parts: Parts | None = None  # of which it is one; the I/O thread's
         self.is_settled = False
         self.is_written = False  # handed to a connection; the I/O thread's
         self.may_be_stored = False  # by an earlier attempt; the I/O thread's
@@ -91,6 +116,14 @@ class Publication:
             return None
         self.failure.is_seen = True
         return self.failure.error
+
+    @property
+    def errors(self) -> Sequence[PublishError | None]:
+        """Why each message was not confirmed, or None, in the order of the bodies."""
+        error = self.error
+        if error is not None and len(error.outcomes) == len(self.bodies):
+            return error.outcomes
+        return [error] * len(self.bodies)
 
     def settle(self, error: PublishError | None) -> None:
         """Set the outcome, once (on the I/O thread)."""
@@ -119,6 +152,43 @@ class Publication:
         return (
             f"<Publication of {len(self.bodies)} messages to {self.topic},"
             f" {outcome or 'not settled'}>"
+        )
+
+
+class Parts:
+    """The parts in which a publication goes on after nsqd refused more. On the I/O thread."""
+
+    __slots__ = ("_parts", "whole")
+
+    def __init__(self, whole: Publication) -> None:
+        self.whole = whole
+        self._parts = [whole]
+
+    def halved(self, part: Publication) -> list[Publication]:
+        """Return two publications in place of a part."""
+        middle = len(part.bodies) // 2
+        halves = []
+        for bodies in (part.bodies[:middle], part.bodies[middle:]):
+            size = sum(map(len, bodies))
+            half = Publication(part.topic, bodies, size, part.submitted_at, splits=True)
+            half.parts = self
+            half.may_be_stored, half.failed_at = part.may_be_stored, part.failed_at
+            halves.append(half)
+        at = self._parts.index(part)
+        self._parts[at : at + 1] = halves
+        self.whole.may_be_stored = False  # each part knows it by itself
+        return halves
+
+    @property
+    def are_settled(self) -> bool:
+        return all(part.is_settled for part in self._parts)
+
+    def error(self) -> PublishError | None:
+        """The error of the whole, with the outcome of each message."""
+        failures = [part.failure for part in self._parts]
+        return outcomes.of_parts(
+            [len(part.bodies) for part in self._parts],
+            [None if failure is None else failure.error for failure in failures],
         )
 
 

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks import ours
 from benchmarks.__main__ import run_rounds, table
 from benchmarks.contestants import Contestant, Job
 from benchmarks.measure import drain
@@ -41,17 +42,7 @@ def nsq_to_file(directory: str, *flags: str) -> Command:
 
 def to_file(directory: str, *flags: str) -> Command:
     place = ("--output-dir", directory)
-    return lambda job: (
-        *OURS,
-        "-t",
-        job.topic,
-        "-c",
-        job.channel,
-        "--nsqd-tcp-address",
-        job.tcp_address,
-        *place,
-        *flags,
-    )
+    return lambda job: (*OURS, *ours.place_of(job), *place, *flags)
 
 
 def contestants(directory: str) -> tuple[list[Contestant], list[Contestant]]:
@@ -59,19 +50,15 @@ def contestants(directory: str) -> tuple[list[Contestant], list[Contestant]]:
         Contestant("nsq_to_file", nsq_to_file(directory), share=0.4),
         Contestant("nsq_to_file gzip", nsq_to_file(directory, "-gzip"), share=0.4),
     ]
-    ours = [
+    own = [
         Contestant("to-file raw", to_file(directory, "--format", "raw")),
         Contestant("to-file raw gzip", to_file(directory, "--format", "raw", "--gzip")),
         Contestant("to-file jsonl gzip", to_file(directory, "--gzip")),
         Contestant(
             "to-file raw gzip zlib", to_file(directory, "--format", "raw", "--gzip-level", "6")
         ),
-        Contestant("to-file raw zstd", to_file(directory, "--format", "raw", "--zstd-level", "3")),
-        Contestant("to-file jsonl zstd", to_file(directory, "--compression", "zstd")),
-        Contestant("to-file jsonl gzip -1", to_file(directory, "--gzip-level", "1")),
-        Contestant("to-file jsonl gzip -6", to_file(directory, "--gzip-level", "6")),
     ]
-    return theirs, ours
+    return theirs, own
 
 
 def main() -> None:
@@ -81,8 +68,8 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="a contestant's name; repeatable")
     arguments = parser.parse_args()
     with TemporaryDirectory(prefix="archive-") as directory:
-        theirs, ours = contestants(directory)
-        chosen = [c for c in (*theirs, *ours) if c.name in (arguments.only or [c.name])]
+        theirs, own = contestants(directory)
+        chosen = [c for c in (*theirs, *own) if c.name in (arguments.only or [c.name])]
         found = run_rounds(drain, chosen, arguments.messages, arguments.rounds)
     print(table(found, [contestant.name for contestant in theirs]))
     print("targets: raw 3 x nsq_to_file, raw gzip 3 x and jsonl gzip 2 x nsq_to_file gzip")

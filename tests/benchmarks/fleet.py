@@ -81,28 +81,13 @@ def main() -> None:
         GoNsqlookupd() as lookupd,
         GoNsqd(Path(name), f"-lookupd-tcp-address={lookupd.tcp_address}") as nsqd,
     ):
-        place = ["--lookupd-http-address", lookupd.http_address]
+        where = lookupd.http_address
+        mine = f"--topic-pattern ^fleet -c ours --output-dir {name}/ours --sync-interval 1s"
+        theirs = f"-topic-pattern=^fleet -channel=theirs -output-dir={name}/theirs"
+        theirs += f" -sync-interval=1s -lookupd-http-address={where}"
         programs = {
-            "nsq to-file": [
-                *ours,
-                "--topic-pattern",
-                "^fleet",
-                *place,
-                "-c",
-                "ours",
-                "--output-dir",
-                f"{name}/ours",
-                "--sync-interval",
-                "1s",
-            ],
-            "nsq_to_file": [
-                str(GO_PROGRAMS / "nsq_to_file"),
-                "-topic-pattern=^fleet",
-                "-channel=theirs",
-                f"-lookupd-http-address={lookupd.http_address}",
-                "-sync-interval=1s",
-                f"-output-dir={name}/theirs",
-            ],
+            "nsq to-file": [*ours, *mine.split(), "--lookupd-http-address", where],
+            "nsq_to_file": [str(GO_PROGRAMS / "nsq_to_file"), *theirs.split()],
         }
         if options.ours_only:
             del programs["nsq_to_file"]

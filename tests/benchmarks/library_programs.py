@@ -1,7 +1,6 @@
 """What plain programs with the library do; gonsq is the same with go-nsq.
 
 library_programs.py consume TCP_ADDRESS,... TOPIC CHANNEL [--with loop|run|aio] [--workers 16]
-    aio takes topics with commas between them, and has a Consumer for each
 library_programs.py publish TCP_ADDRESS TOPIC [--with pub|linger|aio]    a message for each line
 """
 
@@ -30,10 +29,10 @@ def main() -> None:
     PROGRAMS[job.what, job.how or {"consume": "loop", "publish": "pub"}[job.what]](job)
 
 
-def consumer_of(job: argparse.Namespace, kind: type, topic: str = "") -> object:
+def consumer_of(job: argparse.Namespace, kind: type) -> object:
     options = ClientOptions(max_in_flight=job.max_in_flight, output_buffer_timeout_s=0.025)
     addresses = job.addresses.split(",")
-    return kind(topic or job.topic, job.channel, nsqd_tcp_addresses=addresses, options=options)
+    return kind(job.topic, job.channel, nsqd_tcp_addresses=addresses, options=options)
 
 
 def loop(job: argparse.Namespace) -> None:
@@ -47,17 +46,12 @@ def run(job: argparse.Namespace) -> None:
 
 
 def aio_loop(job: argparse.Namespace) -> None:
-    async def consume(topic: str) -> None:
-        async with consumer_of(job, aio.Consumer, topic) as consumer:
+    async def consume() -> None:
+        async with consumer_of(job, aio.Consumer) as consumer:
             async for message in consumer:
                 await message.finish()
 
-    async def consume_all() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            for topic in job.topic.split(","):
-                tasks.create_task(consume(topic))
-
-    asyncio.run(consume_all())
+    asyncio.run(consume())
 
 
 def publish(job: argparse.Namespace) -> None:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks import bare_loop
@@ -108,13 +107,12 @@ def drain(
     messages: int,
     *,
     into_pipe: bool = False,
-    bodies: Sequence[bytes] = LINES,
 ) -> Measured:
     """Finish messages, while the output goes to /dev/null, or through a pipe to cat."""
     messages = contestant.portion(messages)
     with new_job(nsqd) as job:
         nsqd.create_channel(job.topic, job.channel)
-        fill(nsqd, job, messages, bodies)
+        fill(nsqd, job, messages)
 
         def finished() -> int:
             channel = nsqd.channel_stats(job.topic, job.channel)
@@ -132,13 +130,13 @@ def drain(
             return measured(finished, goal, program, began)
 
 
-def publish(nsqd: Nsqd, contestant: Contestant, messages: int, *, body: bytes = BODY) -> Measured:
+def publish(nsqd: Nsqd, contestant: Contestant, messages: int) -> Measured:
     """Publish the lines of a pipe; the program must end well and have sent exactly all.
 
     An endless contestant reads nothing and is ended when nsqd has as many.
     """
     messages = contestant.portion(messages)
-    with new_job(nsqd) as job, lines_of(body, messages) as lines:
+    with new_job(nsqd) as job, lines_of(messages) as lines:
         nsqd.create_topic(job.topic)
 
         def published() -> int:
@@ -157,17 +155,11 @@ def publish(nsqd: Nsqd, contestant: Contestant, messages: int, *, body: bytes = 
 
 
 @contextmanager
-def lines_of(body: bytes, count: int) -> Iterator[Any]:
-    """A pipe of lines; a body too long for an argument comes from a file."""
-    with TemporaryDirectory(prefix="line-") as directory:
-        line = Path(directory) / "line"
-        line.write_bytes(body)
-        make_lines = ["sh", "-c", f'yes "$(cat {line})" | head -n {count}']
-        if len(body) > 100_000:
-            line.write_bytes(body + b"\n")
-            make_lines = ["sh", "-c", f"for n in $(seq {count}); do cat {line}; done"]
-        with running(make_lines, stdout=subprocess.PIPE) as source:
-            yield source.stdout
+def lines_of(count: int) -> Iterator[Any]:
+    """A pipe of lines."""
+    make_lines = ["sh", "-c", f"yes {BODY.decode()} | head -n {count}"]
+    with running(make_lines, stdout=subprocess.PIPE) as source:
+        yield source.stdout
 
 
 def measured(
@@ -202,14 +194,11 @@ def measured(
     )
 
 
-def fill(nsqd: Nsqd, job: Job, messages: int, bodies: Sequence[bytes] = LINES) -> None:
-    """Put messages into the topic, the bodies again and again, and wait until they are there."""
-    size = max(1, min(BATCH_SIZE, 1_000_000 // (len(bodies[0]) + 4)))
-    batch = list(itertools.islice(itertools.cycle(bodies), size))
-    full, rest = divmod(messages, size)
-    batches = itertools.repeat(bare_loop.packed(batch), full)
-    last = [bare_loop.packed(batch[:rest])] if rest else []
-    bare_loop.publish(job.tcp_address, job.topic, [*batches, *last])
+def fill(nsqd: Nsqd, job: Job, messages: int) -> None:
+    """Put messages into the topic, and wait until they are there."""
+    full, rest = divmod(messages, BATCH_SIZE)
+    batches = [bare_loop.packed(LINES)] * full + ([bare_loop.packed(LINES[:rest])] if rest else [])
+    bare_loop.publish(job.tcp_address, job.topic, batches)
     wait_until(
         lambda: nsqd.depth(job.topic, job.channel) == messages,
         what="the channel to be filled",

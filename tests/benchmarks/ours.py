@@ -12,9 +12,12 @@ NSQ = (sys.executable, "-m", "nsqtools")
 LIBRARY = (sys.executable, str(Path(__file__).parent / "library_programs.py"))
 
 
+def place_of(job: Job) -> tuple[str, ...]:
+    return ("-t", job.topic, "-c", job.channel, "--nsqd-tcp-address", job.tcp_address)
+
+
 def tail(job: Job, *flags: str) -> Sequence[str]:
-    place = ("-t", job.topic, "-c", job.channel, "--nsqd-tcp-address", job.tcp_address)
-    return (*NSQ, "tail", *place, "--max-in-flight", "2500", *flags)
+    return (*NSQ, "tail", *place_of(job), "--max-in-flight", "2500", *flags)
 
 
 def pub(job: Job, *flags: str) -> Sequence[str]:

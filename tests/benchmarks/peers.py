@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.contestants import FEW_IN_FLIGHT, Contestant, Job
@@ -13,7 +12,6 @@ from plugins.daemons import GO_PROGRAMS
 HERE = Path(__file__).parent
 BARE_LOOP = str(HERE / "bare_loop.py")
 PYNSQ_CONSUMER = str(HERE / "pynsq_consumer.py")
-GNSQ_CONSUMER = str(HERE / "gnsq_consumer.py")
 UNSENT_FINS = 1000  # bench_reader writes FINs when 200 are together, on two connections or more
 
 
@@ -46,10 +44,6 @@ def to_nsq(job: Job) -> Sequence[str]:
 
 def pynsq(job: Job) -> Sequence[str]:
     return (sys.executable, PYNSQ_CONSUMER, job.tcp_address, job.topic, job.channel)
-
-
-def gnsq(job: Job) -> Sequence[str]:
-    return (sys.executable, GNSQ_CONSUMER, job.tcp_address, job.topic, job.channel)
 
 
 def bare_consumer(job: Job) -> Sequence[str]:
@@ -90,8 +84,6 @@ CONNECTIONS = [
 
 BENCH_READER = Contestant("bench_reader", bench_reader, leaves=UNSENT_FINS)
 BENCH_WRITER = Contestant("bench_writer", bench_writer, is_endless=True)
-GNSQ = [Contestant("gnsq", gnsq, share=0.1)] if find_spec("gnsq") else []
-
 LIBRARY_PRODUCERS = [Contestant("go-nsq PublishAsync", gonsq_publish, share=0.2)]
 
 CONSUMERS = [

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from benchmarks.report import pages, parts
+from benchmarks.report import parts
 from benchmarks.report.command import main
 from benchmarks.report.pages import BLOCKS, DOCUMENTS, render
-from benchmarks.report.raw import Result, Row, load
+from benchmarks.report.raw import Row, load
 from benchmarks.report.tables import number, times
 
 CHECKOUT = Path(__file__).parents[2]
@@ -71,10 +71,3 @@ def test_numbers_have_the_digits_that_mean_something() -> None:
     ]
     assert shown == ["-", "0.0123", "1.05", "99.9", "483", "1,230", "483,000", "1,200,000"]
     assert [times(value) for value in (None, 0.639, 3.57, 36.8)] == ["-", "0.64", "3.6", "37"]
-
-
-def test_how_cost_grows_is_a_table() -> None:
-    facts = {"cpu": "a <fast> one", "cores": 2, "load_before": 0.1, "at": "now"}
-    rows = [Row("size tail", at, {"cpu_us": at / 3, "peak_mb": 30}) for at in (1, 1000)]
-
-    assert pages.grown("size")(Result("growth", facts, rows)).endswith("| 1,000 | 333/30 |")

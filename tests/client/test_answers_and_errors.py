@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
 
 import pytest
-from plugins.clients import CHANNEL, TOPIC, Consume, Handle
+from plugins.clients import CHANNEL, TOPIC, Consume
 from plugins.daemons import GoNsqd, GoNsqlookupd
-from plugins.scripted_nsqd import Connection, ScriptedNsqd
+from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer
@@ -24,13 +23,6 @@ from nsqtools.protocol.names import parse_address
 InBackground = Callable[..., "Future[object]"]
 
 
-def connected(nsqd: ScriptedNsqd) -> Connection:
-    conn = nsqd.accept()
-    conn.subscribe(TOPIC, CHANNEL)
-    conn.skip_to("RDY 200")
-    return conn
-
-
 def batch_of(consumer: Consumer) -> Batch:
     batch = consumer.next_batch(timeout_s=patience_s(5))
     assert batch is not None
@@ -41,7 +33,7 @@ def test_an_answer_that_is_too_late_is_counted_and_harmless(
     scripted_nsqd: ScriptedNsqd, consume: Consume
 ) -> None:
     consumer = consume(scripted_nsqd.address)
-    conn = connected(scripted_nsqd)
+    conn = scripted_nsqd.subscribed("RDY 200")
     message_id = conn.message(b"x")
     batch_of(consumer).finish()
     conn.expect(f"FIN {message_id}")
@@ -55,40 +47,21 @@ def test_an_answer_that_is_too_late_is_counted_and_harmless(
 
 def test_nothing_after_a_fatal_error_counts(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
     errors: list[NsqError] = []
-    consume(scripted_nsqd.address, more={"on_error": errors.append})
-    conn = connected(scripted_nsqd)
+
+    def on_error(error: NsqError) -> None:
+        errors.append(error)
+        raise LookupError("of the callback: it harms nothing")
+
+    consume(scripted_nsqd.address, more={"on_error": on_error})
+    conn = scripted_nsqd.subscribed("RDY 200")
     both = b"\x00\x00\x00\x0d\x00\x00\x00\x01E_INVALID" * 2
     conn.send(both)
     conn.expect_closed()
-    connected(scripted_nsqd)
+    scripted_nsqd.subscribed("RDY 200")
     [error] = errors
     assert isinstance(error, ServerError)
     assert error.code == "E_INVALID"
     assert scripted_nsqd.address in str(error)
-
-
-def test_an_error_callback_that_fails_does_no_harm(
-    scripted_nsqd: ScriptedNsqd, consume: Consume
-) -> None:
-    def fail(error: NsqError) -> None:
-        raise LookupError
-
-    consume(scripted_nsqd.address, more={"on_error": fail})
-    connected(scripted_nsqd).close()
-    connected(scripted_nsqd)
-
-
-def test_a_delay_above_the_limit_of_nsqd_is_cut_to_it(nsqd: GoNsqd, consume: Consume) -> None:
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, b"x")
-    consumer = consume(nsqd.tcp_address)
-    [message] = batch_of(consumer)
-    assert message.requeue(7200, backoff=False)
-    wait_until(
-        lambda: nsqd.channel_stats(TOPIC, CHANNEL)["deferred_count"] == 1, what="a deferred message"
-    )
-    assert consumer.connections == [nsqd.tcp_address]
-    assert "E_INVALID" not in nsqd.log
 
 
 @pytest.mark.parametrize("delay_s", [-1, float("nan"), -0.001])
@@ -96,7 +69,7 @@ def test_a_delay_that_makes_no_sense_is_refused_and_the_message_stays(
     scripted_nsqd: ScriptedNsqd, consume: Consume, delay_s: float
 ) -> None:
     consumer = consume(scripted_nsqd.address)
-    connected(scripted_nsqd).message(b"x")
+    scripted_nsqd.subscribed("RDY 200").message(b"x")
     [message] = batch_of(consumer)
     with pytest.raises(ConfigurationError):
         message.requeue(delay_s)
@@ -113,6 +86,7 @@ def test_a_delay_that_makes_no_sense_is_refused_and_the_message_stays(
         (1, 0.0015, 2),
         (1, 3600, 3_600_000),
         (1, 7200, 3_600_000),  # nsqd closes the connection for more than its limit
+        (60_000, None, 900_000),
     ],
 )
 def test_zero_is_a_delay_and_seconds_become_milliseconds(
@@ -122,58 +96,21 @@ def test_zero_is_a_delay_and_seconds_become_milliseconds(
     delay_s: float | None,
     delay_ms: int,
 ) -> None:
-    consumer = consume(scripted_nsqd.address)
-    conn = connected(scripted_nsqd)
+    consumer = consume(scripted_nsqd.address, max_attempts=0)
+    conn = scripted_nsqd.subscribed("RDY 200")
     message_id = conn.message(b"x", attempts=attempts)
     [message] = batch_of(consumer)
     message.requeue(delay_s, backoff=False)
     conn.expect(f"REQ {message_id} {delay_ms}")
 
 
-def test_the_default_delay_has_a_limit(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
-    consumer = consume(scripted_nsqd.address, max_attempts=0)
-    conn = connected(scripted_nsqd)
-    message_id = conn.message(b"x", attempts=60_000)
-    [message] = batch_of(consumer)
-    message.requeue(backoff=False)
-    conn.expect(f"REQ {message_id} 900000")
-
-
-def test_a_message_is_handled_up_to_the_limit_then_given_up_and_finished(
-    nsqd: GoNsqd, consume: Consume, handle: Handle
-) -> None:
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, b"x")
-    handled: list[int] = []
-    given_up: list[int] = []
-
-    def fail(message: Message) -> None:
-        handled.append(message.attempts)
-        message.requeue(0, backoff=False)
-
-    def on_giving_up(message: Message) -> None:
-        given_up.append(message.attempts)
-        raise LookupError("is logged, and the message finished all the same")
-
-    more = {"on_giving_up": on_giving_up, "giving_up": "finish"}
-    consumer = consume(nsqd.tcp_address, max_attempts=3, more=more)
-    handle(consumer, fail)
-    wait_until(lambda: given_up, what="giving up")
-    wait_until(lambda: nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 0, what="the FIN")
-    assert (handled, given_up) == ([1, 2, 3], [4])
-    assert nsqd.depth(TOPIC, CHANNEL) == 0
-    assert consumer.stats.given_up == 1
-
-
-def test_the_http_port_is_named_at_once(nsqd: GoNsqd) -> None:
-    began = time.monotonic()
+def test_the_http_port_is_named(nsqd: GoNsqd) -> None:
     with pytest.raises(ProtocolError, match=nsqd.http_address) as caught:
         open_connection(parse_address(nsqd.http_address), ClientOptions(), None)
     assert "HTTP port" in caught.value.hint
-    assert time.monotonic() - began < patience_s(1)
 
 
-def test_nsqlookupds_tcp_port_is_named_at_once(
+def test_nsqlookupds_tcp_port_is_named(
     nsqlookupd: Callable[..., GoNsqlookupd],
 ) -> None:
     address = nsqlookupd().tcp_address
@@ -186,7 +123,7 @@ def test_a_message_is_answered_once_whoever_asks(
     scripted_nsqd: ScriptedNsqd, consume: Consume, in_background: InBackground
 ) -> None:
     consumer = consume(scripted_nsqd.address)
-    conn = connected(scripted_nsqd)
+    conn = scripted_nsqd.subscribed("RDY 200")
     both = threading.Barrier(2)
 
     def finish(message: Message) -> bool:
@@ -208,7 +145,7 @@ def test_answers_after_the_end_are_no_error_and_not_sent(
     scripted_nsqd: ScriptedNsqd, consume: Consume
 ) -> None:
     consumer = consume(scripted_nsqd.address, drain_timeout_s=0.1)
-    conn = connected(scripted_nsqd)
+    conn = scripted_nsqd.subscribed("RDY 200")
     conn.message(b"x")
     [message] = batch_of(consumer)
     conn.half_close()
@@ -222,12 +159,11 @@ def test_an_answer_never_goes_to_the_next_connection(
     scripted_nsqd: ScriptedNsqd, consume: Consume
 ) -> None:
     consumer = consume(scripted_nsqd.address)
-    conn = connected(scripted_nsqd)
+    conn = scripted_nsqd.subscribed("RDY 200")
     message_id = conn.message(b"x")
     [old] = batch_of(consumer)
     conn.close()
-    again = scripted_nsqd.accept()
-    again.subscribe(TOPIC, CHANNEL)
+    again = scripted_nsqd.subscribed()
     again.next_command()  # an RDY: the count falls with the time that `old` is held
     again.message(b"x", message_id=message_id, attempts=2)
     [new] = batch_of(consumer)
@@ -241,32 +177,16 @@ def test_a_redelivered_message_replaces_its_unanswered_delivery(
     scripted_nsqd: ScriptedNsqd, consume: Consume
 ) -> None:
     consumer = consume(scripted_nsqd.address)
-    conn = connected(scripted_nsqd)
+    conn = scripted_nsqd.subscribed("RDY 200")
     message_id = conn.message(b"x")
-    [old] = batch_of(consumer)
+    batch = batch_of(consumer)
+    [old] = batch
     conn.message(b"x", message_id=message_id, attempts=2)
     [new] = batch_of(consumer)
     assert old.is_answered
-    assert not old.finish()
-    assert new.finish()
-    conn.expect(f"FIN {message_id}")
-    wait_until(lambda: consumer._io.rdy.in_flight == 0, what="nothing in flight")
-
-
-def test_finishing_an_old_batch_leaves_a_redelivered_message_to_its_new_delivery(
-    scripted_nsqd: ScriptedNsqd, consume: Consume
-) -> None:
-    consumer = consume(scripted_nsqd.address)
-    conn = connected(scripted_nsqd)
-    message_id = conn.message(b"x")
-    old = batch_of(consumer)
-    conn.message(b"x", message_id=message_id, attempts=2)
-    [new] = batch_of(consumer)
-
-    assert old.finish() == 0
+    assert (old.finish(), batch.finish()) == (False, 0)
     assert not new.is_answered
     assert new.finish()
-
     conn.expect(f"FIN {message_id}")
     wait_until(lambda: consumer._io.rdy.in_flight == 0, what="nothing in flight")
 
@@ -275,7 +195,7 @@ def test_a_batch_is_finished_but_for_what_was_answered(
     scripted_nsqd: ScriptedNsqd, consume: Consume
 ) -> None:
     consumer = consume(scripted_nsqd.address)
-    conn = connected(scripted_nsqd)
+    conn = scripted_nsqd.subscribed("RDY 200")
     ids = [conn.message(b"x") for _ in range(4)]
     batch = Batch(batch_of(consumer).source, [])
     while len(batch) < 4:
@@ -290,16 +210,6 @@ def test_a_batch_is_finished_but_for_what_was_answered(
     assert batch.finish() == 0
     assert batch.requeue() == 0
     assert conn.not_yet_expected == []
-
-
-def test_touch_restarts_the_timeout(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
-    consumer = consume(scripted_nsqd.address)
-    conn = connected(scripted_nsqd)
-    message_id = conn.message(b"x")
-    [message] = batch_of(consumer)
-    assert message.touch()
-    conn.expect(f"TOUCH {message_id}")
-    assert not message.is_answered
 
 
 @pytest.mark.parametrize(

@@ -72,22 +72,6 @@ def test_every_event_in_every_mode(
     assert backoff.mode is next_mode
 
 
-def test_a_neutral_result_tests_again_at_the_same_level() -> None:
-    backoff = Backoff()
-    backoff.failure()
-    backoff.expire()
-    assert backoff.neutral() == Wait(2)
-    backoff.expire()
-    assert backoff.success() == Resume()
-
-
-def test_results_at_once_are_one_step() -> None:
-    backoff = Backoff()
-    actions = [backoff.failure() if i % 2 else backoff.success() for i in range(50)]
-    assert [action for action in actions if action] == [Wait(2)]
-    assert backoff.level == 1
-
-
 def test_level_three_needs_three_successes() -> None:
     backoff = backoff_at(3, BackoffMode.TEST)
     assert backoff.success() == Wait(4)
@@ -107,19 +91,6 @@ def test_at_the_cap_further_failures_do_not_lengthen_the_way_back() -> None:
         assert backoff.level == top
 
 
-def test_jitter_stays_between_zero_and_the_delay() -> None:
-    rng = random.Random(1)
-    for level in range(101):
-        backoff = Backoff(1, 120, full_jitter=True, rng=rng)
-        backoff.level = level
-        ceiling_s = backoff.ceiling_s(level)
-        for _ in range(100):
-            backoff.mode = BackoffMode.TEST
-            wait = backoff.neutral()
-            assert isinstance(wait, Wait)
-            assert 0 <= wait.delay_s <= ceiling_s <= 120
-
-
 def test_jitter_is_spread_over_the_whole_delay() -> None:
     backoff = Backoff(1, 120, full_jitter=True, rng=random.Random(1))
     backoff.level = 5
@@ -131,13 +102,11 @@ def test_jitter_is_spread_over_the_whole_delay() -> None:
         delays_s.append(wait.delay_s)
 
     ceiling_s = backoff.ceiling_s(5)
+    assert min(delays_s) >= 0
+    assert max(delays_s) <= ceiling_s <= 120
     assert min(delays_s) < ceiling_s / 10
     assert max(delays_s) > ceiling_s * 9 / 10
     assert len(set(delays_s)) == 200
-
-
-def test_jitter_of_zero_is_zero() -> None:
-    assert Backoff(0, 120, full_jitter=True).failure() == Wait(0)
 
 
 @given(

@@ -12,10 +12,9 @@ from plugins.clients import CHANNEL, TOPIC, Consume, Handle, Produce
 from plugins.daemons import GoNsqd
 from plugins.network import TO_CLIENT, Proxy
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.waiting import SLOWNESS, patience_s, wait_until
+from plugins.waiting import patience_s, wait_until
 
 import nsqtools
-from nsqtools.client.message import Message
 from nsqtools.errors import NsqError
 
 WAIT_S = patience_s(15.0)
@@ -44,7 +43,7 @@ def test_a_slow_handler_and_redeliveries_do_not_stop_heartbeats(
     began = time.monotonic()
     handle(consumer, lambda message: is_over.wait(WAIT_S))
     # nsqd looks for new channels with timeouts every five seconds
-    wait_until(lambda: consumer.stats.received > 3, what="a delivery anew", timeout_s=10)
+    wait_until(lambda: consumer.stats.received > 3, what="a second delivery", timeout_s=10)
     time.sleep(max(0.0, began + 2.5 * BEAT_S - time.monotonic()))
     assert errors == []
     assert consumer.connections == [nsqd.tcp_address]
@@ -53,40 +52,6 @@ def test_a_slow_handler_and_redeliveries_do_not_stop_heartbeats(
     wait_until(
         lambda: nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 0, what="nothing in flight"
     )
-
-
-def test_a_handler_on_its_own_thread_outlasts_heartbeats(nsqd: GoNsqd, consume: Consume) -> None:
-    """nsqd closes after two unanswered ones; this waits for three."""
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, b"x")
-    errors: list[NsqError] = []
-    consumer = consume(
-        nsqd.tcp_address, heartbeat_interval_s=BEAT_S, more={"on_error": errors.append}
-    )
-    [message] = consumer.next_batch(timeout_s=patience_s(5)) or []
-    with pytest.raises(AssertionError):
-        wait_until(lambda: errors, what="a lost connection", timeout_s=3.2 * BEAT_S / SLOWNESS)
-    assert message.finish()
-
-
-def test_a_connection_lost_with_messages_in_flight_is_recreated(
-    scripted_nsqd: ScriptedNsqd, consume: Consume
-) -> None:
-    consumer = consume(scripted_nsqd.address, drain_timeout_s=0.2)
-    conn = scripted_nsqd.accept()
-    conn.subscribe(TOPIC, CHANNEL)
-    conn.skip_to("RDY 200")
-    for _ in range(3):
-        conn.message(b"x")
-    held: list[Message] = []
-    while len(held) < 3:
-        held += consumer.next_batch(timeout_s=patience_s(5)) or []
-    conn.close()
-    again = scripted_nsqd.accept()
-    again.subscribe(TOPIC, CHANNEL)
-    again.expect("RDY 1")
-    assert all(message.is_answered for message in held)
-    assert consumer.stop(timeout_s=patience_s(5))
 
 
 def test_a_silent_peer_is_given_up(
@@ -105,18 +70,12 @@ def test_a_silent_peer_is_given_up(
     wait_until(lambda: consumer.connections, what="a new connection")
 
 
-def test_an_idle_producer_is_not_timed_out_by_its_last_write(
+def test_an_idle_producer_is_not_timed_out_by_its_last_write_nor_without_heartbeats(
     nsqd: GoNsqd, produce: Produce
 ) -> None:
-    producer = produce(nsqd.tcp_address, write_timeout_s=0.1)
-    producer.publish(TOPIC, b"x")
-    time.sleep(1.3)  # longer than the time-out, and than the second in which a loss is noticed
-    producer.publish(TOPIC, b"x")
-    assert clients_seen(nsqd) == 1
-
-
-def test_a_producer_without_heartbeats_may_idle(nsqd: GoNsqd, produce: Produce) -> None:
-    producer = produce(nsqd.tcp_address, heartbeat_interval_s=-1, read_timeout_s=0.1)
+    producer = produce(
+        nsqd.tcp_address, heartbeat_interval_s=-1, read_timeout_s=0.1, write_timeout_s=0.1
+    )
     producer.publish(TOPIC, b"x")
     time.sleep(1.3)  # longer than the time-out, and than the second in which a loss is noticed
     producer.publish(TOPIC, b"x")
@@ -188,15 +147,6 @@ def test_descriptors_do_not_leak(nsqd: GoNsqd, consume: Consume, produce: Produc
 
     once()
     before = descriptors()
-    for _ in range(50):
+    for _ in range(20):
         once()
     wait_until(lambda: descriptors() <= before, what="no more descriptors than before")
-
-
-def test_what_is_never_started_holds_no_descriptor(consume: Consume, produce: Produce) -> None:
-    before = set(Path("/proc/self/fd").iterdir())
-    consumer = consume("localhost", started=False)
-    produce("localhost")
-    assert set(Path("/proc/self/fd").iterdir()) <= before
-    assert consumer.stop()
-    assert list(consumer) == []

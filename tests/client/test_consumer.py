@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from plugins.clients import CHANNEL, TOPIC, Consume, Handle
+from plugins.clients import CHANNEL, TOPIC, Consume, Handle, take
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -40,11 +40,6 @@ def test_what_cannot_work_is_refused_at_once(arguments: dict[str, Any]) -> None:
         Consumer(**(usable | arguments))
 
 
-def test_one_address_may_stand_alone(nsqd: GoNsqd) -> None:
-    with Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address) as consumer:
-        wait_until(lambda: consumer.connections == [nsqd.tcp_address], what="a connection")
-
-
 def test_a_message_knows_where_it_came_from(nsqd: GoNsqd, consume: Consume) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, b"body")
@@ -66,10 +61,7 @@ def test_next_batch_gives_up_after_its_time(nsqd: GoNsqd, consume: Consume) -> N
     assert list(consumer.batches(timeout_s=0.05)) == []
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_a_handlers_result_is_the_answer(
-    nsqd: GoNsqd, consume: Consume, handle: Handle, workers: int
-) -> None:
+def test_a_handlers_result_is_the_answer(nsqd: GoNsqd, consume: Consume, handle: Handle) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, b"true", b"none", b"false", b"raise", b"neutral", b"own")
     attempts: dict[bytes, int] = {}
@@ -88,7 +80,7 @@ def test_a_handlers_result_is_the_answer(
         return {b"true": True, b"none": None, b"false": False}[message.body]
 
     consumer = consume(nsqd.tcp_address, default_requeue_delay_s=0.0, backoff_multiplier_s=0.01)
-    handle(consumer, answer, workers=workers)
+    handle(consumer, answer, workers=4)
     wait_until(lambda: consumer.stats.finished == 6, what="six messages")
     assert {body for body, count in attempts.items() if count > 1} == {
         b"false",
@@ -98,21 +90,6 @@ def test_a_handlers_result_is_the_answer(
     }
 
 
-def test_breaking_out_of_a_loop_gives_back_what_was_not_reached(
-    nsqd: GoNsqd, consume: Consume
-) -> None:
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, *[b"x"] * 100)
-    consumer = consume(nsqd.tcp_address, max_in_flight=100)
-    for number, message in enumerate(consumer):
-        message.finish()
-        if number == 1:  # the first comes alone
-            break
-    again = (message for batch in consumer.batches() for message in batch if message.attempts == 2)
-    assert next(again).body == b"x"
-    assert consumer.stats.finished == 2
-
-
 def test_is_starved_when_all_that_is_allowed_is_held(nsqd: GoNsqd, consume: Consume) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)
     consumer = consume(nsqd.tcp_address, max_in_flight=4)
@@ -120,10 +97,7 @@ def test_is_starved_when_all_that_is_allowed_is_held(nsqd: GoNsqd, consume: Cons
     nsqd.publish(TOPIC, *[b"x"] * 10)
     wait_until(lambda: consumer.is_starved and consumer.stats.received == 4, what="starving")
     consumer.set_max_in_flight(0)
-    held: list[Message] = []
-    while len(held) < 4:
-        held += consumer.next_batch(timeout_s=patience_s(5)) or []
-    for message in held:
+    for message in take(consumer, 4):
         message.finish()
     wait_until(lambda: not consumer.is_starved, what="room")
     with pytest.raises(ConfigurationError):

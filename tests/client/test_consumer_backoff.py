@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import queue
 
-from plugins.clients import CHANNEL, TOPIC, Consume, Handle
-from plugins.scripted_nsqd import Connection, ScriptedNsqd
+from plugins.clients import Consume, Handle
+from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer
@@ -13,19 +13,12 @@ from nsqtools.client.handling import RequeueWithoutBackoff
 from nsqtools.client.message import Message
 
 QUICK = {"backoff_multiplier_s": 0.02}  # first delays: 40, 80, 160 ms
-SLOW = {"backoff_multiplier_s": 60.0}
 
 
 def as_the_body_says(message: Message) -> bool:
     if message.body == b"neutral":
         raise RequeueWithoutBackoff(0)
     return message.body == b"good"
-
-
-def connected(nsqd: ScriptedNsqd) -> Connection:
-    conn = nsqd.accept()
-    conn.subscribe(TOPIC, CHANNEL)
-    return conn
 
 
 def is_at(consumer: Consumer, level: int) -> None:
@@ -38,11 +31,10 @@ def test_the_order_of_go_nsqs_own_scenario(
     """Fail, fail, good, good: RDY 0 before each answer, RDY 1 after each wait, all at the end."""
     consumer = consume(scripted_nsqd.address, max_in_flight=5, **QUICK)
     handle(consumer, as_the_body_says)
-    conn = connected(scripted_nsqd)
-    conn.skip_to("RDY 5")
+    conn = scripted_nsqd.subscribed("RDY 5")
     first = conn.message(b"bad")
-    conn.expect("RDY 0")
-    conn.expect(f"REQ {first} 90000")
+    # in one write: nsqd would send one more message in between
+    assert conn.expect("RDY 0").read == conn.expect(f"REQ {first} 90000").read
     conn.expect("RDY 1")
     second = conn.message(b"bad")
     conn.expect("RDY 0")
@@ -62,12 +54,11 @@ def test_a_connection_made_in_backoff_is_tested(
 ) -> None:
     consumer = consume(scripted_nsqd.address, max_in_flight=5, **QUICK)
     handle(consumer, as_the_body_says)
-    conn = connected(scripted_nsqd)
-    conn.skip_to("RDY 5")
+    conn = scripted_nsqd.subscribed("RDY 5")
     conn.message(b"bad")
     conn.expect("RDY 0")
     conn.close()
-    again = connected(scripted_nsqd)
+    again = scripted_nsqd.subscribed()
     again.expect("RDY 1")
     assert again.not_yet_expected == []
 
@@ -77,8 +68,7 @@ def test_a_requeue_without_backoff_is_tested_again(
 ) -> None:
     consumer = consume(scripted_nsqd.address, max_in_flight=5, **QUICK)
     handle(consumer, as_the_body_says)
-    conn = connected(scripted_nsqd)
-    conn.skip_to("RDY 5")
+    conn = scripted_nsqd.subscribed("RDY 5")
     conn.message(b"bad")
     conn.skip_to("RDY 1")
     neutral = conn.message(b"neutral")
@@ -88,25 +78,6 @@ def test_a_requeue_without_backoff_is_tested_again(
     assert consumer._io.backoff.level == 1
     conn.message(b"good")
     conn.expect("RDY 5")
-
-
-def test_fifty_results_at_once_are_one_step(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
-    consumer = consume(scripted_nsqd.address, max_in_flight=50, **SLOW)
-    conn = connected(scripted_nsqd)
-    conn.skip_to("RDY 50")
-    for _ in range(50):
-        conn.message(b"x")
-    taken: list[Message] = []
-    while len(taken) < 50:
-        taken += consumer.next_batch(timeout_s=patience_s(5)) or []
-    for message in taken[::2]:
-        message.requeue(0)
-    for message in taken[1::2]:
-        message.finish()
-    wait_until(
-        lambda: (consumer.stats.finished, consumer.stats.requeued) == (25, 25), what="50 results"
-    )
-    assert consumer._io.backoff.level == 1
 
 
 def test_giving_up_is_neither_success_nor_failure(
@@ -126,8 +97,7 @@ def test_giving_up_is_neither_success_nor_failure(
         **QUICK,
     )
     handle(consumer, as_the_body_says)
-    conn = connected(scripted_nsqd)
-    conn.skip_to("RDY 5")
+    conn = scripted_nsqd.subscribed("RDY 5")
     hopeless = conn.message(b"bad")
     conn.skip_to("RDY 1")
     conn.message(b"bad", message_id=hopeless, attempts=4)
@@ -136,14 +106,3 @@ def test_giving_up_is_neither_success_nor_failure(
     is_at(consumer, 1)
     conn.message(b"good")
     conn.expect("RDY 5")
-
-
-def test_without_backoff_failures_only_requeue(
-    scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
-) -> None:
-    consumer = consume(scripted_nsqd.address, max_in_flight=5, max_backoff_duration_s=0)
-    handle(consumer, as_the_body_says)
-    conn = connected(scripted_nsqd)
-    conn.skip_to("RDY 5")
-    message_id = conn.message(b"bad")
-    conn.expect(f"REQ {message_id} 90000")

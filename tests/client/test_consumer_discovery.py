@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import logging
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from plugins.clients import CHANNEL, TOPIC, Consume, Handle
+from plugins.clients import TOPIC, Consume, Handle
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.errors import ConnectionFailed, NsqError
+from nsqtools.errors import ConnectionFailed
 
 GoNsqdFactory = Callable[..., GoNsqd]
 LookupdFactory = Callable[..., GoNsqlookupd]
@@ -44,23 +43,6 @@ def test_a_topic_that_is_not_there_yet_is_not_an_error(
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
-def test_messages_flow_on_when_lookupd_is_gone(
-    nsqlookupd: LookupdFactory, go_nsqd: GoNsqdFactory, consume: Consume
-) -> None:
-    lookupd = nsqlookupd()
-    nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
-    nsqd.create_topic(TOPIC)
-    consumer = consume(lookupd=lookupd.http_address, lookupd_poll_interval_s=0.02)
-    wait_until(lambda: consumer.connections, what="the nsqd")
-    lookupd.kill()
-    for _ in range(20):
-        nsqd.publish(TOPIC, b"x")
-        batch = consumer.next_batch(timeout_s=patience_s(5))
-        assert batch
-        batch.finish()
-    assert consumer.connections == [nsqd.tcp_address]
-
-
 def test_all_lookupd_are_asked_and_a_dead_one_hides_nothing(
     scripted_lookupd: ScriptedLookupdFactory, go_nsqd: GoNsqdFactory, consume: Consume
 ) -> None:
@@ -77,7 +59,7 @@ def test_all_lookupd_are_asked_and_a_dead_one_hides_nothing(
     assert all(len(lookupd.requests) == 1 for lookupd in lookupds)
 
 
-def test_two_hundred_polls_leak_nothing(
+def test_fifty_polls_leak_nothing(
     scripted_lookupd: ScriptedLookupdFactory, consume: Consume
 ) -> None:
     def descriptors() -> int:
@@ -87,7 +69,7 @@ def test_two_hundred_polls_leak_nothing(
     consume(lookupd=[lookupd.address, "127.0.0.1:1"], lookupd_poll_interval_s=0.01)
     wait_until(lambda: len(lookupd.requests) > 5, what="some polls")
     before = descriptors()
-    wait_until(lambda: len(lookupd.requests) > 205, what="200 polls", timeout_s=20)
+    wait_until(lambda: len(lookupd.requests) > 55, what="50 polls", timeout_s=20)
     # but for what is under way
     wait_until(lambda: descriptors() <= before + 2, what="no more descriptors than before")
 
@@ -113,9 +95,7 @@ def test_a_deleted_topic_is_not_recreated_by_reconnecting(
     lookupd = scripted_lookupd()
     lookupd.list_nsqd(scripted_nsqd.address)
     consumer = consume(lookupd=lookupd.address, lookupd_poll_interval_s=0.05)
-    conn = scripted_nsqd.accept()
-    conn.subscribe(TOPIC, CHANNEL)
-    conn.expect("RDY 1")
+    conn = scripted_nsqd.subscribed("RDY 1")
     conn.heartbeat()
     conn.skip_to("NOP")
     lookupd.list_nsqd()
@@ -144,9 +124,7 @@ def test_a_name_is_resolved_at_every_connect(
 
         monkeypatch.setattr(socket, "getaddrinfo", moved)
         consume("nsqd.test:4150")
-        conn = first.accept()
-        conn.subscribe(TOPIC, CHANNEL)
-        conn.close()
+        first.subscribed().close()
         second.accept()
 
 
@@ -164,16 +142,6 @@ def test_the_json_of_nsq_1_and_of_nsq_0_3(
     assert path == f"/lookup?topic={TOPIC}"
     assert headers["Accept"] == "application/vnd.nsq; version=1.0"
     assert "Authorization" not in headers
-
-
-def test_a_secret_goes_to_lookupd_only_when_asked_for(
-    scripted_lookupd: ScriptedLookupdFactory, consume: Consume
-) -> None:
-    silent, told = scripted_lookupd(), scripted_lookupd()
-    consume(lookupd=silent.address, auth_secret="hush", fail_fast=True)
-    consume(lookupd=told.address, auth_secret="hush", lookupd_authorization=True, fail_fast=True)
-    assert "Authorization" not in silent.requests[0][1]
-    assert told.requests[0][1]["Authorization"] == "Bearer hush"
 
 
 def test_a_lookupd_that_hangs_delays_no_other(
@@ -195,35 +163,14 @@ def test_a_lookupd_that_hangs_delays_no_other(
     assert consumer.stop(timeout_s=patience_s(2))
 
 
-def test_a_direct_nsqd_that_no_lookupd_lists_is_connected_again(
-    scripted_lookupd: ScriptedLookupdFactory, nsqd: GoNsqd, consume: Consume
-) -> None:
-    consumer = consume(nsqd.tcp_address, lookupd=scripted_lookupd().address)
-    wait_until(lambda: consumer.connections, what="the nsqd")
-    nsqd.kill()
-    wait_until(lambda: not consumer.connections, what="the loss")
-    nsqd.start()
-    wait_until(lambda: consumer.connections, what="the nsqd again")
-
-
 def test_no_lookupd_that_answers_is_an_error_when_failing_fast(
     deaf_address: str, consume: Consume
 ) -> None:
     consumer = consume(
         lookupd=["127.0.0.1:1", deaf_address], lookupd_poll_timeout_s=0.5, started=False
     )
-    began = time.monotonic()
-    with pytest.raises(NsqError) as caught:
+    with pytest.raises(ConnectionFailed):
         consumer.start(fail_fast=True)
-    assert isinstance(caught.value, ConnectionFailed)
-    assert time.monotonic() - began < patience_s(3)
-
-
-def test_one_lookupd_that_answers_is_enough_when_failing_fast(
-    scripted_lookupd: ScriptedLookupdFactory, consume: Consume
-) -> None:
-    consumer = consume(lookupd=["127.0.0.1:1", scripted_lookupd().address], fail_fast=True)
-    assert consumer.connections == []
 
 
 def test_an_unreachable_broadcast_address_is_mapped(
@@ -234,20 +181,6 @@ def test_an_unreachable_broadcast_address_is_mapped(
     consumer = consume(
         lookupd=lookupd.address,
         more={"address_map": {"nsqd.internal:4150": nsqd.tcp_address}},
-        fail_fast=True,
-    )
-    assert consumer.connections == [nsqd.tcp_address]
-
-
-def test_a_host_is_mapped_for_all_its_ports(
-    scripted_lookupd: ScriptedLookupdFactory, nsqd: GoNsqd, consume: Consume
-) -> None:
-    lookupd = scripted_lookupd()
-    port = nsqd.tcp_address.rpartition(":")[2]
-    lookupd.list_nsqd(f"nsqd.internal:{port}")
-    consumer = consume(
-        lookupd=lookupd.address,
-        more={"address_map": {"nsqd.internal": "127.0.0.1"}},
         fail_fast=True,
     )
     assert consumer.connections == [nsqd.tcp_address]

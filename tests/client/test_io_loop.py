@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -12,13 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from plugins.clients import TOPIC, Consume, Handle, Produce
+from plugins.clients import TOPIC, Consume, Produce, take
 from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.background import MAX_DOUBTFUL, MAX_THREADS, Background
-from nsqtools.client.consumer import Consumer
 from nsqtools.client.io_loop import LoopMember
 
 
@@ -47,10 +45,9 @@ def test_a_hundred_consumers_are_a_handful_of_threads_and_a_descriptor_each(
     for n in range(100):
         producer.publish(f"topic-{n}", b"%d" % n)
     for n, consumer in enumerate(consumers):
-        batch = consumer.next_batch(patience_s(5))
-        assert batch is not None
-        assert [message.body for message in batch] == [b"%d" % n]
-        batch.finish()
+        [message] = take(consumer, 1)
+        assert message.body == b"%d" % n
+        message.finish()
     assert len(io_threads()) == 1
     for consumer in consumers:
         consumer.begin_stop()
@@ -97,11 +94,6 @@ def test_the_io_thread_ends_with_its_last_member(nsqd: GoNsqd) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def consume_all(consumer: Consumer) -> None:
-    for batch in consumer.batches(timeout_s=patience_s(5)):
-        batch.finish()
-
-
 @pytest.mark.parametrize("place", ["call", "timer", "turn", "bytes", "flush"])
 def test_a_consumer_that_fails_by_a_defect_ends_alone(
     nsqd: GoNsqd, consume: Consume, produce: Produce, place: str
@@ -131,14 +123,12 @@ def test_a_consumer_that_fails_by_a_defect_ends_alone(
     consumer._io.loop.call_soon(break_it)
     producer.publish(TOPIC, b"y")
     with pytest.raises(RuntimeError, match="I/O thread failed"):
-        consume_all(consumer)
+        take(consumer, 3)
     assert not consumer.connections
 
     producer.publish("other", b"z")
-    batch = other.next_batch(patience_s(5))
-    assert batch is not None
-    assert batch[0].body == b"z"
-    batch.finish()
+    [message] = take(other, 1)
+    assert message.body == b"z"
 
 
 def test_an_nsqd_that_hangs_does_not_hold_up_the_others(
@@ -153,37 +143,7 @@ def test_an_nsqd_that_hangs_does_not_hold_up_the_others(
     assert not any(each._io.settled.is_set() for each in hung)  # they are still being tried
 
 
-def test_a_child_leaves_the_thread_and_its_sockets_to_the_parent(
-    nsqd: GoNsqd, consume: Consume, handle: Handle
-) -> None:
-    consumer = consume(nsqd.tcp_address, fail_fast=True)
-    sockets = [fd for fd in _open_sockets() if fd not in (0, 1, 2)]
-    assert sockets
-    child = os.fork()
-    if not child:
-        try:
-            is_stopped = consumer.stop(timeout_s=patience_s(5))  # nothing to wait for here
-            os._exit(0 if is_stopped and not consumer._io.loop.is_own_thread else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert consumer.connections
-    nsqd.publish(TOPIC, b"still here")
-    batch = consumer.next_batch(patience_s(5))
-    assert batch is not None
-    batch.finish()
-
-
-def _open_sockets() -> Iterator[int]:
-    for path in Path("/proc/self/fd").iterdir():
-        try:
-            if os.readlink(path).startswith("socket:"):
-                yield int(path.name)
-        except OSError:
-            pass
-
-
-def test_a_child_closes_its_copies_of_the_sockets(nsqd: GoNsqd) -> None:
+def test_a_child_closes_its_copies_of_the_sockets_and_the_parent_goes_on(nsqd: GoNsqd) -> None:
     program = """
         import os, sys, warnings
         from nsqtools import Consumer, Producer
@@ -198,8 +158,10 @@ def test_a_child_closes_its_copies_of_the_sockets(nsqd: GoNsqd) -> None:
                 pass
             pid = os.fork()
             if not pid:
-                os._exit(files() - before)
+                os._exit(files() - before if consumer.stop(timeout_s=5) else 99)
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            assert consumer.connections
+            next(iter(consumer)).finish()
         """
     done = run(program, nsqd.tcp_address)
     assert (done.returncode, done.stderr) == (0, "")
@@ -229,14 +191,12 @@ def test_a_message_after_a_long_idle_time_is_handed_out_at_once(
 ) -> None:
     """Nothing ticks for it then; what came after a long sleep must not look as old as the sleep."""
     consumer = consume(nsqd.tcp_address, fail_fast=True, msg_timeout_s=3)
-    for _ in range(2):
-        time.sleep(3.2)
-        published_after = time.monotonic()
-        nsqd.publish(TOPIC, b"x")
-        batch = consumer.next_batch(patience_s(5))
-        assert batch is not None
-        assert batch[0].received_at > published_after - 0.5
-        batch.finish()
+    time.sleep(3.2)
+    published_after = time.monotonic()
+    nsqd.publish(TOPIC, b"x")
+    [message] = take(consumer, 1)
+    assert message.received_at > published_after - 0.5
+    message.finish()
     assert consumer.stats.expired == 0
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from plugins.certificates import Certificates
-from plugins.clients import CHANNEL, TOPIC, Consume, Produce
+from plugins.clients import CHANNEL, TOPIC, Consume, Produce, take
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s
 
@@ -37,19 +37,13 @@ def cases() -> Iterator[Any]:
             yield pytest.param(mode, size, window, marks=[] if is_short else pytest.mark.slow)
 
 
-def read(consumer: Consumer, count: int) -> list[bytes]:
+def finished(consumer: Consumer, count: int) -> list[bytes]:
     bodies: list[bytes] = []
-    while len(bodies) < count:
-        batch = consumer.next_batch(timeout_s=patience_s(10))
-        assert batch, f"{len(bodies)} of {count} messages"
-        bodies += [message.body for message in batch]
-        batch.finish()
+    while len(bodies) < count:  # more may come only when these are answered
+        for message in take(consumer, 1):
+            bodies.append(message.body)
+            message.finish()
     return bodies
-
-
-@pytest.fixture
-def tls_nsqd(go_nsqd: Callable[..., GoNsqd], certificates: Certificates) -> GoNsqd:
-    return go_nsqd(*certificates.server.nsqd_flags)
 
 
 @pytest.mark.parametrize(("mode", "size", "window"), list(cases()), ids=name)
@@ -71,7 +65,7 @@ def test_what_is_published_is_consumed(
         producer.submit(TOPIC, [body])
     producer.publish_many(TOPIC, bodies[count // 2 :])
     consumer = consume(tls_nsqd.tcp_address, max_in_flight=window, **options)
-    assert sorted(read(consumer, count)) == bodies
+    assert sorted(finished(consumer, count)) == bodies
     assert consumer.stop(timeout_s=patience_s(5))
     stats = tls_nsqd.channel_stats(TOPIC, CHANNEL)
     assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (0, 0, 0)
@@ -93,5 +87,5 @@ def test_a_lone_message_does_not_wait_for_a_buffer(
     for _ in range(3):
         began = time.monotonic()
         producer.publish(TOPIC, b"x")
-        read(consumer, 1)
+        finished(consumer, 1)
         assert time.monotonic() - began < patience_s(1)

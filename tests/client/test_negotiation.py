@@ -23,7 +23,7 @@ import pytest
 import snappy
 from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
-from plugins.clients import CHANNEL, OPTIONS, TOPIC, Consume, Handle, Produce
+from plugins.clients import CHANNEL, OPTIONS, TOPIC, Consume, Handle, Produce, take
 from plugins.daemons import GoNsqd
 from plugins.network import Proxy
 from plugins.scripted_nsqd import ScriptedNsqd
@@ -57,11 +57,6 @@ def names(mode: dict[str, bool]) -> str:
 def open_to(address: str, **options: Any) -> Connection:
     settled = replace(OPTIONS, **options)
     return open_connection(parse_address(address), settled, tls_context(settled))
-
-
-@pytest.fixture
-def tls_nsqd(go_nsqd: Callable[..., GoNsqd], certificates: Certificates) -> GoNsqd:
-    return go_nsqd(*certificates.server.nsqd_flags)
 
 
 @pytest.fixture
@@ -107,17 +102,6 @@ def test_compressed_bytes_after_the_reply_are_not_lost(
         opening.result(patience_s(5)).close()
 
 
-def test_nothing_is_sent_after_identify(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
-    consume(scripted_nsqd.address)
-    conn = scripted_nsqd.accept()
-    identify = conn.expect("IDENTIFY")
-    conn.reply_identify()
-    subscribe = conn.expect(f"SUB {TOPIC} {CHANNEL}")
-    conn.ok()
-    ready = conn.expect("RDY 1")
-    assert identify.read < subscribe.read < ready.read
-
-
 @pytest.mark.parametrize("mode", MODES, ids=names)
 def test_one_byte_at_a_time(
     tls_nsqd: GoNsqd,
@@ -131,13 +115,7 @@ def test_one_byte_at_a_time(
     proxy = proxy_to(tls_nsqd.tcp_address)
     proxy.piece_size = 1
     consumer = consume(proxy.address, tls_root_ca_file=str(certificates.ca), **mode)
-    bodies: list[bytes] = []
-    while len(bodies) < 2:
-        batch = consumer.next_batch(timeout_s=patience_s(10))
-        assert batch, bodies
-        bodies += [message.body for message in batch]
-        batch.finish()
-    assert sorted(bodies) == [b"x" * 200, b"y"]
+    assert sorted(message.body for message in take(consumer, 2)) == [b"x" * 200, b"y"]
 
 
 @pytest.mark.usefixtures("small_buffers")
@@ -160,12 +138,10 @@ def test_large_publishes_in_little_pieces(
     consumer = consume(tls_nsqd.tcp_address, tls_root_ca_file=str(certificates.ca), **mode)
     received: list[bytes] = []
     while len(received) < 13:
-        batch = consumer.next_batch(timeout_s=patience_s(10))
-        assert batch
-        received += [message.body for message in batch]
-        for message in batch:  # RDY changes and FINs while others wait to be sent
+        for message in take(consumer, 1):  # RDY changes and FINs while others wait to be sent
+            received.append(message.body)
             message.touch()
-        batch.finish()
+            message.finish()
     assert sorted(received) == sorted([body] * 3 + [b"small"] * 10)
     assert consumer.stats.late == 0
 
@@ -292,25 +268,14 @@ def test_tls_that_is_not_offered_is_refused_and_the_secret_stays(
     assert all(b"hush" not in command.body for command in conn.commands)
 
 
-def test_clear_text_after_the_tls_agreement_is_refused(
-    scripted_nsqd: ScriptedNsqd, in_background: InBackground
+@pytest.mark.parametrize("glued", [OK_FRAME, b""], ids=["clear text", "an error"])
+def test_a_peer_that_does_no_tls_in_the_end_is_refused_and_named(
+    scripted_nsqd: ScriptedNsqd, in_background: InBackground, glued: bytes
 ) -> None:
     opening = in_background(open_to, scripted_nsqd.address, tls_v1=True)
-    conn = scripted_nsqd.accept()
-    conn.expect("IDENTIFY")
-    conn.reply_identify(tls_v1=True, glued=OK_FRAME)
-    with pytest.raises(NsqError, match="clear text"):
-        opening.result(patience_s(5))
-
-
-def test_a_peer_that_does_no_tls_in_the_end_is_named(
-    scripted_nsqd: ScriptedNsqd, in_background: InBackground
-) -> None:
-    opening = in_background(open_to, scripted_nsqd.address, tls_v1=True)
-    conn = scripted_nsqd.accept()
-    conn.expect("IDENTIFY")
-    conn.reply_identify(tls_v1=True)
-    conn.error("E_IDENTIFY_FAILED upgrade failed")
+    conn = scripted_nsqd.identified(tls_v1=True, glued=glued)
+    if not glued:
+        conn.error("E_IDENTIFY_FAILED upgrade failed")
     with pytest.raises(NsqError, match=scripted_nsqd.address):
         opening.result(patience_s(5))
 
@@ -319,9 +284,7 @@ def test_compression_that_is_not_offered_is_said_and_done_without(
     scripted_nsqd: ScriptedNsqd, consume: Consume, caplog: pytest.LogCaptureFixture
 ) -> None:
     consume(scripted_nsqd.address, snappy=True)
-    conn = scripted_nsqd.accept()
-    conn.subscribe(TOPIC, CHANNEL)
-    conn.expect("RDY 1")
+    scripted_nsqd.subscribed("RDY 1")
     assert f"{scripted_nsqd.address} does not offer snappy" in caplog.text
 
 
@@ -332,23 +295,17 @@ def test_auth_comes_when_it_is_required_and_before_sub(
     scripted_nsqd: ScriptedNsqd, consume: Consume
 ) -> None:
     consume(scripted_nsqd.address, auth_secret="hush")
-    conn = scripted_nsqd.accept()
-    conn.expect("IDENTIFY")
-    conn.reply_identify(auth_required=True)
+    conn = scripted_nsqd.identified(auth_required=True)
     assert conn.expect("AUTH").body == b"hush"
     conn.send(struct.pack(">II", 6, 0) + json.dumps({}).encode())
     conn.expect(f"SUB {TOPIC} {CHANNEL}")
 
 
 def test_a_secret_is_not_sent_to_an_nsqd_that_does_not_ask_for_one(
-    nsqd: GoNsqd, scripted_nsqd: ScriptedNsqd, consume: Consume
+    scripted_nsqd: ScriptedNsqd, consume: Consume
 ) -> None:
-    consumer = consume(nsqd.tcp_address, auth_secret="hush")
-    wait_until(lambda: consumer.connections, what="a connection")
     consume(scripted_nsqd.address, auth_secret="hush")
-    conn = scripted_nsqd.accept()
-    conn.subscribe(TOPIC, CHANNEL)
-    conn.expect("RDY 1")
+    conn = scripted_nsqd.subscribed("RDY 1")
     assert [c.line for c in conn.commands if c.line == "AUTH"] == []
 
 

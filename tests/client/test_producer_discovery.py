@@ -52,17 +52,6 @@ def connected(producer: Producer) -> list[str]:
     return [name for name, link in links(producer).items() if link.connection is not None]
 
 
-def test_messages_go_to_an_nsqd_that_nsqlookupd_knows(
-    nsqlookupd: LookupdFactory, go_nsqd: GoNsqdFactory, make: Make
-) -> None:
-    """The topic need not exist anywhere."""
-    lookupd = nsqlookupd()
-    nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
-    producer = make(lookupd.http_address, more={"retry_timeout_s": patience_s(10)})
-    producer.publish(TOPIC, b"x")
-    assert nsqd.depth(TOPIC) == 1
-
-
 def test_round_robin_spreads_over_all_and_takes_in_a_new_one(
     nsqlookupd: LookupdFactory, go_nsqd: GoNsqdFactory, make: Make
 ) -> None:
@@ -237,25 +226,6 @@ def test_a_stop_ends_the_polling(scripted_lookupd: ScriptedLookupdFactory, make:
 # -- whom to believe: an announcement is only a claim ---------------------------------------------
 
 
-def test_only_allowed_addresses_are_published_to(
-    scripted_lookupd: ScriptedLookupdFactory,
-    scripted_nsqd: ScriptedNsqd,
-    go_nsqd: GoNsqdFactory,
-    make: Make,
-) -> None:
-    lookupd, nsqd = scripted_lookupd(), go_nsqd()
-    lookupd.list_nsqd(scripted_nsqd.address, nsqd.tcp_address)
-    port = nsqd.tcp_address.rpartition(":")[2]
-    producer = make(
-        lookupd.address,
-        more={"mode": "round-robin", "retry_timeout_s": 10},
-        allow_announced=f"127.0.0.1:{port}",
-    )
-    for _ in range(5):
-        producer.publish(TOPIC, b"x")
-    assert list(links(producer)) == [nsqd.tcp_address]
-
-
 def test_no_more_nsqd_are_believed_than_allowed(
     scripted_lookupd: ScriptedLookupdFactory, make: Make
 ) -> None:
@@ -275,19 +245,6 @@ def test_the_secret_goes_to_no_announced_nsqd_in_plain_text_where_that_is_forbid
     lookupd.list_nsqd(scripted_nsqd.address)
     producer = make(lookupd.address, auth_secret="hush", auth_requires_tls=True)
     publication = producer.submit(TOPIC, [b"x"])
-    conn = scripted_nsqd.accept()
-    conn.expect("IDENTIFY")
-    conn.reply_identify(auth_required=True)
+    scripted_nsqd.identified(auth_required=True)
     with pytest.raises(PublishRefused, match="plain text"):
         publication.wait(patience_s(5))
-
-
-def test_announced_addresses_are_mapped(
-    scripted_lookupd: ScriptedLookupdFactory, go_nsqd: GoNsqdFactory, make: Make
-) -> None:
-    lookupd, nsqd = scripted_lookupd(), go_nsqd()
-    lookupd.list_nsqd("10.255.255.1:4150")
-    address_map = {"10.255.255.1:4150": nsqd.tcp_address}
-    producer = make(lookupd.address, more={"address_map": address_map, "retry_timeout_s": 10})
-    producer.publish(TOPIC, b"x")
-    assert nsqd.depth(TOPIC) == 1

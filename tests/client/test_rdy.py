@@ -28,13 +28,6 @@ def test_a_new_connection_gets_1_and_its_share_on_the_first_message() -> None:
     assert sent(rdy) == [("a", 100)]
 
 
-def test_a_silent_connection_gets_its_share_at_the_tick() -> None:
-    rdy = control(100, "a")
-    sent(rdy)
-    rdy.redistribute(5.0)
-    assert sent(rdy) == [("a", 100)]
-
-
 def test_messages_allowed_once_are_allowed_to_one_connection() -> None:
     rdy = control(1, "a", "b", "c")
     assert sent(rdy) == [("a", 1)]
@@ -83,45 +76,9 @@ def test_max_in_flight_can_be_changed_and_0_pauses() -> None:
     assert sorted(sent(rdy)) == [("a", 5), ("b", 5)]
 
 
-def test_two_busy_connections_and_one_message_allowed_are_both_served() -> None:
-    rdy = control(1, "a", "b")
-    served: dict[str, float] = {}
-    now = 0.0
-    while now < 36:
-        for name in "ab":
-            if rdy[name].rdy > rdy[name].in_flight:
-                rdy.received(name, 1, now)
-                served.setdefault(name, now)
-        now += 0.5
-        for name in "ab":
-            if rdy[name].in_flight:
-                rdy.answered(name, 1, now)
-        if now % 5 == 0:
-            rdy.redistribute(now)
-    assert set(served) == {"a", "b"}
-
-
-def test_every_tick_all_that_is_allowed_is_given_out() -> None:
-    rdy = control(3, *"abcde")
-    for tick in range(1, 40):
-        rdy.redistribute(tick * 5.0)
-        assert sum(rdy[name].rdy for name in "abcde") == 3
-
-
-def test_with_many_idle_connections_each_has_its_turn() -> None:
-    """The price of little in flight: the worst wait grows with the number of connections."""
-    names = [f"n{i}" for i in range(20)]
-    rdy = control(1, *names)
-    seen = set()
-    for tick in range(1, 400):
-        rdy.redistribute(tick * 5.0)
-        seen |= {name for name in names if rdy[name].rdy}
-    assert seen == set(names)
-
-
 @pytest.mark.parametrize(
     ("connections", "allowed", "busy"),
-    [(8, 2, 2), (8, 2, 1), (8, 2, 8), (8, 2, 5), (8, 1, 1), (3, 2, 2), (40, 10, 12)],
+    [(8, 2, 2), (8, 2, 5), (8, 1, 1), (40, 10, 12)],
 )
 def test_a_message_on_a_quiet_nsqd_does_not_wait_long_and_the_busy_ones_lose_little(
     connections: int, allowed: int, busy: int
@@ -161,12 +118,6 @@ def test_a_message_on_a_quiet_nsqd_does_not_wait_long_and_the_busy_ones_lose_lit
     assert min(handled[name] for name in names[:busy]) > 0
 
 
-def test_no_connection_gets_more_than_nsqd_allows() -> None:
-    rdy = control(100, "a", "b", cap=3)
-    rdy.redistribute(5.0)
-    assert [rdy[name].rdy for name in "ab"] == [3, 3]
-
-
 @pytest.mark.parametrize(
     ("rdy", "in_flight", "starved"),
     [
@@ -197,12 +148,9 @@ def test_a_closing_connection_does_not_starve() -> None:
     ("version", "is_window"),
     [
         ("1.3.0", True),
-        ("0.3.0", True),
         ("0.10.0", True),
         ("v1.2.1-alpha", True),
         ("0.2.31", False),
-        ("0.2.20-alpha", False),
-        ("", False),
         ("dev", False),
     ],
 )
@@ -281,19 +229,6 @@ def test_when_the_tested_connection_is_lost_the_next_one_is_tested() -> None:
     assert sent(rdy) == [("b", 1)]
 
 
-def test_a_closing_connection_is_never_tested() -> None:
-    rdy = control(10, "a", "b")
-    rdy.hold(1.0)
-    rdy.close("a", 2.0)
-    sent(rdy)
-    for _ in range(20):
-        rdy.hold(3.0)
-        assert rdy.test(4.0)
-        assert rdy["b"].rdy == 1
-    rdy.close("b", 5.0)
-    assert not rdy.test(6.0)
-
-
 def test_an_idle_test_moves_to_another_connection() -> None:
     rdy = control(10, "a", "b")
     rdy.hold(1.0)
@@ -317,14 +252,6 @@ def test_max_in_flight_may_change_in_backoff() -> None:
     assert sent(rdy) == [("a", 1)]
     rdy.set_max_in_flight(0, 7.0)
     assert sent(rdy) == [("a", 0)]
-
-
-def test_what_is_not_added_is_never_given_rdy() -> None:
-    rdy = control(10)
-    rdy.redistribute(5.0)
-    rdy.set_max_in_flight(20, 6.0)
-    assert sent(rdy) == []
-    assert not rdy.test(7.0)
 
 
 @pytest.mark.parametrize("connections", [10, 500])

@@ -12,12 +12,11 @@ from plugins.archives import messages_of, unfinished
 from plugins.auth_server import AuthServer
 from plugins.certificates import LOOPBACK, Authority, Credentials
 from plugins.cli import SpawnNsq
-from plugins.clients import CHANNEL, TOPIC, Consume, Produce
+from plugins.clients import CHANNEL, TOPIC, Consume, Produce, take
 from plugins.daemons import GoNsqd
 from plugins.http_server import HttpServer
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.client.consumer import Consumer
 from nsqtools.errors import ConfigurationError
 from nsqtools.transport.tls import RenewedContext, TLSOptions, make_context
 
@@ -78,32 +77,8 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def next_body(consumer: Consumer) -> bytes:
-    batch = next(iter(consumer.batches(timeout_s=patience_s(10))))
-    body: bytes = batch[0].body
-    batch.finish()
-    return body
-
-
-def test_consumers_and_producers_connect_again_with_the_certificates_of_now(
-    place: Place, go_nsqd: GoNsqdFactory, consume: Consume, produce: Produce
-) -> None:
-    nsqd = go_nsqd(*place.nsqd_flags)
-    consumer = consume(nsqd.tcp_address, **place.client_options)
-    producer = produce(nsqd.tcp_address, **place.client_options)
-    producer.publish(TOPIC, b"before")
-    assert next_body(consumer) == b"before"
-    wait_until(lambda: not unfinished(nsqd, TOPIC, CHANNEL), what="its FIN at nsqd")
-
-    nsqd.stop()
-    place.rotate(1)
-    nsqd.start()
-
-    producer.publish(TOPIC, b"after", timeout_s=patience_s(10))
-    assert next_body(consumer) == b"after"
-
-
-def test_clients_connect_again_with_the_secret_of_now(
+def test_clients_connect_again_with_the_certificates_and_the_secret_of_now(
+    place: Place,
     go_nsqd: GoNsqdFactory,
     auth_server: AuthServer,
     consume: Consume,
@@ -113,21 +88,23 @@ def test_clients_connect_again_with_the_secret_of_now(
     secret = tmp_path / "secret"
     secret.write_text("old\n")
     auth_server.allow("old")
-    nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")
-    consumer = consume(nsqd.tcp_address, auth_secret_file=str(secret))
-    producer = produce(nsqd.tcp_address, auth_secret_file=str(secret))
-    producer.publish(TOPIC, b"before")
-    assert next_body(consumer) == b"before"
-    wait_until(lambda: not unfinished(nsqd, TOPIC, CHANNEL), what="its FIN at nsqd")
-
-    nsqd.stop()
-    secret.write_text("new\n")
-    auth_server.answer("old", 401, b"{}")
-    auth_server.allow("new")
-    nsqd.start()
-
-    producer.publish(TOPIC, b"after", timeout_s=patience_s(10))
-    assert next_body(consumer) == b"after"
+    nsqd = go_nsqd(*place.nsqd_flags, f"-auth-http-address={auth_server.address}")
+    options = {**place.client_options, "auth_secret_file": str(secret)}
+    consumer = consume(nsqd.tcp_address, **options)
+    producer = produce(nsqd.tcp_address, **options)
+    for body in (b"before", b"after"):
+        producer.publish(TOPIC, body, timeout_s=patience_s(10))
+        [message] = take(consumer, 1)
+        assert message.body == body
+        message.finish()
+        wait_until(lambda: not unfinished(nsqd, TOPIC, CHANNEL), what="its FIN at nsqd")
+        if body == b"before":
+            nsqd.stop()
+            place.rotate(1)
+            secret.write_text("new\n")
+            auth_server.answer("old", 401, b"{}")
+            auth_server.allow("new")
+            nsqd.start()
 
 
 def test_the_secret_from_before_is_used_while_its_file_is_missing(
@@ -198,35 +175,11 @@ def test_to_file_goes_on_after_a_rotation_of_everything(
     nsqd = go_nsqd(*place.nsqd_flags, f"-auth-http-address={auth_server.address}")
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, b"before")
-    spawn_nsq(
-        [
-            "to-file",
-            "-t",
-            TOPIC,
-            "-c",
-            CHANNEL,
-            "--nsqd-tcp-address",
-            nsqd.tcp_address,
-            "--output-dir",
-            str(tmp_path / "out"),
-            "--sync-interval",
-            "50ms",
-            "--create",
-            "--tls",
-            "--tls-ca-file",
-            place.path("ca.pem"),
-            "--auth-secret-file",
-            str(secret),
-            "--tls-cert",
-            place.path("client.pem"),
-            "--tls-key",
-            place.path("client.key"),
-            "-X",
-            "reconnect_base=100ms",
-            "--rotate-text-size",
-            "1",
-        ]
-    )
+    args = f"to-file -t {TOPIC} -c {CHANNEL} --nsqd-tcp-address {nsqd.tcp_address} --create --tls"
+    args += " --sync-interval 50ms -X reconnect_base=100ms --rotate-text-size 1"
+    args += f" --output-dir {tmp_path / 'out'} --auth-secret-file {secret}"
+    args += f" --tls-ca-file {place.path('ca.pem')} --tls-cert {place.path('client.pem')}"
+    spawn_nsq([*args.split(), "--tls-key", place.path("client.key")])
 
     def archived() -> list[bytes]:
         return [message["body"] for message in messages_of(tmp_path / "out")]
@@ -257,26 +210,9 @@ def test_to_http_sends_with_the_certificates_and_the_token_of_now(
     nsqd = go_nsqd()
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, b"held")
-    process = spawn_nsq(
-        [
-            "to-http",
-            "-t",
-            TOPIC,
-            "-c",
-            CHANNEL,
-            "--nsqd-tcp-address",
-            nsqd.tcp_address,
-            "--post",
-            server.url,
-            "--http-ca-file",
-            place.path("ca.pem"),
-            "-n",
-            "1",
-            "--bearer-token-file",
-            str(token),
-            "--create",
-        ]
-    )
+    args = f"to-http -t {TOPIC} -c {CHANNEL} --nsqd-tcp-address {nsqd.tcp_address} --create -n 1"
+    args += f" --post {server.url} --http-ca-file {place.path('ca.pem')}"
+    process = spawn_nsq([*args.split(), "--bearer-token-file", str(token)])
     wait_until(  # it has read its files then, with which it cannot connect
         lambda: nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 1,
         what="the message to be held",

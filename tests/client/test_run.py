@@ -18,7 +18,6 @@ from plugins.archives import unfinished
 from plugins.clients import CHANNEL, TOPIC, Consume, Handle
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
-from plugins.http_api import Nsqd
 from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
@@ -138,9 +137,8 @@ def test_an_async_handler_is_refused_before_anything_is_consumed(
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_handler_that_returns_an_awaitable_ends_run_and_finishes_nothing(
-    any_nsqd: Callable[..., Nsqd], consume: Consume, workers: int
+    nsqd: GoNsqd, consume: Consume, workers: int
 ) -> None:
-    nsqd = any_nsqd()
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, *[b"%d" % number for number in range(20)])
     consumer = consume(nsqd.tcp_address)
@@ -164,14 +162,11 @@ def test_a_message_can_be_answered_after_its_handler_returned(
     wait_until(lambda: unanswered(nsqd) == 0, what="the FINs")
 
 
-@pytest.mark.parametrize(("auto_touch", "timeouts"), [(True, 0), (False, 1)])
 def test_a_long_handler_keeps_its_message_with_auto_touch(
     serve: Serve,
     data_path: Callable[[], Path],
     consume: Consume,
     in_background: Callable[..., object],
-    auto_touch: bool,
-    timeouts: int,
 ) -> None:
     """On the embedded nsqd, which looks for timeouts in a new channel at once."""
     nsqd = serve(EmbeddedServer(data_path(), "--msg-timeout=3s"))
@@ -185,9 +180,9 @@ def test_a_long_handler_keeps_its_message_with_auto_touch(
             time.sleep(4)  # a second more, and two less than twice the time
 
     consumer = consume(nsqd.tcp_address)
-    in_background(consumer.run, handler, auto_touch=auto_touch)
+    in_background(consumer.run, handler, auto_touch=True)
     wait_until(lambda: consumer.stats.finished == 1, what="the FIN")
-    assert nsqd.channel_stats(TOPIC, CHANNEL)["timeout_count"] == timeouts
+    assert nsqd.channel_stats(TOPIC, CHANNEL)["timeout_count"] == 0
 
 
 def test_a_consumer_in_a_forked_child_is_refused(nsqd: GoNsqd, consume: Consume) -> None:
@@ -227,7 +222,7 @@ def test_nobody_wakes_while_handlers_are_at_work(
         turn()
 
     consumer._io.loop._each_turn = counted  # type: ignore[method-assign]
-    time.sleep(2)
+    time.sleep(1)
     release.set()
     assert turns <= 20
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from plugins.certificates import Certificates
-from plugins.clients import CHANNEL, TOPIC, Consume, Produce
+from plugins.clients import TOPIC, Consume, Produce
 from plugins.daemons import GoNsqd
 from plugins.scripted_lookupd import ScriptedLookupd
 from plugins.scripted_nsqd import ScriptedNsqd
@@ -53,9 +53,7 @@ def test_an_announced_nsqd_gets_the_secret_in_plain_text_with_a_warning(
 ) -> None:
     consume(lookupd=announced.address, auth_secret="hush")
     for _ in range(2):
-        conn = scripted_nsqd.accept()
-        conn.expect("IDENTIFY")
-        conn.reply_identify(auth_required=True)
+        conn = scripted_nsqd.identified(auth_required=True)
         assert conn.expect("AUTH").body == b"hush"
         conn.close()
 
@@ -69,9 +67,7 @@ def test_an_nsqd_that_was_given_gets_it_without_a_word(
     scripted_nsqd: ScriptedNsqd, consume: Consume, caplog: pytest.LogCaptureFixture
 ) -> None:
     consume(scripted_nsqd.address, auth_secret="hush")
-    conn = scripted_nsqd.accept()
-    conn.expect("IDENTIFY")
-    conn.reply_identify(auth_required=True)
+    conn = scripted_nsqd.identified(auth_required=True)
     conn.expect("AUTH")
 
     assert WARNING not in caplog.text
@@ -82,9 +78,7 @@ def test_auth_requires_tls_keeps_the_secret_from_everybody_without_it(
 ) -> None:
     producer = produce(scripted_nsqd.address, auth_secret="hush", auth_requires_tls=True)
     publication = in_background(producer.publish, TOPIC, b"x")
-    conn = scripted_nsqd.accept()
-    conn.expect("IDENTIFY")
-    conn.reply_identify(auth_required=True)
+    conn = scripted_nsqd.identified(auth_required=True)
 
     with pytest.raises(PublishRefused, match="would get the auth secret in plain text"):
         publication.result(patience_s(5))
@@ -110,9 +104,7 @@ def test_only_nsqd_at_allowed_addresses_are_connected_to(
     port = scripted_nsqd.address.rpartition(":")[2]
 
     consumer = consume(lookupd=announced.address, allow_announced=f"*.internal 127.*:{port}")
-    conn = scripted_nsqd.accept()
-    conn.subscribe(TOPIC, CHANNEL)
-    conn.expect("RDY 1")
+    scripted_nsqd.subscribed("RDY 1")
 
     assert consumer.connections == [scripted_nsqd.address]
     assert caplog.messages == [
@@ -129,11 +121,6 @@ def test_a_pattern_that_cannot_match_is_refused() -> None:
 def fingerprint(certificates: Certificates) -> str:
     der = PEM_cert_to_DER_cert(certificates.server.cert.read_text())
     return sha256(der).hexdigest()
-
-
-@pytest.fixture
-def tls_nsqd(go_nsqd: Callable[..., GoNsqd], certificates: Certificates) -> GoNsqd:
-    return go_nsqd(*certificates.server.nsqd_flags)
 
 
 def test_a_pinned_certificate_is_accepted_and_no_other(

@@ -197,16 +197,6 @@ def test_a_quiet_consumer_gets_its_messages_whoever_dies(
     assert "Fatal error" not in nsqd.log
 
 
-@pytest.mark.parametrize("tries", [20, pytest.param(200, marks=pytest.mark.slow)])
-def test_a_publisher_that_dies_in_its_turn_stops_nobody(
-    nsqd: EmbeddedNsqdProcess, tries: int
-) -> None:
-    with quiet_consumer(nsqd.tcp_address) as quiet:
-        for _ in range(tries):
-            die(nsqd.tcp_address, "plain", stops_in_a_message_after_much_work, 0)
-            quiet.gets_its_message()
-
-
 @pytest.mark.parametrize("deaths", [200, pytest.param(2000, marks=pytest.mark.slow)])
 def test_publishers_that_die_beside_busy_ones_stop_nobody(
     nsqd: EmbeddedNsqdProcess, deaths: int

@@ -99,60 +99,25 @@ class Soak:
         return process
 
     def start_commands(self) -> None:
-        consume = ("-X", "lookupd_poll_interval=1s", "-X", "reconnect_base=50ms")
-        to_file = ("--format", "jsonl", "--gzip", "--rotate-interval", "5s", *consume)
+        consume = "-X lookupd_poll_interval=1s -X reconnect_base=50ms"
+        to_file = f"--format jsonl --gzip --rotate-interval 5s {consume}"
         # with which it publishes again what an nsqd that ends had maybe taken: doubles, no losses
-        publish = ("--retry-unknown", "--retry-timeout", "120s")
-        self.start(
-            "archiver",
-            "to-file",
-            "-t",
-            TOPIC,
-            "-c",
-            "archive",
-            "--output-dir",
-            str(self.directory / "archive"),
-            *to_file,
-        )
-        self.start(
-            "archiver of copies",
-            "to-file",
-            "-t",
-            COPY,
-            "-c",
-            "archive",
-            "--create",
-            "--output-dir",
-            str(self.directory / "copies"),
-            *to_file,
-        )
-        self.start("tail", "tail", "-t", TOPIC, "-c", "tailed", *consume)
-        self.start(
-            "forwarder",
-            "to-nsq",
-            "-t",
-            TOPIC,
-            "-c",
-            "mirror",
-            "--destination-topic",
-            COPY,
-            "--destination-nsqd-tcp-address",
-            self.nsqds[0].tcp_address,
-            "--destination-nsqd-tcp-address",
-            self.nsqds[1].tcp_address,
-            *consume,
-        )
+        publish = "--retry-unknown --retry-timeout 120s"
+        where = [f"--destination-nsqd-tcp-address={nsqd.tcp_address}" for nsqd in self.nsqds]
+        commands = {
+            "archiver": f"to-file -t {TOPIC} -c archive --output-dir {self.directory}/archive"
+            f" {to_file}",
+            "archiver of copies": f"to-file -t {COPY} -c archive --create"
+            f" --output-dir {self.directory}/copies {to_file}",
+            "tail": f"tail -t {TOPIC} -c tailed {consume}",
+            "forwarder": f"to-nsq -t {TOPIC} -c mirror --destination-topic {COPY}"
+            f" {' '.join(where)} {consume}",
+        }
+        for name, words in commands.items():
+            self.start(name, *words.split())
         for number, nsqd in enumerate(self.nsqds):
-            self.start(
-                f"publisher {number}",
-                "pub",
-                "-t",
-                TOPIC,
-                *publish,
-                "--nsqd-tcp-address",
-                nsqd.tcp_address,
-                lookup=False,
-            )
+            words = f"pub -t {TOPIC} {publish} --nsqd-tcp-address {nsqd.tcp_address}"
+            self.start(f"publisher {number}", *words.split(), lookup=False)
 
     # -- what goes on meanwhile, each in a thread of its own -------------------------------------
 

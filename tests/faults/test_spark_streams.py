@@ -260,17 +260,8 @@ def test_ingestion_through_kills(
     archive.mkdir()
     address = ["--nsqd-tcp-address", nsqd.tcp_address]
     small = ["--max-in-flight", "200", "--rotate-text-size", "100KB", "--gzip"]
-    to_file = [
-        "to-file",
-        "-t",
-        TOPIC,
-        "-c",
-        ARCHIVE,
-        *address,
-        *small,
-        "--output-dir",
-        str(archive),
-    ]
+    to_file = ["to-file", "-t", TOPIC, "-c", ARCHIVE, *address, *small]
+    to_file += ["--output-dir", str(archive)]
     sources = {SPARK: ["-t", TOPIC, "-c", SPARK, *address], ARCHIVE: [str(archive)]}
     commands = {}
     for name, source in sources.items():

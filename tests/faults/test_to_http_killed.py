@@ -22,7 +22,10 @@ IN_FLIGHT = 50
 DEADLINE_S = patience_s(30.0)
 
 
-def deliver_with_kills(
+@pytest.mark.parametrize(
+    ("messages", "kills"), [(1_500, 2), pytest.param(15_000, 10, marks=pytest.mark.slow)]
+)
+def test_killed_again_and_again_nothing_is_lost(
     go_nsqd: Callable[..., GoNsqd],
     spawn_nsq: SpawnNsq,
     http_server: Callable[..., HttpServer],
@@ -36,27 +39,11 @@ def deliver_with_kills(
     published = [b"%06d" % number for number in range(messages)]
     for begin in range(0, messages, 1000):
         nsqd.publish(TOPIC, *published[begin : begin + 1000])
-    args = [
-        "to-http",
-        "-t",
-        TOPIC,
-        "-c",
-        CHANNEL,
-        "--max-in-flight",
-        str(IN_FLIGHT),
-        "--nsqd-tcp-address",
-        nsqd.tcp_address,
-        "--post",
-        server.url,
-        "--rate",
-        "1000",
-        "--concurrency",
-        "20",
-        "-X",
-        "reconnect_base=50ms",
-    ]
+    args = f"to-http -t {TOPIC} -c {CHANNEL} --max-in-flight {IN_FLIGHT} --post {server.url}"
+    args += f" --nsqd-tcp-address {nsqd.tcp_address} --rate 1000 --concurrency 20"
+    args += " -X reconnect_base=50ms"
     before = len(published)
-    process = spawn_nsq(args)
+    process = spawn_nsq(args.split())
     for _ in range(kills):
         wait_until(
             lambda before=before: unfinished(nsqd, TOPIC, CHANNEL) < before,  # type: ignore[misc]
@@ -70,7 +57,7 @@ def deliver_with_kills(
         nsqd.publish(TOPIC, *more)  # it may have been done with what there was
         published += more
         before = unfinished(nsqd, TOPIC, CHANNEL)
-        process = spawn_nsq(args)
+        process = spawn_nsq(args.split())
     wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=60)
     keys = {request.body: request.headers["Idempotency-Key"] for request in server.requests}
     found = Counter(request.body for request in server.requests)
@@ -79,16 +66,3 @@ def deliver_with_kills(
     assert set(published) - set(found) == set(), "messages were lost"
     assert all(keys[each.body] == each.headers["Idempotency-Key"] for each in server.requests)
     assert doubled <= kills * IN_FLIGHT + messages // 20
-
-
-def test_killed_twice_nothing_is_lost(
-    go_nsqd: Callable[..., GoNsqd], spawn_nsq: SpawnNsq, http_server: Callable[..., HttpServer]
-) -> None:
-    deliver_with_kills(go_nsqd, spawn_nsq, http_server, messages=1_500, kills=2)
-
-
-@pytest.mark.slow
-def test_killed_ten_times_nothing_is_lost(
-    go_nsqd: Callable[..., GoNsqd], spawn_nsq: SpawnNsq, http_server: Callable[..., HttpServer]
-) -> None:
-    deliver_with_kills(go_nsqd, spawn_nsq, http_server, messages=15_000, kills=10)

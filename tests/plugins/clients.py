@@ -60,6 +60,16 @@ def bodies_in(nsqd: Nsqd, topic: str, count: int, channel: str = "check") -> lis
     return sorted(bodies)
 
 
+def take(consumer: Consumer, count: int) -> list[Message]:
+    """Wait for ``count`` messages at least, and leave them unanswered."""
+    taken: list[Message] = []
+    while len(taken) < count:
+        batch = consumer.next_batch(timeout_s=patience_s(10))
+        assert batch is not None, f"{len(taken)} of {count} messages"
+        taken += batch
+    return taken
+
+
 @pytest.fixture
 def in_background() -> Iterator[Callable[..., Future[Any]]]:
     """Call a function on a thread; the future's result is waited for at the end at the latest."""
@@ -130,7 +140,7 @@ def produce() -> Iterator[Produce]:
 
         def make(nsqd: str, **options: Any) -> Producer:
             producer = Producer(nsqd, replace(OPTIONS, **options))
-            producers.callback(producer.stop, END_WITHIN_S)
+            producers.callback(producer.stop, 0.1)  # what a test leaves is not waited for
             return producer
 
         yield make

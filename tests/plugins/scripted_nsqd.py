@@ -256,6 +256,23 @@ class ScriptedNsqd:
         self.connections.append(Connection(sock))
         return self.connections[-1]
 
+    def identified(self, **identify_fields: Any) -> Connection:
+        """Accept, and answer IDENTIFY."""
+        connection = self.accept()
+        connection.expect("IDENTIFY")
+        connection.reply_identify(**identify_fields)
+        return connection
+
+    def subscribed(
+        self, ready: str = "", *, topic: str = "clicks", channel: str = "archive", **fields: Any
+    ) -> Connection:
+        """Accept, subscribe, and skip to a line with RDY if one is given."""
+        connection = self.accept()
+        connection.subscribe(topic, channel, **fields)
+        if ready:
+            connection.skip_to(ready)
+        return connection
+
     def stop_listening(self) -> None:
         """Refuse connections from now on; those that are there stay."""
         self._listener.close()

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-from nsqtools.publish.publisher import BatchPart, PublishBatch, PublishCounts, PublishOutcome
+from nsqtools.client.outcomes import not_sent, rejected, unknown
+from nsqtools.client.publication import Parts, Publication
+from nsqtools.errors import ConnectionLost, PublishRejected, ServerError
+from nsqtools.publish.publisher import PublishBatch, PublishCounts, PublishOutcome, outcome_of
+
+LOST = ConnectionLost("nsqd:4150: gone")
+TOO_LARGE = rejected(ServerError("E_BAD_MESSAGE", "", fatal=True), 1)
+DISK_FULL = rejected(ServerError("E_PUB_FAILED", "", fatal=True), 1)
 
 
-def batch_of(count: int, nsqd: int) -> PublishBatch:
-    bodies = [b"%d" % n for n in range(count)]
-    return PublishBatch("events", bodies, count * nsqd, on_ended=lambda batch: None)
-
-
-def test_a_batch_has_ended_when_every_nsqd_has_answered() -> None:
-    batch = batch_of(4, nsqd=2)
-
-    assert not batch.note(BatchPart(batch, 0, 4, "a"), PublishOutcome.CONFIRMED)
-    assert batch.note(BatchPart(batch, 0, 4, "b"), PublishOutcome.CONFIRMED)
-    assert batch.failures == {}
-
-
-def test_halves_are_the_whole_and_end_in_single_records() -> None:
-    batch = batch_of(5, nsqd=1)
-    left, right = BatchPart(batch, 0, 5, "a").halves()
-
-    assert [*left.bodies, *right.bodies] == batch.bodies
-    assert [len(part) for part in left.halves()] == [1, 1]
+def test_an_error_says_what_a_record_counts_as() -> None:
+    errors = [None, unknown(LOST), not_sent(LOST), DISK_FULL, TOO_LARGE]
+    kinds = PublishOutcome
+    assert [outcome_of(error) for error in errors] == [
+        *(kinds.CONFIRMED, kinds.UNKNOWN, kinds.UNSENT, kinds.UNSENT, kinds.REJECTED)
+    ]
 
 
 def test_the_worst_outcome_of_a_record_counts() -> None:
-    batch = batch_of(2, nsqd=3)
-    batch.note(BatchPart(batch, 0, 2, "a"), PublishOutcome.CONFIRMED)
-    batch.note(BatchPart(batch, 0, 1, "b"), PublishOutcome.UNKNOWN)
-    batch.note(BatchPart(batch, 1, 2, "b"), PublishOutcome.REJECTED)
-
-    assert batch.note(BatchPart(batch, 0, 2, "c"), PublishOutcome.UNSENT)
+    batch = PublishBatch("events", [b"0", b"1"], 6, on_ended=lambda batch: None)
+    for nsqd, place, error in (
+        ("b", 0, unknown(LOST)),
+        ("b", 1, TOO_LARGE),
+        ("c", 0, not_sent(LOST)),
+        ("c", 1, not_sent(LOST)),
+    ):
+        batch.note(nsqd, place, error)
     assert batch.failures == {0: PublishOutcome.UNSENT, 1: PublishOutcome.REJECTED}
+    assert batch.missing == {"b": {0, 1}, "c": {0, 1}}
 
 
 def test_counts_add_up() -> None:
@@ -42,3 +39,34 @@ def test_counts_add_up() -> None:
         counts.add(outcome, 2)
 
     assert (counts.confirmed, counts.unconfirmed, counts.skipped) == (2, 6, 0)
+
+
+# -- a batch that goes on in parts ----------------------------------------------------------------
+
+
+def test_halves_are_the_whole_and_the_whole_has_the_outcome_of_each() -> None:
+    bodies = [b"%d" % n for n in range(5)]
+    whole = Publication("events", bodies, 5, 0.0)
+    parts = Parts(whole)
+    left, right = parts.halved(whole)
+    third, rest = parts.halved(right)
+    assert [*left.bodies, *third.bodies, *rest.bodies] == bodies
+
+    left.settle(None)
+    rest.settle(None)
+    assert not parts.are_settled
+    third.settle(TOO_LARGE)
+    assert parts.are_settled
+    whole.settle(parts.error())
+    assert [type(error) for error in whole.errors] == [
+        *([type(None)] * 2),
+        PublishRejected,
+        *([type(None)] * 2),
+    ]
+
+
+def test_what_may_be_stored_stays_so_in_both_halves() -> None:
+    whole = Publication("events", [b"0", b"1"], 2, 0.0)
+    whole.may_be_stored = True
+    parts = Parts(whole)
+    assert [half.may_be_stored for half in parts.halved(whole)] == [True, True]

@@ -15,7 +15,7 @@ from plugins.object_store import Bucket
 from plugins.servers import Serve
 
 from nsqtools import ClientOptions
-from nsqtools.client.spread import PublishMode
+from nsqtools.client.publication import PublishMode
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.message import WireMessage
 from nsqtools.publish.publisher import PublishOptions

@@ -39,7 +39,7 @@ from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import stopping
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.client.spread import PublishMode
+from nsqtools.client.publication import PublishMode
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
 

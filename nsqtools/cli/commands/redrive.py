@@ -17,7 +17,7 @@ from nsqtools.cli.render.output import write_lines
 from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import stopping
 from nsqtools.cli.running.runtime import Session
-from nsqtools.client.spread import PublishMode
+from nsqtools.client.publication import PublishMode
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import counted
 

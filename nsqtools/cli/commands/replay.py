@@ -36,7 +36,7 @@ from nsqtools.cli.render.output import write_json, write_text
 from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
-from nsqtools.client.spread import PublishMode
+from nsqtools.client.publication import PublishMode
 from nsqtools.protocol.text import escape_line
 from nsqtools.records.filters import every
 

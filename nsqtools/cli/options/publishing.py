@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from nsqtools.cli.options.params import dry_run_option, duration_option, topic_option
-from nsqtools.client.spread import PublishMode
+from nsqtools.client.publication import PublishMode
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.commands import MAX_DELAY_S
 from nsqtools.records.units import parse_span

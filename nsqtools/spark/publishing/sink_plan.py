@@ -26,7 +26,7 @@ from pathlib import Path
 
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.spread import PublishMode
+from nsqtools.client.publication import PublishMode
 from nsqtools.cluster.directory import open_cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.protocol.names import check_topic, parse_address

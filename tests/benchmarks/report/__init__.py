@@ -2,7 +2,6 @@
 
     command.py       the command: each part in a process of its own, one failure ends no other
     parts.py         what is measured: programs beside their peers
-    growth.py        how cost grows with messages, sizes, topics, connections and files
     raw.py           what was measured, kept in tests/benchmarks/results, one file a part
     pages.py         the tables, made of that alone
     tables.py        one table for programs side by side

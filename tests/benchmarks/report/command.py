@@ -24,12 +24,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--render", action="store_true", help="make the tables, measure nothing")
     parser.add_argument("--seconds", type=float, default=2.5, help="of a sample (2.5)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--most-messages", type=int, default=1_000_000, help="in growth (1000000)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where raw data goes")
     parser.add_argument("--longest", type=float, default=LONGEST_S, help="seconds of a part (240)")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    settings = Settings(given.seconds, given.rounds, given.most_messages)
+    settings = Settings(given.seconds, given.rounds)
     if given.part:
         return measure(given.part, settings, given.results, given.longest)
     failed = [] if given.render else measure_all(given.only or list(PARTS), given)
@@ -51,10 +50,9 @@ def measure_all(parts: list[str], given: argparse.Namespace) -> list[str]:
         print(f"{time.monotonic() - began:5.0f} s  {part}", flush=True)
         command = [sys.executable, str(CHECKOUT / "tests" / "benchmarks"), "report"]
         command += ["--part", part, f"--seconds={given.seconds}", f"--rounds={given.rounds}"]
-        command += [f"--most-messages={given.most_messages}", f"--results={given.results}"]
-        command += [f"--longest={given.longest * further(given)}"]
+        command += [f"--results={given.results}", f"--longest={given.longest}"]
         try:
-            done = subprocess.run(command, timeout=HANGS_S * further(given), check=False)
+            done = subprocess.run(command, timeout=HANGS_S, check=False)
             ended = f"{part} ended with status {done.returncode}" if done.returncode else ""
         except subprocess.TimeoutExpired as exc:
             ended = f"{part} was not done after {exc.timeout:.0f} s"
@@ -62,11 +60,6 @@ def measure_all(parts: list[str], given: argparse.Namespace) -> list[str]:
             failed.append(ended)
     print(f"{time.monotonic() - began:5.0f} s  done", flush=True)
     return failed
-
-
-def further(given: argparse.Namespace) -> int:
-    """How many times longer than usual a part may take."""
-    return max(1, given.most_messages // 1_000_000)
 
 
 def measure(part: str, settings: Settings, results: Path, longest_s: float) -> int:

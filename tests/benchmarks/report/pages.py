@@ -9,19 +9,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.report.raw import RESULTS, Result, Row, load
+from benchmarks.report.raw import RESULTS, Result, load
 from benchmarks.report.tables import MISSING, compared, markdown, number, ratio, times, whole
 
 DOCUMENTS = ("man/nsq-benchmarks.7.md", "README.md")
 _BLOCK = re.compile(r"(<!-- measured: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-GROWTH = {
-    "messages": "microseconds of CPU a message",
-    "size": "microseconds of CPU a message",
-    "topics": "microseconds of CPU a message",
-    "connections": "microseconds of CPU a message",
-    "files": "seconds of CPU of the whole command",
-}
 
 
 def render_all(checkout: Path) -> list[Path]:
@@ -76,75 +68,75 @@ def with_state(make: Callable[[Result], str]) -> Callable[[Result], str]:
     return lambda result: f"{make(result)}\n\n{state(result)}"
 
 
-def consume(result: Result) -> str:
-    names = {
-        "nsq_tail": "nsq_tail",
-        "nsq_tail, 25 ms": "nsq_tail, 25 ms",
-        "nsq tail": "`nsq tail`",
-        "nsq tail TLS": "`nsq tail --tls`",
-        "nsq tail snappy": "`nsq tail --snappy`",
-        "nsq tail TLS+snappy": "with both",
-        "bench_reader": "bench_reader",
-        "bare loop": "bare loop",
-    }
-    return compared(result, names, "nsq_tail, 25 ms")
-
-
-def library(result: Result) -> str:
-    names = {
-        "pynsq": "pynsq",
-        "gnsq": "gnsq",
-        "go-nsq, 1 worker": "go-nsq",
-        "library loop": "`for` loop",
-        "run, 1 worker": "`run(handler)`",
-    }
-    left_out = "" if "gnsq" in result.names() else "\n\ngnsq was not installed and is left out."
-    return compared(result, names, "pynsq") + left_out
-
-
-def publishing(result: Result) -> str:
-    names = {
-        "to_nsq": "to_nsq",
-        "nsq pub": "`nsq pub`",
-        "bench_writer": "bench_writer",
-        "bare MPUB loop": "bare MPUB loop",
-        "go-nsq PublishAsync": "go-nsq",
-        "PUB": "`Producer`",
-        "aio PUB": "`aio.Producer`",
-        "linger": "`Producer`, linger_s",
-    }
-    return compared(result, names, "to_nsq")
-
-
-ARCHIVES = {
-    "nsq_to_file": "nsq_to_file",
-    "to-file raw": "`nsq to-file`, raw",
-    "nsq_to_file gzip": "nsq_to_file -gzip",
-    "to-file raw gzip": "raw, gzip",
-    "to-file raw gzip zlib": "raw, gzip level 6",
-    "to-file jsonl gzip": "JSON lines, gzip",
-}
-
-
-def archive(result: Result) -> str:
-    plain = {name: ARCHIVES[name] for name in ("nsq_to_file", "to-file raw")}
-    zipped = {name: shown for name, shown in ARCHIVES.items() if name not in plain}
-    return "\n\n".join(
-        (compared(result, plain, "nsq_to_file"), compared(result, zipped, "nsq_to_file gzip"))
+def side_by_side(*tables: tuple[str, dict[str, str]]) -> Callable[[Result], str]:
+    """Tables of programs beside a baseline: how each is shown, by its name."""
+    return lambda result: "\n\n".join(
+        compared(result, names, baseline) for baseline, names in tables
     )
 
 
-def forward(result: Result) -> str:
-    to_nsq = {"nsq_to_nsq": "nsq_to_nsq", "nsq to-nsq": "`nsq to-nsq`"}
-    to_http = {"nsq_to_http": "nsq_to_http", "nsq to-http": "`nsq to-http`"}
-    return "\n\n".join(
-        (compared(result, to_nsq, "nsq_to_nsq"), compared(result, to_http, "nsq_to_http"))
+consume = side_by_side(
+    (
+        "nsq_tail, 25 ms",
+        {
+            "nsq_tail": "nsq_tail",
+            "nsq_tail, 25 ms": "nsq_tail, 25 ms",
+            "nsq tail": "`nsq tail`",
+            "nsq tail TLS": "`nsq tail --tls`",
+            "nsq tail snappy": "`nsq tail --snappy`",
+            "nsq tail TLS+snappy": "with both",
+            "bench_reader": "bench_reader",
+            "bare loop": "bare loop",
+        },
     )
+)
+library = side_by_side(
+    (
+        "pynsq",
+        {
+            "pynsq": "pynsq",
+            "go-nsq, 1 worker": "go-nsq",
+            "library loop": "`for` loop",
+            "run, 1 worker": "`run(handler)`",
+        },
+    )
+)
+publishing = side_by_side(
+    (
+        "to_nsq",
+        {
+            "to_nsq": "to_nsq",
+            "nsq pub": "`nsq pub`",
+            "bench_writer": "bench_writer",
+            "bare MPUB loop": "bare MPUB loop",
+            "go-nsq PublishAsync": "go-nsq",
+            "PUB": "`Producer`",
+            "aio PUB": "`aio.Producer`",
+            "linger": "`Producer`, linger_s",
+        },
+    )
+)
+archive = side_by_side(
+    ("nsq_to_file", {"nsq_to_file": "nsq_to_file", "to-file raw": "`nsq to-file`, raw"}),
+    (
+        "nsq_to_file gzip",
+        {
+            "nsq_to_file gzip": "nsq_to_file -gzip",
+            "to-file raw gzip": "raw, gzip",
+            "to-file raw gzip zlib": "raw, gzip level 6",
+            "to-file jsonl gzip": "JSON lines, gzip",
+        },
+    ),
+)
+forward = side_by_side(
+    ("nsq_to_nsq", {"nsq_to_nsq": "nsq_to_nsq", "nsq to-nsq": "`nsq to-nsq`"}),
+    ("nsq_to_http", {"nsq_to_http": "nsq_to_http", "nsq to-http": "`nsq to-http`"}),
+)
 
 
 def latency(result: Result) -> str:
     rows = [
-        (shown, timeout, *(number(result.middle(name, figure)) for figure in WAITS))
+        (shown, timeout, *(number(result.middle(name, f)) for f in ("p50_ms", "p90_ms", "max_ms")))
         for name, shown, timeout in (
             ("nsq_tail", "nsq_tail", "250 ms, default"),
             ("nsq_tail, 25 ms", "nsq_tail", "25 ms"),
@@ -152,11 +144,8 @@ def latency(result: Result) -> str:
             ("nsq tail, 250 ms", "`nsq tail`", "250 ms"),
         )
     ]
-    head = ("", "timeout", "p50 ms", "p90", "max", "CPU us", "nsqd us")
+    head = ("", "timeout", "p50 ms", "p90", "max")
     return markdown(head, rows)
-
-
-WAITS = ("p50_ms", "p90_ms", "max_ms", "cpu_us", "nsqd_cpu_us")
 
 
 def serving(result: Result) -> str:
@@ -257,33 +246,6 @@ def spark_query(result: Result) -> str:
     return "\n\n".join(tables)
 
 
-def grown_value(axis: str, row: Row) -> float:
-    return row.figures["whole_cpu_s" if axis == "files" else "cpu_us"]
-
-
-def grown(axis: str) -> Callable[[Result], str]:
-    """The table of an axis: a column a program, CPU and then the most memory."""
-
-    def make(result: Result) -> str:
-        names = [name for name in result.names() if name.split()[0] == axis]
-        places = list(dict.fromkeys(row.number for row in result.rows if row.name in names))
-        found = {(row.name, row.number): row for row in result.rows if row.figures}
-        rows = []
-        for at in places:
-            cells = [f"{at:,}"]
-            for name in names:
-                row = found.get((name, at))
-                if row is None:
-                    cells.append(MISSING)
-                    continue
-                cost = number(grown_value(axis, row)).replace(",", "")
-                cells.append(f"{cost}/{whole(row.figures['peak_mb'])}")
-            rows.append(cells)
-        return markdown([axis, *(name.removeprefix(axis).strip() for name in names)], rows)
-
-    return make
-
-
 def six_ratios(result: Result) -> str:
     """The rows of README, from the parts that they are of."""
     parts = {name: load(name, RESULTS) for name in ("consume", "publish", "archive", "server")}
@@ -327,5 +289,4 @@ BLOCKS: dict[str, tuple[str, Callable[[Result], str]]] = {
     "spark-publish": ("spark-publish", with_state(spark_publish)),
     "spark-query": ("spark-query", with_state(spark_query)),
     "six-ratios": ("consume", six_ratios),
-    **{f"growth-{axis}": ("growth", grown(axis)) for axis in GROWTH},
 }

@@ -16,12 +16,10 @@ from tempfile import TemporaryDirectory
 from benchmarks import archive, forward, latency, ours, peers, server, startup
 from benchmarks.__main__ import everything_in_memory
 from benchmarks.contestants import Contestant, Job
-from benchmarks.measure import Measured, Watched, drain, new_job, publish, running
-from benchmarks.report.growth import growth
+from benchmarks.measure import Measured, Watched, drain, publish
 from benchmarks.report.raw import Row, figures_of
 from plugins.daemons import GO_PROGRAMS, EmbeddedNsqdProcess, GoNsqd
 from plugins.http_api import Nsqd
-from plugins.raw_client import RawClient
 
 CHECKOUT = Path(__file__).parents[3]
 MOST = 3_000_000  # messages of 200 bytes in the memory of nsqd
@@ -33,11 +31,10 @@ Measure = Callable[[Nsqd, Contestant, int], Measured]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How long and how often; ``most_messages`` is the end of that axis of `growth`."""
+    """How long and how often."""
 
     seconds: float = 2.5
     rounds: int = 3
-    most_messages: int = 1_000_000
 
 
 def run(contestant: Contestant, number: int, work: Callable[[], dict[str, float]]) -> Row:
@@ -100,7 +97,6 @@ def consume(settings: Settings) -> Iterator[Row]:
         *ours.CONSUMERS[:1],
         *go_nsq,
         *pynsq,
-        *peers.GNSQ,
         *ours.CONSUMERS[1:],
         ours.HANDLERS[0],
         peers.BENCH_READER,
@@ -117,22 +113,11 @@ def publishing(settings: Settings) -> Iterator[Row]:
     return contest(publish, settings, contestants)
 
 
-ARCHIVERS = (
-    "nsq_to_file",
-    "nsq_to_file gzip",
-    "to-file raw",
-    "to-file raw gzip",
-    "to-file raw gzip zlib",
-    "to-file jsonl gzip",
-)
-
-
 def archiving(settings: Settings) -> Iterator[Row]:
     with TemporaryDirectory(prefix="archive-") as directory:
         theirs, own = archive.contestants(directory)
-        chosen = [each for each in (*theirs, *own) if each.name in ARCHIVERS]
         longer = replace(settings, seconds=1.6 * settings.seconds)  # of which a sync is a second
-        yield from contest(drain, longer, chosen)
+        yield from contest(drain, longer, [*theirs, *own])
 
 
 def forwarding(settings: Settings) -> Iterator[Row]:
@@ -144,16 +129,13 @@ def forwarding(settings: Settings) -> Iterator[Row]:
 
 
 LONE = 40
-TRICKLE_PER_S = 1000
 
 
 def waiting(settings: Settings) -> Iterator[Row]:
-    """Both programs at both settings: a lone message, and CPU time at a thousand a second."""
+    """A lone message, through both programs at both settings."""
     tails = [NSQ_TAIL, NSQ_TAIL_25_MS, Contestant("nsq tail", ours.tail), TAIL_250_MS]
     for contestant in tails:
         yield run(contestant, 0, lambda: lone(contestant))  # noqa: B023
-    for contestant in tails:
-        yield run(contestant, 1, lambda: trickle(contestant, settings.seconds))  # noqa: B023
 
 
 def lone(contestant: Contestant) -> dict[str, float]:
@@ -162,37 +144,6 @@ def lone(contestant: Contestant) -> dict[str, float]:
         taken = latency.latencies_ms(nsqd, contestant.command(job), job, LONE)
     p90 = statistics.quantiles(taken, n=10)[-1]
     return {"p50_ms": statistics.median(taken), "p90_ms": p90, "max_ms": max(taken)}
-
-
-def trickle(contestant: Contestant, seconds: float) -> dict[str, float]:
-    """CPU time of a message at a steady rate, of the program and of nsqd."""
-    with (
-        TemporaryDirectory(prefix="nsqd-") as directory,
-        GoNsqd(Path(directory)) as nsqd,
-        new_job(nsqd) as job,
-        RawClient(nsqd.tcp_address) as client,
-    ):
-        nsqd.create_channel(job.topic, job.channel)
-        with running(contestant.command(job), stdout=subprocess.DEVNULL) as program:
-            watched, server_watched = Watched(program.pid), Watched(nsqd.pid)
-            publish_steadily(client, job.topic, 1.0)
-            watched.look(), server_watched.look()  # the start is not counted
-            before = watched.cpu_s, server_watched.cpu_s
-            messages = publish_steadily(client, job.topic, seconds)
-            watched.look(), server_watched.look()
-        return {
-            "cpu_us": (watched.cpu_s - before[0]) / messages * 1e6,
-            "nsqd_cpu_us": (server_watched.cpu_s - before[1]) / messages * 1e6,
-        }
-
-
-def publish_steadily(client: RawClient, topic: str, seconds: float) -> int:
-    count = int(seconds * TRICKLE_PER_S)
-    began = time.monotonic()
-    for number in range(count):
-        client.publish(topic, b"x" * 200)
-        time.sleep(max(0.0, began + number / TRICKLE_PER_S - time.monotonic()))
-    return count
 
 
 SERVERS: dict[str, type[GoNsqd]] = {"Go nsqd": GoNsqd, "nsq nsqd": EmbeddedNsqdProcess}
@@ -320,7 +271,6 @@ PARTS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "server": serving,
     "forward": forwarding,
     "startup": starting,
-    "growth": lambda settings: growth(settings.most_messages),
     "spark": spark,
     "spark-publish": spark_publishing,
     "spark-query": spark_queries,
