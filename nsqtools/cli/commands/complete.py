@@ -16,7 +16,7 @@ from typer import Argument
 
 from nsqtools.cli import name_cache
 from nsqtools.cli.options.cluster_connection import ClusterConnection, ClusterSettings
-from nsqtools.cli.options.opt import opt
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.output import write_lines
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import NsqError
@@ -42,11 +42,7 @@ OfTopic = Annotated[str | None, opt("--topic -t TOPIC", "Whose channels; all wit
 
 
 def complete(
-    kind: KindOfName,
-    topic: OfTopic = None,
-    *,
-    cluster: ClusterConnection,
-    runtime: Session,
+    kind: KindOfName, topic: OfTopic = None, *, cluster: ClusterConnection, runtime: Session
 ) -> None:
     """Print the names of topics, channels, nodes or profiles, one a line.
 
@@ -60,11 +56,7 @@ def complete(
 
 
 def names_of(
-    kind: KindOfName,
-    topic: OfTopic = None,
-    *,
-    cluster: ClusterConnection,
-    runtime: Session,
+    kind: KindOfName, topic: OfTopic = None, *, cluster: ClusterConnection, runtime: Session
 ) -> list[str]:
     """The names, none when no daemon answers in a second; they are kept for the next time."""
     is_refreshing = bool(runtime.environ.get(name_cache.REFRESHING))

@@ -8,7 +8,7 @@ from typer import Argument
 
 from nsqtools.cli.options.cluster_connection import ClusterConnection
 from nsqtools.cli.options.forms import ListingForm
-from nsqtools.cli.options.opt import opt
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.listing import tell_left_out
 from nsqtools.cli.render.output import Form, write_json, write_listing
 from nsqtools.cli.running.runtime import Runtime, Session
@@ -34,7 +34,7 @@ OptionName = Annotated[
     str, Argument(metavar="OPTION", help="Name as in nsqd's configuration file: log_level.")
 ]
 ChosenName = Annotated[str | None, Argument(metavar="PROFILE", help="Name of the profile.")]
-NoneAtAll = Annotated[bool, opt("--none", "Use no profile from now on.")]
+
 NewValue = Annotated[str, Argument(metavar="VALUE", help="New value; commas between addresses.")]
 
 
@@ -115,7 +115,12 @@ def profiles(*, form: ListingForm, runtime: Session) -> None:
     write_listing(runtime, PROFILES, rows, form)
 
 
-def use(profile: ChosenName = None, none: NoneAtAll = False, *, runtime: Session) -> None:
+def use(
+    profile: ChosenName = None,
+    none: bool = opt("", "Use no profile from now on."),
+    *,
+    runtime: Session,
+) -> None:
     """Choose the profile that commands use when neither --profile nor NSQ_PROFILE names one.
 
     The choice is kept in a file beside the configuration file. --no-profile ignores it for one

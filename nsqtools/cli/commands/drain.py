@@ -8,10 +8,9 @@ from typing import Annotated
 from typer import Argument, Context
 
 from nsqtools.cli.options.connection import ClientFlags, flag_statements
-from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.origins import NoProfile, Profile
 from nsqtools.cli.options.params import SAFETY, DryRun, Json, Yes
-from nsqtools.cli.parsing.binding import From
+from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.render.output import write_json, write_lines
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Session
@@ -21,14 +20,6 @@ IN_FLIGHT = 500
 
 Node = Annotated[str, Argument(metavar="NODE", help="HTTP address of the nsqd to empty.")]
 To = Annotated[str, opt("--to HOST:PORT", "HTTP address of the nsqd that takes over.")]
-AllowRepeats = Annotated[
-    bool,
-    opt(
-        "--allow-repeats",
-        "Move topics with several channels too: each channel then gets what any of them had left.",
-        SAFETY,
-    ),
-]
 
 
 def client_settings(
@@ -46,7 +37,11 @@ def client_settings(
 def drain(
     node: Node,
     to: To,
-    allow_repeats: AllowRepeats = False,
+    allow_repeats: bool = opt(
+        "",
+        "Move topics with several channels too: each channel then gets what any of them had left.",
+        SAFETY,
+    ),
     yes: Yes = False,
     dry_run: DryRun = False,
     json: Json = False,

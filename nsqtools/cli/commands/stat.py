@@ -8,15 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.cluster_connection import ClusterConnection
 from nsqtools.cli.options.forms import ListingForm
-from nsqtools.cli.options.opt import opt
-from nsqtools.cli.options.params import (
-    LIMITS,
-    OUTPUT,
-    ChannelPatterns,
-    Count,
-    TopicPatterns,
-    duration_option,
-)
+from nsqtools.cli.options.params import LIMITS, OUTPUT, ChannelPatterns, Count, TopicPatterns
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.listing import tell_left_out
 from nsqtools.cli.render.output import Kind
 from nsqtools.cli.running.ends import ExitStatus, stopping
@@ -57,52 +50,37 @@ Show = Annotated[
         VIEW,
     ),
 ]
-Filter = Annotated[
-    list[str] | None,
-    opt("--filter COLUMN>N", "Only queues that match: depth>0, clients=0, paused=yes.", VIEW),
-]
+
 Sort = Annotated[
     str, opt("--sort COLUMN", "Sort by a column, largest numbers first.", VIEW, parser=parse_column)
 ]
-Interval = Annotated[
-    float | None,
-    duration_option("--interval", "Sample every DURATION, until --count or until interrupted."),
-]
-Once = Annotated[bool, opt("--once", "Take one sample, without waiting and without rates.", LIMITS)]
-Csv = Annotated[bool, opt("--csv", "The same as -o csv.", OUTPUT)]
+
+
 Prometheus = Annotated[bool, opt("--prometheus", "Print Prometheus metrics, once.", OUTPUT)]
-MaxDepth = Annotated[
-    int | None, opt("--max-depth N", "Fail when the depth of a queue is above N.", WATCH, min=0)
-]
-MaxRequeueRate = Annotated[
-    float | None,
-    opt(
-        "--max-requeue-rate N",
-        "Fail when more than N messages a second are requeued or time out.",
-        WATCH,
-        min=0,
-    ),
-]
-MinClients = Annotated[
-    int | None,
-    opt("--min-clients N", "Fail when a channel has fewer than N consumers.", WATCH, min=1),
-]
 
 
 def stat(
     topic: TopicPatterns = None,
     channel: ChannelPatterns = None,
     show: Show = StatRows.queues,
-    filter: Filter = None,
+    filter: list[str] | None = opt(
+        "COLUMN>N", "Only queues that match: depth>0, clients=0, paused=yes.", VIEW
+    ),
     sort: Sort = "topic",
-    interval: Interval = None,
+    interval: float | None = opt(
+        "DURATION", "Sample every DURATION, until --count or until interrupted.", LIMITS
+    ),
     count: Count = None,
-    once: Once = False,
-    csv: Csv = False,
+    once: bool = opt("", "Take one sample, without waiting and without rates.", LIMITS),
+    csv: bool = opt("", "The same as -o csv.", OUTPUT),
     prometheus: Prometheus = False,
-    max_depth: MaxDepth = None,
-    max_requeue_rate: MaxRequeueRate = None,
-    min_clients: MinClients = None,
+    max_depth: int | None = opt("N", "Fail when the depth of a queue is above N.", WATCH, min=0),
+    max_requeue_rate: float | None = opt(
+        "N", "Fail when more than N messages a second are requeued or time out.", WATCH, min=0
+    ),
+    min_clients: int | None = opt(
+        "N", "Fail when a channel has fewer than N consumers.", WATCH, min=1
+    ),
     *,
     form: ListingForm,
     cluster: ClusterConnection,

@@ -11,7 +11,8 @@ from typer import Option
 from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.forwarding import Forwarding
 from nsqtools.cli.options.http_requests import Requests
-from nsqtools.cli.options.params import ChannelName, Seconds, duration_option
+from nsqtools.cli.options.params import ChannelName, Seconds
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.running.forwarding import run_forwarder
 from nsqtools.cli.running.runtime import Session
 from nsqtools.errors import ConfigurationError
@@ -25,85 +26,59 @@ def _option(name: str, help: str, metavar: str | None = None, **more: Any) -> An
     return Option(name, metavar=metavar, help=help, rich_help_panel=PANEL, **more)
 
 
-Post = Annotated[
-    list[str] | None,
-    _option("--post", "POST bodies to this URL; its path may be a template ('/{topic}').", "URL"),
-]
-Get = Annotated[
-    list[str] | None,
-    _option("--get", "GET this URL, a template ('http://h/?m={body:url}').", "URL"),
-]
-Mode = Annotated[
-    EndpointMode,
-    _option(
-        "--mode",
-        "With several URLs: each in turn, the same for the same --key, the first that works, or "
-        "every message to all.",
-    ),
-]
 Key = Annotated[
     Callable[..., bytes] | None,
-    _option(
-        "--key", "What --mode hash goes by ('{.user.id}').", "TEMPLATE", parser=compile_template
+    opt(
+        "--key TEMPLATE", "What --mode hash goes by ('{.user.id}').", PANEL, parser=compile_template
     ),
-]
-Concurrency = Annotated[int, _option("--concurrency", "Requests at a time.", "N", min=1)]
-ConnectTimeout = Annotated[
-    Seconds,
-    duration_option("--http-client-connect-timeout", "How long to try to connect.", panel=PANEL),
-]
-RequestTimeout = Annotated[
-    Seconds,
-    duration_option(
-        "--http-client-request-timeout", "How long to wait for an answer.", panel=PANEL
-    ),
-]
-OnStatus = Annotated[
-    list[str] | None,
-    _option(
-        "--on-status",
-        "What an answer means: ok, retry, drop or dead-letter. 2xx is ok; 5xx, 401, 403, 404, 408, "
-        "425, 429 retry; 3xx and other 4xx dead-letter.",
-        "STATUS=ACTION",
-    ),
-]
-FollowRedirects = Annotated[
-    Redirects,
-    _option("--redirects", "Whether to follow redirects that keep method and body (307, 308)."),
-]
-PrivateAddresses = Annotated[
-    bool,
-    _option(
-        "--private-addresses/--no-private-addresses",
-        "Whether URLs may lead to private networks; redirects to another host never may.",
-    ),
-]
-CAFile = Annotated[Path | None, _option("--http-ca-file", "Certificates to trust, PEM.", "FILE")]
-Cert = Annotated[Path | None, _option("--http-cert", "Client certificate, PEM.", "FILE")]
-ClientKey = Annotated[
-    Path | None, _option("--http-key", "Key of the client certificate, PEM.", "FILE")
-]
-Insecure = Annotated[
-    bool, _option("--http-insecure", "Do not verify the certificates of endpoints.")
 ]
 
 
 def to_http(
     channel: ChannelName = "nsq_to_http",
-    post: Post = None,
-    get: Get = None,
-    mode: Mode = EndpointMode.ROUND_ROBIN,
+    post: list[str] | None = opt(
+        "URL", "POST bodies to this URL; its path may be a template ('/{topic}').", PANEL
+    ),
+    get: list[str] | None = opt(
+        "URL", "GET this URL, a template ('http://h/?m={body:url}').", PANEL
+    ),
+    mode: EndpointMode = opt(
+        "",
+        "With several URLs: each in turn, the same for the same --key, the first that works, or "
+        "every message to all.",
+        PANEL,
+        EndpointMode.ROUND_ROBIN,
+    ),
     key: Key = None,
-    concurrency: Concurrency = 100,
-    http_client_connect_timeout: ConnectTimeout = "2s",  # type: ignore[assignment]
-    http_client_request_timeout: RequestTimeout = "20s",  # type: ignore[assignment]
-    on_status: OnStatus = None,
-    redirects: FollowRedirects = Redirects.REFUSE,
-    private_addresses: PrivateAddresses = True,
-    http_ca_file: CAFile = None,
-    http_cert: Cert = None,
-    http_key: ClientKey = None,
-    http_insecure: Insecure = False,
+    concurrency: int = opt("N", "Requests at a time.", PANEL, 100, min=1),
+    http_client_connect_timeout: Seconds = opt(
+        "DURATION", "How long to try to connect.", PANEL, "2s"
+    ),
+    http_client_request_timeout: Seconds = opt(
+        "DURATION", "How long to wait for an answer.", PANEL, "20s"
+    ),
+    on_status: list[str] | None = opt(
+        "STATUS=ACTION",
+        "What an answer means: ok, retry, drop or dead-letter. 2xx is ok; 5xx, 401, 403, 404, 408, "
+        "425, 429 retry; 3xx and other 4xx dead-letter.",
+        PANEL,
+    ),
+    redirects: Redirects = opt(
+        "",
+        "Whether to follow redirects that keep method and body (307, 308).",
+        PANEL,
+        Redirects.REFUSE,
+    ),
+    private_addresses: bool = opt(
+        "--private-addresses/--no-private-addresses",
+        "Whether URLs may lead to private networks; redirects to another host never may.",
+        PANEL,
+        True,
+    ),
+    http_ca_file: Path | None = opt("FILE", "Certificates to trust, PEM.", PANEL),
+    http_cert: Path | None = opt("FILE", "Client certificate, PEM.", PANEL),
+    http_key: Path | None = opt("FILE", "Key of the client certificate, PEM.", PANEL),
+    http_insecure: bool = opt("", "Do not verify the certificates of endpoints.", PANEL),
     *,
     requests: Requests,
     forwarding: Forwarding,
@@ -156,12 +131,7 @@ def to_http(
         HttpPool(http_client_connect_timeout, http_client_request_timeout, tls),
     )
     source = SourceSettings(
-        forwarding.topics,
-        channel,
-        connection,
-        options,
-        forwarding.pattern,
-        forwarding.refresh_s,
+        forwarding.topics, channel, connection, options, forwarding.pattern, forwarding.refresh_s
     )
     forward = ForwardSettings(
         forwarding.keep,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from nsqtools.cli.options.opt import opt
-from nsqtools.cli.options.params import GLOBS, SELECTION, topic_option
+from nsqtools.cli.options.params import GLOBS, SELECTION
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.errors import NotFoundError
 from nsqtools.records.envelope import MessageLike
 
 HELP = f"Only messages of these topics. {GLOBS}"
 
-ArchivedTopics = Annotated[list[str] | None, topic_option(HELP, metavar="GLOB", panel=SELECTION)]
+ArchivedTopics = Annotated[list[str] | None, opt("--topic -t GLOB", HELP, SELECTION)]
 FromTopics = Annotated[list[str] | None, opt("--from-topic GLOB", HELP, SELECTION)]
 
 

@@ -15,7 +15,6 @@ from nsqtools.cli.options.connection import (
     flag_statements,
     opt_statements,
 )
-from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.origins import (
     NoProfile,
     NsqdHttpAddresses,
@@ -24,8 +23,8 @@ from nsqtools.cli.options.origins import (
     given_addresses,
     origin_of,
 )
-from nsqtools.cli.options.params import count_option, duration_option, topic_option
-from nsqtools.cli.parsing.binding import From
+from nsqtools.cli.options.params import LIMITS
+from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.client.connection_settings import (
     DEFAULT_NSQD_TCP_ADDRESS,
     GivenOption,
@@ -73,54 +72,45 @@ def load_option(name: str, help: str, **settings: Any) -> Any:
 
 Size = Annotated[
     Sizes,
-    load_option(
-        "--size",
+    opt(
+        "--size BYTES",
         "Size of a message, or a range to draw it from (100-2KiB).",
+        LOAD,
         parser=parse_sizes,
-        metavar="BYTES",
     ),
 ]
-Batch = Annotated[
-    int, load_option("--batch", "Messages in one publish command.", metavar="N", min=1)
-]
+Batch = Annotated[int, opt("--batch N", "Messages in one publish command.", LOAD, min=1)]
 Window = Annotated[
     int,
-    load_option(
-        "--window",
+    opt(
+        "--window N",
         "Publish commands of a connection that may be unanswered at a time.",
-        metavar="N",
+        LOAD,
         min=1,
     ),
 ]
 Connections = Annotated[
     int | None,
-    load_option(
-        "--connections",
+    opt(
+        "--connections N",
         "Connections each way, each in a process of its own.",
-        metavar="N",
+        LOAD,
         min=1,
         show_default="1 for each nsqd",
     ),
 ]
 Rate = Annotated[
-    float,
-    load_option(
-        "--rate", "Publish N messages a second in total; 0 for full speed.", metavar="N", min=0
-    ),
+    float, opt("--rate N", "Publish N messages a second in total; 0 for full speed.", LOAD, min=0)
 ]
-BenchTopic = Annotated[
-    str | None,
-    topic_option("Publish into this topic; by default into one of its own, deleted afterwards."),
-]
-Embedded = Annotated[
-    bool, opt("--embedded", "Start and measure the embedded nsqd, which is in Python.")
-]
-Messages = Annotated[int | None, count_option("Measure N messages.")]
+
+
+Messages = Annotated[int | None, opt("--count -n N", "Measure N messages.", LIMITS, min=1)]
 Duration = Annotated[
-    float | None, duration_option("--for", "Measure for DURATION; 5s without --count and --for.")
+    float | None,
+    opt("--for DURATION", "Measure for DURATION; 5s without --count and --for.", LIMITS),
 ]
 WarmUp = Annotated[
-    float, duration_option("--warm-up", "Run for DURATION before the measurement begins.")
+    float, opt("--warm-up DURATION", "Run for DURATION before the measurement begins.", LIMITS)
 ]
 
 
@@ -151,10 +141,12 @@ class Load(NamedTuple):
 
 def bench_load(
     context: Context,
-    topic: BenchTopic = None,
+    topic: str | None = opt(
+        "-t TOPIC", "Publish into this topic; by default into one of its own, deleted afterwards."
+    ),
     size: Size = "200",  # type: ignore[assignment]
     connections: Connections = None,
-    embedded: Embedded = False,
+    embedded: bool = opt("", "Start and measure the embedded nsqd, which is in Python."),
     nsqd_tcp_address: NsqdTcpAddresses = None,
     nsqd_http_address: NsqdHttpAddresses = None,
     profile: Profile = None,

@@ -13,7 +13,6 @@ from typing import Annotated, Any, NamedTuple
 
 from typer import Context, Exit, Option
 
-from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.origins import (
     CONNECTION,
     AddressMap,
@@ -28,7 +27,7 @@ from nsqtools.cli.options.origins import (
     variable_of,
 )
 from nsqtools.cli.options.params import Seconds
-from nsqtools.cli.parsing.binding import From
+from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.client.connection_settings import (
     OPTION_OF_FLAG,
     ConnectionSettings,
@@ -41,7 +40,6 @@ from nsqtools.client.connection_settings import (
     texts_of,
 )
 from nsqtools.protocol.durations import format_duration
-from nsqtools.records.units import parse_span
 from nsqtools.settings import Origin, config_path
 
 PANEL = "TLS, compression, secret"
@@ -50,11 +48,7 @@ PANEL = "TLS, compression, secret"
 def _flag(declaration: str, help: str, metavar: str | None = None) -> Any:
     name = declaration.partition("/")[0]
     return Option(
-        declaration,
-        metavar=metavar,
-        help=help,
-        envvar=variable_of(name),
-        rich_help_panel=PANEL,
+        declaration, metavar=metavar, help=help, envvar=variable_of(name), rich_help_panel=PANEL
     )
 
 
@@ -90,17 +84,13 @@ AuthRequiresTLS = Annotated[
 class LookupFlags(NamedTuple):
     """Flags for asking daemons over HTTP, besides TLS. None means: not said."""
 
-    timeout: Annotated[
-        Seconds | None,
-        opt(
-            "--timeout DURATION",
-            "How long a daemon may take to answer over HTTP.",
-            CONNECTION,
-            envvar=variable_of("--timeout"),
-            parser=parse_span,
-            show_default="5s",
-        ),
-    ] = None
+    timeout: Seconds | None = opt(
+        "--timeout DURATION",
+        "How long a daemon may take to answer over HTTP.",
+        CONNECTION,
+        envvar=variable_of("--timeout"),
+        show_default="5s",
+    )
     lookupd_authorization: Annotated[
         bool | None,
         _flag(
@@ -108,15 +98,12 @@ class LookupFlags(NamedTuple):
             "Send the auth secret to nsqlookupd, as a bearer token.",
         ),
     ] = None
-    allow_announced: Annotated[
-        list[str] | None,
-        opt(
-            "--allow-announced PATTERN",
-            "Connect to announced nsqd at these addresses only: '*.internal:4150'.",
-            CONNECTION,
-            envvar=variable_of("--allow-announced"),
-        ),
-    ] = None
+    allow_announced: list[str] | None = opt(
+        "--allow-announced PATTERN",
+        "Connect to announced nsqd at these addresses only: '*.internal:4150'.",
+        CONNECTION,
+        envvar=variable_of("--allow-announced"),
+    )
 
 
 class ClientFlags(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from nsqtools.cli.options.opt import opt
-from nsqtools.cli.options.params import LIMITS, MONITORING, duration_option
+from nsqtools.cli.options.params import LIMITS, MONITORING
+from nsqtools.cli.parsing.binding import opt
 
 EMPTY_AFTER_S = 2.0  # a connected channel that is silent for this long is empty
 
@@ -14,8 +14,7 @@ Pattern = Annotated[
     str | None, opt("--topic-pattern REGEX", "Also every topic, now and later, whose name matches.")
 ]
 Refresh = Annotated[
-    float,
-    duration_option("--topic-refresh", "How often to look for topics of the pattern.", panel=None),
+    float, opt("--topic-refresh DURATION", "How often to look for topics of the pattern.")
 ]
 UntilEmpty = Annotated[bool, opt("--until-empty", "Stop when the channel is empty.", LIMITS)]
 MetricsFile = Annotated[

@@ -8,21 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.params import OUTPUT, Json
-from nsqtools.cli.parsing.binding import From
+from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.render.output import Form, Kind
 from nsqtools.errors import ConfigurationError
 
-Output = Annotated[
-    Kind | None,
-    opt(
-        "--output -o table|wide|tsv|csv|json|jsonl",
-        "Form of the listing; wide leaves out no column, jsonl has a row on each line.",
-        OUTPUT,
-        show_default="table on a terminal, tsv elsewhere",
-    ),
-]
 Columns = Annotated[
     str | None,
     opt(
@@ -33,7 +23,16 @@ Columns = Annotated[
 ]
 
 
-def listing_form(output: Output = None, columns: Columns = None, json: Json = False) -> Form:
+def listing_form(
+    output: Kind | None = opt(
+        "-o table|wide|tsv|csv|json|jsonl",
+        "Form of the listing; wide leaves out no column, jsonl has a row on each line.",
+        OUTPUT,
+        show_default="table on a terminal, tsv elsewhere",
+    ),
+    columns: Columns = None,
+    json: Json = False,
+) -> Form:
     """The form. Raises `ConfigurationError` where ``--json`` and ``--output`` contradict."""
     if json and output not in (None, Kind.json):
         raise ConfigurationError("--json and --output contradict each other")

@@ -11,55 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from nsqtools.cli.options.consuming import (
-    EMPTY_AFTER_S,
-    MetricsFile,
-    Pattern,
-    Refresh,
-    UntilEmpty,
-)
-from nsqtools.cli.options.opt import opt
-from nsqtools.cli.options.params import (
-    Count,
-    ExitIdle,
-    For,
-    Json,
-    ListenHTTP,
-    OptionalTopics,
-)
+from nsqtools.cli.options.consuming import EMPTY_AFTER_S, MetricsFile, Pattern, Refresh, UntilEmpty
+from nsqtools.cli.options.params import Count, ExitIdle, For, Json, ListenHTTP, OptionalTopics
 from nsqtools.cli.options.printing import MessageFilter, Pick
 from nsqtools.cli.options.publishing import DELIVERY, Rate
 from nsqtools.cli.options.subscribing import Create
-from nsqtools.cli.parsing.binding import From
+from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.filters import Filter
-
-MaxAttempts = Annotated[
-    int,
-    opt(
-        "--max-attempts N",
-        "Try a message N times, then it is a dead letter; 0 for no limit. Outages of the "
-        "destination do not count.",
-        DELIVERY,
-        min=0,
-    ),
-]
-DeadLetterTopic = Annotated[
-    str | None,
-    opt(
-        "--dead-letter-topic TOPIC",
-        "Publish what cannot be delivered to this topic, on the nsqd that it came from.",
-        DELIVERY,
-    ),
-]
-DeadLetterFile = Annotated[
-    Path | None,
-    opt(
-        "--dead-letter-file FILE",
-        "Append what cannot be delivered to this file, as JSON lines that nsq redrive reads.",
-        DELIVERY,
-    ),
-]
 
 
 @dataclass(frozen=True)
@@ -106,9 +65,24 @@ def forward_options(
     topic_refresh: Refresh = "1m",  # type: ignore[assignment]
     pick: Pick = None,
     rate: Rate = 0.0,
-    max_attempts: MaxAttempts = 0,
-    dead_letter_topic: DeadLetterTopic = None,
-    dead_letter_file: DeadLetterFile = None,
+    max_attempts: int = opt(
+        "N",
+        "Try a message N times, then it is a dead letter; 0 for no limit. Outages of the "
+        "destination do not count.",
+        DELIVERY,
+        0,
+        min=0,
+    ),
+    dead_letter_topic: str | None = opt(
+        "TOPIC",
+        "Publish what cannot be delivered to this topic, on the nsqd that it came from.",
+        DELIVERY,
+    ),
+    dead_letter_file: Path | None = opt(
+        "FILE",
+        "Append what cannot be delivered to this file, as JSON lines that nsq redrive reads.",
+        DELIVERY,
+    ),
     metrics_file: MetricsFile = None,
     listen_http: ListenHTTP = None,
     count: Count = None,

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from nsqtools.cli.options.params import Seconds, duration_option
-from nsqtools.cli.parsing.binding import From
+from nsqtools.cli.options.params import Seconds
+from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.client.connection_settings import read_secret
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.renewed import Renewed
 from nsqtools.forward.modes import BatchForm
-from nsqtools.records.units import parse_size
 
 if TYPE_CHECKING:
     from nsqtools.forward.http_requests import RequestSecrets, RequestSettings
@@ -63,51 +62,29 @@ class HttpRequestOptions:
 
 
 def http_request_options(
-    content_type: Annotated[
-        str | None,
-        _option("--content-type", "Content-Type of a POST.", "TYPE", show_default=OCTETS),
-    ] = None,
-    header: Annotated[
-        list[str] | None,
-        _option("--header", "A header, its value a template ('X-Id: {id}').", "NAME: TEMPLATE"),
-    ] = None,
-    metadata: Annotated[
-        bool,
-        _option(
-            "--metadata/--no-metadata",
-            "Send Idempotency-Key and X-Nsq-Topic, -Message-Id, -Attempts, -Timestamp.",
-        ),
-    ] = True,
-    basic_auth_file: Annotated[
-        Path | None, _option("--basic-auth-file", "File with USER:PASSWORD.", "FILE")
-    ] = None,
-    bearer_token_file: Annotated[
-        Path | None, _option("--bearer-token-file", "File with a bearer token.", "FILE")
-    ] = None,
-    sign_key_file: Annotated[
-        Path | None,
-        _option(
-            "--sign-key-file",
-            "File with a key: sign requests as Standard Webhooks (HMAC-SHA256).",
-            "FILE",
-        ),
-    ] = None,
-    batch: Annotated[
-        int, _option("--batch", "Send up to N messages in one POST.", "N", min=1, max=10_000)
-    ] = 1,
-    batch_bytes: Annotated[
-        int,
-        _option("--batch-bytes", "Send up to SIZE in one POST.", "SIZE", parser=parse_size),
-    ] = "1MiB",  # type: ignore[assignment]
-    batch_format: Annotated[
-        BatchForm, _option("--batch-format", "A batch is a line for each message, or a JSON array.")
-    ] = BatchForm.NDJSON,
-    linger: Annotated[
-        Seconds,
-        duration_option(
-            "--linger", "How long a message waits for others of its batch.", panel=PANEL
-        ),
-    ] = "100ms",  # type: ignore[assignment]
+    content_type: str | None = opt("TYPE", "Content-Type of a POST.", PANEL, show_default=OCTETS),
+    header: list[str] | None = opt(
+        "NAME: TEMPLATE", "A header, its value a template ('X-Id: {id}').", PANEL
+    ),
+    metadata: bool = opt(
+        "--metadata/--no-metadata",
+        "Send Idempotency-Key and X-Nsq-Topic, -Message-Id, -Attempts, -Timestamp.",
+        PANEL,
+        True,
+    ),
+    basic_auth_file: Path | None = opt("FILE", "File with USER:PASSWORD.", PANEL),
+    bearer_token_file: Path | None = opt("FILE", "File with a bearer token.", PANEL),
+    sign_key_file: Path | None = opt(
+        "FILE", "File with a key: sign requests as Standard Webhooks (HMAC-SHA256).", PANEL
+    ),
+    batch: int = opt("N", "Send up to N messages in one POST.", PANEL, 1, min=1, max=10_000),
+    batch_bytes: int = opt("SIZE", "Send up to SIZE in one POST.", PANEL, "1MiB"),
+    batch_format: BatchForm = opt(
+        "", "A batch is a line for each message, or a JSON array.", PANEL, BatchForm.NDJSON
+    ),
+    linger: Seconds = opt(
+        "DURATION", "How long a message waits for others of its batch.", PANEL, "100ms"
+    ),
 ) -> HttpRequestOptions:
     """What requests look like. Reads the files. Raises `ConfigurationError`."""
     if basic_auth_file is not None and bearer_token_file is not None:

@@ -16,7 +16,7 @@ from typing import Annotated
 
 from typer import Context
 
-from nsqtools.cli.options.opt import opt
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.client.connection_settings import DEFAULT_NSQD_TCP_ADDRESS
 from nsqtools.errors import ConfigurationError
 from nsqtools.settings import (

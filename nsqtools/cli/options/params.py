@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from nsqtools.cli.options.opt import opt
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.records.units import parse_span, parse_time, unescape
 
 if TYPE_CHECKING:
@@ -46,16 +46,14 @@ def channel_option(help: str = "Name of the channel.", *, metavar: str = "CHANNE
     return Option("--channel", "-c", metavar=metavar, help=help)
 
 
-Topic = Annotated[str, topic_option()]
-Topics = Annotated[list[str], topic_option()]
-OptionalTopics = Annotated[list[str] | None, topic_option()]
-TopicPatterns = Annotated[
-    list[str] | None, topic_option(f"Only these topics. {GLOBS}", metavar="GLOB")
-]
-Channel = Annotated[str | None, channel_option()]
-ChannelName = Annotated[str, channel_option()]
+Topic = Annotated[str, opt("--topic -t TOPIC", "Name of the topic.")]
+Topics = Annotated[list[str], opt("--topic -t TOPIC", "Name of the topic.")]
+OptionalTopics = Annotated[list[str] | None, opt("--topic -t TOPIC", "Name of the topic.")]
+TopicPatterns = Annotated[list[str] | None, opt("--topic -t GLOB", f"Only these topics. {GLOBS}")]
+Channel = Annotated[str | None, opt("--channel -c CHANNEL", "Name of the channel.")]
+ChannelName = Annotated[str, opt("--channel -c CHANNEL", "Name of the channel.")]
 ChannelPatterns = Annotated[
-    list[str] | None, channel_option(f"Only these channels. {GLOBS}", metavar="GLOB")
+    list[str] | None, opt("--channel -c GLOB", f"Only these channels. {GLOBS}")
 ]
 ArchivePaths = Annotated[
     list[str],  # a Path would join the slashes of a URL
@@ -112,7 +110,9 @@ def delimiter_option(
 
 BODIES_END = "What ends each body in raw files; \\0 for NUL."
 
-Delimiter = Annotated[bytes | None, delimiter_option(BODIES_END)]
+Delimiter = Annotated[
+    bytes | None, opt("--delimiter -d TEXT", BODIES_END, parser=unescape, show_default="\\n")
+]
 
 Json = Annotated[bool, opt("--json", "Print JSON.", OUTPUT)]
 
@@ -142,12 +142,12 @@ def duration_option(
     )
 
 
-Count = Annotated[int | None, count_option("Stop after N.")]
+Count = Annotated[int | None, opt("--count -n N", "Stop after N.", LIMITS, min=1)]
 ExitIdle = Annotated[
     Seconds | None,
-    duration_option("--exit-idle", "Stop after DURATION without messages (5s, 1m30s)."),
+    opt("--exit-idle DURATION", "Stop after DURATION without messages (5s, 1m30s).", LIMITS),
 ]
-For = Annotated[Seconds | None, duration_option("--for", "Stop after DURATION.")]
+For = Annotated[Seconds | None, opt("--for DURATION", "Stop after DURATION.", LIMITS)]
 
 
 # -- how it is watched --------------------------------------------------------------------------
@@ -171,4 +171,4 @@ def dry_run_option(help: str, *, panel: str | None = SAFETY) -> Any:
 
 
 Yes = Annotated[bool, opt("--yes -y", "Do not ask.", SAFETY)]
-DryRun = Annotated[bool, dry_run_option("Show what would change, and change nothing.")]
+DryRun = Annotated[bool, opt("--dry-run", "Show what would change, and change nothing.", SAFETY)]

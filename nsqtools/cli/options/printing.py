@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Annotated
 
-from nsqtools.cli.options.opt import opt
-from nsqtools.cli.options.params import OUTPUT, Json, delimiter_option, grep_option
-from nsqtools.cli.parsing.binding import From
+from nsqtools.cli.options.params import OUTPUT, Json
+from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.protocol.escaping import escape_json
 from nsqtools.records import filters
@@ -21,6 +20,7 @@ from nsqtools.records.envelope import Envelope, MessageLike, encode_many
 from nsqtools.records.lines import BodyForm, encode_lines
 from nsqtools.records.queries import compile_pick
 from nsqtools.records.template import compile_template
+from nsqtools.records.units import unescape
 
 Encode = Callable[[str, str, Iterable[MessageLike]], bytes]
 """From topic, nsqd and messages to the bytes to write."""
@@ -29,35 +29,24 @@ FILTERS = "Filters"
 
 
 def message_filter(
-    grep: Annotated[
-        str | None,
-        grep_option("Only messages whose body matches, a regular expression.", panel=FILTERS),
-    ] = None,
-    ignore_case: Annotated[
-        bool, opt("--ignore-case -i", "Ignore case in --grep.", FILTERS)
-    ] = False,
-    invert: Annotated[
-        bool, opt("--invert", "Only messages whose body does not match --grep.", FILTERS)
-    ] = False,
-    where: Annotated[
-        filters.Filter | None,
-        opt(
-            "--where JQ",
-            "Only messages whose body is JSON for which this is true, in jq's language "
-            "('.status >= 500').",
-            FILTERS,
-            parser=filters.where,
-        ),
-    ] = None,
-    sample: Annotated[
-        float | None,
-        opt(
-            "--sample SHARE",
-            "Only this share of the messages, drawn at random (10%, 0.1).",
-            FILTERS,
-            parser=filters.parse_share,
-        ),
-    ] = None,
+    grep: str | None = opt(
+        "-g REGEX", "Only messages whose body matches, a regular expression.", FILTERS
+    ),
+    ignore_case: bool = opt("-i", "Ignore case in --grep.", FILTERS),
+    invert: bool = opt("", "Only messages whose body does not match --grep.", FILTERS),
+    where: filters.Filter | None = opt(
+        "JQ",
+        "Only messages whose body is JSON for which this is true, in jq's language "
+        "('.status >= 500').",
+        FILTERS,
+        parser=filters.where,
+    ),
+    sample: float | None = opt(
+        "SHARE",
+        "Only this share of the messages, drawn at random (10%, 0.1).",
+        FILTERS,
+        parser=filters.parse_share,
+    ),
 ) -> filters.Filter | None:
     """The filter that the options make; None when all messages are kept."""
     wanted = []
@@ -111,16 +100,15 @@ def message_printer(
     format: Template = None,
     pick: Pick = None,
     pretty: Pretty = False,
-    decode: Annotated[
-        BodyForm | None, opt("--decode", "Show bodies as text, hex or base64.", OUTPUT)
-    ] = None,
-    delimiter: Annotated[
-        bytes | None,
-        delimiter_option("What ends each message; \\0 for NUL, '' for nothing.", panel=OUTPUT),
-    ] = None,
-    print_topic: Annotated[
-        bool, opt("--print-topic", "Print 'TOPIC | ' before a message.", OUTPUT)
-    ] = False,
+    decode: BodyForm | None = opt("", "Show bodies as text, hex or base64.", OUTPUT),
+    delimiter: bytes | None = opt(
+        "-d TEXT",
+        "What ends each message; \\0 for NUL, '' for nothing.",
+        OUTPUT,
+        parser=unescape,
+        show_default="\\n",
+    ),
+    print_topic: bool = opt("", "Print 'TOPIC | ' before a message.", OUTPUT),
 ) -> Printer:
     """How the options want messages printed."""
     ending = b"\n" if delimiter is None else delimiter

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from nsqtools.cli.options.params import dry_run_option, duration_option, topic_option
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.client.spread import PublishMode
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.commands import MAX_DELAY_S
@@ -27,49 +27,42 @@ def parse_defer(text: str) -> float:
 
 Defer = Annotated[
     float | None,
-    duration_option(
-        "--defer",
+    opt(
+        "--defer DURATION",
         "Defer delivery of each message by DURATION, up to 1h.",
-        panel=DELIVERY,
+        DELIVERY,
         parser=parse_defer,
     ),
 ]
 
 Rate = Annotated[
-    float,
-    Option(
-        "--rate",
-        metavar="N",
-        min=0,
-        help="At most N messages a second; 0 for no limit.",
-        rich_help_panel=DELIVERY,
-    ),
+    float, opt("--rate N", "At most N messages a second; 0 for no limit.", DELIVERY, min=0)
 ]
 Spread = Annotated[
     PublishMode,
-    Option(
+    opt(
         "--mode",
-        help="With several nsqd: every message to all of them, to each in turn, or to the first "
+        "With several nsqd: every message to all of them, to each in turn, or to the first "
         "that works.",
-        rich_help_panel=DELIVERY,
+        DELIVERY,
     ),
 ]
 RetryTimeout = Annotated[
     float | None,
-    duration_option(
-        "--retry-timeout",
+    opt(
+        "--retry-timeout DURATION",
         "How long to retry when nsqd cannot be reached; 0s for not at all.",
-        panel=DELIVERY,
-        default="1m",
+        DELIVERY,
+        show_default="1m",
     ),
 ]
 RetryUnknown = Annotated[
     bool,
-    Option(
+    opt(
         "--retry-unknown",
-        help="Also publish again what nsqd may have accepted before the connection broke or its "
+        "Also publish again what nsqd may have accepted before the connection broke or its "
         "disk failed: such messages can arrive twice.",
-        rich_help_panel=DELIVERY,
+        DELIVERY,
     ),
 ]
 
@@ -92,27 +85,28 @@ def progress_option(name: str, metavar: str, parser: Callable[[str], Path] | Non
 CheckpointFile = Annotated[Path | None, progress_option("--checkpoint", "FILE")]
 UnsentRecords = Annotated[
     Path | None,
-    unsent_option(
+    opt(
+        "--unsent-file FILE",
         "Append every record that was not confirmed to this file, byte for byte. With --mode all "
-        "and several nsqd, to one for each: FILE.HOST:PORT."
+        "and several nsqd, to one for each: FILE.HOST:PORT.",
+        DELIVERY,
     ),
 ]
 UnsentMessages = Annotated[
     Path | None,
-    unsent_option(
+    opt(
+        "--unsent-file FILE",
         "Append every message that was not confirmed to this file, as JSON. With --mode all and "
-        "several nsqd, to one for each: FILE.HOST:PORT."
+        "several nsqd, to one for each: FILE.HOST:PORT.",
+        DELIVERY,
     ),
 ]
 TopicMap = Annotated[
     list[str] | None,
-    topic_option(
-        "Where to publish, if not to the topic that a message came from.", metavar="[OLD=]NEW"
-    ),
+    opt("--topic -t [OLD=]NEW", "Where to publish, if not to the topic that a message came from."),
 ]
 DryRun = Annotated[
-    bool,
-    dry_run_option("Publish nothing; print how many messages would go to which topic.", panel=None),
+    bool, opt("--dry-run", "Publish nothing; print how many messages would go to which topic.")
 ]
 
 

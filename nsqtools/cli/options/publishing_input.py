@@ -10,8 +10,8 @@ from typing import Annotated, NamedTuple
 
 from typer import Argument
 
-from nsqtools.cli.options.opt import opt
-from nsqtools.cli.options.params import INPUT, delimiter_option, duration_option
+from nsqtools.cli.options.params import INPUT
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.message import WireMessage
 from nsqtools.records import filters
@@ -57,7 +57,7 @@ Repeat = Annotated[
     ),
 ]
 Interval = Annotated[
-    float | None, duration_option("--interval", "Time between two rounds of --repeat.", panel=INPUT)
+    float | None, opt("--interval DURATION", "Time between two rounds of --repeat.", INPUT)
 ]
 Where = Annotated[
     filters.Filter | None,
@@ -85,7 +85,13 @@ Format = Annotated[
 ]
 Delimiter = Annotated[
     bytes | None,
-    delimiter_option("What ends each record; \\0 for NUL.", panel=INPUT, parser=parse_delimiter),
+    opt(
+        "--delimiter -d TEXT",
+        "What ends each record; \\0 for NUL.",
+        INPUT,
+        parser=parse_delimiter,
+        show_default="\\n",
+    ),
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated
 
-from nsqtools.cli.options.opt import opt
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.client.connection_settings import ConnectionSettings
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from nsqtools.cli.options.opt import opt
-from nsqtools.cli.parsing.binding import From
+from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.errors import ConfigurationError
-from nsqtools.records.units import parse_size
 
 if TYPE_CHECKING:
     from nsqtools.archive.archive_settings import ArchiveSettings
@@ -57,43 +55,23 @@ class UploadOptions:
 
 
 def upload_options(
-    upload: Annotated[
-        str | None,
-        opt(
-            "--upload URL",
-            "Upload finished files there: s3://, gs://, az://, abfss:// or a path.",
-            UPLOAD,
-        ),
-    ] = None,
-    upload_hive: Annotated[
-        bool,
-        opt(
-            "--upload-hive",
-            "Store files below topic=TOPIC/date=DATE/, by their first message.",
-            UPLOAD,
-        ),
-    ] = False,
-    upload_option: Annotated[
-        list[str] | None,
-        opt(
-            "--upload-option KEY=VALUE",
-            "A setting of the object store, such as server_side_encryption=aws:kms.",
-            UPLOAD,
-        ),
-    ] = None,
-    delete_uploaded: Annotated[
-        bool,
-        opt("--delete-uploaded", "Remove each local file once it is stored and verified.", UPLOAD),
-    ] = False,
-    max_local_bytes: Annotated[
-        int | None,
-        opt(
-            "--max-local-bytes SIZE",
-            "Stop consuming while finished files of this size wait for their upload.",
-            UPLOAD,
-            parser=parse_size,
-        ),
-    ] = None,
+    upload: str | None = opt(
+        "URL", "Upload finished files there: s3://, gs://, az://, abfss:// or a path.", UPLOAD
+    ),
+    upload_hive: bool = opt(
+        "", "Store files below topic=TOPIC/date=DATE/, by their first message.", UPLOAD
+    ),
+    upload_option: list[str] | None = opt(
+        "KEY=VALUE",
+        "A setting of the object store, such as server_side_encryption=aws:kms.",
+        UPLOAD,
+    ),
+    delete_uploaded: bool = opt(
+        "", "Remove each local file once it is stored and verified.", UPLOAD
+    ),
+    max_local_bytes: int | None = opt(
+        "SIZE", "Stop consuming while finished files of this size wait for their upload.", UPLOAD
+    ),
 ) -> UploadOptions:
     """The settings that the options make. Raises `ConfigurationError`."""
     settings = {}

@@ -29,8 +29,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from typer import BadParameter
+from typer import BadParameter, Option
 from typer._click.exceptions import BadOptionUsage, MissingParameter, NoSuchOption, UsageError
+from typer.models import OptionInfo
+
+from nsqtools.records.units import parse_size, parse_span
 
 __all__ = [
     "BadOptionUsage",
@@ -41,10 +44,28 @@ __all__ = [
     "NoSuchOption",
     "UsageError",
     "flatten",
+    "opt",
 ]
 
 Result = TypeVar("Result")
 Converter = Callable[[Any], Any]
+
+PARSERS: dict[str, Converter] = {"DURATION": parse_span, "SIZE": parse_size}
+"""What reads a value, by the word that stands for it."""
+
+
+def opt(form: str, help: str, panel: str | None = None, default: Any = None, **more: Any) -> Any:
+    """The option ``--count -n N``: its names, then the word for its value; a switch has none.
+
+    In ``Annotated``, or as the default of a parameter: there the long name may be left out, if it
+    is the parameter's, and ``default`` is the value of an option that is not given.
+    """
+    names = [word for word in form.split() if word.startswith("-")]
+    metavar = form.removeprefix(" ".join(names)).strip() or None
+    more = {"parser": PARSERS.get(metavar or ""), **more}
+    option: Any = Option(..., *names, metavar=metavar, help=help, rich_help_panel=panel, **more)
+    option.usual = default
+    return option
 
 
 class From:
@@ -63,9 +84,7 @@ def flatten(function: Callable[..., Result]) -> Callable[..., Result]:
     for name, parameter in inspect.signature(function).parameters.items():
         provider = _provider(hints[name])
         if provider is None:
-            own[name] = parameter.replace(
-                annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY
-            )
+            own[name] = _declared(parameter, hints[name])
         else:
             flat = flatten(provider)
             parameters = inspect.signature(flat).parameters
@@ -83,6 +102,20 @@ def flatten(function: Callable[..., Result]) -> Callable[..., Result]:
     call.__annotations__ = {}
     vars(call)["__signature__"] = inspect.Signature([*own.values(), *provided.values()])
     return call
+
+
+def _declared(parameter: inspect.Parameter, hint: Any) -> inspect.Parameter:
+    """The parameter as typer reads it; an `opt` that is its default moves into ``Annotated``."""
+    default = parameter.default
+    if isinstance(default, OptionInfo):
+        hint = Annotated[hint, default]
+        usual = vars(default)["usual"]
+        if not any(name.startswith("--") for name in default.param_decls or ()):
+            name = "--" + parameter.name.rstrip("_").replace("_", "-")
+            default.param_decls = (name, *(default.param_decls or ()))
+        default = False if usual is None and parameter.annotation in (bool, "bool") else usual
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return parameter.replace(annotation=hint, default=default, kind=kind)
 
 
 def _parameter_hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from typing import Annotated, TextIO
 
 from typer import Context, Option
 
-from nsqtools.cli.options.opt import opt
-from nsqtools.cli.parsing.binding import From
+from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.parsing.help import terminal_width, wants_colour
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.escaping import escape_line
@@ -147,10 +146,8 @@ class LogFormat(Enum):
 
 def session(
     context: Context,
-    quiet: Annotated[bool, opt("--quiet -q", "Print errors only.", PANEL)] = False,
-    verbose: Annotated[
-        int, opt("--verbose -v", "Log more; -vv logs everything.", PANEL, count=True)
-    ] = 0,
+    quiet: bool = opt("-q", "Print errors only.", PANEL),
+    verbose: int = opt("-v", "Log more; -vv logs everything.", PANEL, 0, count=True),
     log_format: Annotated[
         LogFormat,
         Option(metavar="text|json", help="Format of log lines on stderr.", rich_help_panel=PANEL),
@@ -163,9 +160,7 @@ def session(
             rich_help_panel=PANEL,
         ),
     ] = Color.auto,
-    debug: Annotated[
-        bool, opt("--debug", "Log everything, and show tracebacks of errors.", PANEL)
-    ] = False,
+    debug: bool = opt("", "Log everything, and show tracebacks of errors.", PANEL),
 ) -> Runtime:
     """The run's `Runtime`, with logging set up as the options say."""
     from nsqtools.cli.running.logs import configure_logging, level
