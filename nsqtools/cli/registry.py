@@ -215,7 +215,7 @@ COMMANDS: dict[str, Command | Group] = {
         "Show settings and choose a profile; read and change options of running nsqd.",
         {
             "show": Command(
-                "nsqtools.cli.commands.config_show:show",
+                "nsqtools.cli.commands.config:show",
                 "Show the settings in force, where each comes from, and its bounds.",
             ),
             "profiles": Command(

@@ -20,7 +20,7 @@ from plugins.daemons import GoNsqd
 from plugins.screens import NsqOnAScreen
 from plugins.waiting import patience_s
 
-from nsqtools.cli.options.origins import CONNECTION, variable_of
+from nsqtools.cli.options.connection import CONNECTION, variable_of
 
 CHECKOUT = Path(__file__).parents[2]
 ROWS = 30

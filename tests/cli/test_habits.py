@@ -20,7 +20,7 @@ from plugins.waiting import patience_s
 
 from nsqtools.cli import name_cache
 from nsqtools.cli.commands import complete
-from nsqtools.cli.options.origins import CONNECTION
+from nsqtools.cli.options.connection import CONNECTION
 
 CONFIG = """\
 tls = false

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsqtools.cli.options.cluster_connection import ClusterConnection
+from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.forms import ListingForm
 from nsqtools.cli.options.params import DryRun, Yes
 from nsqtools.cli.render.listing import ListedTopics, list_channels, show_channel

@@ -15,7 +15,7 @@ from typing import Annotated
 from typer import Argument
 
 from nsqtools.cli import name_cache
-from nsqtools.cli.options.cluster_connection import ClusterConnection, ClusterSettings
+from nsqtools.cli.options.connection import ClusterConnection, ClusterSettings
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.output import write_lines
 from nsqtools.cli.running.runtime import Runtime, Session

@@ -249,8 +249,7 @@ class CommandLine:
     def names(self, kind: str) -> list[str]:
         """Names from the cluster that the line names, kept or asked for."""
         from nsqtools.cli import name_cache
-        from nsqtools.cli.options.connection import PANEL as TLS
-        from nsqtools.cli.options.origins import CONNECTION
+        from nsqtools.cli.options.connection import CONNECTION, TLS
         from nsqtools.cli.parsing.app import HELP_NAMES, LazyGroup
         from nsqtools.cli.running.runtime import Runtime
 

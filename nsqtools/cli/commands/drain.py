@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Context
 
-from nsqtools.cli.options.connection import ClientFlags, flag_statements
-from nsqtools.cli.options.origins import NoProfile, Profile
+from nsqtools.cli.options.connection import ClientFlags, Where, flag_statements
 from nsqtools.cli.options.params import SAFETY, DryRun, Json, Yes
-from nsqtools.cli.parsing.binding import From, opt
+from nsqtools.cli.parsing.binding import From, opt, some
 from nsqtools.cli.render.output import write_json, write_lines
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Session
-from nsqtools.client.connection_settings import resolve_options
+from nsqtools.client.connection_settings import resolve_options, texts_of
 
 IN_FLIGHT = 500
 
@@ -24,14 +23,12 @@ To = Annotated[str, opt("--to HOST:PORT", "HTTP address of the nsqd that takes o
 
 def client_settings(
     context: Context,
-    profile: Profile = None,
-    no_profile: NoProfile = False,
     *,
+    profile: Annotated[dict[str, Any], From(some(Where, "profile", "no_profile"))],
     flags: Annotated[ClientFlags, From(ClientFlags)],
 ) -> dict[str, str]:
     """The options of the way to both nsqd, as text under go-nsq's names."""
-    settled = resolve_options(flag_statements(context, flags._asdict()))
-    return {option: said.text for option, said in settled.items()}
+    return texts_of(resolve_options(flag_statements(context, flags._asdict())))
 
 
 def drain(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.cli.options.cluster_connection import ClusterConnection
+from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.forms import ListingForm
 from nsqtools.cli.render.listing import tell_left_out
 from nsqtools.cli.render.output import write_json, write_listing

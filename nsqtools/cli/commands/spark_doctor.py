@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from nsqtools.cli.options.cluster_connection import (
+from nsqtools.cli.options.connection import (
     DEFAULT_NSQD_HTTP_ADDRESS,
     ClusterConnection,
     ClusterSettings,

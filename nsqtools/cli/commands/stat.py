@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
-from nsqtools.cli.options.cluster_connection import ClusterConnection
+from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.forms import ListingForm
 from nsqtools.cli.options.params import LIMITS, OUTPUT, ChannelPatterns, Count, TopicPatterns
 from nsqtools.cli.parsing.binding import opt

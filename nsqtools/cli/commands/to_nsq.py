@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from nsqtools.cli.options.connection import ConsumerConnection
-from nsqtools.cli.options.destination import PANEL, Destination
+from nsqtools.cli.options.connection import DESTINATION, ConsumerConnection, Destination
 from nsqtools.cli.options.forwarding import Forwarding
 from nsqtools.cli.options.params import SAFETY, SELECTION, ChannelName
 from nsqtools.cli.parsing.binding import opt
@@ -14,10 +13,6 @@ from nsqtools.cli.running.forwarding import run_forwarder
 from nsqtools.cli.running.runtime import Session
 from nsqtools.forward.modes import ForwardMode
 from nsqtools.records.template import compile_template
-
-if TYPE_CHECKING:
-    pass
-
 
 LoopGuard = Annotated[
     bool,
@@ -32,22 +27,24 @@ LoopGuard = Annotated[
 def to_nsq(
     channel: ChannelName = "nsq_to_nsq",
     destination_topic: str | None = opt(
-        "TOPIC", "Publish everything to this topic; default: each topic under its own name.", PANEL
+        "TOPIC",
+        "Publish everything to this topic; default: each topic under its own name.",
+        DESTINATION,
     ),
     map: list[str] | None = opt(
         "REGEX=NAME",
         r"Rename a topic that matches ('eu\.(.*)=\1'); the first rule that matches counts.",
-        PANEL,
+        DESTINATION,
     ),
     mode: ForwardMode = opt(
         "",
         "With several destinations: each in turn, the same for the same --key, or the first "
         "that works.",
-        PANEL,
+        DESTINATION,
         ForwardMode.ROUND_ROBIN,
     ),
     key: Callable[..., bytes] | None = opt(
-        "TEMPLATE", "What --mode hash goes by ('{.user.id}').", PANEL, parser=compile_template
+        "TEMPLATE", "What --mode hash goes by ('{.user.id}').", DESTINATION, parser=compile_template
     ),
     require_json_field: str | None = opt(
         "FIELD", "Only messages that are JSON objects with this field.", SELECTION

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument
 
-from nsqtools.cli.options.cluster_connection import ClusterConnection
+from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.forms import ListingForm
 from nsqtools.cli.options.params import DryRun, Yes
 from nsqtools.cli.running.administering import OneTopic, carry_out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsqtools.cli.options.cluster_connection import ClusterConnection
+from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.forms import ListingForm
 from nsqtools.cli.options.params import SAFETY, DryRun, Yes
 from nsqtools.cli.parsing.binding import opt

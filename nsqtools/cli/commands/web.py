@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from nsqtools.cli.options.cluster_connection import ClusterConnection
+from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import SAFETY
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.running.ends import ExitStatus, stopping

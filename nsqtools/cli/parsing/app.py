@@ -16,7 +16,6 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
-from nsqtools.cli.options.origins import setting_in_force
 from nsqtools.cli.parsing.binding import (
     BadOptionUsage,
     BadParameter,
@@ -151,6 +150,8 @@ def _message(error: UsageError) -> str:
     message = error.message if isinstance(error, NoSuchOption) else error.format_message()
     context: Any = error.ctx
     if isinstance(error, BadParameter) and context and error.param:
+        from nsqtools.cli.options.connection import setting_in_force
+
         setting = setting_in_force(context, error.param.name)
         if setting is not None:
             message = f"{setting.place}: {error.message}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument
 
-from nsqtools.cli.options.cluster_connection import ClusterSettings
+from nsqtools.cli.options.connection import ClusterSettings
 from nsqtools.cli.options.params import GLOBS
 from nsqtools.cli.render.output import Cell, Form, write_json, write_listing
 from nsqtools.cli.running.ends import ExitStatus

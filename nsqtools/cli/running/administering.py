@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from nsqtools.cli.options.cluster_connection import ClusterSettings
+from nsqtools.cli.options.connection import ClusterSettings
 from nsqtools.cli.options.params import GLOBS
 from nsqtools.cli.render.listing import tell_left_out
 from nsqtools.cli.render.output import Form, write_json, write_listing

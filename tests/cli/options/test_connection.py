@@ -16,7 +16,7 @@ from nsqtools.cli.options.connection import (
     consumer_connection,
     producer_connection,
 )
-from nsqtools.cli.options.destination import destination
+from nsqtools.cli.options.connection import destination
 from nsqtools.cli.parsing import app
 from nsqtools.cli.parsing.binding import flatten
 from nsqtools.cli.running.runtime import Runtime
