@@ -17,14 +17,13 @@ from nsqtools.cli.options.connection import (
     given_addresses,
     opt_statements,
 )
-from nsqtools.cli.options.forms import ListingForm
 from nsqtools.cli.options.params import LIMITS
-from nsqtools.cli.options.subscribing import Create, look_before
 from nsqtools.cli.parsing.binding import From, opt, some
-from nsqtools.cli.render.output import Form
-from nsqtools.cli.render.progress import Progress
+from nsqtools.cli.render.outcomes import Progress
+from nsqtools.cli.render.output import Form, ListingForm
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.waiting import Create, look_before
 from nsqtools.client.connection_settings import (
     DEFAULT_NSQD_TCP_ADDRESS,
     ConnectionSettings,
@@ -127,7 +126,7 @@ def bench_load(
     ),
     connections: int | None = opt(
         "N",
-        "Connections each way, each in a process of its own.",
+        "Connections each way, each in its own process.",
         LOAD,
         min=1,
         show_default="1 for each nsqd",

@@ -30,10 +30,9 @@ from nsqtools.cli.options.connection import (
     setting_in_force,
     setting_of,
 )
-from nsqtools.cli.options.forms import ListingForm
 from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.render.listing import tell_left_out
-from nsqtools.cli.render.output import Cell, Form, write_json, write_listing
+from nsqtools.cli.render.output import Cell, Form, ListingForm, write_json, write_listing
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.client.connection_settings import OPTION_OF_FLAG, GivenOption, resolve_options
 from nsqtools.errors import ConfigurationError, OutputError
@@ -104,10 +103,7 @@ def in_force(
 
 
 def show(
-    *,
-    form: ListingForm,
-    rows: Annotated[list[SettingRow], From(in_force)],
-    runtime: Session,
+    *, form: ListingForm, rows: Annotated[list[SettingRow], From(in_force)], runtime: Session
 ) -> None:
     """Show the settings in force, where each comes from, and its bounds.
 

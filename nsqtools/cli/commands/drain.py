@@ -35,9 +35,7 @@ def drain(
     node: Node,
     to: To,
     allow_repeats: bool = opt(
-        "",
-        "Move topics with several channels too: each channel then gets what any of them had left.",
-        SAFETY,
+        "", "Move topics with several channels too: each channel gets the rest of all.", SAFETY
     ),
     yes: Yes = False,
     dry_run: DryRun = False,

@@ -29,11 +29,7 @@ def peek(
     channel: ChannelName,
     count: Messages = COUNT,
     look_at: int = opt(
-        "N",
-        "With a filter, look at no more than N messages for those to show.",
-        LIMITS,
-        LOOK_AT,
-        min=1,
+        "N", "With a filter, look at no more than N messages.", LIMITS, LOOK_AT, min=1
     ),
     exit_idle: ExitIdle = None,
     *,

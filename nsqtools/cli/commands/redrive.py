@@ -11,9 +11,8 @@ from typer import Argument
 from nsqtools.cli.options.connection import ProducerConnection
 from nsqtools.cli.options.publishing import DELIVERY, Rate, RetryTimeout, UnsentRecords
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.cli.render.outcomes import report_publishing
+from nsqtools.cli.render.outcomes import Progress, report_publishing
 from nsqtools.cli.render.output import write_lines
-from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import stopping
 from nsqtools.cli.running.runtime import Session
 from nsqtools.client.spread import PublishMode

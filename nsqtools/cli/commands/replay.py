@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.options.archived import FromTopics, TopicFilter
 from nsqtools.cli.options.connection import ProducerConnection
 from nsqtools.cli.options.params import (
     SELECTION,
@@ -17,7 +16,7 @@ from nsqtools.cli.options.params import (
     Until,
     time_range,
 )
-from nsqtools.cli.options.printing import MessageFilter
+from nsqtools.cli.options.printing import FromTopics, MessageFilter, TopicFilter
 from nsqtools.cli.options.publishing import (
     DELIVERY,
     CheckpointFile,
@@ -31,9 +30,8 @@ from nsqtools.cli.options.publishing import (
     topic_map,
 )
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.cli.render.outcomes import DamageReporter, report_counts
+from nsqtools.cli.render.outcomes import DamageReporter, Progress, report_counts
 from nsqtools.cli.render.output import write_json, write_text
-from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.client.spread import PublishMode
@@ -63,15 +61,13 @@ def replay(
     from_topic: FromTopics = None,
     count: Count = None,
     dedupe: bool = opt(
-        "",
-        "Each message once, by topic, nsqd and id. Remembers the id of every message.",
-        SELECTION,
+        "", "Publish each message once, by topic, nsqd and id; remembers every id.", SELECTION
     ),
     delimiter: Delimiter = None,
     rate: Rate = 0.0,
     speed: float | None = opt(
         "FACTOR",
-        "Multiple of the original speed (1x, 10x); as fast as possible without it.",
+        "Multiple of the original speed (1x, 10x); without it, full speed.",
         DELIVERY,
         parser=parse_speed,
     ),

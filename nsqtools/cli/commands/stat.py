@@ -7,11 +7,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.connection import ClusterConnection
-from nsqtools.cli.options.forms import ListingForm
 from nsqtools.cli.options.params import LIMITS, OUTPUT, ChannelPatterns, Count, TopicPatterns
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.listing import tell_left_out
-from nsqtools.cli.render.output import Kind
+from nsqtools.cli.render.output import Kind, ListingForm
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError
@@ -46,7 +45,7 @@ Show = Annotated[
     StatRows,
     opt(
         "--show queues|nodes|clients|memory",
-        "A row for each queue, each queue on each nsqd, each consumer, or each nsqd's memory.",
+        "A row for each queue, queue on an nsqd, consumer, or nsqd's memory.",
         VIEW,
     ),
 ]

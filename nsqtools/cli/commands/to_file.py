@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.options.connection import ConsumerConnection
-from nsqtools.cli.options.consuming import EMPTY_AFTER_S, MetricsFile, Pattern, Refresh, UntilEmpty
 from nsqtools.cli.options.params import (
+    EMPTY_AFTER_S,
     LIMITS,
     ChannelName,
     Count,
@@ -18,17 +18,20 @@ from nsqtools.cli.options.params import (
     For,
     Json,
     ListenHTTP,
+    MetricsFile,
     OptionalTopics,
+    Pattern,
+    Refresh,
+    UntilEmpty,
 )
-from nsqtools.cli.options.subscribing import Create, look_before
-from nsqtools.cli.options.to_file_settings import FILES, ArchiveOptions
-from nsqtools.cli.options.upload import Upload
+from nsqtools.cli.options.to_file_settings import FILES, ArchiveOptions, Upload
 from nsqtools.cli.parsing.binding import opt
+from nsqtools.cli.render.outcomes import Progress
 from nsqtools.cli.render.output import write_json
-from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import ExitStatus, StopSignals, stopping
 from nsqtools.cli.running.runtime import Session
 from nsqtools.cli.running.service import Service, service
+from nsqtools.cli.running.waiting import Create, look_before
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.wording import counted
 
@@ -53,7 +56,7 @@ def to_file(
     exit_idle: ExitIdle = None,
     for_: For = None,
     exit_when_deleted: bool = opt(
-        "", "Exit, with status 3, when every --topic was deleted; default: wait for it.", LIMITS
+        "", "Exit with status 3 when every --topic was deleted, instead of waiting.", LIMITS
     ),
     create: Create = False,
     json: Json = False,

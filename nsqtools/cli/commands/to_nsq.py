@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Annotated
 
 from nsqtools.cli.options.connection import DESTINATION, ConsumerConnection, Destination
-from nsqtools.cli.options.forwarding import Forwarding
 from nsqtools.cli.options.params import SAFETY, SELECTION, ChannelName
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.cli.running.forwarding import run_forwarder
+from nsqtools.cli.running.forwarding import Forwarding, run_forwarder
 from nsqtools.cli.running.runtime import Session
 from nsqtools.forward.modes import ForwardMode
 from nsqtools.records.template import compile_template
@@ -18,7 +17,7 @@ LoopGuard = Annotated[
     bool,
     opt(
         "--loop-guard/--no-loop-guard",
-        "Refuse topics whose messages would come back to where they were.",
+        "Refuse topics whose messages would return to where they were.",
         SAFETY,
     ),
 ]
@@ -28,18 +27,17 @@ def to_nsq(
     channel: ChannelName = "nsq_to_nsq",
     destination_topic: str | None = opt(
         "TOPIC",
-        "Publish everything to this topic; default: each topic under its own name.",
+        "Publish everything to this topic, instead of each topic under its own name.",
         DESTINATION,
     ),
     map: list[str] | None = opt(
         "REGEX=NAME",
-        r"Rename a topic that matches ('eu\.(.*)=\1'); the first rule that matches counts.",
+        r"Rename topics that match ('eu\.(.*)=\1'); the first match counts.",
         DESTINATION,
     ),
     mode: ForwardMode = opt(
         "",
-        "With several destinations: each in turn, the same for the same --key, or the first "
-        "that works.",
+        "With several destinations: each in turn, by --key, or the first that works.",
         DESTINATION,
         ForwardMode.ROUND_ROBIN,
     ),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from nsqtools.cli.options.connection import ClusterConnection
-from nsqtools.cli.options.forms import ListingForm
 from nsqtools.cli.options.params import SAFETY, DryRun, Yes
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.listing import ListedTopics, list_topics, show_topic
+from nsqtools.cli.render.output import ListingForm
 from nsqtools.cli.running.administering import NewTopics, OneTopic, TopicGlobs, change_topics
 from nsqtools.cli.running.runtime import Session
 

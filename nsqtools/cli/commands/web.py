@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
-
-from typer import Option
+from typing import Annotated
 
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import SAFETY
@@ -30,15 +28,11 @@ class Printed(Enum):
     password = "password"
 
 
-def _option(name: str, help: str, metavar: str | None, panel: str | None = ACCESS) -> Any:
-    return Option(name, metavar=metavar, help=help, rich_help_panel=panel)
-
-
 Print = Annotated[
     Printed | None,
     opt(
         "--print dashboard|alerts|password",
-        "Print a Grafana dashboard, Prometheus alerts, or a line for --auth, and end.",
+        "Print a Grafana dashboard, Prometheus alerts, or a line for --auth.",
     ),
 ]
 

@@ -1,21 +1,30 @@
-"""What no native command does: files that grow in sight, nsq_stat's columns, -n of each topic."""
+"""The Go utilities' names and flags on this program: `go_main`, and ``nsq compat``.
+
+A utility runs as the native command that `go_utilities` translates it to, but for what no native
+command does: nsq_stat's columns, -n of each topic.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import socket
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.cli.compat.translation import GoFatal
-from nsqtools.cli.running.ends import stopping
-from nsqtools.cli.running.logs import configure_logging
-from nsqtools.cli.running.runtime import Runtime
+from nsqtools.cli.compat.go_utilities import UTILITIES, GoFatal, Translation, translate
+from nsqtools.cli.parsing.help import HelpPage, rendered_for_stdout
+from nsqtools.cli.running.ends import report_error, stopping
+from nsqtools.cli.running.runtime import Runtime, configure_logging
 from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.protocol.durations import format_duration
+from nsqtools.protocol.escaping import escape_line
+from nsqtools.server.settings.go_flags import FlagError, HelpAsked, parse_flags, usage
 
 if TYPE_CHECKING:
     from nsqtools.cluster.sampling import Sample
@@ -45,8 +54,8 @@ def tail_each(given: Given, runtime: Runtime) -> int:
     """nsq_tail of several topics with -n: it ends when one of them has shown so many."""
     from nsqtools.cli.commands.tail import INTERACTIVE, ephemeral_channel
     from nsqtools.cli.options.printing import lines_printer
-    from nsqtools.cli.options.subscribing import look_before
     from nsqtools.cli.render.output import ByteWriter
+    from nsqtools.cli.running.waiting import look_before
     from nsqtools.tail.run_limits import RunLimits
     from nsqtools.tail.tail import Tail
 
@@ -97,17 +106,7 @@ STAT_HEADER = (
     "------rate------+----------------depth----------------"
     "+--------------metadata---------------\n"
     + "{:>7} {:>7} | {:>7} {:>7} {:>7} {:>5} {:>5} | {:>7} {:>7} {:>12} {:>7}\n".format(
-        "ingress",
-        "egress",
-        "total",
-        "mem",
-        "disk",
-        "inflt",
-        "def",
-        "req",
-        "t-o",
-        "msgs",
-        "clients",
+        "ingress", "egress", "total", "mem", "disk", "inflt", "def", "req", "t-o", "msgs", "clients"
     )
 )
 
@@ -208,3 +207,194 @@ def host_of(identifier: str) -> str:
     if not identifier:
         return short
     return identifier.replace("<SHORT_HOST>", short).replace("<HOSTNAME>", hostname)
+
+
+VERSION = "1.3.0"  # of the utilities whose flags these are
+SIGNALS = (130, 143)
+
+
+def go_main(program: str, arguments: Sequence[str]) -> int:
+    """Run ``program`` with Go's flags; return its exit status."""
+    flags = UTILITIES[program]
+    try:
+        given = read_flags(program, arguments)
+        if given.get("version"):
+            from nsqtools import __version__
+
+            sys.stdout.write(f"{program} v{VERSION} (nsqtools {__version__})\n")
+            return 0
+        translation = translate(program, given)
+    except HelpAsked:
+        sys.stderr.write(usage(program, flags))
+        return 0
+    except FlagError as exc:
+        sys.stderr.write(f"{exc}\n{usage(program, flags)}")
+        return 2
+    except GoFatal as exc:
+        sys.stderr.write(f"{program}: {escape_line(str(exc))}\n")
+        return 1
+    try:
+        status = _run(program, given, translation)
+    except GoFatal as exc:
+        sys.stderr.write(f"{program}: {escape_line(str(exc))}\n")
+        return 1
+    if status in SIGNALS:
+        return 0
+    return 1 if 0 < status < 128 else status
+
+
+def read_flags(program: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Return every flag of a utility with its value. Raises `FlagError` and `HelpAsked`, and
+    `GoFatal` for words that are no flags where the utility refuses them."""
+    flags = UTILITIES[program]
+    given = parse_flags(flags, arguments)
+    values = {name: flag.default for name, flag in flags.items()} | given.options
+    if program == "nsq_to_file" and (rest := _words_after(flags, arguments)):
+        raise GoFatal(f"unknown arguments: [{' '.join(rest)}]")
+    if given.asks_version:
+        values["version"] = True
+    elif program != "nsq_to_file":  # which ignores what it does not know; we refuse that later
+        for flag in ("consumer-opt", "producer-opt"):
+            for text in values.get(flag, ()):
+                _check_client_option(flag, text)
+    return values
+
+
+def _check_client_option(flag: str, text: str) -> None:
+    """Refuse what go-nsq does not know, as a flag that cannot be read."""
+    from nsqtools.client.options import read_option
+
+    name, value = option_of(text)
+    try:
+        read_option(name, value)
+    except ConfigurationError as exc:
+        reason = f"invalid option {name}" if "unknown" in str(exc) else str(exc)
+        raise FlagError(f'invalid value "{text}" for flag -{flag}: {reason}') from None
+
+
+def _words_after(flags: Mapping[str, Any], arguments: Sequence[str]) -> list[str]:
+    """The words after the last flag."""
+    words = list(arguments)
+    while words and words[0].startswith("-") and len(words[0]) > 1:
+        word = words.pop(0)
+        if word == "--":
+            break
+        name, equals, _ = word.lstrip("-").partition("=")
+        if not equals and not flags[name].kind.is_bool:
+            words = words[1:]
+    return words
+
+
+def _run(program: str, given: Mapping[str, Any], translation: Translation) -> int:
+    for name in [name for name in os.environ if name.startswith("NSQ_") and name != "NSQ_DEBUG"]:
+        del os.environ[name]
+    runtime = Runtime(sys.stdout, sys.stderr, {**os.environ, "XDG_CONFIG_HOME": os.devnull})
+    try:
+        if program == "nsq_tail" and given["n"] > 0 and len(given["topic"]) > 1:
+            return tail_each(given, runtime)
+        if program == "nsq_stat":
+            return print_stat(given, runtime)
+        if program == "nsq_to_file":
+            return write_files(given, runtime)
+        from nsqtools.cli.parsing.app import run
+
+        return run(translation.argv, runtime)
+    except (NsqError, OSError) as exc:
+        return report_error(exc, sys.stderr, debug=bool(os.environ.get("NSQ_DEBUG")))
+
+
+DESCRIPTION = """\
+Use the names and flags of NSQ's Go utilities with this program.
+
+Called as nsq_tail, nsq_to_file, to_nsq, nsq_stat, nsq_to_nsq or nsq_to_http, the program takes the
+flags of that utility, with their meanings: --install makes the links. Nothing that is not such a
+link is replaced. explain shows the native command line for a given one, and what differs."""
+
+ARGUMENTS = (
+    ("explain", "Show the native command line."),
+    ("UTILITY", "nsq_tail, nsq_to_file, to_nsq, nsq_stat, nsq_to_nsq or nsq_to_http."),
+    ("FLAG", "Flags of the utility."),
+)
+
+OPTIONS = (
+    ("--install DIR", "Link the names of the utilities to this program, in DIR."),
+    ("-h, --help", "Show this message and exit."),
+)
+
+EXAMPLES = (
+    "nsq compat --install /usr/local/bin",
+    "nsq compat explain nsq_to_file -topic clicks -lookupd-http-address lookup:4161 -gzip=true",
+)
+
+
+def compat(arguments: list[str]) -> int:
+    """Use the names and flags of NSQ's Go utilities with this program."""
+    match arguments:
+        case ["--help" | "-h"]:
+            sys.stdout.write(rendered_for_stdout(page()))
+        case ["explain", utility, *flags]:
+            sys.stdout.write("".join(f"{line}\n" for line in explain(utility, flags)))
+        case ["--install", directory]:
+            for link in install(Path(directory)):
+                sys.stdout.write(f"{link}\n")
+        case _:
+            raise ConfigurationError(
+                "give --install DIR, or explain UTILITY FLAG ...", hint="See nsq compat --help."
+            )
+    return 0
+
+
+def page() -> HelpPage:
+    """What ``nsq compat --help`` shows."""
+    usage = "nsq compat --install DIR | explain UTILITY [FLAG]..."
+    return HelpPage(usage, DESCRIPTION, {"Arguments": ARGUMENTS, "Options": OPTIONS}, EXAMPLES)
+
+
+def install(directory: Path) -> list[Path]:
+    """Make a link for each Go utility in a directory; return those that are new.
+
+    A file that is there already is not replaced, unless it is such a link. Raises `OutputError` and
+    `ConfigurationError`.
+    """
+    from nsqtools.cli.compat.go_utilities import UTILITIES
+
+    if not directory.is_dir():
+        raise ConfigurationError(f"{directory} is not a directory")
+    program = Path(sys.argv[0]).resolve()
+    made = []
+    for name in UTILITIES:
+        link = directory / name
+        try:
+            if link.is_symlink() and link.resolve() == program:
+                continue
+            if link.is_symlink() and link.resolve().name == "nsq":
+                link.unlink()
+            link.symlink_to(program)
+        except FileExistsError:
+            raise OutputError(
+                f"{link} is there already, and is not ours", hint="Remove it, or take another DIR."
+            ) from None
+        except OSError as exc:
+            raise OutputError(f"cannot link {link} ({exc.strerror})") from exc
+        made.append(link)
+    return made
+
+
+def explain(program: str, arguments: list[str]) -> list[str]:
+    """Return the native line for a Go command line, and what differs. Raises
+    `ConfigurationError`."""
+    from nsqtools.cli.compat.go_utilities import UTILITIES, GoFatal, translate
+    from nsqtools.server.settings.go_flags import FlagError, HelpAsked, usage
+
+    name = os.path.basename(program)
+    if name not in UTILITIES:
+        raise ConfigurationError(
+            f"{program!r} is not a utility of NSQ", hint=f"One of {', '.join(UTILITIES)}."
+        )
+    try:
+        translation = translate(name, read_flags(name, arguments))
+    except HelpAsked:
+        return usage(name, UTILITIES[name]).splitlines()
+    except (FlagError, GoFatal) as exc:
+        raise ConfigurationError(f"{name}: {exc}") from None
+    return [f"nsq {shlex.join(translation.argv)}", *(f"# {note}" for note in translation.notes)]

@@ -210,7 +210,7 @@ class Where(NamedTuple):
     )
     nsqd_http_address: list[str] | None = _flag("HOST:PORT", "nsqd, over HTTP.", CONNECTION)
     address_map: list[str] | None = _flag(
-        "OLD=NEW", "Connect to NEW in place of OLD, the address that an nsqd announces.", CONNECTION
+        "OLD=NEW", "Connect to NEW where an nsqd announces OLD.", CONNECTION
     )
     profile: str | None = _flag(
         "-P NAME",
@@ -221,7 +221,7 @@ class Where(NamedTuple):
     )
     no_profile: bool = opt(
         "",
-        "Use no profile: neither that of NSQ_PROFILE nor the one that nsq config use chose.",
+        "Use no profile: neither NSQ_PROFILE nor the choice of nsq config use.",
         CONNECTION,
         is_eager=True,
         callback=forget_profile,

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument
 
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.records.units import parse_span, parse_time, unescape
@@ -34,16 +35,6 @@ GLOBS = "Names, globs ('web*') or /regular expressions/."
 
 
 # -- what ---------------------------------------------------------------------------------------
-
-
-def topic_option(
-    help: str = "Name of the topic.", *, metavar: str = "TOPIC", panel: str | None = None
-) -> Any:
-    return Option("--topic", "-t", metavar=metavar, help=help, rich_help_panel=panel)
-
-
-def channel_option(help: str = "Name of the channel.", *, metavar: str = "CHANNEL") -> Any:
-    return Option("--channel", "-c", metavar=metavar, help=help)
 
 
 Topic = Annotated[str, opt("--topic -t TOPIC", "Name of the topic.")]
@@ -72,7 +63,7 @@ def parse_moment(text: str) -> int:
 def since_option(parser: Callable[[str], Any] = parse_moment) -> Any:
     return opt(
         "--since TIME",
-        "Only messages published at this time or later (2026-11-21T08:00:00Z, -2h).",
+        "Only messages published since this time (2026-11-21T08:00:00Z, -2h).",
         SELECTION,
         parser=parser,
     )
@@ -82,10 +73,6 @@ def until_option(parser: Callable[[str], Any] = parse_moment) -> Any:
     return opt(
         "--until TIME", "Only messages published before this time.", SELECTION, parser=parser
     )
-
-
-def grep_option(help: str = "Only messages whose body matches.", *, panel: str = SELECTION) -> Any:
-    return opt("--grep -g REGEX", help, panel)
 
 
 Since = Annotated[int | None, since_option()]
@@ -102,12 +89,6 @@ def time_range(since_ns: int | None, until_ns: int | None) -> TimeRange:
 # -- how it looks -------------------------------------------------------------------------------
 
 
-def delimiter_option(
-    help: str, *, panel: str | None = None, parser: Callable[[str], bytes] = unescape
-) -> Any:
-    return opt("--delimiter -d TEXT", help, panel, parser=parser, show_default="\\n")
-
-
 BODIES_END = "What ends each body in raw files; \\0 for NUL."
 
 Delimiter = Annotated[
@@ -120,10 +101,6 @@ Json = Annotated[bool, opt("--json", "Print JSON.", OUTPUT)]
 # -- how long -----------------------------------------------------------------------------------
 
 
-def count_option(help: str) -> Any:
-    return opt("--count -n N", help, LIMITS, min=1)
-
-
 def duration_option(
     name: str,
     help: str,
@@ -132,14 +109,7 @@ def duration_option(
     default: str | bool = True,
     parser: Callable[[str], float] = parse_span,
 ) -> Any:
-    return Option(
-        name,
-        parser=parser,
-        metavar="DURATION",
-        help=help,
-        show_default=default,
-        rich_help_panel=panel,
-    )
+    return opt(f"{name} DURATION", help, panel, parser=parser, show_default=default)
 
 
 Count = Annotated[int | None, opt("--count -n N", "Stop after N.", LIMITS, min=1)]
@@ -157,7 +127,7 @@ ListenHTTP = Annotated[
     str | None,
     opt(
         "--listen-http [HOST:]PORT",
-        "Serve /metrics for Prometheus and /health; on loopback unless a host is given.",
+        "Serve /metrics for Prometheus and /health, on loopback by default.",
         MONITORING,
     ),
 ]
@@ -166,9 +136,20 @@ ListenHTTP = Annotated[
 # -- what is destroyed --------------------------------------------------------------------------
 
 
-def dry_run_option(help: str, *, panel: str | None = SAFETY) -> Any:
-    return opt("--dry-run", help, panel)
-
-
 Yes = Annotated[bool, opt("--yes -y", "Do not ask.", SAFETY)]
 DryRun = Annotated[bool, opt("--dry-run", "Show what would change, and change nothing.", SAFETY)]
+
+
+EMPTY_AFTER_S = 2.0  # a connected channel that is silent for this long is empty
+
+Pattern = Annotated[
+    str | None, opt("--topic-pattern REGEX", "Also every topic, now and later, whose name matches.")
+]
+Refresh = Annotated[
+    float, opt("--topic-refresh DURATION", "How often to look for topics of the pattern.")
+]
+UntilEmpty = Annotated[bool, opt("--until-empty", "Stop when the channel is empty.", LIMITS)]
+MetricsFile = Annotated[
+    Path | None,
+    opt("--metrics-file FILE", "Write counts to this file, as Prometheus text.", MONITORING),
+]

@@ -7,13 +7,16 @@ functions over messages.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from json import loads
 from typing import Annotated
 
-from nsqtools.cli.options.params import OUTPUT, Json
+from nsqtools.cli.options.params import GLOBS, OUTPUT, SELECTION, Json
 from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.running.runtime import Runtime
+from nsqtools.errors import NotFoundError
 from nsqtools.protocol.escaping import escape_json
 from nsqtools.records import filters
 from nsqtools.records.envelope import Envelope, MessageLike, encode_many
@@ -36,8 +39,7 @@ def message_filter(
     invert: bool = opt("", "Only messages whose body does not match --grep.", FILTERS),
     where: filters.Filter | None = opt(
         "JQ",
-        "Only messages whose body is JSON for which this is true, in jq's language "
-        "('.status >= 500').",
+        "Only JSON bodies that satisfy this jq expression ('.status >= 500').",
         FILTERS,
         parser=filters.where,
     ),
@@ -65,7 +67,7 @@ Pick = Annotated[
     Callable[[bytes], bytes | None] | None,
     opt(
         "--pick JQ",
-        "In place of the body, what this makes of its JSON, in jq's language ('.user.id').",
+        "Print the result of this jq expression instead of the body ('.user.id').",
         FILTERS,
         parser=compile_pick,
     ),
@@ -83,12 +85,7 @@ Template = Annotated[
     ),
 ]
 Pretty = Annotated[
-    bool,
-    opt(
-        "--pretty",
-        "Indent bodies that are JSON; on a terminal they are colored in any case.",
-        OUTPUT,
-    ),
+    bool, opt("--pretty", "Indent JSON bodies; on a terminal they are always colored.", OUTPUT)
 ]
 
 Printer = Callable[[Runtime], Encode]
@@ -157,8 +154,6 @@ def readable(runtime: Runtime, encode: Encode, *, pretty: bool) -> Encode:
     if not (pretty or colour):
         return encode
 
-    from nsqtools.cli.render.json_layout import lay_out
-
     def encode_readable(topic: str, nsqd: str, messages: Iterable[MessageLike]) -> bytes:
         parts = []
         for message in messages:
@@ -186,8 +181,6 @@ def json_printer(runtime: Runtime, *, pretty: bool = False) -> Encode:
     colour = runtime.colour
     if not (pretty or colour):
         return harmless_json if runtime.stdout_is_tty else encode_many
-
-    from nsqtools.cli.render.json_layout import lay_out
 
     def encode_laid_out(topic: str, nsqd: str, messages: Iterable[MessageLike]) -> bytes:
         lines = encode_many(topic, nsqd, messages).splitlines()
@@ -218,3 +211,96 @@ def lines_printer(
         print_topic=print_topic,
         escape=runtime.stdout_is_tty,
     )
+
+
+HELP = f"Only messages of these topics. {GLOBS}"
+
+ArchivedTopics = Annotated[list[str] | None, opt("--topic -t GLOB", HELP, SELECTION)]
+FromTopics = Annotated[list[str] | None, opt("--from-topic GLOB", HELP, SELECTION)]
+
+
+class TopicFilter:
+    """Keeps the messages of some topics, and remembers which there were."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        from nsqtools.cluster.topics import matches
+
+        self._patterns = patterns
+        self._matches = matches
+        self._wanted: dict[str, bool] = {}
+
+    def __call__(self, message: MessageLike) -> bool:
+        """Tell whether the message is of one of the topics."""
+        if not self._patterns:
+            return True
+        topic: str = getattr(message, "topic", "")
+        wanted = self._wanted.get(topic)
+        if wanted is None:
+            wanted = self._wanted[topic] = self._matches(topic, self._patterns)
+        return wanted
+
+    def check(self) -> None:
+        """Raise `NotFoundError` for a pattern that no message has matched."""
+        for pattern in self._patterns:
+            if not any(self._matches(topic, [pattern]) for topic in self._wanted):
+                topics = ", ".join(sorted(filter(None, self._wanted))) or "none that has a name"
+                raise NotFoundError(
+                    f"no message of topic {pattern} is there",
+                    hint=f"The topics in these archives: {topics}.",
+                )
+
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
+
+INDENT = "  "
+KEY, STRING, NUMBER, WORD, RESET = "\x1b[34m", "\x1b[32m", "\x1b[36m", "\x1b[35m", "\x1b[0m"
+
+
+def lay_out(body: bytes, *, indent: bool, colour: bool) -> bytes | None:
+    """Return the body laid out, harmless for a terminal; None if it is not an object or array."""
+    text = body.decode("utf-8", "replace").strip()
+    if text[:1] not in ("{", "["):
+        return None
+    try:
+        loads(text)
+    except (ValueError, RecursionError):
+        return None
+    tokens = _TOKEN.findall(text)
+    painted = list(map(escape_json, tokens))
+    if colour:
+        after = [*tokens[1:], ""]
+        painted = list(map(_paint, painted, tokens, after))
+    return (_indented if indent else _joined)(tokens, painted).encode()
+
+
+def _paint(shown: str, token: str, then: str) -> str:
+    if token in "{}[],:":
+        return shown
+    if token.startswith('"'):
+        style = KEY if then == ":" else STRING
+    else:
+        style = WORD if token in ("true", "false", "null") else NUMBER
+    return f"{style}{shown}{RESET}"
+
+
+def _joined(tokens: list[str], painted: list[str]) -> str:
+    return "".join(
+        shown + (" " if token in (",", ":") else "")
+        for token, shown in zip(tokens, painted, strict=True)
+    )
+
+
+def _indented(tokens: list[str], painted: list[str]) -> str:
+    parts: list[str] = []
+    depth = 0
+    for at, (token, shown) in enumerate(zip(tokens, painted, strict=True)):
+        before = tokens[at - 1] if at else ""
+        if token in ("}", "]"):
+            depth -= 1
+            if before not in ("{", "["):
+                parts.append("\n" + INDENT * depth)
+        elif before in ("{", "[", ","):
+            parts.append("\n" + INDENT * depth)
+        parts.append(shown + (" " if token == ":" else ""))
+        depth += token in ("{", "[")
+    return "".join(parts)

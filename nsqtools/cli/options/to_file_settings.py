@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from typer import Option
+from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.params import BODIES_END
 from nsqtools.cli.parsing.binding import From, opt
@@ -17,11 +16,12 @@ from nsqtools.records.naming import (
     DEFAULT_FORMAT,
     DEFAULT_PARTITION_FORMAT,
 )
-from nsqtools.records.units import parse_size, unescape
+from nsqtools.records.units import unescape
 
 if TYPE_CHECKING:
     from nsqtools.archive.archive_settings import ArchiveSettings
     from nsqtools.archive.codecs import Codec, CompressorFactory
+    from nsqtools.archive.upload import Uploads
 
 FILES = "Files"
 FORM = "Format"
@@ -62,33 +62,12 @@ def parse_mode(text: str) -> int:
     return mode
 
 
-def _size(name: str, help: str, panel: str, default: str | None = None) -> Any:
-    return Option(
-        name,
-        parser=parse_size,
-        metavar="SIZE",
-        help=help,
-        show_default=default or False,
-        rich_help_panel=panel,
-    )
-
-
-def _text(name: str, metavar: str, help: str) -> Any:
-    return Option(name, metavar=metavar, help=help, rich_help_panel=FILES)
-
-
-def _mode(name: str, help: str) -> Any:
-    return Option(name, parser=parse_mode, metavar="MODE", help=help, rich_help_panel=FILES)
-
-
 def archive_settings(
     output_dir: Annotated[Path, opt("--output-dir DIR", "Where finished files go.", FILES)],
-    work_dir: Path | None = opt(
-        "DIR", "Where files in progress go, if not to --output-dir; any file system will do.", FILES
-    ),
+    work_dir: Path | None = opt("DIR", "Where files in progress go, on any file system.", FILES),
     filename_format: str = opt(
         "NAME",
-        "Name of a file: <TOPIC> <HOST> <PID> <DATETIME> <PARTITION> <REV>; / for directories.",
+        "Name of a file: <TOPIC> <HOST> <PID> <DATETIME> <PARTITION> <REV>, and /.",
         FILES,
         DEFAULT_FORMAT,
     ),
@@ -107,8 +86,7 @@ def archive_settings(
     dir_mode: int = opt("MODE", "Permissions of directories.", FILES, "750", parser=parse_mode),
     format: Form = opt(
         "",
-        "jsonl: a line of JSON with id, time and body, for replay and Spark. "
-        "raw: bodies and --delimiter, as nsq_to_file writes.",
+        "JSON with id, time and body (jsonl), or bodies alone as nsq_to_file (raw).",
         FORM,
         Form.jsonl,
     ),
@@ -118,7 +96,7 @@ def archive_settings(
         "", "Compress files: gzip, or zstd to smaller ones.", FORM, show_default=False
     ),
     gzip_level: int | None = opt(
-        "N", "Level of gzip; without it fast with python-isal, else 6.", FORM, min=1, max=9
+        "N", "Level of gzip; by default the fastest of python-isal, else 6.", FORM, min=1, max=9
     ),
     zstd_level: int | None = opt("N", "Level of zstd; 3 without it.", FORM, min=1, max=19),
     rotate_size: int | None = opt("SIZE", "Rotate at this size on disk.", ROTATION),
@@ -131,7 +109,7 @@ def archive_settings(
     ),
     skip_empty_files: bool = opt(
         "--skip-empty-files/--no-skip-empty-files",
-        "Whether an interval without messages has a file; it has none by default.",
+        "Skip files for intervals without messages (default).",
         ROTATION,
         True,
         show_default=False,
@@ -206,3 +184,77 @@ def _host(identifier: str) -> str:
     name = socket.gethostname()
     short = name.partition(".")[0]
     return (identifier or short).replace("<SHORT_HOST>", short).replace("<HOSTNAME>", name)
+
+
+UPLOAD = "Upload"
+
+
+@dataclass(frozen=True, slots=True)
+class UploadOptions:
+    """What was given."""
+
+    url: str | None
+    hive: bool
+    delete: bool
+    max_local_bytes: int | None
+    settings: dict[str, str]
+
+    def open(self, archive: ArchiveSettings) -> Uploads | None:
+        """Return what uploads the files of an archiver, if that is wanted.
+
+        Raises `ConfigurationError` for options that do not fit together.
+        """
+        if self.url is None:
+            if self.delete or self.hive or self.settings or self.max_local_bytes is not None:
+                raise ConfigurationError("there is no upload", hint="Give --upload URL.")
+            return None
+        from nsqtools.archive.archive_settings import RecordFormat
+        from nsqtools.archive.storage_objects import open_storage
+        from nsqtools.archive.upload import Uploads
+        from nsqtools.archive.upload_job import UploadPlan
+
+        if self.hive and archive.format is RecordFormat.raw:
+            raise ConfigurationError(
+                "--upload-hive needs --format jsonl: raw files name no topic",
+                hint="Put the topic in --filename-format instead.",
+            )
+        plan = UploadPlan(
+            archive.directories.output,
+            open_storage(self.url, self.settings),
+            archive.naming.host,
+            by_topic_and_date=self.hive,
+            deletes=self.delete,
+        )
+        return Uploads(plan, self.max_local_bytes)
+
+
+def upload_options(
+    upload: str | None = opt(
+        "URL", "Upload finished files there: s3://, gs://, az://, abfss:// or a path.", UPLOAD
+    ),
+    upload_hive: bool = opt(
+        "", "Store files below topic=TOPIC/date=DATE/, by their first message.", UPLOAD
+    ),
+    upload_option: list[str] | None = opt(
+        "KEY=VALUE", "Setting of the object store: server_side_encryption=aws:kms.", UPLOAD
+    ),
+    delete_uploaded: bool = opt(
+        "", "Remove each local file once it is stored and verified.", UPLOAD
+    ),
+    max_local_bytes: int | None = opt(
+        "SIZE", "Pause consumption while this much waits for upload.", UPLOAD
+    ),
+) -> UploadOptions:
+    """The settings that the options make. Raises `ConfigurationError`."""
+    settings = {}
+    for text in upload_option or ():
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise ConfigurationError(
+                f"invalid --upload-option {text!r}", hint="Write KEY=VALUE, by obstore's names."
+            )
+        settings[key.strip().lower()] = value
+    return UploadOptions(upload, upload_hive, delete_uploaded, max_local_bytes, settings)
+
+
+Upload = Annotated["UploadOptions", From(upload_options)]

@@ -8,7 +8,7 @@ you mean".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any, TypeVar
 
 from typer import Exit
@@ -25,9 +25,7 @@ from nsqtools.cli.parsing.binding import (
     UsageError,
     flatten,
 )
-from nsqtools.cli.parsing.describe import describe
-from nsqtools.cli.parsing.help import group_page, render, root_page
-from nsqtools.cli.parsing.suggesting import closest
+from nsqtools.cli.parsing.help import describe, group_page, render, render_brief, root_page
 from nsqtools.cli.registry import COMMANDS, GONE, ROOT_HELP, Command, Group
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import ConfigurationError
@@ -35,6 +33,7 @@ from nsqtools.errors import ConfigurationError
 T = TypeVar("T")
 
 HELP_NAMES = ["-h", "--help"]
+HELP_HELP = "Show the usual options (-h) or all of them (--help), and exit."
 
 
 class Stub(TyperCommand):
@@ -42,11 +41,19 @@ class Stub(TyperCommand):
 
 
 class RealCommand(NativeCoercion, TyperCommand):
-    """A command with our help page, parsed without pydantic."""
+    """A command with our help pages, parsed without pydantic."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.help = HELP_HELP
+        return option
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        runtime = ctx.obj
-        formatter.write(render(describe(self, ctx), colour=runtime.colour, width=runtime.width))
+        look = {"colour": ctx.obj.colour, "width": ctx.obj.width}
+        is_brief = "--help" not in ctx.obj.arguments
+        page = render_brief(self, ctx, **look) if is_brief else render(describe(self, ctx), **look)
+        formatter.write(page)
 
 
 class LazyGroup(NativeCoercion, TyperGroup):
@@ -168,3 +175,13 @@ def _hint(error: UsageError, path: str) -> str:
     if isinstance(error, BadOptionUsage) and "does not take a value" in error.message:
         return f"Write {error.option_name} alone for yes, and leave it out for the default."
     return f"See {path} --help."
+
+
+AS_CLOSE = 0.05
+
+
+def closest(word: str, names: Sequence[str]) -> list[str]:
+    """Of ``names`` that are somewhat like ``word`` the one most like it, and what is as close."""
+    likeness = {name: SequenceMatcher(None, word, name).ratio() for name in names}
+    most = max(likeness.values(), default=0.0)
+    return sorted(name for name, value in likeness.items() if value >= most - AS_CLOSE)
