@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import DryRun, Yes
-from nsqtools.cli.render.listing import ListedTopics, list_channels, show_channel
 from nsqtools.cli.render.output import ListingForm
 from nsqtools.cli.running.administering import (
     ChannelGlobs,
+    ListedTopics,
     NewChannels,
     OneChannel,
     OneTopic,
     TopicGlob,
     change_channels,
+    list_channels,
+    show_channel,
 )
 from nsqtools.cli.running.runtime import Session
 

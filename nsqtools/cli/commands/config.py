@@ -31,7 +31,7 @@ from nsqtools.cli.options.connection import (
     setting_of,
 )
 from nsqtools.cli.parsing.binding import From, opt
-from nsqtools.cli.render.listing import tell_left_out
+from nsqtools.cli.render.outcomes import tell_left_out
 from nsqtools.cli.render.output import Cell, Form, ListingForm, write_json, write_listing
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.client.connection_settings import OPTION_OF_FLAG, GivenOption, resolve_options

@@ -1,4 +1,4 @@
-"""``nsq nodes``, ``nsq lookup``, ``nsq ping`` and ``nsq info``: the daemons of a cluster."""
+"""``nsq nodes``, ``lookup``, ``ping``, ``info`` and ``tombstone``: the daemons of a cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typer import Argument
 
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import DryRun, Yes
-from nsqtools.cli.render.listing import tell_left_out
+from nsqtools.cli.render.outcomes import tell_left_out
 from nsqtools.cli.render.output import ListingForm, write_json, write_listing
 from nsqtools.cli.running.administering import OneTopic, carry_out
 from nsqtools.cli.running.ends import ExitStatus

@@ -5,9 +5,16 @@ from __future__ import annotations
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import SAFETY, DryRun, Yes
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.cli.render.listing import ListedTopics, list_topics, show_topic
 from nsqtools.cli.render.output import ListingForm
-from nsqtools.cli.running.administering import NewTopics, OneTopic, TopicGlobs, change_topics
+from nsqtools.cli.running.administering import (
+    ListedTopics,
+    NewTopics,
+    OneTopic,
+    TopicGlobs,
+    change_topics,
+    list_topics,
+    show_topic,
+)
 from nsqtools.cli.running.runtime import Session
 
 

@@ -1,9 +1,9 @@
 """The options that commands share, each declared once: name, short form, help.
 
 A command writes ``topic: Topics`` and has ``--topic/-t`` with the meaning it has everywhere. Where
-a command says something else about an option, it calls the option's function with its own help:
-name, short form and parser stay the same. Options that come as a set (addresses, TLS, logging) are
-in `connection` and `runtime`, those of publishing in `publishing`, of printing in `printing`.
+a command says something else about an option, it declares it itself, under the same name. Options
+that come as a set (addresses, TLS, logging) are in `connection` and `runtime`, those of publishing
+in `publishing`, of printing in `printing`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The options about how messages are chosen and printed, made into one value each.
 
 A command declares ``keep: MessageFilter`` and ``printer: MessagePrinter``; what they build is plain
-functions over messages.
+functions over messages. JSON for people is cut into tokens, which stay as they are: no number is
+rounded, no key is lost that comes twice, as both would be if it were read and written again.
 """
 
 from __future__ import annotations

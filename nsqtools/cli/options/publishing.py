@@ -14,9 +14,6 @@ from nsqtools.cli.options.params import INPUT
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.client.spread import PublishMode
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.protocol.commands import MAX_DELAY_S
-from nsqtools.protocol.message import WireMessage
-from nsqtools.records import filters
 from nsqtools.records.queries import compile_pick
 from nsqtools.records.units import argument_bytes, parse_span, unescape
 
@@ -25,6 +22,8 @@ DELIVERY = "Delivery"
 
 def parse_defer(text: str) -> float:
     """Read a delay in seconds. Raises ``ValueError`` for one that nsqd refuses."""
+    from nsqtools.protocol.commands import MAX_DELAY_S
+
     seconds = parse_span(text)
     if seconds > MAX_DELAY_S:
         raise ValueError(f"{text!r} is above nsqd's limit of 1h")
@@ -116,6 +115,16 @@ def topic_map(texts: Iterable[str]) -> dict[str, str]:
     return topics
 
 
+Keep = Callable[[Any], bool]
+
+
+def parse_where(text: str) -> Keep:
+    """Read a jq expression. Raises `ConfigurationError`."""
+    from nsqtools.records.filters import where
+
+    return where(text)
+
+
 def parse_delimiter(text: str) -> bytes:
     """Read a delimiter with escapes. Raises ``ValueError``."""
     if not text:
@@ -157,12 +166,12 @@ Interval = Annotated[
     float | None, opt("--interval DURATION", "Time between two rounds of --repeat.", INPUT)
 ]
 Where = Annotated[
-    filters.Filter | None,
+    Keep | None,
     opt(
         "--where JQ",
         "Publish only JSON bodies that satisfy this jq expression.",
         INPUT,
-        parser=filters.where,
+        parser=parse_where,
     ),
 ]
 Pick = Annotated[
@@ -263,11 +272,12 @@ def read_input(
 
 
 def selection(
-    where: filters.Filter | None, pick: Callable[[bytes], bytes | None] | None
+    where: Keep | None, pick: Callable[[bytes], bytes | None] | None
 ) -> Callable[[bytes], bytes | None] | None:
     """What ``--where`` and ``--pick`` make of a body; None when all are published as they are."""
     if where is None and pick is None:
         return None
+    from nsqtools.protocol.message import WireMessage
 
     def select(body: bytes) -> bytes | None:
         if where is not None and not where(WireMessage(0, 0, b"", body)):

@@ -1,4 +1,4 @@
-"""The options of ``nsq to-file`` about files: names, rotation, form, flushing."""
+"""The options of ``nsq to-file`` about files: names, rotation, form, flushing, uploading."""
 
 from __future__ import annotations
 

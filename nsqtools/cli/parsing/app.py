@@ -8,7 +8,6 @@ you mean".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from difflib import SequenceMatcher, get_close_matches
 from typing import Any, TypeVar
 
 from typer import Exit
@@ -85,7 +84,7 @@ class LazyGroup(NativeCoercion, TyperGroup):
         except UsageError as error:
             if instead := GONE.get(f"{ctx.command_path} {args[0]}"):
                 error.message = f"there is no {ctx.command_path} {args[0]} any more: use {instead}"
-            elif meant := closest(args[0], get_close_matches(args[0], list(self.commands))):
+            elif meant := closest(args[0], list(self.commands), LIKE):
                 names = " or ".join(map(repr, meant))
                 error.message = f"{error.message.rstrip('.')}. Did you mean {names}?"
             raise
@@ -178,10 +177,13 @@ def _hint(error: UsageError, path: str) -> str:
 
 
 AS_CLOSE = 0.05
+LIKE = 0.6  # what is less like a name is not a slip
 
 
-def closest(word: str, names: Sequence[str]) -> list[str]:
+def closest(word: str, names: Sequence[str], least: float = 0.0) -> list[str]:
     """Of ``names`` that are somewhat like ``word`` the one most like it, and what is as close."""
+    from difflib import SequenceMatcher  # 3 ms, for a mistake
+
     likeness = {name: SequenceMatcher(None, word, name).ratio() for name in names}
     most = max(likeness.values(), default=0.0)
-    return sorted(name for name, value in likeness.items() if value >= most - AS_CLOSE)
+    return sorted(name for name, value in likeness.items() if value >= max(least, most - AS_CLOSE))

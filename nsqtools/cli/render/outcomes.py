@@ -1,4 +1,11 @@
-"""What a run reports at its end: damaged archives, and what became of published messages.
+"""What a run reports: how far it is, and at its end what was damaged, published or left out.
+
+`Progress` is one line on a terminal's stderr, and elsewhere nothing. Its text is a function, so
+that a fast loop pays for making it only when it is shown, ten times a second; a log line that comes
+in between wipes it first.
+
+    with Progress(runtime) as progress:
+        progress.show(lambda: f"{count:,} messages published")
 
 Every command that reads archives reports damage in one form, a line each on stderr, never cut
 short:
@@ -25,6 +32,7 @@ from nsqtools.protocol.escaping import escape_line
 if TYPE_CHECKING:
     import logging
 
+    from nsqtools.cluster.directory import DaemonFailure
     from nsqtools.publish.publish_job import PublishJob
     from nsqtools.replay.replay import Replay
     from nsqtools.spark.archives.damage import ArchiveDamage
@@ -171,3 +179,15 @@ def report_publishing(
     if not is_complete:
         return status_of_work(error, is_whole=False, is_anything_done=confirmed > 0)
     return damage.status if damage is not None else ExitStatus.DONE
+
+
+def tell_left_out(failures: Iterable[DaemonFailure], runtime: Runtime) -> ExitStatus:
+    """Name the daemons that did not answer; return the exit status."""
+    status = ExitStatus.DONE
+    for failure in failures:
+        if runtime.is_json:
+            runtime.report(failure.error)
+        else:
+            runtime.insist(f"nsq: left out: {failure.error}")
+        status = ExitStatus.PARTLY_DONE
+    return status

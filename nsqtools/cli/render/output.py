@@ -4,9 +4,10 @@ Nothing is kept back: `ByteWriter.write` returns when the bytes are with the sys
 may be FINished right after it. A reader that went away is `ReaderGone`, which ends the program
 quietly with status 141.
 
-A listing is rows under named columns. `Form` says how it is printed and which columns are; every
-command takes it from the same two options (`options.forms`) and hands it to `write_listing`. What
-``--json`` prints is described by the types of `documents`.
+A listing is rows under named columns. `Form` says how it is printed and which columns are; a
+command declares ``form: ListingForm``, prints its JSON document where ``form.is_document``, and
+gives its rows to `write_listing` otherwise. What ``--json`` prints is described by the types of
+`documents`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Run a forwarder as a command: signals, progress, metrics, health, counts and exit status."""
+"""Run a forwarder as a command: its options, signals, progress, metrics, health, exit status.
+
+A command declares ``forwarding: Forwarding`` and hands it to `run_forwarder` with the place to
+which messages go.
+"""
 
 from __future__ import annotations
 

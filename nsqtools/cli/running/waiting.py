@@ -1,7 +1,7 @@
-"""The lines on a terminal about waiting: for what, on which nsqd, and how it ended.
+"""What a command does besides consuming: before it, and while it waits for messages.
 
-Only on a terminal, and not with ``--quiet``. `UntilEmpty` watches the queues for those who wait for
-their end.
+`look_before` asks for the topic, for a SUB would create it. `WaitingNotice` says on a terminal for
+what it waits, on which nsqd, and how it ended. `EmptyWatch` watches a queue for its end.
 """
 
 from __future__ import annotations
