@@ -27,13 +27,7 @@ from nsqtools.errors import ConfigurationError
 
 PROFILES = "profiles"
 
-REPEATABLE = {
-    "nsqd_tcp_address": True,
-    "lookupd_http_address": True,
-    "nsqd_http_address": True,
-    "address_map": True,
-    "max_in_flight": False,
-    "consumer_opt": True,
+CLIENT = {
     "tls": False,
     "tls_ca_file": False,
     "tls_cert": False,
@@ -46,22 +40,20 @@ REPEATABLE = {
     "tls_pin_sha256": True,
     "auth_secret_file": False,
     "auth_requires_tls": False,
+}
+ADDRESSES = dict.fromkeys(
+    ("nsqd_tcp_address", "lookupd_http_address", "nsqd_http_address", "address_map"), True
+)
+REPEATABLE = {
+    **ADDRESSES,
+    "max_in_flight": False,
+    "consumer_opt": True,
+    **CLIENT,
     "timeout": False,
     "lookupd_authorization": False,
     "allow_announced": True,
     "producer_opt": True,
-    "destination_nsqd_tcp_address": True,
-    "destination_lookupd_http_address": True,
-    "destination_nsqd_http_address": True,
-    "destination_address_map": True,
-    "destination_auth_secret_file": False,
-    "destination_tls": False,
-    "destination_tls_ca_file": False,
-    "destination_tls_cert": False,
-    "destination_tls_key": False,
-    "destination_tls_insecure": False,
-    "destination_snappy": False,
-    "destination_deflate": False,
+    **{f"destination_{name}": several for name, several in (ADDRESSES | CLIENT).items()},
 }
 """The settings that the file may hold, each with whether it takes several values."""
 

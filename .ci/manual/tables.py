@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
 from manual.tree import Option, Page
-from nsqtools.cli.options.client_options import describe_option
+from nsqtools.cli.options.connection import describe_option
 from nsqtools.cli.running.ends import ExitStatus
 from nsqtools.client.options import ClientOptions
 from nsqtools.settings import REPEATABLE

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from typer import Context
 
 from nsqtools.cli.parsing.app import HELP_NAMES, LazyGroup, command_tree
-from nsqtools.cli.parsing.describe import describe, metavar, notes
-from nsqtools.cli.parsing.help import HelpPage, group_page, root_page
+from nsqtools.cli.parsing.help import (
+    HelpPage,
+    describe,
+    group_page,
+    metavar,
+    notes,
+    raw_parts,
+    root_page,
+)
 from nsqtools.cli.registry import ROOT_OPTIONS, Command
 from nsqtools.server.go_flags import Flag
 
@@ -149,15 +155,14 @@ def _argument(argument: Any) -> Argument:
 
 
 def _raw_command(entry: Command, words: tuple[str, ...]) -> Page:
-    """A command that reads its arguments itself: its module has ``page()``, and maybe flags."""
-    module: Any = import_module(entry.entry.partition(":")[0])
-    page: HelpPage = module.page()
+    """A command that reads its arguments itself."""
+    page, flags = raw_parts(entry)
     arguments = tuple(Argument(*row) for row in page.sections.get("Arguments", ()))
-    if not hasattr(module, "flags"):
+    if flags is None:
         return Page(words, entry.help, page, (HELP_OPTION,), arguments, is_raw=True)
     texts = [text for _, text in page.sections["Flags"]]
-    flags = tuple(map(_flag, module.flags().items(), texts))
-    return Page(words, entry.help, page, flags, is_raw=True, has_go_flags=True)
+    options = tuple(map(_flag, flags.items(), texts))
+    return Page(words, entry.help, page, options, is_raw=True, has_go_flags=True)
 
 
 def _flag(named: tuple[str, Flag], text: str) -> Option:

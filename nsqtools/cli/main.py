@@ -88,7 +88,7 @@ def _run(arguments: Sequence[str]) -> int:
 def _run_as_utility(program: str, arguments: Sequence[str]) -> int:
     import gc
 
-    from nsqtools.cli.compat.go_main import go_main
+    from nsqtools.cli.compat.go_programs import go_main
 
     gc.set_threshold(*GC_THRESHOLDS)
     return go_main(program, arguments)

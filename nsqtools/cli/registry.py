@@ -8,7 +8,63 @@ docstring, which a test compares.
 
 from __future__ import annotations
 
-from nsqtools.cli.command_entries import Command, Group
+TYPE_CHECKING = False  # importing typing would triple the time of nsq --version
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Command:
+    """One command: where its function is, what it does in a line, under which heading it stands.
+
+    A *raw* command gets the list of its arguments untouched and does not pass through typer:
+    the daemons parse Go-style flags (``-data-path=/var/nsq``) themselves. A *hidden* one is for
+    programs, and no list of commands shows it.
+    """
+
+    __slots__ = ("entry", "help", "hidden", "panel", "raw")
+
+    def __init__(
+        self,
+        entry: str,
+        help: str,
+        *,
+        panel: str = "Commands",
+        raw: bool = False,
+        hidden: bool = False,
+    ):
+        self.entry = entry
+        self.help = help
+        self.panel = panel
+        self.raw = raw
+        self.hidden = hidden
+
+    def load(self) -> Callable[..., int | None]:
+        """Import the command's module and return its function."""
+        from importlib import import_module
+
+        module, _, function = self.entry.partition(":")
+        loaded: Callable[..., int | None] = getattr(import_module(module), function)
+        return loaded
+
+
+class Group:
+    """A family of commands: ``nsq topic create``, ``nsq topic delete``."""
+
+    __slots__ = ("commands", "examples", "help", "panel")
+
+    def __init__(
+        self,
+        help: str,
+        commands: dict[str, Command | Group],
+        *,
+        panel: str,
+        examples: tuple[str, ...] = (),
+    ):
+        self.help = help
+        self.commands = commands
+        self.panel = panel
+        self.examples = examples
+
 
 __all__ = ["COMMANDS", "GONE", "ROOT_EXAMPLES", "ROOT_HELP", "ROOT_OPTIONS", "Command", "Group"]
 
@@ -19,10 +75,7 @@ ROOT_OPTIONS = (
     ("-h, --help", "Show this message and exit."),
 )
 
-ROOT_EXAMPLES = (
-    "nsq tail -t clicks -n 10",
-    "tail -f app.log | nsq pub -t events",
-)
+ROOT_EXAMPLES = ("nsq tail -t clicks -n 10", "tail -f app.log | nsq pub -t events")
 
 GONE = {
     "nsq options": "nsq config show",
@@ -77,8 +130,7 @@ COMMANDS: dict[str, Command | Group] = {
         "Check, repair and read archives.",
         {
             "verify": Command(
-                "nsqtools.cli.commands.archive:verify",
-                "Read archives and report what is damaged.",
+                "nsqtools.cli.commands.archive:verify", "Read archives and report what is damaged."
             ),
             "repair": Command(
                 "nsqtools.cli.commands.archive:repair",
@@ -138,10 +190,7 @@ COMMANDS: dict[str, Command | Group] = {
                 "nsqtools.cli.commands.topic:pause",
                 "Pause topics: messages stay in them and do not reach the channels.",
             ),
-            "unpause": Command(
-                "nsqtools.cli.commands.topic:unpause",
-                "Resume paused topics.",
-            ),
+            "unpause": Command("nsqtools.cli.commands.topic:unpause", "Resume paused topics."),
         },
         panel="Cluster",
         examples=("nsq topic list", "nsq topic create clicks"),
@@ -173,10 +222,7 @@ COMMANDS: dict[str, Command | Group] = {
                 "nsqtools.cli.commands.channel:pause",
                 "Pause channels: messages stay in them and are not delivered.",
             ),
-            "unpause": Command(
-                "nsqtools.cli.commands.channel:unpause",
-                "Resume paused channels.",
-            ),
+            "unpause": Command("nsqtools.cli.commands.channel:unpause", "Resume paused channels."),
         },
         panel="Cluster",
         examples=("nsq channel list clicks", "nsq channel pause clicks archive"),
@@ -192,9 +238,7 @@ COMMANDS: dict[str, Command | Group] = {
         panel="Cluster",
     ),
     "ping": Command(
-        "nsqtools.cli.commands.nodes:ping",
-        "Check the health of every daemon.",
-        panel="Cluster",
+        "nsqtools.cli.commands.nodes:ping", "Check the health of every daemon.", panel="Cluster"
     ),
     "info": Command(
         "nsqtools.cli.commands.nodes:info",
@@ -202,7 +246,7 @@ COMMANDS: dict[str, Command | Group] = {
         panel="Cluster",
     ),
     "tombstone": Command(
-        "nsqtools.cli.commands.tombstone:tombstone",
+        "nsqtools.cli.commands.nodes:tombstone",
         "Remove a topic from one nsqd: hide it from consumers, then delete it there.",
         panel="Cluster",
     ),
@@ -215,7 +259,7 @@ COMMANDS: dict[str, Command | Group] = {
         "Show settings and choose a profile; read and change options of running nsqd.",
         {
             "show": Command(
-                "nsqtools.cli.commands.config_show:show",
+                "nsqtools.cli.commands.config:show",
                 "Show the settings in force, where each comes from, and its bounds.",
             ),
             "profiles": Command(
@@ -228,8 +272,7 @@ COMMANDS: dict[str, Command | Group] = {
                 "names one.",
             ),
             "get": Command(
-                "nsqtools.cli.commands.config:get",
-                "Show one option of every running nsqd.",
+                "nsqtools.cli.commands.config:get", "Show one option of every running nsqd."
             ),
             "set": Command(
                 "nsqtools.cli.commands.config:set_",
@@ -264,8 +307,7 @@ COMMANDS: dict[str, Command | Group] = {
                 "Check Java, versions, executors, the shared directory and nsqd.",
             ),
             "sql": Command(
-                "nsqtools.cli.commands.spark_sql:sql",
-                "Query archives and Parquet in SQL.",
+                "nsqtools.cli.commands.spark_sql:sql", "Query archives and Parquet in SQL."
             ),
         },
         panel="Spark",
@@ -299,13 +341,13 @@ COMMANDS: dict[str, Command | Group] = {
         panel="Servers",
     ),
     "nsqd": Command(
-        "nsqtools.cli.commands.nsqd:nsqd",
+        "nsqtools.cli.commands.daemons:nsqd",
         "Run an nsqd in Python, with the flags, files and protocol of the real one.",
         panel="Servers",
         raw=True,
     ),
     "nsqlookupd": Command(
-        "nsqtools.cli.commands.nsqlookupd:nsqlookupd",
+        "nsqtools.cli.commands.daemons:nsqlookupd",
         "Run an nsqlookupd in Python, with the flags and protocol of the real one.",
         panel="Servers",
         raw=True,
@@ -316,7 +358,7 @@ COMMANDS: dict[str, Command | Group] = {
         panel="Settings",
     ),
     "compat": Command(
-        "nsqtools.cli.commands.compat:compat",
+        "nsqtools.cli.compat.go_programs:compat",
         "Use the names and flags of NSQ's Go utilities with this program.",
         panel="Settings",
         raw=True,

@@ -20,7 +20,7 @@ from plugins.daemons import GoNsqd
 from plugins.screens import NsqOnAScreen
 from plugins.waiting import patience_s
 
-from nsqtools.cli.options.origins import CONNECTION, variable_of
+from nsqtools.cli.options.connection import CONNECTION, ENV
 
 CHECKOUT = Path(__file__).parents[2]
 ROWS = 30
@@ -180,7 +180,7 @@ def test_14_every_connection_option_has_a_variable(tool: Tool, tree: Page) -> No
 
     refused = tool.run(["pub", "-t", "clicks", "-m", "x", "--retry-timeout", "0s"], env=env)
 
-    assert {name: variable_of(name) for name in options} == options
+    assert {name: ENV + name[2:].replace("-", "_").upper() for name in options} == options
     assert (refused.status, "does not offer TLS" in refused.err) == (5, True)
 
 

@@ -18,9 +18,9 @@ from plugins.clusters import RunningCluster
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s
 
-from nsqtools.cli import name_cache
 from nsqtools.cli.commands import complete
-from nsqtools.cli.options.origins import CONNECTION
+from nsqtools.cli.commands import complete as name_cache
+from nsqtools.cli.options.connection import CONNECTION
 
 CONFIG = """\
 tls = false

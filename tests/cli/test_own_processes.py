@@ -12,7 +12,7 @@ import pytest
 from plugins.http_api import Nsqd
 from plugins.waiting import patience_s
 
-from nsqtools.cli import name_cache
+from nsqtools.cli.commands import complete as name_cache
 from nsqtools.demo.stage import Stage
 
 NSQ = Path(sys.executable).with_name("nsq")

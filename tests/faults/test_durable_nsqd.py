@@ -22,7 +22,7 @@ OFTEN = """
 import sys
 from nsqtools.server.durable import checkpoint
 checkpoint.MIN_LOG_BYTES, checkpoint._LOOK_S = 30_000, 0.05
-from nsqtools.cli.commands.nsqd import nsqd
+from nsqtools.cli.commands.daemons import nsqd
 sys.exit(nsqd(sys.argv[1:]))
 """
 

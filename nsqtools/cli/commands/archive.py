@@ -9,11 +9,8 @@ import itertools
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from nsqtools.cli.options.archived import ArchivedTopics, TopicFilter
-from nsqtools.cli.options.forms import ListingForm
-from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.params import (
     ArchivePaths,
     Count,
@@ -24,16 +21,25 @@ from nsqtools.cli.options.params import (
     time_range,
 )
 from nsqtools.cli.options.printing import (
+    ArchivedTopics,
     MessageFilter,
     Pick,
     Pretty,
     Template,
+    TopicFilter,
     json_printer,
     picking,
     readable,
 )
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import DamageReporter
-from nsqtools.cli.render.output import text_writer, write_json, write_lines, write_listing
+from nsqtools.cli.render.output import (
+    ListingForm,
+    text_writer,
+    write_json,
+    write_lines,
+    write_listing,
+)
 from nsqtools.cli.running.ends import ExitStatus, status_of_work
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError, OutputError
@@ -139,9 +145,7 @@ def cat(
     paths: ArchivePaths,
     topic: ArchivedTopics = None,
     count: Count = None,
-    bodies: Annotated[
-        bool, opt("--bodies", "Print only the bodies, each ended by --delimiter.")
-    ] = False,
+    bodies: bool = opt("", "Print only the bodies, each ended by --delimiter."),
     delimiter: Delimiter = None,
     since: Since = None,
     until: Until = None,

@@ -3,32 +3,174 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from nsqtools.cli.options.bench_options import (
-    WINDOW,
-    Batch,
-    BenchLoad,
-    Duration,
-    Messages,
-    Rate,
-    WarmUp,
-    Window,
+from typer import Context
+
+from nsqtools.cli.options.connection import (
+    ClientFlags,
+    MaxInFlight,
+    Where,
+    client_opt,
+    flag_statements,
+    given_addresses,
+    opt_statements,
 )
-from nsqtools.cli.options.forms import ListingForm
-from nsqtools.cli.options.subscribing import Create, look_before
-from nsqtools.cli.render.output import Form
-from nsqtools.cli.render.progress import Progress
+from nsqtools.cli.options.params import LIMITS
+from nsqtools.cli.parsing.binding import From, opt, some
+from nsqtools.cli.render.outcomes import Progress
+from nsqtools.cli.render.output import (
+    ByteWriter,
+    Cell,
+    Form,
+    ListingForm,
+    rendered,
+    write_json,
+    write_listing,
+)
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
-from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.cli.running.waiting import Create, look_before
+from nsqtools.client.connection_settings import (
+    DEFAULT_NSQD_TCP_ADDRESS,
+    ConnectionSettings,
+    check_tls,
+    resolve_options,
+    texts_of,
+)
 from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.names import check_topic
+from nsqtools.records.units import parse_size
 
 if TYPE_CHECKING:
     from nsqtools.bench.bench_plan import BenchPlan
+    from nsqtools.bench.bench_report import BenchReport, Latencies
 
 BACKLOG_TO_DRAIN = 200_000
+
+LOAD = "Load"
+
+FOR_S = 5.0
+WINDOW = 16
+
+CONSUMING = {
+    "max_in_flight": 2500,  # as much as an nsqd allows
+    "output_buffer_timeout_s": 0.025,
+    "output_buffer_size": 65536,
+}
+BENCH_ADDRESSES = ("nsqd_tcp_address", "nsqd_http_address", "profile", "no_profile")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """From ``low`` to ``high`` bytes. (No tuple: typer would ask for two words.)"""
+
+    low: int
+    high: int
+
+
+def parse_sizes(text: str) -> Sizes:
+    """Read ``200``, ``1KiB`` or ``100-2000``. Raises ``ValueError``."""
+    low, dash, high = text.partition("-")
+    sizes = Sizes(parse_size(low), parse_size(high if dash else low))
+    if sizes.low > sizes.high:
+        raise ValueError(f"{text!r} is not a range: its end is below its beginning")
+    return sizes
+
+
+Batch = Annotated[int, opt("--batch N", "Messages in one publish command.", LOAD, min=1)]
+Window = Annotated[
+    int, opt("--window N", "Publish commands of a connection that may be unanswered.", LOAD, min=1)
+]
+Rate = Annotated[
+    float, opt("--rate N", "Publish N messages a second in total; 0 for full speed.", LOAD, min=0)
+]
+Messages = Annotated[int | None, opt("--count -n N", "Measure N messages.", LIMITS, min=1)]
+Duration = Annotated[
+    float | None,
+    opt("--for DURATION", "Measure for DURATION; 5s without --count and --for.", LIMITS),
+]
+WarmUp = Annotated[
+    float, opt("--warm-up DURATION", "Run for DURATION before the measurement begins.", LIMITS)
+]
+
+
+class Load(NamedTuple):
+    """What the three measurements have in common: fields of the plan, the client options of the
+    publishers as text, and whether the embedded nsqd is what is measured."""
+
+    common: dict[str, Any]
+    publishing: dict[str, str]
+    embedded: bool
+
+    def plan(
+        self, mode: str, count: int | None, for_s: float | None, window: int = WINDOW, **own: Any
+    ) -> BenchPlan:
+        """The `BenchPlan`. Raises `ConfigurationError` for what cannot be measured."""
+        from nsqtools.bench.bench_plan import BenchMode, BenchPlan
+        from nsqtools.client.options import ClientOptions
+
+        return BenchPlan(
+            mode=BenchMode(mode),
+            producer_options=ClientOptions(max_outstanding=window).with_options(self.publishing),
+            count=count,
+            for_s=for_s or (None if count else FOR_S),
+            **self.common,
+            **own,
+        )
+
+
+def bench_load(
+    context: Context,
+    topic: str | None = opt(
+        "-t TOPIC", "Publish into this topic; by default into one of its own, deleted afterwards."
+    ),
+    size: Sizes = opt(
+        "BYTES",
+        "Size of a message, or a range to draw it from (100-2KiB).",
+        LOAD,
+        "200",
+        parser=parse_sizes,
+    ),
+    connections: int | None = opt(
+        "N",
+        "Connections each way, each in its own process.",
+        LOAD,
+        min=1,
+        show_default="1 for each nsqd",
+    ),
+    embedded: bool = opt("", "Start and measure the embedded nsqd, which is in Python."),
+    *,
+    where: Annotated[dict[str, Any], From(some(Where, *BENCH_ADDRESSES))],
+    max_in_flight: MaxInFlight = None,
+    consumer_opt: list[str] | None = client_opt("consumer"),
+    producer_opt: list[str] | None = client_opt("producer"),
+    flags: Annotated[ClientFlags, From(ClientFlags)],
+) -> Load:
+    """The load; nsqd are given by their TCP addresses, for nsqlookupd has no part in it."""
+    from nsqtools.client.options import ClientOptions
+
+    tcp, _, http = given_addresses(context)
+    tcp = tcp or (DEFAULT_NSQD_TCP_ADDRESS,)
+    said = list(flag_statements(context, flags._asdict()))
+    publishing = resolve_options([*said, *opt_statements(context, "producer_opt", producer_opt)])
+    own = [*opt_statements(context, "consumer_opt", consumer_opt)]
+    own += flag_statements(context, {"max_in_flight": max_in_flight})
+    consuming = resolve_options([*said, *own])
+    check_tls(consuming, http, cure="Add --tls (or --no-tls).")
+    common = {
+        "nsqd_tcp_addresses": tcp,
+        "nsqd_http_addresses": http,
+        "consumer_options": ClientOptions(**CONSUMING).with_options(texts_of(consuming)),  # type: ignore[arg-type]
+        "topic": None if topic is None else check_topic(topic),
+        "size": (size.low, size.high),
+        "connections": connections or len(tcp),
+    }
+    return Load(common, texts_of(publishing), embedded)
+
+
+BenchLoad = Annotated[Load, From(bench_load)]
 
 
 def pub(
@@ -120,7 +262,6 @@ def measure(
 ) -> int:
     """Measure and print the report; the exit status is 1 when messages are missing."""
     from nsqtools.bench.bench import Bench
-    from nsqtools.cli.render.bench_output import how_far, write_report
 
     with ExitStack() as stack:
         if embedded:
@@ -163,3 +304,116 @@ def look_at_topic(plan: BenchPlan, topic: str, runtime: Runtime, *, create: bool
             f"topic {topic} has no channel and messages waiting, which would be lost",
             hint=f"Give it a channel first: nsq channel create {topic} CHANNEL.",
         ) from error
+
+
+MEGA = 1e6
+BAR_WIDTH = 40
+
+
+def how_far(phase: str, count: int, elapsed_s: float) -> str:
+    """The progress line."""
+    return f"{phase}: {count:,} messages after {elapsed_s:.1f} s"
+
+
+def write_report(runtime: Runtime, report: BenchReport, form: Form) -> None:
+    """Print a report in the form that fits."""
+    if form.is_document:
+        write_json(runtime, report.document(), indent=2)
+    elif runtime.stdout_is_tty and form.kind is None and not form.columns:
+        ByteWriter(runtime.stdout.fileno()).write(page(runtime, report).encode())
+    else:
+        columns = columns_of(report)
+        write_listing(runtime, list(columns), [list(columns.values())], form)
+
+
+def columns_of(report: BenchReport) -> dict[str, Cell]:
+    """Everything in a line, for programs."""
+    plan = report.plan
+    columns: dict[str, Cell] = {
+        "mode": plan.mode.value,
+        "connections": plan.connections,
+        "size_min": plan.size[0],
+        "size_max": plan.size[1],
+        "messages": report.messages,
+        "seconds": f"{report.seconds:.3f}",
+        "messages_per_s": f"{report.messages_per_s:.1f}",
+        "bytes_per_s": f"{report.bytes_per_s:.1f}",
+        "published": report.published,
+        "consumed": report.consumed,
+        "client_cpu": f"{report.client_cpu:.3f}",
+        "cpu_us_per_message": f"{report.cpu_us_per_message:.3f}",
+    }
+    if report.latencies is not None:
+        for name, value in report.latencies.figures_ms().items():
+            columns[f"{name}_ms"] = f"{value:.3f}"
+    return columns
+
+
+def page(runtime: Runtime, report: BenchReport) -> str:
+    """The report for a person. (rich is imported only here.)"""
+    plan = report.plan
+    things: list[Any] = [
+        f"{plan.mode.value}: {', '.join(plan.nsqd_tcp_addresses)}, topic {report.topic}",
+        f"{description(plan)}\n",
+        _figures(report),
+    ]
+    if report.latencies is not None and report.latencies.count:
+        of = "a message" if report.latency_of == "message" else "a publish command"
+        figures = _row({k: f"{v:,.2f}" for k, v in report.latencies.figures_ms().items()})
+        things += [f"\nlatency of {of} in ms", figures, "", _bars(report.latencies)]
+    return rendered(runtime, *things)
+
+
+def description(plan: BenchPlan) -> str:
+    """What was done, in a line."""
+    low, high = plan.size
+    parts = [
+        f"{plan.connections} connection{'s' if plan.connections > 1 else ''}",
+        f"{low} bytes" if low == high else f"{low} to {high} bytes",
+    ]
+    if plan.mode.value != "sub":
+        parts.append(f"batches of {plan.batch}" if plan.batch > 1 else "single messages")
+        parts.append(f"window of {plan.producer_options.max_outstanding}")
+        parts.append(f"{plan.rate:,.0f} messages/s asked" if plan.rate else "full speed")
+    return ", ".join([*parts, *plan.transport])
+
+
+def _figures(report: BenchReport) -> Any:
+    figures = {
+        "messages/s": f"{report.messages_per_s:,.0f}",
+        "MB/s": f"{report.bytes_per_s / MEGA:,.1f}",
+        "messages": f"{report.messages:,}",
+        "seconds": f"{report.seconds:.2f}",
+    }
+    if report.consumed is not None:
+        figures |= {"published": f"{report.published:,}", "consumed": f"{report.consumed:,}"}
+    figures["client CPU"] = f"{report.client_cpu:.0%}"
+    return _row({**figures, "us/message": f"{report.cpu_us_per_message:.2f}"})
+
+
+def _row(figures: dict[str, str]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in figures:
+        table.add_column(name, justify="right")
+    table.add_row(*figures.values())
+    return table
+
+
+def _bars(latencies: Latencies) -> Any:
+    from rich.bar import Bar
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(justify="right")
+    table.add_column(width=BAR_WIDTH)
+    table.add_column(justify="right")
+    classes = latencies.classes()
+    most = max(each.values for each in classes)
+    for each in classes:
+        bar = Bar(most, 0, each.values, width=BAR_WIDTH, color="cyan")
+        low_ms, high_ms, _ = each
+        bound = f"over {low_ms:g}" if high_ms is None else f"up to {high_ms:g}"
+        table.add_row(bound, bar, f"{each.values / latencies.count:.1%}")
+    return table

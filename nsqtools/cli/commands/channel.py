@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from nsqtools.cli.options.cluster_connection import ClusterConnection
-from nsqtools.cli.options.forms import ListingForm
+from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import DryRun, Yes
-from nsqtools.cli.render.listing import ListedTopics, list_channels, show_channel
+from nsqtools.cli.render.output import ListingForm
 from nsqtools.cli.running.administering import (
     ChannelGlobs,
+    ListedTopics,
     NewChannels,
     OneChannel,
     OneTopic,
     TopicGlob,
     change_channels,
+    list_channels,
+    show_channel,
 )
 from nsqtools.cli.running.runtime import Session
 
 
 def list_(
-    topic: ListedTopics = None,
-    *,
-    form: ListingForm,
-    cluster: ClusterConnection,
-    runtime: Session,
+    topic: ListedTopics = None, *, form: ListingForm, cluster: ClusterConnection, runtime: Session
 ) -> int:
     """List channels, with the number of nsqd that have them and their depth.
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from nsqtools.cli.registry import COMMANDS, ROOT_OPTIONS, Command, Group
@@ -248,9 +248,8 @@ class CommandLine:
 
     def names(self, kind: str) -> list[str]:
         """Names from the cluster that the line names, kept or asked for."""
-        from nsqtools.cli import name_cache
-        from nsqtools.cli.options.connection import PANEL as TLS
-        from nsqtools.cli.options.origins import CONNECTION
+        from nsqtools.cli.commands import complete
+        from nsqtools.cli.options.connection import CONNECTION, TLS
         from nsqtools.cli.parsing.app import HELP_NAMES, LazyGroup
         from nsqtools.cli.running.runtime import Runtime
 
@@ -264,7 +263,7 @@ class CommandLine:
             if name in known and known[name].panel in (CONNECTION, TLS):
                 request += [name] if value is None else [name, value]
         line = ["__complete", *request]
-        if (kept := name_cache.answer(line, os.environ, time.time())) is not None:
+        if (kept := complete.answer(line, os.environ, time.time())) is not None:
             return kept.split()
         runtime = Runtime.of_process(line)
         with asking.make_context(
@@ -315,7 +314,7 @@ def typed_line(command: Any) -> CommandLine:
     from typer import Context
 
     from nsqtools.cli.parsing.app import HELP_NAMES
-    from nsqtools.cli.parsing.describe import choices, metavar
+    from nsqtools.cli.parsing.help import choices, metavar
 
     parameters = command.get_params(Context(command, help_option_names=HELP_NAMES))
     options, arguments, is_repeated = [], [], False
@@ -340,16 +339,15 @@ def typed_line(command: Any) -> CommandLine:
 
 
 def raw_line(entry: Command) -> CommandLine:
-    """What a command takes that reads its arguments itself: its module has ``page()`` or flags."""
-    from importlib import import_module
+    """What a command takes that reads its arguments itself."""
+    from nsqtools.cli.parsing.help import raw_parts
 
-    module: Any = import_module(entry.entry.partition(":")[0])
-    page: Callable[[], Any] = module.page
-    if not hasattr(module, "flags"):
-        arguments = [value_of(each.lower(), each) for each, _ in page().sections["Arguments"]]
+    page, flags = raw_parts(entry)
+    if flags is None:
+        arguments = [value_of(each.lower(), each) for each, _ in page.sections["Arguments"]]
         return CommandLine([Option(("-h", "--help"), dict(ROOT_OPTIONS)["-h, --help"])], arguments)
     options = []
-    for name, flag in module.flags().items():
+    for name, flag in flags.items():
         is_bool = flag.kind.is_bool
         value = value_of(name, "true|false" if is_bool else flag.kind.go_name)
         options.append(Option((f"-{name}",), flag.help, value, flag.kind.repeatable, is_bool))

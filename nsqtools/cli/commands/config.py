@@ -1,18 +1,42 @@
-"""``nsq config``: the options of running nsqd, and the profiles of the configuration file."""
+"""``nsq config``: the settings in force, the profiles that give them, and options of running nsqd.
+
+The settings are what a profile may hold, and the client options. Each is read as a command reads
+it, with the flags of this command line over the environment, over the profile, over the file; what
+a stronger setting has put out of force has no value.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from typer import Argument
+from typer import Argument, Context
 
-from nsqtools.cli.options.cluster_connection import ClusterConnection
-from nsqtools.cli.options.forms import ListingForm
-from nsqtools.cli.options.opt import opt
-from nsqtools.cli.render.listing import tell_left_out
-from nsqtools.cli.render.output import Form, write_json, write_listing
+from nsqtools.cli.options.connection import (
+    KINDS,
+    PREFIX,
+    ClientFlags,
+    ClusterConnection,
+    LookupFlags,
+    MaxInFlight,
+    Where,
+    client_opt,
+    describe_option,
+    flag_statements,
+    given_addresses,
+    opt_statements,
+    origin_of,
+    setting_in_force,
+    setting_of,
+)
+from nsqtools.cli.parsing.binding import From, opt
+from nsqtools.cli.render.outcomes import tell_left_out
+from nsqtools.cli.render.output import Cell, Form, ListingForm, write_json, write_listing
 from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.client.connection_settings import OPTION_OF_FLAG, GivenOption, resolve_options
 from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.protocol.text import format_duration
 from nsqtools.settings import (
     REPEATABLE,
     Origin,
@@ -26,7 +50,9 @@ from nsqtools.settings import (
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import NodeOption
 
-
+MASK = "***"
+AUTH_SECRET = "NSQ_AUTH_SECRET"
+OPTS = ("consumer_opt", "producer_opt")
 VALUES = ("node", "option", "value")
 PROFILES = ("profile", "selected", "settings")
 
@@ -34,8 +60,210 @@ OptionName = Annotated[
     str, Argument(metavar="OPTION", help="Name as in nsqd's configuration file: log_level.")
 ]
 ChosenName = Annotated[str | None, Argument(metavar="PROFILE", help="Name of the profile.")]
-NoneAtAll = Annotated[bool, opt("--none", "Use no profile from now on.")]
+
 NewValue = Annotated[str, Argument(metavar="VALUE", help="New value; commas between addresses.")]
+
+
+class SettingRow(NamedTuple):
+    """One setting: its value, None where it has none or is not in force, and where it stands."""
+
+    setting: str
+    value: str | bool | list[str] | None
+    origin: str
+    place: str
+    bounds: str = ""
+    help: str = ""
+
+
+def in_force(
+    context: Context,
+    where: Annotated[Where, From(Where)],
+    max_in_flight: MaxInFlight = None,
+    consumer_opt: list[str] | None = client_opt("consumer"),
+    producer_opt: list[str] | None = client_opt("producer"),
+    *,
+    flags: Annotated[ClientFlags, From(ClientFlags)],
+    lookup: Annotated[LookupFlags, From(LookupFlags)],
+) -> list[SettingRow]:
+    """Every setting, in the order of the connection options; read from ``context``, that knows
+    where each stands. Raises `ConfigurationError`."""
+    said = list(flag_statements(context, {**flags._asdict(), **lookup._asdict()}))
+    opts = {name: list(opt_statements(context, name, context.params.get(name))) for name in OPTS}
+    settled = {name: resolve_options([*said, *statements]) for name, statements in opts.items()}
+    rows = [
+        _file_row(context),
+        _profile_row(context),
+        *_address_rows(context),
+        *_plain_rows(context, settled["consumer_opt"]),
+        *_secret_rows(context),
+        *_destination_rows(context),
+        *(row for name in OPTS for row in _opt_rows(context, name, opts[name], settled[name])),
+    ]
+    return _explained(context, rows)
+
+
+def show(
+    *, form: ListingForm, rows: Annotated[list[SettingRow], From(in_force)], runtime: Session
+) -> None:
+    """Show the settings in force, where each comes from, and its bounds.
+
+    Flags are stronger than the environment, that than the profile, that than the file. Secrets are
+    masked. A setting without a value has no default here: each command has its own. The names with
+    underscores are client options, which every command takes as --consumer-opt NAME=VALUE or
+    --producer-opt NAME=VALUE (-X for short).
+
+    Examples:
+        nsq config show
+        nsq config show -P staging --columns setting,value,place
+        NSQ_NSQD_TCP_ADDRESS=nsqd-1:4150 nsq config show --json
+    """
+    if form.is_document:
+        write_json(runtime, [row._asdict() for row in rows], indent=2)
+        return
+    cells = [(row.setting, _cell(row.value), *row[2:]) for row in rows]
+    write_listing(
+        runtime, SettingRow._fields, cells, form, optional=("help", "place", "bounds", "origin")
+    )
+
+
+def _explained(context: Context, rows: list[SettingRow]) -> list[SettingRow]:
+    """The rows with defaults, bounds and help, and the client options that nothing sets."""
+    from dataclasses import fields
+
+    from nsqtools.client.options import ClientOptions
+
+    parameters: list[Any] = context.command.params
+    helps = {each.name: each.help for each in parameters}
+    default = Origin.DEFAULT.name.lower()
+    options = {}
+    for option in fields(ClientOptions):
+        name, text, bounds, help = describe_option(option)
+        value = option.default if isinstance(option.default, bool) else text or None
+        options[name] = SettingRow(name, value, default, "", bounds, help)
+    explained = []
+    for row in rows:
+        flag = row.setting.rpartition(" ")[2].replace("-", "_")
+        known = options.pop(OPTION_OF_FLAG.get(flag, flag), None)
+        if known is None:
+            row = row._replace(help=helps.get(flag, ""))
+        else:
+            row = row._replace(bounds=known.bounds, help=known.help)
+            if row.value is None and row.origin == default and flag != "max_in_flight":
+                row = row._replace(value=known.value)
+        explained.append(row)
+    return [*explained, *options.values()]
+
+
+def _file_row(context: Context) -> SettingRow:
+    environ = context.obj.environ
+    path, variable = config_path(environ), "XDG_CONFIG_HOME"
+    origin = Origin.ENVIRONMENT if environ.get(variable) else Origin.DEFAULT
+    place = variable if environ.get(variable) else ""
+    if not path.exists():
+        place = f"{place} (it does not exist yet)".strip()
+    return SettingRow("config-file", str(path), origin.name.lower(), place)
+
+
+def _profile_row(context: Context) -> SettingRow:
+    name, (origin, place) = context.params.get("profile"), _place(context, "profile")
+    if name is not None and not place:
+        origin, place = Origin.FILE.name.lower(), str(selection_path(context.obj.environ))
+    return SettingRow("profile", name, origin, place)
+
+
+def _address_rows(context: Context) -> Iterator[SettingRow]:
+    """Of the three kinds only those of the strongest origin hold."""
+    for kind, held in zip(KINDS, given_addresses(context), strict=True):
+        given = context.params.get(kind)
+        origin, place = _place(context, kind)
+        if given and not held:
+            place = f"not in force: {place}, and a stronger origin gives other addresses"
+        yield SettingRow(_shown(kind), list(held) or None, origin, place)
+
+
+def _plain_rows(context: Context, settled: Mapping[str, GivenOption]) -> Iterator[SettingRow]:
+    """Settings that have a flag of their own."""
+    for name in REPEATABLE:
+        if name in KINDS or name in OPTS or name.startswith(PREFIX):
+            continue
+        value = context.params.get(name)
+        origin, place = _place(context, name)
+        holds = settled.get(OPTION_OF_FLAG.get(name, name))
+        if value is not None and holds is not None and holds.origin > origin_of(context, name):
+            place, value = f"not in force: {place}, and {holds.given_as} is stronger", None
+        yield SettingRow(_shown(name), _plain(value), origin, place)
+
+
+def _destination_rows(context: Context) -> Iterator[SettingRow]:
+    """What the file says of another cluster, which few commands have."""
+    for name in REPEATABLE:
+        if name.startswith(PREFIX) and (setting := setting_of(context, name)) is not None:
+            origin = setting.origin.name.lower()
+            yield SettingRow(_shown(name), _plain(setting.value), origin, setting.place)
+
+
+def _secret_rows(context: Context) -> Iterator[SettingRow]:
+    if context.obj.environ.get(AUTH_SECRET):
+        yield SettingRow("auth-secret", MASK, Origin.ENVIRONMENT.name.lower(), AUTH_SECRET)
+
+
+def _opt_rows(
+    context: Context, name: str, statements: list[GivenOption], settled: Mapping[str, GivenOption]
+) -> Iterator[SettingRow]:
+    """A row for each client option that ``--consumer-opt`` or ``--producer-opt`` sets."""
+    for said in statements:
+        origin = Origin(said.origin)
+        setting = setting_of(context, name) if origin < Origin.ENVIRONMENT else None
+        place = setting.place if setting is not None else f"--{_shown(name)}"
+        value: str | None = MASK if said.option in _secrets() else said.text or "true"
+        if (holds := settled[said.option]).origin > said.origin:
+            place, value = f"not in force: {place}, and {holds.given_as} is stronger", None
+        yield SettingRow(f"{_shown(name)} {said.option}", value, origin.name.lower(), place)
+
+
+def _place(context: Context, name: str) -> tuple[str, str]:
+    """The origin of an option's value by its name, and where exactly it stands."""
+    origin = origin_of(context, name)
+    place = ""
+    if (setting := setting_in_force(context, name)) is not None:
+        place = setting.place
+    elif origin is Origin.ENVIRONMENT:
+        parameters: list[Any] = context.command.params
+        place = next(str(each.envvar) for each in parameters if each.name == name)
+    elif origin is Origin.FLAG:
+        place = f"--{_shown(name)}"
+    return origin.name.lower(), place
+
+
+def _secrets() -> set[str]:
+    from dataclasses import fields
+
+    from nsqtools.client.options import ClientOptions, option_name
+
+    return {option_name(each) for each in fields(ClientOptions) if each.metadata["secret"]}
+
+
+def _shown(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _plain(value: Any) -> str | bool | list[str] | None:
+    match value:
+        case None | [] | ():
+            return None
+        case list() | tuple():
+            return list(map(str, value))
+        case bool():
+            return value
+        case Enum():
+            return str(value.value)
+        case float():  # seconds
+            return format_duration(value)
+    return str(value)
+
+
+def _cell(value: str | bool | list[str] | None) -> Cell:
+    return " ".join(value) if isinstance(value, list) else value
 
 
 def get(
@@ -115,7 +343,12 @@ def profiles(*, form: ListingForm, runtime: Session) -> None:
     write_listing(runtime, PROFILES, rows, form)
 
 
-def use(profile: ChosenName = None, none: NoneAtAll = False, *, runtime: Session) -> None:
+def use(
+    profile: ChosenName = None,
+    none: bool = opt("", "Use no profile from now on."),
+    *,
+    runtime: Session,
+) -> None:
     """Choose the profile that commands use when neither --profile nor NSQ_PROFILE names one.
 
     The choice is kept in a file beside the configuration file. --no-profile ignores it for one

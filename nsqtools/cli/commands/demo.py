@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from typer import Option
-
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Session
 
-WithSpark = Annotated[
-    bool,
-    Option(
+
+def demo(
+    spark: bool = opt(
         "--spark/--no-spark",
-        help="End with the part that needs Spark, or leave it out.",
+        "End with the part that needs Spark, or leave it out.",
         show_default="with it, where the spark extra is installed",
+        default=True,
     ),
-]
-
-
-def demo(spark: WithSpark = True, *, runtime: Session) -> int:
+    *,
+    runtime: Session,
+) -> int:
     """Publish, tail, archive and replay a few thousand clicks on an nsqd of its own.
 
     Needs no NSQ and removes everything afterwards. Each step shows the command line it stands for,

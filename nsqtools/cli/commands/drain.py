@@ -3,50 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Context
 
-from nsqtools.cli.options.connection import ClientFlags, flag_statements
-from nsqtools.cli.options.opt import opt
-from nsqtools.cli.options.origins import NoProfile, Profile
+from nsqtools.cli.options.connection import ClientFlags, Where, flag_statements
 from nsqtools.cli.options.params import SAFETY, DryRun, Json, Yes
-from nsqtools.cli.parsing.binding import From
+from nsqtools.cli.parsing.binding import From, opt, some
 from nsqtools.cli.render.output import write_json, write_lines
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Session
-from nsqtools.client.connection_settings import resolve_options
+from nsqtools.client.connection_settings import resolve_options, texts_of
 
 IN_FLIGHT = 500
 
 Node = Annotated[str, Argument(metavar="NODE", help="HTTP address of the nsqd to empty.")]
 To = Annotated[str, opt("--to HOST:PORT", "HTTP address of the nsqd that takes over.")]
-AllowRepeats = Annotated[
-    bool,
-    opt(
-        "--allow-repeats",
-        "Move topics with several channels too: each channel then gets what any of them had left.",
-        SAFETY,
-    ),
-]
 
 
 def client_settings(
     context: Context,
-    profile: Profile = None,
-    no_profile: NoProfile = False,
     *,
+    profile: Annotated[dict[str, Any], From(some(Where, "profile", "no_profile"))],
     flags: Annotated[ClientFlags, From(ClientFlags)],
 ) -> dict[str, str]:
     """The options of the way to both nsqd, as text under go-nsq's names."""
-    settled = resolve_options(flag_statements(context, flags._asdict()))
-    return {option: said.text for option, said in settled.items()}
+    return texts_of(resolve_options(flag_statements(context, flags._asdict())))
 
 
 def drain(
     node: Node,
     to: To,
-    allow_repeats: AllowRepeats = False,
+    allow_repeats: bool = opt(
+        "", "Move topics with several channels too: each channel gets the rest of all.", SAFETY
+    ),
     yes: Yes = False,
     dry_run: DryRun = False,
     json: Json = False,

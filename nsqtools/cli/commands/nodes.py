@@ -1,14 +1,16 @@
-"""``nsq nodes``, ``nsq lookup``, ``nsq ping`` and ``nsq info``: the daemons of a cluster."""
+"""``nsq nodes``, ``lookup``, ``ping``, ``info`` and ``tombstone``: the daemons of a cluster."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from nsqtools.cli.options.cluster_connection import ClusterConnection
-from nsqtools.cli.options.forms import ListingForm
-from nsqtools.cli.render.listing import tell_left_out
-from nsqtools.cli.render.output import write_json, write_listing
-from nsqtools.cli.running.administering import OneTopic
+from typer import Argument
+
+from nsqtools.cli.options.connection import ClusterConnection
+from nsqtools.cli.options.params import DryRun, Yes
+from nsqtools.cli.render.outcomes import tell_left_out
+from nsqtools.cli.render.output import ListingForm, write_json, write_listing
+from nsqtools.cli.running.administering import OneTopic, carry_out
 from nsqtools.cli.running.ends import ExitStatus
 from nsqtools.cli.running.runtime import Session
 
@@ -109,13 +111,7 @@ def ping(*, form: ListingForm, cluster: ClusterConnection, runtime: Session) -> 
         write_json(runtime, [ping_document(pong) for pong in pongs], indent=2)
     else:
         rows = [
-            (
-                pong.daemon,
-                pong.address,
-                _ms(pong.elapsed_s),
-                pong.error or "ok",
-            )
-            for pong in pongs
+            (pong.daemon, pong.address, _ms(pong.elapsed_s), pong.error or "ok") for pong in pongs
         ]
         write_listing(runtime, PING, rows, form)
     if all(not pong.error for pong in pongs):
@@ -176,3 +172,33 @@ def ping_document(pong: PingResult) -> dict[str, Any]:
 
 def _ms(elapsed_s: float | None) -> float | None:
     return None if elapsed_s is None else elapsed_s * 1000
+
+
+Node = Annotated[
+    str, Argument(metavar="NODE", help="HTTP address of the nsqd, as nsq nodes shows it.")
+]
+
+
+def tombstone(
+    topic: OneTopic,
+    node: Node,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    *,
+    form: ListingForm,
+    cluster: ClusterConnection,
+    runtime: Session,
+) -> int:
+    """Remove a topic from one nsqd: hide it from consumers, then delete it there.
+
+    nsqlookupd hides the nsqd for this topic for a while, so that consumers do not come back and
+    create the topic again. The messages of the topic on this nsqd are lost. Asks for confirmation.
+
+    Examples:
+        nsq tombstone clicks nsqd-3:4151 --lookupd-http-address lookup:4161
+    """
+    from nsqtools.cluster.admin import plan_tombstone
+
+    with cluster.open() as opened:
+        plan = plan_tombstone(opened, topic, node)
+        return carry_out(opened, plan, runtime, yes=yes, dry_run=dry_run, form=form)

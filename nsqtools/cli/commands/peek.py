@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.connection import ConsumerConnection
-from nsqtools.cli.options.opt import opt
-from nsqtools.cli.options.params import LIMITS, ChannelName, ExitIdle, Topic, count_option
+from nsqtools.cli.options.params import LIMITS, ChannelName, ExitIdle, Topic
 from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.output import ByteWriter
 from nsqtools.cli.running.runtime import Session
 from nsqtools.protocol.text import counted
@@ -21,23 +21,16 @@ IDLE_S = 2.0
 
 LOOK_AT = 1000
 
-Messages = Annotated[int, count_option("Messages to show.")]
-LookAt = Annotated[
-    int,
-    opt(
-        "--look-at N",
-        "With a filter, look at no more than N messages for those to show.",
-        LIMITS,
-        min=1,
-    ),
-]
+Messages = Annotated[int, opt("--count -n N", "Messages to show.", LIMITS, min=1)]
 
 
 def peek(
     topic: Topic,
     channel: ChannelName,
     count: Messages = COUNT,
-    look_at: LookAt = LOOK_AT,
+    look_at: int = opt(
+        "N", "With a filter, look at no more than N messages.", LIMITS, LOOK_AT, min=1
+    ),
     exit_idle: ExitIdle = None,
     *,
     keep: MessageFilter,

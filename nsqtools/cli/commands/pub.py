@@ -12,13 +12,6 @@ from nsqtools.cli.options.params import Json, Topic
 from nsqtools.cli.options.publishing import (
     CheckpointFile,
     Defer,
-    Rate,
-    RetryTimeout,
-    RetryUnknown,
-    Spread,
-    UnsentRecords,
-)
-from nsqtools.cli.options.publishing_input import (
     Delimiter,
     Files,
     Format,
@@ -27,15 +20,19 @@ from nsqtools.cli.options.publishing_input import (
     Interval,
     Messages,
     Pick,
+    Rate,
     Repeat,
+    RetryTimeout,
+    RetryUnknown,
+    Spread,
     Texts,
+    UnsentRecords,
     Where,
     read_input,
     selection,
     size_of,
 )
-from nsqtools.cli.render.outcomes import report_counts
-from nsqtools.cli.render.progress import Progress
+from nsqtools.cli.render.outcomes import Progress, report_counts
 from nsqtools.cli.running.ends import stopping
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.client.connection_settings import ConnectionSettings

@@ -9,12 +9,10 @@ from typing import Annotated
 from typer import Argument
 
 from nsqtools.cli.options.connection import ProducerConnection
-from nsqtools.cli.options.opt import opt
-from nsqtools.cli.options.params import dry_run_option, topic_option
 from nsqtools.cli.options.publishing import DELIVERY, Rate, RetryTimeout, UnsentRecords
-from nsqtools.cli.render.outcomes import report_publishing
+from nsqtools.cli.parsing.binding import opt
+from nsqtools.cli.render.outcomes import Progress, report_publishing
 from nsqtools.cli.render.output import write_lines
-from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import stopping
 from nsqtools.cli.running.runtime import Session
 from nsqtools.client.publication import PublishMode
@@ -24,25 +22,18 @@ from nsqtools.protocol.text import counted
 Paths = Annotated[
     list[Path], Argument(metavar="FILE", help="Files of dead letters; - is standard input.")
 ]
-Topic = Annotated[
-    str | None, topic_option("Publish to this topic; default: the topic of each message.")
-]
-ErrorMatches = Annotated[
-    str | None, opt("--error REGEX", "Only dead letters whose error matches.", "Selection")
-]
-DryRun = Annotated[
-    bool, dry_run_option("Show what would be published, by topic and error.", panel=DELIVERY)
-]
 
 
 def redrive(
     files: Paths,
-    topic: Topic = None,
-    error: ErrorMatches = None,
+    topic: str | None = opt(
+        "-t TOPIC", "Publish to this topic; default: the topic of each message."
+    ),
+    error: str | None = opt("REGEX", "Only dead letters whose error matches.", "Selection"),
     rate: Rate = 0.0,
     retry_timeout: RetryTimeout = None,
     unsent_file: UnsentRecords = None,
-    dry_run: DryRun = False,
+    dry_run: bool = opt("", "Show what would be published, by topic and error.", DELIVERY),
     *,
     connection: ProducerConnection,
     runtime: Session,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from nsqtools.cli.options.archived import FromTopics, TopicFilter
 from nsqtools.cli.options.connection import ProducerConnection
-from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.params import (
     SELECTION,
     ArchivePaths,
@@ -18,7 +16,7 @@ from nsqtools.cli.options.params import (
     Until,
     time_range,
 )
-from nsqtools.cli.options.printing import MessageFilter
+from nsqtools.cli.options.printing import FromTopics, MessageFilter, TopicFilter
 from nsqtools.cli.options.publishing import (
     DELIVERY,
     CheckpointFile,
@@ -31,9 +29,9 @@ from nsqtools.cli.options.publishing import (
     UnsentMessages,
     topic_map,
 )
-from nsqtools.cli.render.outcomes import DamageReporter, report_counts
+from nsqtools.cli.parsing.binding import opt
+from nsqtools.cli.render.outcomes import DamageReporter, Progress, report_counts
 from nsqtools.cli.render.output import write_json, write_text
-from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.client.publication import PublishMode
@@ -55,25 +53,6 @@ def parse_speed(text: str) -> float:
     return speed
 
 
-Dedupe = Annotated[
-    bool,
-    opt(
-        "--dedupe",
-        "Each message once, by topic, nsqd and id. Remembers the id of every message.",
-        SELECTION,
-    ),
-]
-Speed = Annotated[
-    float | None,
-    opt(
-        "--speed FACTOR",
-        "Multiple of the original speed (1x, 10x); as fast as possible without it.",
-        DELIVERY,
-        parser=parse_speed,
-    ),
-]
-
-
 def replay(
     paths: ArchivePaths,
     topic: TopicMap = None,
@@ -81,10 +60,17 @@ def replay(
     until: Until = None,
     from_topic: FromTopics = None,
     count: Count = None,
-    dedupe: Dedupe = False,
+    dedupe: bool = opt(
+        "", "Publish each message once, by topic, nsqd and id; remembers every id.", SELECTION
+    ),
     delimiter: Delimiter = None,
     rate: Rate = 0.0,
-    speed: Speed = None,
+    speed: float | None = opt(
+        "FACTOR",
+        "Multiple of the original speed (1x, 10x); without it, full speed.",
+        DELIVERY,
+        parser=parse_speed,
+    ),
     mode: Spread = PublishMode.ROUND_ROBIN,
     retry_timeout: RetryTimeout = None,
     retry_unknown: RetryUnknown = False,

@@ -22,9 +22,8 @@ from typing import (
 
 from typer import Argument
 
-from nsqtools.cli.options.forms import ListingForm
 from nsqtools.cli.render.documents import DOCUMENTS, Rule, SchemaRow
-from nsqtools.cli.render.output import write_json, write_listing
+from nsqtools.cli.render.output import ListingForm, write_json, write_listing
 from nsqtools.cli.running.runtime import Session
 from nsqtools.errors import NotFoundError
 

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from nsqtools.cli.options.cluster_connection import (
+from nsqtools.cli.options.connection import (
     DEFAULT_NSQD_HTTP_ADDRESS,
     ClusterConnection,
     ClusterSettings,
 )
-from nsqtools.cli.options.forms import ListingForm
 from nsqtools.cli.options.spark_options import place
 from nsqtools.cli.options.spark_session import SparkChoice, SparkOptions, open_spark
-from nsqtools.cli.render.output import write_json, write_listing
+from nsqtools.cli.render.output import ListingForm, write_json, write_listing
 from nsqtools.cli.running.ends import ExitStatus, explain
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import NsqError

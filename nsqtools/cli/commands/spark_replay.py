@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from nsqtools.cli.options.connection import ProducerConnection
-from nsqtools.cli.options.forms import ListingForm
 from nsqtools.cli.options.params import (
     SELECTION,
     Delimiter,
@@ -32,7 +31,7 @@ from nsqtools.cli.options.publishing import (
 from nsqtools.cli.options.spark_options import place, places
 from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
 from nsqtools.cli.render.outcomes import DamageReporter, report_publishing
-from nsqtools.cli.render.output import Form, write_json, write_listing
+from nsqtools.cli.render.output import Form, ListingForm, write_json, write_listing
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.protocol.text import format_duration

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from nsqtools.cli.options.forms import ListingForm
 from nsqtools.cli.options.html_page import Html, check_page
 from nsqtools.cli.options.params import SELECTION, Delimiter, Since, Until, time_range
 from nsqtools.cli.options.spark_options import (
@@ -18,6 +17,7 @@ from nsqtools.cli.options.spark_options import (
 )
 from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
 from nsqtools.cli.render.outcomes import report_damages
+from nsqtools.cli.render.output import ListingForm
 from nsqtools.cli.render.report_output import show_report, write_page
 from nsqtools.cli.running.runtime import Session
 from nsqtools.protocol.text import NS

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from nsqtools.cli.options.forms import ListingForm
 from nsqtools.cli.options.params import LIMITS
 from nsqtools.cli.options.spark_options import (
     DamageDir,
@@ -20,7 +19,7 @@ from nsqtools.cli.options.spark_options import (
 )
 from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
 from nsqtools.cli.render.outcomes import report_damages
-from nsqtools.cli.render.output import Form, Kind, write_documents, write_listing
+from nsqtools.cli.render.output import Form, Kind, ListingForm, write_documents, write_listing
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError, NotFoundError
 

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import random
 from contextlib import nullcontext
-from typing import Annotated, Any
+from typing import Any
 
 from nsqtools.cli.options.connection import ConsumerConnection
-from nsqtools.cli.options.consuming import EMPTY_AFTER_S, UntilEmpty
-from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.params import (
+    EMPTY_AFTER_S,
     SAFETY,
     Channel,
     Count,
     ExitIdle,
     For,
     Topics,
+    UntilEmpty,
 )
 from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
-from nsqtools.cli.options.subscribing import Create, look_before
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.output import ByteWriter
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Session
+from nsqtools.cli.running.waiting import Create, look_before
 
 INTERACTIVE: dict[str, Any] = {
     # nsqd holds a message back for this long when the connection is not full; this is its minimum
@@ -32,15 +33,6 @@ INTERACTIVE: dict[str, Any] = {
     "reconnect_base_s": 1.0,
 }
 
-Force = Annotated[
-    bool,
-    opt(
-        "--force",
-        "Continue although the topic has no channel yet and a backlog, which would be lost.",
-        SAFETY,
-    ),
-]
-
 
 def tail(
     topic: Topics,
@@ -50,7 +42,7 @@ def tail(
     exit_idle: ExitIdle = None,
     for_: For = None,
     create: Create = False,
-    force: Force = False,
+    force: bool = opt("", "Subscribe even if the topic's backlog would be lost.", SAFETY),
     *,
     printer: MessagePrinter,
     keep: MessageFilter,

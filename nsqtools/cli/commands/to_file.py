@@ -6,19 +6,11 @@ import signal
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from typer import Option
+from typing import TYPE_CHECKING
 
 from nsqtools.cli.options.connection import ConsumerConnection
-from nsqtools.cli.options.consuming import (
-    EMPTY_AFTER_S,
-    MetricsFile,
-    Pattern,
-    Refresh,
-    UntilEmpty,
-)
 from nsqtools.cli.options.params import (
+    EMPTY_AFTER_S,
     LIMITS,
     ChannelName,
     Count,
@@ -26,16 +18,20 @@ from nsqtools.cli.options.params import (
     For,
     Json,
     ListenHTTP,
+    MetricsFile,
     OptionalTopics,
+    Pattern,
+    Refresh,
+    UntilEmpty,
 )
-from nsqtools.cli.options.subscribing import Create, look_before
-from nsqtools.cli.options.to_file_settings import FILES, ArchiveOptions
-from nsqtools.cli.options.upload import Upload
+from nsqtools.cli.options.to_file_settings import FILES, ArchiveOptions, Upload
+from nsqtools.cli.parsing.binding import opt
+from nsqtools.cli.render.outcomes import Progress
 from nsqtools.cli.render.output import write_json
-from nsqtools.cli.render.progress import Progress
 from nsqtools.cli.running.ends import ExitStatus, StopSignals, stopping
 from nsqtools.cli.running.runtime import Session
 from nsqtools.cli.running.service import Service, service
+from nsqtools.cli.running.waiting import Create, look_before
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import counted
 
@@ -45,38 +41,23 @@ if TYPE_CHECKING:
     from nsqtools.records.prometheus import Metric
 
 
-OnFile = Annotated[
-    str | None,
-    Option(
-        "--on-file",
-        metavar="COMMAND",
-        help="Run for each finished file; {path} stands for the file.",
-        rich_help_panel=FILES,
-    ),
-]
-ExitWhenDeleted = Annotated[
-    bool,
-    Option(
-        "--exit-when-deleted",
-        help="Exit, with status 3, when every --topic was deleted; default: wait for it.",
-        rich_help_panel=LIMITS,
-    ),
-]
-
-
 def to_file(
     topic: OptionalTopics = None,
     topic_pattern: Pattern = None,
     topic_refresh: Refresh = "1m",  # type: ignore[assignment]
     channel: ChannelName = "nsq_to_file",
-    on_file: OnFile = None,
+    on_file: str | None = opt(
+        "COMMAND", "Run for each finished file; {path} stands for the file.", FILES
+    ),
     metrics_file: MetricsFile = None,
     listen_http: ListenHTTP = None,
     count: Count = None,
     until_empty: UntilEmpty = False,
     exit_idle: ExitIdle = None,
     for_: For = None,
-    exit_when_deleted: ExitWhenDeleted = False,
+    exit_when_deleted: bool = opt(
+        "", "Exit with status 3 when every --topic was deleted, instead of waiting.", LIMITS
+    ),
     create: Create = False,
     json: Json = False,
     *,

@@ -2,108 +2,190 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-from typer import Option
+from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.connection import ConsumerConnection
-from nsqtools.cli.options.forwarding import Forwarding
-from nsqtools.cli.options.http_requests import Requests
-from nsqtools.cli.options.params import ChannelName, Seconds, duration_option
-from nsqtools.cli.running.forwarding import run_forwarder
+from nsqtools.cli.options.params import ChannelName, Seconds
+from nsqtools.cli.parsing.binding import From, opt
+from nsqtools.cli.running.forwarding import Forwarding, run_forwarder
 from nsqtools.cli.running.runtime import Session
+from nsqtools.client.connection_settings import read_secret
 from nsqtools.errors import ConfigurationError
-from nsqtools.forward.modes import EndpointMode, Redirects
+from nsqtools.files.renewed import Renewed
+from nsqtools.forward.modes import BatchForm, EndpointMode, Redirects
 from nsqtools.records.template import compile_template
 
-PANEL = "Endpoints"
+if TYPE_CHECKING:
+    from nsqtools.forward.http_requests import RequestSecrets, RequestSettings
+
+REQUESTS = "Requests"  # headings of the help page
+ENDPOINTS = "Endpoints"
+OCTETS = "application/octet-stream"
 
 
-def _option(name: str, help: str, metavar: str | None = None, **more: Any) -> Any:
-    return Option(name, metavar=metavar, help=help, rich_help_panel=PANEL, **more)
+@dataclass(frozen=True)
+class HttpRequestOptions:
+    """What the options say."""
+
+    content_type: str | None
+    headers: tuple[str, ...]
+    has_metadata: bool
+    secrets: Renewed[RequestSecrets] | None
+    form: BatchForm | None
+    batch_count: int
+    batch_bytes: int
+    linger_s: float
+
+    def settings(self, *, is_get: bool) -> RequestSettings:
+        """Return the settings of requests. Raises `ConfigurationError`."""
+        from nsqtools import __version__
+        from nsqtools.forward.http_requests import RequestSettings, parse_header
+
+        if is_get and self.form is not None:
+            raise ConfigurationError("--batch is for --post")
+        if is_get and self.content_type is not None:
+            raise ConfigurationError("--content-type is for --post")
+        usual = {BatchForm.JSON: "application/json", BatchForm.NDJSON: "application/x-ndjson"}
+        return RequestSettings(
+            is_get,
+            self.content_type or (usual[self.form] if self.form else OCTETS),
+            f"nsqtools/{__version__}",
+            tuple(map(parse_header, self.headers)),
+            self.secrets,
+            self.has_metadata,
+            self.form,
+        )
 
 
-Post = Annotated[
-    list[str] | None,
-    _option("--post", "POST bodies to this URL; its path may be a template ('/{topic}').", "URL"),
-]
-Get = Annotated[
-    list[str] | None,
-    _option("--get", "GET this URL, a template ('http://h/?m={body:url}').", "URL"),
-]
-Mode = Annotated[
-    EndpointMode,
-    _option(
-        "--mode",
-        "With several URLs: each in turn, the same for the same --key, the first that works, or "
-        "every message to all.",
+def http_request_options(
+    content_type: str | None = opt(
+        "TYPE", "Content-Type of a POST.", REQUESTS, show_default=OCTETS
     ),
-]
+    header: list[str] | None = opt(
+        "NAME: TEMPLATE", "A header, its value a template ('X-Id: {id}').", REQUESTS
+    ),
+    metadata: bool = opt(
+        "--metadata/--no-metadata",
+        "Send Idempotency-Key and X-Nsq-Topic, -Message-Id, -Attempts, -Timestamp.",
+        REQUESTS,
+        True,
+    ),
+    basic_auth_file: Path | None = opt("FILE", "File with USER:PASSWORD.", REQUESTS),
+    bearer_token_file: Path | None = opt("FILE", "File with a bearer token.", REQUESTS),
+    sign_key_file: Path | None = opt(
+        "FILE", "File with a key: sign requests as Standard Webhooks (HMAC-SHA256).", REQUESTS
+    ),
+    batch: int = opt("N", "Send up to N messages in one POST.", REQUESTS, 1, min=1, max=10_000),
+    batch_bytes: int = opt("SIZE", "Send up to SIZE in one POST.", REQUESTS, "1MiB"),
+    batch_format: BatchForm = opt(
+        "", "A batch is a line for each message, or a JSON array.", REQUESTS, BatchForm.NDJSON
+    ),
+    linger: Seconds = opt(
+        "DURATION", "How long a message waits for others of its batch.", REQUESTS, "100ms"
+    ),
+) -> HttpRequestOptions:
+    """What requests look like. Reads the files. Raises `ConfigurationError`."""
+    if basic_auth_file is not None and bearer_token_file is not None:
+        raise ConfigurationError("give either --basic-auth-file or --bearer-token-file")
+    secrets = None
+    files = [str(path) for path in (basic_auth_file, bearer_token_file, sign_key_file) if path]
+    if files:
+        secrets = Renewed(
+            files, lambda: _read_secrets(basic_auth_file, bearer_token_file, sign_key_file)
+        )
+    return HttpRequestOptions(
+        content_type,
+        tuple(header or ()),
+        metadata,
+        secrets,
+        batch_format if batch > 1 else None,
+        batch,
+        batch_bytes,
+        linger,
+    )
+
+
+def _read_secrets(basic: Path | None, bearer: Path | None, sign_key: Path | None) -> RequestSecrets:
+    from nsqtools.forward.http_requests import RequestSecrets
+
+    authorization = b""
+    if basic is not None:
+        authorization = b"Basic " + base64.b64encode(read_secret(basic).encode())
+    if bearer is not None:
+        authorization = b"Bearer " + read_secret(bearer).encode()
+    if not authorization.isascii() or any(c < 32 for c in authorization):
+        raise ConfigurationError(f"{bearer} is not one line of ASCII")
+    key = read_secret(sign_key).encode() if sign_key is not None else b""
+    if key.startswith(b"whsec_"):  # as Standard Webhooks writes keys
+        try:
+            key = base64.b64decode(key[6:], validate=True)
+        except ValueError:
+            raise ConfigurationError(f"the key in {sign_key} is not base64") from None
+    return RequestSecrets(authorization, key)
+
+
+Requests = Annotated[HttpRequestOptions, From(http_request_options)]
+
+
 Key = Annotated[
     Callable[..., bytes] | None,
-    _option(
-        "--key", "What --mode hash goes by ('{.user.id}').", "TEMPLATE", parser=compile_template
+    opt(
+        "--key TEMPLATE",
+        "What --mode hash goes by ('{.user.id}').",
+        ENDPOINTS,
+        parser=compile_template,
     ),
-]
-Concurrency = Annotated[int, _option("--concurrency", "Requests at a time.", "N", min=1)]
-ConnectTimeout = Annotated[
-    Seconds,
-    duration_option("--http-client-connect-timeout", "How long to try to connect.", panel=PANEL),
-]
-RequestTimeout = Annotated[
-    Seconds,
-    duration_option(
-        "--http-client-request-timeout", "How long to wait for an answer.", panel=PANEL
-    ),
-]
-OnStatus = Annotated[
-    list[str] | None,
-    _option(
-        "--on-status",
-        "What an answer means: ok, retry, drop or dead-letter. 2xx is ok; 5xx, 401, 403, 404, 408, "
-        "425, 429 retry; 3xx and other 4xx dead-letter.",
-        "STATUS=ACTION",
-    ),
-]
-FollowRedirects = Annotated[
-    Redirects,
-    _option("--redirects", "Whether to follow redirects that keep method and body (307, 308)."),
-]
-PrivateAddresses = Annotated[
-    bool,
-    _option(
-        "--private-addresses/--no-private-addresses",
-        "Whether URLs may lead to private networks; redirects to another host never may.",
-    ),
-]
-CAFile = Annotated[Path | None, _option("--http-ca-file", "Certificates to trust, PEM.", "FILE")]
-Cert = Annotated[Path | None, _option("--http-cert", "Client certificate, PEM.", "FILE")]
-ClientKey = Annotated[
-    Path | None, _option("--http-key", "Key of the client certificate, PEM.", "FILE")
-]
-Insecure = Annotated[
-    bool, _option("--http-insecure", "Do not verify the certificates of endpoints.")
 ]
 
 
 def to_http(
     channel: ChannelName = "nsq_to_http",
-    post: Post = None,
-    get: Get = None,
-    mode: Mode = EndpointMode.ROUND_ROBIN,
+    post: list[str] | None = opt(
+        "URL", "POST bodies to this URL; its path may be a template ('/{topic}').", ENDPOINTS
+    ),
+    get: list[str] | None = opt(
+        "URL", "GET this URL, a template ('http://h/?m={body:url}').", ENDPOINTS
+    ),
+    mode: EndpointMode = opt(
+        "",
+        "With several URLs: each in turn, by --key, the first that works, or all of them.",
+        ENDPOINTS,
+        EndpointMode.ROUND_ROBIN,
+    ),
     key: Key = None,
-    concurrency: Concurrency = 100,
-    http_client_connect_timeout: ConnectTimeout = "2s",  # type: ignore[assignment]
-    http_client_request_timeout: RequestTimeout = "20s",  # type: ignore[assignment]
-    on_status: OnStatus = None,
-    redirects: FollowRedirects = Redirects.REFUSE,
-    private_addresses: PrivateAddresses = True,
-    http_ca_file: CAFile = None,
-    http_cert: Cert = None,
-    http_key: ClientKey = None,
-    http_insecure: Insecure = False,
+    concurrency: int = opt("N", "Requests at a time.", ENDPOINTS, 100, min=1),
+    http_client_connect_timeout: Seconds = opt(
+        "DURATION", "How long to try to connect.", ENDPOINTS, "2s"
+    ),
+    http_client_request_timeout: Seconds = opt(
+        "DURATION", "How long to wait for an answer.", ENDPOINTS, "20s"
+    ),
+    on_status: list[str] | None = opt(
+        "STATUS=ACTION",
+        "What an answer means: ok, retry, drop or dead-letter. 2xx is ok; 5xx, 401, 403, 404, 408, "
+        "425, 429 retry; 3xx and other 4xx dead-letter.",
+        ENDPOINTS,
+    ),
+    redirects: Redirects = opt(
+        "",
+        "Whether to follow redirects that keep method and body (307, 308).",
+        ENDPOINTS,
+        Redirects.REFUSE,
+    ),
+    private_addresses: bool = opt(
+        "--private-addresses/--no-private-addresses",
+        "Whether URLs may lead to private networks; redirects to other hosts never may.",
+        ENDPOINTS,
+        True,
+    ),
+    http_ca_file: Path | None = opt("FILE", "Certificates to trust, PEM.", ENDPOINTS),
+    http_cert: Path | None = opt("FILE", "Client certificate, PEM.", ENDPOINTS),
+    http_key: Path | None = opt("FILE", "Key of the client certificate, PEM.", ENDPOINTS),
+    http_insecure: bool = opt("", "Do not verify the certificates of endpoints.", ENDPOINTS),
     *,
     requests: Requests,
     forwarding: Forwarding,
@@ -156,12 +238,7 @@ def to_http(
         HttpPool(http_client_connect_timeout, http_client_request_timeout, tls),
     )
     source = SourceSettings(
-        forwarding.topics,
-        channel,
-        connection,
-        options,
-        forwarding.pattern,
-        forwarding.refresh_s,
+        forwarding.topics, channel, connection, options, forwarding.pattern, forwarding.refresh_s
     )
     forward = ForwardSettings(
         forwarding.keep,

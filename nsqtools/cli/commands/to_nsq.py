@@ -3,95 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from nsqtools.cli.options.connection import ConsumerConnection
-from nsqtools.cli.options.destination import PANEL, Destination
-from nsqtools.cli.options.forwarding import Forwarding
-from nsqtools.cli.options.opt import opt
+from nsqtools.cli.options.connection import DESTINATION, ConsumerConnection, Destination
 from nsqtools.cli.options.params import SAFETY, SELECTION, ChannelName
-from nsqtools.cli.running.forwarding import run_forwarder
+from nsqtools.cli.parsing.binding import opt
+from nsqtools.cli.running.forwarding import Forwarding, run_forwarder
 from nsqtools.cli.running.runtime import Session
 from nsqtools.forward.modes import ForwardMode
 from nsqtools.records.template import compile_template
 
-if TYPE_CHECKING:
-    pass
-
-DestinationTopic = Annotated[
-    str | None,
-    opt(
-        "--destination-topic TOPIC",
-        "Publish everything to this topic; default: each topic under its own name.",
-        PANEL,
-    ),
-]
-Map = Annotated[
-    list[str] | None,
-    opt(
-        "--map REGEX=NAME",
-        r"Rename a topic that matches ('eu\.(.*)=\1'); the first rule that matches counts.",
-        PANEL,
-    ),
-]
-Mode = Annotated[
-    ForwardMode,
-    opt(
-        "--mode",
-        "With several destinations: each in turn, the same for the same --key, or the first "
-        "that works.",
-        PANEL,
-    ),
-]
-Key = Annotated[
-    Callable[..., bytes] | None,
-    opt(
-        "--key TEMPLATE", "What --mode hash goes by ('{.user.id}').", PANEL, parser=compile_template
-    ),
-]
 LoopGuard = Annotated[
     bool,
     opt(
         "--loop-guard/--no-loop-guard",
-        "Refuse topics whose messages would come back to where they were.",
+        "Refuse topics whose messages would return to where they were.",
         SAFETY,
-    ),
-]
-RequireField = Annotated[
-    str | None,
-    opt(
-        "--require-json-field FIELD",
-        "Only messages that are JSON objects with this field.",
-        SELECTION,
-    ),
-]
-RequireValue = Annotated[
-    str | None,
-    opt(
-        "--require-json-value VALUE",
-        "Only messages whose --require-json-field is this text or number.",
-        SELECTION,
-    ),
-]
-Whitelist = Annotated[
-    list[str] | None,
-    opt(
-        "--whitelist-json-field FIELD",
-        "Publish only these fields of JSON objects, their values unchanged.",
-        SELECTION,
     ),
 ]
 
 
 def to_nsq(
     channel: ChannelName = "nsq_to_nsq",
-    destination_topic: DestinationTopic = None,
-    map: Map = None,
-    mode: Mode = ForwardMode.ROUND_ROBIN,
-    key: Key = None,
-    require_json_field: RequireField = None,
-    require_json_value: RequireValue = None,
-    whitelist_json_field: Whitelist = None,
+    destination_topic: str | None = opt(
+        "TOPIC",
+        "Publish everything to this topic, instead of each topic under its own name.",
+        DESTINATION,
+    ),
+    map: list[str] | None = opt(
+        "REGEX=NAME",
+        r"Rename topics that match ('eu\.(.*)=\1'); the first match counts.",
+        DESTINATION,
+    ),
+    mode: ForwardMode = opt(
+        "",
+        "With several destinations: each in turn, by --key, or the first that works.",
+        DESTINATION,
+        ForwardMode.ROUND_ROBIN,
+    ),
+    key: Callable[..., bytes] | None = opt(
+        "TEMPLATE", "What --mode hash goes by ('{.user.id}').", DESTINATION, parser=compile_template
+    ),
+    require_json_field: str | None = opt(
+        "FIELD", "Only messages that are JSON objects with this field.", SELECTION
+    ),
+    require_json_value: str | None = opt(
+        "VALUE", "Only messages whose --require-json-field is this text or number.", SELECTION
+    ),
+    whitelist_json_field: list[str] | None = opt(
+        "FIELD", "Publish only these fields of JSON objects, their values unchanged.", SELECTION
+    ),
     loop_guard: LoopGuard = True,
     *,
     forwarding: Forwarding,

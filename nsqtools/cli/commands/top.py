@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Option
 
-from nsqtools.cli.options.cluster_connection import ClusterConnection
+from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import SAFETY, TopicPatterns, duration_option
 from nsqtools.cli.running.ends import stopping
 from nsqtools.cli.running.runtime import Runtime, Session

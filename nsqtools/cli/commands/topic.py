@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from nsqtools.cli.options.cluster_connection import ClusterConnection
-from nsqtools.cli.options.forms import ListingForm
-from nsqtools.cli.options.opt import opt
+from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import SAFETY, DryRun, Yes
-from nsqtools.cli.render.listing import ListedTopics, list_topics, show_topic
-from nsqtools.cli.running.administering import NewTopics, OneTopic, TopicGlobs, change_topics
+from nsqtools.cli.parsing.binding import opt
+from nsqtools.cli.render.output import ListingForm
+from nsqtools.cli.running.administering import (
+    ListedTopics,
+    NewTopics,
+    OneTopic,
+    TopicGlobs,
+    change_topics,
+    list_topics,
+    show_topic,
+)
 from nsqtools.cli.running.runtime import Session
-
-Channels = Annotated[bool, opt("--channels", "Empty the channels too.", SAFETY)]
 
 
 def list_(
-    topic: ListedTopics = None,
-    *,
-    form: ListingForm,
-    cluster: ClusterConnection,
-    runtime: Session,
+    topic: ListedTopics = None, *, form: ListingForm, cluster: ClusterConnection, runtime: Session
 ) -> int:
     """List topics, with the number of nsqd that have them and their depth.
 
@@ -90,7 +89,7 @@ def delete(
 
 def empty(
     topic: TopicGlobs,
-    channels: Channels = False,
+    channels: bool = opt("--channels", "Empty the channels too.", SAFETY),
     yes: Yes = False,
     dry_run: DryRun = False,
     *,

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from typer import Option
-
-from nsqtools.cli.options.cluster_connection import ClusterConnection
-from nsqtools.cli.options.opt import opt
-from nsqtools.cli.options.params import SAFETY, duration_option
+from nsqtools.cli.options.connection import ClusterConnection
+from nsqtools.cli.options.params import SAFETY
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError
@@ -30,88 +28,43 @@ class Printed(Enum):
     password = "password"
 
 
-def _option(name: str, help: str, metavar: str | None, panel: str | None = ACCESS) -> Any:
-    return Option(name, metavar=metavar, help=help, rich_help_panel=panel)
-
-
-Listen = Annotated[
-    str, _option("--listen", "Where to serve; port 0 takes any free one.", "HOST:PORT", None)
-]
-Refresh = Annotated[
-    float | None,
-    duration_option("--refresh", "Time between two samples.", panel=None, default="2s"),
-]
-BasePath = Annotated[str, _option("--base-path", "Serve under this path.", "PATH", None)]
 Print = Annotated[
     Printed | None,
-    _option(
-        "--print",
-        "Print a Grafana dashboard, Prometheus alerts, or a line for --auth, and end.",
-        "dashboard|alerts|password",
-        None,
-    ),
-]
-AllowChanges = Annotated[
-    bool,
     opt(
-        "--allow-changes",
-        "Let users create, pause, empty and delete; else it is read-only.",
-        SAFETY,
-    ),
-]
-ShowMessages = Annotated[bool, opt("--show-messages", "Let users read messages.", SAFETY)]
-Auth = Annotated[
-    Path | None, _option("--auth", "Ask for a password of this file, USER:HASH.", "FILE")
-]
-AdminUser = Annotated[
-    list[str] | None, _option("--admin-user", "Only this user may change something.", "USER")
-]
-AclHeader = Annotated[
-    str, _option("--acl-http-header", "The header in which a trusted proxy names the user.", "NAME")
-]
-TrustedProxy = Annotated[
-    list[str] | None,
-    _option("--trusted-proxy", "Believe that header from these addresses.", "CIDR"),
-]
-AllowedHost = Annotated[
-    list[str] | None, _option("--allowed-host", "A name under which browsers may open it.", "NAME")
-]
-ListenCert = Annotated[
-    Path | None, _option("--listen-tls-cert", "Serve https with this certificate, PEM.", "FILE")
-]
-ListenKey = Annotated[
-    Path | None, _option("--listen-tls-key", "Key of that certificate, PEM.", "FILE")
-]
-AuditFile = Annotated[
-    Path | None, _option("--audit-log", "Append a line of JSON for each change.", "FILE", REPORTING)
-]
-Notification = Annotated[
-    str,
-    _option(
-        "--notification-http-endpoint",
-        "POST a document to this URL for each change, as nsqadmin does.",
-        "URL",
-        REPORTING,
+        "--print dashboard|alerts|password",
+        "Print a Grafana dashboard, Prometheus alerts, or a line for --auth.",
     ),
 ]
 
 
 def web(
-    listen: Listen = "127.0.0.1:4171",
-    refresh: Refresh = None,
-    base_path: BasePath = "",
+    listen: str = opt(
+        "HOST:PORT", "Where to serve; port 0 takes any free one.", default="127.0.0.1:4171"
+    ),
+    refresh: float | None = opt("DURATION", "Time between two samples.", show_default="2s"),
+    base_path: str = opt("PATH", "Serve under this path.", default=""),
     print_: Print = None,
-    allow_changes: AllowChanges = False,
-    show_messages: ShowMessages = False,
-    auth: Auth = None,
-    admin_user: AdminUser = None,
-    acl_http_header: AclHeader = "X-Forwarded-User",
-    trusted_proxy: TrustedProxy = None,
-    allowed_host: AllowedHost = None,
-    listen_tls_cert: ListenCert = None,
-    listen_tls_key: ListenKey = None,
-    audit_log: AuditFile = None,
-    notification_http_endpoint: Notification = "",
+    allow_changes: bool = opt(
+        "", "Let users create, pause, empty and delete; else it is read-only.", SAFETY
+    ),
+    show_messages: bool = opt("", "Let users read messages.", SAFETY),
+    auth: Path | None = opt("FILE", "Ask for a password of this file, USER:HASH.", ACCESS),
+    admin_user: list[str] | None = opt("USER", "Only this user may change something.", ACCESS),
+    acl_http_header: str = opt(
+        "NAME", "The header in which a trusted proxy names the user.", ACCESS, "X-Forwarded-User"
+    ),
+    trusted_proxy: list[str] | None = opt(
+        "CIDR", "Believe that header from these addresses.", ACCESS
+    ),
+    allowed_host: list[str] | None = opt(
+        "NAME", "A name under which browsers may open it.", ACCESS
+    ),
+    listen_tls_cert: Path | None = opt("FILE", "Serve https with this certificate, PEM.", ACCESS),
+    listen_tls_key: Path | None = opt("FILE", "Key of that certificate, PEM.", ACCESS),
+    audit_log: Path | None = opt("FILE", "Append a line of JSON for each change.", REPORTING),
+    notification_http_endpoint: str = opt(
+        "URL", "POST a document to this URL for each change, as nsqadmin does.", REPORTING, ""
+    ),
     *,
     cluster: ClusterConnection,
     runtime: Session,

@@ -1,9 +1,17 @@
-"""The flags of the six utilities of nsq 1.3.0: names, kinds, defaults and help."""
+"""The flags of the six utilities of nsq 1.3.0, and what a Go command line is in ours. Pure.
+
+The native line means the same where that can be said. A difference is noted: those that protect
+messages hold for the Go names as well, the others only for the native command.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from nsqtools.protocol.text import format_duration
 from nsqtools.server.go_flags import (
     BOOL,
     DURATION,
@@ -168,4 +176,341 @@ UTILITIES: dict[str, Flags] = {
         _CONSUMER,
         _VERSION,
     ),
+}
+
+
+Given = Mapping[str, Any]
+
+
+class GoFatal(Exception):
+    """What the utility would refuse, in its words; the exit status is 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """``argv`` is the native command line without ``nsq``, ``notes`` are lines."""
+
+    argv: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def translate(program: str, given: Given) -> Translation:
+    """Translate the flags of a utility, defaults included. Raises `GoFatal`."""
+    return _TRANSLATORS[program](given)
+
+
+def _each(flag: str, values: Sequence[str]) -> list[str]:
+    return [word for value in values for word in (flag, value)]
+
+
+def _check_topics(given: Given) -> None:
+    if not given["topic"]:
+        raise GoFatal("--topic is required")
+
+
+def _check_source(given: Given) -> None:
+    if not given["nsqd-tcp-address"] and not given["lookupd-http-address"]:
+        raise GoFatal("--nsqd-tcp-address or --lookupd-http-address required")
+    if given["nsqd-tcp-address"] and given["lookupd-http-address"]:
+        raise GoFatal("use --nsqd-tcp-address or --lookupd-http-address not both")
+
+
+def _source(given: Given) -> list[str]:
+    return [
+        *_each("--nsqd-tcp-address", given["nsqd-tcp-address"]),
+        *_each("--lookupd-http-address", given["lookupd-http-address"]),
+        "--max-in-flight",
+        str(given["max-in-flight"]),
+        *_each("-X", given["consumer-opt"]),
+    ]
+
+
+_ATTEMPTS = (
+    "a message is never finished unhandled, and max_attempts has no effect: go-nsq discards it "
+    "after that many attempts (5)"
+)
+_STATUS_EVERY = (
+    "-status-every has no effect: counts are printed at the end, and --listen-http has them"
+)
+
+
+def _tail(given: Given) -> Translation:
+    _check_topics(given)
+    _check_source(given)
+    argv = ["tail", *_each("--topic", given["topic"])]
+    if given["channel"]:
+        argv += ["--channel", given["channel"]]
+    if given["n"] > 0:
+        argv += ["--count", str(given["n"])]
+    if given["print-topic"]:
+        argv.append("--print-topic")
+    notes = [
+        _ATTEMPTS,
+        "a backlog that an ephemeral channel would destroy is not touched without --force",
+        "lines of several topics never tear each other",
+    ]
+    if given["n"] > 0 and len(given["topic"]) > 1:
+        notes.append("--count counts all topics together, -n each of them, and ends at the first")
+    return Translation((*argv, *_source(given), "--create"), tuple(notes))
+
+
+def _to_nsq(given: Given) -> Translation:
+    _check_topics(given)
+    if not given["nsqd-tcp-address"]:
+        raise GoFatal("--nsqd-tcp-address required")
+    if len(given["delimiter"].encode("utf-8", "surrogateescape")) != 1:
+        raise GoFatal("--delimiter must be a single byte")
+    argv = ["pub", "--topic", given["topic"], "--mode", "all"]
+    if given["delimiter"] != "\n":
+        argv += ["--delimiter", given["delimiter"].replace("\\", "\\\\")]
+    if given["rate"] > 0:
+        argv += ["--rate", str(given["rate"])]
+    argv += [
+        "--retry-timeout",
+        "0s",
+        *_each("--nsqd-tcp-address", given["nsqd-tcp-address"]),
+        *_each("--producer-opt", given["producer-opt"]),
+    ]
+    notes = (
+        "the last message is published whole when no delimiter follows it (to_nsq drops a byte)",
+        "without --retry-timeout 0s an nsqd that is away is tried again for a minute",
+        "how each message ended is counted",
+        "an invalid topic name is refused (to_nsq publishes to its first word)",
+    )
+    return Translation(tuple(argv), notes)
+
+
+def _stat(given: Given) -> Translation:
+    if not given["topic"] or not given["channel"]:
+        raise GoFatal("--topic and --channel are required")
+    if given["interval"] <= 0:
+        raise GoFatal("--interval should be positive")
+    _check_timeouts(given)
+    if given["count"] < 0:
+        raise GoFatal("--count should be positive")
+    if not given["nsqd-http-address"] and not given["lookupd-http-address"]:
+        raise GoFatal("--nsqd-http-address or --lookupd-http-address required")
+    if given["nsqd-http-address"] and given["lookupd-http-address"]:
+        raise GoFatal("use --nsqd-http-address or --lookupd-http-address not both")
+    if any(
+        address.startswith(("http://", "https://"))
+        for address in (*given["nsqd-http-address"], *given["lookupd-http-address"])
+    ):
+        raise GoFatal("address should not contain scheme")
+    argv = ["stat", "--topic", given["topic"], "--channel", given["channel"]]
+    argv += ["--interval", format_duration(given["interval"])]
+    if given["count"]:
+        argv += ["--count", str(given["count"])]
+    argv += [
+        *_each("--nsqd-http-address", given["nsqd-http-address"]),
+        *_each("--lookupd-http-address", given["lookupd-http-address"]),
+        "--timeout",
+        format_duration(given["http-client-request-timeout"]),
+    ]
+    notes = (
+        "rates are over the time that passed; egress counts what was sent, never below 0",
+        "an nsqd that does not answer is named and left out (nsq_stat ends)",
+        "the native columns have other names, and --json, --csv and thresholds",
+    )
+    return Translation(tuple(argv), notes)
+
+
+def _check_timeouts(given: Given) -> None:
+    for flag in ("http-client-connect-timeout", "http-client-request-timeout"):
+        if given[flag] <= 0:
+            raise GoFatal(f"--{flag} should be positive")
+
+
+LOG_LEVELS = {
+    "debug": ("-vv",),
+    "info": ("--verbose",),
+    "warn": (),
+    "error": ("--quiet",),
+    "fatal": ("--quiet",),
+}
+
+
+def check_to_file(given: Given) -> None:
+    """Refuse what nsq_to_file refuses, and what it accepts and then cannot do."""
+    if given["log-level"].lower() not in LOG_LEVELS:
+        raise GoFatal("--log-level is invalid")
+    if not given["channel"]:
+        raise GoFatal("--channel is required")
+    _check_timeouts(given)
+    _check_source(given)
+    if not 1 <= given["gzip-level"] <= 9:
+        raise GoFatal(f"invalid --gzip-level value ({given['gzip-level']}), should be 1-9")
+    if not given["topic"] and not given["topic-pattern"]:
+        raise GoFatal("--topic or --topic-pattern required")
+    if not given["topic"] and not given["lookupd-http-address"]:
+        raise GoFatal("--lookupd-http-address must be specified when no --topic specified")
+    if given["sync-interval"] <= 0:
+        raise GoFatal("--sync-interval should be positive")
+    if given["max-in-flight"] < 1:
+        raise GoFatal("--max-in-flight should be positive")
+
+
+def _to_file(given: Given) -> Translation:
+    check_to_file(given)
+    topics, pattern = _chosen_topics(given)
+    argv = ["to-file", "--format", "raw", *_each("--topic", topics)]
+    if pattern:
+        argv += ["--topic-pattern", pattern]
+        argv += ["--topic-refresh", format_duration(given["topic-refresh"])]
+    argv += ["--channel", given["channel"], "--output-dir", given["output-dir"]]
+    for flag in ("work-dir", "host-identifier"):
+        if given[flag]:
+            argv += [f"--{flag}", given[flag]]
+    is_moved = given["work-dir"] not in ("", given["output-dir"])
+    has_rev = given["gzip"] or given["rotate-size"] > 0 or given["rotate-interval"] > 0 or is_moved
+    name = given["filename-format"]
+    argv += ["--datetime-format", given["datetime-format"]]
+    argv += ["--filename-format", name if has_rev else name.replace("<REV>", "")]
+    argv += ["--file-mode", "666", "--dir-mode", "770"]
+    if given["gzip"]:
+        argv += ["--gzip", "--gzip-level", str(given["gzip-level"])]
+    if not given["skip-empty-files"]:
+        argv.append("--no-skip-empty-files")
+    if given["rotate-size"] > 0:
+        argv += ["--rotate-text-size", str(given["rotate-size"])]
+    if given["rotate-interval"] > 0:
+        argv += ["--rotate-age", format_duration(given["rotate-interval"])]
+    argv += ["--sync-interval", format_duration(given["sync-interval"]), *_source(given)]
+    timeout = format_duration(given["http-client-request-timeout"])
+    argv += ["-X", f"lookupd_poll_timeout={timeout}", *LOG_LEVELS[given["log-level"].lower()]]
+    notes = (
+        _ATTEMPTS,
+        "a file appears when it is finished: by its name, -rotate-size, -rotate-interval, HUP or "
+        "the end; until then it is hidden (.NAME.part), in -work-dir if that is given",
+        "no file is appended to: the next one of the same name has a number",
+        "after a crash the next run finishes what was left, and writes no message twice",
+        "a second process for the same topic, channel and directory is refused",
+        "-rotate-size is exceeded by what was synced together; -log-prefix and "
+        "-http-client-connect-timeout have no effect",
+    )
+    return Translation((*argv, "--create"), notes)
+
+
+def _chosen_topics(given: Given) -> tuple[Sequence[str], str]:
+    """The topics given, as far as they match the pattern; or the pattern, for those to find."""
+    topics, pattern = tuple(dict.fromkeys(given["topic"])), given["topic-pattern"]
+    if not (topics and pattern):
+        return topics, pattern
+    try:
+        topics = tuple(filter(re.compile(pattern).search, topics))
+    except re.error as exc:
+        raise GoFatal(f"--topic-pattern {pattern!r} is not a regular expression: {exc}") from None
+    if not topics:
+        raise GoFatal(f"no --topic matches the --topic-pattern {pattern!r}")
+    return topics, ""
+
+
+MODES = ("round-robin", "hostpool", "epsilon-greedy")
+_ROUND_ROBIN = "hostpool and epsilon-greedy are round-robin over the destinations that work"
+
+
+def _to_nsq_mirror(given: Given) -> Translation:
+    _check_topics(given)
+    _check_source(given)
+    if not given["destination-nsqd-tcp-address"]:
+        raise GoFatal("--destination-nsqd-tcp-address required")
+    argv = ["to-nsq", *_each("--topic", given["topic"]), "--channel", given["channel"]]
+    if given["destination-topic"]:
+        argv += ["--destination-topic", given["destination-topic"]]
+    argv += _each("--destination-nsqd-tcp-address", given["destination-nsqd-tcp-address"])
+    for flag in ("require-json-field", "require-json-value"):
+        if given[flag]:
+            argv += [f"--{flag}", given[flag]]
+    argv += _each("--whitelist-json-field", given["whitelist-json-field"])
+    argv += [*_source(given), *_each("--producer-opt", given["producer-opt"]), "--create"]
+    notes = [
+        _ATTEMPTS,
+        _ROUND_ROBIN,
+        _STATUS_EVERY,
+        "what is not JSON stays in the queue with -whitelist-json-field (nsq_to_nsq drops it); "
+        "numbers keep their digits and fields their order",
+        "a topic is not forwarded to itself, nor around in a circle",
+    ]
+    if given["mode"] not in MODES:
+        notes.append("an unknown -mode is round-robin")
+    return Translation(tuple(argv), tuple(notes))
+
+
+def _to_http(given: Given) -> Translation:
+    _check_topics(given)
+    _check_source(given)
+    _check_timeouts(given)
+    gets, posts = given["get"], given["post"]
+    if not gets and not posts:
+        raise GoFatal("--get or --post required")
+    if gets and posts:
+        raise GoFatal("use --get or --post not both")
+    if any(url.count("%s") != 1 for url in gets):
+        raise GoFatal("invalid GET address - must be a printf string")
+    usual = "application/octet-stream"
+    if gets and given["content-type"] != usual:
+        raise GoFatal("--content-type only used with --post")
+    if not given["content-type"]:
+        raise GoFatal("--content-type requires a value when used")
+    if not 0.0 <= given["sample"] <= 1.0:
+        raise GoFatal("ERROR: --sample must be between 0.0 and 1.0")
+    argv = ["to-http", "--topic", given["topic"], "--channel", given["channel"]]
+    argv += _each("--get", [_template(url).replace("%s", "{body:url}") for url in gets])
+    argv += _each("--post", list(map(_template, posts)))
+    if given["mode"] not in MODES:
+        argv += ["--mode", "all"]
+    argv += ["--concurrency", str(given["n"])]
+    if given["sample"] < 1:
+        argv += ["--sample", str(given["sample"])]
+    if given["content-type"] != usual:
+        argv += ["--content-type", given["content-type"]]
+    for name, value in _headers(given["header"]):
+        argv += ["--header", f"{name}: {value}"]
+    for flag in ("http-client-connect-timeout", "http-client-request-timeout"):
+        argv += [f"--{flag}", format_duration(given[flag])]
+    accepted = ["2xx=retry", "200=ok"] if gets else []
+    argv += ["--no-metadata", *_each("--on-status", [*accepted, "3xx=retry", "4xx=retry"])]
+    argv += ["--redirects", "follow", *_source(given), "--create"]
+    notes = [
+        _ATTEMPTS,
+        _ROUND_ROBIN,
+        _STATUS_EVERY,
+        "the next address is tried before a message goes back to the queue",
+        "redirects are followed only where they keep method and body (307, 308), and never into "
+        "private networks",
+    ]
+    if given["mode"] not in MODES:
+        notes.append(
+            "an unknown -mode sends to every address; one that has a message is left out "
+            "when it comes again"
+        )
+    return Translation(tuple(argv), tuple(notes))
+
+
+NEVER_SENT = ("host", "content-length", "transfer-encoding", "trailer")  # by Go, if given so
+
+
+def _headers(given: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The headers that Go sends, with their templates: of several of a name the last."""
+    headers = {"user-agent": ("User-Agent", "nsq_to_http v1.3.0")}
+    for header in given:
+        name, colon, value = (part.strip() for part in header.partition(":"))
+        if not (colon and name and value):
+            raise GoFatal("--header value format should be 'key=value'")
+        headers[name.lower()] = (name, _template(value))
+    return (pair for name, pair in headers.items() if name not in NEVER_SENT)
+
+
+def _template(text: str) -> str:
+    """Text as a template that gives it back."""
+    return text.replace("\\", "\\\\").replace("{", "{{").replace("}", "}}")
+
+
+_TRANSLATORS: dict[str, Callable[[Given], Translation]] = {
+    "nsq_tail": _tail,
+    "to_nsq": _to_nsq,
+    "nsq_stat": _stat,
+    "nsq_to_file": _to_file,
+    "nsq_to_nsq": _to_nsq_mirror,
+    "nsq_to_http": _to_http,
 }

@@ -1,35 +1,31 @@
-"""Where to connect and how: the options every command that talks to NSQ has, made into one value.
+"""Where to connect and how: the options of every command that talks to NSQ, made into one value.
 
-A command declares ``connection: ConsumerConnection`` (or ``ProducerConnection``) and gets a frozen
-`ConnectionSettings`. Which of several origins holds is decided in `origins` for the addresses. For
-the rest each flag and each ``--consumer-opt`` is a `GivenOption`, and `resolve_options` decides.
+A command declares ``connection: ConsumerConnection`` (or ``ProducerConnection``, ``Destination``)
+and gets a frozen `ConnectionSettings`; one that looks or administers over HTTP declares
+``cluster: ClusterConnection`` and opens it: ``with cluster.open() as c``.
+
+Where a value comes from decides. typer asks ``default_map`` for what neither the command line nor
+the environment says, which is just where a profile belongs; ``--profile`` is eager, so the map is
+there before other options are read. Addresses of all kinds are one setting: those from the
+strongest origin that gives any (flag, environment, profile, file) are taken and the rest is
+ignored, so that ``--nsqd-tcp-address`` on the command line never also consumes from the cluster
+that the profile names. For the rest each flag and each ``--consumer-opt`` is a `GivenOption`, and
+`resolve_options` decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from typer import Context, Exit, Option
+from typer import Context, Exit
 
-from nsqtools.cli.options.opt import opt
-from nsqtools.cli.options.origins import (
-    CONNECTION,
-    AddressMap,
-    LookupdHttpAddresses,
-    NoProfile,
-    NsqdHttpAddresses,
-    NsqdTcpAddresses,
-    Profile,
-    given_addresses,
-    origin_of,
-    setting_of,
-    variable_of,
-)
-from nsqtools.cli.options.params import Seconds
-from nsqtools.cli.parsing.binding import From
+from nsqtools.cli.parsing.binding import From, opt, some
 from nsqtools.client.connection_settings import (
+    DEFAULT_NSQD_TCP_ADDRESS,
     OPTION_OF_FLAG,
     ConnectionSettings,
     GivenOption,
@@ -40,135 +36,292 @@ from nsqtools.client.connection_settings import (
     resolve_options,
     texts_of,
 )
+from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import format_duration
-from nsqtools.records.units import parse_span
-from nsqtools.settings import Origin, config_path
+from nsqtools.settings import (
+    REPEATABLE,
+    Origin,
+    Setting,
+    config_path,
+    load_settings,
+    selected_profile,
+    who_else_can_write,
+)
 
-PANEL = "TLS, compression, secret"
+if TYPE_CHECKING:
+    from nsqtools.cluster.directory import Cluster
+
+# Headings of help pages.
+CONNECTION = "Connection"
+TLS = "TLS, compression, secret"
+DESTINATION = "Destination"
+
+DEFAULT_NSQD_HTTP_ADDRESS = "127.0.0.1:4151"
+ENV = "NSQ_"  # and the name of the option
+PREFIX = "destination_"
+
+SETTINGS = "nsqtools.settings"  # the keys in typer's context
+NO_PROFILE = "nsqtools.no_profile"
+ORIGIN_OF_SOURCE = {"COMMANDLINE": Origin.FLAG, "ENVIRONMENT": Origin.ENVIRONMENT}
 
 
-def _flag(declaration: str, help: str, metavar: str | None = None) -> Any:
-    name = declaration.partition("/")[0]
-    return Option(
-        declaration,
-        metavar=metavar,
-        help=help,
-        envvar=variable_of(name),
-        rich_help_panel=PANEL,
+# -- origins ------------------------------------------------------------------------------------
+
+
+def forget_profile(context: Context, is_given: bool) -> bool:
+    """Note ``--no-profile``, which typer reads before a profile that the environment names."""
+    if is_given and not context.resilient_parsing:
+        if context.get_parameter_source("profile") is not None:
+            raise ConfigurationError("--profile and --no-profile contradict each other")
+        context.meta[NO_PROFILE] = True
+    return is_given
+
+
+def apply_profile(context: Context, name: str | None) -> str | None:
+    """Load the file, and the profile if one is named; remember where each value stands."""
+    environ = context.obj.environ
+    path = config_path(environ)
+    if context.meta.get(NO_PROFILE):
+        if origin_of(context, "profile") is Origin.FLAG:
+            raise ConfigurationError("--profile and --no-profile contradict each other")
+        name = None
+    elif name is None and not context.resilient_parsing:
+        name = selected_profile(environ)
+    if context.resilient_parsing or not (name or os.path.exists(path)):
+        return name
+    try:
+        settings = load_settings(path, name, REPEATABLE)
+    except ConfigurationError as error:
+        # setpriv and its like leave the HOME of another user: only what was asked for must be read
+        if name or not isinstance(error.__cause__, OSError):
+            raise
+        context.obj.tell(f"nsq: {str(error).splitlines()[0]}; going on without it")
+        return name
+    if problem := who_else_can_write(path):
+        context.obj.tell(f"nsq: warning: {problem}; it decides where this connects")
+    context.meta[SETTINGS] = settings
+    context.default_map = {key: setting.value for key, setting in settings.items()}
+    return name
+
+
+def setting_of(context: Context, name: str) -> Setting | None:
+    """What the configuration file says about the option ``name``, be it in force or not."""
+    settings: dict[str, Setting] = context.meta.get(SETTINGS, {})
+    return settings.get(name)
+
+
+def setting_in_force(context: Context, name: str) -> Setting | None:
+    """The setting that the option ``name`` has its value from, if it is from the file."""
+    source = context.get_parameter_source(name)
+    return setting_of(context, name) if source and source.name == "DEFAULT_MAP" else None
+
+
+def origin_of(context: Context, name: str) -> Origin:
+    """Where the value of the option ``name`` comes from."""
+    if setting := setting_in_force(context, name):
+        return setting.origin
+    source = context.get_parameter_source(name)
+    return ORIGIN_OF_SOURCE.get(source.name if source else "", Origin.DEFAULT)
+
+
+KINDS = ("nsqd_tcp_address", "lookupd_http_address", "nsqd_http_address")
+
+Addresses = tuple[str, ...]
+
+
+def given_addresses(context: Context) -> tuple[Addresses, Addresses, Addresses]:
+    """The nsqd TCP, nsqlookupd and nsqd HTTP addresses that hold; without any, the default nsqd."""
+    nsqd, lookupd, nsqd_http = strongest_addresses(context, KINDS)
+    if not (nsqd or lookupd or nsqd_http):
+        nsqd = (DEFAULT_NSQD_TCP_ADDRESS,)
+    return nsqd, lookupd, nsqd_http
+
+
+def strongest_addresses(context: Context, kinds: Sequence[str]) -> list[Addresses]:
+    """The addresses of each kind, of those from the strongest origin that gives any."""
+    given = [tuple(context.params.get(kind) or ()) for kind in kinds]
+    origins = [
+        origin_of(context, kind) if addresses else Origin.DEFAULT
+        for kind, addresses in zip(kinds, given, strict=True)
+    ]
+    strongest = max(origins)
+    return [
+        addresses if origin is strongest else ()
+        for addresses, origin in zip(given, origins, strict=True)
+    ]
+
+
+# -- options ------------------------------------------------------------------------------------
+
+
+def client_opt(kind: str, short: str = "") -> Any:
+    """Declare the option that takes any client option; its value ``list`` lists them all."""
+    return opt(
+        f"{short} KEY=VALUE",
+        f"Any option of the {kind}; 'list' lists them.",
+        CONNECTION,
+        envvar=ENV,
+        is_eager=True,  # so that the list is shown whatever else is missing
+        callback=_list_if_asked,
     )
 
 
-TLSCaFile = Annotated[Path | None, _flag("--tls-ca-file", "Certificates to trust, PEM.", "FILE")]
-TLSCert = Annotated[Path | None, _flag("--tls-cert", "Client certificate, PEM.", "FILE")]
-TLSKey = Annotated[Path | None, _flag("--tls-key", "Key of the client certificate, PEM.", "FILE")]
-TLSInsecure = Annotated[
-    bool | None, _flag("--tls-insecure", "Do not verify the certificate of nsqd.")
-]
-TLSMinVersion = Annotated[
-    str | None, _flag("--tls-min-version", "Lowest version: tls1.2 or tls1.3.", "VERSION")
-]
-AuthSecretFile = Annotated[
-    Path | None,
-    _flag("--auth-secret-file", "File with the auth secret; or NSQ_AUTH_SECRET has it.", "FILE"),
-]
+def _list_if_asked(context: Context, values: list[str] | None) -> list[str] | None:
+    if context.resilient_parsing or "list" not in (values or ()):
+        return values
+    from dataclasses import fields
+
+    from nsqtools.cli.render.output import write_listing
+    from nsqtools.client.options import ClientOptions
+
+    columns = ("option", "default", "bounds", "help")
+    write_listing(context.obj, columns, map(describe_option, fields(ClientOptions)))
+    raise Exit
 
 
-TLSPin = Annotated[
-    list[str] | None,
-    _flag(
-        "--tls-pin-sha256",
-        "SHA-256 fingerprint of a server certificate to accept, and no other.",
-        "HEX",
-    ),
-]
-AuthRequiresTLS = Annotated[
-    bool | None,
-    _flag("--auth-requires-tls/--no-auth-requires-tls", "Never send the auth secret without TLS."),
-]
+def describe_option(option: Any) -> tuple[str, str, str, str]:
+    """Name, default, bounds and help of a field of `ClientOptions`, as text."""
+    from nsqtools.client.options import option_name
+
+    show = format_duration if option.metadata["kind"] == "duration" else _plain
+    low, high = option.metadata["low"], option.metadata["high"]
+    bounds = "|".join(option.metadata["choices"])
+    if low is not None:
+        bounds = f"{show(low)} to {show(high)}" if high is not None else f"{show(low)} or more"
+    return option_name(option), show(option.default), bounds, option.metadata["help"]
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _flag(form: str, help: str, panel: str = TLS, **more: Any) -> Any:
+    return opt(form, help, panel, envvar=ENV, **more)
+
+
+class Where(NamedTuple):
+    """Addresses, and the profile that may give them. What holds is read from typer's context."""
+
+    nsqd_tcp_address: list[str] | None = _flag(
+        "HOST:PORT", f"nsqd, over TCP; {DEFAULT_NSQD_TCP_ADDRESS} without any address.", CONNECTION
+    )
+    lookupd_http_address: list[str] | None = _flag(
+        "HOST:PORT", "nsqlookupd, over HTTP; finds the nsqd of a topic.", CONNECTION
+    )
+    nsqd_http_address: list[str] | None = _flag("HOST:PORT", "nsqd, over HTTP.", CONNECTION)
+    address_map: list[str] | None = _flag(
+        "OLD=NEW", "Connect to NEW where an nsqd announces OLD.", CONNECTION
+    )
+    profile: str | None = _flag(
+        "-P NAME",
+        "Named settings from the configuration file.",
+        CONNECTION,
+        is_eager=True,
+        callback=apply_profile,
+    )
+    no_profile: bool = opt(
+        "",
+        "Use no profile: neither NSQ_PROFILE nor the choice of nsq config use.",
+        CONNECTION,
+        is_eager=True,
+        callback=forget_profile,
+    )
 
 
 class LookupFlags(NamedTuple):
-    """Flags for asking daemons over HTTP, besides TLS. None means: not said."""
+    """Flags for asking daemons over HTTP, besides TLS. None means: not given."""
 
-    timeout: Annotated[
-        Seconds | None,
-        opt(
-            "--timeout DURATION",
-            "How long a daemon may take to answer over HTTP.",
-            CONNECTION,
-            envvar=variable_of("--timeout"),
-            parser=parse_span,
-            show_default="5s",
-        ),
-    ] = None
-    lookupd_authorization: Annotated[
-        bool | None,
-        _flag(
-            "--lookupd-authorization/--no-lookupd-authorization",
-            "Send the auth secret to nsqlookupd, as a bearer token.",
-        ),
-    ] = None
-    allow_announced: Annotated[
-        list[str] | None,
-        opt(
-            "--allow-announced PATTERN",
-            "Connect to announced nsqd at these addresses only: '*.internal:4150'.",
-            CONNECTION,
-            envvar=variable_of("--allow-announced"),
-        ),
-    ] = None
+    timeout: float | None = _flag(
+        "DURATION", "How long a daemon may take to answer over HTTP.", CONNECTION, show_default="5s"
+    )
+    lookupd_authorization: bool | None = _flag(
+        "--lookupd-authorization/--no-lookupd-authorization",
+        "Send the auth secret to nsqlookupd, as a bearer token.",
+    )
+    allow_announced: list[str] | None = _flag(
+        "PATTERN",
+        "Connect to announced nsqd at these addresses only: '*.internal:4150'.",
+        CONNECTION,
+    )
 
 
 class ClientFlags(NamedTuple):
     """Flags for the connection to nsqd. None means: not given."""
 
-    tls: Annotated[
-        bool | None, _flag("--tls/--no-tls", "Require TLS; never fall back to plain text.")
-    ] = None
-    tls_ca_file: TLSCaFile = None
-    tls_cert: TLSCert = None
-    tls_key: TLSKey = None
-    tls_insecure: TLSInsecure = None
-    tls_min_version: TLSMinVersion = None
-    snappy: Annotated[bool | None, _flag("--snappy/--no-snappy", "Compress with snappy.")] = None
-    deflate: Annotated[bool | None, _flag("--deflate/--no-deflate", "Compress with deflate.")] = (
-        None
+    tls: bool | None = _flag("--tls/--no-tls", "Require TLS; never fall back to plain text.")
+    tls_ca_file: Path | None = _flag("FILE", "Certificates to trust, PEM.")
+    tls_cert: Path | None = _flag("FILE", "Client certificate, PEM.")
+    tls_key: Path | None = _flag("FILE", "Key of the client certificate, PEM.")
+    tls_insecure: bool | None = _flag("", "Do not verify the certificate of nsqd.")
+    tls_min_version: str | None = _flag("VERSION", "Lowest version: tls1.2 or tls1.3.")
+    snappy: bool | None = _flag("--snappy/--no-snappy", "Compress with snappy.")
+    deflate: bool | None = _flag("--deflate/--no-deflate", "Compress with deflate.")
+    deflate_level: int | None = _flag("N", "Compress with deflate at this level, 1 to 9.")
+    auth_secret_file: Path | None = _flag(
+        "FILE", "File with the auth secret; or NSQ_AUTH_SECRET has it."
     )
-    deflate_level: Annotated[
-        int | None, _flag("--deflate-level", "Compress with deflate at this level, 1 to 9.", "N")
-    ] = None
-    auth_secret_file: AuthSecretFile = None
-    auth_requires_tls: AuthRequiresTLS = None
-    tls_pin_sha256: TLSPin = None
+    auth_requires_tls: bool | None = _flag(
+        "--auth-requires-tls/--no-auth-requires-tls", "Never send the auth secret without TLS."
+    )
+    tls_pin_sha256: list[str] | None = _flag(
+        "HEX", "SHA-256 fingerprint of a server certificate to accept, and no other."
+    )
 
 
-def flag_statements(context: Context, flags: Mapping[str, object]) -> Iterator[GivenOption]:
+HTTPS_FLAGS = [
+    "tls_ca_file",
+    "tls_cert",
+    "tls_key",
+    "tls_insecure",
+    "tls_min_version",
+    "auth_secret_file",
+    "auth_requires_tls",
+    "tls_pin_sha256",
+]
+
+MaxInFlight = Annotated[
+    int | None,
+    opt(
+        "--max-in-flight N",
+        "Messages in flight at a time, all nsqd together.",
+        CONNECTION,
+        envvar=f"{ENV}MAX_IN_FLIGHT",
+        min=1,
+    ),
+]
+
+
+# -- what they say ------------------------------------------------------------------------------
+
+
+def flag_statements(
+    context: Context, flags: Mapping[str, Any], prefix: str = ""
+) -> Iterator[GivenOption]:
     """What the flags say. Reads the secret's file. Raises `ConfigurationError`."""
     for name, value in flags.items():
-        if value in (None, [], ()) or name == "auth_secret_file":
+        if value in (None, [], ()):
             continue
-        text = " ".join(value) if isinstance(value, list | tuple) else str(value)
-        if isinstance(value, bool):
-            text = text.lower()
-        elif isinstance(value, float):
+        origin = origin_of(context, prefix + name)
+        speaker = "--" + (prefix + name).replace("_", "-")
+        if name == "auth_secret_file":
+            if problem := exposure_of_secret(value):
+                context.obj.tell(f"nsq: warning: {problem}")
+            secret, file = read_secret(value), str(value.absolute())
+            yield GivenOption("auth_secret", secret, origin, speaker, file)
+            continue
+        text = " ".join(value) if isinstance(value, list | tuple) else _plain(value)
+        if isinstance(value, float):
             text = format_duration(value)
-        origin = origin_of(context, name)
-        speaker = "--" + name.replace("_", "-")
         yield GivenOption(OPTION_OF_FLAG.get(name, name), text, origin, speaker)
         if name == "deflate_level" and flags["deflate"] is None:
             yield GivenOption("deflate", "true", origin, speaker)
-    if isinstance(path := flags.get("auth_secret_file"), Path):
-        origin = origin_of(context, "auth_secret_file")
-        if problem := exposure_of_secret(path):
-            context.obj.tell(f"nsq: warning: {problem}")
-        secret = read_secret(path)
-        file = str(path.absolute())
-        yield GivenOption("auth_secret", secret, origin, "--auth-secret-file", file)
-    if secret := context.obj.environ.get("NSQ_AUTH_SECRET"):
+    if not prefix and (secret := context.obj.environ.get("NSQ_AUTH_SECRET")):
         yield GivenOption("auth_secret", secret, Origin.ENVIRONMENT, "NSQ_AUTH_SECRET")
 
 
-def opt_statements(context: Context, name: str, values: Iterable[str]) -> Iterator[GivenOption]:
+def opt_statements(
+    context: Context, name: str, values: Iterable[str] | None
+) -> Iterator[GivenOption]:
     """What ``--consumer-opt`` (or ``--producer-opt``) says: ``key,value``, ``key=value``, ``key``.
 
     The file's options hold beside those of the command line: each key is a setting of its own.
@@ -178,7 +331,7 @@ def opt_statements(context: Context, name: str, values: Iterable[str]) -> Iterat
     if setting is not None and setting.origin < origin and isinstance(setting.value, list):
         yield from _opts(setting.value, setting.origin, name, setting.place)
     in_force = setting is not None and setting.origin == origin
-    for given in _opts(values, origin, name, setting.place if in_force and setting else ""):
+    for given in _opts(values or (), origin, name, setting.place if in_force and setting else ""):
         if given.option == "auth_secret":
             _warn_of_visible_secret(context, given)
         yield given
@@ -205,99 +358,128 @@ def _opts(values: Iterable[str], origin: Origin, name: str, place: str) -> Itera
         yield GivenOption(key, text, origin, f"{speaker} {key}", place=place)
 
 
-MaxInFlight = Annotated[
-    int | None,
-    opt(
-        "--max-in-flight N",
-        "Messages in flight at a time, all nsqd together.",
-        CONNECTION,
-        envvar=variable_of("--max-in-flight"),
-        min=1,
-    ),
-]
-
-
-def client_opt(name: str, kind: str, *short: str) -> Any:
-    """Declare the option that takes any client option; its value ``list`` lists them all."""
-    return Option(
-        name,
-        *short,
-        envvar=variable_of(name),
-        metavar="KEY=VALUE",
-        is_eager=True,  # so that the list is shown whatever else is missing
-        callback=_list_if_asked,
-        help=f"Any option of the {kind}; 'list' lists them.",
-        rich_help_panel=CONNECTION,
-    )
-
-
-def _list_if_asked(context: Context, values: list[str] | None) -> list[str] | None:
-    if context.resilient_parsing or "list" not in (values or ()):
-        return values
-    from nsqtools.cli.options.client_options import write_client_options
-
-    write_client_options(context.obj)
-    raise Exit
+# -- connections --------------------------------------------------------------------------------
 
 
 def consumer_connection(
     context: Context,
-    nsqd_tcp_address: NsqdTcpAddresses = None,
-    lookupd_http_address: LookupdHttpAddresses = None,
-    nsqd_http_address: NsqdHttpAddresses = None,
-    address_map: AddressMap = None,
-    profile: Profile = None,
-    no_profile: NoProfile = False,
+    where: Annotated[Where, From(Where)],
     max_in_flight: MaxInFlight = None,
-    consumer_opt: Annotated[
-        list[str] | None, client_opt("--consumer-opt", "consumer", "-X")
-    ] = None,
+    consumer_opt: list[str] | None = client_opt("consumer", "-X"),
     *,
     flags: Annotated[ClientFlags, From(ClientFlags)],
     lookup: Annotated[LookupFlags, From(LookupFlags)],
 ) -> ConnectionSettings:
     """The connection of a command that consumes."""
+    given = {**flags._asdict(), **lookup._asdict(), "max_in_flight": max_in_flight}
     statements = [
-        *flag_statements(context, {**flags._asdict(), **lookup._asdict()}),
-        *opt_statements(context, "consumer_opt", consumer_opt or ()),
+        *flag_statements(context, given),
+        *opt_statements(context, "consumer_opt", consumer_opt),
     ]
-    if max_in_flight is not None:
-        origin = origin_of(context, "max_in_flight")
-        statements.append(
-            GivenOption("max_in_flight", str(max_in_flight), origin, "--max-in-flight")
-        )
-    return _connection(context, statements, address_map or ())
+    return _connection(context, statements, where.address_map)
 
 
 def producer_connection(
     context: Context,
-    nsqd_tcp_address: NsqdTcpAddresses = None,
-    profile: Profile = None,
-    no_profile: NoProfile = False,
-    producer_opt: Annotated[
-        list[str] | None, client_opt("--producer-opt", "producer", "-X")
-    ] = None,
     *,
+    where: Annotated[Any, From(some(Where, "nsqd_tcp_address", "profile", "no_profile"))],
+    producer_opt: list[str] | None = client_opt("producer", "-X"),
     flags: Annotated[ClientFlags, From(ClientFlags)],
 ) -> ConnectionSettings:
     """The connection of a command that publishes."""
     statements = [
         *flag_statements(context, flags._asdict()),
-        *opt_statements(context, "producer_opt", producer_opt or ()),
+        *opt_statements(context, "producer_opt", producer_opt),
     ]
-    return _connection(context, statements, ())
-
-
-ConsumerConnection = Annotated[ConnectionSettings, From(consumer_connection)]
-ProducerConnection = Annotated[ConnectionSettings, From(producer_connection)]
+    return _connection(context, statements, None)
 
 
 def _connection(
-    context: Context, statements: Iterable[GivenOption], address_map: Iterable[str]
+    context: Context, statements: Iterable[GivenOption], address_map: Iterable[str] | None
 ) -> ConnectionSettings:
     nsqd, lookupd, nsqd_http = given_addresses(context)
     settled = resolve_options(statements)
     check_tls(settled, [*lookupd, *nsqd_http], cure="Add --tls (or --no-tls).")
-    options = texts_of(settled)
-    mapping = parse_address_map(address_map, "--address-map")
-    return ConnectionSettings(nsqd, lookupd, nsqd_http, options, mapping)
+    mapping = parse_address_map(address_map or (), "--address-map")
+    return ConnectionSettings(nsqd, lookupd, nsqd_http, texts_of(settled), mapping)
+
+
+def destination(
+    context: Context,
+    destination_nsqd_tcp_address: list[str] | None = opt(
+        "HOST:PORT", "nsqd, over TCP.", DESTINATION
+    ),
+    destination_lookupd_http_address: list[str] | None = opt(
+        "HOST:PORT", "nsqlookupd: publish to every nsqd it has.", DESTINATION
+    ),
+    destination_nsqd_http_address: list[str] | None = opt(
+        "HOST:PORT", "nsqd, over HTTP; checked for loops.", DESTINATION
+    ),
+    destination_address_map: list[str] | None = opt(
+        "OLD=NEW", "Connect to NEW in place of OLD.", DESTINATION
+    ),
+    destination_auth_secret_file: Path | None = opt(
+        "FILE", "File with the auth secret.", DESTINATION
+    ),
+    producer_opt: list[str] | None = client_opt("producer"),
+    *,
+    flags: Annotated[dict[str, Any], From(some(ClientFlags, prefix=PREFIX, panel=DESTINATION))],
+) -> ConnectionSettings:
+    """Another cluster, to publish to. The two sides share nothing: a secret or a certificate of one
+    is never shown to the other."""
+    nsqd, lookupd, nsqd_http = strongest_addresses(context, [PREFIX + kind for kind in KINDS])
+    if not nsqd and not lookupd:
+        raise ConfigurationError(
+            "no destination given", hint="Give --destination-nsqd-tcp-address."
+        )
+    statements = [
+        *opt_statements(context, "producer_opt", producer_opt),
+        *flag_statements(context, flags, PREFIX),
+    ]
+    settled = resolve_options(statements)
+    check_tls(settled, lookupd, cure="Add --destination-tls.")
+    mapping = parse_address_map(destination_address_map or (), "--destination-address-map")
+    return ConnectionSettings(nsqd, lookupd, nsqd_http, texts_of(settled), mapping)
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """How to reach a cluster."""
+
+    connection: ConnectionSettings
+
+    def open(self, timeout: str = "") -> Cluster:
+        """Return the `Cluster`, to be closed. ``timeout`` overrides the one that was given.
+
+        Raises `ConfigurationError`.
+        """
+        from nsqtools.cluster.directory import open_cluster
+
+        options = {**self.connection.options}
+        if timeout:
+            options["lookupd_poll_timeout"] = timeout
+        return open_cluster(replace(self.connection, options=options))
+
+
+def cluster_connection(
+    context: Context,
+    where: Annotated[Where, From(Where)],
+    *,
+    https: Annotated[dict[str, Any], From(some(ClientFlags, *HTTPS_FLAGS))],
+    lookup: Annotated[LookupFlags, From(LookupFlags)],
+) -> ClusterSettings:
+    """The cluster; without any address, the HTTP port of the nsqd on this machine."""
+    nsqd_tcp, lookupd, nsqd_http = given_addresses(context)
+    if not (lookupd or nsqd_http) and nsqd_tcp == (DEFAULT_NSQD_TCP_ADDRESS,):
+        nsqd_tcp, nsqd_http = (), (DEFAULT_NSQD_HTTP_ADDRESS,)
+    if lookupd or nsqd_http:
+        nsqd_tcp = ()
+    options = texts_of(resolve_options(flag_statements(context, {**https, **lookup._asdict()})))
+    mapping = parse_address_map(where.address_map or (), "--address-map")
+    return ClusterSettings(ConnectionSettings(nsqd_tcp, lookupd, nsqd_http, options, mapping))
+
+
+ConsumerConnection = Annotated[ConnectionSettings, From(consumer_connection)]
+ProducerConnection = Annotated[ConnectionSettings, From(producer_connection)]
+Destination = Annotated[ConnectionSettings, From(destination)]
+ClusterConnection = Annotated[ClusterSettings, From(cluster_connection)]

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.params import OUTPUT
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.errors import NotFoundError, OutputError
 
 Html = Annotated[

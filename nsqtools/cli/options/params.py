@@ -1,20 +1,21 @@
 """The options that commands share, each declared once: name, short form, help.
 
 A command writes ``topic: Topics`` and has ``--topic/-t`` with the meaning it has everywhere. Where
-a command says something else about an option, it calls the option's function with its own help:
-name, short form and parser stay the same. Options that come as a set (addresses, TLS, logging) are
-in `connection` and `runtime`, those of publishing in `publishing`, of printing in `printing`.
+a command says something else about an option, it declares it itself, under the same name. Options
+that come as a set (addresses, TLS, logging) are in `connection` and `runtime`, those of publishing
+in `publishing`, of printing in `printing`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument
 
-from nsqtools.cli.options.opt import opt
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.records.units import parse_span, parse_time, unescape
 
 if TYPE_CHECKING:
@@ -36,26 +37,14 @@ GLOBS = "Names, globs ('web*') or /regular expressions/."
 # -- what ---------------------------------------------------------------------------------------
 
 
-def topic_option(
-    help: str = "Name of the topic.", *, metavar: str = "TOPIC", panel: str | None = None
-) -> Any:
-    return Option("--topic", "-t", metavar=metavar, help=help, rich_help_panel=panel)
-
-
-def channel_option(help: str = "Name of the channel.", *, metavar: str = "CHANNEL") -> Any:
-    return Option("--channel", "-c", metavar=metavar, help=help)
-
-
-Topic = Annotated[str, topic_option()]
-Topics = Annotated[list[str], topic_option()]
-OptionalTopics = Annotated[list[str] | None, topic_option()]
-TopicPatterns = Annotated[
-    list[str] | None, topic_option(f"Only these topics. {GLOBS}", metavar="GLOB")
-]
-Channel = Annotated[str | None, channel_option()]
-ChannelName = Annotated[str, channel_option()]
+Topic = Annotated[str, opt("--topic -t TOPIC", "Name of the topic.")]
+Topics = Annotated[list[str], opt("--topic -t TOPIC", "Name of the topic.")]
+OptionalTopics = Annotated[list[str] | None, opt("--topic -t TOPIC", "Name of the topic.")]
+TopicPatterns = Annotated[list[str] | None, opt("--topic -t GLOB", f"Only these topics. {GLOBS}")]
+Channel = Annotated[str | None, opt("--channel -c CHANNEL", "Name of the channel.")]
+ChannelName = Annotated[str, opt("--channel -c CHANNEL", "Name of the channel.")]
 ChannelPatterns = Annotated[
-    list[str] | None, channel_option(f"Only these channels. {GLOBS}", metavar="GLOB")
+    list[str] | None, opt("--channel -c GLOB", f"Only these channels. {GLOBS}")
 ]
 ArchivePaths = Annotated[
     list[str],  # a Path would join the slashes of a URL
@@ -74,7 +63,7 @@ def parse_moment(text: str) -> int:
 def since_option(parser: Callable[[str], Any] = parse_moment) -> Any:
     return opt(
         "--since TIME",
-        "Only messages published at this time or later (2026-11-21T08:00:00Z, -2h).",
+        "Only messages published since this time (2026-11-21T08:00:00Z, -2h).",
         SELECTION,
         parser=parser,
     )
@@ -84,10 +73,6 @@ def until_option(parser: Callable[[str], Any] = parse_moment) -> Any:
     return opt(
         "--until TIME", "Only messages published before this time.", SELECTION, parser=parser
     )
-
-
-def grep_option(help: str = "Only messages whose body matches.", *, panel: str = SELECTION) -> Any:
-    return opt("--grep -g REGEX", help, panel)
 
 
 Since = Annotated[int | None, since_option()]
@@ -104,24 +89,16 @@ def time_range(since_ns: int | None, until_ns: int | None) -> TimeRange:
 # -- how it looks -------------------------------------------------------------------------------
 
 
-def delimiter_option(
-    help: str, *, panel: str | None = None, parser: Callable[[str], bytes] = unescape
-) -> Any:
-    return opt("--delimiter -d TEXT", help, panel, parser=parser, show_default="\\n")
-
-
 BODIES_END = "What ends each body in raw files; \\0 for NUL."
 
-Delimiter = Annotated[bytes | None, delimiter_option(BODIES_END)]
+Delimiter = Annotated[
+    bytes | None, opt("--delimiter -d TEXT", BODIES_END, parser=unescape, show_default="\\n")
+]
 
 Json = Annotated[bool, opt("--json", "Print JSON.", OUTPUT)]
 
 
 # -- how long -----------------------------------------------------------------------------------
-
-
-def count_option(help: str) -> Any:
-    return opt("--count -n N", help, LIMITS, min=1)
 
 
 def duration_option(
@@ -132,22 +109,15 @@ def duration_option(
     default: str | bool = True,
     parser: Callable[[str], float] = parse_span,
 ) -> Any:
-    return Option(
-        name,
-        parser=parser,
-        metavar="DURATION",
-        help=help,
-        show_default=default,
-        rich_help_panel=panel,
-    )
+    return opt(f"{name} DURATION", help, panel, parser=parser, show_default=default)
 
 
-Count = Annotated[int | None, count_option("Stop after N.")]
+Count = Annotated[int | None, opt("--count -n N", "Stop after N.", LIMITS, min=1)]
 ExitIdle = Annotated[
     Seconds | None,
-    duration_option("--exit-idle", "Stop after DURATION without messages (5s, 1m30s)."),
+    opt("--exit-idle DURATION", "Stop after DURATION without messages (5s, 1m30s).", LIMITS),
 ]
-For = Annotated[Seconds | None, duration_option("--for", "Stop after DURATION.")]
+For = Annotated[Seconds | None, opt("--for DURATION", "Stop after DURATION.", LIMITS)]
 
 
 # -- how it is watched --------------------------------------------------------------------------
@@ -157,7 +127,7 @@ ListenHTTP = Annotated[
     str | None,
     opt(
         "--listen-http [HOST:]PORT",
-        "Serve /metrics for Prometheus and /health; on loopback unless a host is given.",
+        "Serve /metrics for Prometheus and /health, on loopback by default.",
         MONITORING,
     ),
 ]
@@ -166,9 +136,20 @@ ListenHTTP = Annotated[
 # -- what is destroyed --------------------------------------------------------------------------
 
 
-def dry_run_option(help: str, *, panel: str | None = SAFETY) -> Any:
-    return opt("--dry-run", help, panel)
-
-
 Yes = Annotated[bool, opt("--yes -y", "Do not ask.", SAFETY)]
-DryRun = Annotated[bool, dry_run_option("Show what would change, and change nothing.")]
+DryRun = Annotated[bool, opt("--dry-run", "Show what would change, and change nothing.", SAFETY)]
+
+
+EMPTY_AFTER_S = 2.0  # a connected channel that is silent for this long is empty
+
+Pattern = Annotated[
+    str | None, opt("--topic-pattern REGEX", "Also every topic, now and later, whose name matches.")
+]
+Refresh = Annotated[
+    float, opt("--topic-refresh DURATION", "How often to look for topics of the pattern.")
+]
+UntilEmpty = Annotated[bool, opt("--until-empty", "Stop when the channel is empty.", LIMITS)]
+MetricsFile = Annotated[
+    Path | None,
+    opt("--metrics-file FILE", "Write counts to this file, as Prometheus text.", MONITORING),
+]

@@ -1,26 +1,30 @@
 """The options about how messages are chosen and printed, made into one value each.
 
 A command declares ``keep: MessageFilter`` and ``printer: MessagePrinter``; what they build is plain
-functions over messages.
+functions over messages. JSON for people is cut into tokens, which stay as they are: no number is
+rounded, no key is lost that comes twice, as both would be if it were read and written again.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from json import loads
 from typing import Annotated
 
-from nsqtools.cli.options.opt import opt
-from nsqtools.cli.options.params import OUTPUT, Json, delimiter_option, grep_option
-from nsqtools.cli.parsing.binding import From
+from nsqtools.cli.options.params import GLOBS, OUTPUT, SELECTION, Json
+from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.running.runtime import Runtime
+from nsqtools.errors import NotFoundError
 from nsqtools.protocol.text import escape_json
 from nsqtools.records import filters
 from nsqtools.records.envelope import Envelope, MessageLike, encode_many
 from nsqtools.records.lines import BodyForm, encode_lines
 from nsqtools.records.queries import compile_pick
 from nsqtools.records.template import compile_template
+from nsqtools.records.units import unescape
 
 Encode = Callable[[str, str, Iterable[MessageLike]], bytes]
 """From topic, nsqd and messages to the bytes to write."""
@@ -29,35 +33,23 @@ FILTERS = "Filters"
 
 
 def message_filter(
-    grep: Annotated[
-        str | None,
-        grep_option("Only messages whose body matches, a regular expression.", panel=FILTERS),
-    ] = None,
-    ignore_case: Annotated[
-        bool, opt("--ignore-case -i", "Ignore case in --grep.", FILTERS)
-    ] = False,
-    invert: Annotated[
-        bool, opt("--invert", "Only messages whose body does not match --grep.", FILTERS)
-    ] = False,
-    where: Annotated[
-        filters.Filter | None,
-        opt(
-            "--where JQ",
-            "Only messages whose body is JSON for which this is true, in jq's language "
-            "('.status >= 500').",
-            FILTERS,
-            parser=filters.where,
-        ),
-    ] = None,
-    sample: Annotated[
-        float | None,
-        opt(
-            "--sample SHARE",
-            "Only this share of the messages, drawn at random (10%, 0.1).",
-            FILTERS,
-            parser=filters.parse_share,
-        ),
-    ] = None,
+    grep: str | None = opt(
+        "-g REGEX", "Only messages whose body matches, a regular expression.", FILTERS
+    ),
+    ignore_case: bool = opt("-i", "Ignore case in --grep.", FILTERS),
+    invert: bool = opt("", "Only messages whose body does not match --grep.", FILTERS),
+    where: filters.Filter | None = opt(
+        "JQ",
+        "Only JSON bodies that satisfy this jq expression ('.status >= 500').",
+        FILTERS,
+        parser=filters.where,
+    ),
+    sample: float | None = opt(
+        "SHARE",
+        "Only this share of the messages, drawn at random (10%, 0.1).",
+        FILTERS,
+        parser=filters.parse_share,
+    ),
 ) -> filters.Filter | None:
     """The filter that the options make; None when all messages are kept."""
     wanted = []
@@ -76,7 +68,7 @@ Pick = Annotated[
     Callable[[bytes], bytes | None] | None,
     opt(
         "--pick JQ",
-        "In place of the body, what this makes of its JSON, in jq's language ('.user.id').",
+        "Print the result of this jq expression instead of the body ('.user.id').",
         FILTERS,
         parser=compile_pick,
     ),
@@ -94,12 +86,7 @@ Template = Annotated[
     ),
 ]
 Pretty = Annotated[
-    bool,
-    opt(
-        "--pretty",
-        "Indent bodies that are JSON; on a terminal they are colored in any case.",
-        OUTPUT,
-    ),
+    bool, opt("--pretty", "Indent JSON bodies; on a terminal they are always colored.", OUTPUT)
 ]
 
 Printer = Callable[[Runtime], Encode]
@@ -111,16 +98,15 @@ def message_printer(
     format: Template = None,
     pick: Pick = None,
     pretty: Pretty = False,
-    decode: Annotated[
-        BodyForm | None, opt("--decode", "Show bodies as text, hex or base64.", OUTPUT)
-    ] = None,
-    delimiter: Annotated[
-        bytes | None,
-        delimiter_option("What ends each message; \\0 for NUL, '' for nothing.", panel=OUTPUT),
-    ] = None,
-    print_topic: Annotated[
-        bool, opt("--print-topic", "Print 'TOPIC | ' before a message.", OUTPUT)
-    ] = False,
+    decode: BodyForm | None = opt("", "Show bodies as text, hex or base64.", OUTPUT),
+    delimiter: bytes | None = opt(
+        "-d TEXT",
+        "What ends each message; \\0 for NUL, '' for nothing.",
+        OUTPUT,
+        parser=unescape,
+        show_default="\\n",
+    ),
+    print_topic: bool = opt("", "Print 'TOPIC | ' before a message.", OUTPUT),
 ) -> Printer:
     """How the options want messages printed."""
     ending = b"\n" if delimiter is None else delimiter
@@ -169,8 +155,6 @@ def readable(runtime: Runtime, encode: Encode, *, pretty: bool) -> Encode:
     if not (pretty or colour):
         return encode
 
-    from nsqtools.cli.render.json_layout import lay_out
-
     def encode_readable(topic: str, nsqd: str, messages: Iterable[MessageLike]) -> bytes:
         parts = []
         for message in messages:
@@ -198,8 +182,6 @@ def json_printer(runtime: Runtime, *, pretty: bool = False) -> Encode:
     colour = runtime.colour
     if not (pretty or colour):
         return harmless_json if runtime.stdout_is_tty else encode_many
-
-    from nsqtools.cli.render.json_layout import lay_out
 
     def encode_laid_out(topic: str, nsqd: str, messages: Iterable[MessageLike]) -> bytes:
         lines = encode_many(topic, nsqd, messages).splitlines()
@@ -230,3 +212,96 @@ def lines_printer(
         print_topic=print_topic,
         escape=runtime.stdout_is_tty,
     )
+
+
+HELP = f"Only messages of these topics. {GLOBS}"
+
+ArchivedTopics = Annotated[list[str] | None, opt("--topic -t GLOB", HELP, SELECTION)]
+FromTopics = Annotated[list[str] | None, opt("--from-topic GLOB", HELP, SELECTION)]
+
+
+class TopicFilter:
+    """Keeps the messages of some topics, and remembers which there were."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        from nsqtools.cluster.topics import matches
+
+        self._patterns = patterns
+        self._matches = matches
+        self._wanted: dict[str, bool] = {}
+
+    def __call__(self, message: MessageLike) -> bool:
+        """Tell whether the message is of one of the topics."""
+        if not self._patterns:
+            return True
+        topic: str = getattr(message, "topic", "")
+        wanted = self._wanted.get(topic)
+        if wanted is None:
+            wanted = self._wanted[topic] = self._matches(topic, self._patterns)
+        return wanted
+
+    def check(self) -> None:
+        """Raise `NotFoundError` for a pattern that no message has matched."""
+        for pattern in self._patterns:
+            if not any(self._matches(topic, [pattern]) for topic in self._wanted):
+                topics = ", ".join(sorted(filter(None, self._wanted))) or "none that has a name"
+                raise NotFoundError(
+                    f"no message of topic {pattern} is there",
+                    hint=f"The topics in these archives: {topics}.",
+                )
+
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
+
+INDENT = "  "
+KEY, STRING, NUMBER, WORD, RESET = "\x1b[34m", "\x1b[32m", "\x1b[36m", "\x1b[35m", "\x1b[0m"
+
+
+def lay_out(body: bytes, *, indent: bool, colour: bool) -> bytes | None:
+    """Return the body laid out, harmless for a terminal; None if it is not an object or array."""
+    text = body.decode("utf-8", "replace").strip()
+    if text[:1] not in ("{", "["):
+        return None
+    try:
+        loads(text)
+    except (ValueError, RecursionError):
+        return None
+    tokens = _TOKEN.findall(text)
+    painted = list(map(escape_json, tokens))
+    if colour:
+        after = [*tokens[1:], ""]
+        painted = list(map(_paint, painted, tokens, after))
+    return (_indented if indent else _joined)(tokens, painted).encode()
+
+
+def _paint(shown: str, token: str, then: str) -> str:
+    if token in "{}[],:":
+        return shown
+    if token.startswith('"'):
+        style = KEY if then == ":" else STRING
+    else:
+        style = WORD if token in ("true", "false", "null") else NUMBER
+    return f"{style}{shown}{RESET}"
+
+
+def _joined(tokens: list[str], painted: list[str]) -> str:
+    return "".join(
+        shown + (" " if token in (",", ":") else "")
+        for token, shown in zip(tokens, painted, strict=True)
+    )
+
+
+def _indented(tokens: list[str], painted: list[str]) -> str:
+    parts: list[str] = []
+    depth = 0
+    for at, (token, shown) in enumerate(zip(tokens, painted, strict=True)):
+        before = tokens[at - 1] if at else ""
+        if token in ("}", "]"):
+            depth -= 1
+            if before not in ("{", "["):
+                parts.append("\n" + INDENT * depth)
+        elif before in ("{", "[", ","):
+            parts.append("\n" + INDENT * depth)
+        parts.append(shown + (" " if token == ":" else ""))
+        depth += token in ("{", "[")
+    return "".join(parts)

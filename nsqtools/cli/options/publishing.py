@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
-from typer import Option
+from typer import Argument
 
-from nsqtools.cli.options.params import dry_run_option, duration_option, topic_option
+from nsqtools.cli.options.params import INPUT
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.client.publication import PublishMode
-from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.commands import MAX_DELAY_S
-from nsqtools.records.units import parse_span
+from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.records.queries import compile_pick
+from nsqtools.records.units import argument_bytes, parse_span, unescape
 
 DELIVERY = "Delivery"
 
 
 def parse_defer(text: str) -> float:
     """Read a delay in seconds. Raises ``ValueError`` for one that nsqd refuses."""
+    from nsqtools.protocol.commands import MAX_DELAY_S
+
     seconds = parse_span(text)
     if seconds > MAX_DELAY_S:
         raise ValueError(f"{text!r} is above nsqd's limit of 1h")
@@ -27,92 +32,73 @@ def parse_defer(text: str) -> float:
 
 Defer = Annotated[
     float | None,
-    duration_option(
-        "--defer",
+    opt(
+        "--defer DURATION",
         "Defer delivery of each message by DURATION, up to 1h.",
-        panel=DELIVERY,
+        DELIVERY,
         parser=parse_defer,
     ),
 ]
 
 Rate = Annotated[
-    float,
-    Option(
-        "--rate",
-        metavar="N",
-        min=0,
-        help="At most N messages a second; 0 for no limit.",
-        rich_help_panel=DELIVERY,
-    ),
+    float, opt("--rate N", "At most N messages a second; 0 for no limit.", DELIVERY, min=0)
 ]
 Spread = Annotated[
     PublishMode,
-    Option(
+    opt(
         "--mode",
-        help="With several nsqd: every message to all of them, to each in turn, or to the first "
-        "that works.",
-        rich_help_panel=DELIVERY,
+        "With several nsqd: publish to all, to each in turn, or to the first that works.",
+        DELIVERY,
     ),
 ]
 RetryTimeout = Annotated[
     float | None,
-    duration_option(
-        "--retry-timeout",
-        "How long to retry when nsqd cannot be reached; 0s for not at all.",
-        panel=DELIVERY,
-        default="1m",
+    opt(
+        "--retry-timeout DURATION",
+        "How long to retry when nsqd cannot be reached; 0s: do not retry.",
+        DELIVERY,
+        show_default="1m",
     ),
 ]
 RetryUnknown = Annotated[
     bool,
-    Option(
+    opt(
         "--retry-unknown",
-        help="Also publish again what nsqd may have accepted before the connection broke or its "
-        "disk failed: such messages can arrive twice.",
-        rich_help_panel=DELIVERY,
+        "Publish again what nsqd may have accepted: it can arrive twice.",
+        DELIVERY,
     ),
 ]
 
 
-def unsent_option(help: str) -> Any:
-    return Option("--unsent-file", metavar="FILE", help=help, rich_help_panel=DELIVERY)
-
-
 def progress_option(name: str, metavar: str, parser: Callable[[str], Path] | None = None) -> Any:
     """Where a replay notes what is confirmed: a checkpoint, or a ledger of Spark."""
-    return Option(
-        name,
-        parser=parser,
-        metavar=metavar,
-        help="Record here what is confirmed, and continue from there the next time.",
-        rich_help_panel=DELIVERY,
-    )
+    help = "Record here what is confirmed, and continue from there the next time."
+    return opt(f"{name} {metavar}", help, DELIVERY, parser=parser)
 
 
 CheckpointFile = Annotated[Path | None, progress_option("--checkpoint", "FILE")]
 UnsentRecords = Annotated[
     Path | None,
-    unsent_option(
-        "Append every record that was not confirmed to this file, byte for byte. With --mode all "
-        "and several nsqd, to one for each: FILE.HOST:PORT."
+    opt(
+        "--unsent-file FILE",
+        "Append unconfirmed records to this file (with --mode all: FILE.HOST:PORT).",
+        DELIVERY,
     ),
 ]
 UnsentMessages = Annotated[
     Path | None,
-    unsent_option(
-        "Append every message that was not confirmed to this file, as JSON. With --mode all and "
-        "several nsqd, to one for each: FILE.HOST:PORT."
+    opt(
+        "--unsent-file FILE",
+        "Append unconfirmed messages to this file (with --mode all: FILE.HOST:PORT).",
+        DELIVERY,
     ),
 ]
 TopicMap = Annotated[
     list[str] | None,
-    topic_option(
-        "Where to publish, if not to the topic that a message came from.", metavar="[OLD=]NEW"
-    ),
+    opt("--topic -t [OLD=]NEW", "Where to publish, if not to the topic that a message came from."),
 ]
 DryRun = Annotated[
-    bool,
-    dry_run_option("Publish nothing; print how many messages would go to which topic.", panel=None),
+    bool, opt("--dry-run", "Publish nothing; print how many messages would go to which topic.")
 ]
 
 
@@ -127,3 +113,186 @@ def topic_map(texts: Iterable[str]) -> dict[str, str]:
             )
         topics[old] = new
     return topics
+
+
+Keep = Callable[[Any], bool]
+
+
+def parse_where(text: str) -> Keep:
+    """Read a jq expression. Raises `ConfigurationError`."""
+    from nsqtools.records.filters import where
+
+    return where(text)
+
+
+def parse_delimiter(text: str) -> bytes:
+    """Read a delimiter with escapes. Raises ``ValueError``."""
+    if not text:
+        raise ValueError("a delimiter cannot be empty")
+    return unescape(text)
+
+
+class InputFormat(Enum):
+    """What a record of the input is."""
+
+    raw = "raw"
+    jsonl = "jsonl"
+
+
+Texts = Annotated[
+    list[str] | None,
+    Argument(
+        metavar="TEXT",
+        help="Messages to publish; @FILE for the lines of a file, - for standard input.",
+    ),
+]
+Messages = Annotated[
+    list[str] | None, opt("--message -m TEXT", "Publish this text, whatever it begins with.", INPUT)
+]
+Files = Annotated[
+    list[Path] | None,
+    opt("--file -f FILE", "Publish the lines of this file; - for standard input.", INPUT),
+]
+Repeat = Annotated[
+    int | None,
+    opt(
+        "--repeat N",
+        "Publish the texts N times; {n}, {uuid}, {now} and {now:%H:%M} are filled in.",
+        INPUT,
+        min=1,
+    ),
+]
+Interval = Annotated[
+    float | None, opt("--interval DURATION", "Time between two rounds of --repeat.", INPUT)
+]
+Where = Annotated[
+    Keep | None,
+    opt(
+        "--where JQ",
+        "Publish only JSON bodies that satisfy this jq expression.",
+        INPUT,
+        parser=parse_where,
+    ),
+]
+Pick = Annotated[
+    Callable[[bytes], bytes | None] | None,
+    opt(
+        "--pick JQ",
+        "Publish the result of this jq expression instead of the body ('.user').",
+        INPUT,
+        parser=compile_pick,
+    ),
+]
+Format = Annotated[
+    InputFormat,
+    opt(
+        "--format",
+        "Records are bodies (raw), or what tail --json and archives write (jsonl).",
+        INPUT,
+    ),
+]
+Delimiter = Annotated[
+    bytes | None,
+    opt(
+        "--delimiter -d TEXT",
+        "What ends each record; \\0 for NUL.",
+        INPUT,
+        parser=parse_delimiter,
+        show_default="\\n",
+    ),
+]
+
+
+class GivenInput(NamedTuple):
+    """What to publish: files, or texts so many times."""
+
+    paths: list[str]
+    texts: list[bytes]
+    times: int = 1
+    interval_s: float = 0.0
+    is_template: bool = False
+
+    def batches(self, is_stopped: Callable[[], bool]) -> Iterable[Sequence[bytes]] | None:
+        """The batches of the texts; None where files are read."""
+        if not self.texts:
+            return None
+        if not self.is_template:
+            return iter([self.texts])
+        from nsqtools.publish.repeating import repeated
+
+        return repeated(self.texts, self.times, self.interval_s, is_stopped)
+
+
+def read_input(
+    texts: Sequence[str],
+    messages: Sequence[str],
+    files: Sequence[Path],
+    repeat: int | None,
+    interval_s: float | None,
+) -> GivenInput:
+    """What the arguments and options name. Raises `ConfigurationError` and `OutputError`."""
+    paths = [str(path) for path in files]
+    bodies = [argument_bytes(text) for text in messages]
+    for text in texts:
+        if text == "-" or (text.startswith("@") and len(text) > 1):
+            paths.append(text.removeprefix("@"))
+        elif os.path.isfile(text):
+            raise ConfigurationError(
+                f"{text} is a file, and as an argument it is a text",
+                hint=f"Write @{text} to publish its lines, or -m {text} for the text.",
+            )
+        else:
+            bodies.append(argument_bytes(text))
+    if bodies and paths:
+        raise ConfigurationError("give either texts or files")
+    if (repeat or interval_s) and not bodies:
+        raise ConfigurationError(
+            "--repeat and --interval are for texts", hint="Give the text as an argument."
+        )
+    if interval_s is not None and repeat is None:
+        raise ConfigurationError("--interval needs --repeat")
+    if repeat is not None:
+        from nsqtools.publish.repeating import check_template
+
+        for body in bodies:
+            check_template(body)
+    for path in paths:
+        if path != "-" and not os.path.exists(path):
+            raise OutputError(
+                f"cannot read {path} (No such file or directory)",
+                hint=f"To publish the text itself: -m @{path}",
+            )
+    return GivenInput(
+        paths if paths or bodies else ["-"],
+        bodies,
+        repeat or 1,
+        interval_s or 0.0,
+        repeat is not None,
+    )
+
+
+def selection(
+    where: Keep | None, pick: Callable[[bytes], bytes | None] | None
+) -> Callable[[bytes], bytes | None] | None:
+    """What ``--where`` and ``--pick`` make of a body; None when all are published as they are."""
+    if where is None and pick is None:
+        return None
+    from nsqtools.protocol.message import WireMessage
+
+    def select(body: bytes) -> bytes | None:
+        if where is not None and not where(WireMessage(0, 0, b"", body)):
+            return None
+        try:
+            return body if pick is None else pick(body)
+        except ValueError:
+            return None
+
+    return select
+
+
+def size_of(paths: Sequence[str]) -> int:
+    """The bytes in the files; 0 where that is not known."""
+    try:
+        return sum(os.path.getsize(path) for path in paths if os.path.isfile(path) or path == "-")
+    except OSError:
+        return 0

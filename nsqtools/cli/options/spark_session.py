@@ -23,7 +23,7 @@ from typer import Option
 
 from nsqtools.cli.options.spark_options import location
 from nsqtools.cli.parsing.binding import From
-from nsqtools.cli.render.progress import INTERVAL_S, Progress
+from nsqtools.cli.render.outcomes import INTERVAL_S, Progress
 from nsqtools.cli.running.ends import SIGNALS, StopSignals, stopping
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import ConfigurationError

@@ -1,28 +1,27 @@
-"""The options of ``nsq to-file`` about files: names, rotation, form, flushing."""
+"""The options of ``nsq to-file`` about files: names, rotation, form, flushing, uploading."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
-
-from nsqtools.cli.options.opt import opt
-from nsqtools.cli.options.params import BODIES_END, delimiter_option, duration_option
-from nsqtools.cli.parsing.binding import From
+from nsqtools.cli.options.params import BODIES_END
+from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.naming import (
     DEFAULT_DATETIME_FORMAT,
     DEFAULT_FORMAT,
     DEFAULT_PARTITION_FORMAT,
 )
-from nsqtools.records.units import parse_size
+from nsqtools.records.units import unescape
 
 if TYPE_CHECKING:
     from nsqtools.archive.codecs import Codec, CompressorFactory
     from nsqtools.archive.topic_writer import ArchiveSettings
+    from nsqtools.archive.upload import Uploads
 
 FILES = "Files"
 FORM = "Format"
@@ -63,129 +62,65 @@ def parse_mode(text: str) -> int:
     return mode
 
 
-def _size(name: str, help: str, panel: str, default: str | None = None) -> Any:
-    return Option(
-        name,
-        parser=parse_size,
-        metavar="SIZE",
-        help=help,
-        show_default=default or False,
-        rich_help_panel=panel,
-    )
-
-
-def _text(name: str, metavar: str, help: str) -> Any:
-    return Option(name, metavar=metavar, help=help, rich_help_panel=FILES)
-
-
-def _mode(name: str, help: str) -> Any:
-    return Option(name, parser=parse_mode, metavar="MODE", help=help, rich_help_panel=FILES)
-
-
 def archive_settings(
     output_dir: Annotated[Path, opt("--output-dir DIR", "Where finished files go.", FILES)],
-    work_dir: Annotated[
-        Path | None,
-        opt(
-            "--work-dir DIR",
-            "Where files in progress go, if not to --output-dir; any file system will do.",
-            FILES,
-        ),
-    ] = None,
-    filename_format: Annotated[
-        str,
-        _text(
-            "--filename-format",
-            "NAME",
-            "Name of a file: <TOPIC> <HOST> <PID> <DATETIME> <PARTITION> <REV>; / for directories.",
-        ),
-    ] = DEFAULT_FORMAT,
-    datetime_format: Annotated[
-        str, _text("--datetime-format", "STRFTIME", "<DATETIME>: the time of arrival.")
-    ] = DEFAULT_DATETIME_FORMAT,
-    partition_format: Annotated[
-        str, _text("--partition-format", "STRFTIME", "<PARTITION>: a time, see --partition-by.")
-    ] = DEFAULT_PARTITION_FORMAT,
-    partition_by: Annotated[
-        Whose,
-        opt("--partition-by", "<PARTITION> is the time of arrival, or of each message.", FILES),
-    ] = Whose.arrival,
-    utc: Annotated[bool, opt("--utc", "Times in names are UTC, not local.", FILES)] = False,
-    host_identifier: Annotated[
-        str, _text("--host-identifier", "NAME", "<HOST>, if not the short host name.")
-    ] = "",
-    file_mode: Annotated[int, _mode("--file-mode", "Permissions of files.")] = "640",  # type: ignore[assignment]
-    dir_mode: Annotated[int, _mode("--dir-mode", "Permissions of directories.")] = "750",  # type: ignore[assignment]
-    format: Annotated[
-        Form,
-        opt(
-            "--format",
-            "jsonl: a line of JSON with id, time and body, for replay and Spark. "
-            "raw: bodies and --delimiter, as nsq_to_file writes.",
-            FORM,
-        ),
-    ] = Form.jsonl,
-    delimiter: Annotated[bytes | None, delimiter_option(BODIES_END, panel=FORM)] = None,
-    gzip: Annotated[bool, opt("--gzip", "Short for --compression gzip.", FORM)] = False,
-    compression: Annotated[
-        Compression | None,
-        opt(
-            "--compression",
-            "Compress files: gzip, or zstd to smaller ones.",
-            FORM,
-            show_default=False,
-        ),
-    ] = None,
-    gzip_level: Annotated[
-        int | None,
-        opt(
-            "--gzip-level N",
-            "Level of gzip; without it fast with python-isal, else 6.",
-            FORM,
-            min=1,
-            max=9,
-        ),
-    ] = None,
-    zstd_level: Annotated[
-        int | None, opt("--zstd-level N", "Level of zstd; 3 without it.", FORM, min=1, max=19)
-    ] = None,
-    rotate_size: Annotated[
-        int | None, _size("--rotate-size", "Rotate at this size on disk.", ROTATION)
-    ] = None,
-    rotate_text_size: Annotated[
-        int | None, _size("--rotate-text-size", "Rotate at this size before compression.", ROTATION)
-    ] = None,
-    rotate_interval: Annotated[
-        float | None,
-        duration_option(
-            "--rotate-interval", "Rotate every DURATION, clock-aligned.", panel=ROTATION
-        ),
-    ] = None,
-    rotate_age: Annotated[
-        float | None,
-        duration_option("--rotate-age", "Rotate DURATION after a file was opened.", panel=ROTATION),
-    ] = None,
-    skip_empty_files: Annotated[
-        bool,
-        opt(
-            "--skip-empty-files/--no-skip-empty-files",
-            "Whether an interval without messages has a file; it has none by default.",
-            ROTATION,
-            show_default=False,
-        ),
-    ] = True,
-    sync_interval: Annotated[
-        float,
-        duration_option(
-            "--sync-interval", "Flush and finish messages every DURATION.", panel=FLUSHING
-        ),
-    ] = "1s",  # type: ignore[assignment]
-    sync_bytes: Annotated[
-        int, _size("--sync-bytes", "Flush when this much text is held.", FLUSHING, "8MiB")
-    ] = "8MiB",  # type: ignore[assignment]
-    sync_count: Annotated[
-        int, opt("--sync-count N", "Flush when N messages are held.", FLUSHING, min=1)
-    ] = 10_000,
+    work_dir: Path | None = opt("DIR", "Where files in progress go, on any file system.", FILES),
+    filename_format: str = opt(
+        "NAME",
+        "Name of a file: <TOPIC> <HOST> <PID> <DATETIME> <PARTITION> <REV>, and /.",
+        FILES,
+        DEFAULT_FORMAT,
+    ),
+    datetime_format: str = opt(
+        "STRFTIME", "<DATETIME>: the time of arrival.", FILES, DEFAULT_DATETIME_FORMAT
+    ),
+    partition_format: str = opt(
+        "STRFTIME", "<PARTITION>: a time, see --partition-by.", FILES, DEFAULT_PARTITION_FORMAT
+    ),
+    partition_by: Whose = opt(
+        "", "<PARTITION> is the time of arrival, or of each message.", FILES, Whose.arrival
+    ),
+    utc: bool = opt("", "Times in names are UTC, not local.", FILES),
+    host_identifier: str = opt("NAME", "<HOST>, if not the short host name.", FILES, ""),
+    file_mode: int = opt("MODE", "Permissions of files.", FILES, "640", parser=parse_mode),
+    dir_mode: int = opt("MODE", "Permissions of directories.", FILES, "750", parser=parse_mode),
+    format: Form = opt(
+        "",
+        "JSON with id, time and body (jsonl), or bodies alone as nsq_to_file (raw).",
+        FORM,
+        Form.jsonl,
+    ),
+    delimiter: bytes | None = opt("-d TEXT", BODIES_END, FORM, parser=unescape, show_default="\\n"),
+    gzip: bool = opt("", "Short for --compression gzip.", FORM),
+    compression: Compression | None = opt(
+        "", "Compress files: gzip, or zstd to smaller ones.", FORM, show_default=False
+    ),
+    gzip_level: int | None = opt(
+        "N", "Level of gzip; by default the fastest of python-isal, else 6.", FORM, min=1, max=9
+    ),
+    zstd_level: int | None = opt("N", "Level of zstd; 3 without it.", FORM, min=1, max=19),
+    rotate_size: int | None = opt("SIZE", "Rotate at this size on disk.", ROTATION),
+    rotate_text_size: int | None = opt("SIZE", "Rotate at this size before compression.", ROTATION),
+    rotate_interval: float | None = opt(
+        "DURATION", "Rotate every DURATION, clock-aligned.", ROTATION
+    ),
+    rotate_age: float | None = opt(
+        "DURATION", "Rotate DURATION after a file was opened.", ROTATION
+    ),
+    skip_empty_files: bool = opt(
+        "--skip-empty-files/--no-skip-empty-files",
+        "Skip files for intervals without messages (default).",
+        ROTATION,
+        True,
+        show_default=False,
+    ),
+    sync_interval: float = opt(
+        "DURATION", "Flush and finish messages every DURATION.", FLUSHING, "1s"
+    ),
+    sync_bytes: int = opt(
+        "SIZE", "Flush when this much text is held.", FLUSHING, "8MiB", show_default="8MiB"
+    ),
+    sync_count: int = opt("N", "Flush when N messages are held.", FLUSHING, 10_000, min=1),
 ) -> ArchiveSettings:
     """The settings that the options make. Raises `ConfigurationError`."""
     from datetime import UTC
@@ -249,3 +184,76 @@ def _host(identifier: str) -> str:
     name = socket.gethostname()
     short = name.partition(".")[0]
     return (identifier or short).replace("<SHORT_HOST>", short).replace("<HOSTNAME>", name)
+
+
+UPLOAD = "Upload"
+
+
+@dataclass(frozen=True, slots=True)
+class UploadOptions:
+    """What was given."""
+
+    url: str | None
+    hive: bool
+    delete: bool
+    max_local_bytes: int | None
+    settings: dict[str, str]
+
+    def open(self, archive: ArchiveSettings) -> Uploads | None:
+        """Return what uploads the files of an archiver, if that is wanted.
+
+        Raises `ConfigurationError` for options that do not fit together.
+        """
+        if self.url is None:
+            if self.delete or self.hive or self.settings or self.max_local_bytes is not None:
+                raise ConfigurationError("there is no upload", hint="Give --upload URL.")
+            return None
+        from nsqtools.archive.storage_objects import open_storage
+        from nsqtools.archive.topic_writer import RecordFormat
+        from nsqtools.archive.upload import UploadPlan, Uploads
+
+        if self.hive and archive.format is RecordFormat.raw:
+            raise ConfigurationError(
+                "--upload-hive needs --format jsonl: raw files name no topic",
+                hint="Put the topic in --filename-format instead.",
+            )
+        plan = UploadPlan(
+            archive.directories.output,
+            open_storage(self.url, self.settings),
+            archive.naming.host,
+            by_topic_and_date=self.hive,
+            deletes=self.delete,
+        )
+        return Uploads(plan, self.max_local_bytes)
+
+
+def upload_options(
+    upload: str | None = opt(
+        "URL", "Upload finished files there: s3://, gs://, az://, abfss:// or a path.", UPLOAD
+    ),
+    upload_hive: bool = opt(
+        "", "Store files below topic=TOPIC/date=DATE/, by their first message.", UPLOAD
+    ),
+    upload_option: list[str] | None = opt(
+        "KEY=VALUE", "Setting of the object store: server_side_encryption=aws:kms.", UPLOAD
+    ),
+    delete_uploaded: bool = opt(
+        "", "Remove each local file once it is stored and verified.", UPLOAD
+    ),
+    max_local_bytes: int | None = opt(
+        "SIZE", "Pause consumption while this much waits for upload.", UPLOAD
+    ),
+) -> UploadOptions:
+    """The settings that the options make. Raises `ConfigurationError`."""
+    settings = {}
+    for text in upload_option or ():
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise ConfigurationError(
+                f"invalid --upload-option {text!r}", hint="Write KEY=VALUE, by obstore's names."
+            )
+        settings[key.strip().lower()] = value
+    return UploadOptions(upload, upload_hive, delete_uploaded, max_local_bytes, settings)
+
+
+Upload = Annotated["UploadOptions", From(upload_options)]

@@ -8,7 +8,6 @@ you mean".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from typer import Exit
@@ -16,7 +15,6 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
-from nsqtools.cli.options.origins import setting_in_force
 from nsqtools.cli.parsing.binding import (
     BadOptionUsage,
     BadParameter,
@@ -26,9 +24,7 @@ from nsqtools.cli.parsing.binding import (
     UsageError,
     flatten,
 )
-from nsqtools.cli.parsing.describe import describe
-from nsqtools.cli.parsing.help import group_page, render, root_page
-from nsqtools.cli.parsing.suggesting import closest
+from nsqtools.cli.parsing.help import describe, group_page, render, render_brief, root_page
 from nsqtools.cli.registry import COMMANDS, GONE, ROOT_HELP, Command, Group
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import ConfigurationError
@@ -36,6 +32,7 @@ from nsqtools.errors import ConfigurationError
 T = TypeVar("T")
 
 HELP_NAMES = ["-h", "--help"]
+HELP_HELP = "Show the usual options (-h) or all of them (--help), and exit."
 
 
 class Stub(TyperCommand):
@@ -43,11 +40,19 @@ class Stub(TyperCommand):
 
 
 class RealCommand(NativeCoercion, TyperCommand):
-    """A command with our help page, parsed without pydantic."""
+    """A command with our help pages, parsed without pydantic."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.help = HELP_HELP
+        return option
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        runtime = ctx.obj
-        formatter.write(render(describe(self, ctx), colour=runtime.colour, width=runtime.width))
+        look = {"colour": ctx.obj.colour, "width": ctx.obj.width}
+        is_brief = "--help" not in ctx.obj.arguments
+        page = render_brief(self, ctx, **look) if is_brief else render(describe(self, ctx), **look)
+        formatter.write(page)
 
 
 class LazyGroup(NativeCoercion, TyperGroup):
@@ -79,7 +84,7 @@ class LazyGroup(NativeCoercion, TyperGroup):
         except UsageError as error:
             if instead := GONE.get(f"{ctx.command_path} {args[0]}"):
                 error.message = f"there is no {ctx.command_path} {args[0]} any more: use {instead}"
-            elif meant := closest(args[0], get_close_matches(args[0], list(self.commands))):
+            elif meant := closest(args[0], list(self.commands), LIKE):
                 names = " or ".join(map(repr, meant))
                 error.message = f"{error.message.rstrip('.')}. Did you mean {names}?"
             raise
@@ -151,6 +156,8 @@ def _message(error: UsageError) -> str:
     message = error.message if isinstance(error, NoSuchOption) else error.format_message()
     context: Any = error.ctx
     if isinstance(error, BadParameter) and context and error.param:
+        from nsqtools.cli.options.connection import setting_in_force
+
         setting = setting_in_force(context, error.param.name)
         if setting is not None:
             message = f"{setting.place}: {error.message}"
@@ -167,3 +174,16 @@ def _hint(error: UsageError, path: str) -> str:
     if isinstance(error, BadOptionUsage) and "does not take a value" in error.message:
         return f"Write {error.option_name} alone for yes, and leave it out for the default."
     return f"See {path} --help."
+
+
+AS_CLOSE = 0.05
+LIKE = 0.6  # what is less like a name is not a slip
+
+
+def closest(word: str, names: Sequence[str], least: float = 0.0) -> list[str]:
+    """Of ``names`` that are somewhat like ``word`` the one most like it, and what is as close."""
+    from difflib import SequenceMatcher  # 3 ms, for a mistake
+
+    likeness = {name: SequenceMatcher(None, word, name).ratio() for name in names}
+    most = max(likeness.values(), default=0.0)
+    return sorted(name for name, value in likeness.items() if value >= max(least, most - AS_CLOSE))

@@ -10,7 +10,7 @@ Options that come in sets: a command asks for a value, and a provider builds it 
 
 `flatten(tail)` has the parameters ``topic, nsqd, ...``, which is what typer parses, and calls
 ``tail`` with the connection that the provider made. Providers may ask for other providers' values.
-One name is one option: two providers that declare the same name share it.
+One name is one option: of several that declare it, the first says what it is.
 
 Conversion: typer 0.29 converts every value through pydantic adapters, even the ``--help`` flag: 80
 ms on each call. A parameter builds its adapter when ``_runtime_param`` is empty, so
@@ -25,12 +25,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from copy import copy
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from typer import BadParameter
+from typer import BadParameter, Option
 from typer._click.exceptions import BadOptionUsage, MissingParameter, NoSuchOption, UsageError
+from typer.models import OptionInfo
+
+from nsqtools.records.units import parse_size, parse_span
 
 __all__ = [
     "BadOptionUsage",
@@ -41,10 +45,30 @@ __all__ = [
     "NoSuchOption",
     "UsageError",
     "flatten",
+    "opt",
+    "some",
 ]
 
 Result = TypeVar("Result")
 Converter = Callable[[Any], Any]
+
+PARSERS: dict[str, Converter] = {"DURATION": parse_span, "SIZE": parse_size}
+"""What reads a value, by the word that stands for it."""
+
+
+def opt(form: str, help: str, panel: str | None = None, default: Any = None, **more: Any) -> Any:
+    """The option ``--count -n N``: its names, then the word for its value; a switch has none.
+
+    In ``Annotated``, or as the default of a parameter: there the long name may be left out, if it
+    is the parameter's (as is the rest of an ``envvar`` that ends with _), and ``default`` is the
+    value of an option that is not given.
+    """
+    names = [word for word in form.split() if word.startswith("-")]
+    metavar = form.removeprefix(" ".join(names)).strip() or None
+    more = {"parser": PARSERS.get(metavar or ""), **more}
+    option: Any = Option(..., *names, metavar=metavar, help=help, rich_help_panel=panel, **more)
+    option.usual = default
+    return option
 
 
 class From:
@@ -54,35 +78,82 @@ class From:
         self.provider = provider
 
 
+def some(
+    options: type, *names: str, prefix: str = "", panel: str | None = None
+) -> Callable[..., dict[str, Any]]:
+    """Return the provider of some options of a set (of all without ``names``), as a mapping.
+
+    With a ``prefix`` they are options of their own: under other names, without a short form or an
+    environment variable.
+    """
+
+    def values(**given: Any) -> dict[str, Any]:
+        return {name.removeprefix(prefix): value for name, value in given.items()}
+
+    parameters = []
+    for parameter in inspect.signature(flatten(options)).parameters.values():
+        if not names or parameter.name in names:
+            parameters.append(_renamed(parameter, prefix, panel) if prefix else parameter)
+    values.__annotations__ = {each.name: each.annotation for each in parameters}
+    vars(values)["__signature__"] = inspect.Signature(parameters)
+    return values
+
+
+def _renamed(parameter: inspect.Parameter, prefix: str, panel: str | None) -> inspect.Parameter:
+    hint, option = get_args(parameter.annotation)
+    option = copy(option)
+    long = next(name for name in option.param_decls if name.startswith("--"))
+    on, slash, _ = long.partition("/")
+    name = prefix.replace("_", "-") + on.removeprefix("--")
+    option.param_decls = (f"--{name}/--no-{name}" if slash else f"--{name}",)
+    option.envvar, option.rich_help_panel = None, panel
+    return parameter.replace(name=prefix + parameter.name, annotation=Annotated[hint, option])
+
+
 def flatten(function: Callable[..., Result]) -> Callable[..., Result]:
     """Return ``function`` taking plain options, as keywords, in place of provided values."""
     hints = _parameter_hints(function)
-    own: dict[str, inspect.Parameter] = {}
-    provided: dict[str, inspect.Parameter] = {}
+    own: list[str] = []
+    flat: dict[str, inspect.Parameter] = {}
     providers: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         provider = _provider(hints[name])
         if provider is None:
-            own[name] = parameter.replace(
-                annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY
-            )
+            own.append(name)
+            flat[name] = _declared(parameter, hints[name])
         else:
-            flat = flatten(provider)
-            parameters = inspect.signature(flat).parameters
-            providers[name] = flat, tuple(parameters)
-            provided.update(parameters)
+            provide = flatten(provider)
+            parameters = inspect.signature(provide).parameters
+            providers[name] = provide, tuple(parameters)
+            flat.update({each: parameters[each] for each in parameters if each not in flat})
 
     def call(**values: Any) -> Result:
         arguments = {name: values[name] for name in own}
-        for name, (provider, options) in providers.items():
-            arguments[name] = provider(**{option: values[option] for option in options})
+        for name, (provide, options) in providers.items():
+            arguments[name] = provide(**{option: values[option] for option in options})
         return function(**arguments)
 
     call.__name__ = function.__name__
     call.__doc__ = function.__doc__
     call.__annotations__ = {}
-    vars(call)["__signature__"] = inspect.Signature([*own.values(), *provided.values()])
+    vars(call)["__signature__"] = inspect.Signature(list(flat.values()))
     return call
+
+
+def _declared(parameter: inspect.Parameter, hint: Any) -> inspect.Parameter:
+    """The parameter as typer reads it; an `opt` that is its default moves into ``Annotated``."""
+    default = parameter.default
+    if isinstance(default, OptionInfo):
+        hint = Annotated[hint, default]
+        usual = vars(default)["usual"]
+        if not any(name.startswith("--") for name in default.param_decls or ()):
+            name = "--" + parameter.name.rstrip("_").replace("_", "-")
+            default.param_decls = (name, *(default.param_decls or ()))
+        if isinstance(default.envvar, str) and default.envvar.endswith("_"):
+            default.envvar += parameter.name.upper()
+        default = False if usual is None and parameter.annotation in (bool, "bool") else usual
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return parameter.replace(annotation=hint, default=default, kind=kind)
 
 
 def _parameter_hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -1,8 +1,11 @@
 """Help pages: their content as plain data, and their layout in ANSI text.
 
-A page is the same on a terminal and on a pipe, except for the colours. Nothing here knows typer:
-`main` lays out the page of ``nsq --help`` from the registry alone, the typer tree makes pages of
-its commands in `describe`, and both call `render`, so the two cannot differ.
+A page is the same on a terminal and on a pipe, except for the colours. Nothing here imports
+typer: `main` lays out the page of ``nsq --help`` from the registry alone, and `render` is the same
+for the pages that `describe` makes of typer's commands. Their parameters are read by their plain
+attributes (names, help, default, panel) rather than through typer's own help methods, whose wording
+changes between versions. A daemon is a raw command (see `registry`): the server reads its
+arguments, in Go's syntax.
 """
 
 from __future__ import annotations
@@ -15,7 +18,11 @@ from nsqtools.cli.registry import COMMANDS, ROOT_EXAMPLES, ROOT_HELP, ROOT_OPTIO
 TYPE_CHECKING = False  # importing typing would triple the time of nsq --version
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import TextIO
+    from typing import Any, TextIO
+
+    from typer.core import TyperCommand
+
+    from nsqtools.server.go_flags import Flag
 
 Row = tuple[str, str]
 
@@ -26,6 +33,15 @@ BOLD = "\x1b[1m"
 CYAN = "\x1b[36m"
 RESET = "\x1b[0m"
 WIDEST = 100
+
+BRIEF_LINES = 40
+BRIEF_WIDTH = 80
+MOST_LINES = 2  # of an option whose help can be cut
+OPTIONS_PAGE = "nsq-options(7)"
+ADDRESS = "HOST:PORT"  # the word for a value
+CLIENT_OPTIONS = ("consumer_opt", "producer_opt")
+FOLDED = {"TLS, compression, secret": "--tls, --snappy, ...", "Logging": "-q, -v, --debug, ..."}
+"""Panels that are a line of ``-h``, which names some of their options."""
 
 
 class HelpPage:
@@ -106,8 +122,7 @@ def render(page: HelpPage, *, colour: bool, width: int) -> str:
             lines += _row(label, text, label_width, width, paint(CYAN, label))
     if page.examples:
         lines += ["", paint(BOLD, "Examples:")]
-        for example in page.examples:
-            lines += _example(example, width)
+        lines += _examples(page, width)
     return "\n".join(lines) + "\n"
 
 
@@ -120,6 +135,12 @@ def _row(label: str, text: str, label_width: int, width: int, painted: str) -> l
     gap = " " * (label_width - len(label) + len(INDENT))
     head = (INDENT + painted + gap + first).rstrip()
     return [head, *(margin + line for line in rest)]
+
+
+def _examples(page: HelpPage, width: int) -> list[str]:
+    """The command lines; what a backslash continues is one."""
+    whole = "\n".join(page.examples).replace(" \\\n", " ").splitlines()
+    return [line for example in whole for line in _example(example, width)]
 
 
 def _example(command: str, width: int) -> list[str]:
@@ -157,3 +178,181 @@ def _wrap(text: str, width: int) -> list[str]:
         else:
             lines.append(word)
     return lines
+
+
+# -- pages of commands --------------------------------------------------------------------------
+
+EXAMPLES = "Examples:"
+
+
+def describe(command: TyperCommand, ctx: Any) -> HelpPage:
+    """The help page of ``command``, whose docstring ends with a block of examples."""
+    from inspect import cleandoc
+
+    description, _, examples = cleandoc(command.help or "").partition(EXAMPLES)
+    sections: dict[str, list[Row]] = {}
+    arguments = []
+    parameters: list[Any] = command.get_params(ctx)
+    for parameter in parameters:
+        if parameter.param_type_name == "argument":
+            arguments.append(_argument_usage(parameter))
+            sections.setdefault("Arguments", []).append(
+                (_argument_usage(parameter), _text(parameter))
+            )
+        elif not parameter.hidden:
+            panel = parameter.rich_help_panel or "Options"
+            sections.setdefault(panel, []).append((label(parameter), _text(parameter)))
+    usage = " ".join([ctx.command_path, "[OPTIONS]", *arguments])
+    lines = [line.strip() for line in examples.splitlines() if line.strip()]
+    return HelpPage(usage, description, sections, lines)
+
+
+def label(option: Any) -> str:
+    """The option as it is typed: ``-t, --topic TOPIC``, ``--tls / --no-tls``."""
+    names = ", ".join(sorted(option.opts, key=len))
+    if option.secondary_opts:
+        names += " / " + ", ".join(option.secondary_opts)
+    return names if option.is_flag or option.count else f"{names} {metavar(option)}"
+
+
+def metavar(parameter: Any) -> str:
+    """The word that stands for the value, or the few values there are."""
+    return str(parameter.metavar or "|".join(choices(parameter)) or parameter.name.upper())
+
+
+def choices(parameter: Any) -> tuple[str, ...]:
+    """The values that an enum allows; none for any other type."""
+    from enum import Enum
+
+    from nsqtools.cli.parsing.binding import annotation_of  # imports typer
+
+    annotation = annotation_of(parameter)
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return tuple(str(member.value) for member in annotation)
+    # older versions of typer have the choices elsewhere
+    known = getattr(getattr(parameter, "type", None), "choices", ())
+    return tuple(str(getattr(choice, "value", choice)) for choice in known)
+
+
+def render_brief(command: TyperCommand, ctx: Any, *, colour: bool, width: int) -> str:
+    """What most people need, in at most `BRIEF_LINES` lines: examples, then options.
+
+    Options come in the order of the page: as many as fit, first of all the required ones and those
+    of the examples, then addresses and those that have a letter. Those in `FOLDED` are a line each.
+    """
+    page, width = describe(command, ctx), min(width, BRIEF_WIDTH)
+
+    def paint(style: str, text: str) -> str:
+        return f"{style}{text}{RESET}" if colour else text
+
+    used = {word.partition("=")[0] for example in page.examples for word in example.split()}
+    ranked: list[tuple[int, int, Row]] = []
+    folded: dict[str, Row] = {}
+    parameters: list[Any] = command.get_params(ctx)
+    for place, each in enumerate(parameters):
+        if each.param_type_name == "argument":
+            ranked.append((0, place, (_argument_usage(each), _first_sentence(each))))
+        elif each.name in CLIENT_OPTIONS:
+            folded[each.name] = (label(each), f"Options of the client: {OPTIONS_PAGE}.")
+        elif each.rich_help_panel in FOLDED:
+            names = FOLDED[each.rich_help_panel]
+            folded[each.rich_help_panel] = (names, f"{each.rich_help_panel}: {OPTIONS_PAGE}.")
+        elif not each.hidden and each.name != "help":
+            is_usual = any(len(name) == 2 for name in each.opts) or each.metavar == ADDRESS
+            is_needed = each.required or used.intersection(each.opts)
+            rank = 0 if is_needed else 1 if is_usual else 2
+            ranked.append((rank, place, (label(each), _first_sentence(each))))
+
+    lines = [f"{paint(BOLD, 'Usage:')} {page.usage}", ""]
+    lines += _wrap(page.description.partition("\n\n")[0], width)
+    lines += ["", paint(BOLD, "Examples:"), *_examples(page, width), "", paint(BOLD, "Options:")]
+    label_width = min(max(len(row[0]) for _, _, row in ranked), WIDEST_LABEL)
+
+    def laid_out(row: Row) -> list[str]:
+        name, text = row
+        lines = _row(name, text, label_width, width, paint(CYAN, name))
+        if len(lines) > MOST_LINES and "; " in text:
+            lines = _row(name, text.partition("; ")[0] + ".", label_width, width, paint(CYAN, name))
+        return lines
+
+    last = [line for row in folded.values() for line in laid_out(row)]
+    last += ["", "--help: all options"]
+    shown: dict[int, list[str]] = {}
+    room = BRIEF_LINES - len(lines) - len(last)
+    for _, place, row in sorted(ranked):
+        if (needed := len(laid_out(row))) <= room:
+            shown[place] = laid_out(row)
+            room -= needed
+    lines += [line for place in sorted(shown) for line in shown[place]]
+    return "\n".join([*lines, *last]) + "\n"
+
+
+def _first_sentence(parameter: Any) -> str:
+    text = (parameter.help or "").partition(". ")[0].removesuffix(".")
+    kept = [note for note in notes(parameter) if note.startswith(("default", "required"))]
+    return f"{text}. [{'; '.join(kept)}]" if kept else f"{text}."
+
+
+def _argument_usage(argument: Any) -> str:
+    word = metavar(argument)
+    if argument.nargs == -1:
+        word += "..."
+    return word if argument.required else f"[{word}]"
+
+
+def notes(parameter: Any) -> list[str]:
+    """What follows the help of a parameter in brackets."""
+    noted = []
+    if parameter.envvar:
+        noted.append(f"env: {parameter.envvar}")
+    if isinstance(parameter.show_default, str):  # said by the command: its default is None
+        noted.append(f"default: {parameter.show_default}")
+    elif parameter.default not in (None, False, "", 0, []) and parameter.show_default:
+        noted.append(f"default: {_plain(parameter.default)}")
+    if parameter.required:
+        noted.append("required")
+    if getattr(parameter, "multiple", False):
+        noted.append("repeatable")
+    return noted
+
+
+def _text(parameter: Any) -> str:
+    text, noted = parameter.help or "", notes(parameter)
+    return f"{text} [{'; '.join(noted)}]" if noted else text
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_plain, value))
+    return str(getattr(value, "value", value))  # of an enum
+
+
+def raw_parts(entry: Command) -> tuple[HelpPage, Mapping[str, Flag] | None]:
+    """The help page of a raw command, and its flags if they are Go's."""
+    command: Any = entry.load()
+    if hasattr(command, "flags"):
+        return command.page(), command.flags()
+    return sys.modules[command.__module__].page(), None
+
+
+SYNTAX = (
+    "The flags are those of the real one, with one dash or two. A bool takes its value after an "
+    "equals sign: -verbose=false. SIGINT and SIGTERM end it, with everything on disk."
+)
+
+
+def daemon_page(program: str, summary: str, flags: Mapping[str, Flag]) -> HelpPage:
+    """The page of ``nsq PROGRAM --help``; ``-help`` prints Go's own."""
+    from nsqtools.server.go_flags import entries
+
+    # a help that names the host name tells the default itself, and that differs between machines
+    rows = [
+        (head, flag.help if "hostname" in flag.help else text)
+        for flag, (head, text) in zip(flags.values(), entries(flags), strict=True)
+    ]
+    return HelpPage(
+        f"nsq {program} [-flag VALUE | -flag=VALUE]...",
+        f"{summary}\n\n{SYNTAX}",
+        {"Flags": rows},
+        [f"nsq {program} -tcp-address=127.0.0.1:0 -http-address=127.0.0.1:0"],
+    )

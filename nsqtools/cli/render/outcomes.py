@@ -1,4 +1,11 @@
-"""What a run reports at its end: damaged archives, and what became of published messages.
+"""What a run reports: how far it is, and at its end what was damaged, published or left out.
+
+`Progress` is one line on a terminal's stderr, and elsewhere nothing. Its text is a function, so
+that a fast loop pays for making it only when it is shown, ten times a second; a log line that comes
+in between wipes it first.
+
+    with Progress(runtime) as progress:
+        progress.show(lambda: f"{count:,} messages published")
 
 Every command that reads archives reports damage in one form, a line each on stderr, never cut
 short:
@@ -11,20 +18,87 @@ and every command that publishes ends with one line of counts. The exit status f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.ends import ExitStatus, status_of_work
 from nsqtools.cli.running.runtime import Runtime
+from nsqtools.protocol.text import escape_line
 
 if TYPE_CHECKING:
-    from nsqtools.cli.render.progress import Progress
+    import logging
+
+    from nsqtools.cluster.directory import DaemonFailure
     from nsqtools.publish.publish_job import PublishJob
     from nsqtools.replay.replay import Replay
     from nsqtools.spark.archives.damage import ArchiveDamage
+
+INTERVAL_S = 0.1
+CLEAR_LINE = "\r\x1b[K"
+
+
+class Progress:
+    """The progress line of one run; a context manager, which wipes the line at the end."""
+
+    def __init__(self, runtime: Runtime):
+        self._runtime = runtime
+        self._enabled = runtime.stderr_is_tty and not runtime.quiet
+        self._next_s = 0.0
+        self._shown = False
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is a terminal to show anything on."""
+        return self._enabled
+
+    def show(self, text: Callable[[], str]) -> None:
+        """Put ``text()`` on the line, if it is time to."""
+        if not self._enabled or (now_s := self._runtime.monotonic()) < self._next_s:
+            return
+        self._next_s = now_s + INTERVAL_S
+        self._write(CLEAR_LINE + escape_line(text()))
+        self._shown = True
+
+    def clear(self) -> None:
+        """Wipe the line, before something else is written to the terminal."""
+        if self._shown:
+            self._write(CLEAR_LINE)
+            self._shown = False
+
+    def _write(self, text: str) -> None:
+        self._runtime.stderr.write(text)
+        self._runtime.stderr.flush()
+
+    def __enter__(self) -> Progress:
+        for handler in self._log_handlers():
+            handler.addFilter(self._make_room)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for handler in self._log_handlers():
+            handler.removeFilter(self._make_room)
+        self.clear()
+
+    def _log_handlers(self) -> list[logging.Handler]:
+        if not self._enabled:
+            return []
+        from nsqtools.cli.running.runtime import package_logger
+
+        return package_logger().handlers
+
+    def _make_room(self, _record: logging.LogRecord) -> bool:
+        """A log filter that lets every record pass."""
+        self.clear()
+        return True
 
 
 class DamageReporter:
@@ -105,3 +179,15 @@ def report_publishing(
     if not is_complete:
         return status_of_work(error, is_whole=False, is_anything_done=confirmed > 0)
     return damage.status if damage is not None else ExitStatus.DONE
+
+
+def tell_left_out(failures: Iterable[DaemonFailure], runtime: Runtime) -> ExitStatus:
+    """Name the daemons that did not answer; return the exit status."""
+    status = ExitStatus.DONE
+    for failure in failures:
+        if runtime.is_json:
+            runtime.report(failure.error)
+        else:
+            runtime.insist(f"nsq: left out: {failure.error}")
+        status = ExitStatus.PARTLY_DONE
+    return status

@@ -4,9 +4,10 @@ Nothing is kept back: `ByteWriter.write` returns when the bytes are with the sys
 may be FINished right after it. A reader that went away is `ReaderGone`, which ends the program
 quietly with status 141.
 
-A listing is rows under named columns. `Form` says how it is printed and which columns are; every
-command takes it from the same two options (`options.forms`) and hands it to `write_listing`. What
-``--json`` prints is described by the types of `documents`.
+A listing is rows under named columns. `Form` says how it is printed and which columns are; a
+command declares ``form: ListingForm``, prints its JSON document where ``form.is_document``, and
+gives its rows to `write_listing` otherwise. What ``--json`` prints is described by the types of
+`documents`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from nsqtools.cli.options.params import OUTPUT, Json
+from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.text import escape_json, escape_line, escape_text
@@ -123,8 +126,6 @@ def write_listing(
         write_json(runtime, [dict(zip(columns, row, strict=True)) for row in rows], indent=2)
         return
     if kind in (Kind.table, Kind.wide):
-        from nsqtools.cli.render.tables import write_table
-
         dropped = () if kind is Kind.wide else optional
         write_table(runtime, columns, list(rows), dropped, says_what_is_left_out=headed)
         return
@@ -132,11 +133,7 @@ def write_listing(
 
 
 def _lines(
-    kind: Kind,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[Cell]],
-    *,
-    headed: bool,
+    kind: Kind, columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, headed: bool
 ) -> Iterable[str]:
     """The lines of text: objects, or values separated by commas or tabs."""
     if kind is Kind.jsonl:
@@ -217,3 +214,92 @@ def rendered(runtime: Runtime, *things: Any, width: int | None = None) -> str:
     for thing in things:
         console.print(thing)
     return text.getvalue()
+
+
+Columns = Annotated[
+    str | None,
+    opt(
+        "--columns NAME,...",
+        "Columns to show, in this order; with json, rows instead of the document.",
+        OUTPUT,
+    ),
+]
+
+
+def listing_form(
+    output: Kind | None = opt(
+        "-o table|wide|tsv|csv|json|jsonl",
+        "Form of the listing; wide has all columns, jsonl a row on each line.",
+        OUTPUT,
+        show_default="table on a terminal, tsv elsewhere",
+    ),
+    columns: Columns = None,
+    json: Json = False,
+) -> Form:
+    """The form. Raises `ConfigurationError` where ``--json`` and ``--output`` contradict."""
+    if json and output not in (None, Kind.json):
+        raise ConfigurationError("--json and --output contradict each other")
+    names = [name.strip() for name in (columns or "").split(",")]
+    return Form(Kind.json if json else output, tuple(filter(None, names)))
+
+
+ListingForm = Annotated[Form, From(listing_form)]
+
+
+GAP = 2  # between the columns
+PROSE = 24  # the least width of a column of prose
+
+
+def write_table(
+    runtime: Runtime,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    optional: Sequence[str],
+    *,
+    says_what_is_left_out: bool,
+) -> None:
+    """Write a table of rich, which is imported only here: a terminal can wait 40 ms."""
+    from rich.table import Table
+    from rich.text import Text
+
+    texts = [[cell_text(cell) for cell in row] for row in rows]
+    widths = _least_widths(columns, texts)
+    shown = list(range(len(columns)))
+    for name in optional:
+        if _total(widths, shown) <= runtime.width:
+            break
+        shown = [at for at in shown if columns[at] != name]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for at in shown:
+        is_number = any(type(row[at]) in (int, float) for row in rows)
+        is_prose = any(" " in row[at] for row in texts)
+        table.add_column(
+            columns[at],
+            justify="right" if is_number else "left",
+            no_wrap=not is_prose,
+            min_width=widths[at],
+        )
+    for row in texts:
+        # not str: rich would read "[red]" in it as markup
+        table.add_row(*(Text(row[at]) for at in shown))
+    text = rendered(runtime, table, width=max(runtime.width, _total(widths, shown)))
+    ByteWriter(runtime.stdout.fileno()).write(text.encode())
+    left_out = [name for at, name in enumerate(columns) if at not in shown]
+    if left_out and says_what_is_left_out:
+        runtime.tell(f"nsq: left out on this narrow terminal: {', '.join(left_out)}; see -o wide")
+
+
+def _least_widths(columns: Sequence[str], texts: Sequence[Sequence[str]]) -> list[int]:
+    """How wide each column has to be: as its widest cell, or less where that is prose."""
+    from rich.cells import cell_len
+
+    widths = []
+    for at, column in enumerate(columns):
+        cells = [row[at] for row in texts]
+        widest = max(map(cell_len, (column, *cells)))
+        widths.append(min(widest, PROSE) if any(" " in cell for cell in cells) else widest)
+    return widths
+
+
+def _total(widths: Sequence[int], shown: Sequence[int]) -> int:
+    return sum(widths[at] + GAP for at in shown) - GAP

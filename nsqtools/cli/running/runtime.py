@@ -7,21 +7,22 @@ command has: how much to log, and in what form.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Annotated, TextIO
 
-from typer import Context, Option
+from typer import Context
 
-from nsqtools.cli.options.opt import opt
-from nsqtools.cli.parsing.binding import From
+from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.parsing.help import terminal_width, wants_colour
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.protocol.text import escape_line
+from nsqtools.protocol.text import escape_json, escape_line, harmless_traceback
 
 PANEL = "Logging"
 
@@ -147,29 +148,15 @@ class LogFormat(Enum):
 
 def session(
     context: Context,
-    quiet: Annotated[bool, opt("--quiet -q", "Print errors only.", PANEL)] = False,
-    verbose: Annotated[
-        int, opt("--verbose -v", "Log more; -vv logs everything.", PANEL, count=True)
-    ] = 0,
-    log_format: Annotated[
-        LogFormat,
-        Option(metavar="text|json", help="Format of log lines on stderr.", rich_help_panel=PANEL),
-    ] = LogFormat.text,
-    color: Annotated[
-        Color,
-        Option(
-            metavar="auto|always|never",
-            help="Color what is printed; auto: on a terminal, unless NO_COLOR is set.",
-            rich_help_panel=PANEL,
-        ),
-    ] = Color.auto,
-    debug: Annotated[
-        bool, opt("--debug", "Log everything, and show tracebacks of errors.", PANEL)
-    ] = False,
+    quiet: bool = opt("-q", "Print errors only.", PANEL),
+    verbose: int = opt("-v", "Log more; -vv logs everything.", PANEL, 0, count=True),
+    log_format: LogFormat = opt("", "Format of log lines on stderr.", PANEL, LogFormat.text),
+    color: Color = opt(
+        "", "Color the output; auto: on a terminal, unless NO_COLOR is set.", PANEL, Color.auto
+    ),
+    debug: bool = opt("", "Log everything, and show tracebacks of errors.", PANEL),
 ) -> Runtime:
     """The run's `Runtime`, with logging set up as the options say."""
-    from nsqtools.cli.running.logs import configure_logging, level
-
     runtime: Runtime = replace(context.obj, quiet=quiet, color=color)
     configure_logging(
         level(quiet=quiet, verbose=2 if debug else verbose),
@@ -180,3 +167,61 @@ def session(
 
 
 Session = Annotated[Runtime, From(session)]
+
+
+LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+def configure_logging(level: int, stderr: TextIO, *, json: bool = False) -> None:
+    """Send what the ``nsqtools`` loggers say at ``level`` and above to ``stderr``."""
+    handler = logging.StreamHandler(stderr)
+    handler.setFormatter(JsonLines() if json else TextLines())
+    logger = package_logger()
+    logger.handlers = [handler]
+    logger.setLevel(level)
+    logger.propagate = False
+
+
+def package_logger() -> logging.Logger:
+    """The logger above all loggers of this package."""
+    return logging.getLogger("nsqtools")
+
+
+def level(*, quiet: bool, verbose: int) -> int:
+    """The log level for ``-q``, ``-v`` and ``-vv``; without any, warnings."""
+    if quiet:
+        return logging.ERROR
+    return LEVELS[min(verbose, len(LEVELS) - 1)]
+
+
+class TextLines(logging.Formatter):
+    """``2026-11-21T08:00:00.123Z warning: connection to 127.0.0.1:4150 lost``"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = escape_line(record.getMessage())
+        line = f"{_moment(record)} {record.levelname.lower()}: {message}"
+        if record.exc_info:
+            line += f"\n{harmless_traceback(self.formatException(record.exc_info))}"
+        return line
+
+
+class JsonLines(logging.Formatter):
+    """One object a line: ``time``, ``level``, ``logger``, ``message``, and ``exception`` if any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        import json
+
+        fields = {
+            "time": _moment(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return escape_json(json.dumps(fields, ensure_ascii=False))
+
+
+def _moment(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

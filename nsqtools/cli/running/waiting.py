@@ -1,7 +1,7 @@
-"""The lines on a terminal about waiting: for what, on which nsqd, and how it ended.
+"""What a command does besides consuming: before it, and while it waits for messages.
 
-Only on a terminal, and not with ``--quiet``. `UntilEmpty` watches the queues for those who wait for
-their end.
+`look_before` asks for the topic, for a SUB would create it. `WaitingNotice` says on a terminal for
+what it waits, on which nsqd, and how it ended. `EmptyWatch` watches a queue for its end.
 """
 
 from __future__ import annotations
@@ -9,14 +9,55 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.running.runtime import Runtime
+from nsqtools.client.connection_settings import ConnectionSettings
 
 if TYPE_CHECKING:
     from nsqtools.client.connection_settings import ConnectionSettings
     from nsqtools.cluster.directory import Cluster
     from nsqtools.tail.tail import Tail
+
+SAFETY = "Safety"
+
+Create = Annotated[
+    bool, opt("--create", "Subscribe even if the topic does not exist, which creates it.", SAFETY)
+]
+
+
+def look_before(
+    topics: Iterable[str],
+    channel: str,
+    connection: ConnectionSettings,
+    runtime: Runtime,
+    *,
+    create: bool,
+    force: bool,
+) -> None:
+    """Ask for the topics before subscribing. Raises `NotFoundError` and `ConfigurationError`.
+
+    Where nobody answers at all, that alone is said: raises the error of the connection.
+    """
+    from nsqtools.client.handshake import require_one
+    from nsqtools.cluster.directory import open_cluster
+    from nsqtools.cluster.topics import check_subscription, inspect_topic
+    from nsqtools.protocol.names import check_channel, check_topic
+
+    check_channel(channel)
+    topics = [check_topic(topic) for topic in topics]
+    with open_cluster(connection) as cluster:
+        for topic in topics:
+            report = inspect_topic(cluster, topic)
+            if not report.asked:
+                nsqds = connection.nsqd_tcp_addresses
+                require_one(nsqds, connection.client_options().dial_timeout_s)
+                if report.failed and not nsqds:
+                    raise report.failed[0]
+            if warning := check_subscription(report, channel, create=create, force=force):
+                runtime.tell(f"nsq: {warning}")
+
 
 LOOK_EVERY_S = 0.5
 

@@ -5,7 +5,7 @@ They have a cluster of their own, so that they share no connection with the samp
 
 from __future__ import annotations
 
-from nsqtools.cli.options.cluster_connection import ClusterSettings
+from nsqtools.cli.options.connection import ClusterSettings
 from nsqtools.cli.running.administering import lines, summary
 from nsqtools.cli.top.console import Change
 from nsqtools.cluster.admin import AdminPlan, apply, plan_channels, plan_topics

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.options.cluster_connection import ClusterSettings
+from nsqtools.cli.options.connection import ClusterSettings
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.cli.top.console import (
     CarryOut,

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Protocol
 
 from nsqtools.cli.commands.tail import INTERACTIVE, ephemeral_channel
-from nsqtools.cli.options.cluster_connection import ClusterSettings
+from nsqtools.cli.options.connection import ClusterSettings
 from nsqtools.cli.top.console import Messages
 from nsqtools.client.message import Message
 from nsqtools.cluster.directory import Cluster

@@ -225,16 +225,14 @@ RAW_WRITERS = {
     "main.py",
     "running/ends.py",
     "running/runtime.py",
-    "render/progress.py",
+    "render/outcomes.py",
     "commands/complete_line.py",
     "commands/completion.py",
     "commands/demo.py",
-    "commands/nsqd.py",
-    "commands/nsqlookupd.py",
+    "commands/daemons.py",
     # our own words, numbers
-    "commands/compat.py",
     "commands/web.py",
-    "compat/go_main.py",
+    "compat/go_programs.py",
 }
 
 

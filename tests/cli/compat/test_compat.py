@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from plugins.cli import RunNsq
 
-from nsqtools.cli.commands.compat import explain, install
-from nsqtools.cli.compat.go_main import go_main
+from nsqtools.cli.compat.go_programs import explain, go_main, install
 from nsqtools.cli.compat.go_utilities import UTILITIES
 from nsqtools.cli.main import UTILITIES as NAMES
 from nsqtools.errors import OutputError

@@ -14,9 +14,9 @@ from nsqtools.cli.options.connection import (
     ConsumerConnection,
     ProducerConnection,
     consumer_connection,
+    destination,
     producer_connection,
 )
-from nsqtools.cli.options.destination import destination
 from nsqtools.cli.parsing import app
 from nsqtools.cli.parsing.binding import flatten
 from nsqtools.cli.running.runtime import Runtime

@@ -80,9 +80,7 @@ def test_version_is_a_command_too() -> None:
 @pytest.mark.parametrize(
     ("line", "same"),
     [
-        ("tail -h", "tail --help"),
         ("topic -h", "topic --help"),
-        ("topic list -h", "topic list --help"),
         ("help tail", "tail --help"),
         ("help topic list", "topic list --help"),
         ("completion -h", "completion --help"),

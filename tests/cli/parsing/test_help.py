@@ -113,6 +113,18 @@ def test_every_help_fits_a_terminal_of_80_columns(
     check_page(re.sub(r"\x1b\[\d*m", "", shown), name, 80)
 
 
+def test_the_brief_help_of_every_command_is_at_most_40_lines_of_80_columns(
+    run_nsq: RunNsq,
+) -> None:
+    for name in PARSED:
+        page = run_nsq([*name.split(), "-h"]).out.decode()
+        lines = page.splitlines()
+        assert len(lines) <= 40, page
+        assert max(map(len, lines)) <= 80, page
+        assert lines[-1] == "--help: all options", page
+        assert page.index("Examples:") < page.index("Options:"), page
+
+
 def test_a_long_example_goes_on_after_a_backslash_and_never_inside_quotes() -> None:
     page = HelpPage("nsq", "", {}, ["nsq tail -t clicks --grep 'x -y | z' --count 10 | wc -l"])
 

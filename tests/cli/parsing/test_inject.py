@@ -30,7 +30,7 @@ def command(topic: str, *, area: Area, quiet: bool = False) -> tuple[str, str, b
 def test_provided_values_become_the_options_of_their_providers() -> None:
     parameters = inspect.signature(flatten(command)).parameters
 
-    assert list(parameters) == ["topic", "quiet", "unit", "width", "height"]
+    assert list(parameters) == ["topic", "unit", "width", "height", "quiet"]
     assert parameters["height"].default == 2
     assert parameters["topic"].annotation is str
 

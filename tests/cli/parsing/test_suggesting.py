@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from plugins.cli import RunNsq
 
-from nsqtools.cli.parsing.suggesting import closest
+from nsqtools.cli.parsing.app import closest
 
 
 @pytest.mark.parametrize(

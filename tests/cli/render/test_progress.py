@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from nsqtools.cli.render.progress import Progress
+from nsqtools.cli.render.outcomes import Progress
 from nsqtools.cli.running.runtime import Runtime
 
 

@@ -11,8 +11,7 @@ import pytest
 from plugins.cli import GivenCommand, RunNsq
 
 from nsqtools.cli.parsing import app
-from nsqtools.cli.running.logs import configure_logging, level
-from nsqtools.cli.running.runtime import Session
+from nsqtools.cli.running.runtime import Session, configure_logging, level
 
 
 @pytest.fixture

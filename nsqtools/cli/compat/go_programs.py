@@ -1,0 +1,315 @@
+"""The Go utilities' names and flags on this program: `go_main`, and ``nsq compat``.
+
+A utility runs as the native command that `go_utilities` translates it to, but for what no native
+command does: nsq_stat's columns, -n of each topic.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.cli.compat.go_utilities import UTILITIES, GoFatal, Translation, translate
+from nsqtools.cli.parsing.help import HelpPage, rendered_for_stdout
+from nsqtools.cli.running.ends import report_error, stopping
+from nsqtools.cli.running.runtime import Runtime
+from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.errors import ConfigurationError, NsqError, OutputError
+from nsqtools.protocol.text import escape_line, format_duration
+from nsqtools.server.go_flags import FlagError, HelpAsked, parse_flags, usage
+
+if TYPE_CHECKING:
+    from nsqtools.cluster.sampling import Sample
+
+Given = Mapping[str, Any]
+
+HEADER_EVERY = 25
+
+
+def option_of(text: str) -> tuple[str, str]:
+    """Return name and value of a client's option: ``key,value``, ``key=value`` or ``key``."""
+    end = min((text.index(mark) for mark in ",=" if mark in text), default=len(text))
+    return text[:end].strip().replace("-", "_"), text[end + 1 :].strip()
+
+
+def connection_of(given: Given) -> ConnectionSettings:
+    """Where to consume, and with which client options. Raises `ConfigurationError`."""
+    options = dict(map(option_of, given["consumer-opt"]))
+    options["max_in_flight"] = str(given["max-in-flight"])
+    return ConnectionSettings(given["nsqd-tcp-address"], given["lookupd-http-address"], (), options)
+
+
+def tail_each(given: Given, runtime: Runtime) -> int:
+    """nsq_tail of several topics with -n: it ends when one of them has shown so many."""
+    from nsqtools.cli.commands.tail import INTERACTIVE, ephemeral_channel
+    from nsqtools.cli.options.printing import lines_printer
+    from nsqtools.cli.render.output import ByteWriter
+    from nsqtools.cli.running.waiting import look_before
+    from nsqtools.tail.run_limits import RunLimits
+    from nsqtools.tail.tail import Tail
+
+    connection = connection_of(given)
+    topics = tuple(dict.fromkeys(given["topic"]))
+    channel = given["channel"] or ephemeral_channel()
+    service = Tail(
+        topics,
+        channel,
+        nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
+        lookupd_http_addresses=connection.lookupd_http_addresses,
+        options=connection.client_options(**INTERACTIVE),
+        write=ByteWriter(runtime.stdout.fileno()).write,
+        encode=lines_printer(runtime, print_topic=given["print-topic"]),
+        limits=RunLimits(given["n"], is_each_topic=True),
+    )
+    look_before(topics, channel, connection, runtime, create=True, force=False)
+    with stopping(service.stop) as signals:
+        service.run()
+    return signals.status()
+
+
+def print_stat(given: Given, runtime: Runtime) -> int:
+    """nsq_stat's table."""
+    from nsqtools.cluster.directory import open_cluster
+    from nsqtools.cluster.sampling import SampleFilter, Sampler
+
+    options = {"lookupd_poll_timeout": format_duration(given["http-client-request-timeout"])}
+    connection = ConnectionSettings(
+        (), given["lookupd-http-address"], given["nsqd-http-address"], options
+    )
+    with open_cluster(connection) as cluster:
+        sampler = Sampler(cluster, SampleFilter((given["topic"],), (given["channel"],)))
+        with stopping(sampler.stop):
+            for number, sample in enumerate(
+                sampler.samples(given["interval"], given["count"] or None)
+            ):
+                for failure in sample.failures:
+                    runtime.tell(f"nsq_stat: {failure.error}")
+                if number % HEADER_EVERY == 0:
+                    runtime.stdout.write(STAT_HEADER)
+                runtime.stdout.write(stat_line(sample))
+                runtime.stdout.flush()
+    return 0
+
+
+STAT_HEADER = (
+    "------rate------+----------------depth----------------"
+    "+--------------metadata---------------\n"
+    + "{:>7} {:>7} | {:>7} {:>7} {:>7} {:>5} {:>5} | {:>7} {:>7} {:>12} {:>7}\n".format(
+        "ingress", "egress", "total", "mem", "disk", "inflt", "def", "req", "t-o", "msgs", "clients"
+    )
+)
+
+
+def stat_line(sample: Sample) -> str:
+    """One line of nsq_stat."""
+    rows = sample.totals
+    if not rows:
+        return ""  # the channel is away for the moment
+    row, rates = rows[0], rows[0].rates
+    numbers = (
+        *((int(rates.ingress), int(rates.egress)) if rates is not None else (0, 0)),
+        row.depth,
+        row.memory,
+        row.disk,
+        row.in_flight,
+        row.deferred,
+        row.requeued,
+        row.timed_out,
+        row.messages,
+        row.clients,
+    )
+    form = "{:7d} {:7d} | {:7d} {:7d} {:7d} {:5d} {:5d} | {:7d} {:7d} {:12d} {:7d}\n"
+    return form.format(*numbers)
+
+
+VERSION = "1.3.0"  # of the utilities whose flags these are
+SIGNALS = (130, 143)
+
+
+def go_main(program: str, arguments: Sequence[str]) -> int:
+    """Run ``program`` with Go's flags; return its exit status."""
+    flags = UTILITIES[program]
+    try:
+        given = read_flags(program, arguments)
+        if given.get("version"):
+            from nsqtools import __version__
+
+            sys.stdout.write(f"{program} v{VERSION} (nsqtools {__version__})\n")
+            return 0
+        translation = translate(program, given)
+    except HelpAsked:
+        sys.stderr.write(usage(program, flags))
+        return 0
+    except FlagError as exc:
+        sys.stderr.write(f"{exc}\n{usage(program, flags)}")
+        return 2
+    except GoFatal as exc:
+        sys.stderr.write(f"{program}: {escape_line(str(exc))}\n")
+        return 1
+    try:
+        status = _run(program, given, translation)
+    except GoFatal as exc:
+        sys.stderr.write(f"{program}: {escape_line(str(exc))}\n")
+        return 1
+    if status in SIGNALS:
+        return 0
+    return 1 if 0 < status < 128 else status
+
+
+def read_flags(program: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Return every flag of a utility with its value. Raises `FlagError` and `HelpAsked`, and
+    `GoFatal` for words that are no flags where the utility refuses them."""
+    flags = UTILITIES[program]
+    given = parse_flags(flags, arguments)
+    values = {name: flag.default for name, flag in flags.items()} | given.options
+    if program == "nsq_to_file" and (rest := _words_after(flags, arguments)):
+        raise GoFatal(f"unknown arguments: [{' '.join(rest)}]")
+    if given.asks_version:
+        values["version"] = True
+    elif program != "nsq_to_file":  # which ignores what it does not know; we refuse that later
+        for flag in ("consumer-opt", "producer-opt"):
+            for text in values.get(flag, ()):
+                _check_client_option(flag, text)
+    return values
+
+
+def _check_client_option(flag: str, text: str) -> None:
+    """Refuse what go-nsq does not know, as a flag that cannot be read."""
+    from nsqtools.client.options import read_option
+
+    name, value = option_of(text)
+    try:
+        read_option(name, value)
+    except ConfigurationError as exc:
+        reason = f"invalid option {name}" if "unknown" in str(exc) else str(exc)
+        raise FlagError(f'invalid value "{text}" for flag -{flag}: {reason}') from None
+
+
+def _words_after(flags: Mapping[str, Any], arguments: Sequence[str]) -> list[str]:
+    """The words after the last flag."""
+    words = list(arguments)
+    while words and words[0].startswith("-") and len(words[0]) > 1:
+        word = words.pop(0)
+        if word == "--":
+            break
+        name, equals, _ = word.lstrip("-").partition("=")
+        if not equals and not flags[name].kind.is_bool:
+            words = words[1:]
+    return words
+
+
+def _run(program: str, given: Mapping[str, Any], translation: Translation) -> int:
+    for name in [name for name in os.environ if name.startswith("NSQ_") and name != "NSQ_DEBUG"]:
+        del os.environ[name]
+    runtime = Runtime(sys.stdout, sys.stderr, {**os.environ, "XDG_CONFIG_HOME": os.devnull})
+    try:
+        if program == "nsq_tail" and given["n"] > 0 and len(given["topic"]) > 1:
+            return tail_each(given, runtime)
+        if program == "nsq_stat":
+            return print_stat(given, runtime)
+        from nsqtools.cli.parsing.app import run
+
+        return run(translation.argv, runtime)
+    except (NsqError, OSError) as exc:
+        return report_error(exc, sys.stderr, debug=bool(os.environ.get("NSQ_DEBUG")))
+
+
+DESCRIPTION = """\
+Use the names and flags of NSQ's Go utilities with this program.
+
+Called as nsq_tail, nsq_to_file, to_nsq, nsq_stat, nsq_to_nsq or nsq_to_http, the program takes the
+flags of that utility, with their meanings: --install makes the links. Nothing that is not such a
+link is replaced. explain shows the native command line for a given one, and what differs."""
+
+ARGUMENTS = (
+    ("explain", "Show the native command line."),
+    ("UTILITY", "nsq_tail, nsq_to_file, to_nsq, nsq_stat, nsq_to_nsq or nsq_to_http."),
+    ("FLAG", "Flags of the utility."),
+)
+
+OPTIONS = (
+    ("--install DIR", "Link the names of the utilities to this program, in DIR."),
+    ("-h, --help", "Show this message and exit."),
+)
+
+EXAMPLES = (
+    "nsq compat --install /usr/local/bin",
+    "nsq compat explain nsq_to_file -topic clicks -lookupd-http-address lookup:4161 -gzip=true",
+)
+
+
+def compat(arguments: list[str]) -> int:
+    """Use the names and flags of NSQ's Go utilities with this program."""
+    match arguments:
+        case ["--help" | "-h"]:
+            sys.stdout.write(rendered_for_stdout(page()))
+        case ["explain", utility, *flags]:
+            sys.stdout.write("".join(f"{line}\n" for line in explain(utility, flags)))
+        case ["--install", directory]:
+            for link in install(Path(directory)):
+                sys.stdout.write(f"{link}\n")
+        case _:
+            raise ConfigurationError(
+                "give --install DIR, or explain UTILITY FLAG ...", hint="See nsq compat --help."
+            )
+    return 0
+
+
+def page() -> HelpPage:
+    """What ``nsq compat --help`` shows."""
+    usage = "nsq compat --install DIR | explain UTILITY [FLAG]..."
+    return HelpPage(usage, DESCRIPTION, {"Arguments": ARGUMENTS, "Options": OPTIONS}, EXAMPLES)
+
+
+def install(directory: Path) -> list[Path]:
+    """Make a link for each Go utility in a directory; return those that are new.
+
+    A file that is there already is not replaced, unless it is such a link. Raises `OutputError` and
+    `ConfigurationError`.
+    """
+    from nsqtools.cli.compat.go_utilities import UTILITIES
+
+    if not directory.is_dir():
+        raise ConfigurationError(f"{directory} is not a directory")
+    program = Path(sys.argv[0]).resolve()
+    made = []
+    for name in UTILITIES:
+        link = directory / name
+        try:
+            if link.is_symlink() and link.resolve() == program:
+                continue
+            if link.is_symlink() and link.resolve().name == "nsq":
+                link.unlink()
+            link.symlink_to(program)
+        except FileExistsError:
+            raise OutputError(
+                f"{link} is there already, and is not ours", hint="Remove it, or take another DIR."
+            ) from None
+        except OSError as exc:
+            raise OutputError(f"cannot link {link} ({exc.strerror})") from exc
+        made.append(link)
+    return made
+
+
+def explain(program: str, arguments: list[str]) -> list[str]:
+    """Return the native line for a Go command line, and what differs. Raises
+    `ConfigurationError`."""
+    from nsqtools.cli.compat.go_utilities import UTILITIES, GoFatal, translate
+    from nsqtools.server.go_flags import FlagError, HelpAsked, usage
+
+    name = os.path.basename(program)
+    if name not in UTILITIES:
+        raise ConfigurationError(
+            f"{program!r} is not a utility of NSQ", hint=f"One of {', '.join(UTILITIES)}."
+        )
+    try:
+        translation = translate(name, read_flags(name, arguments))
+    except HelpAsked:
+        return usage(name, UTILITIES[name]).splitlines()
+    except (FlagError, GoFatal) as exc:
+        raise ConfigurationError(f"{name}: {exc}") from None
+    return [f"nsq {shlex.join(translation.argv)}", *(f"# {note}" for note in translation.notes)]
