@@ -1,7 +1,7 @@
 """HTTP requests to an nsqd, to which the embedded one must answer what the Go one answered.
 
 A case is a list of requests, sent one after the other. Compared are status, body and the headers
-that clients look at; times, ports and memory figures are masked. ``TOPIC`` stands for a topic of
+that clients look at; times, ports and memory figures are masked. ``TOPIC`` is a topic of
 the case's own.
 """
 

@@ -325,7 +325,7 @@ def test_an_answer_over_http_has_a_budget(
 
 @pytest.fixture
 def silent_nsqd() -> Iterator[list[dict[str, object]]]:
-    """2,000 addresses, all of them ours: nobody answers, but the system accepts."""
+    """2,000 addresses, all of them ours: the system accepts, and no program answers."""
     with socket.create_server(("0.0.0.0", 0), backlog=4096) as listener:
         port = listener.getsockname()[1]
         yield [

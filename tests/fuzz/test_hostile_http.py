@@ -1,7 +1,7 @@
 """nsqd and nsqlookupd that answer anything: no command calls it a bug, or takes it for our mistake.
 
 An answer is a good one with values replaced, left out or doubled at random. The cases that were
-found by hand stand in `FOUND`.
+found by hand are in `FOUND`.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def test_emptying_goes_on_in_a_new_file(tmp_path: Path) -> None:
 def test_nothing_is_lost_through_reopening(
     tmp_path_factory: pytest.TempPathFactory, steps: list[int], records_a_file: int
 ) -> None:
-    """Positive: put so many; negative: get so many; 0: close and open again."""
+    """Positive: put that number; negative: get it; 0: close and open again."""
     path = tmp_path_factory.mktemp("queue")
     disk = queue(path, max_bytes=records_a_file * ON_DISK)
     put = got = 0
@@ -240,7 +240,7 @@ def test_what_was_synced_is_there_after_a_power_cut_at_any_moment(
     """As Go's nsqd it leaves the names of files to the journal of the file system."""
     put: list[bytes] = []
     got: list[bytes] = []
-    taken: list[int] = []  # how many were taken when so many promises had been made
+    taken: list[int] = []  # how many were taken, after each promise
     with PowerCut(tmp_path, monkeypatch, names_with_files=True) as record:
         disk = queue(tmp_path, max_bytes=4 * ON_DISK, sync_every=5)
         for number in range(40):

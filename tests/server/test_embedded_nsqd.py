@@ -20,7 +20,7 @@ from nsqtools.server.queues.disk_queue import DiskQueue
 
 
 def test_it_serves_while_the_block_runs() -> None:
-    port = ReservedPort()  # nobody else listens there when it is gone
+    port = ReservedPort()  # no other program listens there when it is gone
     with EmbeddedNsqd(tcp_address=f"127.0.0.1:{port.number}") as nsqd:
         address = nsqd.tcp_address
         path = Path(nsqd.data_path)

@@ -49,7 +49,7 @@ def assert_serves(lookupd: Nsqlookupd) -> None:
 
 
 def test_it_is_ready_when_the_block_starts_and_gone_when_it_ends() -> None:
-    port = ReservedPort()  # nobody else listens there when it is gone
+    port = ReservedPort()  # no other program listens there when it is gone
     with EmbeddedNsqlookupd(http_address=f"127.0.0.1:{port.number}") as lookupd:
         url = f"http://{lookupd.http_address}/ping"
         with urlopen(url) as answer:
