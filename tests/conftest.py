@@ -27,7 +27,6 @@ pytest_plugins = [
     "plugins.java_classes",
     "plugins.network",
     "plugins.object_store",
-    "plugins.real_logs",
     "plugins.schedule",
     "plugins.screens",
     "plugins.scripted_lookupd",

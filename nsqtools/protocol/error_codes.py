@@ -4,7 +4,7 @@ Only the three answers to a late FIN, REQ or TOUCH leave the connection open; ev
 known or not, is fatal (protocol page, and nsqd/protocol_v2.go). A frame's data is the code, a
 blank and a text for people: the text may name ids and may change, so only the code is compared. The
 one exception is an nsqd that requires TLS, which says so only in the text of E_INVALID. The text is
-escaped, for it goes into log lines.
+escaped, because it goes into log lines.
 """
 
 from __future__ import annotations

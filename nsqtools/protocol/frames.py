@@ -1,6 +1,6 @@
 """Frames, nsqd's direction of the stream: ``int32 size | int32 type | data``, big endian.
 
-`FrameBuffer` is fed whatever the socket gave and hands out frames in two ways. `next_frame` is the
+`FrameBuffer` is fed what the socket gave and hands out frames in two ways. `next_frame` is the
 readable one, for negotiation. `take` slices everything complete in one pass and builds the
 messages on the way: one call per read instead of one per message is where the client's speed
 comes from, and why the loop in it is written flat.

@@ -1,4 +1,4 @@
-"""Protocol V1, between nsqd and nsqlookupd, for both sides: lines to it, sized responses back.
+"""Protocol V1 of nsqd and nsqlookupd, for both sides: lines to nsqlookupd, sized responses back.
 
 A response has no frame type: ``int32 size | data``. Errors are responses, too; their data begins
 with ``E_``, and the connection ends with them.

@@ -147,8 +147,8 @@ def parse_patterns(text: str) -> tuple[str, ...]:
 def is_allowed(address: Address, patterns: Iterable[str]) -> bool:
     """Tell whether an address matches a pattern: ``*.internal:4150``, ``10.1.*`` (any port).
 
-    In a pattern ``*`` and ``?`` mean what they mean in file names, and an IPv6 address stands in
-    brackets.
+    In a pattern ``*`` and ``?`` mean what they mean in file names, and an IPv6 address is
+    written in brackets.
     """
     for pattern in patterns:
         host, port = _pattern_parts(pattern)

@@ -2,9 +2,9 @@
 
 nsqd checks a command in steps, and some refusals come before its body has arrived. So a reader
 here takes the buffer and a position, and either returns a value with the position after it,
-raises `RequestError` (the error frame to send), or raises `Incomplete`: so many bytes are needed
-before it is worth trying again. The caller keeps what is left and repeats the command then, which
-is why nothing here has effects.
+raises `RequestError` (the error frame to send), or raises `Incomplete`, with the number of bytes
+that are needed before it is worth trying again. The caller keeps what is left and repeats the
+command then, which is why nothing here has effects.
 
 The order of the checks and the texts are nsqd's (nsqd/protocol_v2.go); clients match on them.
 """

@@ -154,7 +154,7 @@ class TopicStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NsqdStats:
-    """The whole of /stats. None stands for null in ``topics`` and ``producers``, which nsqd sends
+    """The whole of /stats. None is null in ``topics`` and ``producers``, which nsqd sends
     when nothing was found, and leaves ``memory`` out."""
 
     version: str
@@ -210,8 +210,8 @@ def read_stats(document: Any) -> NsqdStats:
 class StatsReader:
     """Reads one answer of an nsqd after the other.
 
-    Of a topic that did not change, as most do not from one moment to the next, it returns the
-    object of the last time, which costs little. One thread at a time.
+    For a topic that did not change, as most do not between two answers, it returns the object of
+    the last answer, which costs little. For one thread at a time.
     """
 
     def __init__(self) -> None:
@@ -323,7 +323,7 @@ def _fill(kind: type[T], document: dict[str, Any], **read: Any) -> T:
 
 @cache
 def _plain_fields(kind: Any) -> tuple[tuple[str, type, Any], ...]:
-    """Return name, type and what stands for nothing, of the fields with a plain value."""
+    """Return name, type and empty value of the fields with a plain value."""
     plain = ((field.name, _EMPTY.get(str(field.type))) for field in fields(kind))
     return tuple((name, type(empty), empty) for name, empty in plain if empty is not None)
 

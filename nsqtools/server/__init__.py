@@ -9,8 +9,8 @@ asyncio loop, so no lock is taken here.
     tcp/                connections, their layers and deadlines, the commands of the protocols
     queues/             the queues of nsqd, topics, channels: memory first, then files
     http/               routing and errors as Go's, and the endpoints
-    settings/           options, flags in Go's syntax, TOML files
-    stats statsd        /stats and /metrics; what goes to statsd
+    options go_flags    the options of both daemons; flags in Go's syntax, TOML files
+    stats               /stats, /metrics, and what goes to statsd
     lookup_peers        registering with nsqlookupd
     registrations       what nsqlookupd knows
 

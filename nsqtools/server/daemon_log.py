@@ -56,11 +56,11 @@ class DaemonLog:
             self._stream.write(f"{self._prefix}{stamp} {_WORDS[level]}: {escape_line(text)}\n")
             self._stream.flush()
         except (OSError, ValueError):
-            # a log that nobody reads any more must not stop the queue
+            # a log without a reader must not stop the queue
             self._stream = None
 
 
-NSQ_VERSION = "1.3.0"  # the nsqd whose behaviour this is; nsqadmin compares it as semver
+NSQ_VERSION = "1.3.0"  # the nsqd whose behavior this is; nsqadmin compares it as semver
 
 
 def version_line(program: str) -> str:

@@ -82,7 +82,7 @@ TLS_VERSIONS = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 
 
 @dataclass(frozen=True, slots=True)
 class FlagKind:
-    """One type of flag. ``go_name`` stands in the usage; ``show`` gives the default there."""
+    """One type of flag. ``go_name`` is its name in the usage; ``show`` gives the default there."""
 
     go_name: str
     parse: Callable[[str], Any]

@@ -1,6 +1,6 @@
 """The connection of an nsqd to one nsqlookupd: registered, kept alive, made again when it breaks.
 
-Every peer has its own task and queue, so one that hangs delays nobody. A connection that ends is
+Every peer has its own task and queue, so one that hangs delays no other. A connection that ends is
 noticed at once; after it is made again everything is registered again.
 
 `LookupRegistry` announces topics and channels to all nsqlookupd, and asks for those of a new

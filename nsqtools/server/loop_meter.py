@@ -9,7 +9,7 @@ many want a share as did in the turn before, at most two milliseconds. Those for
 have it in the next turn, before those that had one (`LoopMeter.soon`). So a quiet client, whose
 command is run when it is read, is not kept waiting by their number.
 
-Long work of the daemon itself is done in steps of a moment (`in_steps`, `free_in_steps`).
+Long work of the daemon itself is done in steps of two milliseconds (`in_steps`, `free_in_steps`).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class LoopMeter(selectors.DefaultSelector):
                 self._waiting.popleft()()
                 if self.is_used_up:
                     break
-        finally:  # the loop reports what raised; all others must have their turns nevertheless
+        finally:  # the loop reports what raised; the others still get their turns
             self._is_due = bool(self._waiting)
             if self._is_due:
                 loop.call_soon(self._run, loop)

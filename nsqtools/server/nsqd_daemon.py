@@ -129,7 +129,7 @@ class NsqdDaemon:
         self._log.info(f"TCP: listening on {self.tcp_address}")
         if is_open_to_all(self._options.tcp_address) and not self._options.auth_http_address:
             self._log.warn(
-                "anybody who reaches this host can publish and consume: listening on all "
+                "every program that reaches this host can publish and consume: listening on all "
                 "interfaces without --auth-http-address; --tcp-address=127.0.0.1:4150 and "
                 "--http-address=127.0.0.1:4151 keep others out"
             )
@@ -231,7 +231,7 @@ def _port(listener: socket.socket | None) -> int:
 
 
 class NsqdRecovery:
-    """Writes what a killed nsqd with --durable left to queue files; serves nobody."""
+    """Writes what a killed nsqd with --durable left to queue files, and serves no client."""
 
     def __init__(self, options: NsqdOptions, log: DaemonLog) -> None:
         self._options = options
@@ -239,7 +239,7 @@ class NsqdRecovery:
         self._lock = DataPathLock(Path(options.data_path or "."))
 
     async def start(self) -> None:
-        """Do it. Raises `ConfigurationError`, ``OSError``."""
+        """Write the queue files. Raises `ConfigurationError`, ``OSError``."""
         options = replace(self._options, durable=False)
         nsqd = NsqdQueues(options, asyncio.get_running_loop(), self._log)
         try:
@@ -249,7 +249,7 @@ class NsqdRecovery:
             self._lock.release()
 
     async def stop(self) -> None:
-        """Do nothing: it is done."""
+        """Do nothing: `start` has done the work."""
 
     def owns_process(self) -> None:
         """Do nothing."""

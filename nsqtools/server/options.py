@@ -241,7 +241,7 @@ class NsqdOptions:
     max_attempts: int = setting(
         0,
         kinds.INT,
-        NOT_GO + "publish a message that comes back after so many attempts to "
+        NOT_GO + "publish a message that comes back after this number of attempts to "
         "--dead-letter-topic, and finish it",
     )
     dead_letter_topic: str = setting(

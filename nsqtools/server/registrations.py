@@ -86,7 +86,7 @@ class Registrations:
     # what an nsqd says: each call returns the entries that changed for it
 
     def identify(self, peer: RegisteredNsqd) -> list[Registration]:
-        """A peer is there."""
+        """Add a peer."""
         self._clients[peer] = None
         return [_CLIENT]
 
@@ -118,7 +118,7 @@ class Registrations:
         return changed
 
     def disconnect(self, peer: RegisteredNsqd) -> list[Registration]:
-        """A peer is gone; all names stay."""
+        """Remove a peer; all names stay."""
         return [entry for entry, producers in self.entries() if _remove(producers, peer)]
 
     # what consumers and administrators ask

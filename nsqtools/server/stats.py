@@ -41,7 +41,7 @@ Families = Iterator[Metric | Histogram]
 
 
 def nsqd_metrics(nsqd: NsqdQueues, connections: int) -> Families:
-    """Yield the metrics of an nsqd with so many TCP connections."""
+    """Yield the metrics of an nsqd with this number of TCP connections."""
     topics = list(nsqd.topics.values())
     channels = [channel for topic in topics for channel in topic.channels.values()]
     yield from _topic_metrics(topics)
@@ -135,7 +135,7 @@ def loop_metrics(program: str, meter: LoopMeter) -> Families:
 def nsqlookupd_metrics(
     registrations: Registrations, connections: int, meter: LoopMeter
 ) -> Families:
-    """Yield the metrics of an nsqlookupd with so many TCP connections."""
+    """Yield the metrics of an nsqlookupd with this number of TCP connections."""
     entries = list(registrations.entries())
     topics = [(name[1], producers) for name, producers in entries if name[0] == "topic"]
     yield _gauge("nsqlookupd_topics", "Topics registered.", len(topics))

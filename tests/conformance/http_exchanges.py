@@ -1,7 +1,7 @@
 """HTTP requests to an nsqd, to which the embedded one must answer what the Go one answered.
 
 A case is a list of requests, sent one after the other. Compared are status, body and the headers
-that clients look at; times, ports and memory figures are masked. ``TOPIC`` stands for a topic of
+that clients look at; times, ports and memory figures are masked. ``TOPIC`` is a topic of
 the case's own.
 """
 
@@ -77,21 +77,15 @@ ROUTES = [
     ),
 ]
 
+PUBLISH = """
+    /pub /pub?topic= /pub?topic=TOPIC /pub?topic=bad%20name /pub?topic=%zz /pub?topic=a;b
+    /pub?topic=TOPIC&topic=other /mpub /mpub?topic=TOPIC /mpub?topic=bad%25
+"""
+
 PUBLISHING = [
     *(
         post(target, body, *SMALL)
-        for target in (
-            "/pub",
-            "/pub?topic=",
-            "/pub?topic=TOPIC",
-            "/pub?topic=bad%20name",
-            "/pub?topic=%zz",
-            "/pub?topic=a;b",
-            "/pub?topic=TOPIC&topic=other",
-            "/mpub",
-            "/mpub?topic=TOPIC",
-            "/mpub?topic=bad%25",
-        )
+        for target in PUBLISH.split()
         for body in (b"", b"body", b"x" * 10, b"x" * 11, b"x" * 50, b"x" * 51)
     ),
     *(
@@ -125,6 +119,11 @@ PUBLISHING = [
     ),
 ]
 
+QUERIES = """
+    ?topic= ?topic=bad%25 ?topic=unknown ?topic=unknown&channel= ?topic=unknown&channel=bad%25
+    ?topic=unknown&channel=ch ?%zz
+"""
+
 ADMINISTRATION = [
     *(
         post(f"/topic/{action}{query}")
@@ -135,16 +134,7 @@ ADMINISTRATION = [
     *(
         post(f"/channel/{action}{query}")
         for action in ("create", "delete", "empty", "pause", "unpause")
-        for query in (
-            "",
-            "?topic=",
-            "?topic=bad%25",
-            "?topic=unknown",
-            "?topic=unknown&channel=",
-            "?topic=unknown&channel=bad%25",
-            "?topic=unknown&channel=ch",
-            "?%zz",
-        )
+        for query in ["", *QUERIES.split()]
     ),
     *(
         row(
@@ -187,29 +177,19 @@ ADMINISTRATION = [
 ]
 
 LATENCY = "e2e-processing-latency-percentile"
+STATS_QUERIES = """
+    topic=TOPIC topic=TOPIC&include_mem=false topic=TOPIC&format=json
+    topic=TOPIC&format=JSON&include_mem=0 topic=TOPIC&format=json&include_clients=false
+    topic=TOPIC&format=json&include_clients=0&include_mem=0
+    topic=TOPIC&format=json&channel=ch&include_mem=false
+    topic=TOPIC&format=json&channel=other&include_mem=false topic=none&format=json&include_mem=false
+    topic=none&include_mem=false format=json&%zz
+"""
 STATISTICS = [
     *(
         row(f"stats {query}", CREATE, CREATE_CHANNEL, Ask("GET", f"/stats?{query}"), flags=flags)
-        for flags in (
-            (),
-            (
-                "-e2e-processing-latency-percentile=0.5,1.0",
-                "-e2e-processing-latency-percentile=0.99",
-            ),
-        )
-        for query in (
-            "topic=TOPIC",
-            "topic=TOPIC&include_mem=false",
-            "topic=TOPIC&format=json",
-            "topic=TOPIC&format=JSON&include_mem=0",
-            "topic=TOPIC&format=json&include_clients=false",
-            "topic=TOPIC&format=json&include_clients=0&include_mem=0",
-            "topic=TOPIC&format=json&channel=ch&include_mem=false",
-            "topic=TOPIC&format=json&channel=other&include_mem=false",
-            "topic=none&format=json&include_mem=false",
-            "topic=none&include_mem=false",
-            "format=json&%zz",
-        )
+        for flags in ((), (f"-{LATENCY}=0.5,1.0", f"-{LATENCY}=0.99"))
+        for query in STATS_QUERIES.split()
     ),
     get("/stats?include_mem=false", "-node-id=1"),
     get("/stats?format=json&include_mem=false", "-node-id=1"),
@@ -260,6 +240,9 @@ WIRE = [
     for name, data in {
         "unknown header": PUB + b"X-Trace: 1\r\n" + ONE + CLOSE + b"\r\nx",
         "two requests": PUB + HOST + b"X-Trace: 1\r\n" + ONE + b"\r\nx" + PING + CLOSE + b"\r\n",
+        "pipelined": (PING + HOST + b"\r\n") * 2 + PING + CLOSE + b"\r\n",
+        "chunks": PUB + CLOSE + CHUNKED + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n",
+        "chunks too large": PUB + CLOSE + CHUNKED + b"6\r\nabcdef\r\n" * 3 + b"0\r\n\r\n",
         "HTTP 1.0": b"GET /ping HTTP/1.0\r\n\r\n",
         "HTTP 1.0 kept open": b"GET /ping HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
         b"GET /ping HTTP/1.0\r\n\r\n",
@@ -272,6 +255,15 @@ WIRE = [
         "unknown transfer coding": PUB + b"Transfer-Encoding: gzip\r\n" + CLOSE + b"\r\n",
         "go-ahead, body too large": PUB + GO_AHEAD + ELEVEN + HOST + b"\r\n" + b"x" * 11,
         "go-ahead, body not read": POST_PING + GO_AHEAD + ELEVEN + HOST + b"\r\n" + b"x" * 11,
+        "go-ahead": PUB + GO_AHEAD + ONE + CLOSE + b"\r\nx",
+        "too large, then another": PUB
+        + HOST
+        + ELEVEN
+        + b"\r\n"
+        + b"x" * 11
+        + PING
+        + CLOSE
+        + b"\r\n",
         "go-ahead, no body": PING + GO_AHEAD + CLOSE + b"\r\n",
         "unknown expectation": PING + b"Expect: more\r\n" + CLOSE + b"\r\n",
         "body too large": PUB + HOST + b"Content-Length: %d\r\n\r\n" % BIG + b"x" * BIG,

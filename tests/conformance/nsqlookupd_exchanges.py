@@ -26,10 +26,9 @@ TIMEOUT_S = patience_s(10.0)
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """A peer sends commands and waits for as many responses; a new name is a new connection."""
+    """A peer sends commands and waits for a response to each; a new name is a new connection."""
 
     data: bytes
-    responses: int = 1
     peer: str = "a"
 
 
@@ -74,7 +73,20 @@ def post(target: str) -> Ask:
 
 
 HELLO = identify()
+OTHER = identify(broadcast_address="other", hostname="x", http_port=1)
 LOOK = tuple(map(Ask, ("/topics", "/channels?topic=t", "/lookup?topic=t", "/nodes", "/debug")))
+
+
+def life(name: str, *steps: Step | bytes, flags: tuple[str, ...] = ()) -> Case:
+    """A peer identifies itself, says and does this, and then everything is looked at."""
+    found = [Say(step) if isinstance(step, bytes) else step for step in steps]
+    return Case(name, (Say(HELLO), *found, *LOOK), flags)
+
+
+def b(data: bytes) -> Say:
+    """A second peer says it."""
+    return Say(data, "b")
+
 
 LINES = [
     last_words("nothing", b""),
@@ -129,96 +141,54 @@ REGISTRATIONS = [
         for command in (b"REGISTER", b"REGISTER t", b"UNREGISTER t c", b"REGISTER bad%")
     ),
     *(
-        Case(line.decode("latin-1"), (Say(HELLO), Leave(line + b"\n"), *LOOK))
+        life(line.decode("latin-1"), Leave(line + b"\n"))
         for command in (b"REGISTER", b"UNREGISTER")
         for line in (
-            command,
-            command + b" t",
-            command + b" t c",
-            command + b" t c more",
-            command + b"  t",
-            command + b" t  c",
-            command + b" \t t",
-            command + b" bad% c",
-            command + b" t bad%",
-            command + b" t *",
-            command + b" *",
-            command + b" t c\xff",
-            command + b" it's",
-            command + b" " + b"x" * 64,
-            command + b" " + b"x" * 65,
-            command + b" t#ephemeral c#ephemeral",
+            *(command + more for more in (b"", b" t", b" t c", b" t c more", b"  t", b" t  c")),
+            *(command + more for more in (b" \t t", b" bad% c", b" t bad%", b" t *", b" *")),
+            *(command + more for more in (b" t c\xff", b" it's", b" " + b"x" * 64)),
+            *(command + more for more in (b" " + b"x" * 65, b" t#ephemeral c#ephemeral")),
             command + b" #ephemeral",
         )
     ),
-    Case("a topic", (Say(HELLO), Say(b"REGISTER t\n"), *LOOK)),
-    Case("a channel", (Say(HELLO), Say(b"REGISTER t c\n"), *LOOK)),
-    Case("again", (Say(HELLO), Say(b"REGISTER t c\nREGISTER t c\nREGISTER t\n", 3), *LOOK)),
-    Case("several", (Say(HELLO), Say(b"REGISTER t c\nREGISTER t d\nREGISTER u\n", 3), *LOOK)),
-    Case(
-        "two peers",
-        (
-            Say(HELLO),
-            Say(identify(broadcast_address="other", hostname="x", http_port=1), peer="b"),
-            Say(b"REGISTER t c\n"),
-            Say(b"REGISTER t d\n", peer="b"),
-            *LOOK,
-            Leave(),
-            *LOOK,
-        ),
-    ),
-    Case("names stay", (Say(HELLO), Say(b"REGISTER t c\n"), Leave(), *LOOK)),
-    Case(
+    life("a topic", b"REGISTER t\n"),
+    life("a channel", b"REGISTER t c\n"),
+    life("again", b"REGISTER t c\nREGISTER t c\nREGISTER t\n"),
+    life("several", b"REGISTER t c\nREGISTER t d\nREGISTER u\n"),
+    life("two peers", b(OTHER), b"REGISTER t c\n", b(b"REGISTER t d\n"), *LOOK, Leave()),
+    life("names stay", b"REGISTER t c\n", Leave()),
+    life(
         "ephemeral names stay, too, when the peer just leaves",
-        (
-            Say(HELLO),
-            Say(b"REGISTER t#ephemeral c#ephemeral\n"),
-            Leave(),
-            Ask("/topics"),
-            Ask("/lookup?topic=t%23ephemeral"),
-        ),
+        b"REGISTER t#ephemeral c#ephemeral\n",
+        Leave(),
+        Ask("/lookup?topic=t%23ephemeral"),
     ),
-    Case(
-        "unregister a channel",
-        (Say(HELLO), Say(b"REGISTER t c\nREGISTER t d\nUNREGISTER t c\n", 3), *LOOK),
-    ),
-    Case(
-        "unregister a topic",
-        (Say(HELLO), Say(b"REGISTER t c\nREGISTER t d\nUNREGISTER t\n", 3), *LOOK),
-    ),
-    Case(
+    life("unregister a channel", b"REGISTER t c\nREGISTER t d\nUNREGISTER t c\n"),
+    life("unregister a topic", b"REGISTER t c\nREGISTER t d\nUNREGISTER t\n"),
+    life(
         "unregister an ephemeral channel",
-        (
-            Say(HELLO),
-            Say(HELLO, peer="b"),
-            Say(b"REGISTER t c#ephemeral\n"),
-            Say(b"REGISTER t c#ephemeral\n", peer="b"),
-            Say(b"UNREGISTER t c#ephemeral\n"),
-            Ask("/channels?topic=t"),
-            Say(b"UNREGISTER t c#ephemeral\n", peer="b"),
-            *LOOK,
-        ),
+        b(HELLO),
+        b"REGISTER t c#ephemeral\n",
+        b(b"REGISTER t c#ephemeral\n"),
+        b"UNREGISTER t c#ephemeral\n",
+        Ask("/channels?topic=t"),
+        b(b"UNREGISTER t c#ephemeral\n"),
     ),
-    Case(
+    life(
         "unregister an ephemeral topic",
-        (
-            Say(HELLO),
-            Say(b"REGISTER t#ephemeral c\n"),
-            Say(b"UNREGISTER t#ephemeral\n"),
-            Ask("/topics"),
-            Ask("/channels?topic=t%23ephemeral"),
-            Ask("/lookup?topic=t%23ephemeral"),
-        ),
+        b(HELLO),
+        b"REGISTER t#ephemeral c\n",
+        b(b"REGISTER t#ephemeral\n"),
+        b"UNREGISTER t#ephemeral\n",
+        Ask("/channels?topic=t%23ephemeral"),
+        b(b"UNREGISTER t#ephemeral\n"),
+        Ask("/lookup?topic=t%23ephemeral"),
     ),
-    Case(
+    life(
         "unregister what another peer has",
-        (
-            Say(HELLO),
-            Say(HELLO, peer="b"),
-            Say(b"REGISTER t c\n"),
-            Say(b"UNREGISTER t\nUNREGISTER t c\n", 2, peer="b"),
-            *LOOK,
-        ),
+        b(HELLO),
+        b"REGISTER t c\n",
+        b(b"UNREGISTER t\nUNREGISTER t c\nUNREGISTER never seen\n"),
     ),
 ]
 
@@ -227,126 +197,80 @@ UNMARKED = ("-tombstone-lifetime=1ns",)
 TOMBSTONE = post("/topic/tombstone?topic=t&node=nsqd.example:4151")
 
 LIFETIMES = [
-    Case("inactive", (Say(HELLO), Say(b"REGISTER t c\n"), *LOOK), INACTIVE),
-    Case("never inactive", (Say(HELLO), Say(b"REGISTER t c\nPING\n", 2), *LOOK)),
-    Case("tombstone", (Say(HELLO), Say(b"REGISTER t c\nREGISTER u\n", 2), TOMBSTONE, *LOOK)),
-    Case("tombstone that is over", (Say(HELLO), Say(b"REGISTER t\n"), TOMBSTONE, *LOOK), UNMARKED),
-    Case(
-        "tombstone before a registration",
-        (Say(HELLO), TOMBSTONE, Say(b"REGISTER t\n"), *LOOK),
-    ),
-    Case(
-        "registering again lifts no tombstone",
-        (Say(HELLO), Say(b"REGISTER t c\n"), TOMBSTONE, Say(b"REGISTER t c\n"), *LOOK),
-    ),
-    Case(
+    life("inactive", b"REGISTER t c\n", flags=INACTIVE),
+    life("never inactive", b"REGISTER t c\nPING\n"),
+    life("tombstone", b"REGISTER t c\nREGISTER u\n", TOMBSTONE),
+    life("tombstone that is over", b"REGISTER t\n", TOMBSTONE, flags=UNMARKED),
+    life("tombstone before a registration", TOMBSTONE, b"REGISTER t\n"),
+    life("registering again lifts no tombstone", b"REGISTER t c\n", TOMBSTONE, b"REGISTER t c\n"),
+    life(
         "unregistering and registering lifts it",
-        (
-            Say(HELLO),
-            Say(b"REGISTER t c\n"),
-            TOMBSTONE,
-            Say(b"UNREGISTER t\nREGISTER t\n", 2),
-            *LOOK,
-        ),
+        b"REGISTER t c\n",
+        TOMBSTONE,
+        b"UNREGISTER t\nREGISTER t\n",
     ),
-    Case(
+    life(
         "tombstone of one of two",
-        (
-            Say(HELLO),
-            Say(identify(http_port=1), peer="b"),
-            Say(b"REGISTER t\n"),
-            Say(b"REGISTER t\n", peer="b"),
-            TOMBSTONE,
-            *LOOK,
-        ),
+        b(identify(http_port=1)),
+        b"REGISTER t\n",
+        b(b"REGISTER t\n"),
+        TOMBSTONE,
     ),
     *(
-        Case(f"tombstone {query}", (Say(HELLO), Say(b"REGISTER t\n"), post(target), *LOOK))
+        life(f"tombstone {query}", b"REGISTER t\n", post(target))
         for query in ("", "topic=t", "node=x", "topic=t&node=", "topic=u&node=x", "topic=%zz")
         for target in (f"/topic/tombstone?{query}",)
     ),
 ]
 
+QUERIES = """
+    ?topic= ?topic=t ?topic=bad%25 ?topic=%zz ?topic=a;b ?channel=c ?topic=t&channel=
+    ?topic=t&channel=bad%25 ?topic=t&channel=c ?topic=t&topic=u&channel=c&channel=d
+    ?topic=*&channel=c ?topic=t&channel=* ?topic=t%23ephemeral&channel=c%23ephemeral
+"""
+
 ADMINISTRATION = [
     *(
         Case(f"POST {path}{query}", (post(path + query), *LOOK))
         for path in ("/topic/create", "/topic/delete", "/channel/create", "/channel/delete")
-        for query in (
-            "",
-            "?topic=",
-            "?topic=t",
-            "?topic=bad%25",
-            "?topic=%zz",
-            "?topic=a;b",
-            "?channel=c",
-            "?topic=t&channel=",
-            "?topic=t&channel=bad%25",
-            "?topic=t&channel=c",
-            "?topic=t&topic=u&channel=c&channel=d",
-            "?topic=*&channel=c",
-            "?topic=t&channel=*",
-            "?topic=t%23ephemeral&channel=c%23ephemeral",
-        )
+        for query in ["", *QUERIES.split()]
     ),
-    Case(
+    life(
         "delete a topic that is announced",
-        (
-            Say(HELLO),
-            Say(b"REGISTER t c\n"),
-            post("/topic/delete?topic=t"),
-            *LOOK,
-            Say(b"REGISTER t d\n"),
-            *LOOK,
-        ),
+        b"REGISTER t c\n",
+        post("/topic/delete?topic=t"),
+        *LOOK,
+        b"REGISTER t d\n",
     ),
-    Case(
+    life(
         "delete a channel that is announced",
-        (Say(HELLO), Say(b"REGISTER t c\n"), post("/channel/delete?topic=t&channel=c"), *LOOK),
+        b"REGISTER t c\n",
+        post("/channel/delete?topic=t&channel=c"),
+        post("/channel/delete?topic=t&channel=c"),
     ),
-    Case(
+    life(
         "wildcards",
-        (
-            Say(HELLO),
-            Say(b"REGISTER t c\nREGISTER u d\nREGISTER u c\n", 3),
-            Ask("/lookup?topic=*"),
-            Ask("/channels?topic=*"),
-            post("/topic/delete?topic=*"),
-            *LOOK,
-            Ask("/lookup?topic=*"),
-        ),
+        b"REGISTER t c\nREGISTER u d\nREGISTER u c\n",
+        Ask("/lookup?topic=*"),
+        Ask("/channels?topic=*"),
+        post("/topic/delete?topic=*"),
+        *LOOK,
+        Ask("/lookup?topic=*"),
+        Ask("/channels?topic=*"),
     ),
 ]
 
+PATHS = """
+    /ping /info /lookup /topics /channels /nodes /debug / /lookup?topic= /channels?topic=
+    /lookup?topic=none /lookup?topic=* /channels?topic=* /lookup?%zz /ping/ /PING /topic/create/
+    /Topic/Delete?topic=t //ping /stats /debug/pprof/ /debug/pprof/allocs /debug/pprof/symbol/
+    /nothing
+"""
+
 ROUTES = [
-    Case(
-        f"{method} {path}",
-        (Ask(path, method),),
-    )
+    Case(f"{method} {path}", (Ask(path, method),))
     for method in ("GET", "POST", "HEAD", "PUT", "OPTIONS")
-    for path in (
-        "/ping",
-        "/info",
-        "/lookup",
-        "/topics",
-        "/channels",
-        "/nodes",
-        "/debug",
-        "/",
-        "/lookup?topic=",
-        "/channels?topic=",
-        "/lookup?topic=none",
-        "/lookup?%zz",
-        "/ping/",
-        "/PING",
-        "/topic/create/",
-        "/Topic/Delete?topic=t",
-        "//ping",
-        "/stats",
-        "/debug/pprof/",
-        "/debug/pprof/allocs",
-        "/debug/pprof/symbol/",
-        "/nothing",
-    )
+    for path in PATHS.split()
 ]
 
 TABLES = {
@@ -377,7 +301,9 @@ def play(lookupd: Nsqlookupd, case: Case) -> list[Any]:
             match step:
                 case Say():
                     peer(step).send(step.data)
-                    found += [masked(peer(step).read_response()) for _ in range(step.responses)]
+                    found += [
+                        masked(peer(step).read_response()) for _ in range(step.data.count(b"\n"))
+                    ]
                 case Leave():
                     peer(step, step.magic).send(step.data)
                     found.append(masked(peer(step).leave()))

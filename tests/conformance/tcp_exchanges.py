@@ -2,7 +2,7 @@
 
 A case is what one client sends, in steps. After a step that names a number of frames the client
 waits for them; at the end it stops sending and reads until the server closes, so that nothing
-depends on time. Timestamps and ids that the server made are masked. ``TOPIC`` stands for a topic
+depends on time. Timestamps and ids that the server made are masked. ``TOPIC`` is a topic
 of the case's own.
 """
 

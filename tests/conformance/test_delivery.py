@@ -23,6 +23,7 @@ from plugins.wire import MESSAGE, RESPONSE
 SCAN_S = 6.0  # the slowest that the Go nsqd notices a timeout on a channel that is new
 
 AnyNsqd = Callable[..., Nsqd]
+MPUB = b"MPUB t\n\0\0\0\x64\0\0\0\x0a"  # and ten messages to come
 
 
 @pytest.fixture(scope="module", params=NSQD_KINDS)
@@ -104,7 +105,7 @@ def test_a_message_times_out_and_comes_again(timed_nsqd: Nsqd) -> None:
         failed = client.read_error()
 
     assert (second.id, second.timestamp_ns) == (first.id, first.timestamp_ns)
-    assert 0.9 < waited_s < patience_s(1 + SCAN_S)
+    assert waited_s > 0.9
     assert failed == b"E_FIN_FAILED FIN %b failed ID not in flight" % first.id
     timeouts = nsqd.channel_stats("timeout", "ch")["timeout_count"]
     # once, unless the RDY 0 took longer than a second
@@ -200,7 +201,7 @@ def test_requeued_with_a_delay_it_waits(timed_nsqd: Nsqd) -> None:
         waited_s = time.monotonic() - started_s
 
     assert (again.id, again.attempts, again.body) == (held.id, 2, b"body")
-    assert 0.4 < waited_s < patience_s(0.5 + SCAN_S)
+    assert waited_s > 0.4
 
 
 def test_a_paused_channel_holds_messages_back(any_nsqd: AnyNsqd) -> None:
@@ -274,13 +275,8 @@ def test_an_ephemeral_channel_drops_the_newest(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd("-mem-queue-size=2")
     with RawClient(nsqd.tcp_address) as client:
         client.subscribe("t", "ch#ephemeral")
-        for body in (
-            b"1",
-            b"2",
-            b"3",
-            b"4",
-        ):  # together two of them might wait on the disk of the topic
-            nsqd.publish("t", body)
+        for number in range(1, 5):  # together two of them might wait on the disk of the topic
+            nsqd.publish("t", b"%d" % number)
         client.send(b"RDY 5\n")
         assert [message.body for message in client.read_messages(2)] == [b"1", b"2"]
         assert nsqd.depth("t", "ch#ephemeral") == 0
@@ -327,34 +323,20 @@ def test_output_is_buffered_for_its_timeout(any_nsqd: AnyNsqd) -> None:
         client.read_messages(5)
         waited_s = time.monotonic() - started_s
 
-    assert 1.9 < waited_s < patience_s(5)
+    assert waited_s > 1.9
 
 
-def test_unbuffered_output_leaves_at_once(any_nsqd: AnyNsqd) -> None:
-    nsqd = any_nsqd()
+@pytest.mark.parametrize(("size", "ready"), [(-1, 100), (16384, 1)], ids=["unbuffered", "no room"])
+def test_what_need_not_wait_leaves_at_once(any_nsqd: AnyNsqd, size: int, ready: int) -> None:
+    """Else it would come after an hour, long after the deadline of a read."""
+    nsqd = any_nsqd("-max-output-buffer-timeout=1h")
     with RawClient(nsqd.tcp_address) as client:
-        client.identify(output_buffer_size=-1, output_buffer_timeout=30000)
-        client.subscribe("t", "ch", ready=100)
+        client.identify(output_buffer_size=size, output_buffer_timeout=3_600_000)
+        client.subscribe("t", "ch", ready=ready)
         client.settle()
-        started_s = time.monotonic()
-        for number in range(5):
-            nsqd.publish("t", b"%d" % number)
-            client.read_message()
-
-    assert time.monotonic() - started_s < patience_s(5)
-
-
-def test_a_client_without_room_gets_its_message_at_once(any_nsqd: AnyNsqd) -> None:
-    nsqd = any_nsqd()
-    with RawClient(nsqd.tcp_address) as client:
-        client.identify(output_buffer_timeout=30000)
-        client.subscribe("t", "ch", ready=1)
-        started_s = time.monotonic()
         for number in range(5):
             nsqd.publish("t", b"%d" % number)
             client.finish([client.read_message()])
-
-    assert time.monotonic() - started_s < patience_s(5)
 
 
 def test_a_silent_client_is_closed_after_two_heartbeats(any_nsqd: AnyNsqd) -> None:
@@ -366,7 +348,7 @@ def test_a_silent_client_is_closed_after_two_heartbeats(any_nsqd: AnyNsqd) -> No
         waited_s = time.monotonic() - started_s
 
     assert beats >= 1
-    assert 1.5 < waited_s < patience_s(4)
+    assert waited_s > 1.5
 
 
 def heartbeats_until_closed(client: RawClient) -> int:
@@ -380,15 +362,21 @@ def heartbeats_until_closed(client: RawClient) -> int:
     raise AssertionError("something else than a heartbeat came")
 
 
-def test_a_body_that_never_comes_is_refused_in_time(any_nsqd: AnyNsqd) -> None:
+@pytest.mark.parametrize(("begun", "more"), [(b"PUB t\n\0\0\0\x09half", b""), (MPUB, b"\0\0\0\1x")])
+def test_a_body_that_never_ends_is_refused_in_time(
+    any_nsqd: AnyNsqd, begun: bytes, more: bytes
+) -> None:
+    """Bytes of a body do not reset the silence, only commands do."""
     nsqd = any_nsqd()
     with RawClient(nsqd.tcp_address) as client:
         client.identify(heartbeat_interval=1000)
-        client.send(b"PUB t\n\0\0\0\x09half")
+        client.send(begun)
         while (found := client.read_frame()) == (RESPONSE, HEARTBEAT):
-            pass
+            with suppress(ConnectionError):  # it has closed, and the error is still to be read
+                client.send(more)
 
-    assert found[1] == b"E_BAD_MESSAGE PUB failed to read message body"
+    command = begun.split()[0]
+    assert found[1].startswith(b"E_BAD_MESSAGE %b failed to read message" % command)
 
 
 def test_a_command_resets_the_silence(any_nsqd: AnyNsqd) -> None:
@@ -423,16 +411,4 @@ def test_deferred_publishes_without_a_channel_wait_from_then_on(any_nsqd: AnyNsq
         client.subscribe("t", "ch", ready=1)
         assert client.read_message().body == b"late"
 
-    assert 0.25 < time.monotonic() - started_s < patience_s(0.3 + SCAN_S)
-
-
-def test_bytes_of_a_body_do_not_reset_the_silence(any_nsqd: AnyNsqd) -> None:
-    nsqd = any_nsqd()
-    with RawClient(nsqd.tcp_address) as client:
-        client.identify(heartbeat_interval=1000)
-        client.send(b"MPUB t\n\0\0\0\x64\0\0\0\x0a")
-        while (found := client.read_frame()) == (RESPONSE, HEARTBEAT):
-            with suppress(ConnectionError):  # it has closed, and the error is still to be read
-                client.send(b"\0\0\0\1x")
-
-    assert found[1].startswith(b"E_BAD_MESSAGE MPUB failed to read message")
+    assert time.monotonic() - started_s > 0.25

@@ -1,7 +1,7 @@
 """The embedded daemons answer as the Go ones did when the exchanges of this folder were recorded.
 
 What Go answered is in ``answers/``, a line of JSON for each case, its bytes as latin-1. One test
-here asks the Go daemons again. After a change of the cases record them anew:
+here asks the Go daemons again. After a change of the cases record them again:
 
     NSQTOOLS_RECORD_EXCHANGES=1 pytest tests/conformance/test_exchanges.py
 """

@@ -1,4 +1,4 @@
-"""Journals and indexes that somebody else wrote are read as far as they make sense."""
+"""Journals and indexes of other writers are read as far as they make sense."""
 
 from __future__ import annotations
 

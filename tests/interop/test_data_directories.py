@@ -121,7 +121,7 @@ def test_partly_read_files_are_read_on(
 def test_the_files_of_a_drained_queue_have_the_same_content(
     kinds: Kinds, data_path: Callable[[], Path], serve: Serve
 ) -> None:
-    """The meta file says where reading and writing stand; both write the same for the same."""
+    """The meta file has the positions of reading and writing; both daemons write the same."""
     contents = []
     for kind in kinds:
         server = kind(data_path(), "-mem-queue-size=0", "-max-bytes-per-file=200")

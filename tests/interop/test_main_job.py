@@ -1,11 +1,15 @@
 """The main job on real input: log lines through ``nsq pub``, a real nsqd, and ``nsq tail``.
 
 Every way to connect, each with and without AUTH; what comes out is compared, sorted, with what went
-in. By default a few megabytes each; ``pytest -m slow tests/interop/test_main_job.py`` takes 100 MB.
+in. Lines are what this machine has logged, repeated: made-up ones are all alike, real ones have
+every length, quoting and encoding that logs have. By default a few megabytes each;
+``pytest -m slow tests/interop/test_main_job.py`` takes 100 MB.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +19,6 @@ import pytest
 from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
 from plugins.daemons import GoNsqd
-from plugins.real_logs import sorted_digest
 
 NSQ = [sys.executable, "-m", "nsqtools"]
 SECRET = "open sesame"
@@ -33,6 +36,48 @@ SIZES = [
     pytest.param(3_000_000, id="3MB"),
     pytest.param(100_000_000, id="100MB", marks=pytest.mark.slow),
 ]
+
+
+LOGS = Path("/var/log")
+ENOUGH_LINES = 1000
+
+
+def machine_log_lines() -> list[bytes]:
+    """The lines of this machine's text logs that are not empty, without their newlines."""
+    lines: list[bytes] = []
+    for path in sorted(LOGS.rglob("*.log")):
+        try:
+            text = path.read_bytes()
+        except OSError:  # not everybody may read every log
+            continue
+        if b"\0" not in text:
+            lines += [line for line in text.split(b"\n") if line]
+    return lines
+
+
+@pytest.fixture
+def real_log(tmp_path: Path) -> Callable[[int], Path]:
+    """A factory of files of real log lines, at least as large as asked for, in bytes."""
+    lines = machine_log_lines()
+    if len(lines) < ENOUGH_LINES:
+        pytest.skip(f"only {len(lines)} log lines below {LOGS}: too few to be of use")
+
+    def make(size: int) -> Path:
+        path = tmp_path / "real.log"
+        block = b"\n".join(lines) + b"\n"
+        with path.open("wb") as log:
+            for _ in itertools.takewhile(lambda _: log.tell() < size, itertools.count()):
+                log.write(block)
+        return path
+
+    return make
+
+
+def sorted_digest(path: Path) -> tuple[int, str]:
+    """The number of lines of a file, and a digest of them in order."""
+    *lines, rest = path.read_bytes().split(b"\n")  # splitlines() would also split at a lone \r
+    assert rest == b"", "the file ends inside a line"
+    return len(lines), hashlib.sha256(b"\n".join(sorted(lines))).hexdigest()
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -6,12 +6,14 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
-from plugins.daemons import GO_PROGRAMS, EmbeddedNsqdProcess
+from plugins.cli import RunNsq, SpawnNsq
+from plugins.daemons import EmbeddedNsqdProcess
+from plugins.ports import ReservedPort
 from plugins.servers import Serve
 from plugins.waiting import patience_s
 
@@ -28,7 +30,10 @@ from nsqtools.server.options import NsqdOptions
 
 FLAGS = flags_of(NsqdOptions, {"worker-id": "[deprecated] use --node-id"})
 TIMEOUT_S = patience_s(20.0)
-NSQD = [sys.executable, "-m", "nsqtools", "nsqd"]
+FREE_PORTS = ("-tcp-address=127.0.0.1:0", "--http-address", "127.0.0.1:0")
+LINE = re.compile(
+    r"\[nsqlookupd\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} (DEBUG|INFO|WARNING|ERROR|FATAL): "
+)
 
 
 def given(*arguments: str) -> dict[str, object]:
@@ -71,57 +76,61 @@ def test_flags_are_read_as_go_reads_them(arguments: list[str], options: dict[str
     assert given(*arguments) == options
 
 
-REFUSED = [
-    ["-nonsense"],
-    ["---max-rdy-count=5"],
-    ["-=5"],
-    ["-max-rdy-count"],
-    ["-max-rdy-count=five"],
-    ["-max-rdy-count=1e3"],
-    ["-max-rdy-count="],
-    ["-max-rdy-count=99999999999999999999"],
-    ["-msg-timeout=5"],
-    ["-msg-timeout=5x"],
-    ["-msg-timeout="],
-    ["-snappy=yes"],
-    ["-tls-required=maybe"],
-    ["-tls-min-version=ssl3.0"],
-    ["-log-level=loud"],
-]
+REFUSED = """
+    -nonsense ---max-rdy-count=5 -=5 -max-rdy-count -max-rdy-count=five -max-rdy-count=1e3
+    -max-rdy-count= -max-rdy-count=99999999999999999999 -msg-timeout=5 -msg-timeout=5x -msg-timeout=
+    -snappy=yes -tls-required=maybe -tls-min-version=ssl3.0 -log-level=loud
+"""
 
 
-@pytest.mark.parametrize("arguments", REFUSED)
-def test_a_refusal_stops_at_the_command_line(arguments: list[str]) -> None:
+@pytest.mark.parametrize("argument", REFUSED.split())
+def test_a_refusal_stops_at_the_command_line(argument: str) -> None:
     with pytest.raises(FlagError):
-        given(*arguments)
+        given(argument)
 
 
-@pytest.mark.real_nsqd
+# Go has other words for a number that is too large or missing, and says where it is wrong
+SAME_WORDS = [each for each in REFUSED.split() if "99999" not in each and each[-7:] != "-count="]
+SAME_WORDS_OF_NSQLOOKUPD = """
+    -nonsense -tombstone-lifetime=5 -log-level=loud -data-path=/tmp ---version -tcp-address
+    -version=maybe
+"""
+
+
 @pytest.mark.parametrize(
-    "arguments",
-    # Go has other words for a number that is too large or missing, and says where it is wrong
-    [each for each in REFUSED if "99999" not in each[0] and each != ["-max-rdy-count="]],
+    ("program", "argument"),
+    [
+        *(("nsqd", each) for each in SAME_WORDS),
+        *(("nsqlookupd", each) for each in SAME_WORDS_OF_NSQLOOKUPD.split()),
+    ],
 )
-def test_the_first_line_of_a_refusal_is_gos(arguments: list[str]) -> None:
-    go = subprocess.run(
-        [GO_PROGRAMS / "nsqd", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S
-    )
-    with pytest.raises(FlagError) as refusal:
-        given(*arguments)
+def test_a_refusal_is_gos(
+    run_nsq: RunNsq, go_program: Callable[[str], Path], program: str, argument: str
+) -> None:
+    go = subprocess.run([go_program(program), argument], capture_output=True, text=True)
+    ours = run_nsq([program, argument])
 
-    assert go.returncode == 2
-    assert str(refusal.value) == go.stderr.splitlines()[0]
+    assert (ours.status, ours.out) == (go.returncode, b"") == (2, b"")
+    assert without_own_flags(ours.err) == go.stderr.replace("'ssl3.0', ", "")
 
 
-@pytest.mark.real_nsqd
-def test_the_usage_is_gos() -> None:
-    go = subprocess.run([GO_PROGRAMS / "nsqd", "-h"], capture_output=True, text=True)
-    ours = subprocess.run([*NSQD, "-h"], capture_output=True, text=True)
+@pytest.mark.parametrize("program", ["nsqd", "nsqlookupd"])
+def test_usage_and_version_are_gos(
+    run_nsq: RunNsq, go_program: Callable[[str], Path], program: str
+) -> None:
+    go = subprocess.run([go_program(program), "-h"], capture_output=True, text=True)
+    ours = run_nsq([program, "-h"])
+    version = run_nsq([program, "-version"])
 
-    assert (ours.returncode, ours.stdout) == (0, "")
-    # flags of our own say so; and ssl3.0 is in Go's help, and refused
-    common = re.sub(r"  -.*\n    \t\[not in Go's nsqd\].*\n", "", ours.stderr)
-    assert common == go.stderr.replace("'ssl3.0', ", "")
+    assert (ours.status, ours.out) == (0, b"")
+    assert without_own_flags(ours.err) == go.stderr.replace("'ssl3.0', ", "")
+    assert (version.status, version.err) == (0, "")
+    assert re.fullmatch(rf"{program} v1\.3\.0 \(built w/python[\d.]+\)\n", version.out.decode())
+
+
+def without_own_flags(usage: str) -> str:
+    """Flags of our own say so in the usage; and ssl3.0 is in Go's, and refused."""
+    return re.sub(r"  -.*\n    \t\[not in Go's nsqd\].*\n", "", usage)
 
 
 @pytest.mark.parametrize("word", ["-h", "-help", "--help", "--h"])
@@ -197,19 +206,6 @@ def test_options_that_cannot_be_are_refused(options: dict[str, object], reason: 
         NsqdOptions(**options)  # type: ignore[arg-type]
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*NSQD, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
-
-
-def test_the_version_is_printed_in_nsqds_form() -> None:
-    done = run("-version")
-
-    assert re.fullmatch(r"nsqd v\d+\.\d+\.\d+ \(built w/python[\d.]+\)\n", done.stdout)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 @pytest.mark.parametrize(
     ("arguments", "status", "reason"),
     [
@@ -222,21 +218,21 @@ def test_the_version_is_printed_in_nsqds_form() -> None:
     ],
 )
 def test_it_says_in_one_line_why_it_does_not_start(
-    tmp_path: Path, arguments: list[str], status: int, reason: str
+    run_nsq: RunNsq, tmp_path: Path, arguments: list[str], status: int, reason: str
 ) -> None:
-    done = run(f"-data-path={tmp_path}", "-tcp-address=127.0.0.1:0", *arguments)
+    done = run_nsq(["nsqd", f"-data-path={tmp_path}", "-tcp-address=127.0.0.1:0", *arguments])
 
-    assert done.returncode == status
-    assert reason in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.status == status
+    assert reason in done.err
+    assert "Traceback" not in done.err
 
 
-def test_a_broken_nsqd_dat_stops_it(tmp_path: Path) -> None:
+def test_a_broken_nsqd_dat_stops_it(run_nsq: RunNsq, tmp_path: Path) -> None:
     (tmp_path / "nsqd.dat").write_text('{"topics": [{"name": 5}]}')
-    done = run(f"-data-path={tmp_path}", "-tcp-address=127.0.0.1:0", "-http-address=127.0.0.1:0")
+    done = run_nsq(["nsqd", f"-data-path={tmp_path}", *FREE_PORTS])
 
-    assert done.returncode == 1
-    assert "failed to parse metadata in" in done.stderr
+    assert done.status == 1
+    assert "failed to parse metadata in" in done.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -293,3 +289,97 @@ def test_log_lines_have_nsqds_form(data_path: Callable[[], Path], serve: Serve) 
         for line in lines
     )
     assert any(f"TCP: listening on {nsqd.tcp_address}" in line for line in lines)
+
+
+# -- nsqlookupd ----------------------------------------------------------------------------------
+
+
+def lines_until(stream: IO[bytes] | None, word: str) -> list[str]:
+    """The lines up to one with the word; it fails at the end of the stream."""
+    assert stream is not None
+    lines = []
+    for line in stream:
+        lines.append(line.decode().rstrip("\n"))
+        if word in lines[-1]:
+            return lines
+    raise AssertionError(f"no {word!r} in {lines}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_nsqlookupd_says_where_it_listens_and_ends_with_0_on_a_signal(
+    spawn_nsq: SpawnNsq, number: signal.Signals
+) -> None:
+    process = spawn_nsq(["nsqlookupd", *FREE_PORTS])
+    lines = lines_until(process.stderr, "HTTP: listening on")
+
+    assert all(LINE.match(line) for line in lines)
+    assert re.search(r"INFO: nsqlookupd v1\.3\.0 \(built w/\S+\)$", lines[0])
+    found = re.search(r"TCP: listening on 127\.0\.0\.1:(\d+)$", "\n".join(lines), re.MULTILINE)
+    assert found is not None
+    with socket.create_connection(("127.0.0.1", int(found[1])), timeout=TIMEOUT_S) as connection:
+        connection.sendall(b"  V1PING\n")
+        assert connection.recv(6) == b"\0\0\0\2OK"
+
+        process.send_signal(number)
+
+        assert process.wait(timeout=TIMEOUT_S) == 0
+    assert process.stdout is not None
+    assert process.stdout.read() == b""
+
+
+def test_a_file_gives_options_and_the_command_line_wins(
+    spawn_nsq: SpawnNsq, tmp_path: Path
+) -> None:
+    port = ReservedPort()
+    address = f"127.0.0.1:{port.number}"
+    config = tmp_path / "nsqlookupd.cfg"
+    config.write_text(
+        f'tcp_address = "{address}"\n'
+        f'http_address = "{address}"\n'
+        'log_prefix = "[lookup] "\n'
+        'tombstone_lifetime = "10s"\n'
+        "inactive_producer_timeout = 1500\n"
+        "unknown = true\n"
+    )
+
+    process = spawn_nsq(["nsqlookupd", f"--config={config}", "--http-address=127.0.0.1:0"])
+    lines = lines_until(process.stderr, "HTTP: listening on")
+
+    assert all(line.startswith("[lookup] ") for line in lines)
+    assert any(line.endswith(f"TCP: listening on {address}") for line in lines)
+    process.terminate()
+    assert process.wait(timeout=TIMEOUT_S) == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("tcp_address = [", "failed to load config file"),
+        ('tombstone_lifetime = "soon"', "failed to coerce value 'soon' for tombstone_lifetime"),
+        ('log_level = "loud"', "log_level"),
+    ],
+)
+def test_a_bad_file_is_a_line_and_exit_1(
+    run_nsq: RunNsq, tmp_path: Path, content: str, complaint: str
+) -> None:
+    config = tmp_path / "nsqlookupd.cfg"
+    config.write_text(content)
+
+    result = run_nsq(["nsqlookupd", f"-config={config}"])
+
+    assert (result.status, result.out) == (1, b"")
+    [line] = result.err.splitlines()
+    assert " FATAL: " in line
+    assert complaint in line
+
+
+def test_a_port_in_use_is_a_line_and_exit_1(run_nsq: RunNsq) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = run_nsq(["nsqlookupd", *FREE_PORTS, f"-tcp-address={address}"])
+
+    assert result.status == 1
+    assert result.err.splitlines()[-1].endswith(
+        f"FATAL: failed to instantiate nsqlookupd - listen ({address}) failed - "
+        f"listen tcp {address}: bind: address already in use"
+    )

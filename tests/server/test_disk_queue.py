@@ -119,24 +119,17 @@ def test_what_was_written_after_the_last_sync_is_found(tmp_path: Path) -> None:
     assert (found.depth, found.has_unread) == (0, False)
 
 
-def test_files_without_a_meta_file_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [None, "", "nonsense", "1\n2,3\n", "1\n2,3\n4,x\n"])
+def test_without_a_usable_meta_file_all_files_are_read(tmp_path: Path, content: str | None) -> None:
     disk = queue(tmp_path)
     disk.put([record(number) for number in range(15)])
-    (tmp_path / "t:ch.diskqueue.meta.dat").unlink()
+    disk.close()
+    path = tmp_path / "t:ch.diskqueue.meta.dat"
+    path.write_text(content) if content is not None else path.unlink()
 
     found = queue(tmp_path)
     assert found.depth == 15
     assert found.get(99, ALL) == [record(number) for number in range(15)]
-
-
-@pytest.mark.parametrize("content", ["", "nonsense", "1\n2,3\n", "1\n2,3\n4,x\n"])
-def test_a_broken_meta_file_is_as_none(tmp_path: Path, content: str) -> None:
-    disk = queue(tmp_path)
-    disk.put([RECORD])
-    disk.close()
-    (tmp_path / "t:ch.diskqueue.meta.dat").write_text(content)
-
-    assert queue(tmp_path).get(9, ALL) == [RECORD]
 
 
 def test_a_missing_file_is_passed_over(tmp_path: Path) -> None:
@@ -170,7 +163,7 @@ def test_emptying_goes_on_in_a_new_file(tmp_path: Path) -> None:
 def test_nothing_is_lost_through_reopening(
     tmp_path_factory: pytest.TempPathFactory, steps: list[int], records_a_file: int
 ) -> None:
-    """Positive: put so many; negative: get so many; 0: close and open again."""
+    """Positive: put that number; negative: get it; 0: close and open again."""
     path = tmp_path_factory.mktemp("queue")
     disk = queue(path, max_bytes=records_a_file * ON_DISK)
     put = got = 0
@@ -247,7 +240,7 @@ def test_what_was_synced_is_there_after_a_power_cut_at_any_moment(
     """As Go's nsqd it leaves the names of files to the journal of the file system."""
     put: list[bytes] = []
     got: list[bytes] = []
-    taken: list[int] = []  # how many were taken when so many promises had been made
+    taken: list[int] = []  # how many were taken, after each promise
     with PowerCut(tmp_path, monkeypatch, names_with_files=True) as record:
         disk = queue(tmp_path, max_bytes=4 * ON_DISK, sync_every=5)
         for number in range(40):

@@ -1,4 +1,4 @@
-"""Who may call the HTTP API, what is answered without the framework, and /metrics."""
+"""Who may call the HTTP API, publishing over connections that stay, and /metrics."""
 
 from __future__ import annotations
 
@@ -40,23 +40,24 @@ def publish(body: bytes = b"x", *headers: bytes, topic: bytes = b"t") -> bytes:
 # who may call
 
 
+OWN = {"host": "localhost:4151"}
+
+
 @pytest.mark.parametrize(
     ("headers", "code"),
     [
-        ({"host": "127.0.0.1:4151"}, ""),
-        ({"host": "localhost"}, ""),
-        ({"host": "[::1]:4151"}, ""),
-        ({"host": "nsqd:4151"}, ""),
-        ({"host": "nsqd-1.example.org:4151"}, ""),
-        ({"host": "10.0.0.7:4151"}, ""),
-        ({"host": "evil.example.com:4151"}, "FOREIGN_HOST"),
-        ({"host": "127.0.0.1.evil.com"}, "FOREIGN_HOST"),
-        ({"host": "localhost:4151", "origin": "http://localhost:4151"}, ""),
-        ({"host": "localhost:4151", "origin": "http://evil.example.com"}, "FOREIGN_ORIGIN"),
-        ({"host": "localhost:4151", "origin": "null"}, "FOREIGN_ORIGIN"),
-        ({"host": "localhost:4151", "sec-fetch-site": "same-origin"}, ""),
-        ({"host": "localhost:4151", "sec-fetch-site": "cross-site"}, "FOREIGN_ORIGIN"),
-        ({"host": "localhost:4151", "sec-fetch-site": "same-site"}, "FOREIGN_ORIGIN"),
+        *(({"host": host}, "") for host in ("127.0.0.1:4151", "localhost", "[::1]:4151")),
+        *(({"host": host}, "") for host in ("nsqd:4151", "nsqd-1.example.org:4151", "10.0.0.7:1")),
+        *(
+            ({"host": host}, "FOREIGN_HOST")
+            for host in ("evil.example.com:1", "127.0.0.1.evil.com")
+        ),
+        (OWN | {"origin": "http://localhost:4151"}, ""),
+        (OWN | {"origin": "http://evil.example.com"}, "FOREIGN_ORIGIN"),
+        (OWN | {"origin": "null"}, "FOREIGN_ORIGIN"),
+        (OWN | {"sec-fetch-site": "same-origin"}, ""),
+        (OWN | {"sec-fetch-site": "cross-site"}, "FOREIGN_ORIGIN"),
+        (OWN | {"sec-fetch-site": "same-site"}, "FOREIGN_ORIGIN"),
     ],
 )
 def test_a_call_that_a_web_page_had_sent_is_refused(headers: dict[str, str], code: str) -> None:
@@ -104,7 +105,7 @@ def test_an_address_of_nsqlookupd_that_cannot_be_is_refused(value: bytes) -> Non
     assert b"INVALID_VALUE" in answer
 
 
-# without the framework
+# publishing
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -118,7 +119,7 @@ def test_an_address_of_nsqlookupd_that_cannot_be_is_refused(value: bytes) -> Non
         b"1\r\n2\r\n0\r\n\r\n",
     ],
 )
-def test_a_connection_may_go_from_quick_requests_to_others_and_back(
+def test_requests_of_any_kind_follow_each_other_on_a_connection(
     second: bytes, durable: bool
 ) -> None:
     with EmbeddedNsqd(durable=durable) as nsqd, RawClient(nsqd.tcp_address) as client:
@@ -144,14 +145,14 @@ def test_a_connection_may_go_from_quick_requests_to_others_and_back(
         (b"mpub?topic=t&defer=1", b"1\n2", [b"1", b"2"]),
     ],
 )
-def test_all_ways_to_publish_do_the_same_with_and_without_the_framework(
+def test_all_ways_to_publish_do_the_same_with_usual_and_other_headers(
     target: bytes, body: bytes, published: list[bytes]
 ) -> None:
     request = publish(body).replace(b"pub?topic=t", target)
-    by_framework = request.replace(b"\r\n\r\n", b"\r\nX-Other: header\r\n\r\n", 1)
+    other = request.replace(b"\r\n\r\n", b"\r\nX-Other: header\r\n\r\n", 1)
     with EmbeddedNsqd() as nsqd, RawClient(nsqd.tcp_address) as client:
         client.subscribe("t", "ch", ready=2500)
-        first, second = (talk(nsqd.http_address, each)[0] for each in (request, by_framework))
+        first, second = (talk(nsqd.http_address, each)[0] for each in (request, other))
         found = []
         for _ in published * 2:
             message = client.read_message()
@@ -161,24 +162,6 @@ def test_all_ways_to_publish_do_the_same_with_and_without_the_framework(
     without_date = [re.sub(rb"(?i)\r\ndate: [^\r]*", b"", each).lower() for each in (first, second)]
     assert sorted(without_date[0].split(b"\r\n")) == sorted(without_date[1].split(b"\r\n"))
     assert first.startswith(b"HTTP/1.1 200 OK\r\n")
-
-
-@pytest.mark.parametrize(
-    ("target", "body", "status"),
-    [
-        (b"mpub?topic=t&binary=true", b"\0\0\0\2" + sized(b"1"), b"413"),
-        (b"mpub?topic=t", b"y" * 11, b"413"),
-        (b"pub?topic=t&defer=99999999", b"1", b"400"),
-    ],
-)
-def test_what_cannot_be_published_is_refused_by_the_framework(
-    target: bytes, body: bytes, status: bytes
-) -> None:
-    with EmbeddedNsqd(max_msg_size=10) as nsqd:
-        [answer] = talk(nsqd.http_address, publish(body).replace(b"pub?topic=t", target))
-        [page] = talk(nsqd.http_address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-    assert answer.split(b" ")[1] == status
-    assert metric(page, 'nsqd_topic_messages_total{topic="t"}') == 0
 
 
 def test_a_request_may_come_in_pieces_and_many_at_once() -> None:
@@ -204,12 +187,17 @@ def test_a_request_may_come_in_pieces_and_many_at_once() -> None:
         (publish(b"x").replace(b"Host", b"HostX"), b"400"),
         (publish(b"x").replace(b"127.0.0.1", b"x\r\nHost: y"), b"400"),
         (publish(b"y" * 11), b"413"),
+        (publish(b"\0\0\0\2" + sized(b"1")).replace(b"pub?", b"mpub?binary=1&"), b"413"),
+        (publish(b"y" * 11).replace(b"pub?", b"mpub?"), b"413"),
+        (publish(b"1").replace(b"pub?", b"pub?defer=99999999&"), b"400"),
     ],
 )
-def test_what_is_wrong_is_refused_by_the_framework(request_: bytes, status: bytes) -> None:
+def test_what_is_wrong_is_refused_and_not_published(request_: bytes, status: bytes) -> None:
     with EmbeddedNsqd(max_msg_size=10) as nsqd:
         [answer] = talk(nsqd.http_address, request_)
+        [page] = talk(nsqd.http_address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
     assert answer.split(b" ")[1] == status
+    assert not re.search(rb"nsqd_topic_messages_total\S+ [1-9]", page)
 
 
 # metrics
@@ -246,7 +234,7 @@ def test_metrics_show_queues_clients_latency_disk_and_stalls() -> None:
     assert metric(page, "nsqd_loop_turn_seconds_count") > 5
 
 
-def test_metrics_of_nsqlookupd() -> None:
+def test_metrics_and_stacks_of_nsqlookupd() -> None:
     with EmbeddedNsqlookupd() as lookupd:
         body = b'{"broadcast_address":"n","hostname":"n","http_port":1,"tcp_port":2,"version":"1"}'
         with RawClient(lookupd.tcp_address, magic=b"  V1") as peer:
@@ -255,7 +243,12 @@ def test_metrics_of_nsqlookupd() -> None:
             peer.socket.recv(size, socket.MSG_WAITALL)
             peer.send(b"REGISTER t ch\n")
             assert peer.socket.recv(6, socket.MSG_WAITALL) == b"\0\0\0\2OK"
-            [page] = talk(lookupd.http_address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            page, stacks = talk(
+                lookupd.http_address,
+                b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
+                b"GET /debug/pprof/goroutine HTTP/1.1\r\nHost: x\r\n\r\n",
+            )
+    assert b"thread MainThread\n" in stacks
     assert metric(page, "nsqlookupd_topics") == 1
     assert metric(page, "nsqlookupd_channels") == 1
     assert metric(page, "nsqlookupd_producers") == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -28,12 +27,6 @@ def test_the_real_address_is_told() -> None:
         assert real_address(listener) == f"[::]:{real_port(listener)}"
 
 
-def test_a_path_is_a_unix_socket(tmp_path: Path) -> None:
-    path = str(tmp_path / "nsqd.sock")
-    with listen(path) as listener:
-        assert (real_address(listener), real_port(listener)) == (path, -1)
-
-
 @pytest.mark.parametrize(
     ("address", "complaint"),
     [
@@ -56,16 +49,6 @@ def test_what_cannot_be_listened_on_is_refused_in_gos_words(address: str, compla
     assert complaint in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("address", "is_open"),
-    [
-        (":4150", True),
-        ("0.0.0.0:4150", True),
-        ("[::]:4150", True),
-        ("127.0.0.1:4150", False),
-        ("[::1]:4150", False),
-        ("/run/nsqd.sock", False),
-    ],
-)
-def test_an_address_of_all_interfaces_is_recognized(address: str, is_open: bool) -> None:
-    assert is_open_to_all(address) is is_open
+def test_an_address_of_all_interfaces_is_recognized() -> None:
+    assert all(map(is_open_to_all, (":4150", "0.0.0.0:4150", "[::]:4150")))
+    assert not any(map(is_open_to_all, ("127.0.0.1:4150", "[::1]:4150", "/run/nsqd.sock")))

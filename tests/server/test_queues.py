@@ -12,15 +12,18 @@ from hypothesis import strategies as st
 
 from nsqtools.protocol.message import decode_message
 from nsqtools.server.daemon_log import DaemonLog
+from nsqtools.server.queues import queued_message
 from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog, encoded
 from nsqtools.server.queues.disk_queue import DiskQueue
 from nsqtools.server.queues.queued_message import (
     DeferredMessages,
     InFlightMessages,
+    LatencyWindow,
     MessageIds,
     again,
     delivered_to_record,
     from_record,
+    latency_stats,
     message_ids,
     new_messages,
     timestamp_ns,
@@ -192,31 +195,23 @@ def test_nothing_held_is_ever_lost_or_late(steps: list[tuple[str, int, int]]) ->
 # deferred
 
 
-def test_deferred_messages_come_when_they_are_due_in_order() -> None:
-    deferred = DeferredMessages()
-    for body, due_s in ((b"late", 9), (b"1", 3), (b"2", 3)):
-        deferred.add(body, due_s)
-
-    assert deferred.next_due_s() == 3
-    assert deferred.take_due(2.9, 99) == []
-    assert deferred.take_due(3, 99) == [b"1", b"2"]
-    assert (len(deferred), list(deferred)) == (1, [b"late"])
-    deferred.clear()
-    assert deferred.next_due_s() is None
-
-
-def test_what_is_due_is_taken_in_parts() -> None:
+def test_what_is_due_is_taken_in_order_and_in_parts() -> None:
     in_flight, deferred = InFlightMessages(), DeferredMessages()
     ids = holding(in_flight, "abcd", 0, 5)
     in_flight.touch(ids[3], 0, 5, 2)
-    for message in messages(b"1", b"2", b"3"):
-        deferred.add(message, 1)
+    for message, due_s in zip(messages(b"late", b"1", b"2", b"3"), (9, 1, 1, 1), strict=True):
+        deferred.add(message, due_s)
+    assert deferred.next_due_s() == 1
+    assert deferred.take_due(0.9, 99) == []
 
     assert message_ids(in_flight.take_expired(9, 2)) == [ids[3], ids[0]]
     assert message_ids(in_flight.take_expired(9, 2)) == ids[1:3]
     assert in_flight.take_expired(9, 2) == []
     assert bodies(deferred.take_due(1, 2)) == [b"1", b"2"]
     assert bodies(deferred.take_due(1, 2)) == [b"3"]
+    assert (len(deferred), bodies(list(deferred))) == (1, [b"late"])
+    deferred.clear()
+    assert deferred.next_due_s() is None
 
 
 # backlog
@@ -233,6 +228,13 @@ def disk_queue(path: Path, *, max_bytes_per_file: int = 1000, max_msg_size: int 
     )
 
 
+def all_of(backlog: QueueBacklog) -> list[bytes]:
+    found: list[bytes] = []
+    while backlog.has_messages:
+        found += backlog.get(4, 1000)
+    return found
+
+
 def test_order_is_kept_through_memory_and_disk(tmp_path: Path) -> None:
     backlog = QueueBacklog(3, disk_queue(tmp_path), DiskHealth())
     numbers = [b"%d" % number for number in range(20)]
@@ -240,18 +242,8 @@ def test_order_is_kept_through_memory_and_disk(tmp_path: Path) -> None:
         backlog.put([message])
 
     assert (len(backlog), backlog.disk_depth) == (20, 17)
-    found: list[bytes] = []
-    while backlog.has_messages:
-        found += backlog.get(4, 1000)
-    assert bodies(found) == numbers
+    assert bodies(all_of(backlog)) == numbers
     assert (len(backlog), backlog.disk_depth) == (0, 0)
-
-
-def test_no_memory_means_straight_to_disk(tmp_path: Path) -> None:
-    backlog = QueueBacklog(0, disk_queue(tmp_path), DiskHealth())
-    backlog.put(messages(b"x"))
-
-    assert (backlog.disk_depth, backlog.is_over) == (1, False)
 
 
 def test_without_a_disk_the_newest_are_dropped() -> None:
@@ -301,10 +293,7 @@ def test_a_put_can_be_taken_back_from_memory_and_disk(tmp_path: Path, limit: int
     assert (len(backlog), backlog.disk_depth) == (1, 0)
 
     backlog.put(messages(b"a", b"b", b"c"))
-    found: list[bytes] = []
-    while backlog.has_messages:
-        found += backlog.get(9, 1000)
-    assert b"".join(bodies(found)) == b"0abc"
+    assert b"".join(bodies(all_of(backlog))) == b"0abc"
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), max_size=30))
@@ -344,10 +333,7 @@ def test_blocks_that_were_encoded_before_are_the_same_messages(
     backlog.put(new, blocks=[encoded(each) for each in batches(new)])
 
     assert backlog.disk_depth == max(0, 20 - in_memory)
-    found: list[bytes] = []
-    while backlog.has_messages:
-        found += backlog.get(9, 1000)
-    assert found == new
+    assert all_of(backlog) == new
 
 
 def test_a_full_disk_makes_it_unhealthy_until_a_write_succeeds(tmp_path: Path) -> None:
@@ -378,3 +364,28 @@ def test_closing_takes_little_memory_besides_what_waits(tmp_path: Path) -> None:
 
     assert peak < 8 << 20
     assert sum(path.stat().st_size for path in tmp_path.glob("*.0*.dat")) > 30_000_000
+
+
+# latency
+
+S = 1_000_000_000
+
+
+def test_samples_are_forgotten_when_the_window_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = 1_790_000_000 * S
+    monkeypatch.setattr(queued_message.time, "time_ns", lambda: now_ns)
+    window = LatencyWindow([0.5], window_s=60)
+
+    def count_after(seconds: int) -> int:
+        nonlocal now_ns
+        now_ns += seconds * S
+        return latency_stats([window]).count
+
+    window.add([now_ns - S, now_ns - 2 * S])
+
+    assert count_after(0) == 2
+    assert count_after(31) == 2  # in the older half now
+    window.add([now_ns - 3 * S])
+    assert count_after(10) == 3
+    assert count_after(21) == 1  # the older half is dropped
+    assert count_after(61) == 0

@@ -6,33 +6,30 @@ import re
 import socket
 from dataclasses import replace
 
+from plugins.waiting import patience_s
+
 from nsqtools.protocol.stats import ChannelStats, LatencyStats, NsqdStats, TopicStats
 from nsqtools.server import EmbeddedNsqd
 from nsqtools.server.stats import expand_prefix, pack_datagrams, statsd_lines
 
+COMMON = {"depth": 1, "backend_depth": 2, "message_count": 50, "paused": False}
 CHANNEL = ChannelStats(
     channel_name="ch",
-    depth=1,
-    backend_depth=2,
     in_flight_count=3,
     deferred_count=4,
-    message_count=50,
     requeue_count=6,
     timeout_count=7,
     client_count=8,
     clients=None,
-    paused=False,
     e2e_processing_latency=LatencyStats(count=1, percentiles=((0.99, 12345.6), (0.5, 1.0))),
+    **COMMON,
 )
 TOPIC = TopicStats(
     topic_name="t",
     channels=(CHANNEL,),
-    depth=1,
-    backend_depth=2,
-    message_count=50,
     message_bytes=500,
-    paused=False,
     e2e_processing_latency=LatencyStats(),
+    **COMMON,
 )
 STATS = NsqdStats(
     version="1.3.0",
@@ -52,21 +49,15 @@ def lines(
 
 
 def test_the_documented_paths_are_pushed() -> None:
+    topic = "message_count:50|c message_bytes:500|c depth:1|g backend_depth:2|g"
+    channel = """
+        message_count:50|c depth:1|g backend_depth:2|g in_flight_count:3|g deferred_count:4|g
+        requeue_count:6|c timeout_count:7|c clients:8|g
+        e2e_processing_latency_99:12345|g e2e_processing_latency_50:1|g
+    """
     assert lines(STATS, {}) == [
-        "topic.t.message_count:50|c",
-        "topic.t.message_bytes:500|c",
-        "topic.t.depth:1|g",
-        "topic.t.backend_depth:2|g",
-        "topic.t.channel.ch.message_count:50|c",
-        "topic.t.channel.ch.depth:1|g",
-        "topic.t.channel.ch.backend_depth:2|g",
-        "topic.t.channel.ch.in_flight_count:3|g",
-        "topic.t.channel.ch.deferred_count:4|g",
-        "topic.t.channel.ch.requeue_count:6|c",
-        "topic.t.channel.ch.timeout_count:7|c",
-        "topic.t.channel.ch.clients:8|g",
-        "topic.t.channel.ch.e2e_processing_latency_99:12345|g",
-        "topic.t.channel.ch.e2e_processing_latency_50:1|g",
+        *(f"topic.t.{figure}" for figure in topic.split()),
+        *(f"topic.t.channel.ch.{figure}" for figure in channel.split()),
         "mem.heap_objects:5|g",
         "mem.gc_runs:9|c",
     ]
@@ -103,7 +94,7 @@ def test_lines_are_never_split_between_datagrams() -> None:
 def test_a_running_nsqd_pushes() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as statsd:
         statsd.bind(("127.0.0.1", 0))
-        statsd.settimeout(10)
+        statsd.settimeout(patience_s(10))
         address = f"127.0.0.1:{statsd.getsockname()[1]}"
         with EmbeddedNsqd(statsd_address=address, statsd_interval=0.05) as nsqd:
             host = nsqd.http_address.replace(".", "_").replace(":", "_")

@@ -187,6 +187,7 @@ def resolve_to(monkeypatch: pytest.MonkeyPatch, *targets: tuple[str, int]) -> No
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: found)
 
 
+@pytest.mark.alone
 def test_a_first_address_that_drops_packets_costs_a_quarter_of_a_second(
     monkeypatch: pytest.MonkeyPatch, black_hole: tuple[str, int]
 ) -> None:
@@ -199,6 +200,7 @@ def test_a_first_address_that_drops_packets_costs_a_quarter_of_a_second(
     assert 0.45 < took_s < 2
 
 
+@pytest.mark.alone
 def test_an_address_that_refuses_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         resolve_to(monkeypatch, ("127.0.0.1", 1), server.getsockname())

@@ -184,7 +184,7 @@ class ForeignCalls:
     A page of any site can POST to a port of the machine that shows it, and after DNS rebinding it
     can call the API under the page's own name. Browsers say so: ``Sec-Fetch-Site`` and ``Origin``
     of a state-changing call name the page, and ``Host`` is a name that is not ours. Programs send
-    neither of the first two. The host is looked at only when nobody but this machine can connect,
+    neither of the first two. The host is looked at only when only this machine can connect,
     and only DNS names with a dot are foreign: an address cannot be rebound, and names such as
     ``nsqd`` are those of containers. ``names`` are those of this host; None lets every ``Host``
     pass.
@@ -276,7 +276,7 @@ class HTTPApi:
         return None
 
     def answer(self, call: Call) -> Reply | Awaitable[Reply]:
-        """Answer a call, at once if that takes no more than a moment."""
+        """Answer a call, at once if it needs neither the disk nor steps."""
         try:
             reply = call.handler(call)
         except Exception as exc:
@@ -296,7 +296,7 @@ class HTTPApi:
         return _refuse(500, "INTERNAL_ERROR")
 
     def report(self, call: Call, status: int, client: str) -> None:
-        """Log a call that was answered, its target as it stood in the request: escaped."""
+        """Log a call that was answered, with its target as it was in the request, escaped."""
         if call.path not in _NOT_LOGGED:
             took = go_duration(int((time.monotonic() - call.started_s) * 1e9))
             self._log.info(f"{status} {call.method} {call.target} ({client}) {took}")

@@ -25,7 +25,7 @@ from nsqtools.server.listen import accept, read_in_pieces, real_address
 _FINISH_S = 1.0  # for requests that are being answered at the end
 _LINGER_S = 0.5  # a client that still sends can read the answer before the reset
 _MAX_HEAD = (1 << 20) + 4096
-_MAX_DRAINED = 256 << 10  # bytes of a body that nobody reads, to keep the connection
+_MAX_DRAINED = 256 << 10  # bytes of a body that no handler reads, to keep the connection
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _REASONS = {
     200: b"OK",
@@ -108,7 +108,7 @@ class _Connection(asyncio.Protocol):
         self._head_size = 0  # bytes that came since the last of a body
         self._calls: deque[Call] = deque()  # to be answered
         self._task: asyncio.Task[None] | None = None  # answers one
-        self._is_last = False  # nothing that comes is read any more
+        self._is_last = False  # no further bytes are read
         self._farewell: bytes | None = None  # sent after the answers, to a client that still sends
         self._is_full = False  # the client reads too slowly
 

@@ -1,4 +1,4 @@
-"""What waits in a topic or a channel: up to so many messages in memory, the rest on disk, in order.
+"""What waits in a topic or a channel: some messages in memory, the rest on disk, in order.
 
 Memory holds the older part and the disk the newer one, so the order is first in, first out also
 when the queue overflowed (the Go nsqd reads both at random). An ephemeral queue has no disk: what
@@ -114,7 +114,7 @@ class BackendError(Exception):
 
 
 class Undo(NamedTuple):
-    """How many messages a `QueueBacklog.put` left in memory, and where the disk stood before."""
+    """Messages that a `QueueBacklog.put` left in memory, and the position of the disk before."""
 
     in_memory: int
     on_disk: Mark | None
@@ -189,7 +189,7 @@ class QueueBacklog:
         return True
 
     def takes_all_in_memory(self, count: int) -> bool:
-        """Return whether so many messages would all stay in memory."""
+        """Return whether this number of messages would all stay in memory."""
         disk = self.disk
         fits = len(self._memory) + count <= self.mem_queue_size
         return disk is None or (fits and not disk.has_unread)
@@ -307,7 +307,7 @@ class QueueBacklog:
 
 
 def encoded(messages: Iterable[bytes]) -> Block:
-    """Return waiting messages as they stand in the files of a disk queue."""
+    """Return waiting messages as they are in the files of a disk queue."""
     head = start = b""  # what messages that were published together have in common
     records = []
     for message in messages:

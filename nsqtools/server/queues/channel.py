@@ -2,7 +2,7 @@
 
 Messages arrive by `put`; a turn of delivery is scheduled for the end of the present loop step, so
 that a burst of commands costs one turn. A turn deals the backlog to the consumers that have room,
-in rotation. One timer stands at the earliest deadline of anything in flight or deferred.
+in rotation. One timer is set to the earliest deadline of anything in flight or deferred.
 
 The messages of a consumer that went away stay in flight until they time out, as in nsqd.
 
@@ -273,7 +273,7 @@ class Channel:
         self._deliver(self._meter.share_ends_s())
 
     def _deliver(self, until_s: float = inf) -> None:
-        """Deal the backlog out, until nobody has room or the turn is over."""
+        """Deal the backlog out, until no consumer has room or the turn is over."""
         backlog = self.backlog
         while backlog.has_messages and not self.is_paused and not self._is_closed:
             ready = [consumer for consumer in self.consumers if consumer.room > 0]
@@ -291,7 +291,7 @@ class Channel:
                     consumer.deliver(messages, now_s)
                 if self.journal is not None:
                     self.journal.delivered(messages)
-                # whoever was served last is asked last
+                # the consumer that was served last is asked last
                 del self.consumers[consumer]
                 self.consumers[consumer] = None
                 if self._loop.time() >= until_s:
@@ -318,7 +318,7 @@ class Channel:
             self.journal.finished(message_ids(messages))
 
     def finished(self, ids: list[bytes]) -> None:
-        """Messages are done."""
+        """Note that messages were finished."""
         if self.journal is not None:
             self.journal.finished(ids)
 
@@ -335,7 +335,7 @@ class Channel:
         self._meter.soon(self._look_at_deadlines, self._loop)
 
     def _look_at_deadlines(self) -> None:
-        """Queue again what is due, so many at once that others get their turns in between."""
+        """Queue again what is due, in parts, so that clients get their turns in between."""
         if self._is_closed:
             return
         try:
@@ -438,7 +438,7 @@ class ChannelSubscription:
         return self.ready_count - len(self.in_flight)
 
     def set_ready_count(self, count: int) -> None:
-        """RDY: allow so many messages in flight. 0 stops, and recalls nothing."""
+        """RDY: allow ``count`` messages in flight. 0 stops delivery, and recalls nothing."""
         self.ready_count = count
         if self.room > 0:
             self.channel.wake()

@@ -81,7 +81,7 @@ class TopicList:
                 f"failed to parse metadata in {self._path} - {exc}; it is kept as "
                 f"{FILE_NAME}.broken, and topics and channels are those that were there before its "
                 f"last change, or have queue files: {' '.join(names)}. Create others again before "
-                "anybody publishes"
+                "a client publishes"
             )
             return found
 

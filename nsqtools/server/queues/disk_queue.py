@@ -4,7 +4,7 @@ Data files hold records (int32 length, bytes), appended up to a size and removed
 file holds depth and the two positions. Reads are buffered, but a position moves only when a record
 is handed over.
 
-Durability is Go's: an fsync of the data, then the meta file, after every so many operations, after
+Durability is Go's: an fsync of the data, then the meta file, after ``sync_every`` operations, after
 ``sync_timeout`` (by the owner, see ``on_dirty``), at a new file, and at close. Only the last one
 waits for the disk: the others note the positions and leave the rest to ``behind``. What was written
 after the last meta is found again by the file being longer than the meta says; then reading

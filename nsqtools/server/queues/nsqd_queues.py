@@ -266,7 +266,7 @@ class NsqdQueues:
         except OSError as exc:
             if exc.errno not in _FULL:
                 raise
-            self.log.error(f"failed to persist metadata - {exc}")  # what was read still stands
+            self.log.error(f"failed to persist metadata - {exc}")  # what was read is still true
         if self.durable is None:
             recovery.finish()
         else:
@@ -320,7 +320,7 @@ class NsqdQueues:
                     await self._sync(disk)
 
     async def _sync(self, disk: DiskQueue) -> None:
-        """One at a time: others' work for the disk thread is not to wait for a thousand syncs."""
+        """Sync one queue at a time: other work of the disk thread waits for one sync only."""
         done: Future[None] = self.loop.create_future()
 
         def finished(_: OSError | None) -> None:

@@ -17,7 +17,7 @@ it the meta file: these are what a power failure leaves. The same happens by the
 says that there is something). A queue has one such sync under way at a time; what happens meanwhile
 belongs to the next one.
 
-Trap: removing 100 MB takes a file system long, so it is done behind the loop. By then a queue of
+Trap: a file system needs long to remove 100 MB, so the disk thread does it. By then a queue of
 the same name may exist again, with files of the same names. So a file is renamed at once and
 removed later, under a name that the next start recognizes as a temporary one.
 """
@@ -207,19 +207,19 @@ class CorruptFile(Exception):
 
 
 class Block(NamedTuple):
-    """Records as they stand in a file, and the size of each there."""
+    """Records as they are in a file, and the size of each there."""
 
     data: bytes
     sizes: list[int]
 
 
 def encode_length(length: int) -> bytes:
-    """Return what stands before a record."""
+    """Return the bytes in front of a record."""
     return _LENGTH.pack(length)
 
 
 def encode_block(records: Iterable[bytes]) -> Block:
-    """Return records as they stand in a file."""
+    """Return records as they are in a file."""
     encoded = [encode_length(len(record)) + record for record in records]
     return Block(b"".join(encoded), list(map(len, encoded)))
 

@@ -78,7 +78,7 @@ class InFlightMessages:
         message, present_s, delivered_s = held
         deadline_s = min(now_s + timeout_s, delivered_s + limit_s)
         if deadline_s == present_s:
-            return True  # at the limit before, or just delivered: it stands where it must
+            return True  # at the limit before, or just delivered: it is in its place
         del self._held[message_id]
         self._held[message_id] = (message, deadline_s, delivered_s)
         if deadline_s < now_s + timeout_s:
@@ -344,7 +344,7 @@ def _sketch() -> DDSketch:
 
 
 def latency_stats(latencies: Sequence[LatencyWindow]) -> LatencyStats:
-    """Summarise a channel, or all channels of a topic."""
+    """Summarize a channel, or all channels of a topic."""
     if not latencies:
         return LatencyStats()
     merged = _sketch()

@@ -37,7 +37,7 @@ _RETRY_S = 1.0  # after the disk of a channel failed
 
 
 class Prepared(NamedTuple):
-    """Many new messages, and how they stand on disk, or nothing if that is not needed."""
+    """Many new messages, and their bytes on disk, if these are needed."""
 
     messages: list[bytes]
     blocks: list[Block]

@@ -14,7 +14,7 @@ Traps: after a fatal error the client may still be sending; closing with unread 
 the error frame, so the connection is half closed and drained for a moment. A client that does not
 read its answers is not read from either.
 
-Trap: a client can die at any point, and whatever raises then concerns this client only. `flush` is
+Trap: a client can die at any point, and an exception then concerns this client only. `flush` is
 called by the channel that deals messages out to many: it raises nothing, and what it cannot write
 ends the connection in the next step of the loop.
 """
@@ -202,7 +202,7 @@ class ClientConnection(asyncio.Protocol):
             self._meter.soon(self._take_turn, self._loop)
 
     def _take_turn(self) -> None:
-        """Decode and run what was received, for a moment; the rest has to wait."""
+        """Decode and run what was received until the turn is over."""
         self._has_turn = False
         until_s = self._meter.share_ends_s()
         try:

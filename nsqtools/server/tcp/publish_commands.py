@@ -179,7 +179,7 @@ class PublishCommands:
             raise RequestError("E_MPUB_FAILED", "MPUB failed exiting")
 
     async def _put_in_steps(self, topic: Topic, bodies: list[bytes]) -> None:
-        """Publish so many that other clients must get their turns in between; all or none."""
+        """Publish many messages, all or none; other clients get their turns in between."""
         messages, blocks = await topic.prepare_in_steps(bodies)
         self._check_exists(topic)
         self._put("MPUB", topic, messages, blocks=blocks)
@@ -255,6 +255,6 @@ class PublishCommands:
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:
-    """Look at an error that nobody waits for any more, or asyncio would log it."""
+    """Look at an error that no caller waits for any more, or asyncio would log it."""
     if not task.cancelled():
         task.exception()
