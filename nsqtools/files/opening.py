@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import stat
 from pathlib import Path
 from typing import BinaryIO
@@ -99,3 +100,13 @@ def _open(path: Path, flags: int, mode: int = 0o600) -> int:
 
 def _refusal(number: int, path: Path, what: str) -> NotRegularError:
     return NotRegularError(number, f"it {what}", str(path))
+
+
+def allow_many() -> None:
+    """Raise the soft limit of open files to the hard one, as Go does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (ValueError, OSError):  # a system may refuse what it says that it allows
+            pass

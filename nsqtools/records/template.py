@@ -152,7 +152,7 @@ def _url(text: bytes) -> bytes:
 
 
 def _picked(program: str, shown: Callable[[bytes], bytes] | None) -> Get:
-    from nsqtools.records.queries import compile_pick
+    from nsqtools.records.filters import compile_pick
 
     pick = compile_pick(f"({program}) // empty")
 

@@ -105,7 +105,7 @@ def to_file(
     from nsqtools.archive.discovery import TopicDiscovery
     from nsqtools.archive.notify import FileHook, topic_metrics
     from nsqtools.archive.topic_writer import THROUGHPUT, ArchiveSource
-    from nsqtools.files.descriptors import allow_many
+    from nsqtools.files.opening import allow_many
     from nsqtools.tail.run_limits import RunLimits
 
     topics = tuple(dict.fromkeys(topic or ()))

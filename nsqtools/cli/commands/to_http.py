@@ -15,7 +15,7 @@ from nsqtools.cli.options.params import ChannelName, Seconds, duration_option
 from nsqtools.cli.running.forwarding import run_forwarder
 from nsqtools.cli.running.runtime import Session
 from nsqtools.errors import ConfigurationError
-from nsqtools.forward.modes import EndpointMode, Redirects
+from nsqtools.forward import EndpointMode, Redirects
 from nsqtools.records.template import compile_template
 
 PANEL = "Endpoints"

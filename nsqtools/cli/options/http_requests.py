@@ -14,7 +14,7 @@ from nsqtools.cli.parsing.binding import From
 from nsqtools.client.connection_settings import read_secret
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.renewed import Renewed
-from nsqtools.forward.modes import BatchForm
+from nsqtools.forward import BatchForm
 from nsqtools.records.units import parse_size
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from nsqtools.cli.running.runtime import Runtime
 from nsqtools.protocol.escaping import escape_json
 from nsqtools.records import filters
 from nsqtools.records.envelope import Envelope, MessageLike, encode_many
+from nsqtools.records.filters import compile_pick
 from nsqtools.records.lines import BodyForm, encode_lines
-from nsqtools.records.queries import compile_pick
 from nsqtools.records.template import compile_template
 
 Encode = Callable[[str, str, Iterable[MessageLike]], bytes]

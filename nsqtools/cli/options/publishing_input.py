@@ -15,7 +15,7 @@ from nsqtools.cli.options.params import INPUT, delimiter_option, duration_option
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.message import WireMessage
 from nsqtools.records import filters
-from nsqtools.records.queries import compile_pick
+from nsqtools.records.filters import compile_pick
 from nsqtools.records.units import argument_bytes, unescape
 
 
