@@ -30,7 +30,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nsqtools.archive.discovery import Deletions, TopicDiscovery, Troubles
 from nsqtools.archive.journal import Journal, TopicLock, journals_below, stem_of
 from nsqtools.archive.part_file import recover
 from nsqtools.archive.topic_archiver import Quota, TopicArchiver, Turns, share_of_memory
@@ -38,6 +37,7 @@ from nsqtools.archive.topic_writer import ArchiveSettings, ArchiveSource, Archiv
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
+from nsqtools.cluster.topic_discovery import Deletions, TopicDiscovery, Troubles
 from nsqtools.cluster.topics import UnlistedTopics
 from nsqtools.errors import NotFoundError, NsqError, OutputError
 from nsqtools.protocol.addresses import Address

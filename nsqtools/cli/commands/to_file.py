@@ -102,9 +102,9 @@ def to_file(
         nsq to-file -t clicks --output-dir d --gzip --rotate-interval 1h --upload s3://bucket/nsq
     """
     from nsqtools.archive.archiver import Archiver
-    from nsqtools.archive.discovery import TopicDiscovery
     from nsqtools.archive.notify import FileHook, topic_metrics
     from nsqtools.archive.topic_writer import THROUGHPUT, ArchiveSource
+    from nsqtools.cluster.topic_discovery import TopicDiscovery
     from nsqtools.files.opening import allow_many
     from nsqtools.tail.run_limits import RunLimits
 
