@@ -35,7 +35,7 @@ log = logging.getLogger("nsqtools")
 class Troubles:
     """What is wrong now, reported when it begins, when it changes and when it is over.
 
-    What is tried again every few seconds would else fill the log with the same line. Keys are what
+    Without it what is tried again every few seconds would fill the log with one line. Keys are what
     is in trouble: a topic, an address.
     """
 
@@ -54,7 +54,7 @@ class Troubles:
             log.warning("%s", what)
 
     def only(self, keys: Iterable[str], what: str) -> None:
-        """All others are over; ``{}`` in ``what`` stands for the key."""
+        """All others are over; ``{}`` in ``what`` becomes the key."""
         for key in set(self._said).difference(keys):
             self.over(key, what.format(key))
 

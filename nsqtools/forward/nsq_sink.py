@@ -175,7 +175,7 @@ def outcome_of(error: PublishError | None) -> Outcome:
         return Outcome(Fate.UNKNOWN, str(error))
     if may_split(error):
         return Outcome(Fate.REFUSED, str(error), may_split=True)
-    # not sent, or nsqd cannot store it now, or does not accept us, until somebody mends that: no
+    # not sent, or nsqd cannot store it now, or does not accept us, until that is mended: no
     # reason for dead letters
     return Outcome(Fate.UNREACHABLE, str(error))
 

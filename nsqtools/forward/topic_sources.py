@@ -64,9 +64,12 @@ class TopicSources:
         self._is_stopping = False
 
     def start(self, now: float) -> None:
-        """Subscribe. Raises the connection error when a topic given cannot be reached, and when
-        nobody can be asked for the topics of a pattern; `ConfigurationError` for a topic given that
-        must not be forwarded."""
+        """Subscribe.
+
+        Raises the connection error when a topic given cannot be reached, and when no daemon answers
+        which topics a pattern matches; `ConfigurationError` for a topic given that must not be
+        forwarded.
+        """
         for topic in self._settings.topics:
             self._begin(topic).start(fail_fast=True)
         self._refresh_at = now + self._settings.refresh_s

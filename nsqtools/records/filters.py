@@ -22,7 +22,7 @@ from nsqtools.records.units import argument_bytes
 if TYPE_CHECKING:
     from nsqtools.records.envelope import MessageLike
 
-# The program stands on lines of its own, for it may end in a comment.
+# The program is on lines of its own, because it may end in a comment.
 _IS_ANY_TRUE = "any((\n", "\n); .)"
 _TEXTS = "(\n", '\n) | if type == "string" then . else tojson end'
 

@@ -117,7 +117,7 @@ STOP_CHECK_S = 0.2
 class MessageSelection:
     """Which messages are replayed, and where to.
 
-    ``topics`` maps a topic to the one its messages go to; the key "" stands for all others, and for
+    ``topics`` maps a topic to the one its messages go to; the key "" is for all others, and for
     bare bodies, which have none.
     """
 
@@ -295,7 +295,7 @@ class Replay:
     # -- publishing -----------------------------------------------------------------------------
 
     def _publish(self, batch: list[Archived]) -> bool:
-        """Publish a batch; return whether to go on."""
+        """Publish a batch; return whether to continue."""
         self._take_turn(len(batch))
         by_topic: dict[str, list[Envelope]] = {}
         for archived in batch:
@@ -374,11 +374,11 @@ class Checkpoint:
             ) from None
 
     def count_of(self, archive: ArchiveFile) -> int:
-        """Return how many messages of a file are done with."""
+        """Return how many messages of a file are done."""
         return max(self.done.get(name, 0) for name in {key_of(archive), path_of(archive)})
 
     def settle(self, archive: ArchiveFile, count: int) -> None:
-        """So many messages of a file are done with; `save` makes it durable."""
+        """Note how many messages of a file are done; `save` makes it durable."""
         self.done.pop(path_of(archive), None)
         self.done[key_of(archive)] = count
 

@@ -50,7 +50,7 @@ OnFile = Annotated[
     Option(
         "--on-file",
         metavar="COMMAND",
-        help="Run for each finished file; {path} stands for the file.",
+        help="Run for each finished file; {path} becomes its path.",
         rich_help_panel=FILES,
     ),
 ]
@@ -85,12 +85,12 @@ def to_file(
     connection: ConsumerConnection,
     runtime: Session,
 ) -> int:
-    """Archive topics to files, each message finished once it is on disk.
+    """Archive topics to files, each message finished after it is on disk.
 
     Runs until it is stopped or a limit is reached. Files in progress are hidden (.NAME.part);
     finished ones appear whole. After a crash, the next run repairs and finishes what was left, and
     writes no message twice. When a disk is full the messages stay in the queue, and writing
-    continues when there is room. A topic that is deleted is archived again once it is there again.
+    continues when there is room. A topic that is deleted is archived again when it is there again.
     SIGHUP finishes the files in progress.
 
     systemd is notified when it is ready, alive and stopping (Type=notify, WatchdogSec=).
