@@ -30,7 +30,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nsqtools.archive.discovery import Deletions, TopicDiscovery, Troubles
 from nsqtools.archive.journal import Journal, TopicLock, journals_below, stem_of
 from nsqtools.archive.part_file import recover
 from nsqtools.archive.topic_archiver import Quota, TopicArchiver, Turns, share_of_memory
@@ -38,6 +37,7 @@ from nsqtools.archive.topic_writer import ArchiveSettings, ArchiveSource, Archiv
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
+from nsqtools.cluster.topic_discovery import Deletions, TopicDiscovery, Troubles
 from nsqtools.cluster.topics import UnlistedTopics
 from nsqtools.errors import NotFoundError, NsqError, OutputError
 from nsqtools.protocol.names import Address
@@ -56,7 +56,7 @@ REST_SHARE = 4  # at most one of so many topics at a time
 MANY = 1 << 20
 
 TICK_S = 0.5
-PATTERN = "--topic-pattern"  # in trouble, when nobody can be asked; no topic is called so
+PATTERN = "--topic-pattern"  # in trouble, when no daemon answers; no topic has such a name
 RETRY_S = 5.0  # how often topics that are missing or do not fit are tried again
 
 
@@ -185,10 +185,10 @@ class Archiver:
         """Archive until a limit is reached or `stop` is called; return what ended it.
 
         Raises `NotFoundError` when every topic was deleted and that is to end it, and when a topic
-        that was given is on no nsqd while the others were idle, `OutputError`
+        that was given is on no nsqd while the other topics were idle, `OutputError`
         when a directory cannot be used, `ConfigurationError` when another process archives the
         same, the connection error when a topic that was given cannot be reached at the start or
-        nobody can be asked for the topics of a pattern, and the last error of writing when it did
+        no daemon answers which topics a pattern matches, and the last error of writing when it did
         not work at the end.
         """
         try:
@@ -255,9 +255,6 @@ class Archiver:
             raise _unusable(exc) from exc
         try:
             archiver = self._made(topic, lock, journals)
-        except OSError as exc:
-            lock.release()
-            raise _unusable(exc) from exc
         except BaseException:
             lock.release()
             raise
@@ -271,16 +268,19 @@ class Archiver:
         self, topic: str, lock: TopicLock, journals: Mapping[str, list[str]]
     ) -> TopicArchiver:
         source, settings = self._source, self._settings
-        journal = Journal(
-            settings.directories.work,
-            topic,
-            source.channel,
-            earlier=journals.get(stem_of(topic, source.channel), ()),
-            run=f"{time.time_ns():x}",  # a topic may end, and begin again
-            size=max(2 * source.options.max_in_flight, 1000),
-            is_durable=settings.directories.have_member,
-            now_s=time.time(),
-        )
+        try:
+            journal = Journal(
+                settings.directories.work,
+                topic,
+                source.channel,
+                earlier=journals.get(stem_of(topic, source.channel), ()),
+                run=f"{time.time_ns():x}",  # a topic may end, and begin again
+                size=max(2 * source.options.max_in_flight, 1000),
+                is_durable=settings.directories.have_member,
+                now_s=time.time(),
+            )
+        except OSError as exc:
+            raise _unusable(exc) from exc
         writer = TopicWriter(topic, settings, journal, self._on_finished, self._folder_locks, lock)
         archiver = TopicArchiver(
             topic,
@@ -430,8 +430,8 @@ def _unusable(error: OSError) -> OutputError:
 class Consumers:
     """Makes them. ``on_lost`` is called with the topic of each connection that fails or is lost.
 
-    With ``is_fleet`` somebody else finds out where topics are; a poll interval that the user chose
-    is kept. ``looked_up`` are the nsqd that have just been found, by topic.
+    With ``is_fleet`` the discovery of topics finds out where they are; a poll interval that a user
+    chose is kept. ``looked_up`` are the nsqd that have just been found, by topic.
     """
 
     def __init__(
@@ -445,7 +445,7 @@ class Consumers:
         self._options: dict[int, ClientOptions] = {}  # checking them takes longer than the rest
 
     def expect(self, topics: int) -> None:
-        """So many topics are archived now."""
+        """Note how many topics are archived now."""
         if topics != self._topics:
             self._topics = topics
             self._options.clear()

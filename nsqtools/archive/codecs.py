@@ -38,7 +38,7 @@ class Codec(Enum):
 
     @property
     def is_compressed(self) -> bool:
-        """Whether members can be told from the bytes alone."""
+        """Whether the bytes alone show where a member begins and ends."""
         return self is not Codec.NONE
 
 

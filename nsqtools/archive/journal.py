@@ -4,7 +4,7 @@
 directory's `FolderLocks`, which need one descriptor for all topics.
 
 *The numbers.* A small file counts the files that were ever begun there, ``pid writer <32 hex>
-<number>``: each file carries its number in the head of its index, so that whoever reads the archive
+<number>``: each file carries its number in the head of its index, so that a reader of the archive
 as a stream can tell files apart by a few bytes, whatever they are called and wherever they are
 moved. The writer is made up at random with the first file: when the count is lost, counting begins
 again under another one. Numbers are never used twice; one may be left out. Versions before 0.2
@@ -109,7 +109,7 @@ class TopicLock:
         return head
 
     def release(self) -> None:
-        """Let others have it."""
+        """Unlock it."""
         self._locks.release(self._name)
 
     def _is_locked_by_an_early_version(self) -> bool:
@@ -205,11 +205,11 @@ class Journal:
         return message_id in self._loaded.get(nsqd, ())
 
     def add(self, nsqd: str, ids: Sequence[bytes]) -> None:
-        """These go into the member that is being made."""
+        """Note messages of the member that is being made."""
         self._youngest.ids[nsqd].update(ids)
 
     def discard(self, nsqd: str, ids: Sequence[bytes]) -> None:
-        """These were not written after all. (A flush of another file may have moved them on.)"""
+        """Forget messages that were not written. (A flush of another file may have moved them.)"""
         for generation in self._generations():
             generation.ids[nsqd].difference_update(ids)
 
@@ -224,7 +224,7 @@ class Journal:
         self._youngest.write("".join(lines).encode())
 
     def confirm(self) -> None:
-        """The member is durable."""
+        """Note that the member is durable."""
         self._youngest.confirm()
         if self._youngest.count >= self._size:
             self._roll()
@@ -242,7 +242,7 @@ class Journal:
             self._kept.popleft().remove()
 
     def close(self) -> None:
-        """The run ends. Its files stay: whether the last FINs arrived, nobody can tell."""
+        """The run ends. Its files stay: it is not known whether the last FINs arrived."""
         try:
             for generation in self._generations():
                 generation.settle()
@@ -357,7 +357,7 @@ def _ends_proved(path: Path) -> bool:
         with open_to_read(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - len(PROVED)))
             return file.read() == PROVED.encode()
-    except FileNotFoundError:  # somebody tidied up
+    except FileNotFoundError:  # it was removed meanwhile
         return False
 
 

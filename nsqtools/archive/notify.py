@@ -1,4 +1,4 @@
-"""What others learn of an archiver: a command for each finished file, and a Prometheus text file.
+"""What an archiver reports: a command for each finished file, and a Prometheus text file.
 
 The command of ``--on-file`` is split as a shell would, ``{path}`` in its words becomes the file's
 path, and no shell sees the result: a topic's name cannot become a command. The commands run one

@@ -175,7 +175,7 @@ def _make(part: Path, index: Path, mode: int, first_line: bytes) -> tuple[int, i
         data = os.open(part, CREATE, mode)
         stack.callback(os.close, data)
         if not try_lock(data) or not os.fstat(data).st_nlink:
-            # somebody took the empty file for a leftover just before it was locked
+            # another process took the empty file for a leftover just before it was locked
             raise FileExistsError(f"{part} is being recovered by another process")
         try:
             descriptor = os.open(index, CREATE, mode)
@@ -288,7 +288,7 @@ def _is_same(part: Path, index: Path, final: Path) -> bool:
 
 
 def recover(directories: Directories) -> list[Path]:
-    """Finish every file in progress that nobody writes; return their final paths.
+    """Finish every file in progress that no process writes; return their final paths.
 
     One that cannot be recovered is reported in the log and left as it is.
     """

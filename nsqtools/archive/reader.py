@@ -1,7 +1,7 @@
 """Read archives back: any format, any compression, files in progress, damaged ones too.
 
 Files in object stores are read as local ones are, by ranges. Damage is reported to ``on_damage``
-and skipped, never raised: with an index reading goes on at the next member, without one it ends
+and skipped, never raised: with an index reading continues at the next member, without one it ends
 there, and what was readable before the tear is read. A file that changes or vanishes while it is
 read is damage too. Of a file in progress only what its index names is read; the rest is not durable
 yet.

@@ -132,7 +132,7 @@ class Storage(ABC):
 
     @abstractmethod
     def put_if_absent(self, name: str, data: bytes) -> str:
-        """Write a small object. Raises `FileExistsError` when there is one, whoever wrote it."""
+        """Write a small object. Raises `FileExistsError` when there is one, of any writer."""
 
     @abstractmethod
     def delete(self, name: str) -> None:
@@ -140,7 +140,7 @@ class Storage(ABC):
 
     @abstractmethod
     def remove_drafts(self, name: str) -> None:
-        """Remove what killed writers of an object left. Nobody else may be writing it."""
+        """Remove what killed writers of an object left. No other process may be writing it."""
 
     def verify(self, name: str, path: Path, version: str = "") -> None:
         """Compare an object with the file that it should be; raise `ChangedError` if it differs.
@@ -329,7 +329,7 @@ class LocalStorage(Storage):
     def remove_drafts(self, name: str) -> None:
         path = self._path(name)
         for found in path.parent.glob(f"{glob.escape(f'.{path.name}.')}{16 * '[0-9a-f]'}.tmp"):
-            with suppress(OSError):  # it is somebody else's, say; the object does not need it
+            with suppress(OSError):  # it belongs to another user, say; the object does not need it
                 found.unlink()
 
     def _make_room(self, name: str) -> Path:

@@ -60,7 +60,7 @@ LIST_SIZE = 1000
 FIRST_SIZE = 256 << 10
 LARGEST_SIZE = 8 << 20
 
-# Retries are short: whoever waits at a terminal learns soon what is wrong, and the uploader has
+# Retries are short: a user at a terminal learns soon what is wrong, and the uploader has
 # patience of its own.
 RETRY: dict[str, Any] = {"max_retries": 4, "retry_timeout": timedelta(seconds=30)}
 CLIENT: dict[str, Any] = {"connect_timeout": "5s", "timeout": "2m"}
@@ -367,7 +367,7 @@ def reason_of(exc: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """``endpoint`` "" is Amazon's own. Without ``key_id`` somebody else provides credentials."""
+    """``endpoint`` "" is Amazon's own. Without ``key_id`` obstore finds credentials."""
 
     endpoint: str = ""
     region: str = DEFAULT_REGION
@@ -462,7 +462,7 @@ def s3_settings(
 
 
 def _keys_of(source: Mapping[str, str]) -> tuple[str, ...]:
-    """Return id, secret and token, which stand together: those of two sources do not mix."""
+    """Return id, secret and token of one source: those of two do not mix."""
     return tuple(
         next(
             (source[name] for name in (key, f"aws_{key}", f"AWS_{key.upper()}") if name in source),

@@ -64,7 +64,7 @@ class Quota:
         self._lock = threading.Lock()
 
     def take(self, count: int) -> int:
-        """Return how many of so many may be taken."""
+        """Return how many of ``count`` messages may be taken."""
         with self._lock:
             if self._left is None:
                 return count
@@ -73,14 +73,14 @@ class Quota:
             return granted
 
     def give_back(self, count: int) -> None:
-        """So many were not written after all."""
+        """Note that ``count`` messages were not written."""
         with self._lock:
             if self._left is not None:
                 self._left += count
 
 
 def share_of_memory(topics: int) -> int:
-    """Return how many bytes each of so many topics may hold."""
+    """Return how many bytes each of ``topics`` topics may hold."""
     return max(LEAST_BYTES, min(MEMORY_BYTES, FLEET_BYTES // max(1, topics)))
 
 
@@ -376,7 +376,7 @@ class Scheduled:
         self._turns = turns
         self.turn = turn
         self.due: float | None = None
-        self.alarm: float | None = None  # when it is looked at whether it is due; never later
+        self.alarm: float | None = None  # when a thread checks whether it is due; never later
         self.is_wanted = self.is_running = False
 
     def soon(self) -> None:
@@ -407,7 +407,7 @@ class Turns:
         with self._changed:
             if not scheduled.is_wanted:
                 scheduled.is_wanted = True
-                if not scheduled.is_running:  # whoever runs it will see
+                if not scheduled.is_running:  # the thread that runs it will see
                     self._wanted.append(scheduled)
                     self._find_a_thread()
 

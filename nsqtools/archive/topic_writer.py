@@ -306,7 +306,7 @@ class FileSet:
         return offset.total_seconds() if offset else 0.0
 
     def is_full(self, file: OpenFile) -> bool:
-        """Return whether a file takes no more once it is flushed."""
+        """Return whether a file takes no more after its flush."""
         return self._settings.rotation.is_full(*file.part.expected_sizes)
 
     def finish_full(self) -> None:

@@ -79,7 +79,7 @@ THREADS = 8  # small files wait for answers most of the time
 LARGE = 8 << 20  # bytes; such a file has several parts of that size in memory
 LARGE_AT_ONCE = 3
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
-RESUME_SHARE = 0.9  # of the limit: consumption would else stop and go with every file
+RESUME_SHARE = 0.9  # of the limit: or consumption would pause and resume with every file
 SAY_AGAIN_S = 300.0
 # At the end of a run; what is left then is uploaded by the next one.
 LONGEST_FAILURE_S = 30.0
@@ -129,7 +129,7 @@ class UploadLock:
 
     @classmethod
     def take(cls, path: Path) -> UploadLock | None:
-        """Lock a file's upload; None when another process is at it or has just done it."""
+        """Lock a file's upload; None when another process uploads it or has just done so."""
         descriptor = open_to_write(uploading_of(path), os.O_RDWR | os.O_CREAT)
         if try_lock(descriptor) and os.fstat(descriptor).st_nlink:
             return cls(path, descriptor)
@@ -150,11 +150,11 @@ class UploadLock:
         sync_folder(self._path.parent)
 
     def done(self, record: UploadRecord) -> None:
-        """The object is there, whole and verified."""
+        """Note that the object is there, whole and verified."""
         replace_file(uploaded_of(self._path), record.encode())
 
     def release(self) -> None:
-        """Let others try; the record stays."""
+        """Unlock it; the record stays."""
         os.close(self._descriptor)
 
 
@@ -297,7 +297,7 @@ def _manifest_name(name: str) -> str:
 def _put_new_index(storage: Storage, path: Path, name: str) -> bool:
     """Put the index if there is none; return whether it is ours, and so is the name.
 
-    Then nobody has stored the file, and nothing has to be looked at before it is.
+    Then the file is not stored yet, and nothing has to be checked before it is.
     """
     there, data = _index(path, name)
     try:
@@ -330,7 +330,7 @@ def _is_stored(storage: Storage, name: str, manifest: dict[str, object]) -> bool
         raise NotUploadable(errno.EEXIST, "another file is stored there", storage.where(name))
     try:
         return storage.stat(name).size == manifest["size"]
-    except FileNotFoundError:  # somebody removed it
+    except FileNotFoundError:  # it was removed
         return False
 
 
@@ -391,7 +391,7 @@ class Uploads:
         """Have a finished file uploaded; returns at once."""
         try:
             size = path.stat().st_size
-        except OSError:  # removed by whoever shares the directory
+        except OSError:  # removed by another program
             return
         with self._changed:
             if path not in self._known:

@@ -156,7 +156,7 @@ def _overwrite(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Remove what a kill during `replace_file` left. Nobody may be replacing files there now.
+    """Remove what a kill during `replace_file` left. No process may be replacing files there now.
 
     Raises ``OSError``.
     """

@@ -1,4 +1,4 @@
-"""Locks on open files: whoever has one works alone, and the end of a process releases it.
+"""Locks on open files: the holder of one works alone, and the end of its process releases it.
 
 `FolderLocks` are thousands of locks on one descriptor: each name is a byte of a lock file, far
 beyond its end, and byte ranges are locked. Traps: classic range locks (F_SETLK) belong to the
@@ -36,7 +36,7 @@ def try_lock(descriptor: int) -> bool:
 
 @contextmanager
 def locked(descriptor: int) -> Iterator[None]:
-    """Hold the lock of an open file, waiting for whoever has it. Raises ``OSError``."""
+    """Hold the lock of an open file, after its holder has released it. Raises ``OSError``."""
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
         yield
@@ -101,7 +101,7 @@ class FolderLocks:
 
 
 def _place(name: str) -> int:
-    """The byte that stands for a name: two names share one by a chance of 2^-62."""
+    """Return the byte of a name: two names share one with a probability of 2^-62."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 2
 
 

@@ -1,10 +1,10 @@
 """Open files without being tricked: regular files only, and no symbolic links where we write.
 
-In a directory that others can write to, a name may be a link to somebody's file, a FIFO that blocks
-whoever opens it, or a device without an end. Reading follows links (an archive may be linked) but
-takes only what turns out to be a regular file; writing follows none, and takes no file that
-somebody planted: one that belongs to neither us nor root nor the owner of the directory, who could
-replace it anyway.
+In a directory that other users can write to, a name may be a link to any file, a FIFO that blocks
+its reader, or a device without an end. Reading follows links (an archive may be linked) but takes
+only what turns out to be a regular file; writing follows none, and takes no file that another user
+planted: one that is neither ours nor root's nor of the owner of the directory, who could replace it
+anyway.
 
 Trap: the check comes after the open, on the descriptor, because a name can change in between. So
 the open itself must neither block nor change anything: ``O_NONBLOCK``, and never ``O_TRUNC``.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import stat
 from pathlib import Path
 from typing import BinaryIO
@@ -88,7 +89,7 @@ def _open(path: Path, flags: int, mode: int = 0o600) -> int:
     except OSError as exc:
         if exc.errno == errno.ELOOP:
             raise _refusal(exc.errno, path, "is a symbolic link") from exc
-        if exc.errno == errno.ENXIO:  # a FIFO that nobody reads
+        if exc.errno == errno.ENXIO:  # a FIFO without a reader
             raise _refusal(exc.errno, path, "is not a regular file") from exc
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -99,3 +100,13 @@ def _open(path: Path, flags: int, mode: int = 0o600) -> int:
 
 def _refusal(number: int, path: Path, what: str) -> NotRegularError:
     return NotRegularError(number, f"it {what}", str(path))
+
+
+def allow_many() -> None:
+    """Raise the soft limit of open files to the hard one, as Go does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (ValueError, OSError):  # a system may refuse what it says that it allows
+            pass

@@ -1,5 +1,42 @@
-"""Forward topics to another cluster, or to HTTP; each message is finished once it is there.
+"""Forward topics to another cluster, or to HTTP; each message is finished after it is there.
 
-`forwarder` is the engine, `topic_sources` what it consumes, `nsq_sink` and `http_sink` where it
-delivers, `dead_letter_box` where what cannot be delivered is kept.
+`forwarder` is the engine, `topic_sources` what it consumes, `courier` what follows from each
+outcome, `nsq_sink` and `http_sink` where it delivers. Here are the choices of the commands, for the
+command line to read at no cost.
 """
+
+from __future__ import annotations
+
+import enum
+
+
+class ForwardMode(enum.Enum):
+    """Of nsqd. ``hash``: the same for the same key."""
+
+    ROUND_ROBIN = "round-robin"
+    HASH = "hash"
+    FAILOVER = "failover"
+
+
+class EndpointMode(enum.Enum):
+    """Of HTTP endpoints. ``all``: each message to every one of them."""
+
+    ROUND_ROBIN = "round-robin"
+    HASH = "hash"
+    FAILOVER = "failover"
+    ALL = "all"
+
+
+class Redirects(enum.Enum):
+    """Which redirects of an endpoint are followed; only those that keep method and body are."""
+
+    REFUSE = "refuse"
+    SAME_HOST = "same-host"
+    FOLLOW = "follow"
+
+
+class BatchForm(enum.Enum):
+    """How several messages are one body."""
+
+    NDJSON = "ndjson"
+    JSON = "json"

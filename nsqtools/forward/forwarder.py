@@ -16,11 +16,9 @@ from dataclasses import dataclass, replace
 
 from nsqtools.client.consumer import Stopped
 from nsqtools.client.message import Batch
-from nsqtools.forward.courier import Courier, touch_when_due
-from nsqtools.forward.dead_letter_box import DeadLetterBox
-from nsqtools.forward.parcel import Parcel, Sink
+from nsqtools.forward.courier import Courier, DeadLetterBox, touch_when_due
+from nsqtools.forward.parcel import Counters, ForwardTotals, Parcel, Sink
 from nsqtools.forward.topic_sources import SourceSettings, TopicSources
-from nsqtools.forward.totals import Counters, ForwardTotals
 from nsqtools.publish.pacing import RateLimit
 from nsqtools.records.filters import Filter
 from nsqtools.tail.run_limits import End, LimitWatch, RunLimits

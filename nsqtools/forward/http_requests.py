@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.renewed import Renewed
-from nsqtools.forward.modes import BatchForm
+from nsqtools.forward import BatchForm
 from nsqtools.forward.parcel import Parcel
 from nsqtools.records.template import compile_template
 

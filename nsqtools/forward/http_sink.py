@@ -24,9 +24,9 @@ from zlib import crc32
 
 from nsqtools.client.reconnect import RetryDelays
 from nsqtools.errors import ConfigurationError
+from nsqtools.forward import EndpointMode, Redirects
 from nsqtools.forward.http_pool import Answer, Broken, HttpPool
 from nsqtools.forward.http_requests import Endpoint, RequestBuilder, RequestSettings
-from nsqtools.forward.modes import EndpointMode, Redirects
 from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report
 
 FAILURES_TO_OPEN = 5  # in a row

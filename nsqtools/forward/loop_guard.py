@@ -2,7 +2,7 @@
 
 NSQ's messages carry nothing but a body, and the body is not ours to change. So the guard knows the
 edges (nsqd and topic, to nsqd and topic) instead of the messages. Each forwarder writes its edge in
-the user agent of its consumers, where nsqd shows it to whoever asks for its clients. Before a topic
+the user agent of its consumers, where nsqd shows it in the stats of its clients. Before a topic
 is forwarded, the edges are followed from its destination; when they lead to its source, it is
 refused. Two forwarders that begin at the same moment see each other at the next check.
 

@@ -4,27 +4,49 @@ With ``round-robin`` and ``failover`` a producer chooses among the nsqd that wor
 certainly did not take goes to another. With ``hash`` messages of the same key go to the same nsqd,
 and to the next one only while theirs does not work.
 
-When the nsqd of the destination change, new producers take over, and the old ones end what they
-began. A key may go to another nsqd then.
+The nsqd of the destination are those that its nsqlookupd announce now (`Destinations`). They are
+asked at the start, then at the interval of every client, and soon after nothing could be delivered.
+What was given by address always stays. An nsqd is removed only when every nsqlookupd has answered
+and none names it, and never all of them: an nsqlookupd that was restarted knows no nsqd. When they
+change, new producers take over, and the old ones end what they began. A key may go to another nsqd
+then.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
+import random
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from zlib import crc32
 
+from nsqtools.client.background import run_in_background
+from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.outcomes import may_split
 from nsqtools.client.producer import Producer
 from nsqtools.client.publication import Publication
-from nsqtools.errors import ConfigurationError, PublishError, PublishNotSent, PublishUnknown
-from nsqtools.forward.destinations import Destinations
-from nsqtools.forward.modes import ForwardMode
+from nsqtools.cluster.directory import open_cluster
+from nsqtools.errors import (
+    ConfigurationError,
+    NotFoundError,
+    NsqError,
+    PublishError,
+    PublishNotSent,
+    PublishUnknown,
+)
+from nsqtools.forward import ForwardMode
 from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report
 from nsqtools.protocol.commands import SIZE_BYTES, mpub_size
+from nsqtools.protocol.names import check_topic
 
+log = logging.getLogger("nsqtools")
+
+SOON_S = 1.0
+SOON_APART_S = 5.0
 MAX_MESSAGES = 1000  # in one MPUB
 
 
@@ -153,6 +175,133 @@ def outcome_of(error: PublishError | None) -> Outcome:
         return Outcome(Fate.UNKNOWN, str(error))
     if may_split(error):
         return Outcome(Fate.REFUSED, str(error), may_split=True)
-    # not sent, or nsqd cannot store it now, or does not accept us, until somebody mends that: no
+    # not sent, or nsqd cannot store it now, or does not accept us, until that is mended: no
     # reason for dead letters
     return Outcome(Fate.UNREACHABLE, str(error))
+
+
+# -- the nsqd of the destination -------------------------------------------------------------------
+
+
+class Destinations:
+    """``settings`` are those of the destination with the addresses of now.
+
+    Raises the error when no nsqlookupd answers, and `NotFoundError` when none knows an nsqd.
+    """
+
+    def __init__(self, given: ConnectionSettings, now: float) -> None:
+        self._given = given
+        self._interval_s = given.client_options().lookupd_poll_interval_s
+        self._found: ConnectionSettings | None = None
+        self._is_asking = False
+        self.settings = given
+        self.settings = self._ask()
+        self._asked_at = now
+        self._next_at = self._after(now)
+
+    def look(self, now: float) -> bool:
+        """Ask when it is time; return whether `settings` has other addresses than before."""
+        if now >= self._next_at and self._given.lookupd_http_addresses and not self._is_asking:
+            self._asked_at = now
+            self._next_at = self._after(now)
+            self._is_asking = True
+            try:
+                run_in_background(self._given.lookupd_http_addresses, self._ask_in_background)
+            except RuntimeError:  # no threads are left
+                self._is_asking = False
+        found, self._found = self._found, None
+        if found is None or found.nsqd_tcp_addresses == self.settings.nsqd_tcp_addresses:
+            return False
+        log.warning("the destination is now %s", ", ".join(found.nsqd_tcp_addresses))
+        self.settings = found
+        return True
+
+    def look_soon(self, now: float) -> None:
+        """Nothing could be delivered: ask earlier."""
+        self._next_at = min(self._next_at, max(now + SOON_S, self._asked_at + SOON_APART_S))
+
+    def _after(self, now: float) -> float:
+        return now + self._interval_s * random.uniform(1, 1.3)
+
+    def _ask_in_background(self) -> bool:
+        try:
+            self._found = self._ask()
+        except NsqError as exc:
+            log.info("cannot ask for the nsqd of the destination: %s", exc)
+            return False
+        finally:
+            self._is_asking = False
+        return True
+
+    def _ask(self) -> ConnectionSettings:
+        given, known = self._given, set(self.settings.nsqd_tcp_addresses)
+        if not given.lookupd_http_addresses:
+            return given
+        with open_cluster(given) as cluster:
+            answers, failures = cluster.known_nodes()
+            if failures and not answers:
+                raise failures[0].error
+            found = {
+                str(cluster.reachable(known.node.tcp))
+                for nodes in answers.values()
+                for known in nodes
+                if known.node.tcp is not None
+            }
+        found |= set(given.nsqd_tcp_addresses)
+        if failures or not found:
+            found |= known
+        if not found:
+            raise NotFoundError("the nsqlookupd of the destination know no nsqd")
+        return replace(given, nsqd_tcp_addresses=tuple(sorted(found)))
+
+
+# -- what a topic is called there ------------------------------------------------------------------
+
+
+Rule = tuple[re.Pattern[str], str]
+
+
+def parse_rule(text: str) -> Rule:
+    r"""Read ``REGEX=NAME``, where NAME may refer to groups: ``eu\.(.*)=\1``.
+
+    Raises `ConfigurationError`.
+    """
+    pattern, equals, name = text.rpartition("=")
+    if not (pattern and equals and name):
+        raise ConfigurationError(f"--map {text!r} is not REGEX=NAME, such as 'eu\\.(.*)=\\1'")
+    try:
+        compiled = re.compile(pattern)
+        re.compile(f"(?:{pattern})|").sub(name, "")
+    except re.error as exc:
+        raise ConfigurationError(f"--map {text!r} cannot rename: {exc}") from None
+    return compiled, name
+
+
+def renamer(destination: str | None, texts: Sequence[str]) -> Callable[[str], str]:
+    """Return the function that gives a topic's name: ``destination`` for all of them, or that of
+    the first rule that matches the whole name, or its own.
+
+    It raises `ConfigurationError` when that is not a topic's name. So does this for both at once,
+    and for a rule that is not ``REGEX=NAME``.
+    """
+    rules = list(map(parse_rule, texts))
+    if destination is not None and rules:
+        raise ConfigurationError("give either --destination-topic or --map")
+    if destination is not None:
+        name = check_topic(destination)
+        return lambda topic: name
+    names: dict[str, str] = {}
+
+    def rename(topic: str) -> str:
+        if topic not in names:
+            names[topic] = check_topic(_renamed(topic, rules))
+        return names[topic]
+
+    return rename
+
+
+def _renamed(topic: str, rules: Sequence[Rule]) -> str:
+    for pattern, name in rules:
+        if match := pattern.fullmatch(topic):
+            return match.expand(name)
+    return topic

@@ -1,16 +1,12 @@
 """What is forwarded: a consumer for each topic, those given and those that a pattern finds.
 
-All of them share one backlog. A topic that is deleted is let go, because its consumer
-would create it again when it reconnects; when the topic is there again, so is its consumer. As in
-the archive, only nsqd decides that a topic is deleted, once its consumer has no connection: an
-nsqlookupd that was restarted has nothing to say.
+All of them share one backlog. The consumer of a topic that is deleted ends; when the topic is there
+again, so is its consumer. See `topic_discovery` for how deletion is decided.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -18,8 +14,8 @@ from nsqtools.client.backlog import Backlog
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
-from nsqtools.cluster.directory import open_cluster
-from nsqtools.cluster.topics import UnlistedTopics, named_topics, topics_on_nsqds
+from nsqtools.cluster.topic_discovery import Deletions, KnownTopics, TopicDiscovery, Troubles
+from nsqtools.cluster.topics import UnlistedTopics
 from nsqtools.errors import ConfigurationError, NsqError
 
 log = logging.getLogger("nsqtools")
@@ -44,18 +40,11 @@ class SourceSettings:
     refresh_s: float = 60.0
     check: Callable[[str], None] = lambda topic: None
     user_agent: Callable[[str], str] | None = None
-    matches: re.Pattern[str] | None = field(init=False, default=None)
+    discovery: TopicDiscovery | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        if self.pattern is None:
-            return
-        try:
-            object.__setattr__(self, "matches", re.compile(self.pattern))
-        except re.error as exc:
-            raise ConfigurationError(
-                f"{self.pattern!r} is not a regular expression: {exc}",
-                hint="For example '^orders[.]': topics whose name begins so.",
-            ) from None
+        if self.pattern is not None:
+            object.__setattr__(self, "discovery", TopicDiscovery(self.pattern, self.connection))
 
 
 class TopicSources:
@@ -65,23 +54,27 @@ class TopicSources:
         self.backlog = Backlog()
         self._settings = settings
         self._consumers: dict[str, Consumer] = {}
-        self._suspects: queue.SimpleQueue[str] = queue.SimpleQueue()  # topics that may be deleted
+        self._deletions = Deletions(settings.connection)
         self._absent: set[str] = set()  # topics given that are deleted now
         self._refused: set[str] = set()  # topics found that must not be forwarded
         self._unlisted = UnlistedTopics(settings.connection)
+        self._troubles = Troubles()
         self._refresh_at = self._retry_at = 0.0
         self._is_paused = False
         self._is_stopping = False
 
     def start(self, now: float) -> None:
-        """Subscribe. Raises the connection error when a topic given cannot be reached, and when
-        nobody can be asked for the topics of a pattern; `ConfigurationError` for a topic given that
-        must not be forwarded."""
+        """Subscribe.
+
+        Raises the connection error when a topic given cannot be reached, and when no daemon answers
+        which topics a pattern matches; `ConfigurationError` for a topic given that must not be
+        forwarded.
+        """
         for topic in self._settings.topics:
             self._begin(topic).start(fail_fast=True)
         self._refresh_at = now + self._settings.refresh_s
-        if self._settings.matches is not None:
-            self._refresh(is_first=True)
+        if self._settings.discovery is not None:
+            self._begin_found(self._settings.discovery.ask())
 
     def begin_stop(self) -> None:
         """Take no more: what was not handed out goes back."""
@@ -125,14 +118,12 @@ class TopicSources:
             self._refresh_at = now + self._settings.refresh_s
             for topic in self._consumers:
                 self._settings.check(topic)
-            if self._settings.matches is not None:
-                self._refresh()
+            if self._settings.discovery is not None:
+                self._refresh(self._settings.discovery)
         self._let_deleted_go()
         if self._absent and now >= self._retry_at:
             self._retry_at = now + RETRY_S
-            with open_cluster(self._settings.connection) as cluster:
-                names, _ = topics_on_nsqds(cluster)
-            for topic in self._absent & names:
+            for topic in self._deletions.found_again(self._absent):
                 self._absent.discard(topic)
                 self._begin(topic).start()
 
@@ -148,7 +139,7 @@ class TopicSources:
             lookupd_http_addresses=settings.connection.lookupd_http_addresses,
             options=options,
             address_map=settings.connection.address_map,
-            on_error=lambda error: self._suspects.put(topic),
+            on_error=lambda error: self._deletions.suspect(topic),
             backlog=self.backlog,
         )
         if self._is_paused:
@@ -156,21 +147,19 @@ class TopicSources:
         log.info("forwarding topic %s, channel %s", topic, settings.channel)
         return consumer
 
-    def _refresh(self, *, is_first: bool = False) -> None:
-        settings = self._settings
-        assert settings.matches is not None
+    def _refresh(self, discovery: TopicDiscovery) -> None:
         try:
-            with open_cluster(settings.connection) as cluster:
-                names, failures = named_topics(cluster)
-        except NsqError as exc:
-            if is_first:
-                raise
-            log.warning("cannot list topics: %s; trying again", exc)
+            known = discovery.ask()
+        except (NsqError, OSError) as exc:
+            self._troubles.has("", f"no topics were found: {exc}; trying again")
             return
-        for failure in failures:
-            log.warning("cannot list the topics of %s: %s", failure.address, failure.error)
-        known = {*self._consumers, *settings.topics, *self._refused}
-        for topic in sorted(filter(settings.matches.search, names - known)):
+        self._troubles.over("")
+        self._begin_found(known)
+
+    def _begin_found(self, known: KnownTopics) -> None:
+        for topic in sorted(
+            known.names - {*self._consumers, *self._settings.topics, *self._refused}
+        ):
             try:
                 self._begin(topic).start()
             except ConfigurationError as exc:
@@ -178,19 +167,10 @@ class TopicSources:
                 self._refused.add(topic)
 
     def _let_deleted_go(self) -> None:
-        suspects = set()
-        while not self._suspects.empty():
-            suspects.add(self._suspects.get())
-        suspects = {
-            topic
-            for topic in suspects & set(self._consumers)
-            if not self._consumers[topic].connections
-        }
-        if not suspects:
-            return
-        with open_cluster(self._settings.connection) as cluster:
-            names, are_all = topics_on_nsqds(cluster)
-        for topic in suspects - names if are_all else ():
+        def is_cut_off(topic: str) -> bool:
+            return topic in self._consumers and not self._consumers[topic].connections
+
+        for topic in self._deletions.confirmed(is_cut_off):
             log.warning("topic %s was deleted; waiting until it is there again", topic)
             self._consumers.pop(topic).begin_stop()
             if topic in self._settings.topics:

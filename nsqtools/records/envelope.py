@@ -2,12 +2,12 @@
 
     {"topic": "clicks", "nsqd": "host:4150", "id": "0f..", "ts": 17.., "attempts": 1, "body": ".."}
 
-``"body64"`` stands in place of ``"body"`` when the bytes are not UTF-8. Keys, their order and the
+``"body64"`` is there in place of ``"body"`` when the bytes are not UTF-8. Keys, their order and the
 separators are fixed, a line never contains a newline, and decoding gives every byte back.
 
 The line is put together by hand, and the json module only quotes strings, in C: 3.5 times as fast
 as dumping a dict. What quotes is private to json; the public way to it takes a third longer for a
-whole line, and is taken where the private name is missing. Decoding is strict; whoever reads the
+whole line, and is taken where the private name is missing. Decoding is strict; whatever reads the
 lines knows their numbers and puts them before the message of the ``ValueError``.
 
 A message that could not be delivered is the raw body in a topic, which any consumer can read and

@@ -35,7 +35,7 @@ COMPRESSED = (".gz", ".zst")
 
 @dataclass(frozen=True, slots=True)
 class FileNaming:
-    """A filename format and what its tokens stand for; ``extension`` is appended if missing.
+    """A filename format and the values of its tokens; ``extension`` is appended if missing.
 
     ``<DATETIME>`` is the time of arrival, ``<PARTITION>`` that of arrival or of the message, as the
     caller decides. Raises `ConfigurationError` for a format that cannot name a file.
@@ -143,7 +143,7 @@ class Rotation:
     ) -> bool:
         """Tell whether the time of a file opened at ``opened_at_s`` (since 1970) is over.
 
-        ``age_s`` is measured by a clock that nobody sets.
+        ``age_s`` is measured by the monotonic clock.
         """
         if self.age_s is not None and age_s >= self.age_s:
             return True

@@ -13,7 +13,7 @@ and the escapes are those of `escapes`. No newline is added. Fields and their fo
                                     language that begins with a dot and has no brace and no colon;
                                     ``url``; nothing where it is null or the body is not JSON
 
-``url`` writes what may not stand in an address as ``%NN``. A template that names anything else is
+``url`` writes what an address may not contain as ``%NN``. A template that names anything else is
 refused before a connection is made.
 """
 
@@ -151,7 +151,7 @@ def _url(text: bytes) -> bytes:
 
 
 def _picked(program: str, shown: Callable[[bytes], bytes] | None) -> Get:
-    from nsqtools.records.queries import compile_pick
+    from nsqtools.records.filters import compile_pick
 
     pick = compile_pick(f"({program}) // empty")
 

@@ -18,7 +18,7 @@ _SIMPLE = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 
 def unescape(text: str) -> bytes:
-    r"""Return the bytes that ``text`` stands for, its escapes interpreted.
+    r"""Return the bytes of ``text``, its escapes interpreted.
 
     Known are ``\n \t \r \0 \\`` and ``\xNN``. Raises ``ValueError`` for any other.
     """

@@ -11,19 +11,30 @@ first, one after the other.
 
 A batch with messages that nsqd may not have ends a replay with a checkpoint: it begins with that
 batch again the next time.
+
+A checkpoint (`Checkpoint`) is replaced whole and fsynced after each batch, so an interrupted replay
+continues where it stopped: nothing is left out, and at most the one batch under way is doubled. A
+file is known by its writer, its number and its first member, which it keeps wherever it is moved or
+uploaded to: by the path alone it would begin again there, and another file that gets the path would
+be taken for it. Two machines of one image can use the same writer and number, so the member is
+needed, too. A file without an index, or with one of an early version, is known by its path; so were
+all of them in version 1.
 """
 
 from __future__ import annotations
 
 import heapq
+import json
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 
 from nsqtools.archive.finding import ArchiveFile
+from nsqtools.archive.layout import owner_of
 from nsqtools.archive.reader import (
     EVER,
     OnDamage,
@@ -31,7 +42,8 @@ from nsqtools.archive.reader import (
     read_messages,
 )
 from nsqtools.client.options import ClientOptions
-from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.errors import ConfigurationError, NsqError, OutputError
+from nsqtools.files.durable import replace_file
 from nsqtools.protocol.names import check_topic
 from nsqtools.publish.pacing import Pace, RateLimit
 from nsqtools.publish.publisher import (
@@ -44,7 +56,9 @@ from nsqtools.publish.publisher import (
 from nsqtools.publish.source import BATCH_BYTES, BATCH_RECORDS
 from nsqtools.publish.unsent_files import UnsentFiles
 from nsqtools.records.envelope import Envelope, encode_many
-from nsqtools.replay.checkpoint import Checkpoint
+
+VERSION = 2
+READABLE = (1, VERSION)
 
 
 class Archived(NamedTuple):
@@ -103,7 +117,7 @@ STOP_CHECK_S = 0.2
 class MessageSelection:
     """Which messages are replayed, and where to.
 
-    ``topics`` maps a topic to the one its messages go to; the key "" stands for all others, and for
+    ``topics`` maps a topic to the one its messages go to; the key "" is for all others, and for
     bare bodies, which have none.
     """
 
@@ -281,7 +295,7 @@ class Replay:
     # -- publishing -----------------------------------------------------------------------------
 
     def _publish(self, batch: list[Archived]) -> bool:
-        """Publish a batch; return whether to go on."""
+        """Publish a batch; return whether to continue."""
         self._take_turn(len(batch))
         by_topic: dict[str, list[Envelope]] = {}
         for archived in batch:
@@ -334,3 +348,60 @@ class Replay:
 
 def _line(message: Envelope) -> bytes:
     return encode_many(message.topic, message.nsqd, [message])
+
+
+# -- the checkpoint --------------------------------------------------------------------------------
+
+
+class Checkpoint:
+    """Reads ``path`` if it is there. Raises `ConfigurationError` for one that is not ours."""
+
+    def __init__(self, path: Path) -> None:
+        self.done: dict[str, int] = {}
+        self._path = path.absolute()
+        try:
+            content = json.loads(self._path.read_bytes())
+            if content["version"] not in READABLE:
+                raise ValueError
+            self.done = {str(name): int(count) for name, count in content["done"].items()}
+        except FileNotFoundError:
+            pass
+        except OSError as exc:
+            raise OutputError(f"cannot read {path} ({exc.strerror})") from exc
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ConfigurationError(
+                f"{path} is not the checkpoint of a replay", hint="Give another file."
+            ) from None
+
+    def count_of(self, archive: ArchiveFile) -> int:
+        """Return how many messages of a file are done."""
+        return max(self.done.get(name, 0) for name in {key_of(archive), path_of(archive)})
+
+    def settle(self, archive: ArchiveFile, count: int) -> None:
+        """Note how many messages of a file are done; `save` makes it durable."""
+        self.done.pop(path_of(archive), None)
+        self.done[key_of(archive)] = count
+
+    def save(self) -> None:
+        """Make it durable. Raises `OutputError`."""
+        content = json.dumps({"version": VERSION, "done": self.done}, indent=1).encode()
+        try:
+            replace_file(self._path, content)
+        except OSError as exc:
+            raise OutputError(f"cannot write {self._path} ({exc.strerror})") from exc
+
+
+def key_of(archive: ArchiveFile) -> str:
+    """Return what a file is known by."""
+    if archive.head is None or not archive.members:
+        return path_of(archive)
+    writer, number = archive.head
+    _, length, messages, min_ts, max_ts = archive.members[0]
+    return f"{writer} {number} {length} {messages} {min_ts} {max_ts}"
+
+
+def path_of(archive: ArchiveFile) -> str:
+    """Return the path or URL, the same for a file in progress and when it is finished."""
+    if archive.is_in_progress:
+        return str(owner_of(archive.path.absolute()))
+    return archive.shown if archive.is_remote else str(archive.path.absolute())

@@ -95,7 +95,7 @@ def _read_config(path: str, options_class: type[O]) -> dict[str, Any]:
 def _run(make_daemon: Callable[[], RunnableDaemon], *, serves: bool) -> None:
     import asyncio
 
-    from nsqtools.files.descriptors import allow_many
+    from nsqtools.files.opening import allow_many
     from nsqtools.server.loop_meter import MeteredLoop
 
     allow_many()

@@ -29,10 +29,10 @@ from enum import Enum
 from pathlib import Path
 
 from nsqtools.archive.archiver import Archiver
-from nsqtools.archive.discovery import TopicDiscovery
 from nsqtools.archive.part_file import Directories
 from nsqtools.archive.topic_writer import THROUGHPUT, ArchiveSettings, ArchiveSource, Flush
 from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.cluster.topic_discovery import TopicDiscovery
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import replace_file, sync_folder
 from nsqtools.files.locks import lock_file

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from nsqtools.archive.discovery import Troubles
 from nsqtools.archive.topic_archiver import SETTLED_S, WriteTrouble
 from nsqtools.client import discovery
+from nsqtools.cluster.topic_discovery import Troubles
 from nsqtools.errors import ConnectionFailed
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from nsqtools.client.message import Batch, Message
 from nsqtools.forward.courier import Courier
-from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report
-from nsqtools.forward.totals import Counters
+from nsqtools.forward.parcel import DELIVERED, Counters, Fate, Outcome, Parcel, Report
 
 AWAY = Outcome(Fate.UNREACHABLE, "connection refused")
 

@@ -12,7 +12,7 @@ import pytest
 from plugins.power_cut import PowerCut
 
 from nsqtools.client.message import Batch, Message
-from nsqtools.forward.dead_letter_box import DeadLetterFile
+from nsqtools.forward.courier import DeadLetterFile
 from nsqtools.forward.parcel import Parcel
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.records.queries import compile_pick, compile_where
+from nsqtools.records.filters import compile_pick, compile_where
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ from nsqtools.archive.finding import find_archives
 from nsqtools.protocol.message import WireMessage
 from nsqtools.publish.publisher import PublishCounts, PublishOptions
 from nsqtools.publish.unsent_files import UnsentFiles
-from nsqtools.replay.checkpoint import Checkpoint
-from nsqtools.replay.replay import MessageSelection, Replay
+from nsqtools.replay.replay import Checkpoint, MessageSelection, Replay
 
 FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=3)
 LIMIT = 20

@@ -14,8 +14,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.message import WireMessage
 from nsqtools.publish.pacing import NS, Pace
 from nsqtools.replay import replay
-from nsqtools.replay.checkpoint import Checkpoint
-from nsqtools.replay.replay import merge
+from nsqtools.replay.replay import Checkpoint, merge
 
 
 def messages(*times: int) -> list[WireMessage]:

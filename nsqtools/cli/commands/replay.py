@@ -99,8 +99,7 @@ def replay(
     from nsqtools.archive.finding import find_archives
     from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishOptions, each_counted
     from nsqtools.publish.unsent_files import UnsentFiles
-    from nsqtools.replay.checkpoint import Checkpoint
-    from nsqtools.replay.replay import MessageSelection, Replay
+    from nsqtools.replay.replay import Checkpoint, MessageSelection, Replay
 
     chosen = TopicFilter(from_topic or ())
     selection = MessageSelection(

@@ -47,7 +47,7 @@ def to_file(
     topic_refresh: Refresh = "1m",  # type: ignore[assignment]
     channel: ChannelName = "nsq_to_file",
     on_file: str | None = opt(
-        "COMMAND", "Run for each finished file; {path} stands for the file.", FILES
+        "COMMAND", "Run for each finished file; {path} becomes its path.", FILES
     ),
     metrics_file: MetricsFile = None,
     listen_http: ListenHTTP = None,
@@ -66,12 +66,12 @@ def to_file(
     connection: ConsumerConnection,
     runtime: Session,
 ) -> int:
-    """Archive topics to files, each message finished once it is on disk.
+    """Archive topics to files, each message finished after it is on disk.
 
     Runs until it is stopped or a limit is reached. Files in progress are hidden (.NAME.part);
     finished ones appear whole. After a crash, the next run repairs and finishes what was left, and
     writes no message twice. When a disk is full the messages stay in the queue, and writing
-    continues when there is room. A topic that is deleted is archived again once it is there again.
+    continues when there is room. A topic that is deleted is archived again when it is there again.
     SIGHUP finishes the files in progress.
 
     systemd is notified when it is ready, alive and stopping (Type=notify, WatchdogSec=).
@@ -83,10 +83,10 @@ def to_file(
         nsq to-file -t clicks --output-dir d --gzip --rotate-interval 1h --upload s3://bucket/nsq
     """
     from nsqtools.archive.archiver import Archiver
-    from nsqtools.archive.discovery import TopicDiscovery
     from nsqtools.archive.notify import FileHook, topic_metrics
     from nsqtools.archive.topic_writer import THROUGHPUT, ArchiveSource
-    from nsqtools.files.descriptors import allow_many
+    from nsqtools.cluster.topic_discovery import TopicDiscovery
+    from nsqtools.files.opening import allow_many
     from nsqtools.tail.run_limits import RunLimits
 
     topics = tuple(dict.fromkeys(topic or ()))

@@ -16,7 +16,7 @@ from nsqtools.cli.running.runtime import Session
 from nsqtools.client.connection_settings import read_secret
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.renewed import Renewed
-from nsqtools.forward.modes import BatchForm, EndpointMode, Redirects
+from nsqtools.forward import BatchForm, EndpointMode, Redirects
 from nsqtools.records.template import compile_template
 
 if TYPE_CHECKING:

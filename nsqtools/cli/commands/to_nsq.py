@@ -10,7 +10,7 @@ from nsqtools.cli.options.params import SAFETY, SELECTION, ChannelName
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.running.forwarding import Forwarding, run_forwarder
 from nsqtools.cli.running.runtime import Session
-from nsqtools.forward.modes import ForwardMode
+from nsqtools.forward import ForwardMode
 from nsqtools.records.template import compile_template
 
 LoopGuard = Annotated[
@@ -77,13 +77,11 @@ def to_nsq(
             --destination-nsqd-tcp-address b:4150 --dead-letter-file dead.jsonl --max-attempts 10
         nsq to-nsq -t clicks --until-empty --destination-lookupd-http-address lookup:4161
     """
-    from nsqtools.forward.destinations import Destinations
     from nsqtools.forward.forwarder import THROUGHPUT, ForwardSettings
-    from nsqtools.forward.json_fields import json_filters
     from nsqtools.forward.loop_guard import LoopGuard as Guard
-    from nsqtools.forward.nsq_sink import NsqSink
-    from nsqtools.forward.renaming import renamer
+    from nsqtools.forward.nsq_sink import Destinations, NsqSink, renamer
     from nsqtools.forward.topic_sources import SourceSettings
+    from nsqtools.records.filters import json_filters
 
     rename = renamer(destination_topic, map or ())
     for topic in forwarding.topics:

@@ -44,7 +44,7 @@ def connection_of(given: Given) -> ConnectionSettings:
 
 
 def tail_each(given: Given, runtime: Runtime) -> int:
-    """nsq_tail of several topics with -n: it ends when one of them has shown so many."""
+    """nsq_tail of several topics with -n: it ends when one of them has shown n messages."""
     from nsqtools.cli.commands.tail import INTERACTIVE, ephemeral_channel
     from nsqtools.cli.options.printing import lines_printer
     from nsqtools.cli.render.output import ByteWriter

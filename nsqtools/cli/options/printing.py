@@ -21,8 +21,8 @@ from nsqtools.errors import NotFoundError
 from nsqtools.protocol.text import escape_json
 from nsqtools.records import filters
 from nsqtools.records.envelope import Envelope, MessageLike, encode_many
+from nsqtools.records.filters import compile_pick
 from nsqtools.records.lines import BodyForm, encode_lines
-from nsqtools.records.queries import compile_pick
 from nsqtools.records.template import compile_template
 from nsqtools.records.units import unescape
 

@@ -14,7 +14,7 @@ from nsqtools.cli.options.params import INPUT
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.client.publication import PublishMode
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.records.queries import compile_pick
+from nsqtools.records.filters import compile_pick
 from nsqtools.records.units import argument_bytes, parse_span, unescape
 
 DELIVERY = "Delivery"

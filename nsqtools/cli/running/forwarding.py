@@ -38,11 +38,10 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.records.filters import Filter
 
 if TYPE_CHECKING:
-    from nsqtools.forward.dead_letter_box import DeadLetterBox
+    from nsqtools.forward.courier import DeadLetterBox
     from nsqtools.forward.forwarder import ForwardSettings
-    from nsqtools.forward.parcel import Sink
+    from nsqtools.forward.parcel import ForwardTotals, Sink
     from nsqtools.forward.topic_sources import SourceSettings
-    from nsqtools.forward.totals import ForwardTotals
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ def run_forwarder(
     runtime: Runtime,
 ) -> int:
     """Forward until it is stopped or a limit is reached; report, and return the exit status."""
-    from nsqtools.files.descriptors import allow_many
+    from nsqtools.files.opening import allow_many
     from nsqtools.forward.forwarder import Forwarder
     from nsqtools.tail.run_limits import RunLimits
 
@@ -202,7 +201,7 @@ def run_forwarder(
 
 def dead_letter_box(source: SourceSettings, options: ForwardOptions) -> DeadLetterBox | None:
     """Where what cannot be delivered goes. Raises `OutputError` and `ConfigurationError`."""
-    from nsqtools.forward.dead_letter_box import DeadLetterFile, DeadLetterTopic
+    from nsqtools.forward.courier import DeadLetterFile, DeadLetterTopic
 
     if options.dead_letter_file is not None:
         return DeadLetterFile(options.dead_letter_file)

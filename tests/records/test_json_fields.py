@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nsqtools.forward.json_fields import json_filters
+from nsqtools.records.filters import json_filters
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999", "true", 'x"y'])

@@ -1,15 +1,15 @@
-"""Which topics there are to archive: those that match a pattern, known to any nsqlookupd or nsqd.
+"""Which topics to consume: those whose names match a pattern, now and later.
 
-All are asked, at once and again and again, and the answers are united: one that is down hides
-nothing that another knows. Only when all have answered is a topic that nobody named suspected to be
-deleted.
+Every nsqlookupd and nsqd is asked, at once and again and again, and the answers are united: one
+that is down hides nothing that another knows. Only when all have answered a topic that none named
+is suspected to be deleted.
 
-The lists of nsqd show which have a topic, too. Its consumer begins with those, asks seldom itself
-(`Consumers`), and soon when a list shows that a further one has the topic.
+The lists of nsqd show which have a topic, too. Its consumer can begin with those, ask seldom
+itself, and soon when a list shows that a further one has the topic.
 
-The trap is to take a topic for deleted that is not: nobody would archive it. So only nsqd decides
-(`Deletions`), and only once the topic has no connection; an nsqlookupd that was restarted has
-nothing to say.
+Trap: a topic that is taken for deleted and is not would be consumed no more. And the consumer of a
+deleted topic would create it again when it reconnects. So only nsqd decides (`Deletions`), and only
+after the topic has lost its connections; an nsqlookupd that was restarted has nothing to say.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ log = logging.getLogger("nsqtools")
 
 
 class Troubles:
-    """Keys are what is in trouble: a topic, an address."""
+    """What is wrong now, reported when it begins, when it changes and when it is over.
+
+    Without it what is tried again every few seconds would fill the log with one line. Keys are what
+    is in trouble: a topic, an address.
+    """
 
     def __init__(self) -> None:
         self._said: dict[str, str] = {}
@@ -50,7 +54,7 @@ class Troubles:
             log.warning("%s", what)
 
     def only(self, keys: Iterable[str], what: str) -> None:
-        """All others are over; ``{}`` in ``what`` stands for the key."""
+        """All others are over; ``{}`` in ``what`` becomes the key."""
         for key in set(self._said).difference(keys):
             self.over(key, what.format(key))
 
@@ -61,7 +65,7 @@ ASK_SELDOM_S = 5.0  # while the nsqd that may have them do not answer
 
 @dataclass(frozen=True, slots=True)
 class KnownTopics:
-    """The topics somebody named; ``is_complete`` when everybody answered.
+    """The topics that were named; ``is_complete`` when every daemon answered.
 
     ``nsqd`` are the addresses of those that have a topic, as nsqlookupd names them. ``spread`` are
     the topics that a further nsqd has since the last time.
@@ -92,7 +96,7 @@ class TopicDiscovery:
         self._nsqd: Mapping[str, set[Address]] = {}
 
     def ask(self) -> KnownTopics:
-        """Ask everybody. Failures are logged; raises the first one when nobody answered."""
+        """Ask all daemons. Failures are logged; raises the first one when none answered."""
         with open_cluster(self._connection) as cluster:
             names, failures = named_topics(cluster)
             answers, _ = cluster.known_nodes()
