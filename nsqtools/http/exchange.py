@@ -1,4 +1,4 @@
-"""One HTTP exchange within budgets: so many seconds in all, so many bytes, nothing compressed.
+"""One HTTP exchange within budgets of seconds and bytes, nothing compressed.
 
 httpcore's timeouts are for each read, so a daemon that sends a byte now and then could hold a
 caller for ever. Here every read and write gets what is left of the exchange's own time; the network
@@ -35,7 +35,7 @@ class _Exchange(threading.local):
 _exchange = _Exchange()
 
 
-class Answer(NamedTuple):
+class HTTPAnswer(NamedTuple):
     """What came back. ``reason`` is the server's word for the status, ``location`` where it sends
     us, "" for nowhere: no redirect is followed here."""
 
@@ -83,7 +83,7 @@ class Exchanges:
         url: str,
         headers: Mapping[bytes | str, bytes | str],
         content: bytes | Iterator[bytes] | None,
-    ) -> Answer:
+    ) -> HTTPAnswer:
         """Send a request and read the answer. The headers have the length of content in parts.
 
         Raises what httpcore raises, `DeadlineExceeded` and `ProtocolError`.
@@ -114,7 +114,7 @@ class Exchanges:
             reason = response.extensions.get("reason_phrase", b"").decode("latin-1")
             found = (value for name, value in response.headers if name.lower() == b"location")
             location = bytes(next(found, b"")).decode("latin-1")
-            return Answer(response.status, reason, body, location)
+            return HTTPAnswer(response.status, reason, body, location)
 
 
 def _left_s(timeout_s: float | None) -> float:

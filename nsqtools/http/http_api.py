@@ -31,7 +31,7 @@ from nsqtools.protocol.escaping import escape_line
 if TYPE_CHECKING:
     import ssl
 
-    from nsqtools.http.exchange import Answer
+    from nsqtools.http.exchange import HTTPAnswer
 
 NSQ_V1 = "application/vnd.nsq; version=1.0"
 
@@ -147,7 +147,7 @@ class HTTPAPI:
         parameters: dict[str, str] | None,
         content: bytes | Iterator[bytes] | None = None,
         headers: Mapping[bytes | str, bytes | str] = MappingProxyType({}),
-    ) -> Answer:
+    ) -> HTTPAnswer:
         """Ask, and return the answer whatever its status is."""
         import httpcore
 
@@ -225,7 +225,7 @@ def decode_text(body: bytes | bytearray) -> str:
     return body.decode("utf-8", "backslashreplace")
 
 
-def _error_code(answer: Answer) -> str:
+def _error_code(answer: HTTPAnswer) -> str:
     try:
         message = load_json(answer.body)["message"]
     except (ValueError, KeyError, TypeError, RecursionError):
