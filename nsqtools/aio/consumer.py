@@ -219,7 +219,7 @@ class _LoopBacklog(Backlog):
 
     def put(self, entry: object) -> None:
         if isinstance(entry, client.Stopped):
-            self.has_stopped = True  # before it wakes anybody: what came earlier is taken first
+            self.has_stopped = True  # before it wakes a task: what came earlier is taken first
         super().put(entry)
 
     def _wake(self) -> None:
@@ -245,7 +245,7 @@ class _Source(client.Consumer):
     """What the event loop needs of a consumer, without blocking."""
 
     def take_now(self, most: int) -> Batch | None:
-        """Return what is there, at most so many messages, or None."""
+        """Return what is there, at most ``most`` messages, or None."""
         batches = self._take(0, most)
         return batches[0] if batches else None
 

@@ -190,7 +190,7 @@ class Producer:
             try:
                 self._loop.call_soon_threadsafe(self._take_settled)
             except RuntimeError:
-                pass  # the event loop has ended, and with it whoever waited
+                pass  # the event loop has ended, and with it the tasks that waited
 
     def _take_settled(self) -> None:
         settled = self._settled
@@ -205,7 +205,7 @@ class Producer:
                     outcome.set_result(None)
                 else:
                     outcome.set_exception(publication.error)
-            settled.popleft()  # last: while there is one, nobody wakes us
+            settled.popleft()  # last: while there is one, nothing wakes us
         self._let_in()
 
     def __repr__(self) -> str:

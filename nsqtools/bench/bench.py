@@ -28,8 +28,8 @@ from nsqtools.bench.bench_plan import BACKLOG, BenchMode, BenchPlan, Job
 from nsqtools.bench.bench_report import BenchReport, Latencies, WorkerResult
 from nsqtools.bench.bodies import MAX_TAG
 from nsqtools.bench.crew import UNKNOWN, Counters, Crew
+from nsqtools.client.connection import require_one
 from nsqtools.client.consumer import Consumer
-from nsqtools.client.handshake import require_one
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError
 from nsqtools.protocol.names import EPHEMERAL
 

@@ -20,7 +20,7 @@ log = logging.getLogger("nsqtools")
 MAX_THREADS = 8  # by default; of all that ask for work the one that allows most decides
 MAX_DOUBTFUL = MAX_THREADS // 2
 MAX_UNPROVEN = 2  # for one peer
-QUICK_S = 0.5  # a peer that refuses so fast keeps nobody waiting
+QUICK_S = 0.5  # a peer that refuses so fast holds nothing up
 IDLE_S = 2.0
 MAX_KNOWN = 10_000
 

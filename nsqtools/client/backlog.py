@@ -49,7 +49,7 @@ MAX_SLEEP_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class Arrival:
     """Batches that arrived together, nothing of them taken; empty once they were withdrawn."""
 
     owner: Delivery
@@ -116,7 +116,7 @@ class Backlog:
 
     def _drop_withdrawn(self) -> None:
         entries = self._entries
-        while entries and isinstance(entries[0], Waiting) and not entries[0].batches:
+        while entries and isinstance(entries[0], Arrival) and not entries[0].batches:
             entries.popleft()
 
     # -- taking (handler threads) ---------------------------------------------------------------
@@ -146,7 +146,7 @@ class Backlog:
                     continue
                 return None
             entry, is_current = self._take(most, several=several)
-            if not isinstance(entry, Waiting):
+            if not isinstance(entry, Arrival):
                 if entry is not None:
                     return entry
             elif not is_current:
@@ -167,7 +167,7 @@ class Backlog:
             if not self._entries:
                 return None, True
             entry = self._entries[0]
-            if not isinstance(entry, Waiting):
+            if not isinstance(entry, Arrival):
                 return self._entries.popleft(), True
             if not entry.owner.is_current(time.monotonic()):
                 self._tokens.put(None)
@@ -175,9 +175,9 @@ class Backlog:
             if entry.to_give_up:
                 del entry.owner.waiting[entry]
                 return self._entries.popleft(), True
-            return Waiting(entry.owner, self._take_batches(entry, most, several=several)), True
+            return Arrival(entry.owner, self._take_batches(entry, most, several=several)), True
 
-    def _take_batches(self, entry: Waiting, most: int | None, *, several: bool) -> list[Batch]:
+    def _take_batches(self, entry: Arrival, most: int | None, *, several: bool) -> list[Batch]:
         """Take a batch of an entry, or what fits of it and of those of the same owner after it."""
         taken: list[Batch] = []
         owner, room = entry.owner, most
@@ -191,7 +191,7 @@ class Backlog:
             self._drop_withdrawn()
             following = self._entries[0] if several and room and self._entries else None
             if (
-                not isinstance(following, Waiting)
+                not isinstance(following, Arrival)
                 or following.owner is not owner
                 or following.to_give_up
             ):
@@ -209,7 +209,7 @@ class Backlog:
         if taken is not None and batches:
             reached = max(1, taken.count - sum(map(len, batches)))
             self._taken[thread] = replace(taken, count=reached)
-            self.put_first(Waiting(taken.owner, batches))
+            self.put_first(Arrival(taken.owner, batches))
 
     def leave(self) -> None:
         """The calling thread handles no more messages."""
@@ -276,7 +276,7 @@ class Backlog:
 
 
 def _note(entry: object) -> None:
-    if isinstance(entry, Waiting):
+    if isinstance(entry, Arrival):
         entry.owner.waiting[entry] = None
 
 
@@ -340,8 +340,8 @@ class Delivery:
         self.stats = ConsumerStats()
         self.give_up = giving_up.messages
         self.on_tick: Callable[[float], None] | None = None  # several times in msg_timeout
-        self.waiting: dict[Waiting, None] = {}  # what the backlog has of ours, or gets this turn
-        self._arrived: Waiting | None = None  # in this turn
+        self.waiting: dict[Arrival, None] = {}  # what the backlog has of ours, or gets this turn
+        self._arrived: Arrival | None = None  # in this turn
         self._loop = loop
         self._backlog = backlog
         self._max_attempts = giving_up.max_attempts
@@ -366,7 +366,7 @@ class Delivery:
             batch = self._sort_out(source, batch)
         if batch:
             if self._arrived is None:
-                self._arrived = Waiting(self, [])
+                self._arrived = Arrival(self, [])
                 self._loop.after_flush(self._hand_over)
             self._arrived.batches.append(batch)
             self.waiting[self._arrived] = None
@@ -390,7 +390,7 @@ class Delivery:
             part.append(message)
         if given_up:
             self.stats.given_up += len(given_up)
-            self._backlog.put(Waiting(self, [given_up], to_give_up=True))
+            self._backlog.put(Arrival(self, [given_up], to_give_up=True))
         return usual
 
     def redelivered(self, source: Answers, again: Set[bytes], dropped: list[bytes]) -> None:

@@ -148,7 +148,7 @@ def current_secret(options: ClientOptions) -> str:
 
 
 def exposure_of_secret(path: Path) -> str:
-    """Say who else can read a file with a secret, "" for nobody. Root's may be read by a group."""
+    """Say who else can read a file with a secret, "" if none. Root's may be read by a group."""
     try:
         status = path.stat()
     except OSError:

@@ -29,11 +29,11 @@ from types import TracebackType
 from typing import Self
 
 from nsqtools.client.backlog import Backlog, ConsumerStats
+from nsqtools.client.connection import longest_try_s, tls_context
 from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.giving_up import GivingUp, Policy
 from nsqtools.client.handling import Handling, OnHandled, check_is_sync, stopping_on_signals
-from nsqtools.client.handshake import longest_try_s, tls_context
 from nsqtools.client.message import Batch, Message, batches_after, give_back
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError
@@ -192,7 +192,7 @@ class Consumer:
 
         Returns whether the consumer has stopped. It has not yet when ``timeout_s`` passed, nor
         when called inside a handler or a loop over messages, which is what would be waited for.
-        Messages that nobody answers are requeued after drain_timeout. May be called again.
+        Messages without an answer are requeued after drain_timeout. May be called again.
         """
         self.begin_stop(drain=drain)
         handled = self._handled.get(threading.get_ident(), ())
@@ -242,7 +242,7 @@ class Consumer:
         self.backlog.put(Stopped(self))
 
     def _requeue_undelivered(self) -> None:
-        """Requeue our messages that nobody has taken."""
+        """Requeue our messages that were not taken."""
         for batch in self._io.delivery.withdraw():
             give_back(batch)
 
@@ -259,9 +259,9 @@ class Consumer:
     def _take(
         self, timeout_s: float | None = None, most: int | None = None, *, several: bool = False
     ) -> list[Batch] | None:
-        """Take a batch or, if small ones wait, ``several``, of at most so many messages."""
+        """Take a batch or, if small ones wait, ``several``, of at most ``most`` messages."""
         self._check_process()
-        if not self._io.waiting:  # whoever asks for more has answered: send it
+        if not self._io.waiting:  # a thread that asks for more has answered: send it
             self._io.loop.wake()
         give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -271,7 +271,7 @@ class Consumer:
             if entry is None:
                 return None
             if isinstance(entry, Stopped):
-                self.backlog.put(entry)  # for whoever asks next, on any thread
+                self.backlog.put(entry)  # for the next that asks, on any thread
                 if self._io.loop.failure is not None:
                     raise RuntimeError("the I/O thread failed") from self._io.loop.failure
                 return None

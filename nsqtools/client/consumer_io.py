@@ -63,7 +63,7 @@ Step = Literal["wait", "requeue", "shutdown", "close"]
 READ_BUFFER = memoryview(bytearray(READ_SIZE))  # of the one I/O thread
 
 
-class Answer(NamedTuple):
+class QueuedAnswer(NamedTuple):
     """A REQ, a TOUCH or the FIN of a message that was given up, on its way to the I/O thread.
 
     A TOUCH is not ``final``. ``failure`` is None where the answer is not a handler's. What came
@@ -102,7 +102,7 @@ class Subscription:
         self._unanswered = 0
         self._is_noted = False
         self._finished: list[bytes] = []
-        self._answers: collections.deque[Answer] = collections.deque()
+        self._answers: collections.deque[QueuedAnswer] = collections.deque()
         self._outgoing: list[bytes] = []
 
     # -- from handler threads -------------------------------------------------------------------
@@ -131,22 +131,22 @@ class Subscription:
             delay_s = self._user.requeue_delay_s(attempts)
         delay_ms = round(min(delay_s, commands.MAX_DELAY_S) * 1000)
         command = commands.Requeue(message_id, delay_ms).encode()
-        self._answers.append(Answer(message_id, command, is_final=True, failure=backoff))
+        self._answers.append(QueuedAnswer(message_id, command, is_final=True, failure=backoff))
         self._note()
 
     def requeue_late(self, message_id: bytes) -> None:
         """A handler requeues a delivery that a newer one has superseded: nothing is sent."""
-        self._answers.append(Answer(message_id, b"", is_late=True))
+        self._answers.append(QueuedAnswer(message_id, b"", is_late=True))
         self._note()
 
     def touch(self, message_id: bytes) -> None:
-        self._answers.append(Answer(message_id, commands.Touch(message_id).encode()))
+        self._answers.append(QueuedAnswer(message_id, commands.Touch(message_id).encode()))
         self._note()
 
     def finish_unseen(self, message_id: bytes) -> None:
         """FIN a message that was given up: not a result of the handler."""
         command = commands.Finish(message_id).encode()
-        self._answers.append(Answer(message_id, command, is_final=True))
+        self._answers.append(QueuedAnswer(message_id, command, is_final=True))
         self._note()
 
     def give_back(self, ids: list[bytes], in_time: bool) -> None:
@@ -156,7 +156,7 @@ class Subscription:
         """
         for message_id in ids:
             command = commands.Requeue(message_id, 0).encode() if in_time else b""
-            self._answers.append(Answer(message_id, command, is_final=True, is_unseen=True))
+            self._answers.append(QueuedAnswer(message_id, command, is_final=True, is_unseen=True))
         self._note()
 
     def _note(self) -> None:
@@ -218,7 +218,7 @@ class Subscription:
 
     # -- on the I/O thread: what the consumer sends ---------------------------------------------
 
-    def collect(self) -> tuple[list[bytes], list[Answer]]:
+    def collect(self) -> tuple[list[bytes], list[QueuedAnswer]]:
         """Take the answers since the last time: ids that handlers finished, and the others.
 
         The commands go out with `send_answers`.
@@ -227,7 +227,7 @@ class Subscription:
         # other threads append meanwhile; counted first, so that a TOUCH stays before its FIN
         finished = self._finished
         count = len(finished)
-        answers: list[Answer] = []
+        answers: list[QueuedAnswer] = []
         if self._answers:
             answers = [self._answers.popleft() for _ in range(len(self._answers))]
             self._outgoing += [answer.command for answer in answers]
@@ -643,7 +643,7 @@ class ConsumerIO:
             self._on_stopped()
 
     def _at_end(self) -> None:
-        """It has ended, by a stop or a defect: release everybody who waits."""
+        """It has ended, by a stop or a defect: release all threads that wait."""
         self._leave_others()
         for subscription in list(self.subscriptions):
             self._forget(subscription)

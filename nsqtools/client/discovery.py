@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from nsqtools.client.background import run_in_background
+from nsqtools.client.connection import client_tls, client_tls_context
 from nsqtools.client.connection_settings import current_secret
-from nsqtools.client.handshake import client_tls, client_tls_context
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConnectionFailed, DeadlineExceeded, NsqError
@@ -69,7 +69,7 @@ class Discovery:
     thread.
 
     Addresses are mapped by ``address_map`` (for broadcast addresses this machine cannot reach).
-    ``looked_up`` are addresses that somebody has just asked for: they are the first round.
+    ``looked_up`` are addresses that were just asked for: they are the first round.
     Raises `ConfigurationError`.
     """
 
@@ -101,7 +101,7 @@ class Discovery:
     def begin(
         self, loop: LoopMember, on_round: Callable[[set[Address], list[NsqError]], None]
     ) -> None:
-        """Start polling; the first round is at once, unless somebody did it (``looked_up``).
+        """Start polling; the first round is at once, unless ``looked_up`` has its answers.
 
         ``on_round`` gets the union of addresses of each round, and the errors of a round in which
         not one nsqlookupd answered.

@@ -107,7 +107,7 @@ class GivingUp:
         return self._options.max_attempts if is_set else 0
 
     def messages(self, batch: Batch) -> None:
-        """Give up messages that nobody has answered."""
+        """Give up messages that have no answer yet."""
         for message in batch:
             log.warning("giving up %r", message)
             is_taken = self._is_taken(message)

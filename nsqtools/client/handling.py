@@ -56,7 +56,7 @@ def _refusal(what: str) -> ConfigurationError:
 
 
 class Handling:
-    """Calls a handler on several threads, and knows what each of them is at.
+    """Calls a handler on several threads, and notes the message that each of them handles.
 
     ``misuse`` is set when a handler cannot work: it returned an awaitable.
     """
@@ -89,7 +89,7 @@ class Handling:
             error = exc
             log.exception("the handler failed for %r", message)
             message.requeue()
-        except BaseException:  # an interrupt: nobody will answer the message any more
+        except BaseException:  # an interrupt: the message will not be answered any more
             message.requeue(0, backoff=False)
             raise
         else:

@@ -70,7 +70,7 @@ class LoopMember:
     ``each_turn`` is called after each event of this member: bytes that came, a timer, a call, a
     wake-up. What it writes is flushed at the end of the turn, with one send per connection.
     ``at_end`` is called on the thread when the member has stopped, or failed by a defect
-    (`failure` then): nobody may wait for it any longer.
+    (`failure` then): nothing may wait for it any longer.
     """
 
     now = staticmethod(time.monotonic)
@@ -191,13 +191,13 @@ class LoopMember:
 
     def take_turn(self) -> None:
         """Make the calls that wait, and what there is to do each turn."""
-        if not self.has_ended:  # else who asks for a call makes it
+        if not self.has_ended:  # else `call_soon` makes it at once
             self._make_calls()
         if not self.has_ended:
             self._each_turn()
 
     def end(self) -> None:
-        """The member serves nobody any longer."""
+        """The member has ended: nothing is served any longer."""
         try:
             self._at_end()
         except Exception:
@@ -210,7 +210,7 @@ class LoopMember:
         self._ended.set()
 
     def abandon(self) -> None:
-        """In a forked child: the member goes on in the parent only. Nobody waits for it here."""
+        """In a forked child: the member goes on in the parent only. Nothing waits for it here."""
         self._calls.clear()
         self.has_ended = True
         self._ended = threading.Event()  # a thread that is gone may hold the other's lock
@@ -333,7 +333,7 @@ class IOThread:
             self._release_ended()
 
     def _release_ended(self) -> None:
-        """Tell those who wait for a member, and close everything if it was the last, before."""
+        """Release threads that wait for a member; if it was the last, close everything before."""
         with self._joining:
             self._is_over = not self._members
         if self._is_over:
@@ -430,7 +430,7 @@ class IOThread:
             self._pause_after_s = min(limits, default=None)
 
     def _note_poll(self, has_bytes: bool) -> None:
-        """Notice a pause; then everything is read before anybody relies on what was read earlier.
+        """Notice a pause; then everything is read before anything relies on what was read earlier.
 
         The poll that a stop of the process interrupts returns nothing: the next one counts.
         """

@@ -185,7 +185,7 @@ def most_attempts(messages: list[Message]) -> int:
 
 
 def batches_after(batches: list[Batch], reached: int) -> list[Batch]:
-    """Return what comes after so many messages of some batches."""
+    """Return what comes after the first ``reached`` messages of batches."""
     rest = []
     for batch in batches:
         if reached < len(batch):

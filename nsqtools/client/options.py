@@ -2,7 +2,7 @@
 
 The metadata of each field holds go-nsq's name for the option, its bounds and a line of help. The
 ``--consumer-opt`` and ``--producer-opt`` flags, ``nsq config show`` and the documents are made from
-it, so an option exists everywhere as soon as it stands here. The names and bounds are go-nsq's
+it, so an option exists everywhere as soon as it is here. The names and bounds are go-nsq's
 (config.go) where go-nsq has the option; times are seconds here and durations as text.
 
 Trap: nsqd refuses an out-of-range value with a fatal error, so the bounds are checked here,

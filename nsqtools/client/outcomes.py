@@ -3,8 +3,8 @@
 The one home of these rules, for all that publish. nsqd reads and checks a publish whole before it
 stores the first message, so an error about its form, its size or a permission means that nothing is
 stored. It stores the messages of an MPUB one after the other, and when its disk fails it answers
-E_MPUB_FAILED with the first of them stored (`PutMessages` in nsqd/topic.go): what is there, nobody
-knows. A single message that it could not store is not there. A code that is not listed here
+E_MPUB_FAILED with the first of them stored (`PutMessages` in nsqd/topic.go): what is there is
+unknown. A single message that it could not store is not there. A code that is not listed here
 promises nothing.
 
 Trap: what an attempt may have stored stays so. A later attempt that certainly stored nothing says

@@ -8,7 +8,7 @@
 
 Every publish ends in one of five ways: confirmed, rejected, refused with this client, certainly not
 sent (safe to publish again), or unknown (nsqd may have it: publishing again may double it). A
-failure that nobody looked at is logged.
+failure that was not looked at is logged.
 
 nsqd closes the connection over a publish that it cannot accept, and the publishes after it would
 suffer, so what is known to be refused is not sent.
@@ -33,8 +33,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from nsqtools.client import outcomes
+from nsqtools.client.connection import tls_context
 from nsqtools.client.discovery import Discovery
-from nsqtools.client.handshake import tls_context
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer_io import ProducerIO, PublishPolicy
 from nsqtools.client.publication import Publication, PublishMode
@@ -78,7 +78,7 @@ class Producer:
     ends as confirmed or unknown, whatever the later ones say.
 
     As a context manager it waits at its end for what is under way, for ``retry_timeout_s`` and
-    publish_timeout at most; a failure that nobody looked at is logged then.
+    publish_timeout at most; a failure that was not looked at is logged then.
 
     ``linger_s`` joins single messages that are published at the same time, on several threads or
     with `submit`, into one MPUB, which is several times faster. A message waits only while an
@@ -178,8 +178,8 @@ class Producer:
     def stop(self, timeout_s: float | None = None) -> bool:
         """Wait for what is outstanding, then close; return whether that was done in time.
 
-        When ``timeout_s`` passed, what is left settles as not sent or unknown. Failures that nobody
-        looked at are logged.
+        When ``timeout_s`` passed, what is left settles as not sent or unknown. Failures that
+        were not looked at are logged.
         """
         return self._stop(timeout_s, f"{self.nsqd}: the producer was stopped with ")
 
@@ -383,7 +383,7 @@ class Producer:
                 timeout_s = self.options.publish_timeout_s
                 if publication.timeout_s is not None:
                     timeout_s = publication.timeout_s
-                if self._io.loop.is_own_thread:  # nobody else makes room
+                if self._io.loop.is_own_thread:  # no other thread makes room
                     timeout_s = 0
                 if not self._room.wait_for(self._has_room, timeout_s):
                     raise PublishNotSent(
@@ -418,7 +418,7 @@ class Producer:
 
 
 def whole_bodies(bodies: Iterable[ReadableBuffer]) -> list[bytes]:
-    """Return the bodies as bytes, which nobody can change while they wait.
+    """Return the bodies as bytes, which cannot change while they wait.
 
     Raises ``TypeError`` for what is not bytes.
     """

@@ -38,9 +38,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from nsqtools.client import outcomes
-from nsqtools.client.connection import LIVENESS_TICK_S, Connection
+from nsqtools.client.connection import LIVENESS_TICK_S, Connection, open_in_background
 from nsqtools.client.discovery import Discovery
-from nsqtools.client.handshake import open_in_background
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.publication import Failure, Parts, Publication, PublishMode, PublishQueue
@@ -63,7 +62,7 @@ from nsqtools.transport.stream import READ_SIZE
 
 log = logging.getLogger("nsqtools")
 
-UNSEEN_S = 10.0  # a failure that nobody has looked at for longer is logged
+UNSEEN_S = 10.0  # a failure that was not looked at for longer is logged
 RECONNECT_BASE_S = 0.1
 RECONNECT_MAX_S = 8.0
 PATIENCE_S = 1.0  # for an nsqd that does not answer to connecting, before the next one is tried
@@ -631,7 +630,7 @@ class ProducerIO:
         """Return whether some of them are sent again."""
         now, again = self.loop.now(), []
         for publication in publications:
-            failure = make_failure()  # one for each: it is raised where somebody waits
+            failure = make_failure()  # one for each: it is raised where a thread waits
             publication.may_be_stored |= isinstance(failure, PublishUnknown)
             may_try_again = not self._has_ended and outcomes.may_try_again(
                 failure, retry_unknown=self._policy.retry_unknown
@@ -699,7 +698,7 @@ class ProducerIO:
         self._log_unseen(older, f"{self.name}: ")
 
     def log_failures(self, when: str) -> None:
-        """Log how many messages failed and nobody knows, when it has ended."""
+        """Log how many messages failed without being looked at, when it has ended."""
         failures = [*self._older_failures, *self._failures]
         self._older_failures, self._failures = [], []
         self._log_unseen(failures, when)
@@ -709,7 +708,7 @@ class ProducerIO:
         if unseen:
             messages = counted(sum(failure.count for failure in unseen), "message")
             log.warning(
-                "%s%s unconfirmed, and nobody looked at the outcome: %s",
+                "%s%s unconfirmed, and the outcome was not looked at: %s",
                 when,
                 messages,
                 unseen[0].error,
@@ -736,5 +735,5 @@ class ProducerIO:
         self._report_settled()
 
     def _at_end(self) -> None:
-        """It has ended, by a stop or a defect: release everybody who waits."""
+        """It has ended, by a stop or a defect: release all threads that wait."""
         self._end()

@@ -49,7 +49,7 @@ class Publication:
 
     When ``is_settled``, ``error`` is None if nsqd has confirmed it, else a `PublishRejected` (nsqd
     refused it), `PublishRefused` (nsqd does not accept this client), `PublishNotSent` (nsqd does
-    not have it) or `PublishUnknown` (nsqd may have it). A failure that nobody looks at, here or
+    not have it) or `PublishUnknown` (nsqd may have it). A failure that is not looked at, here or
     with `wait`, is logged. `errors` has the outcome of each message.
     """
 

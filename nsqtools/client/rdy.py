@@ -41,7 +41,7 @@ K = TypeVar("K", bound=Hashable)
 
 # modes; no enum, as looking up a member of one costs as much as a call
 _SHARING = "sharing"
-_HELD = "held"  # backoff waits: nobody has RDY
+_HELD = "held"  # backoff waits: no connection has RDY
 _TESTING = "testing"  # backoff tests: one connection has RDY 1
 
 

@@ -17,8 +17,7 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from nsqtools.client.connection import Connection
-from nsqtools.client.handshake import open_in_background
+from nsqtools.client.connection import Connection, open_in_background
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import NsqError
@@ -102,7 +101,7 @@ class KnownNsqd:
         """A lookup round found these nsqd. A connected one that is missing stays connected.
 
         One that is missing and not connected is forgotten once its delay is over. Of more than
-        ``max_discovered`` those that are busy stay and the others are drawn again, so that nobody
+        ``max_discovered`` those that are busy stay and the others are drawn again, so that none
         keeps an nsqd out by announcing many. Return how many are left out.
         """
         listed = set(addresses)

@@ -4,8 +4,8 @@
     for step in plan.steps: ...      what will change, where, and what is lost
     outcomes = apply(cluster, plan)  the same steps, each with how it ended
 
-A dry run is a plan that is not applied. Steps stand in the order of nsqadmin: nsqlookupd before
-nsqd, so that nobody is sent to what is being deleted. A step that fails does not stop the others.
+A dry run is a plan that is not applied. Steps are in the order of nsqadmin: nsqlookupd before nsqd,
+so that no client is sent to what is being deleted. A step that fails does not stop the others.
 
 Where a change goes:
 
@@ -137,7 +137,7 @@ def plan_topics(
 ) -> AdminPlan:
     """Plan a change of topics. ``with_channels``: of all their channels too.
 
-    Raises `NotFoundError`, `ConfigurationError`, and the first failure when nobody answers.
+    Raises `NotFoundError`, `ConfigurationError`, and the first failure when no daemon answers.
     """
     inventory = take_inventory(cluster)
     if action is Action.CREATE:

@@ -6,12 +6,12 @@
         stats.failures      who did not answer, and why
 
 All are asked at the same time, and a dead one costs the others nothing but its timeout; it is named
-and left out. Only when nobody answers is that an error.
+and left out. Only when none answers is that an error.
 
 An nsqd whose address is given is asked there, not under the name it announces. One that
 nsqlookupd announces is asked under its broadcast address, which the address map may replace. Where
 only a TCP address is known the usual HTTP port beside it is tried, and believed if its /info names
-that TCP port: nobody administers another nsqd than the one that was named.
+that TCP port: no other nsqd than the one that was named is administered.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class Cluster:
     ) -> ClusterStats:
         """Take the statistics of every nsqd, or of ``nsqds`` where they are known already.
 
-        Raises the first failure when nobody answers, unless an answer is not ``required``.
+        Raises the first failure when no daemon answers, unless an answer is not ``required``.
         """
 
         def ask(client: NsqdHTTPClient) -> tuple[float, NsqdStats]:

@@ -119,7 +119,7 @@ class _Group:
 
     def __init__(self, levels: Iterable[tuple[float, float]], limit: int) -> None:
         self.places: dict[Key, tuple[int, float]] = {}
-        """Where a series stands in the columns, and from when on (seconds since 1970)."""
+        """Where a series is in the columns, and from when on (seconds since 1970)."""
         self._levels = [Level(step_s, keep_s, deque()) for step_s, keep_s in levels]
         self._limit = limit
         self._is_full = False

@@ -48,7 +48,7 @@ class Inventory:
 
 
 def take_inventory(cluster: Cluster) -> Inventory:
-    """Ask everybody. Raises the first failure when nobody answers."""
+    """Ask all daemons. Raises the first failure when none answers."""
     nsqds, failures = cluster.nsqds()
     answers, failed = cluster.ask(
         {nsqd.address: nsqd.client for nsqd in nsqds},
@@ -137,7 +137,7 @@ def list_nodes(
     """Every nsqd, those that do not answer too; and the nsqlookupd that do not.
 
     ``remembered`` are nsqd that are there, whatever nsqlookupd says of them just now. Raises the
-    first failure when nobody answers at all.
+    first failure when none answers at all.
     """
     known, failures = cluster.known_nodes()
     nsqds, impostors = cluster.nsqds_among(entry.node for each in known.values() for entry in each)

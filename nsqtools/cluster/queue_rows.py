@@ -30,7 +30,7 @@ from nsqtools.protocol.stats import ChannelStats, ClientStats, LatencyStats, Nsq
 Key = tuple[str, str, str]
 
 
-# Not frozen, though nobody changes one: thousands are made at a time, and a frozen one takes three
+# Not frozen, though none is changed: thousands are made at a time, and a frozen one takes three
 # times as long to make.
 @dataclass(slots=True, kw_only=True)
 class Rates:
@@ -140,7 +140,7 @@ def totals(rows: Iterable[QueueRow]) -> list[QueueRow]:
     """One row for each topic and channel: the sum of its rows on all nsqd.
 
     A queue counts as paused when it is paused anywhere. Percentiles cannot be added up: the worst
-    of the nsqd stands for all. Rates are the sum of those that are known.
+    of the nsqd counts for all. Rates are the sum of those that are known.
     """
     groups: dict[tuple[str, str], list[QueueRow]] = {}
     for row in rows:
@@ -227,7 +227,7 @@ class RateMeter:
                 before.rows = before.base = [replace(row, rates=RESTING) for row in before.rows]
             before.base_s = at_s
             return before
-        # they are new: nobody else has them yet
+        # they are new: nothing else has them yet
         rows = [*rows_of_topic(report.address, topic)]
         if elapsed_s < self._least_s:
             shown = {row.channel: row.rates for row in before.rows}

@@ -6,7 +6,7 @@ answer that comes later is in the next sample. An nsqd that fails, or lets a que
 `COUNTED_S`, counts no more until it answers again. The nsqd are looked up again every `LOOKUP_S`.
 
 An nsqd that has answered stays, however little nsqlookupd knows of it: one that is gone is a
-problem to show. It is forgotten when nobody has reached it for `FORGOTTEN_S` and no nsqlookupd that
+problem to show. It is forgotten when it was not reached for `FORGOTTEN_S` and no nsqlookupd that
 answers announces it. An nsqlookupd that does not answer changes nothing about the nsqd. An nsqd
 whose address was given is never forgotten.
 
@@ -44,7 +44,7 @@ SLOW_S = 1.0
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 1.0
 FORGOTTEN_S = 600.0
-"""How long an nsqd is remembered that nobody announces and nobody reaches."""
+"""How long an nsqd is remembered that is neither announced nor reached."""
 MAX_UNANNOUNCED = MAX_NODES
 MAX_LEFT_AT_ONCE = 32
 
@@ -171,8 +171,8 @@ class _Node:
 class Sampler:
     """Samples a cluster, again and again, on one thread. `stop` it from any.
 
-    Without ``interval_s`` a sample waits for everybody. With ``required`` the first sample fails
-    where nobody answers.
+    Without ``interval_s`` a sample waits for all daemons. With ``required`` the first sample fails
+    where none answers.
     """
 
     def __init__(
@@ -214,9 +214,9 @@ class Sampler:
     def sample(self, question: Question = QUEUES_ONLY) -> Sample:
         """Take one sample. With an interval it does not take longer than half of that.
 
-        The first one waits until somebody has answered, and a moment longer for the others. It
+        The first one waits until a daemon has answered, and a moment longer for the others. It
         raises `NotFoundError` for a name or pattern that is nowhere, and the first failure when
-        nobody answers. Later that is a sample with nothing but failures: a long run outlives a bad
+        none answers. Later that is a sample with nothing but failures: a long run outlives a bad
         moment.
         """
         if time.monotonic() - self._looked_up_s >= LOOKUP_S:
@@ -379,7 +379,7 @@ class Sampler:
             node.answered_s, node.answered_at_s = time.monotonic(), time.time()
 
     def _wait_for(self, asked: Sequence[_Node]) -> None:
-        """Wait for answers; the first time until somebody has answered."""
+        """Wait for answers; the first time until a daemon has answered."""
         is_first = not self._has_begun and not self._waits_for_all
         ends_s = time.monotonic() + (FIRST_WAIT_S if is_first else self._wait_s)
         with self._changed:

@@ -10,12 +10,12 @@ A SUB creates topic and channel, so a misspelt topic would leave debris on nsqd 
 And nsqd hands the backlog of a topic without channels to its first channel: if that is an ephemeral
 one, what it does not consume is destroyed with it when its client leaves.
 
-Whoever consumes until a channel is empty waits while a topic has no connection: it may still be
-made, or nsqd is being restarted. nsqlookupd keeps the name of a topic when the last nsqd that had
-it is gone, and then the wait would be for ever and without a word. So nsqlookupd decides, and only
-when it has named no nsqd for `UNLISTED_S` on end: an nsqd that was restarted, or whose nsqlookupd
-was, is registered again before that. An nsqd that is given by address is tried for ever, which the
-client reports; then nothing here is decided.
+A command that consumes until a channel is empty waits while a topic has no connection: it may still
+be made, or nsqd is being restarted. nsqlookupd keeps the name of a topic when the last nsqd that
+had it is gone, and then the wait would be for ever and without a word. So nsqlookupd decides, and
+only when it has named no nsqd for `UNLISTED_S` on end: an nsqd that was restarted, or whose
+nsqlookupd was, is registered again before that. An nsqd that is given by address is tried for ever,
+which the client reports; then nothing here is decided.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def check_subscription(
 ) -> str:
     """Decide whether to subscribe. Return "" or one line of warning.
 
-    Raises `NotFoundError` for a topic that nobody asked has, unless ``create``; and
+    Raises `NotFoundError` for a topic that no daemon asked has, unless ``create``; and
     `ConfigurationError` when an ephemeral channel would destroy the topic's backlog, unless
     ``force``.
     """
@@ -140,7 +140,7 @@ def _suggestion(report: TopicReport) -> str:
 
 
 def topic_names(cluster: Cluster) -> list[str]:
-    """Return all topics. Raises the first failure when nobody answers."""
+    """Return all topics. Raises the first failure when no daemon answers."""
     answers, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
     if answers:
         return sorted({name for names in answers.values() for name in names})
@@ -151,7 +151,7 @@ def topic_names(cluster: Cluster) -> list[str]:
 def named_topics(cluster: Cluster) -> tuple[set[str], list[DaemonFailure]]:
     """Return the topics of every nsqlookupd and of every nsqd given by address, and who failed.
 
-    Raises the first failure when nobody answers.
+    Raises the first failure when no daemon answers.
     """
     answers, failures = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
     nsqds, impostors = cluster.nsqds_among()
@@ -294,7 +294,7 @@ class UnlistedTopics:
             )
 
     def _listed(self) -> set[str] | None:
-        """Return the topics that some nsqd is named for; None when nobody answers."""
+        """Return the topics that some nsqd is named for; None when no daemon answers."""
         try:
             with open_cluster(self._connection) as cluster:
                 answers, _ = cluster.known_nodes()

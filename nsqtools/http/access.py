@@ -1,8 +1,8 @@
-"""How daemons are reached over HTTP: the one value that everybody who asks them is given.
+"""How daemons are reached over HTTP: the one value for all that asks them.
 
 It opens the clients, so that TLS, the bearer token, the address map and the timeouts hold for every
-question, whoever puts it. The token goes to nsqlookupd alone: an nsqd is only as trustworthy as the
-announcement that led to it.
+question. The token goes to nsqlookupd alone: an nsqd is only as trustworthy as the announcement
+that led to it.
 """
 
 from __future__ import annotations

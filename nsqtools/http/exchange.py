@@ -1,4 +1,4 @@
-"""One HTTP exchange within budgets: so many seconds in all, so many bytes, nothing compressed.
+"""One HTTP exchange within budgets of seconds and bytes, nothing compressed.
 
 httpx's timeouts are for each read, so a daemon that sends a byte now and then could hold a caller
 for ever. Here every read and write gets what is left of the exchange's own time; the network
@@ -39,7 +39,7 @@ class _Exchange(threading.local):
 _exchange = _Exchange()
 
 
-class Answer(NamedTuple):
+class HTTPAnswer(NamedTuple):
     """What came back. ``reason`` is the server's word for the status, ``location`` where it sends
     us, "" for nowhere: no redirect is followed here."""
 
@@ -95,7 +95,7 @@ class Exchanges:
         url: str,
         headers: Mapping[str, str] | None = None,
         content: bytes | Iterator[bytes] | None = None,
-    ) -> Answer:
+    ) -> HTTPAnswer:
         """Send a request and read the answer. The headers have the length of content in parts.
 
         Raises what httpx and httpcore raise, `DeadlineExceeded` and `ProtocolError`.
@@ -120,7 +120,7 @@ class Exchanges:
                         hint="Raise max_http_body (nsq: -X) if this daemon has so much to say.",
                     )
             location = response.headers.get("Location", "")
-            return Answer(response.status_code, response.reason_phrase, body, location)
+            return HTTPAnswer(response.status_code, response.reason_phrase, body, location)
 
 
 class _Transport(httpx.BaseTransport):

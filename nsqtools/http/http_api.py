@@ -30,7 +30,7 @@ from nsqtools.protocol.text import escape_line
 if TYPE_CHECKING:
     import ssl
 
-    from nsqtools.http.exchange import Answer
+    from nsqtools.http.exchange import HTTPAnswer
 
 NSQ_V1 = "application/vnd.nsq; version=1.0"
 
@@ -139,7 +139,7 @@ class HTTPAPI:
         parameters: dict[str, str] | None,
         content: bytes | Iterator[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> HTTPAnswer:
         """Ask, and return the answer whatever its status is."""
         import httpcore
         import httpx
@@ -226,7 +226,7 @@ def decode_text(body: bytes | bytearray) -> str:
     return body.decode("utf-8", "backslashreplace")
 
 
-def _error_code(answer: Answer) -> str:
+def _error_code(answer: HTTPAnswer) -> str:
     try:
         message = load_json(answer.body)["message"]
     except (ValueError, KeyError, TypeError, RecursionError):

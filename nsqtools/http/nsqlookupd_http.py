@@ -1,6 +1,6 @@
 """The HTTP API of nsqlookupd, as far as clients need it.
 
-Whoever reaches nsqlookupd's TCP port can announce whatever it likes, so nothing in an answer is
+A program that reaches nsqlookupd's TCP port can announce what it likes, so nothing in an answer is
 believed to be well-formed: a node without a usable address is reported once and left out, and the
 others are used.
 """
@@ -60,7 +60,7 @@ class Lookup:
 class NsqlookupdHTTPClient(HTTPAPI):
     """One nsqlookupd.
 
-    Of more nsqd than ``max_nodes`` that it announces some are drawn at random: whoever reaches its
+    Of more nsqd than ``max_nodes`` that it announces some are drawn at random: all that reach its
     TCP port can announce any number, and must not keep the others out. With ``allow_announced``
     (patterns of TCP addresses) those elsewhere are left out.
     """
@@ -184,7 +184,7 @@ def _name(producer: Any) -> Any:
 
 _reported: dict[str, set[str]] = {}
 MAX_REPORTS = 100
-"""Lines about what one nsqlookupd announces: whoever announces it could fill a disk."""
+"""Lines about what one nsqlookupd announces: a hostile announcer could fill a disk."""
 
 
 def _report(url: str, problem: str) -> None:

@@ -24,7 +24,7 @@ GROWS_S = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Peeked:
     """How many messages were delivered and given back, and how many of them were shown.
 
     ``is_whole`` is False when there may be more to show than was looked at.
@@ -48,7 +48,7 @@ def peek(
     options: ClientOptions,
     address_map: Mapping[str, str] | None = None,
     idle_s: float,
-) -> Look:
+) -> Peeked:
     """Show the first ``count`` messages that ``keep`` accepts, of at most ``look_at``.
 
     Ends earlier when none came for ``idle_s``, and before nsqd would deliver the first one again,
@@ -97,4 +97,4 @@ def peek(
         finally:
             for batch in held:
                 batch.requeue(0, backoff=False)
-    return Look(sum(map(len, held)), len(shown), is_whole or len(shown) == count)
+    return Peeked(sum(map(len, held)), len(shown), is_whole or len(shown) == count)

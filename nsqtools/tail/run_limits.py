@@ -50,7 +50,7 @@ class LimitWatch:
         return sum(self._counts.values())
 
     def room_for(self, count: int, topic: str = "") -> int:
-        """Return how many of so many messages may still be taken, and count them."""
+        """Return how many of ``count`` messages may still be taken, and count them."""
         counted = topic if self._limits.is_each_topic else ""
         before = self._counts.get(counted, 0)
         if self._limits.count is not None:

@@ -27,7 +27,7 @@ Encode = Callable[[str, str, Iterable[Message]], bytes]
 class Tail:
     """One tail of one or more topics. `run` it on one thread; `stop` it from any.
 
-    ``on_tick`` is called there a few times a second, for who wants to say how it stands.
+    ``on_tick`` is called there a few times a second, to show progress.
     With ``not_waited_for`` silence ends it only while every topic has a connection, but for those
     that this returns of the ones without.
     """

@@ -6,7 +6,7 @@ do less than TLS 1.2 at its default security level; the lower names are go-nsq's
 by lowering the level, which the user asked for by writing them.
 
 A pinned certificate is checked at the end of the handshake, by the socket itself: so it holds for
-whoever uses the context. With verification off, pins are all that is verified.
+whatever uses the context. With verification off, pins are all that is verified.
 
 Certificates are rotated while programs run. `RenewedContext` builds the context again when a file
 that it came from has changed, and is asked at each connection.

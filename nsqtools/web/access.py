@@ -5,17 +5,17 @@ after DNS rebinding under a name of its own: so the ``Host`` has to be one of ou
 something must not come from another site, which browsers say in ``Sec-Fetch-Site`` and ``Origin``.
 Programs send neither. An address, and a name without a dot, cannot be rebound.
 
-    authenticate(headers, peer)  the user; "" for anybody where no users are configured
+    authenticate(headers, peer)  the user; "" for everyone where no users are configured
 
 A user is known by a password of ``--auth``, or by the header that a trusted proxy sets. HTTP's
 basic authentication is used, which browsers and scripts know; there is no session to keep, steal or
-lose. A header is believed only from the addresses of ``--trusted-proxy``: anybody else could write
-it. The file of ``--auth`` has a line ``USER:HASH`` for each user, with hashes by scrypt:
+lose. A header is believed only from the addresses of ``--trusted-proxy``, as others could write it.
+The file of ``--auth`` has a line ``USER:HASH`` for each user, with hashes by scrypt:
 
     ann:scrypt$16384$8$1$SALT$HASH      base64, made by `nsq web --print password`
 
 Checking a password takes a tenth of a second of CPU time and 16 MB, on purpose. So one that was
-right is remembered, as a keyed digest, and after some wrong ones an address has to wait: nobody can
+right is remembered, as a keyed digest, and after some wrong ones an address has to wait: no one can
 keep the server busy with guesses. An unknown user costs as much as a wrong password.
 """
 
@@ -43,7 +43,7 @@ MAX_USER = 256
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """``name`` is "" for somebody unknown. ``may_change`` is whether writes are allowed."""
+    """``name`` is "" for an unknown user. ``may_change`` is whether writes are allowed."""
 
     name: str = ""
     may_change: bool = False
@@ -58,7 +58,7 @@ class Identities:
         self._key = os.urandom(32)
 
     def authenticate(self, headers: Mapping[str, str], peer: str) -> User | None:
-        """Return the user who asks from the address ``peer``, None for one who has to log in.
+        """Return the user who asks from the address ``peer``, None where a login is needed.
 
         Checking a password takes time. Raises `TooManyFailures`.
         """
@@ -161,7 +161,7 @@ MAX_REMEMBERED = 10_000
 
 
 def hash_password(password: str) -> str:
-    """Return what stands after the colon in the file."""
+    """Return what is after the colon in the file."""
     salt = os.urandom(16)
     made = _scrypt(password, salt, COST, BLOCK, PARALLEL)
     return "$".join(("scrypt", str(COST), str(BLOCK), str(PARALLEL), _text(salt), _text(made)))

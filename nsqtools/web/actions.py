@@ -7,7 +7,7 @@ A change has a line of ``--audit-log`` before it is made ("begun") and one after
 the change. The file is opened for each line: it may be renamed while the console runs.
 
 Notifications are nsqadmin's documents. They are sent on a thread of their own, not retried, and a
-dead endpoint costs nobody anything but a line in the log.
+dead endpoint costs a line in the log.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from nsqtools.protocol.text import escape_line, go_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class TopicChange:
     """A change to a topic, or to one channel of it; ``node`` is the nsqd of a tombstone.
 
     ``with_channels``: of all channels of the topic too. Raises `ConfigurationError` for what
@@ -68,10 +68,10 @@ class Change:
         return f"{self.action.value}_{'channel' if self.channel else 'topic'}"
 
 
-def plan_change(cluster: Cluster, change: Change) -> AdminPlan:
+def plan_change(cluster: Cluster, change: TopicChange) -> AdminPlan:
     """Plan a change; its notes say what will create again what is deleted.
 
-    Raises `NotFoundError`, and the first failure when nobody answers.
+    Raises `NotFoundError`, and the first failure when no daemon answers.
     """
     if change.action is Action.TOMBSTONE:
         plan = plan_tombstone(cluster, change.topic, change.node)
@@ -87,8 +87,8 @@ def plan_change(cluster: Cluster, change: Change) -> AdminPlan:
     return plan
 
 
-def recreators(cluster: Cluster, change: Change, plan: AdminPlan) -> Iterable[str]:
-    """Yield a line for those who are connected and would create again what is deleted."""
+def recreators(cluster: Cluster, change: TopicChange, plan: AdminPlan) -> Iterable[str]:
+    """Yield a line for connected consumers that would create again what is deleted."""
     consumers = sum(len(step.clients) for step in plan.steps)
     if consumers:
         yield f"{consumers} connected consumers create it again when they reconnect"
@@ -118,7 +118,7 @@ MAX_ANSWER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RequestOrigin:
     """Where a change was asked for: the user, the address, the program and the URL."""
 
     user: str
@@ -134,11 +134,13 @@ class AuditLog:
         self._path = path
         self._write("")
 
-    def begun(self, change: Change, origin: Origin) -> None:
+    def begun(self, change: TopicChange, origin: RequestOrigin) -> None:
         """Write that a change is about to be made."""
         self._write(_line("begun", change, origin))
 
-    def ended(self, change: Change, origin: Origin, results: Sequence[StepResult]) -> None:
+    def ended(
+        self, change: TopicChange, origin: RequestOrigin, results: Sequence[StepResult]
+    ) -> None:
         """Write how it ended. A failure is logged only: the change is made."""
         failed = [result for result in results if result.error is not None]
         state = "done" if not failed else "partly" if len(failed) < len(results) else "failed"
@@ -156,7 +158,9 @@ class AuditLog:
         except OutputError as exc:
             log.error("%s", exc)
 
-    def drain(self, state: str, source: str, target: str, origin: Origin, **more: Any) -> None:
+    def drain(
+        self, state: str, source: str, target: str, origin: RequestOrigin, **more: Any
+    ) -> None:
         """Write that an nsqd is about to be drained, or how that ended."""
         self._write(_document_line(state, "drain_node", origin, node=source, to=target, **more))
 
@@ -170,7 +174,7 @@ class AuditLog:
             raise OutputError(f"cannot write the audit log {self._path} ({exc.strerror})") from exc
 
 
-def _line(state: str, change: Change, origin: Origin, **more: Any) -> str:
+def _line(state: str, change: TopicChange, origin: RequestOrigin, **more: Any) -> str:
     subject = {
         "topic": change.topic,
         "channel": change.channel or None,
@@ -179,7 +183,7 @@ def _line(state: str, change: Change, origin: Origin, **more: Any) -> str:
     return _document_line(state, change.name, origin, **subject, **more)
 
 
-def _document_line(state: str, action: str, origin: Origin, **more: Any) -> str:
+def _document_line(state: str, action: str, origin: RequestOrigin, **more: Any) -> str:
     document = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "state": state,
@@ -192,7 +196,7 @@ def _document_line(state: str, action: str, origin: Origin, **more: Any) -> str:
     return json.dumps(document) + "\n"
 
 
-def notification(change: Change, origin: Origin, at_s: int, via: str) -> dict[str, Any]:
+def notification(change: TopicChange, origin: RequestOrigin, at_s: int, via: str) -> dict[str, Any]:
     """Return nsqadmin's document about a change."""
     document = {
         "action": change.name,
@@ -230,7 +234,7 @@ class Notifier:
             self._put(None)
             self._thread.join(CONNECT_TIMEOUT_S + TIMEOUT_S)
 
-    def notify(self, change: Change, origin: Origin) -> None:
+    def notify(self, change: TopicChange, origin: RequestOrigin) -> None:
         """Send a notification, soon."""
         if self._endpoint:
             self._put(go_json(notification(change, origin, int(time.time()), self._via)))

@@ -266,7 +266,7 @@ def newest_version(versions: Iterable[str]) -> str:
 
 
 class UpstreamError(Exception):
-    """Nobody answered; the text is nsqadmin's."""
+    """No daemon answered; the text is nsqadmin's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +297,7 @@ def warning(errors: Sequence[NsqError]) -> str:
 
 
 def upstream_error(cluster: Cluster, failures: Sequence[DaemonFailure]) -> UpstreamError:
-    """Return the error for nobody that answered."""
+    """Return the error for the case that no daemon answered."""
     texts = ", ".join(str(failure.error) for failure in failures)
     lookupds = [failure for failure in failures if failure.address in cluster.lookupds]
     kind = "nsqlookupd" if lookupds and len(lookupds) == len(cluster.lookupds) else "nsqd"

@@ -37,7 +37,7 @@ from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import go_json
 from nsqtools.web import api_documents as documents
-from nsqtools.web.actions import Change
+from nsqtools.web.actions import TopicChange
 from nsqtools.web.context import WebContext
 from nsqtools.web.settings import as_ip
 
@@ -52,7 +52,7 @@ LOG_LEVEL = 2  # nsqadmin's number for info
 View = Callable[[Request], Awaitable[Response]]
 
 
-class Refusal(Exception):
+class RequestRefused(Exception):
     """Answer with a status and a code."""
 
     def __init__(self, status: int, code: str) -> None:
@@ -91,7 +91,7 @@ def routes(context: WebContext) -> list[BaseRoute]:
 
 def _app(own: Sequence[BaseRoute]) -> Starlette:
     handlers: dict[Any, Any] = {
-        Refusal: _refused,
+        RequestRefused: _refused,
         BadBody: lambda _, error: reply({"message": str(error)}, 400),
         documents.UpstreamError: lambda _, error: reply({"message": str(error)}, 502),
         ConfigurationError: lambda _, error: reply({"message": str(error)}, 400),
@@ -128,7 +128,7 @@ def _http_error(_: Request, error: HTTPException) -> Response:
 
 
 def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal)
+    assert isinstance(error, RequestRefused)
     return reply({"message": error.code}, error.status)
 
 
@@ -208,7 +208,7 @@ class Api:
         ]
         if not parts:
             self._check_topic(name, gathered)
-            raise Refusal(404, "CHANNEL_NOT_FOUND")
+            raise RequestRefused(404, "CHANNEL_NOT_FOUND")
         return {**documents.channels_together(parts), "message": gathered.message}
 
     def nodes(self, _: Request) -> object:
@@ -222,7 +222,7 @@ class Api:
         wanted = request.path_params["node"]
         nsqd = next((nsqd for nsqd in gathered.nsqds if nsqd.name == wanted), None)
         if nsqd is None:
-            raise Refusal(404, "NODE_NOT_FOUND")
+            raise RequestRefused(404, "NODE_NOT_FOUND")
         now_s = time.time()
         topics = [documents.topic_of(nsqd, topic, now_s) for topic in nsqd.stats.topics or ()]
         channels = [channel for topic in topics for channel in topic["channels"]]
@@ -252,15 +252,15 @@ class Api:
     def graphite(self, request: Request) -> object:
         query = _query(request)
         if query.get("metric") != "rate":
-            raise Refusal(400, "INVALID_ARG_METRIC")
+            raise RequestRefused(400, "INVALID_ARG_METRIC")
         if "target" not in query:
-            raise Refusal(400, "INVALID_ARG_TARGET")
-        raise Refusal(500, "INTERNAL_ERROR")
+            raise RequestRefused(400, "INVALID_ARG_TARGET")
+        raise RequestRefused(500, "INTERNAL_ERROR")
 
     def config(self, request: Request) -> object:
         peer = as_ip(request.client.host if request.client else "")
         if peer is None or not peer.is_loopback:
-            raise Refusal(403, "FORBIDDEN")
+            raise RequestRefused(403, "FORBIDDEN")
         settings, cluster = self._context.settings, self._cluster
         options = {
             "nsqlookupd_http_addresses": list(cluster.lookupds),
@@ -274,7 +274,7 @@ class Api:
         }
         option = request.path_params["option"]
         if option not in options:
-            raise Refusal(400, "INVALID_OPTION")
+            raise RequestRefused(400, "INVALID_OPTION")
         return options[option]
 
     # -- changes ------------------------------------------------------------------------------
@@ -283,19 +283,19 @@ class Api:
         fields = read_body(body)
         topic, channel = fields.get("topic", ""), fields.get("channel", "")
         if not is_valid_name(topic):
-            raise Refusal(400, "INVALID_TOPIC")
+            raise RequestRefused(400, "INVALID_TOPIC")
         if channel and not is_valid_name(channel):
-            raise Refusal(400, "INVALID_CHANNEL")
-        made = self._make(request, Change(action=Action.CREATE, topic=topic))
+            raise RequestRefused(400, "INVALID_CHANNEL")
+        made = self._make(request, TopicChange(action=Action.CREATE, topic=topic))
         if channel:
-            change = Change(action=Action.CREATE, topic=topic, channel=channel)
+            change = TopicChange(action=Action.CREATE, topic=topic, channel=channel)
             made += self._make(request, change)
         return self._outcome(made)
 
     def act(self, request: Request, body: bytes) -> str:
         action = CHANGES.get(read_body(body).get("action", ""))
         if action is None:
-            raise Refusal(400, "INVALID_ACTION")
+            raise RequestRefused(400, "INVALID_ACTION")
         return self._outcome(self._make(request, self._named(request, action)))
 
     def delete(self, request: Request, _: bytes) -> str:
@@ -305,25 +305,25 @@ class Api:
         try:
             topic = read_body(body).get("topic", "")
         except BadBody:
-            raise Refusal(400, "INVALID_BODY") from None
+            raise RequestRefused(400, "INVALID_BODY") from None
         if not is_valid_name(topic):
-            raise Refusal(400, "INVALID_TOPIC")
-        change = Change(action=Action.TOMBSTONE, topic=topic, node=request.path_params["node"])
+            raise RequestRefused(400, "INVALID_TOPIC")
+        change = TopicChange(action=Action.TOMBSTONE, topic=topic, node=request.path_params["node"])
         return self._outcome(self._make(request, change))
 
-    def _named(self, request: Request, action: Action) -> Change:
+    def _named(self, request: Request, action: Action) -> TopicChange:
         names = request.path_params
         for what in ("topic", "channel"):
             if what in names and not is_valid_name(names[what]):
-                raise Refusal(404, f"{what.upper()}_NOT_FOUND")
-        return Change(action=action, topic=names["topic"], channel=names.get("channel", ""))
+                raise RequestRefused(404, f"{what.upper()}_NOT_FOUND")
+        return TopicChange(action=action, topic=names["topic"], channel=names.get("channel", ""))
 
-    def _make(self, request: Request, change: Change) -> list[StepResult]:
+    def _make(self, request: Request, change: TopicChange) -> list[StepResult]:
         try:
             return self._context.act(request, change)
         except NotFoundError as exc:
             what = "NODE" if change.node else "CHANNEL" if change.channel else "TOPIC"
-            raise Refusal(404, f"{what}_NOT_FOUND") from exc
+            raise RequestRefused(404, f"{what}_NOT_FOUND") from exc
 
     def _outcome(self, results: list[StepResult]) -> str:
         errors = [result.error for result in results if result.error is not None]
@@ -334,22 +334,22 @@ class Api:
         return documents.warning(errors)
 
     def _check_topic(self, name: str, gathered: documents.Gathered) -> None:
-        """Refuse a topic that nobody knows."""
+        """Refuse a topic that no daemon knows."""
         answers, _ = self._cluster.ask(
             self._cluster.lookupds, lambda client: name in client.topics()
         )
         if not any(answers.values()):
             if gathered.failures:
                 raise documents.upstream_error(self._cluster, gathered.failures)
-            raise Refusal(404, "TOPIC_NOT_FOUND")
+            raise RequestRefused(404, "TOPIC_NOT_FOUND")
 
 
 def _query(request: Request) -> dict[str, str]:
-    """Return the parameters, the first of each name. Raises `Refusal` for a bad escape."""
+    """Return the parameters, the first of each name. Raises `RequestRefused` for a bad escape."""
     text = request.scope["query_string"].decode("latin-1")
     bad = _BAD_ESCAPE.search(text)
     if bad:
-        raise Refusal(400, f"invalid URL escape {json.dumps(bad.group())}")
+        raise RequestRefused(400, f"invalid URL escape {json.dumps(bad.group())}")
     query: dict[str, str] = {}
     for key, value in parse_qsl(text, keep_blank_values=True):
         query.setdefault(key, value)

@@ -1,4 +1,4 @@
-"""The application: what stands in front of every route, and the routes.
+"""The application: what is in front of every route, and the routes.
 
 gate     Host, other sites, size of the body, who asks; safety headers on every answer
 /ping    OK
@@ -42,7 +42,7 @@ LOG_IN = {"WWW-Authenticate": 'Basic realm="nsq web", charset="UTF-8"'}
 def create_app(
     settings: WebSettings, cluster: Cluster, watcher: Watcher, options: ClientOptions
 ) -> ASGIApp:
-    """Return the ASGI application; the watcher is started by who made it.
+    """Return the ASGI application; the caller starts the watcher.
 
     ``options`` are those of connections to nsqd, for the pages that show or move messages.
 

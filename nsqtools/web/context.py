@@ -22,7 +22,7 @@ from nsqtools.cluster.admin import AdminPlan, StepResult, apply
 from nsqtools.cluster.directory import Cluster
 from nsqtools.cluster.history import History
 from nsqtools.web.access import Identities, User
-from nsqtools.web.actions import AuditLog, Change, Notifier, Origin, plan_change
+from nsqtools.web.actions import AuditLog, Notifier, RequestOrigin, TopicChange, plan_change
 from nsqtools.web.settings import WebSettings
 from nsqtools.web.watcher import Watcher
 
@@ -91,11 +91,11 @@ class WebContext:
             raise HTTPException(403, "this console is read-only (--allow-changes)")
         raise HTTPException(403, "only those named with --admin-user may do this")
 
-    def plan(self, change: Change) -> AdminPlan:
+    def plan(self, change: TopicChange) -> AdminPlan:
         """Plan a change. Raises `NsqError`."""
         return plan_change(self.cluster, change)
 
-    def act(self, request: Request, change: Change) -> list[StepResult]:
+    def act(self, request: Request, change: TopicChange) -> list[StepResult]:
         """Make a change, of what is there now, and write it down.
 
         Raises ``HTTPException`` 403, and `NsqError` when nothing could be done.
@@ -104,7 +104,7 @@ class WebContext:
         plan = self.plan(change)
         return self.carry_out(request, change, plan)
 
-    def carry_out(self, request: Request, change: Change, plan: AdminPlan) -> list[StepResult]:
+    def carry_out(self, request: Request, change: TopicChange, plan: AdminPlan) -> list[StepResult]:
         """Make the change of a plan. Raises as `act` does."""
         self.check_changes(request)
         origin = self.origin(request)
@@ -115,12 +115,12 @@ class WebContext:
             self.notifier.notify(change, origin)
         return results
 
-    def origin(self, request: Request) -> Origin:
+    def origin(self, request: Request) -> RequestOrigin:
         """Describe where a request comes from."""
         client = request.client
         scheme = "https" if request.headers.get("x-scheme") == "https" else request.url.scheme
         url = f"{scheme}://{request.headers.get('host', '')}{request.url.path}"
-        return Origin(
+        return RequestOrigin(
             self.user(request).name,
             f"{client.host}:{client.port}" if client else "",
             request.headers.get("user-agent", ""),

@@ -71,7 +71,7 @@ class WebSettings:
 
     @property
     def knows_users(self) -> bool:
-        """Whether those who may change something are known by name."""
+        """Whether users that may change something are known by name."""
         return self.auth_file is not None or bool(self.admin_users and self.trusted_proxies)
 
 

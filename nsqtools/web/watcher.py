@@ -4,7 +4,7 @@ Samples are taken without consumers, which cost nsqd the most; a page that shows
 `Watcher.consumers`, and pages of one queue share an answer. When a sample costs much CPU time they
 are taken less often (`Watcher.interval_s`), and the page says so.
 
-Nobody who does not answer holds it; who did not is among the failures of the sample.
+A daemon that does not answer does not hold it up; it is among the failures of the sample.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Watcher:
     def consumers(self, topic: str, channel: str = "") -> ClusterStats:
         """Return the statistics of a topic or channel with its consumers.
 
-        They are not older than the interval; whoever asks for the same meanwhile shares them.
+        They are not older than the interval; other requests for the same share them meanwhile.
         Never raises `NsqError`: who does not answer is among the failures.
         """
         asked = topic, channel

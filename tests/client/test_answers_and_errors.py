@@ -13,8 +13,8 @@ from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.client.connection import open_connection
 from nsqtools.client.consumer import Consumer
-from nsqtools.client.handshake import open_connection
 from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError, ProtocolError, ServerError

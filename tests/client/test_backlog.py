@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nsqtools.client.backlog import EXPIRED_SHARE, Backlog, Waiting
+from nsqtools.client.backlog import EXPIRED_SHARE, Arrival, Backlog
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.consumer_io import Subscription
 from nsqtools.client.message import Batch, Message, batches_after
@@ -16,7 +16,7 @@ from nsqtools.client.message import Batch, Message, batches_after
 
 class Owner:
     def __init__(self) -> None:
-        self.waiting: dict[Waiting, None] = {}
+        self.waiting: dict[Arrival, None] = {}
         self.given_up: list[Batch] = []
 
     def is_current(self, now: float) -> bool:
@@ -50,7 +50,7 @@ class Source:
 
 
 @pytest.mark.parametrize("add", ["put", "put_first"])
-@pytest.mark.parametrize("entry", ["other", Waiting(Owner(), [])], ids=["other", "messages"])
+@pytest.mark.parametrize("entry", ["other", Arrival(Owner(), [])], ids=["other", "messages"])
 def test_everything_that_is_added_is_announced(add: str, entry: object) -> None:
     announced: list[int] = []
     backlog = Backlog(on_entry=lambda: announced.append(1))
@@ -70,7 +70,7 @@ def deliver(backlog: Backlog, owner: Owner, *sizes: int) -> list[Source]:
     ]
     for batch in batches:
         batch.source.in_flight.update({message.id: message for message in batch})
-    backlog.put(Waiting(owner, batches))
+    backlog.put(Arrival(owner, batches))
     return sources
 
 
@@ -142,7 +142,7 @@ def test_messages_to_give_up_are_given_up_by_who_asks() -> None:
     backlog, owner = Backlog(), Owner()
     source = Source(0)
     batch = Batch(source, [Message(source, 0, 9, b"0-0", b"x")])
-    backlog.put(Waiting(owner, [batch], to_give_up=True))
+    backlog.put(Arrival(owner, [batch], to_give_up=True))
     assert backlog.get(0) is None
     assert owner.given_up == [batch]
 
@@ -187,8 +187,8 @@ def test_quick_answers_to_many_connections_wake_the_io_thread_once() -> None:
         message = Message(subscription, 0, 1, b"%016d" % n, b"")
         subscription.in_flight[message.id] = message
         batches.append(Batch(subscription, [message]))
-    consumer.backlog.put(Waiting(io.delivery, batches[:1]))
-    consumer.backlog.put(Waiting(io.delivery, batches[1:]))
+    consumer.backlog.put(Arrival(io.delivery, batches[:1]))
+    consumer.backlog.put(Arrival(io.delivery, batches[1:]))
     messages = iter(consumer)
 
     woken_after = []

@@ -29,9 +29,8 @@ from plugins.network import Proxy
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.client.connection import Connection
+from nsqtools.client.connection import Connection, open_connection, tls_context
 from nsqtools.client.consumer import Consumer
-from nsqtools.client.handshake import open_connection, tls_context
 from nsqtools.errors import (
     ConfigurationError,
     NsqError,

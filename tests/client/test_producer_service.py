@@ -235,7 +235,7 @@ def test_leaving_the_block_keeps_the_time_for_retries(
 
 
 def unseen(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [line for line in caplog.messages if "nobody looked" in line]
+    return [line for line in caplog.messages if "was not looked at" in line]
 
 
 def test_failures_that_nobody_looked_at_are_logged_once_at_the_end(

@@ -16,8 +16,8 @@ from plugins.scripted_lookupd import ScriptedLookupd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s
 
-from nsqtools.client import handshake
-from nsqtools.client.handshake import open_connection, tls_context
+from nsqtools.client import connection
+from nsqtools.client.connection import open_connection, tls_context
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, PublishRefused, RefusedError, TLSError
 from nsqtools.http.access import HTTPAccess
@@ -42,7 +42,7 @@ def announced(
 
 @pytest.fixture(autouse=True)
 def nobody_was_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake, "_exposed_to", [])
+    monkeypatch.setattr(connection, "_exposed_to", [])
 
 
 def test_an_announced_nsqd_gets_the_secret_in_plain_text_with_a_warning(

@@ -17,7 +17,7 @@ from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.cluster.history import History
 from nsqtools.errors import ConfigurationError
 from nsqtools.http.access import HTTPAccess
-from nsqtools.web.actions import Change, plan_change
+from nsqtools.web.actions import TopicChange, plan_change
 from nsqtools.web.watcher import MAX_CPU_SHARE, Watcher
 
 DEAD = "127.0.0.1:1"
@@ -143,7 +143,7 @@ def test_a_plan_to_delete_says_what_creates_it_again(go_nsqd: Callable[..., Nsqd
         Cluster(ClusterAddresses([nsqd.http_address])) as cluster,
     ):
         producer.publish("orders", b"a")
-        plan = plan_change(cluster, Change(action=Action.DELETE, topic="orders"))
+        plan = plan_change(cluster, TopicChange(action=Action.DELETE, topic="orders"))
 
     assert [step.messages for step in plan.steps] == [1]
     [note] = plan.notes
@@ -158,4 +158,4 @@ def test_a_change_has_to_make_sense() -> None:
         {"action": Action.DELETE, "topic": "a", "node": "n:1"},
     ):
         with pytest.raises(ConfigurationError):
-            Change(**wrong)  # type: ignore[arg-type]
+            TopicChange(**wrong)  # type: ignore[arg-type]

@@ -51,7 +51,7 @@ def peek(
         nsq peek -t clicks -c archive -n 2 --where '.status >= 500' --look-at 5000
         nsq peek -t clicks -c archive --format '{id} {attempts} {size}\\n'
     """
-    from nsqtools.client.handshake import require_one
+    from nsqtools.client.connection import require_one
     from nsqtools.cluster.directory import open_cluster
     from nsqtools.cluster.topics import check_subscription, inspect_topic, missing
     from nsqtools.errors import NsqError

@@ -40,7 +40,7 @@ def look_before(
 
     Where nobody answers at all, that alone is said: raises the error of the connection.
     """
-    from nsqtools.client.handshake import require_one
+    from nsqtools.client.connection import require_one
     from nsqtools.cluster.directory import open_cluster
     from nsqtools.cluster.topics import check_subscription, inspect_topic
     from nsqtools.protocol.names import check_channel, check_topic

@@ -21,7 +21,7 @@ from starlette.responses import RedirectResponse, Response
 from nsqtools.cluster.admin import Action
 from nsqtools.cluster.drain import Drain, DrainPlan, plan_lines
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
-from nsqtools.web.actions import Change, Origin
+from nsqtools.web.actions import RequestOrigin, TopicChange
 from nsqtools.web.context import WebContext
 from nsqtools.web.pages.site import Site, Values
 
@@ -37,7 +37,7 @@ TYPED = {Action.DELETE, Action.EMPTY, Action.TOMBSTONE}
 
 
 class ChangePages:
-    """Answers /act. Raises ``HTTPException`` 403 for those who may not change anything."""
+    """Answers /act. Raises ``HTTPException`` 403 for users that may not change anything."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -83,7 +83,7 @@ class ChangePages:
         )
         return self._site.response(values, 400 if refusal else 200)
 
-    def _plan(self, request: Request, change: Change, refusal: str = "") -> Response:
+    def _plan(self, request: Request, change: TopicChange, refusal: str = "") -> Response:
         plan = self._site.context.plan(change)
         return self._site.response(
             self._frame(
@@ -127,12 +127,12 @@ class ChangePages:
         )
         return self._site.response(values, 200 if not failed else 502)
 
-    def _kept(self, change: Change) -> int:
+    def _kept(self, change: TopicChange) -> int:
         snapshot = self._site.snapshot()
         rows = snapshot.channels(change.topic) if snapshot else []
         return sum(row.depth + row.in_flight + row.deferred for row in rows)
 
-    def _address(self, change: Change) -> str:
+    def _address(self, change: TopicChange) -> str:
         return self._site.to.page(
             "/act",
             action=change.action.value,
@@ -158,13 +158,13 @@ class ChangePages:
         )
 
 
-def _change(request: Request, *, with_channels: bool) -> Change:
+def _change(request: Request, *, with_channels: bool) -> TopicChange:
     asked = request.query_params
     try:
         action = Action(asked.get("action", ""))
     except ValueError:
         raise ConfigurationError("no such action") from None
-    return Change(
+    return TopicChange(
         action=action,
         topic=asked.get("topic", ""),
         channel=asked.get("channel", ""),
@@ -173,7 +173,7 @@ def _change(request: Request, *, with_channels: bool) -> Change:
     )
 
 
-def _heading(change: Change) -> str:
+def _heading(change: TopicChange) -> str:
     subject = f"channel {change.topic}/{change.channel}" if change.channel else change.topic
     if change.action is Action.TOMBSTONE:
         return f"Take the topic {change.topic} from {change.node}"
@@ -185,7 +185,7 @@ log = logging.getLogger("nsqtools")
 IN_FLIGHT = 1000
 
 
-class Move:
+class RunningDrain:
     """One drain that was begun. ``left`` is None while it runs; ``error`` is why it failed."""
 
     def __init__(self, drain: Drain, plan: DrainPlan, source: str, target: str) -> None:
@@ -229,7 +229,7 @@ class DrainPages:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._lock = threading.Lock()
-        self._moves: dict[str, Move] = {}
+        self._moves: dict[str, RunningDrain] = {}
 
     @property
     def _context(self) -> WebContext:
@@ -266,7 +266,7 @@ class DrainPages:
         source, target = asked.get("node", ""), asked.get("to", "")
         nodes = self._nodes()
         for each in (source, *([target] if target else [])):
-            if each not in nodes:  # whoever may ask us must not make us ask anybody else
+            if each not in nodes:  # a request must not make us ask other hosts
                 raise NotFoundError(f"no nsqd that answers is {each}")
         if not target:
             return self._page(request, source, others=[each for each in nodes if each != source])
@@ -280,7 +280,7 @@ class DrainPages:
             return self._page(
                 request, source, target, plan=plan, repeats=allow_repeats, refusal=refusal
             )
-        self._begin(Move(drain, plan, source, target), self._context.origin(request))
+        self._begin(RunningDrain(drain, plan, source, target), self._context.origin(request))
         return self._to_progress(source)
 
     def _drain(self, source: str, target: str) -> Drain:
@@ -290,7 +290,7 @@ class DrainPages:
         cluster = self._context.cluster
         return Drain(cluster.nsqd(source), cluster.nsqd(target), options)
 
-    def _begin(self, move: Move, origin: Origin) -> None:
+    def _begin(self, move: RunningDrain, origin: RequestOrigin) -> None:
         with self._lock:
             before = self._moves.get(move.source)
             if before is not None and not before.is_over:
@@ -339,7 +339,7 @@ class DrainPages:
         snapshot = self._site.snapshot()
         return sorted(snapshot.reports) if snapshot else []
 
-    def _move(self, source: str) -> Move:
+    def _move(self, source: str) -> RunningDrain:
         move = self._moves.get(source)
         if move is None:
             raise NotFoundError(f"no drain of {source} was begun")

@@ -22,7 +22,7 @@ Id = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class ConsumerConnection:
     """One connection. The rates are messages a second, None until it was seen twice."""
 
     node: str
@@ -55,7 +55,7 @@ class Connections:
     """All connections of some channels at a moment, and the nsqd that did not say."""
 
     stats: ClusterStats
-    each: tuple[Connection, ...]
+    each: tuple[ConsumerConnection, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Program:
 
     hostname: str
     client_id: str
-    connections: tuple[Connection, ...]
+    connections: tuple[ConsumerConnection, ...]
 
     @property
     def channels(self) -> list[tuple[str, str]]:
@@ -104,7 +104,7 @@ def connections_of(stats: ClusterStats, before: Connections | None) -> Connectio
     then = {report.address: report.at_s for report in before.stats.nodes} if before else {}
     found = [
         _with_rates(
-            Connection(report.address, topic.topic_name, channel.channel_name, client),
+            ConsumerConnection(report.address, topic.topic_name, channel.channel_name, client),
             known,
             report.at_s - then.get(report.address, report.at_s),
         )
@@ -116,13 +116,15 @@ def connections_of(stats: ClusterStats, before: Connections | None) -> Connectio
     return Connections(stats, tuple(found))
 
 
-def _with_rates(now: Connection, known: Mapping[Id, Connection], elapsed_s: float) -> Connection:
+def _with_rates(
+    now: ConsumerConnection, known: Mapping[Id, ConsumerConnection], elapsed_s: float
+) -> ConsumerConnection:
     before = known.get(now.id)
     if before is None or elapsed_s <= 0 or before.client.connect_ts != now.client.connect_ts:
         return now
     finished = now.client.finish_count - before.client.finish_count
     requeued = now.client.requeue_count - before.client.requeue_count
-    return Connection(
+    return ConsumerConnection(
         now.node,
         now.topic,
         now.channel,
@@ -132,10 +134,10 @@ def _with_rates(now: Connection, known: Mapping[Id, Connection], elapsed_s: floa
     )
 
 
-def programs_of(connections: Iterable[Connection], text: str = "") -> list[Program]:
+def programs_of(connections: Iterable[ConsumerConnection], text: str = "") -> list[Program]:
     """Join connections to programs, the busiest first; those that have all words of the text."""
     words = text.casefold().split()
-    groups: dict[tuple[str, str], list[Connection]] = {}
+    groups: dict[tuple[str, str], list[ConsumerConnection]] = {}
     for each in connections:
         groups.setdefault((each.client.hostname, each.client.client_id), []).append(each)
     found = [Program(*name, tuple(group)) for name, group in sorted(groups.items())]
@@ -210,8 +212,8 @@ class ConsumerPages:
         )
 
 
-def _fields(connection: Connection) -> list[tuple[str, str]]:
-    """Return all that nsqd says of a connection, for those who know its field names."""
+def _fields(connection: ConsumerConnection) -> list[tuple[str, str]]:
+    """Return all that nsqd says of a connection, for readers who know its field names."""
     return [
         (name, str(value) if not isinstance(value, bool) else ("yes" if value else "no"))
         for name, value in asdict(connection.client).items()

@@ -121,7 +121,7 @@ TREND_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """One line of a chart."""
 
     quantity: str
@@ -136,7 +136,7 @@ class Chart:
     name: str
     title: str
     unit: str
-    lines: tuple[Line, ...]
+    lines: tuple[ChartLine, ...]
     is_empty: bool
     why_empty: str
     summary: str
@@ -215,7 +215,7 @@ def _chart(
     }
     top = max((max(values) for values in known.values() if values), default=0.0)
     drawn = tuple(
-        Line(quantity, label, line_paths(series[label], 400, 120, top=top or 1.0))
+        ChartLine(quantity, label, line_paths(series[label], 400, 120, top=top or 1.0))
         for quantity, label in lines
     )
     show = _shower(unit)

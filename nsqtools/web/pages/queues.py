@@ -81,7 +81,7 @@ class QueuePages:
         )
 
     def queue(self, request: Request) -> Values:
-        """Return the values of a topic's or channel's page whose names stand in the query."""
+        """Return the values of a topic's or channel's page whose names are in the query."""
         return self.channel(request) if _named(request, "channel") else self.topic(request)
 
     def connections(self, topic: str = "", channel: str = "") -> Connections:

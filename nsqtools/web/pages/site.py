@@ -6,12 +6,12 @@ page is made again for each sample, and the pieces that changed are sent. A temp
 piece with ``{% call part("name") %}<tag data-part="name">``, and the container of pieces that come
 and go with ``data-list="{{ list("name") }}"``.
 
-Two guards stand between a hostile cluster and the browser, and no template has to think of either:
+Two guards are between a hostile cluster and the browser, and no template has to think of either:
 every text passes `escape_line` (controls and characters that reverse a line become visible), then
 jinja escapes it as HTML. What is more than one line, such as a body, is made with `lines`.
 
 Pages share answers (`Recent`): ten people who look at one channel are one question every two
-seconds. Whoever asks first waits for the daemons; who comes meanwhile waits for the same answer.
+seconds. The first request waits for the daemons; others meanwhile wait for the same answer.
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ def as_asked(name: str) -> str:
 
 
 def _is_segment(name: str) -> bool:
-    """Tell whether a name can stand in a path: browsers resolve ``.`` and ``..``."""
+    """Tell whether a name can be in a path: browsers resolve ``.`` and ``..``."""
     return is_valid_name(name) and name not in (".", "..")
 
 

@@ -1,10 +1,10 @@
 """A sample as the pages read it: summed up, what is wrong, and the table of queues. Pure.
 
 Problems are lines that say what to look at: daemons that do not answer or are not well, messages
-that nobody takes, messages that time out, and what is paused. The worst stand first, the deepest
+that no consumer takes, messages that time out, and what is paused. The worst are first, the deepest
 queues within each kind.
 
-In the table the deepest queue stands on top unless another order is asked for. A topic has a line
+In the table the deepest queue is on top unless another order is asked for. A topic has a line
 of its own where its channels do not say everything: without channels, paused, or with messages that
 it has not handed to them. A cluster may have thousands of queues: one page of them is shown.
 """
