@@ -57,7 +57,6 @@ EDGES: dict[str, set[str]] = {
         "cluster",
         "errors",
         "files",
-        "http",
         "protocol",
         "publish",
         "records",

@@ -304,7 +304,7 @@ COMMANDS: dict[str, Command | Group] = {
             ),
             "doctor": Command(
                 "nsqtools.cli.commands.spark_doctor:doctor",
-                "Check Java, versions, executors, the shared directory and nsqd.",
+                "Check Java, the versions of packages, a session of Spark and its executors.",
             ),
             "sql": Command(
                 "nsqtools.cli.commands.spark_sql:sql", "Query archives and Parquet in SQL."

@@ -1,7 +1,7 @@
 """The data pipeline on Spark: archives and live topics in, Parquet, reports and topics out.
 
     format_options       the options of data sources, and of their connection to NSQ
-    session              a Spark session that keeps the terminal clean: spark_settings, java, jvm,
+    session              a Spark session that keeps the terminal clean: spark_settings, java,
                          session_files (log, scratch directory); failures explains its errors
     doctor               why Spark would not work here
     formats/             the classes that Spark loads
@@ -26,7 +26,13 @@ package by itself. An editable install does.
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from typing import TYPE_CHECKING
+
+from nsqtools.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,10 +45,29 @@ def register(spark: SparkSession) -> None:
 
     Raises `ConfigurationError` when Spark's workers would run a Python without nsqtools.
     """
-    from nsqtools.spark.doctor import check_worker_python
     from nsqtools.spark.formats.archive_format import ArchiveFormat, SQLArchiveFormat
     from nsqtools.spark.formats.nsq_source import NsqFormat
 
     check_worker_python(spark)
     for source in (ArchiveFormat, SQLArchiveFormat, NsqFormat):
         spark.dataSource.register(source)
+
+
+def check_worker_python(spark: SparkSession) -> None:
+    """Check the Python that Spark runs data sources with, on this machine too.
+
+    It is ``python3`` of PATH unless PYSPARK_PYTHON says otherwise, and not this one. Raises
+    `ConfigurationError` when it cannot import nsqtools.
+    """
+    try:
+        worker = shutil.which(spark.sparkContext.pythonExec)
+    except Exception:  # a Spark Connect session has no context, and a server with its own Python
+        return
+    if worker is None or os.path.abspath(worker) == os.path.abspath(sys.executable):
+        return
+    done = subprocess.run([worker, "-c", "import nsqtools, pyarrow"], capture_output=True)
+    if done.returncode:
+        raise ConfigurationError(
+            f"Spark's workers run {worker}, which cannot import nsqtools and pyarrow",
+            hint=f"Set PYSPARK_PYTHON={sys.executable} before the session is made.",
+        )

@@ -1,7 +1,6 @@
 """All that nsqtools uses of PySpark and that is not its public interface.
 
-PySpark has no public way to run its JVM as a process of ours (so that ^C and its output stay ours),
-nor to use one JVM after another in one process. What that takes is here, and nowhere else.
+What takes it is here, and nowhere else.
 ``pyproject.toml`` bounds pyspark by the versions that were tried, which are those below `BEYOND`;
 ``tests/spark/test_pyspark_internals.py`` says what each function relies on, and fails first.
 """
@@ -10,10 +9,10 @@ from __future__ import annotations
 
 import os
 import re
-import struct
+import signal
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from subprocess import Popen
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,52 +22,46 @@ if TYPE_CHECKING:
 OLDEST, BEYOND = (4, 2, 1), (4, 4)
 """OLDEST is the first with read limits and availableNow for Python data sources."""
 
-HANDSHAKE_PATH = "_PYSPARK_DRIVER_CONN_INFO_PATH"
-"""The variable that names the file in which a JVM, once it is ready, says how to reach it."""
-
 QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """Loggers that write JSON to stderr and take fields that no other logger takes."""
 
 
-def parse_handshake(data: bytes) -> tuple[int, str]:
-    """Return the port and the secret that ``PythonGatewayServer`` wrote: an int, a Java string."""
-    port, length = struct.unpack_from(">ii", data)
-    return int(port), data[8 : 8 + length].decode()
+def launch(conf: Mapping[str, str], **options: Any) -> Any:
+    """Start a JVM with some settings; return py4j's gateway, whose ``proc`` is its process.
 
-
-def has_context() -> bool:
-    """Whether this process has a Spark context."""
-    from pyspark import SparkContext
-
-    return SparkContext._active_spark_context is not None
-
-
-def connect_session(port: int, secret: str) -> SparkSession:
-    """Make a session in a running JVM, as in a program that ``spark-submit`` started."""
-    from pyspark import SparkContext
+    `SparkSession.builder` would call the same, but without ``options`` for `subprocess.Popen`, and
+    there is no other way to keep the JVM off the terminal, or to let it inherit locks. Raises
+    `PySparkRuntimeError` when the JVM ends.
+    """
+    from pyspark import SparkConf
     from pyspark.java_gateway import launch_gateway
-    from pyspark.sql import SparkSession
 
-    with environment({"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}):
-        gateway = launch_gateway()  # type: ignore[no-untyped-call]
     try:
-        return SparkSession(SparkContext(gateway=gateway))
-    except BaseException:
-        forget_context()
+        return launch_gateway(SparkConf().setAll(list(conf.items())), options)  # type: ignore[no-untyped-call]
+    except BaseException as error:
+        kill_started(error)
         raise
 
 
-def close_gateway(context: SparkContext) -> None:
-    """Close the connections of py4j, and end its callback server."""
-    gateway: Any = context._gateway
-    gateway.shutdown()
+def kill_started(error: BaseException) -> None:
+    """End a JVM that was interrupted by an error while it started: only pyspark knows it yet.
+
+    It would end by itself, but not before it had fetched its packages.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        if isinstance(process := trace.tb_frame.f_locals.get("proc"), Popen):
+            kill_group(process)
+        trace = trace.tb_next
 
 
-def forget_context() -> None:
-    """Forget the JVM, so that the next context of this process uses another one."""
-    from pyspark import SparkContext
-
-    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+def kill_group(process: Popen[bytes]) -> None:
+    """End a JVM at once, with what it started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except OSError:
+        pass
+    process.wait()
 
 
 def redirect_accumulator_errors(context: SparkContext, write: Callable[[str], object]) -> None:
@@ -81,34 +74,9 @@ def redirect_accumulator_errors(context: SparkContext, write: Callable[[str], ob
         server.handle_error = lambda *_: write(traceback.format_exc())
 
 
-def count_block_managers(context: SparkContext) -> int:
-    """How many executors have registered, the driver included."""
-    status: Any = context._jsc.sc()
-    return int(status.getExecutorMemoryStatus().size())
-
-
 def java_trace(error: BaseException) -> str:
     """Return Java's stack trace of one of PySpark's errors, "" where there is none."""
     return str(getattr(error, "_stackTrace", None) or "")
-
-
-@contextmanager
-def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Set variables of this process, or remove those that are None, and restore them."""
-    before = {name: os.environ.get(name) for name in changes}
-    _set_environ(changes)
-    try:
-        yield
-    finally:
-        _set_environ(before)
-
-
-def _set_environ(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 def stand_in(spark: SparkSession, name: str, ddl: str) -> int:

@@ -4,59 +4,63 @@
         spark.read.format("nsq-archive").load("/var/nsq").count()
 
 Everything that Spark needs comes together here: Java (`java`), workers that run this very Python
-and not the first ``python3`` in PATH (`jvm`), a clean terminal (`jvm`, `session_files`), and
-nothing left on disk (`session_files`).
+and not the first ``python3`` in PATH (`spark_settings`), a clean terminal and nothing left on disk
+(`session_files`).
 
-The session and its JVM end with the ``with``, however it is left, so a later session has a JVM, and
-a heap, of its own.
+The JVM is what ``pyspark`` itself would start, with two differences: its output, and that of the
+Python workers below it, goes to the session's log; and it is in a session of its own, so that ^C in
+the terminal reaches only this process, which then ends Spark in order. It never outlives this
+process: it ends when its stdin does. A process has one session: pyspark keeps the JVM.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from subprocess import STDOUT, Popen, TimeoutExpired
 from tempfile import gettempdir
 from threading import Thread, current_thread, main_thread
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.protocol.names import parse_address
 from nsqtools.spark import register
 from nsqtools.spark.failures import spark_errors
 from nsqtools.spark.java import find_java, java_home
-from nsqtools.spark.jvm import (
-    JVM,
-    SHARED_VARIABLES,
-    jvm_conf,
-    jvm_environ,
-    reach_master,
-    secret_conf,
-    submit_command,
-)
 from nsqtools.spark.packages import JARS, PACKAGES, note_jars
 from nsqtools.spark.pyspark_internals import (
     OLDEST,
-    close_gateway,
-    connect_session,
-    environment,
-    forget_context,
-    has_context,
+    kill_group,
+    launch,
     redirect_accumulator_errors,
 )
-from nsqtools.spark.session_files import SparkLog, diverted, scratch_directory
-from nsqtools.spark.spark_settings import SparkSettings
+from nsqtools.spark.session_files import last_lines, scratch_directory, session_log
+from nsqtools.spark.spark_settings import (
+    SparkSettings,
+    spark_conf,
+    spark_environ,
+    store_credentials,
+)
+from nsqtools.transport.stream import Deadline, connect
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession as SparkSession  # commands annotate with it
 
-Handler = Callable[[int, FrameType | None], Any] | int | None  # as `signal.signal` has it
-
 STOP_TIMEOUT_S = 20.0
 HURRIED_S = 1.5
+MASTER_PORT = 7077
+MASTER_TIMEOUT_S = 10.0
+
+COMPLAINT = re.compile(
+    r'(?:Exception in thread "\w+" (?:[\w$]+\.)*[\w$]+: (.*)|Error: .*|Error occurred during .*'
+    r"|Unrecognized .*|Invalid .*)"
+)
+"""How the JVM, or Spark's launcher in it, begins the line with the reason for not starting."""
 
 
 @contextmanager
@@ -67,38 +71,41 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
     settings. Raises `ConfigurationError` where this process has a session already.
     """
     require_pyspark()
-    if has_context():
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    if SparkSession.getActiveSession() is not None:
         raise ConfigurationError(
             "this process has a Spark session already",
             hint="Use that one: nsqtools.spark.register(spark) makes the formats known to it.",
         )
     reach_master(settings.master)
     java = find_java(os.environ)
-    log = SparkLog(settings.log_path)
     with ExitStack() as stack:
-        stack.callback(log.close)
-        stack.enter_context(diverted(log))
+        log = stack.enter_context(session_log(settings.log_path))
         local_dirs = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
         parent = settings.local_dir or Path(local_dirs or gettempdir())
         scratch = stack.enter_context(scratch_directory(parent))
-        environ = jvm_environ(settings, scratch, java_home(java, os.environ, scratch))
-        stack.enter_context(environment({name: environ.get(name) for name in SHARED_VARIABLES}))
-        secrets = secret_conf(settings, scratch)
-        command = submit_command(Path(environ["SPARK_HOME"]), jvm_conf(settings, scratch), secrets)
-        jvm = JVM(command, environ, scratch, log, settings.inherited)
-        stack.callback(jvm.close, HURRIED_S)
+        environ = spark_environ(settings, scratch, java_home(java, os.environ, scratch))
+        stack.enter_context(environment(environ))
+        gateway = start_jvm(settings, scratch, log.fileno())
+        stack.callback(end_jvm, gateway.proc, HURRIED_S)
         stack.enter_context(spark_errors(settings))
+        secrets = SparkConf(loadDefaults=False)  # not in the command of the JVM, which all can read
+        if not settings.is_local:
+            for name, text in store_credentials(settings).items():
+                secrets.set(f"spark.executorEnv.{name}", text)
         handler = signal.getsignal(signal.SIGINT)
-        spark = connect_session(jvm.port, jvm.secret)
+        context = SparkContext(conf=secrets, gateway=gateway)
         if current_thread() is main_thread():
-            signal.signal(signal.SIGINT, cancelling(spark.sparkContext, handler))
-            stack.callback(signal.signal, signal.SIGINT, handler)
+            signal.signal(signal.SIGINT, handler)  # commands have their own, which cancels jobs
         hurried = False
         try:
             with spark_errors(settings):  # while the JVM can still say what went wrong
-                redirect_accumulator_errors(spark.sparkContext, log.write)
+                redirect_accumulator_errors(context, log.write)
+                spark = SparkSession(context)
                 register(spark)
-                conf = spark.sparkContext.getConf()
+                conf = context.getConf()
                 if (packages := conf.get(PACKAGES)) and (jars := conf.get(JARS)):
                     note_jars(packages.split(","), jars)
                 yield spark
@@ -106,7 +113,7 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
             hurried = not isinstance(error, Exception)  # a signal
             raise
         finally:
-            disconnect(spark, jvm, hurried=hurried)
+            disconnect(context, gateway, HURRIED_S if hurried else STOP_TIMEOUT_S)
 
 
 def require_pyspark() -> None:
@@ -125,33 +132,72 @@ def require_pyspark() -> None:
         )
 
 
-def cancelling(context: SparkContext, handler: Handler) -> Handler:
-    """A handler for INT that also cancels the jobs that run, in place of pyspark's.
+def reach_master(master: str) -> None:
+    """Check that one of the masters of a standalone cluster can be reached.
 
-    Python's own raises, and where that happens in the middle of an answer of the JVM, py4j takes
-    that answer for the one to the next question. So there the first ^C only cancels, which ends the
-    call with an error; a second one raises.
+    Spark itself retries silently for a minute. Raises `ConnectionFailed`.
     """
-    if not callable(handler):
-        return handler
-    has_asked = False
+    if not master.startswith("spark://"):
+        return
+    failure: NsqError | None = None
+    for text in master.removeprefix("spark://").split(","):
+        address = parse_address(text, MASTER_PORT)
+        try:
+            connect(address, Deadline(MASTER_TIMEOUT_S)).close()
+        except NsqError as error:
+            failure = error
+        else:
+            return
+    if failure is not None:
+        failure.hint = "Is this the address in the master's log, and does the master run?"
+        raise failure
 
-    def cancel(number: int, frame: FrameType | None) -> Any:
-        nonlocal has_asked
-        Thread(target=cancel_jobs, args=(context,), name="spark-cancel", daemon=True).start()
-        has_asked = not has_asked and handler is signal.default_int_handler and in_py4j(frame)
-        return None if has_asked else handler(number, frame)
 
-    return cancel
+@contextmanager
+def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables of this process, or remove those that are None, and restore them."""
+    before = {name: os.environ.get(name) for name in changes}
+    _set_environ(changes)
+    try:
+        yield
+    finally:
+        _set_environ(before)
 
 
-def in_py4j(frame: FrameType | None) -> bool:
-    """Whether py4j called ``frame``."""
-    while frame is not None:
-        if "/py4j/" in frame.f_code.co_filename:
-            return True
-        frame = frame.f_back
-    return False
+def _set_environ(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def start_jvm(settings: SparkSettings, scratch: Path, log: int) -> Any:
+    """Return py4j's gateway to a new JVM. Raises `NsqError` with the reason when it ends."""
+    from pyspark.errors import PySparkRuntimeError
+
+    try:
+        return launch(
+            spark_conf(settings, scratch),
+            stdout=log,
+            stderr=STDOUT,
+            start_new_session=True,
+            pass_fds=settings.inherited,
+        )
+    except PySparkRuntimeError as error:
+        raise NsqError(
+            f"Spark's JVM did not start{reason(last_lines(settings.log_path))}",
+            hint=f"Its log is {settings.log_path}.",
+        ) from error
+
+
+def reason(lines: Sequence[str]) -> str:
+    """Why a JVM did not start, by its output, to be put after a sentence; may be ""."""
+    for line in lines:
+        if found := COMPLAINT.match(line):
+            return f" ({found[1] or line})"
+    said = [line for line in lines if line and not line.startswith(("WARNING", "NOTE", "Picked"))]
+    return f" ({said[-1]})" if said else ""
 
 
 def cancel_jobs(context: SparkContext) -> None:
@@ -162,24 +208,35 @@ def cancel_jobs(context: SparkContext) -> None:
         pass
 
 
-def disconnect(spark: SparkSession, jvm: JVM, *, hurried: bool) -> None:
-    """Stop the session, end the JVM, and forget both; what does not end in time is killed.
+def disconnect(context: SparkContext, gateway: Any, timeout_s: float) -> None:
+    """Stop the session and end the JVM; what does not end in time is killed.
 
     The stop is asked for on a thread of its own, because py4j gives each thread a connection: that
     of ours may be in the middle of an answer, when a signal has interrupted it.
     """
-    stopper = Thread(target=_stop, args=(spark,), name="spark-stop", daemon=True)
+
+    def stop() -> None:
+        try:
+            context.stop()
+            gateway.shutdown()
+        except Exception:  # the JVM is gone, which is what is wanted
+            pass
+
+    stopper = Thread(target=stop, name="spark-stop", daemon=True)
     stopper.start()
-    stopper.join(HURRIED_S if hurried else STOP_TIMEOUT_S)
-    forget_context()
-    jvm.close(HURRIED_S if hurried else STOP_TIMEOUT_S)
+    stopper.join(timeout_s)
+    end_jvm(gateway.proc, timeout_s)
     stopper.join(HURRIED_S)  # its connection has ended
 
 
-def _stop(spark: SparkSession) -> None:
-    context = spark.sparkContext
+def end_jvm(jvm: Popen[bytes], timeout_s: float) -> None:
+    """End it in order, by ending its stdin; kill it when it does not. Idempotent."""
+    assert jvm.stdin is not None
     try:
-        spark.stop()
-        close_gateway(context)
-    except Exception:  # the JVM is gone, which is what is wanted
-        pass
+        jvm.stdin.close()
+    except OSError:
+        pass  # it is gone already
+    try:
+        jvm.wait(timeout_s)
+    except TimeoutExpired:
+        kill_group(jvm)

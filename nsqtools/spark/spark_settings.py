@@ -1,22 +1,49 @@
-"""What a Spark session is started with, and where its log goes.
+"""What a Spark session is started with: settings, environment, and where its log is.
 
-Spark writes a great deal to stderr; all of it goes to one file of the session, which errors name.
+Spark reads its settings from many places. Here is decided which of them count: ours, below those of
+the user; and of the environment nothing that would make pyspark start something else.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.spark.location import Location
+from nsqtools.spark.packages import (
+    CLASS_PATH,
+    DELTA_CONF,
+    JARS,
+    PACKAGES,
+    beside_sparks_own,
+    known_jars,
+    needed_packages,
+    store_conf,
+    store_environ,
+    stores,
+)
 
 KEPT_LOGS = 20
+LOG4J = Path(__file__).with_name("log4j2.properties")
+PUSHDOWN_CONF = "spark.sql.python.filterPushdown.enabled"
+
+MISLEADING = (
+    "PYSPARK_SUBMIT_ARGS",
+    "PYSPARK_GATEWAY_PORT",
+    "PYSPARK_GATEWAY_SECRET",
+    "SPARK_REMOTE",
+    "SPARK_CONNECT_MODE_ENABLED",
+    "SPARK_API_MODE",
+    "SPARK_TESTING",
+)
+"""Variables that would make pyspark start something else than the settings ask for."""
 
 
 @dataclass(frozen=True)
@@ -101,3 +128,83 @@ def default_log_file() -> Path:
     except OSError:  # a service may have no home; in /tmp no name must be predictable
         directory = Path(tempfile.mkdtemp(prefix="nsq-spark-log-"))
     return directory / f"nsq-spark-{os.getpid()}.log"
+
+
+def spark_environ(settings: SparkSettings, scratch: Path, home: Path) -> dict[str, str | None]:
+    """Variables for the JVM, which runs on the Java in ``home``, and for the Python workers."""
+    environ: dict[str, str | None] = dict.fromkeys(MISLEADING)
+    environ["JAVA_HOME"] = str(home)
+    environ["SPARK_HOME"] = str(spark_home())
+    environ["SPARK_LOCAL_DIRS"] = str(scratch)
+    environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if settings.is_local or "PYSPARK_PYTHON" not in os.environ:
+        environ["PYSPARK_PYTHON"] = sys.executable
+    if settings.is_local:
+        slots = str(settings.local_slots)  # a sink's rate is shared
+        environ["NSQ_SPARK_SLOTS"] = os.environ.get("NSQ_SPARK_SLOTS", slots)
+        environ["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
+    return environ | store_credentials(settings)
+
+
+def store_credentials(settings: SparkSettings) -> dict[str, str]:
+    """The variables that name a store and have its secrets; none where no place is in one."""
+    s3 = stores(os.environ, settings.all_places)
+    return store_environ(s3) if s3 is not None else {}
+
+
+def spark_home() -> Path:
+    """``SPARK_HOME`` if it is of the version of the package, else the package itself."""
+    import pyspark
+
+    own = Path(pyspark.__file__).parent
+    given = Path(os.environ.get("SPARK_HOME") or own)
+    if any((given / "jars").glob(f"spark-core_*-{pyspark.__version__}.jar")):
+        return given
+    if not (own / "bin" / "spark-submit").exists():
+        raise NsqError(
+            f"the pyspark in {own} comes without Spark",
+            hint="Uninstall pyspark-client, then: pip install 'nsqtools[spark]'",
+        )
+    return own
+
+
+def spark_conf(settings: SparkSettings, scratch: Path) -> dict[str, str]:
+    """Spark's settings: ours, under those of the user."""
+    conf = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
+        # A second attempt of a task that still runs would publish everything twice.
+        "spark.speculation": "false",
+        PUSHDOWN_CONF: "true",
+    }
+    if (s3 := stores(os.environ, settings.places)) is not None:
+        conf |= store_conf(s3)
+    if settings.delta:
+        conf |= DELTA_CONF
+    if settings.is_local:  # any user of this machine could reach Spark's ports
+        conf["spark.authenticate"] = "true"
+    conf.update(settings.conf)
+    if JARS not in settings.conf:
+        needed = needed_packages(settings.places, spark_home(), delta=settings.delta)
+        if given := settings.conf.get(PACKAGES):
+            needed.append(given)
+        if settings.is_local and (jars := beside_sparks_own(known_jars(needed), spark_home())):
+            conf[CLASS_PATH] = ":".join(filter(None, [conf.get(CLASS_PATH), *jars]))
+        elif needed:
+            conf[PACKAGES] = ",".join(needed)
+    java_options = [
+        f'-Djava.io.tmpdir="{scratch}"',
+        f'-Dnsq.spark.log="{settings.log_path.absolute()}"',
+        conf.get("spark.driver.extraJavaOptions", ""),
+    ]
+    conf_dir = Path(os.environ.get("SPARK_CONF_DIR") or spark_home() / "conf")
+    if not (conf_dir / LOG4J.name).exists():
+        java_options.insert(0, f'-Dlog4j2.configurationFile="{LOG4J.as_uri()}"')
+    conf["spark.driver.extraJavaOptions"] = " ".join(java_options).strip()
+    conf["spark.master"] = settings.master
+    conf["spark.app.name"] = settings.app_name
+    conf["spark.driver.memory"] = settings.driver_memory
+    return conf

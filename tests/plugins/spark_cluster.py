@@ -55,7 +55,7 @@ class SparkCluster(NamedTuple):
 @pytest.fixture(scope="module")
 def small_cluster(tmp_path_factory: pytest.TempPathFactory) -> SparkCluster:
     """Spark's own way to test a cluster; executors write their logs below SPARK_HOME."""
-    from nsqtools.spark.jvm import spark_home
+    from nsqtools.spark.spark_settings import spark_home
 
     home = tmp_path_factory.mktemp("spark")
     for each in spark_home().iterdir():
@@ -87,7 +87,7 @@ def spark_cluster(
 def _standalone(directory: Path, quick_jvm: str, *, is_hidden: bool) -> Iterator[SparkCluster]:
     """A master and two workers of one core each."""
     from nsqtools.spark.java import find_java, java_home
-    from nsqtools.spark.jvm import spark_home
+    from nsqtools.spark.spark_settings import spark_home
 
     with ExitStack() as stack:
         java = Path(stack.enter_context(tempfile.TemporaryDirectory()))

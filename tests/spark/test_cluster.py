@@ -60,16 +60,13 @@ def test_an_archive_becomes_parquet_and_messages_again_on_workers_that_the_docto
     ingest = ("ingest", archive, "-o", output, "--checkpoint", tmp_path / "cp", "--once")
 
     with SparkDriver(request.getfixturevalue(cluster), spark_env, tmp_path) as driver:
-        checked = driver.run("doctor", "--shared-dir", tmp_path, "--json")
+        checked = driver.run("doctor", "--json")
         driver.run(*ingest)
         driver.run("replay", output, "--nsqd-tcp-address", nsqd.tcp_address)
 
     found = {each["check"]: each for each in json.loads(checked.out)}
     found.pop("java", None)  # it may be old here
     assert {each["state"] for each in found.values()} == {"ok"}
-    assert found["executors"]["found"].startswith("2 on ")
-    assert str(tmp_path) in found["shared directory"]["found"]
-    assert list(tmp_path.glob(".nsq-doctor-*")) == []
     tables = [parquet.read_table(path) for path in output.rglob("*.parquet")]
     assert sorted(body for table in tables for body in table["body"].to_pylist()) == expected
     assert bodies_in(nsqd, "clicks", len(expected)) == expected

@@ -80,12 +80,10 @@ def test_a_bucket_is_all_that_driver_and_executors_share(
     with SparkDriver(
         spark_cluster, driver_env, tmp_path, places=(archive, lake), delta=is_delta, conf=conf
     ) as driver:
-        driver.run("doctor", "--shared-dir", bucket.url)
         compact = ("compact", archive, "-o", lake, "--open-days", "--format", format)
         made = driver.run(*compact, "--delete-archives", "--yes")
         assert "4 archives deleted" in made.err
         assert not [name for name in bucket.names() if name.startswith("archive/")]
-        assert not [name for name in bucket.names() if ".nsq-doctor" in name]
         report = driver.run("report", lake, "--json")
         driver.run("replay", lake, "--nsqd-tcp-address", nsqd.tcp_address)
 

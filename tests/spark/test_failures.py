@@ -250,11 +250,13 @@ def test_an_error_is_explained_before_the_session_forgets_its_jvm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jvm = ["[BAD] the real reason"]
-    for name in ("has_context", "find_java", "java_home", "JVM", "connect_session", "register"):
-        monkeypatch.setattr(session, name, MagicMock(return_value=None))
-    monkeypatch.setattr(session, "connect_session", MagicMock())
-    monkeypatch.setattr(session, "JVM", MagicMock())
-    monkeypatch.setattr(session, "disconnect", lambda *_, hurried: jvm.clear())
+    monkeypatch.setattr("pyspark.SparkContext", MagicMock())
+    session_class = MagicMock(getActiveSession=lambda: None)
+    monkeypatch.setattr("pyspark.sql.SparkSession", session_class)
+    for name in ("find_java", "java_home", "spark_environ", "environment", "start_jvm", "end_jvm"):
+        monkeypatch.setattr(session, name, MagicMock())
+    monkeypatch.setattr(session, "register", MagicMock())
+    monkeypatch.setattr(session, "disconnect", lambda *_: jvm.clear())
     settings = SparkSettings(log_file=tmp_path / "spark.log")
 
     with pytest.raises(NsqError, match="the real reason"), session.spark_session(settings):

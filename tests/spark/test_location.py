@@ -134,7 +134,6 @@ def test_a_spool_elsewhere_is_refused() -> None:
         ["sql", "--file", "query.sql", REMOTE],
         ["sql", "SELECT 1", "--archive", f"a={REMOTE}"],
         ["sql", "SELECT 1", "--parquet", f"a={REMOTE}"],
-        ["doctor", "--shared-dir", REMOTE],
     ],
 )
 def test_a_command_refuses_what_is_not_local_before_anything_runs(

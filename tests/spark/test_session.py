@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,16 +21,16 @@ from plugins.cli import Result, RunNsq, SpawnNsq
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.spark.jvm import jvm_conf, jvm_environ, spark_home
-from nsqtools.spark.pyspark_internals import environment
-from nsqtools.spark.session import cancelling, require_pyspark, spark_session
-from nsqtools.spark.spark_settings import SparkSettings
+from nsqtools.spark.session import environment, require_pyspark, spark_session
+from nsqtools.spark.spark_settings import SparkSettings, spark_conf, spark_environ, spark_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TIMEOUT_S = patience_s(180.0)  # a session starts within 6 s, and within a minute where many do
 LONG = "SELECT count(*) FROM range(100000000000) WHERE hash(id, id) % 7 = 3"
+
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 RunSql = Callable[..., Result]
 
@@ -40,9 +39,9 @@ def test_no_other_user_of_the_machine_reaches_the_ports_of_a_local_session(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     assert spark.conf.get("spark.authenticate") == "true"
-    assert "spark.authenticate" not in jvm_conf(SparkSettings("spark://m:7077"), tmp_path)
+    assert "spark.authenticate" not in spark_conf(SparkSettings("spark://m:7077"), tmp_path)
     chosen = SparkSettings(conf={"spark.authenticate": "false"})
-    assert jvm_conf(chosen, tmp_path)["spark.authenticate"] == "false"
+    assert spark_conf(chosen, tmp_path)["spark.authenticate"] == "false"
 
 
 def test_workers_run_this_python(spark: SparkSession) -> None:
@@ -75,28 +74,6 @@ def test_a_task_that_fails_is_tried_again(spark: SparkSession, tmp_path: Path) -
     assert spark.sparkContext.parallelize([7], 1).map(fail_once).collect() == [7]
 
 
-def test_an_interrupt_cancels_the_query_and_the_session_goes_on(spark: SparkSession) -> None:
-    handler = cancelling(spark.sparkContext, signal.default_int_handler)
-    before = signal.signal(signal.SIGINT, handler)
-    tracker = spark.sparkContext.statusTracker()
-
-    def interrupt() -> None:
-        wait_until(tracker.getActiveJobsIds, what="the query runs", timeout_s=60)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            done = pool.submit(interrupt)
-            with pytest.raises(Exception, match="cancelled as part of cancellation of all jobs"):
-                spark.sql(LONG).collect()
-            done.result()
-        assert spark.range(7).count() == 7  # the answers still belong to their questions
-        with pytest.raises(KeyboardInterrupt):
-            wait_until(lambda: os.kill(os.getpid(), signal.SIGINT), what="a word from Python's")
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def test_a_second_session_is_refused(spark: SparkSession) -> None:
     with (
         pytest.raises(ConfigurationError, match="has a Spark session already"),
@@ -119,14 +96,21 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, str], text: s
 
 
 def test_the_settings_of_a_user_win(tmp_path: Path) -> None:
-    settings = SparkSettings(
-        conf={"spark.ui.enabled": "true", "spark.driver.extraJavaOptions": "-Dx=y"}
-    )
+    settings = SparkSettings(conf={"spark.ui.enabled": "true", JAVA_OPTIONS: "-Dx=y"})
 
-    conf = jvm_conf(settings, tmp_path)
+    conf = spark_conf(settings, tmp_path)
 
     assert conf["spark.ui.enabled"] == "true"
-    assert conf["spark.driver.extraJavaOptions"] == f'-Djava.io.tmpdir="{tmp_path}" -Dx=y'
+    assert f'-Djava.io.tmpdir="{tmp_path}"' in conf[JAVA_OPTIONS]
+    assert conf[JAVA_OPTIONS].endswith(" -Dx=y")
+
+
+def test_a_log4j_file_of_the_users_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert "log4j2.properties" in spark_conf(SparkSettings(), tmp_path)[JAVA_OPTIONS]
+
+    (tmp_path / "log4j2.properties").touch()
+    assert "log4j2.properties" not in spark_conf(SparkSettings(), tmp_path)[JAVA_OPTIONS]
 
 
 def test_a_python_for_the_executors_is_taken_from_the_environment_on_a_cluster_only(
@@ -136,12 +120,12 @@ def test_a_python_for_the_executors_is_taken_from_the_environment_on_a_cluster_o
 
     monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--master yarn pyspark-shell")
-    local = jvm_environ(SparkSettings(), tmp_path, tmp_path)
-    cluster = jvm_environ(SparkSettings("spark://x:7077"), tmp_path, tmp_path)
+    local = spark_environ(SparkSettings(), tmp_path, tmp_path)
+    cluster = spark_environ(SparkSettings("spark://x:7077"), tmp_path, tmp_path)
 
     assert local["PYSPARK_PYTHON"] == sys.executable
-    assert cluster["PYSPARK_PYTHON"] == "/opt/python"
-    assert "PYSPARK_SUBMIT_ARGS" not in local
+    assert "PYSPARK_PYTHON" not in cluster  # the environment's holds
+    assert local["PYSPARK_SUBMIT_ARGS"] is None
     assert "SPARK_LOCAL_IP" in local
     assert "SPARK_LOCAL_IP" not in cluster or os.environ.get("SPARK_LOCAL_IP")
 
@@ -274,6 +258,8 @@ def test_no_java_is_one_line_with_the_remedy(
         (["--spark-log", "/proc/x/y"], "cannot write Spark's log /proc/x/y"),
         (["--master", "spark://127.0.0.1:1"], "cannot connect to 127.0.0.1:1 (connection refused)"),
         (["--driver-memory", "9999999g"], "Spark's JVM did not start (Error occurred during"),
+        (["--master", "nonsense"], "Spark's JVM did not start (Master must either be"),
+        (["--conf", "spark.driver.bindAddress=192.0.2.99"], "Cannot assign requested address"),
     ],
 )
 def test_what_cannot_start_is_one_line_and_leaves_nothing(
@@ -290,16 +276,8 @@ def test_what_cannot_start_is_one_line_and_leaves_nothing(
     assert os.listdir(tmp_path / "tmp") == []
 
 
-def test_a_master_that_nobody_knows_is_one_line(run_sql: RunSql) -> None:
-    result = run_sql("SELECT 1", "--master", "nonsense")
-
-    assert result.status == 1
-    assert result.err.startswith("nsq: error: Spark's JVM did not start (Master must either be")
-    assert len(result.err.splitlines()) == 2
-
-
 @pytest.mark.parametrize(
-    ("number", "when"), [(signal.SIGINT, "starting"), (signal.SIGTERM, "running")]
+    ("number", "when"), [(signal.SIGTERM, "starting"), (signal.SIGINT, "running")]
 )
 def test_a_signal_ends_it_with_its_jvm_and_no_word(
     spawn_nsq: SpawnNsq, spark_env: dict[str, str], tmp_path: Path, number: int, when: str
@@ -309,11 +287,12 @@ def test_a_signal_ends_it_with_its_jvm_and_no_word(
     process = spawn_nsq(
         ["spark", "sql", LONG, "--spark-log", str(log)], env=spark_env | {"TMPDIR": str(temporary)}
     )
-    reached = "nsq-spark-*/gateway" if when == "running" else "nsq-spark-*"
-    wait_until(lambda: list(temporary.glob(reached)), what=when, timeout_s=TIMEOUT_S)
-    [jvm] = wait_until(lambda: children(process.pid), what="a JVM", timeout_s=TIMEOUT_S)
-    if when == "running":
-        wait_until(lambda: runs_tasks(jvm), what="the query runs", timeout_s=TIMEOUT_S)
+    ready = runs_tasks if when == "running" else is_spark
+    [jvm] = wait_until(
+        lambda: [pid for pid in children(process.pid) if ready(pid)],
+        what=when,
+        timeout_s=TIMEOUT_S,
+    )
 
     process.send_signal(number)
 
@@ -326,6 +305,13 @@ def test_a_signal_ends_it_with_its_jvm_and_no_word(
 def children(pid: int) -> list[int]:
     listed = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, check=False)
     return [int(each) for each in listed.stdout.split()]
+
+
+def is_spark(pid: int) -> bool:
+    """Whether it is Spark that starts, and not Java that is asked for its version."""
+    with suppress(OSError):
+        return b"spark" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def runs_tasks(jvm: int) -> bool:

@@ -14,6 +14,13 @@ from upgrade.make import SCENES, kept_of
 
 from nsqtools.cli import registry
 
+NSQD_OF_DOCTOR = (
+    "address-map allow-announced auth-requires-tls auth-secret-file lookupd-authorization "
+    "lookupd-http-address no-auth-requires-tls no-lookupd-authorization no-profile "
+    "nsqd-http-address nsqd-tcp-address profile timeout tls-ca-file tls-cert tls-insecure tls-key "
+    "tls-min-version tls-pin-sha256"
+)
+
 GONE = {
     # Python
     "Consumer takes no deliveries": "part of the delivery queue, which is gone",
@@ -26,6 +33,11 @@ GONE = {
     "nsq bench pub takes no --html": "--json",
     "nsq bench sub takes no --html": "--json",
     "nsq web takes no --history": "the last 6 hours are in memory; Prometheus keeps longer",
+    "nsq spark doctor takes no --shared-dir": "a job says which directory it cannot write",
+    **{
+        f"nsq spark doctor takes no --{option}": "nsq stat looks at nsqd"
+        for option in NSQD_OF_DOCTOR.split()
+    },
     **{f"{command} is gone": instead for command, instead in registry.GONE.items()},
 }
 """What was removed, and what to use. CHANGELOG lists what programs and scripts may have used."""

