@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Command:
-    """One command: where its function is, what it does in a line, under which heading it stands.
+    """One command: where its function is, what it does in a line, under which heading it is listed.
 
     A *raw* command gets the list of its arguments untouched and does not pass through typer:
     the daemons parse Go-style flags (``-data-path=/var/nsq``) themselves. A *hidden* one is for

@@ -70,7 +70,7 @@ class Option(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What can stand at the cursor: words, each with its help."""
+    """What can be at the cursor: words, each with its help."""
 
     words: Sequence[tuple[str, str]] = ()
     kind: str = "words"
@@ -233,7 +233,7 @@ class CommandLine:
         )
 
     def values(self, value: Value | None, prefix: str, typed: str) -> Offer:
-        """What a value can be, of which ``typed`` stands there, after ``prefix``."""
+        """What a value can be, of which ``typed`` is there, after ``prefix``."""
         if value is None:
             return Offer()
         if value.choices or not value.kind:

@@ -51,11 +51,11 @@ def connection_of(given: Given) -> ConnectionSettings:
 
 
 def tail_each(given: Given, runtime: Runtime) -> int:
-    """nsq_tail of several topics with -n: it ends when one of them has shown so many."""
+    """nsq_tail of several topics with -n: it ends when one of them has shown n."""
     from nsqtools.cli.commands.tail import INTERACTIVE, ephemeral_channel
     from nsqtools.cli.options.printing import lines_printer
     from nsqtools.cli.render.output import ByteWriter
-    from nsqtools.cli.running.waiting import look_before
+    from nsqtools.cli.running.consuming import look_before
     from nsqtools.tail.run_limits import RunLimits
     from nsqtools.tail.tail import Tail
 
@@ -201,7 +201,7 @@ def chosen_topics(given: Given) -> tuple[tuple[str, ...], str | None]:
 
 
 def host_of(identifier: str) -> str:
-    """What <HOST> stands for."""
+    """What <HOST> becomes."""
     hostname = socket.gethostname()
     short = hostname.partition(".")[0]
     if not identifier:

@@ -216,7 +216,7 @@ def label(option: Any) -> str:
 
 
 def metavar(parameter: Any) -> str:
-    """The word that stands for the value, or the few values there are."""
+    """The word for the value, or the few values there are."""
     return str(parameter.metavar or "|".join(choices(parameter)) or parameter.name.upper())
 
 
