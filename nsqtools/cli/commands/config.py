@@ -349,7 +349,7 @@ def use(
     *,
     runtime: Session,
 ) -> None:
-    """Choose the profile that commands use when neither --profile nor NSQ_PROFILE names one.
+    """Choose the profile that commands use without --profile and NSQ_PROFILE.
 
     The choice is kept in a file beside the configuration file. --no-profile ignores it for one
     command, nsq config show says which profile is in force.

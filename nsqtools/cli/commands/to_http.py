@@ -166,7 +166,7 @@ def to_http(
     connection: ConsumerConnection,
     runtime: Session,
 ) -> int:
-    """Send topics to HTTP endpoints, each message finished when an endpoint has accepted it.
+    """Send topics to HTTP endpoints, each message finished when one has accepted it.
 
     Runs until it is stopped or a limit is reached. A message is finished when the answer is 2xx.
     One that fails goes to the next URL first, then back to its queue, after the delay that

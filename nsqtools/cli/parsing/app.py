@@ -105,7 +105,7 @@ class LazyGroup(NativeCoercion, TyperGroup):
 
 def command_tree() -> LazyGroup:
     """The whole ``nsq``, each command not yet imported."""
-    return LazyGroup("nsq", Group(ROOT_HELP, COMMANDS, panel=""))
+    return LazyGroup("nsq", Group(ROOT_HELP, COMMANDS))
 
 
 def run(arguments: Sequence[str], runtime: Runtime | None = None) -> int:
