@@ -62,7 +62,7 @@ class Bodies:
         return bodies if len(bodies) == count else bodies[:count]
 
     def stamped(self, count: int, time_ns: int, first_word: int) -> list[bytes]:
-        """So many bodies with the same time and words that count up from ``first_word``."""
+        """``count`` bodies with the same time and words that count up from ``first_word``."""
         if not self._tails:
             self._tails = [self._cut(self._size() - HEAD_SIZE) for _ in range(KEPT_TAILS)]
         start, tails, pack = self._turn, self._tails, HEAD.pack

@@ -97,7 +97,7 @@ class Counters:
         try:
             self._cells[cell] = 1
         except ValueError:
-            pass  # closed: there is nobody left to ask
+            pass  # closed: there is no worker left to ask
 
     @property
     def may_publish(self) -> bool:

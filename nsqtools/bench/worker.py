@@ -52,7 +52,7 @@ def main() -> None:
         threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
         connection.send(work.run(begin))
     except (EOFError, ConnectionError):
-        os._exit(1)  # nobody waits for us
+        os._exit(1)  # no parent waits for us
     except NsqError as error:
         connection.send(WorkerError(error.category, str(error), error.hint))
     except Exception:

@@ -1,7 +1,7 @@
 """Where the demonstration takes place: daemons on free ports, an empty directory, and processes.
 
 Commands run in the directory and find the daemons through the environment, so that the command line
-that runs is the one that is shown, but for addresses that have to stand in it: those are shown as
+that runs is the one that is shown, but for the addresses in it: those are shown as
 the usual ones. Nothing of the user's settings reaches them.
 """
 
@@ -214,7 +214,7 @@ class _Terminal:
         while True:
             try:
                 part = os.read(self._ours, READ_SIZE)
-            except OSError:  # how Linux says that nobody has it open any more
+            except OSError:  # how Linux says that no process has it open
                 break
             if not part:
                 break

@@ -28,7 +28,7 @@ AGENTS = ("Firefox/145.0", "Chrome/142.0", "Safari/26.1", "curl/8.16.0")
 
 
 def click_events(count: int, seed: int = 1) -> Iterator[bytes]:
-    """So many log lines, one JSON object each, without newlines."""
+    """Log lines, one JSON object each, without newlines."""
     rng = random.Random(seed)
     pages, weights = list(PAGES), list(PAGES.values())
     for number in range(count):

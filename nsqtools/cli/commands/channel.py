@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from nsqtools.cli.options.connection import ClusterConnection
-from nsqtools.cli.options.params import DryRun, Yes
+from nsqtools.cli.options.params import Yes
 from nsqtools.cli.render.output import ListingForm
 from nsqtools.cli.running.administering import (
+    Changing,
     ChannelGlobs,
     ListedTopics,
     NewChannels,
     OneChannel,
     OneTopic,
     TopicGlob,
-    change_channels,
     list_channels,
     show_channel,
 )
@@ -48,34 +48,17 @@ def info(
     return show_channel(cluster, runtime, topic, channel, form)
 
 
-def create(
-    topic: TopicGlob,
-    channel: NewChannels,
-    dry_run: DryRun = False,
-    *,
-    form: ListingForm,
-    cluster: ClusterConnection,
-    runtime: Session,
-) -> int:
+def create(topic: TopicGlob, channel: NewChannels, *, change: Changing) -> int:
     """Create channels of a topic, on every nsqd that has it and with nsqlookupd.
 
     Examples:
         nsq channel create clicks archive
         nsq channel create 'web*' archive metrics
     """
-    return change_channels("create", cluster, runtime, topic, channel, dry_run=dry_run, form=form)
+    return change.of_channels("create", topic, channel)
 
 
-def delete(
-    topic: TopicGlob,
-    channel: ChannelGlobs,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    *,
-    form: ListingForm,
-    cluster: ClusterConnection,
-    runtime: Session,
-) -> int:
+def delete(topic: TopicGlob, channel: ChannelGlobs, yes: Yes = False, *, change: Changing) -> int:
     """Delete channels, with their messages, everywhere.
 
     A consumer that is connected creates its channel again when it reconnects: such consumers are
@@ -85,61 +68,32 @@ def delete(
         nsq channel delete clicks archive
         nsq channel delete clicks 'test*' --dry-run
     """
-    return change_channels(
-        "delete", cluster, runtime, topic, channel, yes=yes, dry_run=dry_run, form=form
-    )
+    return change.of_channels("delete", topic, channel, yes=yes)
 
 
-def empty(
-    topic: TopicGlob,
-    channel: ChannelGlobs,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    *,
-    form: ListingForm,
-    cluster: ClusterConnection,
-    runtime: Session,
-) -> int:
+def empty(topic: TopicGlob, channel: ChannelGlobs, yes: Yes = False, *, change: Changing) -> int:
     """Discard the messages in channels, in flight and deferred too.
 
     Examples:
         nsq channel empty clicks archive
         nsq channel empty clicks '*' --yes
     """
-    return change_channels(
-        "empty", cluster, runtime, topic, channel, yes=yes, dry_run=dry_run, form=form
-    )
+    return change.of_channels("empty", topic, channel, yes=yes)
 
 
-def pause(
-    topic: TopicGlob,
-    channel: ChannelGlobs,
-    dry_run: DryRun = False,
-    *,
-    form: ListingForm,
-    cluster: ClusterConnection,
-    runtime: Session,
-) -> int:
+def pause(topic: TopicGlob, channel: ChannelGlobs, *, change: Changing) -> int:
     """Pause channels: messages stay in them and are not delivered.
 
     Examples:
         nsq channel pause clicks archive
     """
-    return change_channels("pause", cluster, runtime, topic, channel, dry_run=dry_run, form=form)
+    return change.of_channels("pause", topic, channel)
 
 
-def unpause(
-    topic: TopicGlob,
-    channel: ChannelGlobs,
-    dry_run: DryRun = False,
-    *,
-    form: ListingForm,
-    cluster: ClusterConnection,
-    runtime: Session,
-) -> int:
+def unpause(topic: TopicGlob, channel: ChannelGlobs, *, change: Changing) -> int:
     """Resume paused channels.
 
     Examples:
         nsq channel unpause clicks archive
     """
-    return change_channels("unpause", cluster, runtime, topic, channel, dry_run=dry_run, form=form)
+    return change.of_channels("unpause", topic, channel)

@@ -104,7 +104,7 @@ def _key(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
 TIMEOUT = "800ms"  # for a daemon; what another one answered in time is still shown
 LIMIT_S = 1.0  # for everything: name resolution knows no time-out
 
-REFRESH_TIMEOUT = "5s"  # nobody waits for these
+REFRESH_TIMEOUT = "5s"  # no user waits for these
 REFRESH_LIMIT_S = 15.0
 
 

@@ -70,7 +70,7 @@ class Option(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What can stand at the cursor: words, each with its help."""
+    """What can be at the cursor: words, each with its help."""
 
     words: Sequence[tuple[str, str]] = ()
     kind: str = "words"
@@ -122,7 +122,7 @@ def split(line: str, breaks: str) -> tuple[list[str], int]:
 
 def offer_for(words: Sequence[str], current: str) -> Offer:
     """What can be the word ``current`` after ``words``, which begin with the command."""
-    entry: Command | Group = Group("", COMMANDS, panel="")
+    entry: Command | Group = Group("", COMMANDS)
     path = []
     for word in words:
         if not isinstance(entry, Group):
@@ -233,7 +233,7 @@ class CommandLine:
         )
 
     def values(self, value: Value | None, prefix: str, typed: str) -> Offer:
-        """What a value can be, of which ``typed`` stands there, after ``prefix``."""
+        """What a value can be, of which ``typed`` is there, after ``prefix``."""
         if value is None:
             return Offer()
         if value.choices or not value.kind:
@@ -254,7 +254,7 @@ class CommandLine:
         from nsqtools.cli.running.runtime import Runtime
 
         asked = Command("nsqtools.cli.commands.complete:names_of", "")
-        asking = LazyGroup("nsq", Group("", {"__complete": asked}, panel="")).load("__complete")
+        asking = LazyGroup("nsq", Group("", {"__complete": asked})).load("__complete")
         request = [kind]
         if kind == "channels" and self.topic:
             request += ["--topic", self.topic.rpartition("=")[2]]

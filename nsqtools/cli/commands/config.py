@@ -65,7 +65,7 @@ NewValue = Annotated[str, Argument(metavar="VALUE", help="New value; commas betw
 
 
 class SettingRow(NamedTuple):
-    """One setting: its value, None where it has none or is not in force, and where it stands."""
+    """One setting: its value, None where it has none or is not in force, and where it is set."""
 
     setting: str
     value: str | bool | list[str] | None
@@ -86,7 +86,7 @@ def in_force(
     lookup: Annotated[LookupFlags, From(LookupFlags)],
 ) -> list[SettingRow]:
     """Every setting, in the order of the connection options; read from ``context``, that knows
-    where each stands. Raises `ConfigurationError`."""
+    where each is set. Raises `ConfigurationError`."""
     said = list(flag_statements(context, {**flags._asdict(), **lookup._asdict()}))
     opts = {name: list(opt_statements(context, name, context.params.get(name))) for name in OPTS}
     settled = {name: resolve_options([*said, *statements]) for name, statements in opts.items()}
@@ -222,7 +222,7 @@ def _opt_rows(
 
 
 def _place(context: Context, name: str) -> tuple[str, str]:
-    """The origin of an option's value by its name, and where exactly it stands."""
+    """The origin of an option's value by its name, and where exactly it is set."""
     origin = origin_of(context, name)
     place = ""
     if (setting := setting_in_force(context, name)) is not None:
@@ -349,7 +349,7 @@ def use(
     *,
     runtime: Session,
 ) -> None:
-    """Choose the profile that commands use when neither --profile nor NSQ_PROFILE names one.
+    """Choose the profile that commands use without --profile and NSQ_PROFILE.
 
     The choice is kept in a file beside the configuration file. --no-profile ignores it for one
     command, nsq config show says which profile is in force.

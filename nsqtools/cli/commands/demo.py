@@ -19,7 +19,7 @@ def demo(
 ) -> int:
     """Publish, tail, archive and replay a few thousand clicks on an nsqd of its own.
 
-    Needs no NSQ and removes everything afterwards. Each step shows the command line it stands for,
+    Needs no NSQ and removes everything afterwards. Each step shows the command line that does it,
     which you can type where nsqd and nsqlookupd have their usual ports, and checks its own numbers.
     Where the spark extra is installed the archive goes through Spark at the end, which takes longer
     than all the rest.

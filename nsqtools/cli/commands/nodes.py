@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument
 
 from nsqtools.cli.options.connection import ClusterConnection
-from nsqtools.cli.options.params import DryRun, Yes
+from nsqtools.cli.options.params import Yes
 from nsqtools.cli.render.outcomes import tell_left_out
 from nsqtools.cli.render.output import ListingForm, write_json, write_listing
-from nsqtools.cli.running.administering import OneTopic, carry_out
+from nsqtools.cli.running.administering import Changing, OneTopic
 from nsqtools.cli.running.ends import ExitStatus
 from nsqtools.cli.running.runtime import Session
 
@@ -179,16 +179,7 @@ Node = Annotated[
 ]
 
 
-def tombstone(
-    topic: OneTopic,
-    node: Node,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    *,
-    form: ListingForm,
-    cluster: ClusterConnection,
-    runtime: Session,
-) -> int:
+def tombstone(topic: OneTopic, node: Node, yes: Yes = False, *, change: Changing) -> int:
     """Remove a topic from one nsqd: hide it from consumers, then delete it there.
 
     nsqlookupd hides the nsqd for this topic for a while, so that consumers do not come back and
@@ -199,6 +190,6 @@ def tombstone(
     """
     from nsqtools.cluster.admin import plan_tombstone
 
-    with cluster.open() as opened:
+    with change.cluster.open() as opened:
         plan = plan_tombstone(opened, topic, node)
-        return carry_out(opened, plan, runtime, yes=yes, dry_run=dry_run, form=form)
+        return change.carry_out(opened, plan, yes=yes)

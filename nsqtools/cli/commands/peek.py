@@ -40,8 +40,8 @@ def peek(
 ) -> None:
     """Show some messages of a channel and requeue them.
 
-    With --grep, --where or --sample it shows the first --count messages that they keep, of at most
-    --look-at. It stops earlier after --exit-idle (2s) without a message, and after half of nsqd's
+    With --grep, --where or --sample it shows the first --count matches among at most --look-at
+    messages. It stops earlier after --exit-idle (2s) without a message, and after half of nsqd's
     msg_timeout. nsqd has to deliver a message to look at it: its attempts grow by one, and the
     consumers of the channel do not get it meanwhile. Topic and channel must exist.
 

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import LIMITS, OUTPUT, ChannelPatterns, Count, TopicPatterns
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import tell_left_out
-from nsqtools.cli.render.output import (
-    Cell,
-    Form,
-    Kind,
-    ListingForm,
-    write_json,
-    write_listing,
-    write_text,
-)
+from nsqtools.cli.render.output import Kind, ListingForm
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
-from nsqtools.cluster.queue_rows import QueueRow
-from nsqtools.cluster.sampling import Sample
-from nsqtools.cluster.stats_documents import (
-    COLUMNS,
-    Test,
-    client_documents,
-    document,
-    prometheus_text,
-    sort_rows,
-    time_text,
-)
 from nsqtools.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -140,6 +121,7 @@ def stat(
         nsq stat --show clients -t 'web*'
         nsq stat --max-depth 10000 --min-clients 1 --quiet
     """
+    from nsqtools.cli.render.stat_output import SamplePrinter
     from nsqtools.cluster.sampling import SampleFilter, Sampler
     from nsqtools.cluster.stats_documents import Thresholds, parse_filter
 
@@ -204,147 +186,3 @@ class Watch:
             self.status = ExitStatus.PARTLY_DONE
         if complaints:
             self.status = ExitStatus.FAILED
-
-
-OPTIONAL = (
-    "e2e_ms",
-    "messages",
-    "requeued",
-    "timed_out",
-    "memory",
-    "disk",
-    "requeue",
-    "deferred",
-    "finish",
-    "egress",
-    "ingress",
-    "user_agent",
-    "requeued",
-    "finished",
-    "messages",
-    "client_id",
-    "ready",
-    "gc_total_runs",
-    "next_gc_bytes",
-    "heap_released_bytes",
-    "heap_objects",
-)
-"""The columns that a narrow terminal does without, in this order."""
-
-CLIENT_COLUMNS = (
-    "topic",
-    "channel",
-    "node",
-    "client_id",
-    "remote_address",
-    "user_agent",
-    "ready",
-    "in_flight",
-    "messages",
-    "finished",
-    "requeued",
-)
-MEMORY_COLUMNS = (
-    "node",
-    "version",
-    "health",
-    "heap_objects",
-    "heap_in_use_bytes",
-    "heap_idle_bytes",
-    "heap_released_bytes",
-    "next_gc_bytes",
-    "gc_total_runs",
-)
-TIMED = (Kind.csv, Kind.jsonl)
-"""The forms in which every row has the time of its sample."""
-
-
-class SamplePrinter:
-    """Prints samples, one after the other, in one form; ``timed`` rows begin with their time."""
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        view: str,
-        form: Form,
-        *,
-        tests: Sequence[Test],
-        sort: str,
-        prometheus: bool = False,
-        timed: bool = False,
-    ) -> None:
-        self._runtime = runtime
-        self._view = view
-        self._form = form
-        self._tests = tests
-        self._sort = sort
-        self._prometheus = prometheus
-        self._timed = timed or form.kind in TIMED or "time" in form.columns
-        self._is_first = True
-        form.check(("time", *columns_of(view)))
-
-    def __call__(self, sample: Sample) -> None:
-        """Print a sample."""
-        if self._prometheus:
-            write_text(self._runtime, prometheus_text(sample))
-            return
-        rows = sample.rows if self._view == "nodes" else sample.totals
-        chosen = (row for row in rows if all(test(row) for test in self._tests))
-        queues = sort_rows(chosen, self._sort)
-        if self._form.is_document:
-            answer = document(sample, queues)
-            if self._view == "clients":
-                answer["consumers"] = client_documents(sample.reports, queues)
-            write_json(self._runtime, answer)
-            return
-        columns, lines = columns_of(self._view), lines_of(self._view, sample, queues)
-        if self._timed:
-            moment = time_text(sample.time_ns)
-            if self._form.kind is None and self._runtime.stdout_is_tty:
-                moment = moment[CLOCK]
-            columns, lines = ("time", *columns), [(moment, *line) for line in lines]
-        write_listing(
-            self._runtime, columns, lines, self._form, headed=self._is_first, optional=OPTIONAL
-        )
-        self._is_first = False
-
-
-CLOCK = slice(11, 19)  # of RFC 3339: hours, minutes and seconds
-
-
-def columns_of(view: str) -> Sequence[str]:
-    """The columns of a view."""
-    if view == "clients":
-        return CLIENT_COLUMNS
-    if view == "memory":
-        return MEMORY_COLUMNS
-    return [name for name in COLUMNS if view == "nodes" or name != "node"]
-
-
-def lines_of(view: str, sample: Sample, rows: Sequence[QueueRow]) -> list[Sequence[Cell]]:
-    """The lines of a view."""
-    if view == "clients":
-        return _pick(client_documents(sample.reports, rows), CLIENT_COLUMNS)
-    if view == "memory":
-        return _pick(_memory(sample), MEMORY_COLUMNS)
-    return [[_cell(COLUMNS[name](row)) for name in columns_of(view)] for row in rows]
-
-
-def _memory(sample: Sample) -> list[dict[str, Any]]:
-    return [
-        {
-            "node": report.address,
-            "version": report.stats.version,
-            "health": report.stats.health,
-            **(report.stats.memory or {}),
-        }
-        for report in sample.reports
-    ]
-
-
-def _pick(documents: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[Sequence[Cell]]:
-    return [[_cell(document.get(column)) for column in columns] for document in documents]
-
-
-def _cell(value: Cell) -> Cell:
-    return None if value == "" else value

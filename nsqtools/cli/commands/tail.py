@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import random
 from contextlib import nullcontext
-from typing import Any
+from typing import Annotated, Any
 
 from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.params import (
-    EMPTY_AFTER_S,
     SAFETY,
     Channel,
-    Count,
-    ExitIdle,
-    For,
     Topics,
-    UntilEmpty,
 )
 from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
-from nsqtools.cli.parsing.binding import opt
+from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.render.output import ByteWriter
+from nsqtools.cli.running.consuming import Create, EmptyWatch, Limits, WaitingNotice, look_before
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Session
-from nsqtools.cli.running.waiting import Create, look_before
 
 INTERACTIVE: dict[str, Any] = {
     # nsqd holds a message back for this long when the connection is not full; this is its minimum
     "output_buffer_timeout_s": 0.025,
     # the most that nsqd allows by default: fewer and larger batches
     "output_buffer_size": 65536,
-    # a person waits for it
+    # a user waits for it
     "reconnect_base_s": 1.0,
 }
 
@@ -37,13 +32,10 @@ INTERACTIVE: dict[str, Any] = {
 def tail(
     topic: Topics,
     channel: Channel = None,
-    count: Count = None,
-    until_empty: UntilEmpty = False,
-    exit_idle: ExitIdle = None,
-    for_: For = None,
     create: Create = False,
     force: bool = opt("", "Subscribe even if the topic's backlog would be lost.", SAFETY),
     *,
+    limits: Annotated[Limits, From(Limits)],
     printer: MessagePrinter,
     keep: MessageFilter,
     connection: ConsumerConnection,
@@ -64,9 +56,8 @@ def tail(
         nsq tail -t clicks --where '.page == "/cart"' --pick .user
         nsq tail -t clicks -c audit --json --until-empty > clicks.jsonl
     """
-    from nsqtools.cli.running.waiting import EmptyWatch, WaitingNotice
     from nsqtools.cluster.topics import UnlistedTopics
-    from nsqtools.tail.run_limits import End, RunLimits
+    from nsqtools.tail.run_limits import End
     from nsqtools.tail.tail import Tail
 
     channel = channel or ephemeral_channel()
@@ -84,9 +75,9 @@ def tail(
         write=ByteWriter(runtime.stdout.fileno()).write,
         encode=printer(runtime),
         keep=keep,
-        limits=RunLimits(count, EMPTY_AFTER_S if until_empty else exit_idle, for_),
+        limits=limits.run_limits(),
         on_tick=notice,
-        not_waited_for=unlisted.among if until_empty else None,
+        not_waited_for=unlisted.among if limits.until_empty else None,
     )
     look_before(topics, channel, connection, runtime, create=create, force=force)
     watch = EmptyWatch(
@@ -96,14 +87,14 @@ def tail(
         lambda: all(service.connections.values()),
         service.end_after_delivered,
     )
-    with stopping(service.stop) as signals, watch if until_empty else nullcontext():
+    with stopping(service.stop) as signals, watch if limits.until_empty else nullcontext():
         end = service.run()
     if notice is not None:
         notice.sum_up(service.count)
     if end is End.IDLE:
         unlisted.refuse(topics)
     if service.falls_short and not signals.received:
-        runtime.tell(f"nsq: {service.count} of {count} messages arrived")
+        runtime.tell(f"nsq: {service.count} of {limits.count} messages arrived")
         return ExitStatus.LIMIT_NOT_REACHED
     return signals.status()
 

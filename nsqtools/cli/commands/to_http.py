@@ -28,85 +28,59 @@ OCTETS = "application/octet-stream"
 
 
 @dataclass(frozen=True)
-class HttpRequestOptions:
-    """What the options say."""
+class RequestOptions:
+    """What requests look like. Raises `ConfigurationError`."""
 
-    content_type: str | None
-    headers: tuple[str, ...]
-    has_metadata: bool
-    secrets: Renewed[RequestSecrets] | None
-    form: BatchForm | None
-    batch_count: int
-    batch_bytes: int
-    linger_s: float
-
-    def settings(self, *, is_get: bool) -> RequestSettings:
-        """Return the settings of requests. Raises `ConfigurationError`."""
-        from nsqtools import __version__
-        from nsqtools.forward.http_requests import RequestSettings, parse_header
-
-        if is_get and self.form is not None:
-            raise ConfigurationError("--batch is for --post")
-        if is_get and self.content_type is not None:
-            raise ConfigurationError("--content-type is for --post")
-        usual = {BatchForm.JSON: "application/json", BatchForm.NDJSON: "application/x-ndjson"}
-        return RequestSettings(
-            is_get,
-            self.content_type or (usual[self.form] if self.form else OCTETS),
-            f"nsqtools/{__version__}",
-            tuple(map(parse_header, self.headers)),
-            self.secrets,
-            self.has_metadata,
-            self.form,
-        )
-
-
-def http_request_options(
-    content_type: str | None = opt(
-        "TYPE", "Content-Type of a POST.", REQUESTS, show_default=OCTETS
-    ),
+    content_type: str | None = opt("TYPE", "Content-Type of a POST.", REQUESTS, show_default=OCTETS)
     header: list[str] | None = opt(
         "NAME: TEMPLATE", "A header, its value a template ('X-Id: {id}').", REQUESTS
-    ),
+    )
     metadata: bool = opt(
         "--metadata/--no-metadata",
         "Send Idempotency-Key and X-Nsq-Topic, -Message-Id, -Attempts, -Timestamp.",
         REQUESTS,
         True,
-    ),
-    basic_auth_file: Path | None = opt("FILE", "File with USER:PASSWORD.", REQUESTS),
-    bearer_token_file: Path | None = opt("FILE", "File with a bearer token.", REQUESTS),
+    )
+    basic_auth_file: Path | None = opt("FILE", "File with USER:PASSWORD.", REQUESTS)
+    bearer_token_file: Path | None = opt("FILE", "File with a bearer token.", REQUESTS)
     sign_key_file: Path | None = opt(
         "FILE", "File with a key: sign requests as Standard Webhooks (HMAC-SHA256).", REQUESTS
-    ),
-    batch: int = opt("N", "Send up to N messages in one POST.", REQUESTS, 1, min=1, max=10_000),
-    batch_bytes: int = opt("SIZE", "Send up to SIZE in one POST.", REQUESTS, "1MiB"),
+    )
+    batch: int = opt("N", "Send up to N messages in one POST.", REQUESTS, 1, min=1, max=10_000)
+    batch_bytes: int = opt("SIZE", "Send up to SIZE in one POST.", REQUESTS, "1MiB")
     batch_format: BatchForm = opt(
         "", "A batch is a line for each message, or a JSON array.", REQUESTS, BatchForm.NDJSON
-    ),
+    )
     linger: Seconds = opt(
         "DURATION", "How long a message waits for others of its batch.", REQUESTS, "100ms"
-    ),
-) -> HttpRequestOptions:
-    """What requests look like. Reads the files. Raises `ConfigurationError`."""
-    if basic_auth_file is not None and bearer_token_file is not None:
-        raise ConfigurationError("give either --basic-auth-file or --bearer-token-file")
-    secrets = None
-    files = [str(path) for path in (basic_auth_file, bearer_token_file, sign_key_file) if path]
-    if files:
-        secrets = Renewed(
-            files, lambda: _read_secrets(basic_auth_file, bearer_token_file, sign_key_file)
-        )
-    return HttpRequestOptions(
-        content_type,
-        tuple(header or ()),
-        metadata,
-        secrets,
-        batch_format if batch > 1 else None,
-        batch,
-        batch_bytes,
-        linger,
     )
+
+    def __post_init__(self) -> None:
+        if self.basic_auth_file is not None and self.bearer_token_file is not None:
+            raise ConfigurationError("give either --basic-auth-file or --bearer-token-file")
+
+    def settings(self, *, is_get: bool) -> RequestSettings:
+        """Return the settings of requests. Reads the files. Raises `ConfigurationError`."""
+        from nsqtools import __version__
+        from nsqtools.forward.http_requests import RequestSettings, parse_header
+
+        form = self.batch_format if self.batch > 1 else None
+        if is_get and form is not None:
+            raise ConfigurationError("--batch is for --post")
+        if is_get and self.content_type is not None:
+            raise ConfigurationError("--content-type is for --post")
+        usual = {BatchForm.JSON: "application/json", BatchForm.NDJSON: "application/x-ndjson"}
+        given = (self.basic_auth_file, self.bearer_token_file, self.sign_key_file)
+        files = [str(path) for path in given if path]
+        return RequestSettings(
+            is_get,
+            self.content_type or (usual[form] if form else OCTETS),
+            f"nsqtools/{__version__}",
+            tuple(map(parse_header, self.header or ())),
+            Renewed(files, lambda: _read_secrets(*given)) if files else None,
+            self.metadata,
+            form,
+        )
 
 
 def _read_secrets(basic: Path | None, bearer: Path | None, sign_key: Path | None) -> RequestSecrets:
@@ -128,7 +102,7 @@ def _read_secrets(basic: Path | None, bearer: Path | None, sign_key: Path | None
     return RequestSecrets(authorization, key)
 
 
-Requests = Annotated[HttpRequestOptions, From(http_request_options)]
+Requests = Annotated[RequestOptions, From(RequestOptions)]
 
 
 Key = Annotated[
@@ -192,7 +166,7 @@ def to_http(
     connection: ConsumerConnection,
     runtime: Session,
 ) -> int:
-    """Send topics to HTTP endpoints, each message finished when an endpoint has accepted it.
+    """Send topics to HTTP endpoints, each message finished when one has accepted it.
 
     Runs until it is stopped or a limit is reached. A message is finished when the answer is 2xx.
     One that fails goes to the next URL first, then back to its queue, after the delay that
@@ -208,11 +182,9 @@ def to_http(
         nsq to-http -t orders --sign-key-file key --dead-letter-file dead.jsonl --max-attempts 20 \\
             --header 'X-Customer: {.customer.id}' --post https://example.com/webhook
     """
-    from nsqtools.forward.forwarder import THROUGHPUT, ForwardSettings
     from nsqtools.forward.http_pool import HttpPool, HttpTls
     from nsqtools.forward.http_requests import Endpoint
     from nsqtools.forward.http_sink import HttpSettings, HttpSink, parse_policy
-    from nsqtools.forward.topic_sources import SourceSettings
 
     if bool(post) == bool(get):
         raise ConfigurationError("give one or more --post, or one or more --get")
@@ -223,28 +195,18 @@ def to_http(
         concurrency,
         parse_policy(on_status or ()),
         redirects,
-        requests.batch_count,
+        requests.batch,
         requests.batch_bytes,
-        requests.linger_s,
+        requests.linger,
     )
     tls = None
     if redirects is Redirects.FOLLOW or any(each.origin.is_tls for each in endpoints):
         tls = HttpTls(http_ca_file, http_cert, http_key, is_insecure=http_insecure)
-    options = connection.client_options(**THROUGHPUT)
     sink = HttpSink(
         endpoints,
         requests.settings(is_get=bool(get)),
         settings,
         HttpPool(http_client_connect_timeout, http_client_request_timeout, tls),
     )
-    source = SourceSettings(
-        forwarding.topics, channel, connection, options, forwarding.pattern, forwarding.refresh_s
-    )
-    forward = ForwardSettings(
-        forwarding.keep,
-        forwarding.pick,
-        rate=forwarding.rate,
-        max_attempts=forwarding.max_attempts,
-        drain_s=options.drain_timeout_s,
-    )
-    return run_forwarder(source, sink, forward, forwarding, runtime)
+    source = forwarding.source(channel, connection)
+    return run_forwarder(source, sink, forwarding.settings(source), forwarding, runtime)

@@ -77,10 +77,8 @@ def to_nsq(
             --destination-nsqd-tcp-address b:4150 --dead-letter-file dead.jsonl --max-attempts 10
         nsq to-nsq -t clicks --until-empty --destination-lookupd-http-address lookup:4161
     """
-    from nsqtools.forward.forwarder import THROUGHPUT, ForwardSettings
     from nsqtools.forward.loop_guard import LoopGuard as Guard
     from nsqtools.forward.nsq_sink import Destinations, NsqSink, renamer
-    from nsqtools.forward.topic_sources import SourceSettings
     from nsqtools.records.filters import json_filters
 
     rename = renamer(destination_topic, map or ())
@@ -95,19 +93,8 @@ def to_nsq(
         whitelist=whitelist_json_field or (),
     )
     guard = Guard(connection, destinations.settings, rename)
-    options = connection.client_options(**THROUGHPUT)
-    source = SourceSettings(
-        forwarding.topics,
-        channel,
-        connection,
-        options,
-        forwarding.pattern,
-        forwarding.refresh_s,
-        check=guard.check if loop_guard else lambda topic: None,
-        user_agent=guard.user_agent,
-    )
+    check = guard.check if loop_guard else lambda topic: None
+    source = forwarding.source(channel, connection, check=check, user_agent=guard.user_agent)
     sink = NsqSink(destinations, mode=mode, key=key)
-    settings = ForwardSettings(
-        keep, pick, rename, forwarding.rate, forwarding.max_attempts, options.drain_timeout_s
-    )
+    settings = forwarding.settings(source, keep=keep, pick=pick, rename=rename)
     return run_forwarder(source, sink, settings, forwarding, runtime)

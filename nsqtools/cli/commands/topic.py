@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from nsqtools.cli.options.connection import ClusterConnection
-from nsqtools.cli.options.params import SAFETY, DryRun, Yes
+from nsqtools.cli.options.params import SAFETY, Yes
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.output import ListingForm
 from nsqtools.cli.running.administering import (
+    Changing,
     ListedTopics,
     NewTopics,
     OneTopic,
     TopicGlobs,
-    change_topics,
     list_topics,
     show_topic,
 )
@@ -45,14 +45,7 @@ def info(
     return show_topic(cluster, runtime, topic, form)
 
 
-def create(
-    topic: NewTopics,
-    dry_run: DryRun = False,
-    *,
-    form: ListingForm,
-    cluster: ClusterConnection,
-    runtime: Session,
-) -> int:
+def create(topic: NewTopics, *, change: Changing) -> int:
     """Create topics: on the nsqd given, and registered with every nsqlookupd given.
 
     A topic that is only registered can be found before its first message is published.
@@ -61,18 +54,10 @@ def create(
         nsq topic create clicks views
         nsq topic create clicks --lookupd-http-address lookup:4161
     """
-    return change_topics("create", cluster, runtime, topic, dry_run=dry_run, form=form)
+    return change.of_topics("create", topic)
 
 
-def delete(
-    topic: TopicGlobs,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    *,
-    form: ListingForm,
-    cluster: ClusterConnection,
-    runtime: Session,
-) -> int:
+def delete(topic: TopicGlobs, yes: Yes = False, *, change: Changing) -> int:
     """Delete topics, with their channels and messages, everywhere.
 
     nsqlookupd deletes them first, then every nsqd that has them. A consumer that is
@@ -84,18 +69,15 @@ def delete(
         nsq topic delete 'test*' --dry-run --lookupd-http-address lookup:4161
         nsq topic delete clicks --yes
     """
-    return change_topics("delete", cluster, runtime, topic, yes=yes, dry_run=dry_run, form=form)
+    return change.of_topics("delete", topic, yes=yes)
 
 
 def empty(
     topic: TopicGlobs,
     channels: bool = opt("--channels", "Empty the channels too.", SAFETY),
     yes: Yes = False,
-    dry_run: DryRun = False,
     *,
-    form: ListingForm,
-    cluster: ClusterConnection,
-    runtime: Session,
+    change: Changing,
 ) -> int:
     """Discard the messages in topics; with --channels, in their channels too.
 
@@ -106,45 +88,22 @@ def empty(
         nsq topic empty clicks --channels
         nsq topic empty clicks --dry-run
     """
-    return change_topics(
-        "empty",
-        cluster,
-        runtime,
-        topic,
-        yes=yes,
-        dry_run=dry_run,
-        form=form,
-        with_channels=channels,
-    )
+    return change.of_topics("empty", topic, yes=yes, with_channels=channels)
 
 
-def pause(
-    topic: TopicGlobs,
-    dry_run: DryRun = False,
-    *,
-    form: ListingForm,
-    cluster: ClusterConnection,
-    runtime: Session,
-) -> int:
+def pause(topic: TopicGlobs, *, change: Changing) -> int:
     """Pause topics: messages stay in them and do not reach the channels.
 
     Examples:
         nsq topic pause clicks
     """
-    return change_topics("pause", cluster, runtime, topic, dry_run=dry_run, form=form)
+    return change.of_topics("pause", topic)
 
 
-def unpause(
-    topic: TopicGlobs,
-    dry_run: DryRun = False,
-    *,
-    form: ListingForm,
-    cluster: ClusterConnection,
-    runtime: Session,
-) -> int:
+def unpause(topic: TopicGlobs, *, change: Changing) -> int:
     """Resume paused topics.
 
     Examples:
         nsq topic unpause clicks
     """
-    return change_topics("unpause", cluster, runtime, topic, dry_run=dry_run, form=form)
+    return change.of_topics("unpause", topic)

@@ -48,7 +48,7 @@ def tail_each(given: Given, runtime: Runtime) -> int:
     from nsqtools.cli.commands.tail import INTERACTIVE, ephemeral_channel
     from nsqtools.cli.options.printing import lines_printer
     from nsqtools.cli.render.output import ByteWriter
-    from nsqtools.cli.running.waiting import look_before
+    from nsqtools.cli.running.consuming import look_before
     from nsqtools.tail.run_limits import RunLimits
     from nsqtools.tail.tail import Tail
 

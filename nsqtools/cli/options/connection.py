@@ -78,7 +78,7 @@ def forget_profile(context: Context, is_given: bool) -> bool:
 
 
 def apply_profile(context: Context, name: str | None) -> str | None:
-    """Load the file, and the profile if one is named; remember where each value stands."""
+    """Load the file, and the profile if one is named; remember where each value is."""
     environ = context.obj.environ
     path = config_path(environ)
     if context.meta.get(NO_PROFILE):
@@ -341,8 +341,8 @@ def _warn_of_visible_secret(context: Context, given: GivenOption) -> None:
     """A secret on the command line is in the list of processes; one in the file may be read."""
     if given.origin == Origin.FLAG:
         context.obj.tell(
-            "nsq: warning: the list of processes shows the secret on the command line to"
-            " everybody; use --auth-secret-file or NSQ_AUTH_SECRET"
+            "nsq: warning: the list of processes shows the secret on the command line to all users;"
+            " use --auth-secret-file or NSQ_AUTH_SECRET"
         )
     elif problem := exposure_of_secret(config_path(context.obj.environ)):
         context.obj.tell(f"nsq: warning: {problem}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument
@@ -120,36 +119,8 @@ ExitIdle = Annotated[
 For = Annotated[Seconds | None, opt("--for DURATION", "Stop after DURATION.", LIMITS)]
 
 
-# -- how it is watched --------------------------------------------------------------------------
-
-
-ListenHTTP = Annotated[
-    str | None,
-    opt(
-        "--listen-http [HOST:]PORT",
-        "Serve /metrics for Prometheus and /health, on loopback by default.",
-        MONITORING,
-    ),
-]
-
-
 # -- what is destroyed --------------------------------------------------------------------------
 
 
 Yes = Annotated[bool, opt("--yes -y", "Do not ask.", SAFETY)]
 DryRun = Annotated[bool, opt("--dry-run", "Show what would change, and change nothing.", SAFETY)]
-
-
-EMPTY_AFTER_S = 2.0  # a connected channel that is silent for this long is empty
-
-Pattern = Annotated[
-    str | None, opt("--topic-pattern REGEX", "Also every topic, now and later, whose name matches.")
-]
-Refresh = Annotated[
-    float, opt("--topic-refresh DURATION", "How often to look for topics of the pattern.")
-]
-UntilEmpty = Annotated[bool, opt("--until-empty", "Stop when the channel is empty.", LIMITS)]
-MetricsFile = Annotated[
-    Path | None,
-    opt("--metrics-file FILE", "Write counts to this file, as Prometheus text.", MONITORING),
-]

@@ -169,7 +169,7 @@ def readable(runtime: Runtime, encode: Encode, *, pretty: bool) -> Encode:
     return encode_readable
 
 
-MARK = b"@@BODY@@"  # stands for a body until its line is ready; no topic contains @
+MARK = b"@@BODY@@"  # takes the place of a body until its line is ready; no topic contains @
 
 
 def with_body(topic: str, nsqd: str, message: MessageLike, body: bytes) -> Envelope:

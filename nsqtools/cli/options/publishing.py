@@ -204,7 +204,7 @@ Delimiter = Annotated[
 
 
 class GivenInput(NamedTuple):
-    """What to publish: files, or texts so many times."""
+    """What to publish: files, or texts, ``times`` times."""
 
     paths: list[str]
     texts: list[bytes]

@@ -189,71 +189,67 @@ def _host(identifier: str) -> str:
 UPLOAD = "Upload"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class UploadOptions:
-    """What was given."""
+    """Where finished files go, and when they leave."""
 
-    url: str | None
-    hive: bool
-    delete: bool
-    max_local_bytes: int | None
-    settings: dict[str, str]
+    upload: str | None = opt(
+        "URL", "Upload finished files there: s3://, gs://, az://, abfss:// or a path.", UPLOAD
+    )
+    upload_hive: bool = opt(
+        "", "Store files below topic=TOPIC/date=DATE/, by their first message.", UPLOAD
+    )
+    upload_option: list[str] | None = opt(
+        "KEY=VALUE", "Setting of the object store: server_side_encryption=aws:kms.", UPLOAD
+    )
+    delete_uploaded: bool = opt(
+        "", "Remove each local file once it is stored and verified.", UPLOAD
+    )
+    max_local_bytes: int | None = opt(
+        "SIZE", "Pause consumption while this much waits for upload.", UPLOAD
+    )
 
     def open(self, archive: ArchiveSettings) -> Uploads | None:
         """Return what uploads the files of an archiver, if that is wanted.
 
         Raises `ConfigurationError` for options that do not fit together.
         """
-        if self.url is None:
-            if self.delete or self.hive or self.settings or self.max_local_bytes is not None:
+        settings = dict(map(_setting, self.upload_option or ()))
+        if self.upload is None:
+            if (
+                self.delete_uploaded
+                or self.upload_hive
+                or settings
+                or self.max_local_bytes is not None
+            ):
                 raise ConfigurationError("there is no upload", hint="Give --upload URL.")
             return None
         from nsqtools.archive.storage_objects import open_storage
         from nsqtools.archive.topic_writer import RecordFormat
         from nsqtools.archive.upload import UploadPlan, Uploads
 
-        if self.hive and archive.format is RecordFormat.raw:
+        if self.upload_hive and archive.format is RecordFormat.raw:
             raise ConfigurationError(
                 "--upload-hive needs --format jsonl: raw files name no topic",
                 hint="Put the topic in --filename-format instead.",
             )
         plan = UploadPlan(
             archive.directories.output,
-            open_storage(self.url, self.settings),
+            open_storage(self.upload, settings),
             archive.naming.host,
-            by_topic_and_date=self.hive,
-            deletes=self.delete,
+            by_topic_and_date=self.upload_hive,
+            deletes=self.delete_uploaded,
         )
         return Uploads(plan, self.max_local_bytes)
 
 
-def upload_options(
-    upload: str | None = opt(
-        "URL", "Upload finished files there: s3://, gs://, az://, abfss:// or a path.", UPLOAD
-    ),
-    upload_hive: bool = opt(
-        "", "Store files below topic=TOPIC/date=DATE/, by their first message.", UPLOAD
-    ),
-    upload_option: list[str] | None = opt(
-        "KEY=VALUE", "Setting of the object store: server_side_encryption=aws:kms.", UPLOAD
-    ),
-    delete_uploaded: bool = opt(
-        "", "Remove each local file once it is stored and verified.", UPLOAD
-    ),
-    max_local_bytes: int | None = opt(
-        "SIZE", "Pause consumption while this much waits for upload.", UPLOAD
-    ),
-) -> UploadOptions:
-    """The settings that the options make. Raises `ConfigurationError`."""
-    settings = {}
-    for text in upload_option or ():
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise ConfigurationError(
-                f"invalid --upload-option {text!r}", hint="Write KEY=VALUE, by obstore's names."
-            )
-        settings[key.strip().lower()] = value
-    return UploadOptions(upload, upload_hive, delete_uploaded, max_local_bytes, settings)
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ConfigurationError(
+            f"invalid --upload-option {text!r}", hint="Write KEY=VALUE, by obstore's names."
+        )
+    return key.strip().lower(), value
 
 
-Upload = Annotated["UploadOptions", From(upload_options)]
+Upload = Annotated[UploadOptions, From(UploadOptions)]

@@ -105,7 +105,7 @@ class LazyGroup(NativeCoercion, TyperGroup):
 
 def command_tree() -> LazyGroup:
     """The whole ``nsq``, each command not yet imported."""
-    return LazyGroup("nsq", Group(ROOT_HELP, COMMANDS, panel=""))
+    return LazyGroup("nsq", Group(ROOT_HELP, COMMANDS))
 
 
 def run(arguments: Sequence[str], runtime: Runtime | None = None) -> int:
@@ -152,7 +152,7 @@ def _topic_hint(error: UsageError, path: str, arguments: Sequence[str]) -> str:
 
 
 def _message(error: UsageError) -> str:
-    """What is wrong, in one line that begins as ours do; a wrong setting says where it stands."""
+    """What is wrong, in one line that begins as ours do; a wrong setting says where it is."""
     message = error.message if isinstance(error, NoSuchOption) else error.format_message()
     context: Any = error.ctx
     if isinstance(error, BadParameter) and context and error.param:
@@ -167,7 +167,7 @@ def _message(error: UsageError) -> str:
 def _hint(error: UsageError, path: str) -> str:
     if isinstance(error, NoSuchOption):
         if path == "nsq":
-            return f"Options stand after the command: nsq COMMAND {error.option_name}"
+            return f"Options come after the command: nsq COMMAND {error.option_name}"
         if error.possibilities:
             meant = closest(error.option_name, error.possibilities)
             return f"Did you mean {' or '.join(meant)}?"

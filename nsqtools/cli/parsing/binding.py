@@ -53,7 +53,7 @@ Result = TypeVar("Result")
 Converter = Callable[[Any], Any]
 
 PARSERS: dict[str, Converter] = {"DURATION": parse_span, "SIZE": parse_size}
-"""What reads a value, by the word that stands for it."""
+"""What reads a value, by the word for it."""
 
 
 def opt(form: str, help: str, panel: str | None = None, default: Any = None, **more: Any) -> Any:
@@ -157,7 +157,7 @@ def _declared(parameter: inspect.Parameter, hint: Any) -> inspect.Parameter:
 
 
 def _parameter_hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of the parameters. What stands inside of ``Annotated`` may stay a name that
+    """The annotations of the parameters. What is inside of ``Annotated`` may stay a name that
     only a type checker knows: it is not looked up, so that --help imports nothing for it."""
     if isinstance(function, type):
         return get_type_hints(function, include_extras=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 
-from nsqtools.cli.registry import COMMANDS, ROOT_EXAMPLES, ROOT_HELP, ROOT_OPTIONS, Command, Group
+from nsqtools.cli.registry import PANELS, ROOT_EXAMPLES, ROOT_HELP, ROOT_OPTIONS, Command, Group
 
 TYPE_CHECKING = False  # importing typing would triple the time of nsq --version
 if TYPE_CHECKING:
@@ -81,20 +81,19 @@ def terminal_width(stream: TextIO) -> int:
 
 def root_page() -> HelpPage:
     """The page of ``nsq --help``."""
-    page = group_page("nsq", Group(ROOT_HELP, COMMANDS, panel=""))
-    page.sections = {**page.sections, "Options": ROOT_OPTIONS}
-    page.examples = ROOT_EXAMPLES
-    return page
+    sections = {panel: _rows(commands) for panel, commands in PANELS.items() if panel}
+    usage = "nsq COMMAND [OPTIONS]"
+    return HelpPage(usage, ROOT_HELP, {**sections, "Options": ROOT_OPTIONS}, ROOT_EXAMPLES)
 
 
 def group_page(path: str, group: Group) -> HelpPage:
     """The page of a group of commands, made from the registry: no command is imported."""
-    sections: dict[str, list[Row]] = {}
-    for name, command in group.commands.items():
-        if isinstance(command, Command) and command.hidden:
-            continue
-        sections.setdefault(command.panel, []).append((name, command.help))
+    sections = {"Commands": _rows(group.commands)}
     return HelpPage(f"{path} COMMAND [OPTIONS]", group.help, sections, group.examples)
+
+
+def _rows(commands: Mapping[str, Command | Group]) -> list[Row]:
+    return [(name, command.help) for name, command in commands.items()]
 
 
 def rendered_for_stdout(page: HelpPage) -> str:
@@ -216,7 +215,7 @@ def label(option: Any) -> str:
 
 
 def metavar(parameter: Any) -> str:
-    """The word that stands for the value, or the few values there are."""
+    """The word for the value, or the few values there are."""
     return str(parameter.metavar or "|".join(choices(parameter)) or parameter.name.upper())
 
 

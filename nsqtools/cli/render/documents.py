@@ -551,7 +551,7 @@ class Error(TypedDict):
     message: str
     hint: Annotated[str | None, "What to do about it."]
     address: Annotated[str | None, "Whom it concerns, where it is about a daemon."]
-    status: Annotated[int, "The exit status that it stands for."]
+    status: Annotated[int, "The exit status that it leads to."]
 
 
 DOCUMENTS: dict[str, tuple[str, Any]] = {

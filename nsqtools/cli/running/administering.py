@@ -8,16 +8,18 @@ confirmed, carried out and reported in the same way.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument
 
-from nsqtools.cli.options.connection import ClusterSettings
-from nsqtools.cli.options.params import GLOBS
+from nsqtools.cli.options.connection import ClusterConnection, ClusterSettings
+from nsqtools.cli.options.params import GLOBS, DryRun
+from nsqtools.cli.parsing.binding import From
 from nsqtools.cli.render.outcomes import tell_left_out
-from nsqtools.cli.render.output import Cell, Form, write_json, write_listing
+from nsqtools.cli.render.output import Cell, Form, ListingForm, write_json, write_listing
 from nsqtools.cli.running.ends import ExitStatus, status_of
-from nsqtools.cli.running.runtime import Runtime
+from nsqtools.cli.running.runtime import Runtime, Session
 
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import ChangeDocument
@@ -200,77 +202,69 @@ OneChannel = Annotated[str, Argument(metavar="CHANNEL", help="Name of the channe
 COLUMNS = ("daemon", "address", "action", "topic", "channel", "messages", "clients")
 
 
-def change_topics(
-    action: str,
-    settings: ClusterSettings,
-    runtime: Runtime,
-    patterns: Sequence[str],
-    *,
-    yes: bool = False,
-    dry_run: bool,
-    form: Form,
-    with_channels: bool = False,
-) -> int:
-    """Plan a change of topics and carry it out."""
-    from nsqtools.cluster.admin import Action, plan_topics
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Of which cluster, and how it is shown."""
 
-    with settings.open() as cluster:
-        plan = plan_topics(cluster, Action(action), patterns, with_channels=with_channels)
-        return carry_out(cluster, plan, runtime, yes=yes, dry_run=dry_run, form=form)
+    dry_run: DryRun = False
+    form: ListingForm
+    cluster: ClusterConnection
+    runtime: Session
 
+    def of_topics(
+        self,
+        action: str,
+        patterns: Sequence[str],
+        *,
+        yes: bool = False,
+        with_channels: bool = False,
+    ) -> int:
+        """Plan a change of topics and carry it out."""
+        from nsqtools.cluster.admin import Action, plan_topics
 
-def change_channels(
-    action: str,
-    settings: ClusterSettings,
-    runtime: Runtime,
-    topic: str,
-    patterns: Sequence[str],
-    *,
-    yes: bool = False,
-    dry_run: bool,
-    form: Form,
-) -> int:
-    """Plan a change of channels and carry it out."""
-    from nsqtools.cluster.admin import Action, plan_channels
+        with self.cluster.open() as cluster:
+            plan = plan_topics(cluster, Action(action), patterns, with_channels=with_channels)
+            return self.carry_out(cluster, plan, yes=yes)
 
-    with settings.open() as cluster:
-        plan = plan_channels(cluster, Action(action), [topic], patterns)
-        return carry_out(cluster, plan, runtime, yes=yes, dry_run=dry_run, form=form)
+    def of_channels(
+        self, action: str, topic: str, patterns: Sequence[str], *, yes: bool = False
+    ) -> int:
+        """Plan a change of channels and carry it out."""
+        from nsqtools.cluster.admin import Action, plan_channels
 
+        with self.cluster.open() as cluster:
+            plan = plan_channels(cluster, Action(action), [topic], patterns)
+            return self.carry_out(cluster, plan, yes=yes)
 
-def carry_out(
-    cluster: Cluster,
-    plan: AdminPlan,
-    runtime: Runtime,
-    *,
-    yes: bool = False,
-    dry_run: bool = False,
-    form: Form,
-) -> int:
-    """Show the plan, ask when it destroys something, apply it, and tell how it ended."""
-    from nsqtools.cluster.admin import apply
+    def carry_out(self, cluster: Cluster, plan: AdminPlan, *, yes: bool) -> int:
+        """Show the plan, ask when it destroys something, apply it, and tell how it ended."""
+        from nsqtools.cluster.admin import apply
 
-    form.check(COLUMNS if dry_run else (*COLUMNS, "error"))
-    tell_problems(plan, runtime)
-    partly = ExitStatus.PARTLY_DONE if plan.failures else ExitStatus.DONE
-    if dry_run:
+        form, runtime = self.form, self.runtime
+        form.check(COLUMNS if self.dry_run else (*COLUMNS, "error"))
+        tell_problems(plan, runtime)
+        partly = ExitStatus.PARTLY_DONE if plan.failures else ExitStatus.DONE
+        if self.dry_run:
+            if form.is_document:
+                write_json(runtime, [document(step) for step in plan.steps], indent=2)
+            else:
+                write_listing(runtime, COLUMNS, map(row, plan.steps), form)
+            return partly
+        if plan.is_destructive and not yes:
+            for line in lines(plan.steps):
+                runtime.insist(line)
+            if not runtime.confirm("Go on?"):
+                runtime.tell("nsq: nothing was changed")
+                return ExitStatus.FAILED
+        outcomes = apply(cluster, plan)
         if form.is_document:
-            write_json(runtime, [document(step) for step in plan.steps], indent=2)
-        else:
-            write_listing(runtime, COLUMNS, map(row, plan.steps), form)
-        return partly
-    if plan.is_destructive and not yes:
-        for line in lines(plan.steps):
-            runtime.insist(line)
-        if not runtime.confirm("Go on?"):
-            runtime.tell("nsq: nothing was changed")
-            return ExitStatus.FAILED
-    outcomes = apply(cluster, plan)
-    if form.is_document:
-        write_json(runtime, [outcome_document(outcome) for outcome in outcomes], indent=2)
-    elif form.kind is not None:
-        write_listing(runtime, (*COLUMNS, "error"), map(outcome_row, outcomes), form)
-    return report(outcomes, runtime, otherwise=partly)
+            write_json(runtime, [outcome_document(outcome) for outcome in outcomes], indent=2)
+        elif form.kind is not None:
+            write_listing(runtime, (*COLUMNS, "error"), map(outcome_row, outcomes), form)
+        return report(outcomes, runtime, otherwise=partly)
+
+
+Changing = Annotated[Change, From(Change)]
 
 
 def tell_problems(plan: AdminPlan, runtime: Runtime) -> None:

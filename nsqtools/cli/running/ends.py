@@ -73,7 +73,7 @@ EXTRA_OF = {
 ADDRESS = re.compile(r"https?://[^\s()'\",]+|\[[0-9a-fA-F:.]+\]:\d+|[\w.-]+:\d{1,5}\b")
 
 DEFAULT_ADDRESSES = ("127.0.0.1:4150", "127.0.0.1:4151")
-NOBODY_HERE = (
+NOTHING_RUNS = (
     "Is an nsqd running? nsq demo shows everything without one, nsq nsqd runs one here, and "
     "NSQ_NSQD_TCP_ADDRESS or NSQ_LOOKUPD_HTTP_ADDRESS name one elsewhere."
 )
@@ -162,7 +162,7 @@ def report_error(
 
 
 def status_of(error: Exception | None) -> ExitStatus:
-    """The exit status that ``error`` stands for; FAILED where the reason is not known."""
+    """The exit status of ``error``; FAILED where the reason is not known."""
     if isinstance(error, NsqError):
         return STATUS_OF_CATEGORY[error.category]
     return ExitStatus.FAILED
@@ -185,7 +185,7 @@ def explain(error: Exception) -> tuple[str, str]:
     """What to say about ``error``, and what to advise."""
     if isinstance(error, NsqError):
         message = str(error)
-        return message, NOBODY_HERE if _is_about_default(error, message) else error.hint
+        return message, NOTHING_RUNS if _is_about_default(error, message) else error.hint
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRA_OF.get(error.name or "")):
         return (
             f"the package {error.name} is not installed, which this command needs",
@@ -201,7 +201,7 @@ def explain(error: Exception) -> tuple[str, str]:
 
 
 def _is_about_default(error: NsqError, message: str) -> bool:
-    """Tell whether nobody answers where nsqd is by default, most likely because nothing runs."""
+    """Tell whether nothing answers where nsqd is by default, most likely because nothing runs."""
     return (
         error.category == "connect"
         and "cannot connect to " in message

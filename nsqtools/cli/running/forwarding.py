@@ -6,36 +6,19 @@ which messages go.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from nsqtools.cli.options.params import (
-    EMPTY_AFTER_S,
-    Count,
-    ExitIdle,
-    For,
-    Json,
-    ListenHTTP,
-    MetricsFile,
-    OptionalTopics,
-    Pattern,
-    Refresh,
-    UntilEmpty,
-)
 from nsqtools.cli.options.printing import MessageFilter, Pick
 from nsqtools.cli.options.publishing import DELIVERY, Rate
 from nsqtools.cli.parsing.binding import From, opt
-from nsqtools.cli.render.outcomes import Progress
 from nsqtools.cli.render.output import write_json
-from nsqtools.cli.running.ends import ExitStatus, status_of_work, stopping
+from nsqtools.cli.running.consuming import Consuming, look_before
+from nsqtools.cli.running.ends import ExitStatus, status_of_work
 from nsqtools.cli.running.runtime import Runtime
-from nsqtools.cli.running.service import service
-from nsqtools.cli.running.waiting import Create, look_before
+from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError
-from nsqtools.records.filters import Filter
 
 if TYPE_CHECKING:
     from nsqtools.forward.courier import DeadLetterBox
@@ -44,31 +27,32 @@ if TYPE_CHECKING:
     from nsqtools.forward.topic_sources import SourceSettings
 
 
-@dataclass(frozen=True)
-class ForwardOptions:
+@dataclass(frozen=True, kw_only=True)
+class ForwardOptions(Consuming):
     """What the options say. Raises `ConfigurationError` when they contradict each other."""
 
-    topics: tuple[str, ...]
-    pattern: str | None
-    refresh_s: float
-    keep: Filter | None
-    pick: Callable[[bytes], bytes | None] | None
-    rate: float
-    max_attempts: int
-    dead_letter_topic: str | None
-    dead_letter_file: Path | None
-    count: int | None
-    idle_s: float | None
-    for_s: float | None
-    metrics_file: Path | None
-    listen_http: str | None
-    create: bool
-    json: bool
+    keep: MessageFilter
+    pick: Pick = None
+    rate: Rate = 0.0
+    max_attempts: int = opt(
+        "N",
+        "Try a message N times, outages not counted; 0 for no limit.",
+        DELIVERY,
+        0,
+        min=0,
+    )
+    dead_letter_topic: str | None = opt(
+        "TOPIC",
+        "Publish what cannot be delivered to this topic, on the same nsqd.",
+        DELIVERY,
+    )
+    dead_letter_file: Path | None = opt(
+        "FILE", "Append what cannot be delivered to this file, for nsq redrive.", DELIVERY
+    )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         has_letters = self.dead_letter_topic is not None or self.dead_letter_file is not None
-        if not self.topics and self.pattern is None:
-            raise ConfigurationError("no topic given", hint="Give --topic or --topic-pattern.")
         if self.dead_letter_topic is not None and self.dead_letter_file is not None:
             raise ConfigurationError("give either --dead-letter-topic or --dead-letter-file")
         if self.max_attempts and not has_letters:
@@ -81,61 +65,25 @@ class ForwardOptions:
                 f"dead letters cannot go to {self.dead_letter_topic}, which is forwarded"
             )
 
+    def source(self, channel: str, connection: ConnectionSettings, **more: Any) -> SourceSettings:
+        """Where messages come from."""
+        from nsqtools.forward.forwarder import THROUGHPUT
+        from nsqtools.forward.topic_sources import SourceSettings
 
-def forward_options(
-    topic: OptionalTopics = None,
-    topic_pattern: Pattern = None,
-    topic_refresh: Refresh = "1m",  # type: ignore[assignment]
-    pick: Pick = None,
-    rate: Rate = 0.0,
-    max_attempts: int = opt(
-        "N",
-        "Try a message N times (outages do not count), then give up; 0 for no limit.",
-        DELIVERY,
-        0,
-        min=0,
-    ),
-    dead_letter_topic: str | None = opt(
-        "TOPIC",
-        "Publish what cannot be delivered to this topic, on the nsqd it came from.",
-        DELIVERY,
-    ),
-    dead_letter_file: Path | None = opt(
-        "FILE", "Append what cannot be delivered to this file, for nsq redrive.", DELIVERY
-    ),
-    metrics_file: MetricsFile = None,
-    listen_http: ListenHTTP = None,
-    count: Count = None,
-    until_empty: UntilEmpty = False,
-    exit_idle: ExitIdle = None,
-    for_: For = None,
-    create: Create = False,
-    json: Json = False,
-    *,
-    keep: MessageFilter,
-) -> ForwardOptions:
-    """What to forward, and how it may end."""
-    return ForwardOptions(
-        tuple(dict.fromkeys(topic or ())),
-        topic_pattern,
-        topic_refresh,
-        keep,
-        pick,
-        rate,
-        max_attempts,
-        dead_letter_topic,
-        dead_letter_file,
-        count,
-        EMPTY_AFTER_S if until_empty else exit_idle,
-        for_,
-        metrics_file,
-        listen_http,
-        create,
-        json,
-    )
+        options = connection.client_options(**THROUGHPUT)
+        pattern, refresh_s = self.topic_pattern, self.topic_refresh
+        return SourceSettings(self.topics, channel, connection, options, pattern, refresh_s, **more)
+
+    def settings(self, source: SourceSettings, **more: Any) -> ForwardSettings:
+        """What happens to them on the way; ``more`` are fields that the command decides."""
+        from nsqtools.forward.forwarder import ForwardSettings
+
+        usual = {"keep": self.keep, "pick": self.pick, "drain_s": source.options.drain_timeout_s}
+        own = {"rate": self.rate, "max_attempts": self.max_attempts}
+        return ForwardSettings(**{**usual, **own, **more})
 
 
-Forwarding = Annotated[ForwardOptions, From(forward_options)]
+Forwarding = Annotated[ForwardOptions, From(ForwardOptions)]
 
 
 def run_forwarder(
@@ -148,7 +96,6 @@ def run_forwarder(
     """Forward until it is stopped or a limit is reached; report, and return the exit status."""
     from nsqtools.files.opening import allow_many
     from nsqtools.forward.forwarder import Forwarder
-    from nsqtools.tail.run_limits import RunLimits
 
     allow_many()
     look_before(
@@ -159,44 +106,28 @@ def run_forwarder(
         sink,
         settings,
         dead_letters=dead_letter_box(source, options),
-        limits=RunLimits(options.count, options.idle_s, options.for_s),
-        on_tick=lambda: tick(),
+        limits=options.limits.run_limits(),
+        on_tick=lambda: watched.tick(lambda: f"{forwarder.totals.delivered:,} messages delivered"),
     )
-    with ExitStack() as stack:
-        progress = stack.enter_context(Progress(runtime))
-        supervised = stack.enter_context(
-            service(
-                options.listen_http,
-                runtime.environ,
-                metrics=lambda: forwarder.counters.metrics(forwarder.held, forwarder.is_failing),
-                health=lambda: (not forwarder.is_failing, forwarder.last_error or "forwarding"),
-                metrics_file=options.metrics_file,
-            )
-        )
-
-        def tick() -> None:
-            supervised.ready()
-            supervised.alive()
-            progress.show(lambda: f"{forwarder.totals.delivered:,} messages delivered")
-
-        def stop() -> None:
-            supervised.stopping()
-            forwarder.stop()
-
-        signals = stack.enter_context(stopping(stop))
+    with options.watched(
+        runtime,
+        forwarder.stop,
+        metrics=lambda: forwarder.counters.metrics(forwarder.held, forwarder.is_failing),
+        health=lambda: (not forwarder.is_failing, forwarder.last_error or "forwarding"),
+    ) as watched:
         try:
             forwarder.run()
         finally:
-            progress.clear()
+            watched.progress.clear()
             totals = forwarder.totals
             if options.json:
                 write_json(runtime, asdict(totals), indent=2)
             runtime.tell(f"nsq: {summary(totals)}")
     if forwarder.falls_short:
-        return signals.status(otherwise=ExitStatus.LIMIT_NOT_REACHED)
+        return watched.signals.status(otherwise=ExitStatus.LIMIT_NOT_REACHED)
     is_whole = not totals.dead_lettered and not totals.dropped
     status = status_of_work(is_whole=is_whole, is_anything_done=True)
-    return signals.status(otherwise=status)
+    return watched.signals.status(otherwise=status)
 
 
 def dead_letter_box(source: SourceSettings, options: ForwardOptions) -> DeadLetterBox | None:

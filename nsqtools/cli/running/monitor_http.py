@@ -1,7 +1,7 @@
 """The HTTP side of a long-running command: /metrics for Prometheus, /health for a load balancer.
 
 The standard library's server on a daemon thread, and a few threads for requests. Traps: it answers
-whoever can connect, so a client that is slow or sends a byte now and then must cost neither a
+every client, so one that is slow or sends a byte now and then must cost neither a
 thread for ever nor more than a few of them; and while the process has no descriptor left the socket
 stays ready, so accepting must not be tried in a hot loop.
 """

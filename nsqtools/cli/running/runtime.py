@@ -110,7 +110,7 @@ class Runtime:
             self.insist(f"nsq: {line}")
 
     def require_terminal(self) -> None:
-        """Raise `ConfigurationError` where nobody can be asked."""
+        """Raise `ConfigurationError` where no user can be asked."""
         if not (self.stdin.isatty() and self.stderr_is_tty):
             raise ConfigurationError(
                 "this cannot be undone, and there is no terminal to ask on",
@@ -120,7 +120,7 @@ class Runtime:
     def confirm(self, question: str) -> bool:
         """Ask on the terminal before something that cannot be undone; whatever is not yes is no.
 
-        Raises `ConfigurationError` where nobody can be asked.
+        Raises `ConfigurationError` where no user can be asked.
         """
         self.require_terminal()
         self.stderr.write(f"{escape_line(question)} [y/N] ")

@@ -7,7 +7,7 @@
         supervised.stopping()
 
 systemd passes a socket in ``NOTIFY_SOCKET`` (``Type=notify``) and with ``WatchdogSec=`` an interval
-in which it wants to hear that the process is alive. Nobody else sets these, so nothing needs to be
+in which it wants to hear that the process is alive. Nothing else sets these, so nothing needs to be
 configured. A notification that fails is never an error of the command.
 
 Trap: only the thread that does the work may call `alive`. One that runs beside it would report a

@@ -167,7 +167,6 @@ def topic_group(monkeypatch: pytest.MonkeyPatch) -> None:
             "create": Given(topic_create, raw=False),
             "delete": registry.Command("no.such.module:delete", "Delete a topic."),
         },
-        panel="Administration",
     )
     monkeypatch.setitem(registry.COMMANDS, "topic", group)
 

@@ -43,7 +43,7 @@ def test_version(run_nsq: RunNsq) -> None:
         (["nodes", "x"], "got unexpected extra argument(s) (x)", "See nsq nodes --help."),
         (["schema", "--log-format"], "option '--log-format' requires an argument", "See nsq sche"),
         (["schema", "--log-format", "xml"], "is not one of text, json", "See nsq schema --help."),
-        (["--json", "schema"], "no such option: --json", "Options stand after the command"),
+        (["--json", "schema"], "no such option: --json", "Options come after the command"),
         (["nodes", "\x1b[31m"], "got unexpected extra argument(s) (\\x1b[31m)", "See nsq"),
     ],
 )

@@ -9,8 +9,8 @@ from typing import Any
 from plugins.cli import TerminalNsq
 from plugins.clusters import RunningCluster
 
+from nsqtools.cli.running.consuming import EAGER_S, WaitingNotice
 from nsqtools.cli.running.runtime import Runtime
-from nsqtools.cli.running.waiting import EAGER_S, WaitingNotice
 
 
 def test_a_topic_that_grows_onto_another_nsqd_is_found_long_before_the_interval(

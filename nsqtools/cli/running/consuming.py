@@ -1,5 +1,6 @@
-"""What a command does besides consuming: before it, and while it waits for messages.
+"""What commands that consume have in common: what, how long, and how it is watched.
 
+A command declares ``consuming: Annotated[Consuming, From(Consuming)]``, or `Limits` alone.
 `look_before` asks for the topic, for a SUB would create it. `WaitingNotice` says on a terminal for
 what it waits, on which nsqd, and how it ended. `EmptyWatch` watches a queue for its end.
 """
@@ -7,24 +8,130 @@ what it waits, on which nsqd, and how it ended. `EmptyWatch` watches a queue for
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
-from nsqtools.cli.parsing.binding import opt
+from nsqtools.cli.options.params import (
+    LIMITS,
+    MONITORING,
+    SAFETY,
+    Count,
+    ExitIdle,
+    For,
+    Json,
+    OptionalTopics,
+)
+from nsqtools.cli.parsing.binding import From, opt
+from nsqtools.cli.render.outcomes import Progress
+from nsqtools.cli.running.ends import StopSignals, stopping
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from nsqtools.client.connection_settings import ConnectionSettings
+    from nsqtools.cli.running.service import Health, Metrics, Service
     from nsqtools.cluster.directory import Cluster
+    from nsqtools.tail.run_limits import RunLimits
     from nsqtools.tail.tail import Tail
 
-SAFETY = "Safety"
+EMPTY_AFTER_S = 2.0  # a connected channel that is silent for this long is empty
+LOOK_EVERY_S = 0.5
+
+EAGER_S = 60.0
+"""A topic that grows onto another nsqd is found within seconds, as long as the command has just
+begun to look: consumers ask nsqlookupd at most every 5 seconds."""
 
 Create = Annotated[
     bool, opt("--create", "Subscribe even if the topic does not exist, which creates it.", SAFETY)
 ]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to stop; without any limit, never."""
+
+    count: Count = None
+    until_empty: bool = opt("", "Stop when the channel is empty.", LIMITS)
+    exit_idle: ExitIdle = None
+    for_: For = None
+
+    def run_limits(self) -> RunLimits:
+        """The same, as those who consume take it."""
+        from nsqtools.tail.run_limits import RunLimits
+
+        idle_s = EMPTY_AFTER_S if self.until_empty else self.exit_idle
+        return RunLimits(self.count, idle_s, self.for_)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consuming:
+    """What to consume, until when, and how it is watched. Raises `ConfigurationError`."""
+
+    topic: OptionalTopics = None
+    topic_pattern: str | None = opt("REGEX", "Also every topic, now and later, whose name matches.")
+    topic_refresh: float = opt(
+        "DURATION", "How often to look for topics of the pattern.", default="1m"
+    )
+    metrics_file: Path | None = opt(
+        "FILE", "Write counts to this file, as Prometheus text.", MONITORING
+    )
+    listen_http: str | None = opt(
+        "[HOST:]PORT",
+        "Serve /metrics for Prometheus and /health, on loopback by default.",
+        MONITORING,
+    )
+    limits: Annotated[Limits, From(Limits)]
+    create: Create = False
+    json: Json = False
+
+    def __post_init__(self) -> None:
+        if not self.topics and self.topic_pattern is None:
+            raise ConfigurationError("no topic given", hint="Give --topic or --topic-pattern.")
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Each topic that was named, once."""
+        return tuple(dict.fromkeys(self.topic or ()))
+
+    @contextmanager
+    def watched(
+        self, runtime: Runtime, stop: Callable[[], object], *, metrics: Metrics, health: Health
+    ) -> Iterator[Watched]:
+        """Inside, signals call ``stop``, and the run is watched as the options say."""
+        from nsqtools.cli.running.service import service
+
+        metrics_file, environ = self.metrics_file, runtime.environ
+
+        def end() -> None:
+            supervised.stopping()
+            stop()
+
+        with (
+            Progress(runtime) as progress,
+            service(
+                self.listen_http, environ, metrics=metrics, health=health, metrics_file=metrics_file
+            ) as supervised,
+            stopping(end) as signals,
+        ):
+            yield Watched(progress, supervised, signals)
+
+
+class Watched(NamedTuple):
+    """A run that says how far it is: on a terminal, to systemd, and over HTTP."""
+
+    progress: Progress
+    service: Service
+    signals: StopSignals
+
+    def tick(self, text: Callable[[], str]) -> None:
+        """A turn was taken, and this is how far it is."""
+        self.service.ready()
+        self.service.alive()
+        self.progress.show(text)
 
 
 def look_before(
@@ -38,7 +145,7 @@ def look_before(
 ) -> None:
     """Ask for the topics before subscribing. Raises `NotFoundError` and `ConfigurationError`.
 
-    Where nobody answers at all, that alone is said: raises the error of the connection.
+    Where no daemon answers at all, that alone is reported: raises the error of the connection.
     """
     from nsqtools.client.connection import require_one
     from nsqtools.cluster.directory import open_cluster
@@ -57,13 +164,6 @@ def look_before(
                     raise report.failed[0]
             if warning := check_subscription(report, channel, create=create, force=force):
                 runtime.tell(f"nsq: {warning}")
-
-
-LOOK_EVERY_S = 0.5
-
-EAGER_S = 60.0
-"""A topic that grows onto another nsqd is found within seconds, as long as somebody has just begun
-to look: consumers ask nsqlookupd at most every 5 seconds."""
 
 
 class WaitingNotice:
