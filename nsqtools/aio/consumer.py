@@ -117,9 +117,8 @@ class Consumer:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if kind is None:
-            self.begin_stop()
-        else:
+        """Stop, as leaving ``with`` does: `nsqtools.Consumer`."""
+        if kind is not None or not self._consumer.has_begun_to_stop:
             self._consumer.abort()
         self._requeue_held()
         self._backlog.leave()
@@ -244,11 +243,11 @@ class _LoopBacklog(Backlog):
 class _Source(client.Consumer):
     """What the event loop needs of a consumer, without blocking."""
 
+    @property
+    def has_begun_to_stop(self) -> bool:
+        return self._is_stopping
+
     def take_now(self, most: int) -> Batch | None:
         """Return what is there, at most so many messages, or None."""
         batches = self._take(0, most)
         return batches[0] if batches else None
-
-    def wait_for_end(self) -> None:
-        """Wait until the I/O thread has ended (any other thread)."""
-        self._wait()

@@ -17,13 +17,15 @@ flight follows the measured speed of the handlers; max_in_flight is the upper li
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import os
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from itertools import chain
 from types import TracebackType
 from typing import Self
@@ -32,7 +34,7 @@ from nsqtools.client.backlog import Backlog, ConsumerStats
 from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.giving_up import GivingUp, Policy
-from nsqtools.client.handling import Handling, OnHandled, check_is_sync, stopping_on_signals
+from nsqtools.client.handling import Handling, OnHandled, StopSignals, check_is_sync
 from nsqtools.client.handshake import longest_try_s, tls_context
 from nsqtools.client.message import Batch, Message, batches_after, give_back
 from nsqtools.client.options import ClientOptions
@@ -53,6 +55,7 @@ class Stopped:
 
 
 SHARE_S = 0.005  # a thread takes about as many messages at a time as it handles in this time
+EXIT_S = 3.0  # for all consumers to stop at the end of the interpreter
 
 
 class Consumer:
@@ -160,6 +163,8 @@ class Consumer:
                 return
             self._io.start(quietly=fail_fast)
             self._is_started = True
+            _started.add(self)
+            _stop_at_end_of_child()
         if fail_fast:
             self._io.settled.wait(min(wait_s, longest_try_s(self.options)))
             if self._io.first_errors and not self._io.subscriptions:
@@ -193,11 +198,13 @@ class Consumer:
         handled = self._handled.get(threading.get_ident(), ())
         if any(not message.is_answered for message in handled):
             return False
-        return self._wait(timeout_s)
+        return self.wait_for_end(timeout_s)
 
-    def _wait(self, timeout_s: float | None = None) -> bool:
+    def wait_for_end(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end of a stop that has begun; return whether it has come."""
         is_over = self._io.loop.join(timeout_s) if self._is_started else True
         if is_over:
+            _started.discard(self)
             self._giving_up.stop()
         return is_over
 
@@ -224,11 +231,11 @@ class Consumer:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if kind is None:
-            self.begin_stop()
-        else:
+        """Stop. What is unanswered is requeued at once, unless a stop has begun within the block,
+        which waits for handlers: `stop`, `begin_stop`."""
+        if kind is not None or not self._is_stopping:
             self.abort()
-        self._wait()
+        self.wait_for_end()
 
     def _end_deliveries(self) -> None:
         """The last batch has been put in the queue (the I/O thread, which alone can know that)."""
@@ -337,7 +344,7 @@ class Consumer:
         handler: Callable[[Message], object],
         *,
         workers: int = 1,
-        signals: bool = False,
+        signals: bool | None = None,
         auto_answer: bool = True,
         auto_touch: bool = False,
         on_handled: OnHandled | None = None,
@@ -348,20 +355,26 @@ class Consumer:
         with backoff when it returns False or raises (the exception is logged), and requeued without
         backoff when it raises `RequeueWithoutBackoff`. Without ``auto_answer`` a message whose
         handler returns is answered later, by the program. With ``auto_touch`` messages are touched
-        while their handler runs. With ``signals`` the first SIGTERM or SIGINT stops the consumer
-        when everything delivered is handled, and the second at once. ``on_handled`` is for metrics.
+        while their handler runs. ``on_handled`` is for metrics.
+
+        On the main thread the first SIGTERM or SIGINT stops the consumer when everything delivered
+        is handled, and `run` returns when nsqd has the answers. The second requeues what handlers
+        hold, and raises `SystemExit` or `KeyboardInterrupt`. A signal that the program handles
+        itself is left to it, unless ``signals`` is True; with False both are.
 
         Raises `ConfigurationError` with ``signals`` outside the main thread, and for a handler that
         is a coroutine function or returns an awaitable: nothing is finished for it then.
         """
         check_is_sync(handler)
         handling = Handling(handler, answers=auto_answer, on_handled=on_handled)
-        with stopping_on_signals(self) if signals else nullcontext():
+        with StopSignals(self, signals) as stop_signals:
             self.start()
             if auto_touch:
                 self._io.delivery.on_tick = handling.touch
             threads = [
-                threading.Thread(target=self._work, args=(handling,), name=f"nsq-worker-{n}")
+                threading.Thread(
+                    target=self._work, args=(handling,), name=f"nsq-worker-{n}", daemon=True
+                )
                 for n in range(workers - 1)
             ]
             for thread in threads:
@@ -373,9 +386,10 @@ class Consumer:
                 raise
             finally:
                 for thread in threads:
-                    thread.join()
-            if signals:
-                self._wait()
+                    if not stop_signals.ends_now:
+                        thread.join()
+            if stop_signals:
+                self.wait_for_end()
         if handling.misuse is not None:
             raise handling.misuse
 
@@ -413,3 +427,30 @@ class Consumer:
     def stats(self) -> ConsumerStats:
         """Counts since the start."""
         return self._io.stats
+
+
+# -- the process ----------------------------------------------------------------------------------
+
+_started: weakref.WeakSet[Consumer] = weakref.WeakSet()
+
+
+def _stop_all() -> None:
+    """At the end of the interpreter: answers are sent, and what has none is requeued."""
+    consumers = list(_started)
+    for consumer in consumers:
+        consumer.abort()
+    until = time.monotonic() + EXIT_S
+    for consumer in consumers:
+        consumer.wait_for_end(max(0.0, until - time.monotonic()))
+
+
+def _stop_at_end_of_child() -> None:
+    """In a child of multiprocessing, which skips atexit: be called at its end."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        util = sys.modules["multiprocessing.util"]
+        util.Finalize(None, _stop_all, exitpriority=100)  # kept until it has run
+
+
+atexit.register(_stop_all)
+os.register_at_fork(after_in_child=_started.clear)  # they are the parent's
