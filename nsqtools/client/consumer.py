@@ -34,9 +34,15 @@ from nsqtools.client.backlog import Backlog, ConsumerStats
 from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.giving_up import GivingUp, Policy
-from nsqtools.client.handling import Handling, OnHandled, StopSignals, check_is_sync
+from nsqtools.client.handling import (
+    Handling,
+    OnHandled,
+    StopSignals,
+    check_count,
+    check_is_sync,
+)
 from nsqtools.client.handshake import longest_try_s, tls_context
-from nsqtools.client.message import Batch, Message, batches_after, give_back
+from nsqtools.client.message import Batch, Gathered, Message, batches_after, give_back
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.addresses import Address, one_or_several, parse_address
@@ -55,6 +61,8 @@ class Stopped:
 
 
 SHARE_S = 0.005  # a thread takes about as many messages at a time as it handles in this time
+GATHER_SHARE = 0.25  # of msg_timeout, to gather a batch in
+GATHER_LOOK_S = 0.02  # between looks whether more can come
 EXIT_S = 3.0  # for all consumers to stop at the end of the interpreter
 
 
@@ -142,6 +150,7 @@ class Consumer:
         self._drains = True  # until a stop says otherwise
         # by the threads that iterate or run handlers
         self._handled: dict[int, Sequence[Message]] = {}
+        self._gathers: dict[int, int] = {}  # sizes of batches
 
     def __repr__(self) -> str:
         return (
@@ -259,17 +268,27 @@ class Consumer:
         return batches[0] if batches else None
 
     def _take(
-        self, timeout_s: float | None = None, most: int | None = None, *, several: bool = False
+        self,
+        timeout_s: float | None = None,
+        most: int | None = None,
+        *,
+        several: bool = False,
+        adds: bool = False,
     ) -> list[Batch] | None:
-        """Take a batch or, if small ones wait, ``several``, of at most so many messages."""
+        """Take a batch or, if small ones wait, ``several``, of at most so many messages.
+
+        Several may ``add`` to those that the thread has in hand.
+        """
         self._check_process()
         if not self._io.waiting:  # whoever asks for more has answered: send it
             self._io.loop.wake()
         give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
-            get = self.backlog.get_some if several else self.backlog.get
-            entry = get(left_s, most=most)
+            if several:
+                entry = self.backlog.get_some(left_s, most=most, adds=adds)
+            else:
+                entry = self.backlog.get(left_s, most=most)
             if entry is None:
                 return None
             if isinstance(entry, Stopped):
@@ -284,20 +303,81 @@ class Consumer:
             for batch in batches:
                 give_back(batch)
 
-    def batches(self, timeout_s: float | None = None) -> Iterator[Batch]:
+    def batches(
+        self,
+        timeout_s: float | None = None,
+        *,
+        size: int | None = None,
+        within_s: float = 1.0,
+    ) -> Iterator[Batch]:
         """Iterate over batches until the consumer stops, or for ``timeout_s`` none came.
 
-        Every message must be answered: `Batch.finish` finishes what is left of a batch.
+        A batch is what arrived together, or with ``size`` so many messages, of all nsqd: fewer
+        where no more came ``within_s`` seconds after the first, or in a quarter of msg_timeout.
+
+        Every message must be answered: `Batch.finish` finishes what is left of a batch. Raises
+        `ConfigurationError` for a ``size`` below 1 or above max_in_flight.
         """
+        if size is not None:
+            self.check_size(size, within_s)
+        return self._batches(timeout_s, size, within_s)
+
+    def _batches(
+        self, timeout_s: float | None, size: int | None, within_s: float
+    ) -> Iterator[Batch]:
         self.start()
         thread = threading.get_ident()
+        if size is not None:
+            self.gather(thread, size)
         try:
-            while (batch := self.next_batch(timeout_s)) is not None:
+            while True:
+                if size is None:
+                    batch = self.next_batch(timeout_s)
+                else:
+                    batch = self._next_gathered(timeout_s, size, within_s)
+                if batch is None:
+                    return
                 self._handled[thread] = batch
-                yield batch
+                if batch:
+                    yield batch
         finally:
             self._handled.pop(thread, None)
             self.backlog.leave()
+            if size is not None:
+                self.gather(thread, 0)
+
+    def _next_gathered(self, timeout_s: float | None, size: int, within_s: float) -> Batch | None:
+        parts = self._take(timeout_s, size, several=True)
+        if parts is None:
+            return None
+        until = gather_until(parts, within_s)
+        room = size - sum(map(len, parts))
+        while room and (left_s := until - time.monotonic()) > 0:
+            more = self._take(min(left_s, GATHER_LOOK_S), room, several=True, adds=True)
+            if more is not None:
+                parts += more
+                room -= sum(map(len, more))
+            elif self._is_stopping or self._io.rdy.is_full:
+                break
+        return Gathered(parts)
+
+    def check_size(self, size: int, within_s: float) -> None:
+        """Raise `ConfigurationError` for batches that cannot be."""
+        check_count("size", size)
+        if not within_s > 0:
+            raise ConfigurationError(f"within_s must be > 0, not {within_s!r}")
+        most = max(self.options.max_in_flight, self._io.delivery.maximum)
+        if size > most:
+            raise ConfigurationError(
+                f"batches of {size} messages need a max_in_flight of as many; it is {most}",
+                hint=f"Give options=ClientOptions(max_in_flight={2 * size}).",
+            )
+
+    def gather(self, who: int, size: int) -> None:
+        """A thread or a task answers so many messages together from here on; 0: none."""
+        self._gathers[who] = size
+        count = sum(self._gathers.values())
+        self._io.loop.call_soon(lambda: self._io.delivery.gather(count))
 
     def __iter__(self) -> Iterator[Message]:
         """Iterate over messages until the consumer stops. Each must be answered.
@@ -362,10 +442,12 @@ class Consumer:
         hold, and raises `SystemExit` or `KeyboardInterrupt`. A signal that the program handles
         itself is left to it, unless ``signals`` is True; with False both are.
 
-        Raises `ConfigurationError` with ``signals`` outside the main thread, and for a handler that
-        is a coroutine function or returns an awaitable: nothing is finished for it then.
+        Raises `ConfigurationError` with ``signals`` outside the main thread, for ``workers`` below
+        1, and for a handler that is a coroutine function or returns an awaitable: nothing is
+        finished for it then.
         """
         check_is_sync(handler)
+        check_count("workers", workers)
         handling = Handling(handler, answers=auto_answer, on_handled=on_handled)
         with StopSignals(self, signals) as stop_signals:
             self.start()
@@ -427,6 +509,13 @@ class Consumer:
     def stats(self) -> ConsumerStats:
         """Counts since the start."""
         return self._io.stats
+
+
+def gather_until(parts: list[Batch], within_s: float) -> float:
+    """Return when a batch is complete that began with these messages."""
+    first, source = parts[0][0], parts[0].source
+    in_time = first.received_at + GATHER_SHARE * source.msg_timeout_s
+    return min(time.monotonic() + within_s, in_time)
 
 
 # -- the process ----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import CoroutineType, FrameType
 from typing import Any, Protocol, Self
@@ -85,13 +85,9 @@ class Handling:
         error: BaseException | None = None
         try:
             result = self._handler(message)
-        except RequeueWithoutBackoff as exc:
-            error = exc
-            message.requeue(exc.delay_s, backoff=False)
         except Exception as exc:
             error = exc
-            log.exception("the handler failed for %r", message)
-            message.requeue()
+            requeue_failed(message, exc)
         except BaseException:  # an interrupt: nobody will answer the message any more
             message.requeue(0, backoff=False)
             raise
@@ -115,10 +111,30 @@ class Handling:
 
     def touch(self, now: float) -> None:
         """Touch what has been handled for a while (on the I/O thread)."""
-        for message in list(self._at_work.values()):
-            left_s = message.deadline - now
-            if left_s < (1 - TOUCH_SHARE) * (message.deadline - message.received_at):
-                message.touch()
+        touch_old(self._at_work.values(), now)
+
+
+def requeue_failed(message: Message, error: Exception) -> None:
+    """Requeue what a handler raised an exception for."""
+    if isinstance(error, RequeueWithoutBackoff):
+        message.requeue(error.delay_s, backoff=False)
+    else:
+        log.error("the handler failed for %r", message, exc_info=error)
+        message.requeue()
+
+
+def touch_old(messages: Iterable[Message], now: float) -> None:
+    """Touch what has been handled for a while, of messages that other threads add and remove."""
+    for message in list(messages):
+        left_s = message.deadline - now
+        if left_s < (1 - TOUCH_SHARE) * (message.deadline - message.received_at):
+            message.touch()
+
+
+def check_count(name: str, count: int) -> None:
+    """Raise `ConfigurationError` for a number of workers or messages that is below 1."""
+    if count < 1:
+        raise ConfigurationError(f"{name} must be >= 1, not {count!r}")
 
 
 class Stoppable(Protocol):
