@@ -8,6 +8,8 @@
             await bill(message.body)
             await message.finish()
 
+    await Consumer("clicks", "billing", nsqd_tcp_addresses=["127.0.0.1:4150"]).run(bill)
+
 There is no second implementation of the protocol: the I/O threads of `nsqtools.client` do the
 network traffic, and wake the event loop when there is something for it. Heartbeats are answered
 even while a task blocks the event loop. Options, errors and outcomes are those of `nsqtools`.
@@ -16,7 +18,7 @@ even while a task blocks the event loop. Options, errors and outcomes are those 
 from __future__ import annotations
 
 from nsqtools.aio.consumer import Consumer
-from nsqtools.aio.message import Message
+from nsqtools.aio.message import Batch, Message
 from nsqtools.aio.producer import Producer
 
-__all__ = ["Consumer", "Message", "Producer"]
+__all__ = ["Batch", "Consumer", "Message", "Producer"]

@@ -12,20 +12,27 @@ yields to other tasks whenever it takes messages.
 from __future__ import annotations
 
 import asyncio
+import inspect
+import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from nsqtools.aio.message import Message
+from nsqtools.aio.message import Batch, Message
 from nsqtools.client import consumer as client
-from nsqtools.client.backlog import Backlog, ConsumerStats
+from nsqtools.client import message as client_message
+from nsqtools.client.backlog import MAX_SLEEP_S, Backlog, ConsumerStats
 from nsqtools.client.giving_up import Policy
-from nsqtools.client.message import Batch, give_back
+from nsqtools.client.handling import StopSignals, check_count, requeue_failed, touch_old
+from nsqtools.client.message import Gathered, give_back
 from nsqtools.client.message import Message as ClientMessage
 from nsqtools.client.options import ClientOptions
-from nsqtools.errors import NsqError
+from nsqtools.errors import ConfigurationError, NsqError
+
+log = logging.getLogger("nsqtools")
 
 SHARE_S = 0.005  # how much work is taken at a time
 
@@ -68,7 +75,7 @@ class Consumer:
             backlog=self._backlog,
         )
         # what was taken and not handed out yet: from `_reached` to `_count`
-        self._held: Batch
+        self._held: client_message.Batch
         self._in_flight: Mapping[bytes, ClientMessage] = {}
         self._count = self._reached = 0
         self._taken_at = self._until = 0.0
@@ -117,15 +124,107 @@ class Consumer:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if kind is None:
-            self.begin_stop()
-        else:
+        """Stop, as leaving ``with`` does: `nsqtools.Consumer`."""
+        if kind is not None or not self._consumer.has_begun_to_stop:
             self._consumer.abort()
         self._requeue_held()
         self._backlog.leave()
         await asyncio.shield(asyncio.to_thread(self._consumer.wait_for_end))
 
     # -- messages -------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        handler: Callable[[Message], Awaitable[object]],
+        *,
+        concurrency: int = 50,
+        signals: bool | None = None,
+        auto_answer: bool = True,
+        auto_touch: bool = False,
+        on_handled: OnHandled | None = None,
+    ) -> None:
+        """Await ``handler`` with each message until the consumer stops, ``concurrency`` at a time.
+
+        It works as `nsqtools.Consumer.run`: what the handler has not answered is finished when it
+        returns, and requeued when it returns False or raises; SIGTERM and SIGINT stop it. When
+        `run` is cancelled, so are the handlers, and what they had is requeued at once.
+
+        Raises `ConfigurationError` with ``signals`` outside the main thread, for a
+        ``concurrency`` below 1, and for a handler that returns nothing to await.
+        """
+        check_count("concurrency", concurrency)
+        handling = _Handling(handler, answers=auto_answer, on_handled=on_handled)
+        with StopSignals(self._consumer, signals) as stop_signals:
+            await self.start()
+            if auto_touch:
+                self._consumer.touch_with(handling.touch)
+            tasks = {asyncio.create_task(self._work(handling)) for _ in range(concurrency)}
+            try:
+                pending = tasks
+                while pending:
+                    # a signal that comes just before the event loop goes to sleep does not wake it
+                    done, pending = await asyncio.wait(
+                        pending, timeout=MAX_SLEEP_S, return_when=asyncio.FIRST_EXCEPTION
+                    )
+                    for task in done:
+                        task.result()
+            except BaseException:
+                self.begin_stop()
+                raise
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            if stop_signals:
+                await asyncio.to_thread(self._consumer.wait_for_end)
+        if handling.misuse is not None:
+            raise handling.misuse
+
+    async def _work(self, handling: _Handling) -> None:
+        async for message in self:
+            await handling.handle(message)
+            if handling.misuse is not None:
+                self.begin_stop()
+                return
+
+    async def batches(self, size: int = 500, within_s: float = 1.0) -> AsyncIterator[Batch]:
+        """Iterate over batches of ``size`` messages until the consumer stops.
+
+        A batch has fewer where no more came ``within_s`` seconds after the first, or in a quarter
+        of msg_timeout. Every message must be answered: `Batch.finish` finishes what is left of a
+        batch. Raises `ConfigurationError` for a ``size`` below 1 or above max_in_flight.
+        """
+        self._consumer.check_size(size, within_s)
+        await self.start()
+        who = id(asyncio.current_task())
+        self._consumer.gather(who, size)
+        try:
+            while parts := await self._gather(size, within_s):
+                if batch := Batch(Gathered(parts)):
+                    yield batch
+        finally:
+            self._consumer.gather(who, 0)
+
+    async def _gather(self, size: int, within_s: float) -> list[client_message.Batch]:
+        parts: list[client_message.Batch] = []
+        until = math.inf
+        while size and (left_s := until - time.monotonic()) > 0:
+            has_stopped = self._backlog.has_stopped
+            self._backlog.expect()
+            more = self._consumer.take_some_now(size, adds=bool(parts))
+            if more:
+                until = min(until, client.gather_until(more, within_s))
+                parts += more
+                size -= sum(map(len, more))
+            elif has_stopped or (parts and self._consumer.is_full):
+                break
+            else:
+                try:
+                    wait_s = min(left_s, client.GATHER_LOOK_S) if parts else None
+                    await asyncio.wait_for(self._backlog.wait(), wait_s)
+                except TimeoutError:
+                    pass
+        return parts
 
     def __aiter__(self) -> Self:
         """Iterate over messages until the consumer stops. Each must be answered.
@@ -158,7 +257,7 @@ class Consumer:
             else:
                 await self._backlog.wait()
 
-    def _hold(self, batch: Batch) -> None:
+    def _hold(self, batch: client_message.Batch) -> None:
         self._held = batch
         self._in_flight = batch.source.in_flight
         self._count, self._reached = len(batch), 0
@@ -173,10 +272,14 @@ class Consumer:
         if rest := self._take_held():
             self._backlog.put_back([rest])
 
-    def _take_held(self) -> Batch | None:
+    def _take_held(self) -> client_message.Batch | None:
         """Return what was taken and not handed out, and forget it."""
         reached, count, self._count = self._reached, self._count, 0
-        return Batch(self._held.source, self._held[reached:]) if reached < count else None
+        return (
+            client_message.Batch(self._held.source, self._held[reached:])
+            if reached < count
+            else None
+        )
 
     # -- state ----------------------------------------------------------------------------------
 
@@ -201,6 +304,67 @@ class Consumer:
 
     def __repr__(self) -> str:
         return f"<aio.Consumer of {self.topic}/{self.channel}>"
+
+
+OnHandled = Callable[[Message, float, BaseException | None], None]
+"""Gets each message that a handler is done with, the seconds it took, and what it raised."""
+
+
+class _Handling:
+    """Awaits a handler in many tasks: `nsqtools.client.handling.Handling` for coroutines."""
+
+    def __init__(
+        self,
+        handler: Callable[[Message], Awaitable[object]],
+        *,
+        answers: bool,
+        on_handled: OnHandled | None,
+    ) -> None:
+        self._handler = handler
+        self._answers = answers
+        self._on_handled = on_handled
+        self._at_work: dict[ClientMessage, None] = {}
+        self.misuse: ConfigurationError | None = None
+
+    async def handle(self, message: Message) -> None:
+        """Handle one message, and answer it by the outcome."""
+        answered = message._message
+        self._at_work[answered] = None
+        began_at = time.monotonic() if self._on_handled is not None else 0.0
+        error: BaseException | None = None
+        try:
+            result: object = self._handler(message)
+            if not inspect.isawaitable(result):
+                self.misuse = ConfigurationError(
+                    "the handler returns nothing to await; use nsqtools.Consumer"
+                )
+                raise self.misuse
+            outcome = await result
+        except Exception as exc:
+            error = exc
+            if exc is self.misuse:
+                answered.requeue(0, backoff=False)
+            else:
+                requeue_failed(answered, exc)
+        except BaseException:  # cancelled: nobody will answer the message any more
+            answered.requeue(0, backoff=False)
+            raise
+        else:
+            if outcome is False:
+                answered.requeue()
+            elif self._answers:
+                answered.finish()
+        finally:
+            del self._at_work[answered]
+        if self._on_handled is not None:
+            try:
+                self._on_handled(message, time.monotonic() - began_at, error)
+            except Exception:
+                log.exception("on_handled failed for %r", message)
+
+    def touch(self, now: float) -> None:
+        """Touch what has been handled for a while (on the I/O thread)."""
+        touch_old(self._at_work, now)
 
 
 class _LoopBacklog(Backlog):
@@ -244,11 +408,24 @@ class _LoopBacklog(Backlog):
 class _Source(client.Consumer):
     """What the event loop needs of a consumer, without blocking."""
 
-    def take_now(self, most: int) -> Batch | None:
+    @property
+    def has_begun_to_stop(self) -> bool:
+        return self._is_stopping
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether connections with messages may bring no more of them."""
+        return self._io.rdy.is_full
+
+    def touch_with(self, touch: Callable[[float], None]) -> None:
+        """Have a call made several times in msg_timeout (on the I/O thread)."""
+        self._io.delivery.on_tick = touch
+
+    def take_some_now(self, most: int, *, adds: bool) -> list[client_message.Batch] | None:
+        """Return what is there, at most ``most`` messages together, or None."""
+        return self._take(0, most, several=True, adds=adds)
+
+    def take_now(self, most: int) -> client_message.Batch | None:
         """Return what is there, at most ``most`` messages, or None."""
         batches = self._take(0, most)
         return batches[0] if batches else None
-
-    def wait_for_end(self) -> None:
-        """Wait until the I/O thread has ended (any other thread)."""
-        self._wait()

@@ -67,3 +67,25 @@ class Message:
 
     def __repr__(self) -> str:
         return repr(self._message)
+
+
+class Batch(list[Message]):
+    """Messages of one topic, of any nsqd. Answering them together costs one write for each nsqd."""
+
+    __slots__ = ("_gathered",)
+
+    def __init__(self, messages: client.Gathered) -> None:
+        super().__init__(map(Message, messages))
+        self._gathered = messages
+
+    @property
+    def topic(self) -> str:
+        return self._gathered.topic
+
+    async def finish(self) -> int:
+        """Finish every message not answered yet; return how many those were."""
+        return self._gathered.finish()
+
+    async def requeue(self, delay_s: float | None = None, *, backoff: bool = True) -> int:
+        """Requeue every message not answered yet; return how many those were."""
+        return self._gathered.requeue(delay_s, backoff=backoff)

@@ -129,13 +129,22 @@ class Backlog:
         taken = self._get(timeout_s, most, several=False)
         return taken[0] if isinstance(taken, list) else taken
 
-    def get_some(self, timeout_s: float | None = None, *, most: int | None = None) -> object:
-        """Like `get`, but return a list of batches of one consumer, ``most`` messages together."""
-        return self._get(timeout_s, most, several=True)
+    def get_some(
+        self, timeout_s: float | None = None, *, most: int | None = None, adds: bool = False
+    ) -> object:
+        """Like `get`, but return a list of batches of one consumer, ``most`` messages together.
 
-    def _get(self, timeout_s: float | None, most: int | None, *, several: bool) -> object:
+        They ``add`` to what the thread has taken before, and is not at work on yet.
+        """
+        return self._get(timeout_s, most, several=True, adds=adds)
+
+    def _get(
+        self, timeout_s: float | None, most: int | None, *, several: bool, adds: bool = False
+    ) -> object:
         thread = threading.get_ident()
-        self._note_handled(thread)
+        before = self._taken.get(thread) if adds else None
+        if before is None:
+            self._note_handled(thread)
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = max(0.0, until - time.monotonic())
@@ -157,6 +166,8 @@ class Backlog:
             else:
                 self._handlers.add(thread)
                 count, last = sum(map(len, entry.batches)), entry.batches[-1][-1]
+                if before is not None:
+                    count += before.count
                 self._taken[thread] = Taken(time.monotonic(), count, last, entry.owner)
                 return entry.batches
 
@@ -447,6 +458,16 @@ class Delivery:
         workers, now = self._backlog.workers, self._loop.now()
         self._limit.timed_out(self._in_flight(), workers, self._msg_timeout_s, now)
         self._apply_limit()
+
+    def gather(self, count: int) -> None:
+        """Handlers answer so many messages together."""
+        self._limit.gathered = count
+        self._apply_limit()
+
+    @property
+    def maximum(self) -> int:
+        """How many messages may ever be in flight."""
+        return self._limit.maximum
 
     def set_maximum(self, count: int) -> None:
         """Change max_in_flight."""

@@ -17,13 +17,15 @@ flight follows the measured speed of the handlers; max_in_flight is the upper li
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import os
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from itertools import chain
 from types import TracebackType
 from typing import Self
@@ -33,8 +35,14 @@ from nsqtools.client.connection import longest_try_s, tls_context
 from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.giving_up import GivingUp, Policy
-from nsqtools.client.handling import Handling, OnHandled, check_is_sync, stopping_on_signals
-from nsqtools.client.message import Batch, Message, batches_after, give_back
+from nsqtools.client.handling import (
+    Handling,
+    OnHandled,
+    StopSignals,
+    check_count,
+    check_is_sync,
+)
+from nsqtools.client.message import Batch, Gathered, Message, batches_after, give_back
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.names import (
@@ -58,6 +66,9 @@ class Stopped:
 
 
 SHARE_S = 0.005  # a thread takes about as many messages at a time as it handles in this time
+GATHER_SHARE = 0.25  # of msg_timeout, to gather a batch in
+GATHER_LOOK_S = 0.02  # between looks whether more can come
+EXIT_S = 3.0  # for all consumers to stop at the end of the interpreter
 
 
 class Consumer:
@@ -144,6 +155,7 @@ class Consumer:
         self._drains = True  # until a stop says otherwise
         # by the threads that iterate or run handlers
         self._handled: dict[int, Sequence[Message]] = {}
+        self._gathers: dict[int, int] = {}  # sizes of batches
 
     def __repr__(self) -> str:
         return (
@@ -165,6 +177,8 @@ class Consumer:
                 return
             self._io.start(quietly=fail_fast)
             self._is_started = True
+            _started.add(self)
+            _stop_at_end_of_child()
         if fail_fast:
             self._io.settled.wait(min(wait_s, longest_try_s(self.options)))
             if self._io.first_errors and not self._io.subscriptions:
@@ -198,11 +212,13 @@ class Consumer:
         handled = self._handled.get(threading.get_ident(), ())
         if any(not message.is_answered for message in handled):
             return False
-        return self._wait(timeout_s)
+        return self.wait_for_end(timeout_s)
 
-    def _wait(self, timeout_s: float | None = None) -> bool:
+    def wait_for_end(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end of a stop that has begun; return whether it has come."""
         is_over = self._io.loop.join(timeout_s) if self._is_started else True
         if is_over:
+            _started.discard(self)
             self._giving_up.stop()
         return is_over
 
@@ -229,11 +245,11 @@ class Consumer:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if kind is None:
-            self.begin_stop()
-        else:
+        """Stop. What is unanswered is requeued at once, unless a stop has begun within the block,
+        which waits for handlers: `stop`, `begin_stop`."""
+        if kind is not None or not self._is_stopping:
             self.abort()
-        self._wait()
+        self.wait_for_end()
 
     def _end_deliveries(self) -> None:
         """The last batch has been put in the queue (the I/O thread, which alone can know that)."""
@@ -257,17 +273,27 @@ class Consumer:
         return batches[0] if batches else None
 
     def _take(
-        self, timeout_s: float | None = None, most: int | None = None, *, several: bool = False
+        self,
+        timeout_s: float | None = None,
+        most: int | None = None,
+        *,
+        several: bool = False,
+        adds: bool = False,
     ) -> list[Batch] | None:
-        """Take a batch or, if small ones wait, ``several``, of at most ``most`` messages."""
+        """Take a batch or, if small ones wait, ``several``, of at most ``most`` messages.
+
+        Several may ``add`` to those that the thread has in hand.
+        """
         self._check_process()
         if not self._io.waiting:  # a thread that asks for more has answered: send it
             self._io.loop.wake()
         give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
-            get = self.backlog.get_some if several else self.backlog.get
-            entry = get(left_s, most=most)
+            if several:
+                entry = self.backlog.get_some(left_s, most=most, adds=adds)
+            else:
+                entry = self.backlog.get(left_s, most=most)
             if entry is None:
                 return None
             if isinstance(entry, Stopped):
@@ -282,20 +308,81 @@ class Consumer:
             for batch in batches:
                 give_back(batch)
 
-    def batches(self, timeout_s: float | None = None) -> Iterator[Batch]:
+    def batches(
+        self,
+        timeout_s: float | None = None,
+        *,
+        size: int | None = None,
+        within_s: float = 1.0,
+    ) -> Iterator[Batch]:
         """Iterate over batches until the consumer stops, or for ``timeout_s`` none came.
 
-        Every message must be answered: `Batch.finish` finishes what is left of a batch.
+        A batch is what arrived together, or with ``size`` so many messages, of all nsqd: fewer
+        where no more came ``within_s`` seconds after the first, or in a quarter of msg_timeout.
+
+        Every message must be answered: `Batch.finish` finishes what is left of a batch. Raises
+        `ConfigurationError` for a ``size`` below 1 or above max_in_flight.
         """
+        if size is not None:
+            self.check_size(size, within_s)
+        return self._batches(timeout_s, size, within_s)
+
+    def _batches(
+        self, timeout_s: float | None, size: int | None, within_s: float
+    ) -> Iterator[Batch]:
         self.start()
         thread = threading.get_ident()
+        if size is not None:
+            self.gather(thread, size)
         try:
-            while (batch := self.next_batch(timeout_s)) is not None:
+            while True:
+                if size is None:
+                    batch = self.next_batch(timeout_s)
+                else:
+                    batch = self._next_gathered(timeout_s, size, within_s)
+                if batch is None:
+                    return
                 self._handled[thread] = batch
-                yield batch
+                if batch:
+                    yield batch
         finally:
             self._handled.pop(thread, None)
             self.backlog.leave()
+            if size is not None:
+                self.gather(thread, 0)
+
+    def _next_gathered(self, timeout_s: float | None, size: int, within_s: float) -> Batch | None:
+        parts = self._take(timeout_s, size, several=True)
+        if parts is None:
+            return None
+        until = gather_until(parts, within_s)
+        room = size - sum(map(len, parts))
+        while room and (left_s := until - time.monotonic()) > 0:
+            more = self._take(min(left_s, GATHER_LOOK_S), room, several=True, adds=True)
+            if more is not None:
+                parts += more
+                room -= sum(map(len, more))
+            elif self._is_stopping or self._io.rdy.is_full:
+                break
+        return Gathered(parts)
+
+    def check_size(self, size: int, within_s: float) -> None:
+        """Raise `ConfigurationError` for batches that cannot be."""
+        check_count("size", size)
+        if not within_s > 0:
+            raise ConfigurationError(f"within_s must be > 0, not {within_s!r}")
+        most = max(self.options.max_in_flight, self._io.delivery.maximum)
+        if size > most:
+            raise ConfigurationError(
+                f"batches of {size} messages need a max_in_flight of as many; it is {most}",
+                hint=f"Give options=ClientOptions(max_in_flight={2 * size}).",
+            )
+
+    def gather(self, who: int, size: int) -> None:
+        """A thread or a task answers so many messages together from here on; 0: none."""
+        self._gathers[who] = size
+        count = sum(self._gathers.values())
+        self._io.loop.call_soon(lambda: self._io.delivery.gather(count))
 
     def __iter__(self) -> Iterator[Message]:
         """Iterate over messages until the consumer stops. Each must be answered.
@@ -342,7 +429,7 @@ class Consumer:
         handler: Callable[[Message], object],
         *,
         workers: int = 1,
-        signals: bool = False,
+        signals: bool | None = None,
         auto_answer: bool = True,
         auto_touch: bool = False,
         on_handled: OnHandled | None = None,
@@ -353,20 +440,28 @@ class Consumer:
         with backoff when it returns False or raises (the exception is logged), and requeued without
         backoff when it raises `RequeueWithoutBackoff`. Without ``auto_answer`` a message whose
         handler returns is answered later, by the program. With ``auto_touch`` messages are touched
-        while their handler runs. With ``signals`` the first SIGTERM or SIGINT stops the consumer
-        when everything delivered is handled, and the second at once. ``on_handled`` is for metrics.
+        while their handler runs. ``on_handled`` is for metrics.
 
-        Raises `ConfigurationError` with ``signals`` outside the main thread, and for a handler that
-        is a coroutine function or returns an awaitable: nothing is finished for it then.
+        On the main thread the first SIGTERM or SIGINT stops the consumer when everything delivered
+        is handled, and `run` returns when nsqd has the answers. The second requeues what handlers
+        hold, and raises `SystemExit` or `KeyboardInterrupt`. A signal that the program handles
+        itself is left to it, unless ``signals`` is True; with False both are.
+
+        Raises `ConfigurationError` with ``signals`` outside the main thread, for ``workers`` below
+        1, and for a handler that is a coroutine function or returns an awaitable: nothing is
+        finished for it then.
         """
         check_is_sync(handler)
+        check_count("workers", workers)
         handling = Handling(handler, answers=auto_answer, on_handled=on_handled)
-        with stopping_on_signals(self) if signals else nullcontext():
+        with StopSignals(self, signals) as stop_signals:
             self.start()
             if auto_touch:
                 self._io.delivery.on_tick = handling.touch
             threads = [
-                threading.Thread(target=self._work, args=(handling,), name=f"nsq-worker-{n}")
+                threading.Thread(
+                    target=self._work, args=(handling,), name=f"nsq-worker-{n}", daemon=True
+                )
                 for n in range(workers - 1)
             ]
             for thread in threads:
@@ -378,9 +473,10 @@ class Consumer:
                 raise
             finally:
                 for thread in threads:
-                    thread.join()
-            if signals:
-                self._wait()
+                    if not stop_signals.ends_now:
+                        thread.join()
+            if stop_signals:
+                self.wait_for_end()
         if handling.misuse is not None:
             raise handling.misuse
 
@@ -418,3 +514,37 @@ class Consumer:
     def stats(self) -> ConsumerStats:
         """Counts since the start."""
         return self._io.stats
+
+
+def gather_until(parts: list[Batch], within_s: float) -> float:
+    """Return when a batch is complete that began with these messages."""
+    first, source = parts[0][0], parts[0].source
+    in_time = first.received_at + GATHER_SHARE * source.msg_timeout_s
+    return min(time.monotonic() + within_s, in_time)
+
+
+# -- the process ----------------------------------------------------------------------------------
+
+_started: weakref.WeakSet[Consumer] = weakref.WeakSet()
+
+
+def _stop_all() -> None:
+    """At the end of the interpreter: answers are sent, and what has none is requeued."""
+    consumers = list(_started)
+    for consumer in consumers:
+        consumer.abort()
+    until = time.monotonic() + EXIT_S
+    for consumer in consumers:
+        consumer.wait_for_end(max(0.0, until - time.monotonic()))
+
+
+def _stop_at_end_of_child() -> None:
+    """In a child of multiprocessing, which skips atexit: be called at its end."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        util = sys.modules["multiprocessing.util"]
+        util.Finalize(None, _stop_all, exitpriority=100)  # kept until it has run
+
+
+atexit.register(_stop_all)
+os.register_at_fork(after_in_child=_started.clear)  # they are the parent's

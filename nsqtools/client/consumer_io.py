@@ -56,6 +56,7 @@ WARN_INTERVAL_S = 10.0
 MOST_BEYOND_RDY = 4  # times, as what nsqd takes back by its timeout may still be held here
 FLUSH_INTERVAL_S = 0.001  # of a handler that answers messages one by one and fast
 GRACE_S = 1.0
+SAY_AFTER_S = 1.0  # what a stop waits for
 STRAGGLERS_S = 0.05
 
 Step = Literal["wait", "requeue", "shutdown", "close"]
@@ -275,18 +276,18 @@ class Stopping:
     def __init__(self, now: float, drain_timeout_s: float, drain: bool) -> None:
         self.drain = drain
         self._close_wait_by = now + GRACE_S
-        self._drained_by = now + drain_timeout_s
+        self.drained_by = now + drain_timeout_s
         self._quiet_at: dict[Subscription, float] = {}
         self._closed_by: dict[Subscription, float] = {}
         self._requeued: set[Subscription] = set()
 
     def refuses(self, now: float) -> bool:
         """Tell whether messages that still arrive go back at once."""
-        return not self.drain or now >= self._drained_by
+        return not self.drain or now >= self.drained_by
 
     def expire(self, now: float) -> None:
         """Do not wait for handlers any longer."""
-        self._drained_by = now
+        self.drained_by = now
 
     def is_quiet(self, subscription: Subscription, now: float) -> bool:
         """Tell whether no more messages are to be expected from a connection."""
@@ -296,7 +297,7 @@ class Stopping:
 
     def next_change(self, now: float) -> float | None:
         """Return when time alone will change an answer of `next_step` or `is_quiet`."""
-        ends = (self._close_wait_by, self._drained_by, self._drained_by + GRACE_S)
+        ends = (self._close_wait_by, self.drained_by, self.drained_by + GRACE_S)
         times = [*ends, *self._quiet_at.values(), *self._closed_by.values()]
         return min((at for at in times if at > now), default=None)
 
@@ -307,11 +308,11 @@ class Stopping:
         if self.is_quiet(subscription, now) and subscription.is_drained:
             self._closed_by[subscription] = now + GRACE_S
             return "shutdown"
-        if now >= self._drained_by:
+        if now >= self.drained_by:
             if subscription not in self._requeued:
                 self._requeued.add(subscription)
                 return "requeue"
-            if now >= self._drained_by + GRACE_S:  # not even the requeues get through
+            if now >= self.drained_by + GRACE_S:  # not even the requeues get through
                 return "close"
         return "wait"
 
@@ -595,9 +596,21 @@ class ConsumerIO:
         self._leave_others()
         if self._backoff_timer is not None:
             self._backoff_timer.cancel()
+        self.loop.call_later(SAY_AFTER_S, self._say_what_is_waited_for)
         for subscription in self.subscriptions:
             self.rdy.close(subscription, now)
             subscription.send_close()
+
+    def _say_what_is_waited_for(self) -> None:
+        count = sum(len(subscription.in_flight) for subscription in self.subscriptions)
+        if self._stopping and count and (left_s := self._stopping.drained_by - self.now()) > 0:
+            log.warning(
+                "%s: stops when %s in flight %s answered, in %.0f s at the latest",
+                self.loop.name,
+                counted(count, "message"),
+                "is" if count == 1 else "are",
+                left_s,
+            )
 
     def look_up_soon(self) -> None:
         """Bring the next round of lookups forward, where there is any."""
@@ -654,7 +667,7 @@ class ConsumerIO:
         rest = list(subscription.in_flight.values())
         if rest:
             log.warning(
-                "%s: requeued %s not handled in time to stop",
+                "%s: requeued %s in flight to stop",
                 subscription.nsqd,
                 counted(len(rest), "message"),
             )

@@ -11,11 +11,10 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import CoroutineType, FrameType
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 from nsqtools.client.message import Message
 from nsqtools.errors import ConfigurationError
@@ -23,6 +22,10 @@ from nsqtools.errors import ConfigurationError
 log = logging.getLogger("nsqtools")
 
 TOUCH_SHARE = 0.5  # of msg_timeout
+ABORT_S = 2.0  # for nsqd to get back what handlers hold, at the second signal
+
+
+_SignalHandler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class RequeueWithoutBackoff(Exception):
@@ -82,13 +85,9 @@ class Handling:
         error: BaseException | None = None
         try:
             result = self._handler(message)
-        except RequeueWithoutBackoff as exc:
-            error = exc
-            message.requeue(exc.delay_s, backoff=False)
         except Exception as exc:
             error = exc
-            log.exception("the handler failed for %r", message)
-            message.requeue()
+            requeue_failed(message, exc)
         except BaseException:  # an interrupt: the message will not be answered any more
             message.requeue(0, backoff=False)
             raise
@@ -112,38 +111,88 @@ class Handling:
 
     def touch(self, now: float) -> None:
         """Touch what has been handled for a while (on the I/O thread)."""
-        for message in list(self._at_work.values()):
-            left_s = message.deadline - now
-            if left_s < (1 - TOUCH_SHARE) * (message.deadline - message.received_at):
-                message.touch()
+        touch_old(self._at_work.values(), now)
+
+
+def requeue_failed(message: Message, error: Exception) -> None:
+    """Requeue what a handler raised an exception for."""
+    if isinstance(error, RequeueWithoutBackoff):
+        message.requeue(error.delay_s, backoff=False)
+    else:
+        log.error("the handler failed for %r", message, exc_info=error)
+        message.requeue()
+
+
+def touch_old(messages: Iterable[Message], now: float) -> None:
+    """Touch what has been handled for a while, of messages that other threads add and remove."""
+    for message in list(messages):
+        left_s = message.deadline - now
+        if left_s < (1 - TOUCH_SHARE) * (message.deadline - message.received_at):
+            message.touch()
+
+
+def check_count(name: str, count: int) -> None:
+    """Raise `ConfigurationError` for a number of workers or messages that is below 1."""
+    if count < 1:
+        raise ConfigurationError(f"{name} must be >= 1, not {count!r}")
 
 
 class Stoppable(Protocol):
     def begin_stop(self, *, drain: bool = False) -> None: ...
     def abort(self) -> None: ...
+    def wait_for_end(self, timeout_s: float | None = None) -> bool: ...
 
 
-@contextmanager
-def stopping_on_signals(consumer: Stoppable) -> Iterator[None]:
-    """Drain on the first SIGTERM or SIGINT, abort on the second.
+class StopSignals:
+    """Within the block: drain on the first SIGTERM or SIGINT, end at once on the second.
 
-    Raises `ConfigurationError` outside the main thread, which alone gets signals.
+    ``wanted`` None: those that the program does not handle itself, and none outside the main
+    thread, which alone gets signals. Raises `ConfigurationError` there for True.
     """
-    if threading.current_thread() is not threading.main_thread():
-        raise ConfigurationError("signals=True works on the main thread only")
-    seen = False
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal seen
-        if seen:
-            consumer.abort()
-        else:
-            seen = True
-            consumer.begin_stop(drain=True)
+    def __init__(self, consumer: Stoppable, wanted: bool | None) -> None:
+        is_main = threading.current_thread() is threading.main_thread()
+        if wanted and not is_main:
+            raise ConfigurationError("signals=True works on the main thread only")
+        self._consumer = consumer
+        self._numbers = [
+            number
+            for number in (signal.SIGTERM, signal.SIGINT)
+            if wanted or (wanted is None and is_main and _is_unhandled(number))
+        ]
+        self._before: dict[int, _SignalHandler] = {}
+        self._is_first = True
+        self.ends_now = False
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._stop) for number in self._numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def __bool__(self) -> bool:
+        """Tell whether a signal is handled."""
+        return bool(self._numbers)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self._is_first:
+            self._is_first = False
+            self._consumer.begin_stop(drain=True)
+            return
+        for each in self._before:  # a third one ends a program that catches even what is raised
+            signal.signal(each, signal.SIG_DFL)
+        self.ends_now = True
+        self._consumer.abort()
+        self._consumer.wait_for_end(ABORT_S)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+
+def _is_unhandled(number: signal.Signals) -> bool:
+    handler = signal.getsignal(number)
+    if handler in (signal.SIG_DFL, signal.default_int_handler):
+        return True
+    # what asyncio.run installs for SIGINT, to cancel its main task
+    owner = getattr(getattr(handler, "func", None), "__self__", None)
+    return type(owner).__module__ == "asyncio.runners"

@@ -50,6 +50,7 @@ class InFlightLimit:
         self.maximum = maximum
         self.connections = 0
         self.adapted = START
+        self.gathered = 0  # messages that are answered together, which must be in flight together
         self.is_measured = False
         self.is_busy = False
         self._bound = math.inf  # what messages that timed out have shown
@@ -62,7 +63,7 @@ class InFlightLimit:
 
     @property
     def _base(self) -> int:
-        adapted = int(min(self.adapted, self._bound))
+        adapted = max(self.gathered, int(min(self.adapted, self._bound)))
         if self.is_measured and self.is_busy:
             return adapted
         return max(adapted, self.connections)

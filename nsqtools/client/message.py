@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from itertools import chain
 from typing import Protocol
 
 from nsqtools.errors import ConfigurationError
@@ -175,6 +176,21 @@ class Batch(list[Message]):
     def requeue(self, delay_s: float | None = None, *, backoff: bool = True) -> int:
         """Requeue every message not answered yet; return how many those were."""
         return sum(message.requeue(delay_s, backoff=backoff) for message in self)
+
+
+class Gathered(Batch):
+    """Messages of one topic, from several nsqd and reads: `nsqd` is that of the first."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: list[Batch]) -> None:
+        """``parts`` hold a message at least."""
+        self._parts = [Batch(part.source, [m for m in part if not m.is_answered]) for part in parts]
+        super().__init__(parts[0].source, chain(*self._parts))
+
+    def finish(self) -> int:
+        """Finish every message not answered yet; return how many those were."""
+        return sum(part.finish() for part in self._parts)
 
 
 def most_attempts(messages: list[Message]) -> int:

@@ -194,7 +194,7 @@ class ClientOptions:
         "send RDY again when a quarter is left (auto: only to nsqd before 0.3.0)",
         choices=("auto", "always", "never"),
     )
-    drain_timeout_s: float = _duration(30.0, "time for running handlers when stopping", 0)
+    drain_timeout_s: float = _duration(25.0, "time for running handlers when stopping", 0)
 
     # budgets: what a hostile or broken peer may cost
     max_msg_size: int = _option(

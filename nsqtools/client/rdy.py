@@ -111,6 +111,12 @@ class ReadyControl(Generic[K]):
             for s in list(self._states.values())  # other threads ask, too
         )
 
+    @property
+    def is_full(self) -> bool:
+        """Tell whether each connection that has messages in flight may bring no more of them."""
+        states = list(self._states.values())  # other threads ask, too
+        return all(not s.in_flight or s.in_flight >= s.rdy for s in states)
+
     def take_changes(self) -> list[tuple[K, int]]:
         """Return and forget the RDY commands to send, in order."""
         changes, self._changes = self._changes, []

@@ -1,0 +1,257 @@
+"""aio.Consumer.run and batches: what run and batches of threads do, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from plugins.archives import unfinished
+from plugins.daemons import GoNsqd
+from plugins.http_api import Nsqd
+from plugins.waiting import patience_s
+
+from nsqtools import ClientOptions, ConfigurationError, RequeueWithoutBackoff
+from nsqtools.aio import Consumer, Message
+
+TOPIC, CHANNEL = "clicks", "tasks"
+OPTIONS = {"output_buffer_timeout_s": 0.025, "max_backoff_duration_s": 0.0}
+
+
+def fill(nsqd: Nsqd, count: int) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, *[b"%d" % n for n in range(count)])
+
+
+def consumer_of(*servers: Nsqd, dead_letter: str = "", **options: Any) -> Consumer:
+    return Consumer(
+        TOPIC,
+        CHANNEL,
+        nsqd_tcp_addresses=[nsqd.tcp_address for nsqd in servers],
+        options=ClientOptions(**{**OPTIONS, **options}),
+        dead_letter=dead_letter,
+    )
+
+
+def test_messages_are_handled_at_the_same_time_and_answered_by_the_outcome(
+    any_nsqd: Callable[..., Nsqd],
+) -> None:
+    nsqd = any_nsqd()
+    fill(nsqd, 40)
+    seen: collections.Counter[int] = collections.Counter()
+    hooked: list[tuple[int, type[BaseException] | None]] = []
+    most = 0
+
+    async def main() -> None:
+        consumer = consumer_of(nsqd, default_requeue_delay_s=0)
+        running: set[int] = set()
+
+        async def handle(message: Message) -> object:
+            nonlocal most
+            number = int(message.body)
+            seen[number] += 1
+            running.add(number)
+            most = max(most, len(running))
+            await asyncio.sleep(0.02)
+            running.remove(number)
+            if message.attempts == 1 and number == 1:
+                return False
+            if message.attempts == 1 and number == 2:
+                raise ValueError
+            if message.attempts == 1 and number == 3:
+                raise RequeueWithoutBackoff(0)
+            return None
+
+        def on_handled(message: Message, seconds: float, error: BaseException | None) -> None:
+            assert message.is_answered
+            hooked.append((int(message.body), type(error) if error else None))
+            if len(hooked) == 43:
+                consumer.begin_stop()
+
+        await consumer.run(handle, concurrency=8, on_handled=on_handled)
+
+    asyncio.run(asyncio.wait_for(main(), patience_s(20)))
+    assert {number: count for number, count in seen.items() if count > 1} == {1: 2, 2: 2, 3: 2}
+    assert 2 <= most <= 8
+    assert {entry for entry in hooked if entry[1]} == {(2, ValueError), (3, RequeueWithoutBackoff)}
+    assert unfinished(nsqd, TOPIC, CHANNEL) == 0
+
+
+def test_what_fails_again_and_again_goes_to_the_dead_letters(nsqd: GoNsqd) -> None:
+    fill(nsqd, 3)
+
+    async def main() -> None:
+        consumer = consumer_of(
+            nsqd, dead_letter="dead", max_attempts=2, default_requeue_delay_s=0.0
+        )
+        async with consumer:
+            handling = asyncio.create_task(consumer.run(fail_for_one, concurrency=2))
+            while consumer.stats.given_up < 1 or unfinished(nsqd, TOPIC, CHANNEL):
+                await asyncio.sleep(0.01)
+            consumer.begin_stop()
+            await handling
+
+    async def fail_for_one(message: Message) -> None:
+        if message.body == b"1":
+            raise ValueError
+
+    asyncio.run(asyncio.wait_for(main(), patience_s(20)))
+    assert nsqd.topic_stats("dead")["message_count"] == 1
+
+
+def test_a_cancelled_run_requeues_what_its_handlers_have(nsqd: GoNsqd) -> None:
+    fill(nsqd, 20)
+
+    async def main() -> None:
+        reached = asyncio.Event()
+
+        async def handle(message: Message) -> None:
+            reached.set()
+            await asyncio.sleep(3600)
+
+        async with consumer_of(nsqd) as consumer:
+            handling = asyncio.create_task(consumer.run(handle))
+            await reached.wait()
+            handling.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await handling
+
+    asyncio.run(asyncio.wait_for(main(), patience_s(20)))
+    stats = nsqd.channel_stats(TOPIC, CHANNEL)
+    assert (stats["depth"], stats["in_flight_count"], stats["timeout_count"]) == (20, 0, 0)
+
+
+def test_a_long_handler_keeps_its_message_with_auto_touch(nsqd: GoNsqd) -> None:
+    fill(nsqd, 1)
+    seen: list[int] = []
+
+    async def main() -> None:
+        consumer = consumer_of(nsqd, msg_timeout_s=1.0)
+
+        async def handle(message: Message) -> None:
+            seen.append(message.attempts)
+            first = message.deadline
+            while message.deadline < first + 1.5:  # it was touched more than once
+                await asyncio.sleep(0.02)
+            consumer.begin_stop(drain=True)
+
+        await consumer.run(handle, auto_touch=True)
+
+    asyncio.run(asyncio.wait_for(main(), patience_s(20)))
+    assert seen == [1]
+    assert unfinished(nsqd, TOPIC, CHANNEL) == 0
+
+
+PROGRAM = """
+import asyncio, sys, time
+from nsqtools.aio import Consumer
+async def handle(message):
+    print("handled", flush=True)
+    await asyncio.sleep(0.05)
+async def stuck(message):
+    print("stuck", flush=True)
+    while True:
+        try:
+            await asyncio.sleep(1000)
+        except asyncio.CancelledError:
+            pass
+async def blocking(message):
+    print("stuck", flush=True)
+    time.sleep(1000)
+consumer = Consumer("clicks", "tasks", nsqd_tcp_addresses=sys.argv[1])
+asyncio.run(consumer.run({}))
+print("over")
+"""
+
+
+def start(nsqd: GoNsqd, handler: str) -> subprocess.Popen[str]:
+    fill(nsqd, 100)
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(handler), nsqd.tcp_address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains(nsqd: GoNsqd, number: signal.Signals) -> None:
+    with start(nsqd, "handle") as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        process.send_signal(number)
+        out, err = process.communicate(timeout=patience_s(20))
+    assert (process.returncode, err) == (0, "")
+    assert out.endswith("over\n")
+    handled = (first + out).count("handled")
+    assert handled >= 1
+    assert unfinished(nsqd, TOPIC, CHANNEL) == 100 - handled
+    assert nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 0
+
+
+@pytest.mark.parametrize("handler", ["stuck", "blocking"])
+def test_more_signals_end_a_program_whose_handlers_are_stuck(nsqd: GoNsqd, handler: str) -> None:
+    """The second leaves a blocked event loop; a task that refuses to be cancelled takes three."""
+    with start(nsqd, handler) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        while process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(0.5)
+            except subprocess.TimeoutExpired:
+                pass
+    stats = nsqd.channel_stats(TOPIC, CHANNEL)
+    assert (stats["depth"] + stats["deferred_count"], stats["in_flight_count"]) == (100, 0)
+
+
+def test_batches_come_by_size_and_by_time(go_nsqd: Callable[..., GoNsqd]) -> None:
+    servers = [go_nsqd(), go_nsqd()]
+    for nsqd in servers:
+        fill(nsqd, 525)
+    sizes: list[int] = []
+
+    async def main() -> None:
+        async with consumer_of(*servers, max_in_flight=1000) as consumer:
+            async for batch in consumer.batches(size=500, within_s=patience_s(0.5)):
+                sizes.append(len(batch))
+                assert batch.topic == TOPIC
+                if len(sizes) == 1:
+                    assert await batch[0].requeue(0, backoff=False)
+                assert await batch.finish() == len(batch) - (len(sizes) == 1)
+                assert await batch.requeue() == 0
+                if sum(sizes) == 1051:
+                    break
+
+    async def refuse(size: int) -> None:
+        async with consumer_of(*servers) as consumer:
+            async for _ in consumer.batches(size=size):
+                raise AssertionError
+
+    asyncio.run(asyncio.wait_for(main(), patience_s(20)))
+    assert sizes[0] == 500
+    assert sum(unfinished(nsqd, TOPIC, CHANNEL) for nsqd in servers) == 0
+    for size in (0, 201):
+        with pytest.raises(ConfigurationError):
+            asyncio.run(refuse(size))
+
+
+def test_what_cannot_be_run_is_refused(nsqd: GoNsqd) -> None:
+    fill(nsqd, 3)
+
+    async def main(handler: Callable[[Message], Any], **how: Any) -> None:
+        async with consumer_of(nsqd) as consumer:
+            await consumer.run(handler, **how)
+
+    async def handle(message: Message) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="concurrency must be >= 1"):
+        asyncio.run(main(handle, concurrency=0))
+    with pytest.raises(ConfigurationError, match=r"use nsqtools\.Consumer"):
+        asyncio.run(asyncio.wait_for(main(lambda message: None), patience_s(20)))
+    assert unfinished(nsqd, TOPIC, CHANNEL) == 3

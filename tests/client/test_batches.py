@@ -1,0 +1,118 @@
+"""Batches by size and time, as a bulk inserter wants them, on real servers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from plugins.archives import unfinished
+from plugins.clients import CHANNEL, TOPIC
+from plugins.daemons import GoNsqd
+from plugins.http_api import Nsqd
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools import Batch, ClientOptions, ConfigurationError, Consumer
+
+LIMIT = ClientOptions(max_in_flight=1000, output_buffer_timeout_s=0.025)
+
+
+def fill(nsqd: Nsqd, count: int) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, *[b"%d" % n for n in range(count)])
+
+
+def consumer_of(*servers: Nsqd) -> Consumer:
+    addresses = [nsqd.tcp_address for nsqd in servers]
+    return Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=addresses, options=LIMIT)
+
+
+@pytest.mark.parametrize("msg_timeout", ["60s", "2s"])
+def test_batches_have_the_size_that_was_asked_for_from_the_first_on(
+    go_nsqd: Callable[..., GoNsqd], msg_timeout: str
+) -> None:
+    """Also with an insert that takes longer than its message's share of msg_timeout."""
+    nsqd = go_nsqd(f"--msg-timeout={msg_timeout}")
+    fill(nsqd, 2000)
+    sizes = []
+    with consumer_of(nsqd) as consumer:
+        for batch in consumer.batches(size=500, within_s=patience_s(0.5)):
+            sizes.append(len(batch))
+            time.sleep(0.3)
+            assert batch.finish() == len(batch)
+            if sum(sizes) >= 2000:
+                break
+        assert consumer.stats.late == consumer.stats.expired == 0
+    assert sizes == [500] * 4
+    assert unfinished(nsqd, TOPIC, CHANNEL) == 0
+
+
+def test_a_batch_gathers_from_several_nsqd_and_answers_to_each(
+    go_nsqd: Callable[..., GoNsqd],
+) -> None:
+    servers = [go_nsqd(), go_nsqd(), go_nsqd()]
+    for nsqd in servers:
+        fill(nsqd, 100)
+    with consumer_of(*servers) as consumer:
+        consumer.start(fail_fast=True)
+        wait_until(lambda: len(consumer.connections) == 3, what="all connections")
+        batch = next(iter(consumer.batches(size=300, within_s=patience_s(5))))
+        assert {message.nsqd for message in batch} == {nsqd.tcp_address for nsqd in servers}
+        assert batch[0].requeue(0, backoff=False)
+        assert batch.finish() == 299
+        wait_until(lambda: consumer.stats.finished == 299, what="the FINs")
+    assert sum(unfinished(nsqd, TOPIC, CHANNEL) for nsqd in servers) == 1
+
+
+def test_what_is_there_is_a_batch_when_its_time_is_over(nsqd: GoNsqd) -> None:
+    fill(nsqd, 3)
+    with consumer_of(nsqd) as consumer:
+        batch = next(iter(consumer.batches(size=500, within_s=0.2)))
+        assert len(batch) == 3
+        batch.finish()
+
+
+def test_a_batch_does_not_wait_for_what_cannot_come(nsqd: GoNsqd) -> None:
+    """Another batch is in the hands of another thread, and no more may be in flight."""
+    fill(nsqd, 2000)
+    options = ClientOptions(max_in_flight=500, output_buffer_timeout_s=0.025)
+    with Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address, options=options) as consumer:
+        first = next(iter(consumer.batches(size=400, within_s=3600)))
+        second: list[Batch] = []
+        other = threading.Thread(
+            target=lambda: second.append(next(iter(consumer.batches(size=400, within_s=3600))))
+        )
+        other.start()
+        other.join(patience_s(10))
+        assert list(map(len, second)) == [100]
+        first.finish()
+        second[0].finish()
+
+
+def test_a_drain_ends_with_the_rest(nsqd: GoNsqd) -> None:
+    fill(nsqd, 700)
+    sizes = []
+    with consumer_of(nsqd) as consumer:
+        for batch in consumer.batches(size=500, within_s=3600):
+            sizes.append(len(batch))
+            wait_until(lambda: consumer.stats.received == 700, what="all messages")
+            batch.finish()
+            consumer.begin_stop(drain=True)
+    assert sizes == [500, 200]
+    assert unfinished(nsqd, TOPIC, CHANNEL) == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "within_s"), [(0, 1.0), (-1, 1.0), (1001, 1.0), (5, 0.0), (5, float("nan"))]
+)
+def test_impossible_batches_are_refused(size: int, within_s: float) -> None:
+    consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses="127.0.0.1:1", options=LIMIT)
+    with pytest.raises(ConfigurationError):
+        consumer.batches(size=size, within_s=within_s)
+
+
+def test_impossible_numbers_of_workers_are_refused() -> None:
+    consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses="127.0.0.1:1")
+    with pytest.raises(ConfigurationError, match="workers must be >= 1, not 0"):
+        consumer.run(lambda message: None, workers=0)

@@ -1,0 +1,212 @@
+"""How programs end: no answer is lost, nothing stays in flight, and nobody waits for nothing."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from plugins.clients import CHANNEL, TOPIC, Consume
+from plugins.daemons import GoNsqd
+from plugins.waiting import patience_s, wait_until
+
+COUNT = 300
+STATE_CLOSING = 4  # of nsqd
+
+BEGINNING = """
+import os, signal, sys, time
+from nsqtools import Consumer
+from nsqtools.client.options import ClientOptions
+count = 0
+def handle(message):
+    print("handled", flush=True)
+    time.sleep(0.02)
+options = ClientOptions(output_buffer_timeout_s=0.025)
+consumer = Consumer("clicks", "archive", nsqd_tcp_addresses=sys.argv[1], options=options)
+"""
+
+NEVER_RETURNS = """
+def stuck(message):
+    print("stuck", flush=True)
+    while True:
+        try:
+            time.sleep(1000)
+        except Exception:
+            pass
+"""
+
+
+@contextmanager
+def program(nsqd: GoNsqd, text: str) -> Iterator[subprocess.Popen[str]]:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, *[b"%d" % n for n in range(COUNT)])
+    code = BEGINNING + textwrap.dedent(text)
+    with subprocess.Popen(
+        [sys.executable, "-c", code, nsqd.tcp_address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def left(nsqd: GoNsqd) -> tuple[int, int]:
+    """What waits for the next consumer, and what it would have to wait for."""
+    stats = nsqd.channel_stats(TOPIC, CHANNEL)
+    return stats["depth"] + stats["deferred_count"], stats["in_flight_count"]
+
+
+ENDS = {
+    "run": ("consumer.run(handle)", 0),
+    "run of several workers": ("consumer.run(handle, workers=4)", 0),
+    "run without signals": ("consumer.run(handle, signals=False)", -2),
+    "a loop": ("for m in consumer: handle(m); m.finish()", -2),
+    "a loop in with": ("with consumer:\n    for m in consumer: handle(m); m.finish()", -2),
+    "batches": ("for b in consumer.batches(): handle(b[0]); b.finish()", -2),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_after_an_interrupt_nothing_stays_in_flight(nsqd: GoNsqd, name: str) -> None:
+    text, status = ENDS[name]
+    with program(nsqd, text) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=patience_s(20))
+    assert process.returncode == status
+    assert left(nsqd)[1] == 0
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_worker_program_drains_at_sigterm(nsqd: GoNsqd, workers: int) -> None:
+    with program(nsqd, f"consumer.run(handle, workers={workers}); print('over')") as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=patience_s(20))
+    assert (process.returncode, err) == (0, "")
+    assert out.endswith("over\n")
+    assert left(nsqd) == (COUNT - (first + out).count("handled"), 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "for m in consumer:\n    m.finish(); count += 1\n    if count == 10: break",
+        "with consumer:\n    for m in consumer:\n        m.finish(); count += 1\n"
+        "        if count == 10: raise ValueError",
+        """
+        import multiprocessing
+        def consume():
+            consumer = Consumer("clicks", "archive", nsqd_tcp_addresses=sys.argv[1])
+            for count, message in enumerate(consumer, 1):
+                message.finish()
+                if count == 10: break
+        child = multiprocessing.get_context("fork").Process(target=consume)
+        child.start()
+        child.join()
+        """,
+        # the program's own name for the consumer is gone before the answers are
+        "def main():\n    global consumer\n    mine = consumer\n    del consumer\n"
+        "    for count, m in enumerate(mine, 1):\n        m.finish()\n        if count == 10: break"
+        "\nmain()",
+    ],
+    ids=["without with", "an exception", "a child of multiprocessing", "the last reference"],
+)
+def test_what_was_finished_is_finished_when_the_interpreter_ends(nsqd: GoNsqd, text: str) -> None:
+    with program(nsqd, textwrap.dedent(text)) as process:
+        process.communicate(timeout=patience_s(20))
+    assert left(nsqd) == (COUNT - 10, 0)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_a_program_whose_handler_is_stuck(
+    nsqd: GoNsqd, workers: int, number: signal.Signals
+) -> None:
+    with program(nsqd, NEVER_RETURNS + f"consumer.run(stuck, workers={workers})") as process:
+        assert process.stdout is not None
+        for _ in range(workers):
+            process.stdout.readline()
+        process.send_signal(number)
+        wait_until(lambda: is_closing(nsqd), what="the CLS of the first signal")
+        process.send_signal(number)
+        process.communicate(timeout=patience_s(20))
+    assert process.returncode == (143 if number == signal.SIGTERM else -signal.SIGINT)
+    assert left(nsqd) == (COUNT, 0)
+
+
+def is_closing(nsqd: GoNsqd) -> bool:
+    [client] = nsqd.channel_stats(TOPIC, CHANNEL)["clients"]
+    return bool(client["state"] == STATE_CLOSING)
+
+
+def test_a_signal_that_the_program_handles_itself_is_left_to_it(nsqd: GoNsqd) -> None:
+    text = """
+    signal.signal(signal.SIGTERM, lambda *_: (print("mine", flush=True), consumer.begin_stop()))
+    consumer.run(handle)
+    """
+    with program(nsqd, text) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=patience_s(20))
+    assert "mine\n" in out
+    assert process.returncode == 0
+    assert left(nsqd)[1] == 0
+
+
+# -- leaving a block ------------------------------------------------------------------------------
+
+
+def fill(nsqd: GoNsqd, count: int) -> None:
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, *[b"x"] * count)
+
+
+def test_leaving_a_block_requeues_what_is_unanswered_at_once(
+    nsqd: GoNsqd, consume: Consume, in_background: Callable[..., Future[Any]]
+) -> None:
+    fill(nsqd, 10)
+    consumer = consume(nsqd.tcp_address, drain_timeout_s=3600)
+
+    def leave() -> None:
+        with consumer:
+            for message in consumer:
+                message.touch()
+                break
+
+    in_background(leave).result(patience_s(10))
+    assert left(nsqd) == (10, 0)
+
+
+def test_a_stop_within_the_block_waits_for_answers_and_says_so(
+    nsqd: GoNsqd,
+    consume: Consume,
+    in_background: Callable[..., Future[Any]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fill(nsqd, 1)
+    consumer = consume(nsqd.tcp_address, drain_timeout_s=3600)
+
+    def leave() -> None:
+        with consumer:
+            consumer.begin_stop()
+
+    [message] = consumer.next_batch(patience_s(5)) or []
+    leaving = in_background(leave)
+    wait_until(lambda: "1 message in flight is answered" in caplog.text, what="the reason to wait")
+    assert not leaving.done()
+    assert message.finish()
+    leaving.result(patience_s(10))
+    assert left(nsqd) == (0, 0)
