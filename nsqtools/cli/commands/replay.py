@@ -38,6 +38,7 @@ from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.client.spread import PublishMode
 from nsqtools.protocol.escaping import escape_line
+from nsqtools.protocol.wording import counted
 from nsqtools.records.filters import every
 
 if TYPE_CHECKING:
@@ -182,5 +183,5 @@ def report(
     else:
         planned = sorted(job.planned.items())
         write_text(runtime, "".join(f"{escape_line(topic)}\t{count}\n" for topic, count in planned))
-    runtime.tell(f"nsq: {job.counts.confirmed} messages would be published")
+    runtime.tell(f"nsq: {counted(job.counts.confirmed, 'message')} would be published")
     return damage.status
