@@ -89,24 +89,6 @@ def test_what_the_file_may_not_say(
     assert str(path) in str(caught.value)
 
 
-def test_a_near_name_is_suggested(path: Path) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        load(path, "tls-ca-fiel = 'x'")
-
-    assert caught.value.hint == "Did you mean tls-ca-file?"
-    with pytest.raises(ConfigurationError) as caught:
-        load(path, "json = true")
-
-    assert caught.value.hint == "See nsq-config(5)."
-
-
-def test_other_profiles_are_named_when_one_is_missing(path: Path) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        load(path, "[profiles.b]\n[profiles.a]\n", "c")
-
-    assert caught.value.hint == "Profiles in the file: a, b."
-
-
 def test_a_file_that_cannot_be_read_is_named(path: Path) -> None:
     with pytest.raises(ConfigurationError, match=f"cannot read {path}"):
         load_settings(path, "lab", KNOWN)

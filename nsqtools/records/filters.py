@@ -14,13 +14,11 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nsqtools.errors import ConfigurationError
+from nsqtools.records.envelope import MessageLike
 from nsqtools.records.units import argument_bytes
-
-if TYPE_CHECKING:
-    from nsqtools.records.envelope import MessageLike
 
 # The program is on lines of its own, because it may end in a comment.
 _IS_ANY_TRUE = "any((\n", "\n); .)"
@@ -82,7 +80,7 @@ def _compile(program: str, around: tuple[str, str]) -> Callable[[str], Any]:
     return ask
 
 
-Filter = Callable[["MessageLike"], bool]
+Filter = Callable[[MessageLike], bool]
 Pick = Callable[[bytes], bytes | None]
 
 

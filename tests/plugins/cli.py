@@ -83,7 +83,8 @@ def run_nsq(nsq_env: dict[str, str]) -> RunNsq:
     """Run ``nsq ARGS`` to its end: ``run_nsq(["schema"], stdin=b"", env={...})``.
 
     It runs in this process, unless ``own_process`` says that the process is the point, or the
-    command is one of `NEED_A_PROCESS`. On a ``terminal`` stdin, stdout and stderr are one.
+    command is one of `NEED_A_PROCESS`. On a ``terminal`` of so many ``columns`` stdin, stdout and
+    stderr are one.
     """
 
     def run(
@@ -94,11 +95,15 @@ def run_nsq(nsq_env: dict[str, str]) -> RunNsq:
         *,
         own_process: bool = False,
         terminal: bool = False,
+        columns: int = 0,
     ) -> Result:
         environ = {**nsq_env, **(env or {})}
         arguments = [str(arg) for arg in args]
-        if not (own_process or NEED_A_PROCESS.intersection(arguments[:1])):
-            return run_in_process(arguments, stdin, environ, timeout, terminal=terminal)
+        needs_one = not NEED_A_PROCESS.isdisjoint(arguments[:1]) and "--help" not in arguments
+        if not (own_process or needs_one):
+            return run_in_process(
+                arguments, stdin, environ, timeout, terminal=terminal, columns=columns
+            )
         done = subprocess.run(
             [*NSQ, *arguments],
             input=stdin,

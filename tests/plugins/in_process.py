@@ -45,15 +45,17 @@ def run_in_process(
     timeout_s: float,
     *,
     terminal: bool = False,
+    columns: int = 0,
 ) -> Result:
     """Run to the end, on the main thread, whose signals the command handles.
 
-    On a ``terminal`` what goes to stderr is in ``out``, too, as it appears on a screen.
+    On a ``terminal`` what goes to stderr is in ``out``, too, as it appears on a screen, which is
+    ``columns`` wide (0: it does not say).
     """
     with ExitStack() as stack:
         for kept in (_signals(), _collector(), _logging(), _environment(env)):
             stack.enter_context(kept)
-        out, err = stack.enter_context(_terminal(stdin) if terminal else _streams(stdin))
+        out, err = stack.enter_context(_terminal(stdin, columns) if terminal else _streams(stdin))
         stack.enter_context(_deadline(timeout_s, arguments))
         try:
             status = main(list(arguments))
@@ -94,7 +96,7 @@ def _streams(stdin: bytes) -> Iterator[tuple[bytearray, bytearray]]:
 
 
 @contextmanager
-def _terminal(stdin: bytes) -> Iterator[tuple[bytearray, bytearray]]:
+def _terminal(stdin: bytes, columns: int) -> Iterator[tuple[bytearray, bytearray]]:
     """A terminal in place of the standard streams, which changes nothing that is written to it."""
     screen = bytearray()
     with ExitStack() as stack:
@@ -103,6 +105,8 @@ def _terminal(stdin: bytes) -> Iterator[tuple[bytearray, bytearray]]:
         settings[1] &= ~termios.OPOST
         settings[3] &= ~termios.ECHO
         termios.tcsetattr(theirs, termios.TCSANOW, settings)
+        if columns:
+            termios.tcsetwinsize(theirs, (24, columns))
         thread = threading.Thread(target=_drain, args=(ours, screen), daemon=True)
         stack.callback(thread.join)
         stack.enter_context(_descriptors([theirs, os.dup(theirs), os.dup(theirs)]))

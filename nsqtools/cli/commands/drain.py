@@ -61,6 +61,7 @@ def drain(
     from nsqtools.client.options import ClientOptions
     from nsqtools.cluster.directory import Cluster, ClusterAddresses, short_address
     from nsqtools.cluster.drain import Drain, plan_lines
+    from nsqtools.protocol.text import counted
 
     defaults = ClientOptions(max_in_flight=IN_FLIGHT, output_buffer_timeout_s=0.025)
     options = defaults.with_options(settings)
@@ -88,5 +89,5 @@ def drain(
     elif dry_run:
         write_lines(runtime, plan_lines(plan.moves))
     if not dry_run:
-        runtime.tell(f"nsq: {service.moved} messages moved, {left} left")
+        runtime.tell(f"nsq: {counted(service.moved, 'message')} moved, {left} left")
     return signals.status(otherwise=ExitStatus.PARTLY_DONE if left else status)

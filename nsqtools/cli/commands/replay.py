@@ -35,7 +35,7 @@ from nsqtools.cli.render.output import write_json, write_text
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.client.publication import PublishMode
-from nsqtools.protocol.text import escape_line
+from nsqtools.protocol.text import counted, escape_line
 from nsqtools.records.filters import every
 
 if TYPE_CHECKING:
@@ -167,5 +167,5 @@ def report(
     else:
         planned = sorted(job.planned.items())
         write_text(runtime, "".join(f"{escape_line(topic)}\t{count}\n" for topic, count in planned))
-    runtime.tell(f"nsq: {job.counts.confirmed} messages would be published")
+    runtime.tell(f"nsq: {counted(job.counts.confirmed, 'message')} would be published")
     return damage.status

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -30,9 +29,9 @@ def topics(nsqd: Nsqd) -> list[str]:
 
 
 def test_pub_counts_what_nsqd_counts_and_leaves_nothing(
-    any_nsqd: Callable[..., Nsqd], run_nsq: RunNsq, valid_json: ValidJson
+    go_nsqd: Callable[..., GoNsqd], run_nsq: RunNsq, valid_json: ValidJson
 ) -> None:
-    nsqd = any_nsqd()
+    nsqd = go_nsqd()
     nsqd.create_topic("mine")
 
     named = run_nsq(at(nsqd, "pub", "-t", "mine", "-n", "1234", "--warm-up=0s", "--json"))
@@ -51,9 +50,9 @@ def test_pub_counts_what_nsqd_counts_and_leaves_nothing(
 
 
 def test_e2e_consumes_what_it_published_and_leaves_nothing(
-    any_nsqd: Callable[..., Nsqd], run_nsq: RunNsq, valid_json: ValidJson
+    go_nsqd: Callable[..., GoNsqd], run_nsq: RunNsq, valid_json: ValidJson
 ) -> None:
-    nsqd = any_nsqd()
+    nsqd = go_nsqd()
 
     result = run_nsq(at(nsqd, "e2e", "-n", "5000", "--batch=10", "--connections=2", *QUICK))
 
@@ -69,9 +68,9 @@ def test_e2e_consumes_what_it_published_and_leaves_nothing(
 
 
 def test_sub_drains_what_it_filled_and_leaves_nothing(
-    any_nsqd: Callable[..., Nsqd], run_nsq: RunNsq, valid_json: ValidJson
+    go_nsqd: Callable[..., GoNsqd], run_nsq: RunNsq, valid_json: ValidJson
 ) -> None:
-    nsqd = any_nsqd()
+    nsqd = go_nsqd()
 
     result = run_nsq(at(nsqd, "sub", "-n", "30000", "--connections=2", "--json"))
 
@@ -218,15 +217,6 @@ def published(nsqd: Nsqd) -> int:
     return max((topic["message_count"] for topic in nsqd.stats()["topics"] or []), default=0)
 
 
-@pytest.mark.parametrize("mode", ["pub", "sub", "e2e"])
-def test_without_nsqd_it_says_so(run_nsq: RunNsq, mode: str) -> None:
-    result = run_nsq(["bench", mode, "--nsqd-tcp-address=127.0.0.1:1"])
-
-    assert (result.status, result.out) == (4, b"")
-    assert result.err.count("\n") == 2
-    assert re.search("cannot connect to |no answer at ", result.err)
-
-
 @pytest.mark.parametrize("mode", ["pub", "e2e", "sub"])
 def test_an_nsqd_that_dies_ends_it(nsqd: GoNsqd, spawn_nsq: SpawnNsq, mode: str) -> None:
     process = spawn_nsq(at(nsqd, mode, "--for=1h", "--count=50000000"))
@@ -269,28 +259,6 @@ def is_running(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["e2e", "--size=8"], "8 to 8 bytes cannot be measured"),
-        (["pub", "--size=0"], "0 to 0 bytes cannot be measured"),
-        (["pub", "--size=2MiB"], "above nsqd's usual limit"),
-        (["pub", "--size=64KiB", "--batch=1000"], "above nsqd's usual limit for a batch"),
-        (["pub", "--size=9-2"], "its end is below its beginning"),
-        (["pub", "--nsqd-tcp-address=b:1", "--nsqd-tcp-address=a:1", "--connections=1"], "2 nsqd"),
-        (["pub", "--topic=bad topic"], "invalid topic name"),
-        (["pub", "--producer-opt=nonsense=1"], "unknown client option"),
-    ],
-)
-def test_what_cannot_be_measured_is_said(
-    run_nsq: RunNsq, arguments: list[str], complaint: str
-) -> None:
-    result = run_nsq(["bench", *arguments])
-
-    assert (result.status, result.out) == (2, b"")
-    assert complaint in result.err
 
 
 def test_on_a_terminal_it_shows_progress_figures_and_bars(

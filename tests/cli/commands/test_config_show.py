@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plugins.cli import RunNsq, TerminalNsq
+from plugins.cli import RunNsq
 from plugins.clusters import ValidJson
 
 CONFIG = """
@@ -57,22 +57,6 @@ def test_without_anything_there_are_the_defaults(show: Any) -> None:
     assert {origin for _, origin, _ in rows.values()} == {"default"}
 
 
-def test_each_origin_is_named_with_the_place(file: Path, show: Any) -> None:
-    environ = {"NSQ_PROFILE": "lab", "NSQ_AUTH_SECRET": "sesame"}
-
-    rows = show("--deflate-level=3", "--producer-opt=max_outstanding=9", **environ)
-
-    assert rows["profile"] == ("lab", "environment", "NSQ_PROFILE")
-    assert rows["max-in-flight"] == ("7", "file", f"max-in-flight in {file}")
-    assert rows["tls"] == (True, "profile", f"profiles.lab.tls in {file}")
-    assert rows["deflate-level"] == ("3", "flag", "--deflate-level")
-    assert rows["nsqd-tcp-address"][0] == ["lab-1:4150", "lab-2:4150"]
-    place = f"profiles.lab.consumer-opt in {file}"
-    assert rows["consumer-opt max_attempts"] == ("4", "profile", place)
-    assert rows["producer-opt max_outstanding"] == ("9", "flag", "--producer-opt")
-    assert rows["auth-secret"] == ("***", "environment", "NSQ_AUTH_SECRET")
-
-
 def test_what_is_weaker_is_shown_as_not_in_force(file: Path, show: Any) -> None:
     rows = show(
         "--profile=lab",
@@ -108,40 +92,6 @@ def test_secrets_are_masked_wherever_they_stand(
             assert b"***" in result.out
             assert b"sesame" not in result.out
             assert b"hush" not in result.out
-
-
-def test_listings_have_the_origin_and_leave_out_what_a_terminal_has_no_room_for(
-    file: Path, run_nsq: RunNsq, nsq_on_a_terminal: TerminalNsq
-) -> None:
-    lines = run_nsq(["config", "show"]).out.decode().splitlines()
-    terminal = nsq_on_a_terminal(["config", "show"], columns=80).read()
-
-    assert lines[0] == "setting\tvalue\torigin\tplace\tbounds\thelp"
-    assert any(f"max-in-flight\t7\tfile\tmax-in-flight in {file}\t0 or" in line for line in lines)
-    assert "lookupd-http-address" in terminal
-    assert "\t" not in terminal
-
-
-def test_wrong_settings_are_said_as_every_command_says_them(file: Path, run_nsq: RunNsq) -> None:
-    file.write_text("max-in-fligt = 3\n")
-
-    result = run_nsq(["config", "show"])
-
-    assert result.status == 2
-    assert "unknown setting max-in-fligt in" in result.err
-
-
-def test_the_path_is_shown_be_it_there_or_not(
-    show: Any, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    nowhere = show()["config-file"]
-    file = request.getfixturevalue("file")
-    somewhere = show()["config-file"]
-    moved = show(XDG_CONFIG_HOME=str(tmp_path / "etc"))["config-file"]
-
-    assert nowhere == (str(file), "default", "(it does not exist yet)")
-    assert somewhere == (str(file), "default", "")
-    assert moved[:2] == (f"{tmp_path}/etc/nsqtools/config.toml", "environment")
 
 
 def test_a_client_option_is_shown_once_with_its_default_or_what_was_said(show: Any) -> None:

@@ -54,30 +54,6 @@ def test_every_kind_of_body_comes_through_pub_to_file_replay_and_tail(
     assert sorted(bodies_of(nsqd, run_nsq, "again", len(KINDS))) == sorted(KINDS)
 
 
-def test_raw_files_come_back_line_by_line(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq) -> None:
-    (tmp_path / "a.log").write_bytes(b"one\n\ntwo\n")
-
-    refused = run_nsq(replay(nsqd, tmp_path))
-    result = run_nsq(replay(nsqd, tmp_path, "--topic", "again"))
-
-    assert refused.status == 2
-    assert "Give --topic" in refused.err
-    assert result.status == 0
-    assert bodies_of(nsqd, run_nsq, "again", 2) == [b"one", b"two"]
-
-
-def test_a_range_of_times_and_a_pattern_select(
-    nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq
-) -> None:
-    write_archive(tmp_path / "a.gz", messages(0, 20))
-    span = ["--since", "2026-09-21T14:13:25Z", "--until", "2026-09-21T14:13:35Z"]
-
-    run_nsq(replay(nsqd, tmp_path, *span, "--grep", "body 1"))
-
-    expected = [b"body %d" % number for number in range(10, 15)]
-    assert bodies_of(nsqd, run_nsq, "clicks", 5) == expected
-
-
 def test_dedupe_knows_a_message_by_topic_nsqd_and_id(
     nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq
 ) -> None:
@@ -89,15 +65,6 @@ def test_dedupe_knows_a_message_by_topic_nsqd_and_id(
 
     assert "13 confirmed" in result.err
     assert "5 repeated" in result.err
-
-
-def test_a_dry_run_publishes_nothing(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq) -> None:
-    write_archive(tmp_path / "a.gz", messages(0, 10))
-
-    result = run_nsq(replay(nsqd, tmp_path, "--dry-run"))
-
-    assert (result.status, result.out) == (0, b"clicks\t10\n")
-    assert nsqd.stats()["topics"] == []
 
 
 def test_the_pace_of_then_is_kept(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq) -> None:
@@ -119,19 +86,6 @@ def test_a_rate_is_kept(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq) -> None:
     run_nsq(replay(nsqd, tmp_path, "--rate", "100"))
 
     assert time.monotonic() - began >= 1.8
-
-
-def test_damage_is_passed_over_and_shows_in_the_status(
-    nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq
-) -> None:
-    path = write_archive(tmp_path / "a.gz", messages(0, 10), messages(10, 20))
-    path.write_bytes(path.read_bytes()[:-20])
-
-    result = run_nsq(replay(nsqd, tmp_path))
-
-    assert result.status == 6
-    assert "bytes are missing" in result.err
-    assert nsqd.topic_stats("clicks")["message_count"] >= 10
 
 
 def test_an_interrupted_replay_goes_on_where_it_stopped(
@@ -178,29 +132,6 @@ def test_killed_at_any_point_at_most_a_batch_is_doubled_and_nothing_lost(
     assert depth - 20_000 <= kills * 1000
 
 
-def test_messages_above_the_limit_are_rejected_and_kept(
-    nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq
-) -> None:
-    (tmp_path / "a.log").write_bytes(b"x" * (1 << 20) + b"y\nsmall\n")
-    unsent = tmp_path / "unsent.jsonl"
-
-    result = run_nsq(replay(nsqd, tmp_path / "a.log", "-t", "again", "--unsent-file", unsent))
-
-    assert result.status == 6
-    assert "1 confirmed, 1 rejected" in result.err
-    assert unsent.read_bytes().count(b"\n") == 1
-
-
-def test_without_nsqd_nothing_is_confirmed(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq) -> None:
-    write_archive(tmp_path / "a.gz", messages(0, 10))
-    nsqd.kill()
-
-    result = run_nsq(replay(nsqd, tmp_path, "--retry-timeout", "0s"))
-
-    assert result.status == 4
-    assert "10 unsent" in result.err
-
-
 def test_several_nsqd_share_the_messages(
     go_nsqd: Callable[..., GoNsqd], tmp_path: Path, run_nsq: RunNsq
 ) -> None:
@@ -212,10 +143,3 @@ def test_several_nsqd_share_the_messages(
     counts = [nsqd.topic_stats("clicks")["message_count"] for nsqd in (first, second)]
     assert sum(counts) == 5000
     assert min(counts) > 0
-
-
-@pytest.mark.parametrize("topic", ["a=", "=", "bad topic"])
-def test_a_topic_that_cannot_be_is_refused(
-    nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq, topic: str
-) -> None:
-    assert run_nsq(replay(nsqd, tmp_path, "--topic", topic)).status == 2

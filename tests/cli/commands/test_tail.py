@@ -10,11 +10,9 @@ import subprocess
 import sys
 import termios
 import time
-from pathlib import Path
 
 import pytest
-from plugins.certificates import Certificates
-from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
+from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -37,24 +35,6 @@ def is_subscribed(nsqd: GoNsqd, clients: int = 1) -> bool:
     return sum(channel["client_count"] for channel in channels) == clients
 
 
-def test_a_pipe_gets_the_bodies_as_they_are(run_nsq: RunNsq, clicks: GoNsqd) -> None:
-    result = run_nsq([*place(clicks), "-n", "3"])
-
-    assert (result.status, result.err) == (0, "")
-    assert sorted(result.out.split(b"\n")) == [b"", b"one", b"two\x1b[31m", b"\xff\x00three"]
-
-
-def test_a_terminal_is_not_steered_by_what_it_shows(
-    nsq_on_a_terminal: TerminalNsq, clicks: GoNsqd
-) -> None:
-    terminal = nsq_on_a_terminal([*place(clicks), "-n", "3"])
-    terminal.expect_exact("\\xff\\x00three")
-    shown = terminal.before + terminal.read()
-
-    assert "two\\x1b[31m" in shown
-    assert "\x1b[31m" not in shown
-
-
 def test_json_is_the_envelope_that_pub_reads(run_nsq: RunNsq, clicks: GoNsqd) -> None:
     result = run_nsq([*place(clicks), "-n", "3", "--json"])
 
@@ -71,36 +51,6 @@ def test_json_is_the_envelope_that_pub_reads(run_nsq: RunNsq, clicks: GoNsqd) ->
     )
     assert copied.status == 0, copied.err
     assert clicks.depth("copy") == 3
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        (["--format", "{topic}|{size}|{attempts}|{body}\\0"], b"clicks|3|1|one\0"),
-        (["--format", "{timestamp:%Y}"], time.strftime("%Y", time.gmtime()).encode()),
-        (["--delimiter", "\\0"], b"one\0"),
-        (["--delimiter", ""], b"one"),
-        (["--decode", "hex"], b"6f6e65\n"),
-        (["--decode", "base64"], b"b25l\n"),
-        (["--print-topic"], b"clicks | one\n"),
-    ],
-)
-def test_messages_are_shown_as_asked(
-    run_nsq: RunNsq, nsqd: GoNsqd, flags: list[str], expected: bytes
-) -> None:
-    nsqd.create_channel("clicks", "c")
-    nsqd.publish("clicks", b"one")
-
-    result = run_nsq([*place(nsqd), "-n", "1", *flags])
-
-    assert (result.status, result.out) == (0, expected)
-
-
-def test_grep_shows_only_what_matches(run_nsq: RunNsq, clicks: GoNsqd) -> None:
-    result = run_nsq([*place(clicks), "--grep", "^O", "-i", "--until-empty"])
-
-    assert result.out == b"one\n"
-    assert clicks.depth("clicks", "c") == 0
 
 
 def test_sample_shows_a_share_and_finishes_the_rest(run_nsq: RunNsq, nsqd: GoNsqd) -> None:
@@ -138,13 +88,6 @@ def test_a_lone_message_appears_within_milliseconds(spawn_nsq: SpawnNsq, clicks:
         delays_ms.append((time.time_ns() - int(process.stdout.readline())) / 1e6)
 
     assert sorted(delays_ms)[len(delays_ms) // 2] < 50  # nsq_tail: above 200
-
-
-def test_too_few_messages_are_status_7(run_nsq: RunNsq, clicks: GoNsqd) -> None:
-    result = run_nsq([*place(clicks), "-n", "10", "--for", f"{patience_s(0.7):g}s"])
-
-    assert result.status == 7
-    assert result.err == "nsq: 3 of 10 messages arrived\n"
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -194,84 +137,3 @@ def test_a_reader_that_went_away_is_141_without_a_word(spawn_nsq: SpawnNsq, clic
     assert process.wait(patience_s(10)) == 141
     assert process.stderr.read() == b""
     wait_until(lambda: clicks.depth("clicks", "c") >= 99, what="what was not written waits again")
-
-
-def test_a_misspelt_topic_is_not_created(run_nsq: RunNsq, clicks: GoNsqd) -> None:
-    result = run_nsq(["tail", "-t", "click", *place(clicks)[5:]])
-
-    assert result.status == 3
-    assert result.err == (
-        "nsq: error: topic click does not exist\n"
-        "hint: Did you mean clicks? Use --create to subscribe all the same.\n"
-    )
-    assert [topic["topic_name"] for topic in clicks.stats()["topics"]] == ["clicks"]
-
-
-def test_a_backlog_without_a_channel_is_not_touched(run_nsq: RunNsq, nsqd: GoNsqd) -> None:
-    nsqd.publish("clicks", *(b"%d" % n for n in range(1000)))
-    command = ["tail", "-t", "clicks", *place(nsqd)[5:], "-n", "3"]
-
-    refused = run_nsq(command)
-
-    assert refused.status == 2
-    assert "no channel and 1000 messages waiting" in refused.err
-    assert nsqd.depth("clicks") == 1000
-    assert run_nsq([*command, "--force"]).out.count(b"\n") == 3
-
-
-BAD_INPUT = [
-    (["-t", "bad topic"], 2, "invalid topic name 'bad topic'"),
-    (["-t", "clicks", "-c", "a b"], 2, "invalid channel name 'a b'"),
-    (["-t", "clicks", "--consumer-opt", "bogus=1"], 2, "unknown client option 'bogus'"),
-    (["-t", "clicks", "--consumer-opt", "deflate_level=99"], 2, "deflate_level"),
-    (["-t", "clicks", "--tls", "--tls-ca-file", "/no/ca.pem"], 2, "/no/ca.pem"),
-    (["-t", "clicks", "--format", "{nope}"], 2, "nope"),
-    (["-t", "clicks", "--grep", "("], 2, "("),
-    (["-t", "clicks", "--nsqd-tcp-address", "host:port"], 2, "'host:port'"),
-    (["-t", "clicks", "--nsqd-tcp-address", "no-such-host.invalid"], 4, "no-such-host.invalid"),
-    ([], 2, "--topic"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "status", "named"), BAD_INPUT)
-def test_bad_input_is_one_line_with_a_remedy(
-    run_nsq: RunNsq, arguments: list[str], status: int, named: str
-) -> None:
-    result = run_nsq(["tail", *arguments, "-q"])
-
-    lines = result.err.splitlines()
-    assert result.status == status, result.err
-    assert lines[0].startswith("nsq: error: ")
-    assert named in lines[0]
-    assert len(lines) <= 2
-    assert all(line.startswith("hint: ") for line in lines[1:])
-
-
-def test_the_http_port_of_nsqd_is_recognised(run_nsq: RunNsq, clicks: GoNsqd) -> None:
-    result = run_nsq(["tail", "-t", "clicks", "-q", "--nsqd-tcp-address", clicks.http_address])
-
-    assert result.status == 1
-    assert result.err == (
-        f"nsq: error: {clicks.http_address}: the peer speaks HTTP\n"
-        "hint: This is an HTTP port; nsqd's TCP port is usually 4150.\n"
-    )
-
-
-def test_tls_that_is_not_offered_is_refused(
-    run_nsq: RunNsq, clicks: GoNsqd, certificates: Certificates
-) -> None:
-    result = run_nsq([*place(clicks), "--tls", "--tls-ca-file", str(certificates.ca)])
-
-    assert result.status == 5
-    assert f"{clicks.tcp_address} does not offer TLS" in result.err
-
-
-def test_a_file_that_is_no_certificate_is_named(
-    run_nsq: RunNsq, clicks: GoNsqd, tmp_path: Path
-) -> None:
-    path = tmp_path / "ca.pem"
-    path.write_text("no certificate")
-    result = run_nsq([*place(clicks), "--tls", "--tls-ca-file", str(path)])
-
-    assert result.status == 2
-    assert f"cannot use the CA file {path}" in result.err

@@ -52,32 +52,6 @@ def test_a_link_takes_go_flags(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "native"),
-    [
-        ("nsq_tail -topic=a --topic b -n 3", "tail --topic a --topic b --count 3"),
-        ("to_nsq -topic=a -delimiter=\\\\", "pub --topic a --mode all --delimiter '\\\\'"),
-        ("nsq_to_file -topic=a -gzip -rotate-size=5", "--rotate-text-size 5"),
-        ("nsq_to_file -topic=a -rotate-interval=1h", "--rotate-age 1h"),
-        ("nsq_to_file -topic=a", "--filename-format '<TOPIC>.<HOST>.<DATETIME>.log'"),
-        ("nsq_to_file -topic=a -topic=b -topic-pattern=a", "to-file --format raw --topic a --ch"),
-        ("nsq_to_nsq -topic=a -destination-nsqd-tcp-address=b:1", "to-nsq --topic a"),
-        ("nsq_to_nsq -topic=a -destination-nsqd-tcp-address=b:1 -mode=x", "to-nsq --topic a"),
-        ("nsq_to_http -topic=a -post=http://h/ -mode=multicast", "--mode all"),
-        ("to_nsq -topic=a", "--retry-timeout 0s"),
-        ("nsq_to_http -topic=a -post=http://h/{x}", "--post 'http://h/{{x}}'"),
-        ("nsq_to_http -topic=a -get=http://h/?a=%s", "--get 'http://h/?a={body:url}'"),
-    ],
-)
-def test_explain_gives_the_native_line(line: str, native: str) -> None:
-    program, *flags = shlex.split(line)
-    first, *notes = explain(program, [*flags, *PLACE])
-    assert native in first
-    assert first.startswith("nsq ")
-    assert notes
-    assert all(note.startswith("# ") for note in notes)
-
-
-@pytest.mark.parametrize(
     "line",
     [
         "nsq_tail -topic=a -n=2",
@@ -92,12 +66,6 @@ def test_native_lines_are_understood(run_nsq: RunNsq, line: str) -> None:
     native = shlex.split(explain(program, [*flags, *PLACE])[0])[1:]
     assert run_nsq([*native, "--help"]).status == 0
     assert run_nsq([*native, "--no-such-option"]).err.startswith("nsq: error: no such option")
-
-
-def test_help_and_wrong_use(run_nsq: RunNsq) -> None:
-    assert run_nsq(["compat", "--help"]).out.startswith(b"Usage: nsq compat --install DIR")
-    for wrong in ([], ["explain"], ["--install"], ["explain", "nsq_tail", "-x"], ["explain", "ls"]):
-        assert run_nsq(["compat", *wrong]).status == 2
 
 
 def test_what_the_go_program_takes_and_cannot_do_is_refused(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from plugins.cli import GivenCommand, RunNsq
+from plugins.cli import GivenCommand
 
 from nsqtools.cli.options.connection import (
     ConsumerConnection,
@@ -288,17 +288,3 @@ def test_what_a_profile_may_set_is_what_the_commands_take() -> None:
         for name, parameter in taken.items()
         if name not in ("context", "profile", "no_profile")
     } == REPEATABLE
-
-
-def test_a_default_file_that_cannot_be_read_is_said_and_left_out(
-    run_nsq: RunNsq, tmp_path: Path
-) -> None:
-    (tmp_path / ".config/nsqtools/config.toml").mkdir(parents=True)
-
-    used = run_nsq(["config", "show"])
-    asked_for = run_nsq(["config", "show", "--profile", "lab"])
-
-    assert used.status == 0
-    assert "config.toml (Is a directory); going on without it" in used.err
-    assert asked_for.status == 2
-    assert "config.toml (Is a directory)" in asked_for.err

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from plugins.cli import RunNsq, TerminalNsq
 
 from nsqtools.cli.render.output import ByteWriter, ReaderGone, cell_text
 from nsqtools.errors import OutputError
@@ -79,26 +77,3 @@ def test_a_full_disk_is_an_output_error() -> None:
         ByteWriter(full.fileno()).write(b"x")
 
     assert not isinstance(caught.value, ReaderGone)
-
-
-def test_on_a_pipe_a_listing_is_tab_separated_with_a_head(run_nsq: RunNsq) -> None:
-    lines = run_nsq(["schema"]).out.decode().splitlines()
-
-    assert lines[0] == "command\tschema\tprints"
-    assert {line.count("\t") for line in lines} == {2}
-    assert "topic list\ttopic-list\tTopics" in lines
-
-
-def test_json_is_one_document(run_nsq: RunNsq) -> None:
-    listing = json.loads(run_nsq(["schema", "--json"]).out)
-
-    assert {"command": "topic list", "schema": "topic-list", "prints": "Topics"} in listing
-
-
-def test_on_a_terminal_a_listing_is_a_table_of_its_width(nsq_on_a_terminal: TerminalNsq) -> None:
-    lines = nsq_on_a_terminal(["schema"], env={"NO_COLOR": "1"}, columns=120).read().splitlines()
-
-    assert lines[0].split() == ["command", "schema", "prints"]
-    assert "\t" not in "".join(lines)
-    assert max(map(len, lines)) <= 120
-    assert len({line.find(" What") for line in lines if line.startswith("archive ver")}) == 1

@@ -8,10 +8,10 @@ import logging
 import re
 
 import pytest
-from plugins.cli import GivenCommand, RunNsq
+from plugins.cli import GivenCommand
 
 from nsqtools.cli.parsing import app
-from nsqtools.cli.running.runtime import Session, configure_logging, level
+from nsqtools.cli.running.runtime import Session, configure_logging
 
 
 @pytest.fixture
@@ -50,23 +50,21 @@ def test_a_json_line_is_an_object_with_the_exception(logger: logging.Logger) -> 
 
 
 @pytest.mark.parametrize(
-    ("quiet", "verbose", "expected"),
-    [(False, 0, "WARNING"), (False, 1, "INFO"), (False, 5, "DEBUG"), (True, 0, "ERROR")],
+    ("line", "said"),
+    [
+        ("", ["a", "done"]),
+        ("-q", []),
+        ("-v", ["a", "b", "done"]),
+        ("-vv", ["a", "b", "c", "done"]),
+        ("--debug", ["a", "b", "c", "done"]),
+    ],
 )
-def test_how_much_is_logged(quiet: bool, verbose: int, expected: str) -> None:
-    assert logging.getLevelName(level(quiet=quiet, verbose=verbose)) == expected
-
-
-@pytest.mark.parametrize(
-    ("line", "logged"),
-    [("", ["a"]), ("-v", ["a", "b"]), ("-vv", ["a", "b", "c"]), ("--debug", ["a", "b", "c"])],
-)
-def test_the_options_of_a_command_set_it_up(
+def test_the_options_of_a_command_say_how_much(
     given_command: GivenCommand,
     capsys: pytest.CaptureFixture[str],
     logger: logging.Logger,
     line: str,
-    logged: list[str],
+    said: list[str],
 ) -> None:
     def talk(*, runtime: Session) -> None:
         logger.warning("a")
@@ -79,21 +77,4 @@ def test_the_options_of_a_command_set_it_up(
 
     out, err = capsys.readouterr()
     assert out == ""
-    assert [text.split(": ")[-1] for text in err.splitlines()] == [*logged, "done"]
-
-
-def test_quiet_keeps_summaries_back(
-    given_command: GivenCommand, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def talk(*, runtime: Session) -> None:
-        runtime.tell("done")
-
-    given_command(talk)
-    app.run(["given", "-q"])
-
-    assert capsys.readouterr().err == ""
-
-
-def test_the_form_is_one_of_two(run_nsq: RunNsq) -> None:
-    assert run_nsq(["schema", "--log-format", "json"]).status == 0
-    assert run_nsq(["schema", "--log-format", "yaml"]).status == 2
+    assert [text.split(": ")[-1] for text in err.splitlines()] == said

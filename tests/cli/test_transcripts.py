@@ -1,0 +1,182 @@
+"""Each command as it is typed and what it prints: one reviewed transcript for each.
+
+A transcript is a file in transcripts/:
+
+    = nsqd                               daemons that run, with flags: nsqd, other, lookupd
+    ~ \\d+\\.\\d+ MS                         what differs from run to run, and what stands for it
+    $ printf 'a\\nb\\n' | nsq pub -t clicks   typed; the rest of the line is the shell's
+    % nsq topic list                     typed on a terminal of 100 columns (``COLUMNS=80 nsq ...``)
+      on stdout                          what is printed: two blanks before stdout,
+    ! nsq: on stderr                     a mark before stderr,
+    [3]                                  and the exit status unless it is 0
+
+Commands run in an empty directory, which is their home, find the nsqd by the environment, and may
+name the addresses of daemons: ``$TCP``, ``$HTTP``, ``$OTHER_TCP``, ``$OTHER_HTTP`` and ``$LOOKUP``,
+which is also what the transcript shows. Before each, everything that was published is in its
+channels, nothing is in flight and nsqlookupd knows all topics. A transcript with daemons holds for
+the Go daemons and for the embedded ones. On a terminal columns are shown two blanks apart.
+
+``NSQTOOLS_TEST_RECORD=1 pytest tests/cli/test_transcripts.py`` writes what is printed now; review
+it with ``git diff``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from string import Template
+
+import pytest
+from plugins.cli import RunNsq
+from plugins.clusters import KINDS
+from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
+from plugins.http_api import Nsqd, Nsqlookupd
+from plugins.servers import Serve
+from plugins.waiting import wait_until
+
+TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
+COLUMNS = 100
+IS_RECORDING = os.environ.get("NSQTOOLS_TEST_RECORD", "0") != "0"
+
+
+def cases() -> Iterator[object]:
+    for path in TRANSCRIPTS:
+        if not re.search(r"^= ", path.read_text("utf-8"), re.MULTILINE):
+            yield pytest.param(path, (EmbeddedServer, EmbeddedLookupServer), id=path.stem)
+        else:
+            for kind in KINDS[: 1 if IS_RECORDING else None]:
+                yield pytest.param(
+                    path, kind.values[0], id=f"{path.stem}-{kind.id}", marks=kind.marks
+                )
+
+
+@pytest.mark.parametrize(("path", "kind"), list(cases()))
+def test_a_command_prints_what_its_transcript_says(
+    path: Path,
+    kind: tuple[Callable[..., Nsqd], Callable[..., Nsqlookupd]],
+    serve: Serve,
+    data_path: Callable[[], Path],
+    run_nsq: RunNsq,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = path.read_text("utf-8")
+    cluster = Cluster(kind, serve, data_path)
+    for name, flags in re.findall(r"^= (\w+) *(.*)$", text, re.MULTILINE):
+        cluster.start(name, *flags.split())
+    session = Session(run_nsq, cluster, re.findall(r"^~ (.*) (\S+)$", text, re.MULTILINE))
+    seen = []
+    for line in text.splitlines():
+        if not line.startswith(("  ", "! ", "[")):
+            seen.append(line)
+        if line.startswith(("$ ", "% ")):
+            seen += session.type(line)
+    if IS_RECORDING:
+        path.write_text("\n".join(seen) + "\n", "utf-8")
+    assert seen == text.splitlines() or IS_RECORDING, "\n".join(seen)
+
+
+class Cluster:
+    """The daemons of a transcript. ``names`` are the addresses, by what it calls them."""
+
+    def __init__(
+        self,
+        kind: tuple[Callable[..., Nsqd], Callable[..., Nsqlookupd]],
+        serve: Serve,
+        data_path: Callable[[], Path],
+    ) -> None:
+        self.names: dict[str, str] = {}
+        self._kind, self._serve, self._data_path = kind, serve, data_path
+        self._nsqds: list[Nsqd] = []
+        self._lookupds: list[Nsqlookupd] = []
+
+    def start(self, name: str, *flags: str) -> None:
+        """Start the one that a transcript calls so; those after a nsqlookupd register with it."""
+        if name == "lookupd":
+            self._lookupds.append(self._serve(self._kind[1](*flags)))
+            self.names["LOOKUP"] = self._lookupds[-1].http_address
+            return
+        register = [f"-lookupd-tcp-address={each.tcp_address}" for each in self._lookupds]
+        nsqd = self._kind[0](self._data_path(), "-broadcast-address=127.0.0.1", *register, *flags)
+        self._nsqds.append(self._serve(nsqd))
+        prefix = "" if name == "nsqd" else f"{name.upper()}_"
+        self.names |= {f"{prefix}TCP": nsqd.tcp_address, f"{prefix}HTTP": nsqd.http_address}
+
+    def settle(self) -> None:
+        """Wait until nothing is under way between or inside the daemons."""
+        wait_until(self._is_settled, what="the daemons have settled", timeout_s=20)
+
+    def _is_settled(self) -> bool:
+        topics = [topic for nsqd in self._nsqds for topic in nsqd.stats()["topics"] or []]
+        channels = [channel for topic in topics for channel in topic["channels"] or []]
+        return (
+            not any(each["channels"] and each["depth"] and not each["paused"] for each in topics)
+            and not any(each["in_flight_count"] or each["clients"] for each in channels)
+            and all(self._knows(lookupd, topics) for lookupd in self._lookupds)
+        )
+
+    def _knows(self, lookupd: Nsqlookupd, topics: list[dict[str, object]]) -> bool:
+        registered = set(lookupd.json("/topics")["topics"])
+        return len(lookupd.json("/nodes")["producers"]) == len(self._nsqds) and registered >= {
+            each["topic_name"] for each in topics
+        }
+
+
+class Session:
+    """Types the lines of a transcript."""
+
+    def __init__(self, run_nsq: RunNsq, cluster: Cluster, masks: list[tuple[str, str]]) -> None:
+        self._run_nsq, self._cluster, self._masks = run_nsq, cluster, masks
+
+    def type(self, line: str) -> list[str]:
+        """What is shown below the line."""
+        self._cluster.settle()
+        typed = Template(line[2:]).safe_substitute(self._cluster.names)
+        status, out, err = 0, b"", ""
+        for part in typed.split(" | "):
+            words = shlex.split(part) if re.match(r"([A-Z_]+=\S* )*nsq\b", part) else []
+            if words:
+                done = self._nsq(words, out, is_on_terminal=line.startswith("%"))
+                status, out, err = status or done[0], done[1], err + done[2]
+            else:
+                shell = subprocess.run(["sh", "-c", part], input=out, capture_output=True)
+                status, out = status or shell.returncode, shell.stdout
+                err += shell.stderr.decode()
+        end = [f"[{status}]"] if status else []
+        shown = self._masked(out.decode("utf-8", "backslashreplace"), line)
+        return [*shown, *(f"! {each[2:]}" for each in self._masked(err, line)), *end]
+
+    def _nsq(
+        self, words: list[str], stdin: bytes, *, is_on_terminal: bool
+    ) -> tuple[int, bytes, str]:
+        names = self._cluster.names
+        env = {f"NSQ_NSQD_{name}_ADDRESS": names[name] for name in ("TCP", "HTTP") if name in names}
+        while words[0] != "nsq":
+            name, _, env[name] = words.pop(0).partition("=")
+        if is_on_terminal:
+            env = {"TERM": "dumb", "NO_COLOR": "1", **env}
+            columns = int(env.pop("COLUMNS", COLUMNS))
+            return self._run_nsq(words[1:], stdin, env, terminal=True, columns=columns)
+        return self._run_nsq(words[1:], stdin, env)
+
+    def _masked(self, text: str, line: str) -> list[str]:
+        """The lines that show a text: one for each of its own, with addresses and such masked."""
+        for name, address in self._cluster.names.items():
+            text = text.replace(address, f"${name}")
+        text = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "HOST", text)
+        text = re.sub(r"\b20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "TIME", text)
+        text = text.replace(os.getcwd(), "HERE")
+        for pattern, name in self._masks:
+            text = re.sub(pattern, name, text)
+        if line.startswith("%"):
+            text = re.sub(r"(?<=\S) {2,}", "  ", text.replace("\r\n", "\n"))
+        text = re.sub(r"[^\n\t -~\xa0-\uffff]", lambda found: repr(found[0])[1:-1], text)
+        end = "" if text.endswith("\n") or not text else "(no end of line)"
+        lines = (text + end).split("\n")[: None if end else -1]
+        return [f"  {each}".rstrip() or "  (empty line)" for each in lines]
