@@ -8,16 +8,15 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, Generic, TextIO, TypeVar
+from typing import Any, Generic, Self, TextIO, TypeVar
 
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.foreground import RunnableDaemon
 from nsqtools.server.loop_meter import MeteredLoop
 from nsqtools.server.nsqd_daemon import NsqdDaemon
 from nsqtools.server.nsqlookupd_daemon import NsqlookupdDaemon
 from nsqtools.server.options import NsqdOptions, NsqlookupdOptions
 
-D = TypeVar("D", bound=RunnableDaemon)
+D = TypeVar("D", bound=NsqdDaemon | NsqlookupdDaemon)
 
 
 class DaemonThread(Generic[D]):
@@ -78,7 +77,41 @@ class DaemonThread(Generic[D]):
             self._daemon = None
 
 
-class EmbeddedNsqd:
+class _Embedded(Generic[D]):
+    _thread: DaemonThread[D]
+
+    @property
+    def tcp_address(self) -> str:
+        """Where it serves TCP, as ``host:port``."""
+        return self._thread.daemon.tcp_address
+
+    @property
+    def http_address(self) -> str:
+        """Where it serves HTTP, as ``host:port``."""
+        return self._thread.daemon.http_address
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Serve; call `stop` at the end. Raises `ConfigurationError`, ``OSError``."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop as on SIGTERM: everything unfinished is on disk afterwards."""
+        self._thread.end(lambda daemon: daemon.stop())
+
+
+class EmbeddedNsqd(_Embedded[NsqdDaemon]):
     """A whole nsqd on free ports of 127.0.0.1, ready when the ``with`` block starts.
 
     ``options`` are nsqd's flags with underscores, durations in seconds (`NsqdOptions`). Without a
@@ -103,16 +136,6 @@ class EmbeddedNsqd:
         self._thread = DaemonThread("nsqd", lambda: NsqdDaemon(self._options, lines))
 
     @property
-    def tcp_address(self) -> str:
-        """Where it serves TCP, as ``host:port``."""
-        return self._thread.daemon.tcp_address
-
-    @property
-    def http_address(self) -> str:
-        """Where it serves HTTP, as ``host:port``."""
-        return self._thread.daemon.http_address
-
-    @property
     def https_address(self) -> str:
         """Where it serves HTTPS, as ``host:port``; ``""`` without a certificate."""
         return self._thread.daemon.https_address
@@ -122,32 +145,20 @@ class EmbeddedNsqd:
         """The directory of its files; a new temporary one at each start unless it was given."""
         return self._options.data_path
 
-    def __enter__(self) -> EmbeddedNsqd:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
-
     def start(self) -> None:
         """Serve; call `stop` or `kill` at the end. Raises `ConfigurationError`, ``OSError``."""
         if not self._keeps_data:
             self._directory = TemporaryDirectory(prefix="nsqd-")
             self._options = replace(self._options, data_path=self._directory.name)
         try:
-            self._thread.start()
+            super().start()
         except BaseException:
             self._forget()
             raise
 
     def stop(self) -> None:
         """Stop as on SIGTERM: everything unfinished is on disk afterwards."""
-        self._thread.end(lambda daemon: daemon.stop())
+        super().stop()
         self._forget()
 
     def kill(self) -> None:
@@ -160,7 +171,7 @@ class EmbeddedNsqd:
             self._directory.cleanup()
 
 
-class EmbeddedNsqlookupd:
+class EmbeddedNsqlookupd(_Embedded[NsqlookupdDaemon]):
     """A whole nsqlookupd on free ports of 127.0.0.1, ready when the ``with`` block starts.
 
     ``options`` are nsqlookupd's flags with underscores, durations in seconds (`NsqlookupdOptions`).
@@ -182,33 +193,3 @@ class EmbeddedNsqlookupd:
         given = NsqlookupdOptions(**{**defaults, **options})
         lines = DaemonLog(log, given.log_prefix, given.log_level)
         self._thread = DaemonThread("nsqlookupd", lambda: NsqlookupdDaemon(given, lines))
-
-    @property
-    def tcp_address(self) -> str:
-        """Where nsqd registers, as ``host:port``."""
-        return self._thread.daemon.tcp_address
-
-    @property
-    def http_address(self) -> str:
-        """Where consumers ask, as ``host:port``."""
-        return self._thread.daemon.http_address
-
-    def __enter__(self) -> EmbeddedNsqlookupd:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        """Serve; call `stop` at the end. Raises `ConfigurationError`, ``OSError``."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop as on SIGTERM."""
-        self._thread.end(lambda daemon: daemon.stop())

@@ -47,15 +47,15 @@ from nsqtools.server.loop_meter import in_steps, meter_of, page_in_steps
 from nsqtools.server.options import NsqlookupdOptions
 from nsqtools.server.registrations import RegisteredNsqd, Registration, Registrations, steady_ns
 from nsqtools.server.stats import nsqlookupd_metrics
-from nsqtools.server.tcp.client_connection import ClientConnection
+from nsqtools.server.tcp.client_connection import ClientConnection, ConnectionProtocol
 
 _OK = encode_response(b"OK")
 
 Command = Callable[[list[bytes], bytes, int, int], int]
 
 
-class LookupProtocolV1:
-    """The conversation with one nsqd; see `client_connection.ConnectionProtocol`.
+class LookupProtocolV1(ConnectionProtocol):
+    """The conversation with one nsqd.
 
     ``own_info`` is what nsqlookupd says of itself.
     """
@@ -79,8 +79,6 @@ class LookupProtocolV1:
             b"UNREGISTER": self._unregister,
         }
 
-    # client_connection.ConnectionProtocol
-
     def execute(self, data: bytes, position: int) -> int:
         """Run the command at the position."""
         words, after = read_words(data, position)
@@ -89,27 +87,9 @@ class LookupProtocolV1:
             raise RequestError("E_INVALID", b"invalid command " + words[0])
         return handler(words, data, after, position)
 
-    def quick(self, data: bytes) -> bytes | None:
-        """Nothing here is so frequent that it would need a way of its own."""
-        return None
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a command is not answered yet: all are at once."""
-        return False
-
     def encode_error(self, error: RequestError) -> bytes:
         """Return the error as a response."""
         return encode_response(error.data)
-
-    def commands_done(self) -> None:
-        """Nothing to do: nsqlookupd has no deadlines."""
-
-    def output_stuck(self) -> None:
-        """Nothing to do: the connection stops reading until the nsqd takes its answers."""
-
-    def output_flows(self) -> None:
-        """Go on."""
 
     def closed(self) -> None:
         """Forget the nsqd; the names that it announced stay."""

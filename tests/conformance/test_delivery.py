@@ -204,33 +204,23 @@ def test_requeued_with_a_delay_it_waits(timed_nsqd: Nsqd) -> None:
     assert waited_s > 0.4
 
 
-def test_a_paused_channel_holds_messages_back(any_nsqd: AnyNsqd) -> None:
+@pytest.mark.parametrize("what", ["topic", "channel"])
+def test_what_is_paused_holds_messages_back(any_nsqd: AnyNsqd, what: str) -> None:
     nsqd = any_nsqd()
+    names = {"topic": "t", "channel": "ch"} if what == "channel" else {"topic": "t"}
     with RawClient(nsqd.tcp_address) as client:
         # not ready with one in flight: what is ready may take a message before it hears of a pause
         client.subscribe("t", "ch", ready=1)
         nsqd.publish("t", b"1")
         first = client.read_message()
-        nsqd.post("/channel/pause", topic="t", channel="ch")
+        nsqd.post(f"/{what}/pause", **names)
         nsqd.publish("t", b"2")
         client.finish([first])
         client.settle()
-        wait_until(lambda: nsqd.depth("t", "ch") == 1, what="the message waits")
-        nsqd.post("/channel/unpause", topic="t", channel="ch")
+        wait_until(lambda: nsqd.depth(*names.values()) == 1, what="the message waits")
+        nsqd.post(f"/{what}/unpause", **names)
 
         assert client.read_message().body == b"2"
-
-
-def test_a_paused_topic_holds_messages_back(any_nsqd: AnyNsqd) -> None:
-    nsqd = any_nsqd()
-    with RawClient(nsqd.tcp_address) as client:
-        client.subscribe("t", "ch", ready=2)
-        nsqd.post("/topic/pause", topic="t")
-        nsqd.publish("t", b"1")
-        assert nsqd.depth("t") == 1
-        nsqd.post("/topic/unpause", topic="t")
-
-        assert client.read_message().body == b"1"
 
 
 def test_emptying_a_channel_forgets_what_is_in_flight(any_nsqd: AnyNsqd) -> None:

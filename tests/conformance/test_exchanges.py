@@ -35,7 +35,8 @@ EMBEDDED = {"nsqd": EmbeddedServer, "nsqlookupd": EmbeddedLookupServer}
 
 @pytest.mark.parametrize("table", TABLES)
 def test_the_embedded_daemon_answers_as_recorded(table: str) -> None:
-    assert differences(table, EMBEDDED) == []
+    found = differences(table, EMBEDDED)
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.real_nsqd
@@ -43,7 +44,8 @@ def test_the_go_daemons_answer_as_recorded() -> None:
     if os.environ.get("NSQTOOLS_RECORD_EXCHANGES"):
         for table in TABLES:
             (ANSWERS / f"{table}.jsonl").write_text("".join(lines(table, GO)))
-    assert [each for table in TABLES for each in differences(table, GO)] == []
+    found = [each for table in TABLES for each in differences(table, GO)]
+    assert not found, "\n".join(found)
 
 
 def differences(table: str, kinds: dict[str, Any]) -> list[str]:

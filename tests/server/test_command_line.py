@@ -29,6 +29,7 @@ from nsqtools.server.go_flags import (
 from nsqtools.server.options import NsqdOptions
 
 FLAGS = flags_of(NsqdOptions, {"worker-id": "[deprecated] use --node-id"})
+LATENCY = "e2e-processing-latency-percentile"
 TIMEOUT_S = patience_s(20.0)
 FREE_PORTS = ("-tcp-address=127.0.0.1:0", "--http-address", "127.0.0.1:0")
 LINE = re.compile(
@@ -40,40 +41,34 @@ def given(*arguments: str) -> dict[str, object]:
     return parse_flags(FLAGS, arguments).options
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options"),
-    [
-        ([], {}),
-        (["-max-rdy-count", "5"], {"max_rdy_count": 5}),
-        (["--max-rdy-count=5"], {"max_rdy_count": 5}),
-        (["-max-rdy-count=0x1_0", "-max-msg-size=010"], {"max_rdy_count": 16, "max_msg_size": 8}),
-        (["-msg-timeout=1h30m"], {"msg_timeout": 5400.0}),
-        (["-msg-timeout=1.5s"], {"msg_timeout": 1.5}),
-        (["-output-buffer-timeout", "250us"], {"output_buffer_timeout": 0.00025}),
-        (["-snappy", "-deflate=f"], {"snappy": True, "deflate": False}),
-        (["-tls-required"], {"tls_required": 2}),
-        (["-tls-required=TCP-https"], {"tls_required": 1}),
-        (["-tls-min-version=TLS1.2"], {"tls_min_version": 0x0303}),
-        (["-log-level=WARN"], {"log_level": "warn"}),
-        (
-            ["-lookupd-tcp-address=a:1", "--lookupd-tcp-address", "b:2"],
-            {"lookupd_tcp_address": ("a:1", "b:2")},
-        ),
-        (
-            ["-e2e-processing-latency-percentile=1.0,0.5", "-e2e-processing-latency-percentile=.9"],
-            {"e2e_processing_latency_percentile": (1.0, 0.5, 0.9)},
-        ),
-        (["-data-path", "-x"], {"data_path": "-x"}),
-        (["-data-path="], {"data_path": ""}),
-        (["-verbose", "-worker-id"], {}),
-        (["-max-rdy-count=5", "word", "-max-rdy-count=6"], {"max_rdy_count": 5}),
-        (["--", "-nonsense"], {}),
-        (["-"], {}),
-        (["-max-rdy-count=1", "-max-rdy-count=2"], {"max_rdy_count": 2}),
-    ],
-)
-def test_flags_are_read_as_go_reads_them(arguments: list[str], options: dict[str, object]) -> None:
-    assert given(*arguments) == options
+READ: dict[str, dict[str, object]] = {
+    "": {},
+    "-max-rdy-count 5": {"max_rdy_count": 5},
+    "--max-rdy-count=5": {"max_rdy_count": 5},
+    "-max-rdy-count=0x1_0 -max-msg-size=010": {"max_rdy_count": 16, "max_msg_size": 8},
+    "-msg-timeout=1h30m": {"msg_timeout": 5400.0},
+    "-msg-timeout=1.5s": {"msg_timeout": 1.5},
+    "-output-buffer-timeout 250us": {"output_buffer_timeout": 0.00025},
+    "-snappy -deflate=f": {"snappy": True, "deflate": False},
+    "-tls-required": {"tls_required": 2},
+    "-tls-required=TCP-https": {"tls_required": 1},
+    "-tls-min-version=TLS1.2": {"tls_min_version": 0x0303},
+    "-log-level=WARN": {"log_level": "warn"},
+    "-lookupd-tcp-address=a:1 --lookupd-tcp-address b:2": {"lookupd_tcp_address": ("a:1", "b:2")},
+    f"-{LATENCY}=1.0,0.5 -{LATENCY}=.9": {LATENCY.replace("-", "_"): (1.0, 0.5, 0.9)},
+    "-data-path -x": {"data_path": "-x"},
+    "-data-path=": {"data_path": ""},
+    "-verbose -worker-id": {},
+    "-max-rdy-count=5 word -max-rdy-count=6": {"max_rdy_count": 5},
+    "-- -nonsense": {},
+    "-": {},
+    "-max-rdy-count=1 -max-rdy-count=2": {"max_rdy_count": 2},
+}
+
+
+@pytest.mark.parametrize("line", READ)
+def test_flags_are_read_as_go_reads_them(line: str) -> None:
+    assert given(*line.split()) == READ[line]
 
 
 REFUSED = """
@@ -133,10 +128,10 @@ def without_own_flags(usage: str) -> str:
     return re.sub(r"  -.*\n    \t\[not in Go's nsqd\].*\n", "", usage)
 
 
-@pytest.mark.parametrize("word", ["-h", "-help", "--help", "--h"])
-def test_help_is_asked_for(word: str) -> None:
-    with pytest.raises(HelpAsked):
-        given(word)
+def test_help_is_asked_for() -> None:
+    for word in ("-h", "-help", "--help", "--h"):
+        with pytest.raises(HelpAsked):
+            given(word)
 
 
 @pytest.mark.parametrize(

@@ -114,46 +114,6 @@ def holding(in_flight: InFlightMessages, names: str, now_s: float, timeout_s: fl
     return ids
 
 
-def test_messages_expire_in_the_order_of_their_delivery() -> None:
-    in_flight = InFlightMessages()
-    holding(in_flight, "ab", 10, 5)
-    holding(in_flight, "c", 12, 5)
-
-    assert in_flight.next_deadline_s() == 15
-    assert in_flight.take_expired(14.9, 99) == []
-    assert message_ids(in_flight.take_expired(15, 99)) == held_ids("a", "b")
-    assert in_flight.next_deadline_s() == 17
-    assert len(in_flight) == 1
-
-
-def test_a_touch_moves_the_deadline_but_not_beyond_the_limit() -> None:
-    in_flight = InFlightMessages()
-    a, b, c = holding(in_flight, "abc", 0, 5)
-
-    assert in_flight.touch(a, 4, 5, 100)  # to 9
-    assert in_flight.touch(c, 4, 5, 6)  # to 6, not 9
-    assert not in_flight.touch(b"nonsense" * 2, 4, 5, 6)
-
-    assert message_ids(in_flight.take_expired(5, 99)) == [b]
-    assert in_flight.next_deadline_s() == 6
-    assert message_ids(in_flight.take_expired(6, 99)) == [c]
-    assert message_ids(in_flight.take_expired(9, 99)) == [a]
-    assert in_flight.next_deadline_s() is None
-
-
-def test_a_limited_deadline_is_forgotten_with_its_message() -> None:
-    in_flight = InFlightMessages()
-    a, b = holding(in_flight, "ab", 0, 5)
-    in_flight.touch(a, 1, 5, 2)
-
-    assert in_flight.take(a) is not None
-    assert in_flight.take(a) is None
-    assert in_flight.next_deadline_s() == 5
-    assert message_ids(in_flight.take_expired(3, 99)) == []
-    in_flight.clear()
-    assert (len(in_flight), b in in_flight) == (0, False)
-
-
 @pytest.mark.parametrize("timeout_s", [60, 899.9, 900])
 def test_touches_leave_at_most_one_entry_a_message(timeout_s: float) -> None:
     in_flight = InFlightMessages()

@@ -22,9 +22,10 @@ ends the connection in the next step of the loop.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Protocol, cast
+from typing import cast
 
 from nsqtools.protocol.codecs import StreamCodec
 from nsqtools.protocol.error_codes import RequestError
@@ -44,14 +45,23 @@ class Pause(Exception):
         self.until = until
 
 
-class ConnectionProtocol(Protocol):
+class ConnectionProtocol(ABC):
     """A protocol on a connection."""
 
+    @abstractmethod
     def execute(self, data: bytes, position: int) -> int:
         """Run one command and return the position after it.
 
         May raise `RequestError`, `Incomplete`, `LineTooLong` or `Pause`.
         """
+
+    @abstractmethod
+    def encode_error(self, error: RequestError) -> bytes:
+        """Return the error as this protocol sends it."""
+
+    @abstractmethod
+    def closed(self) -> None:
+        """The connection is over; called once."""
 
     def quick(self, data: bytes) -> bytes | None:
         """Run a read that is one frequent command, and return the answer; None if it is not.
@@ -59,25 +69,21 @@ class ConnectionProtocol(Protocol):
         The answer is ``b""`` when it comes later. Called only when nothing is queued in either
         direction, without TLS and compression.
         """
+        return None
 
     @property
     def is_waiting(self) -> bool:
         """Whether a command that was run is to be answered later."""
+        return False
 
-    def encode_error(self, error: RequestError) -> bytes:
-        """Return the error as this protocol sends it."""
-
-    def commands_done(self) -> None:
+    def commands_done(self) -> None:  # noqa: B027 - a protocol without deadlines needs none
         """At least one command of a read has been run; its answers are about to be written."""
 
-    def output_stuck(self) -> None:
-        """The client does not read: nothing more fits in."""
+    def output_stuck(self) -> None:  # noqa: B027
+        """The client does not read: nothing more fits in, and nothing more is read from it."""
 
-    def output_flows(self) -> None:
+    def output_flows(self) -> None:  # noqa: B027
         """The client reads again."""
-
-    def closed(self) -> None:
-        """The connection is over; called once."""
 
 
 _DRAIN_S = 1.0

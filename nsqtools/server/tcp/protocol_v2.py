@@ -39,7 +39,7 @@ from nsqtools.protocol.requests import (
 from nsqtools.server.queues.channel import ChannelSubscription, ConsumerLimit
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.tcp.auth import AuthServers, ClientAuthorization
-from nsqtools.server.tcp.client_connection import ClientConnection
+from nsqtools.server.tcp.client_connection import ClientConnection, ConnectionProtocol
 from nsqtools.server.tcp.negotiation import (
     HANDSHAKE_TIMEOUT_S,
     TLSLayer,
@@ -137,8 +137,8 @@ class ClientContext:
     clients: set[ProtocolV2] = field(default_factory=set)
 
 
-class ProtocolV2:
-    """The conversation with one client; see `client_connection.ConnectionProtocol`."""
+class ProtocolV2(ConnectionProtocol):
+    """The conversation with one client."""
 
     def __init__(self, connection: ClientConnection, context: ClientContext) -> None:
         self.connection = connection
@@ -171,7 +171,7 @@ class ProtocolV2:
         }
         context.clients.add(self)
 
-    # client_connection.ConnectionProtocol
+    # ConnectionProtocol
 
     def execute(self, data: bytes, position: int) -> int:
         """Run the command at the position, or a run of FINs."""
