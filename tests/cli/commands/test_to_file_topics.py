@@ -178,24 +178,6 @@ def test_a_topic_that_is_deleted_and_made_again_is_archived_again(
     assert len(bodies_after(process, out)) == 4
 
 
-def test_exit_when_deleted_ends_with_the_status_of_a_topic_that_does_not_exist(
-    nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq
-) -> None:
-    nsqd.create_channel("orders", CHANNEL)
-    place = ["--nsqd-tcp-address", nsqd.tcp_address, "--nsqd-http-address", nsqd.http_address]
-    flags = ["-c", CHANNEL, "--output-dir", str(out), "--exit-when-deleted"]
-    process = spawn_nsq(["to-file", "-t", "orders", *place, *flags])
-    wait_for_consumer(nsqd, "orders")
-    archive(nsqd, "orders", b"before")
-
-    nsqd.post("/topic/delete", topic="orders")
-    _, stderr = process.communicate(timeout=DEADLINE_S)
-
-    assert process.returncode == 3
-    assert "topic orders was deleted" in stderr.decode()
-    assert len(messages_of(out)) == 1
-
-
 def test_many_topics_fit_under_a_low_soft_limit_of_descriptors(
     lookupd: GoNsqlookupd, nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq
 ) -> None:
