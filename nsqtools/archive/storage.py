@@ -43,7 +43,8 @@ from nsqtools.files.durable import (
     make_folders,
     replace_file,
     sync_folder,
-    write_all,
+    temporary_beside,
+    written_beside,
 )
 from nsqtools.files.opening import open_to_read
 
@@ -285,7 +286,7 @@ class LocalStorage(Storage):
 
     def put_file(self, name: str, path: Path) -> str:
         target = self._make_room(name)
-        beside = _temporary(target)
+        beside = temporary_beside(target)
         try:
             with open_to_read(path) as source, blaming(target):
                 with os.fdopen(os.open(beside, NEW | os.O_WRONLY, FILE_MODE), "wb") as copy:
@@ -300,21 +301,12 @@ class LocalStorage(Storage):
 
     def put_if_absent(self, name: str, data: bytes) -> str:
         target = self._make_room(name)
-        beside = _temporary(target)
-        descriptor = os.open(beside, NEW | os.O_WRONLY, FILE_MODE)
-        try:
-            try:
-                with blaming(target):
-                    write_all(descriptor, data)
-                    os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        with written_beside(target, data, FILE_MODE) as beside:
             try:
                 os.link(beside, target)
             except FileExistsError:
                 raise FileExistsError(errno.EEXIST, "it is there already", str(target)) from None
-        finally:
-            beside.unlink(missing_ok=True)
+        beside.unlink()
         sync_folder(target.parent)
         return ""
 
@@ -346,7 +338,3 @@ def _version(stat: os.stat_result) -> str:
 
 def _changed(path: Path) -> ChangedError:
     return ChangedError(errno.ESTALE, "it changed while it was read", str(path))
-
-
-def _temporary(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{os.urandom(8).hex()}.tmp")

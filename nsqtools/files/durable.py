@@ -66,7 +66,7 @@ def replace_file(
     written often and can be lost. ``name_is_durable`` false means that after a power failure the
     old content may be there again, whole. Raises ``OSError``; then the old file is still there.
     """
-    with _written_beside(path, content, mode, is_durable=is_durable) as beside:
+    with written_beside(path, content, mode, is_durable=is_durable) as beside:
         beside.replace(path)
     if is_durable and name_is_durable:
         sync_folder(path.parent)
@@ -78,7 +78,9 @@ def temporary_beside(path: Path) -> Path:
 
 
 @contextmanager
-def _written_beside(path: Path, content: bytes, mode: int, *, is_durable: bool) -> Iterator[Path]:
+def written_beside(
+    path: Path, content: bytes, mode: int, *, is_durable: bool = True
+) -> Iterator[Path]:
     """Write a file that is to get the name ``path``; one that did not is removed."""
     beside = temporary_beside(path)
     descriptor = os.open(beside, NEW | os.O_WRONLY, mode)
@@ -117,7 +119,7 @@ class NewestContent:
 
     def write(self, content: bytes, number: int) -> None:
         """Replace the file, unless it has newer content or was removed. Raises ``OSError``."""
-        with _written_beside(self._path, content, self._mode, is_durable=True) as beside:
+        with written_beside(self._path, content, self._mode) as beside:
             with self._lock:
                 if is_newer := number > self._written:
                     beside.replace(self._path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,65 +78,65 @@ def ids(*numbers: int) -> list[bytes]:
     return [b"%016d" % number for number in numbers]
 
 
-NewWriter = Callable[..., TopicWriter]
+class Topic:
+    """The topic's writers, one after the other, and the connection that it is delivered by."""
 
+    def __init__(self, folder: Path) -> None:
+        self.source = Source()
+        self.out = folder / "out"
+        directories = Directories(self.out, self.out)
+        directories.make()
+        self.settings = ArchiveSettings(
+            directories, FileNaming("<PARTITION><REV>"), format=RecordFormat.raw
+        )
+        self.writers: list[TopicWriter] = []
+        self.locks = FolderLocks(folder / LOCKS)
+        self._folder = folder
 
-@pytest.fixture
-def settings(tmp_path: Path) -> ArchiveSettings:
-    directories = Directories(tmp_path / "out", tmp_path / "out")
-    directories.make()
-    return ArchiveSettings(directories, FileNaming("<PARTITION><REV>"), format=RecordFormat.raw)
-
-
-@pytest.fixture
-def new_writer(settings: ArchiveSettings, tmp_path: Path) -> Iterator[NewWriter]:
-    writers: list[TopicWriter] = []
-    locks = FolderLocks(tmp_path / LOCKS)
-
-    def make(changed: ArchiveSettings = settings) -> TopicWriter:
+    def writer(self, **changes: Any) -> TopicWriter:
         journal = Journal(
-            tmp_path,
+            self._folder,
             "clicks",
             "archive",
-            earlier=journals_below(tmp_path).get(stem_of("clicks", "archive"), ()),
-            run=f"{len(writers)}",
+            earlier=journals_below(self._folder).get(stem_of("clicks", "archive"), ()),
+            run=f"{len(self.writers)}",
             size=100,
             is_durable=lambda name, head, offset, length: True,
             now_s=NOW,
         )
-        writers.append(TopicWriter("clicks", changed, journal, lambda path: None, locks))
-        return writers[-1]
-
-    yield make
-    for writer in writers:
-        writer.close()
-    locks.close()
+        settings = replace(self.settings, **changes)
+        self.writers.append(TopicWriter("clicks", settings, journal, lambda path: None, self.locks))
+        return self.writers[-1]
 
 
 @pytest.fixture
-def source() -> Source:
-    return Source()
+def topic(tmp_path: Path) -> Iterator[Topic]:
+    topic = Topic(tmp_path)
+    yield topic
+    for writer in topic.writers:
+        writer.close()
+    topic.locks.close()
 
 
-def test_nothing_is_finished_before_the_flush(new_writer: NewWriter, source: Source) -> None:
-    writer = new_writer()
-    writer.take(source.deliver(1, 2), NOW)
-    assert (writer.held_count, source.finished) == (2, [])
+def test_nothing_is_finished_before_the_flush(topic: Topic) -> None:
+    writer = topic.writer()
+    writer.take(topic.source.deliver(1, 2), NOW)
+    assert (writer.held_count, topic.source.finished) == (2, [])
 
     writer.flush()
 
-    assert (writer.held_count, source.finished) == (0, ids(1, 2))
+    assert (writer.held_count, topic.source.finished) == (0, ids(1, 2))
 
 
 def test_the_fin_comes_after_the_data_and_the_index_are_on_disk(
-    new_writer: NewWriter, source: Source, disk_calls: DiskCalls, monkeypatch: pytest.MonkeyPatch
+    topic: Topic, disk_calls: DiskCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish_many = source.finish_many
+    finish_many = topic.source.finish_many
     monkeypatch.setattr(
-        source, "finish_many", lambda ids: (disk_calls.note("FIN"), finish_many(ids))
+        topic.source, "finish_many", lambda ids: (disk_calls.note("FIN"), finish_many(ids))
     )
-    writer = new_writer()
-    writer.take(source.deliver(1, 2), NOW)
+    writer = topic.writer()
+    writer.take(topic.source.deliver(1, 2), NOW)
     disk_calls.seen.clear()
 
     writer.flush()
@@ -151,44 +151,40 @@ def test_the_fin_comes_after_the_data_and_the_index_are_on_disk(
         ("fdatasync", ".index"),
         ("FIN", ""),
     ]
-    assert source.finished == ids(1, 2)
+    assert topic.source.finished == ids(1, 2)
 
 
-def test_a_message_that_is_written_already_is_finished_and_not_written_again(
-    new_writer: NewWriter, source: Source, tmp_path: Path
-) -> None:
-    writer = new_writer()
-    writer.take(source.deliver(1), NOW)
+def test_a_message_that_is_written_already_is_finished_and_not_written_again(topic: Topic) -> None:
+    writer = topic.writer()
+    writer.take(topic.source.deliver(1), NOW)
     writer.flush()
 
-    writer.take(source.deliver(1, 2, attempts=2), NOW)
-    assert source.finished == ids(1, 1)
+    writer.take(topic.source.deliver(1, 2, attempts=2), NOW)
+    assert topic.source.finished == ids(1, 1)
     writer.rotate(NOW, all_files=True)
 
-    assert source.finished == ids(1, 1, 2)
-    assert lines_of(tmp_path / "out") == [b"body 1", b"body 2"]
+    assert topic.source.finished == ids(1, 1, 2)
+    assert lines_of(topic.out) == [b"body 1", b"body 2"]
     assert writer.totals.already_written == 1
 
 
 def test_a_message_that_is_held_and_comes_again_is_written_once_and_finished_with_the_flush(
-    new_writer: NewWriter, source: Source, tmp_path: Path
+    topic: Topic,
 ) -> None:
-    writer = new_writer()
-    writer.take(source.deliver(1), NOW)
+    writer = topic.writer()
+    writer.take(topic.source.deliver(1), NOW)
 
-    writer.take(source.deliver(1, attempts=2), NOW)
-    assert source.finished == []
+    writer.take(topic.source.deliver(1, attempts=2), NOW)
+    assert topic.source.finished == []
     writer.rotate(NOW, all_files=True)
 
-    assert source.finished == ids(1)
-    assert lines_of(tmp_path / "out") == [b"body 1"]
+    assert topic.source.finished == ids(1)
+    assert lines_of(topic.out) == [b"body 1"]
 
 
-def test_a_new_connection_to_an_nsqd_means_that_fins_may_have_been_lost(
-    new_writer: NewWriter, source: Source, tmp_path: Path
-) -> None:
-    writer = new_writer()
-    writer.take(source.deliver(1), NOW)
+def test_a_new_connection_to_an_nsqd_means_that_fins_may_have_been_lost(topic: Topic) -> None:
+    writer = topic.writer()
+    writer.take(topic.source.deliver(1), NOW)
     writer.flush()
     again = Source()
     for number in range(1000, 1500):  # a long backlog before it comes again
@@ -202,23 +198,23 @@ def test_a_new_connection_to_an_nsqd_means_that_fins_may_have_been_lost(
 
 @pytest.mark.parametrize(("is_refused", "known"), [(True, 1), (False, 0)])
 def test_what_nsqd_refused_the_fins_of_as_late_stays_known(
-    new_writer: NewWriter, source: Source, is_refused: bool, known: int
+    topic: Topic, is_refused: bool, known: int
 ) -> None:
-    writer = new_writer()
+    writer = topic.writer()
     consumer = SimpleNamespace(stats=SimpleNamespace(late=0))
     flush, quota = Flush(1, 1, 1), Quota(None)
     archiver = TopicArchiver(
         "clicks", lambda *_: cast(Consumer, consumer), 10, writer, flush, quota, Turns(), print
     )
-    writer.take(source.deliver(1), NOW)
+    writer.take(topic.source.deliver(1), NOW)
     writer.flush()
     consumer.stats.late = 1 if is_refused else 0
     archiver._turn()
     for number in range(1000, 1500):  # a long backlog before it comes again
-        writer.take(source.deliver(number), NOW)
+        writer.take(topic.source.deliver(number), NOW)
         writer.flush()
 
-    writer.take(source.deliver(1, attempts=2), NOW)
+    writer.take(topic.source.deliver(1, attempts=2), NOW)
 
     assert writer.totals.already_written == known
 
@@ -230,93 +226,83 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fdatasync", full)
 
 
-def test_what_cannot_be_written_goes_back_and_is_written_when_it_comes_again(
-    new_writer: NewWriter, source: Source, tmp_path: Path
-) -> None:
-    writer = new_writer()
-    writer.take(source.deliver(1), NOW)
+def test_what_cannot_be_written_goes_back_and_is_written_when_it_comes_again(topic: Topic) -> None:
+    writer = topic.writer()
+    writer.take(topic.source.deliver(1), NOW)
     writer.flush()
-    writer.take(source.deliver(2, 3), NOW)
+    writer.take(topic.source.deliver(2, 3), NOW)
     with pytest.MonkeyPatch.context() as broken:
         failing(broken)
         with pytest.raises(WriteFailed, match=r"No space left on device\): 2 messages are back"):
             writer.flush()
-    assert (source.finished, source.requeued) == (ids(1), ids(2, 3))
+    assert (topic.source.finished, topic.source.requeued) == (ids(1), ids(2, 3))
 
-    writer.take(source.deliver(3, 2, attempts=2), NOW)
+    writer.take(topic.source.deliver(3, 2, attempts=2), NOW)
     writer.rotate(NOW, all_files=True)
 
-    assert lines_of(tmp_path / "out") == [b"body 1", b"body 3", b"body 2"]
+    assert lines_of(topic.out) == [b"body 1", b"body 3", b"body 2"]
 
 
 def test_what_failed_is_not_known_to_the_next_run(
-    new_writer: NewWriter, source: Source, monkeypatch: pytest.MonkeyPatch
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = new_writer()
-    writer.take(source.deliver(1), NOW)
+    writer = topic.writer()
+    writer.take(topic.source.deliver(1), NOW)
     with pytest.MonkeyPatch.context() as broken:
         failing(broken)
         with pytest.raises(WriteFailed):
             writer.flush()
-    writer.take(source.deliver(2), NOW)
+    writer.take(topic.source.deliver(2), NOW)
     writer.flush()
 
-    following = new_writer()
-    following.take(source.deliver(1, 2, attempts=2), NOW)
+    following = topic.writer()
+    following.take(topic.source.deliver(1, 2, attempts=2), NOW)
 
     assert (following.held_count, following.totals.already_written) == (1, 1)
 
 
-def test_partitions_by_message_time_are_written_side_by_side(
-    new_writer: NewWriter, source: Source, settings: ArchiveSettings, tmp_path: Path
-) -> None:
-    writer = new_writer(replace(settings, partition_by=PartitionBy.message))
-    writer.take(source.deliver(1), NOW)
-    writer.take(source.deliver(2, days=-1), NOW)
-    writer.take(source.deliver(3), NOW)
+def test_partitions_by_message_time_are_written_side_by_side(topic: Topic) -> None:
+    writer = topic.writer(partition_by=PartitionBy.message)
+    writer.take(topic.source.deliver(1), NOW)
+    writer.take(topic.source.deliver(2, days=-1), NOW)
+    writer.take(topic.source.deliver(3), NOW)
 
     writer.rotate(NOW, all_files=True)
 
-    out = tmp_path / "out"
+    out = topic.out
     assert [path.name for path in finished_files(out)] == ["2026-09-20-000000", "2026-09-21-000000"]
     assert lines_of(out) == [b"body 2", b"body 1", b"body 3"]
-    assert sorted(source.finished) == ids(1, 2, 3)
+    assert sorted(topic.source.finished) == ids(1, 2, 3)
 
 
-def test_a_partition_that_is_quiet_is_finished(
-    new_writer: NewWriter, source: Source, settings: ArchiveSettings, tmp_path: Path
-) -> None:
-    writer = new_writer(replace(settings, partition_by=PartitionBy.message))
-    writer.take(source.deliver(1, days=-1), NOW)
-    writer.take(source.deliver(2), NOW + 50)
+def test_a_partition_that_is_quiet_is_finished(topic: Topic) -> None:
+    writer = topic.writer(partition_by=PartitionBy.message)
+    writer.take(topic.source.deliver(1, days=-1), NOW)
+    writer.take(topic.source.deliver(2), NOW + 50)
 
     writer.rotate(NOW + 70)
 
-    assert [path.name for path in finished_files(tmp_path / "out")] == ["2026-09-20-000000"]
-    assert len(parts(tmp_path / "out")) == 1
+    assert [path.name for path in finished_files(topic.out)] == ["2026-09-20-000000"]
+    assert len(parts(topic.out)) == 1
 
 
-def test_a_file_is_finished_as_soon_as_it_is_full(
-    new_writer: NewWriter, source: Source, settings: ArchiveSettings, tmp_path: Path
-) -> None:
-    writer = new_writer(replace(settings, rotation=Rotation(uncompressed_size=20)))
+def test_a_file_is_finished_as_soon_as_it_is_full(topic: Topic) -> None:
+    writer = topic.writer(rotation=Rotation(uncompressed_size=20))
     for number in range(1, 7):
-        writer.take(source.deliver(number), NOW)
+        writer.take(topic.source.deliver(number), NOW)
 
-    assert [path.stat().st_size for path in finished_files(tmp_path / "out")] == [21, 21]
+    assert [path.stat().st_size for path in finished_files(topic.out)] == [21, 21]
     assert writer.totals == ArchiveTotals(messages=6, bytes=42, files=2)
-    assert source.finished == ids(1, 2, 3, 4, 5, 6)
+    assert topic.source.finished == ids(1, 2, 3, 4, 5, 6)
 
 
-def test_a_file_is_finished_when_its_interval_is_over(
-    new_writer: NewWriter, source: Source, settings: ArchiveSettings, tmp_path: Path
-) -> None:
-    writer = new_writer(replace(settings, rotation=Rotation(interval_s=60)))
-    writer.take(source.deliver(1), NOW)
+def test_a_file_is_finished_when_its_interval_is_over(topic: Topic) -> None:
+    writer = topic.writer(rotation=Rotation(interval_s=60))
+    writer.take(topic.source.deliver(1), NOW)
 
     writer.rotate(NOW + 60)
 
-    assert lines_of(tmp_path / "out") == [b"body 1"]
+    assert lines_of(topic.out) == [b"body 1"]
 
 
 @pytest.mark.parametrize(
@@ -332,48 +318,39 @@ def test_a_file_is_finished_when_its_interval_is_over(
     ],
 )
 def test_files_are_looked_at_again_when_one_may_be_over(
-    new_writer: NewWriter,
-    source: Source,
-    settings: ArchiveSettings,
-    changes: dict[str, Any],
-    wait_s: float,
-    monkeypatch: pytest.MonkeyPatch,
+    topic: Topic, changes: dict[str, Any], wait_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now_s)  # no time passes between the lines
-    writer = new_writer(replace(settings, **changes))
+    writer = topic.writer(**changes)
     assert writer.check_in_s(NOW) is None  # there is nothing that could be over
-    writer.take(source.deliver(1), NOW)
+    writer.take(topic.source.deliver(1), NOW)
     assert writer.check_in_s(NOW) == pytest.approx(wait_s, abs=1)
 
 
-def test_a_finished_file_that_vanished_before_it_was_published_is_left(
-    new_writer: NewWriter, source: Source, settings: ArchiveSettings, tmp_path: Path
-) -> None:
-    writer = new_writer(replace(settings, partition_by=PartitionBy.message))
-    writer.take(source.deliver(1, days=-1), NOW)
-    writer.take(source.deliver(2), NOW)
+def test_a_finished_file_that_vanished_before_it_was_published_is_left(topic: Topic) -> None:
+    writer = topic.writer(partition_by=PartitionBy.message)
+    writer.take(topic.source.deliver(1, days=-1), NOW)
+    writer.take(topic.source.deliver(2), NOW)
     writer.flush()
     [file, other] = writer._files._files.values()
     writer._files.finish(file)
     writer._files.mark_dirty()
     part_of(file.part.path).unlink()  # its publishing has failed, and somebody has tidied up
     writer._files.publish_ending()
-    writer.take(source.deliver(3), NOW)
+    writer.take(topic.source.deliver(3), NOW)
     assert list(writer._files._files.values()) == [other]
     writer.rotate(NOW, all_files=True)
 
-    assert lines_of(tmp_path / "out") == [b"body 2", b"body 3"]
+    assert lines_of(topic.out) == [b"body 2", b"body 3"]
 
 
-def test_jsonl_keeps_what_nsqd_said_of_a_message(
-    new_writer: NewWriter, source: Source, settings: ArchiveSettings, tmp_path: Path
-) -> None:
-    writer = new_writer(replace(settings, format=RecordFormat.jsonl))
-    writer.take(source.deliver(1, attempts=3), NOW)
+def test_jsonl_keeps_what_nsqd_said_of_a_message(topic: Topic) -> None:
+    writer = topic.writer(format=RecordFormat.jsonl)
+    writer.take(topic.source.deliver(1, attempts=3), NOW)
     writer.rotate(NOW, all_files=True)
 
-    assert messages_of(tmp_path / "out") == [
+    assert messages_of(topic.out) == [
         {
             "topic": "clicks",
             "nsqd": "127.0.0.1:4150",
@@ -385,38 +362,33 @@ def test_jsonl_keeps_what_nsqd_said_of_a_message(
     ]
 
 
-def test_everything_held_is_touched(new_writer: NewWriter, source: Source) -> None:
-    writer = new_writer()
-    writer.take(source.deliver(1, 2), NOW)
+def test_everything_held_is_touched(topic: Topic) -> None:
+    writer = topic.writer()
+    writer.take(topic.source.deliver(1, 2), NOW)
 
     writer.touch()
 
-    assert source.touched == ids(1, 2)
+    assert topic.source.touched == ids(1, 2)
 
 
-def test_a_name_is_not_used_again_when_its_file_was_moved_away(
-    new_writer: NewWriter, source: Source, settings: ArchiveSettings, tmp_path: Path
-) -> None:
-    writer = new_writer(replace(settings, partition_by=PartitionBy.message))
+def test_a_name_is_not_used_again_when_its_file_was_moved_away(topic: Topic) -> None:
+    writer = topic.writer(partition_by=PartitionBy.message)
     for number in range(3):
-        writer.take(source.deliver(number), NOW)
-        writer.take(source.deliver(number + 10, days=-1), NOW)
+        writer.take(topic.source.deliver(number), NOW)
+        writer.take(topic.source.deliver(number + 10, days=-1), NOW)
         writer.rotate(NOW, all_files=True)
-        *_, latest = finished_files(tmp_path / "out")
+        *_, latest = finished_files(topic.out)
         assert latest.name == f"2026-09-21-{number:06d}"
-        for path in (tmp_path / "out").iterdir():
+        for path in (topic.out).iterdir():
             path.unlink()
 
 
 def test_the_age_of_a_file_is_that_of_a_clock_that_nobody_sets(
-    settings: ArchiveSettings,
-    new_writer: NewWriter,
-    source: Source,
-    monkeypatch: pytest.MonkeyPatch,
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, naming = settings.directories.output, FileNaming("clicks<REV>")
-    writer = new_writer(replace(settings, naming=naming, rotation=Rotation(age_s=3600)))
-    writer.take(source.deliver(1), NOW)
+    out, naming = topic.out, FileNaming("clicks<REV>")
+    writer = topic.writer(naming=naming, rotation=Rotation(age_s=3600))
+    writer.take(topic.source.deliver(1), NOW)
     writer.rotate(NOW + 7200)
     assert finished_files(out) == []
 

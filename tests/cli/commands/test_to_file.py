@@ -1,12 +1,21 @@
-"""``nsq to-file``: files, rotation, partitions, limits, hook and metrics."""
+"""``nsq to-file``: what it writes, when and where, and that it has none of nsq_to_file's faults.
+
+The real command runs against the real nsqd.
+"""
 
 from __future__ import annotations
 
+import gzip
+import json
+import os
 import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.request import urlopen
@@ -14,32 +23,64 @@ from urllib.request import urlopen
 import pytest
 from plugins.archives import finished_files, lines_of, messages_of, parts, text_of, unfinished
 from plugins.cli import RunNsq, SpawnNsq
-from plugins.daemons import GoNsqd
+from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.in_process import Result
 from plugins.waiting import patience_s, wait_until
+
+from nsqtools import ClientOptions, Consumer
 
 TOPIC, CHANNEL = "clicks", "archive"
 DEADLINE_S = patience_s(30.0)
+RAW = ("--format", "raw")
+SOON = ("--consumer-opt", "max_backoff_duration=1s")
+
+
+class ToFile:
+    """The command on one topic of an nsqd, into ``out``."""
+
+    def __init__(self, nsqd: GoNsqd, out: Path, run_nsq: RunNsq, spawn_nsq: SpawnNsq) -> None:
+        self.nsqd = nsqd
+        self.out = out
+        self.run_nsq = run_nsq
+        self.spawn_nsq = spawn_nsq
+
+    def args(self, *flags: str) -> list[str]:
+        place = ["--nsqd-tcp-address", self.nsqd.tcp_address, "--output-dir", str(self.out)]
+        # both addresses: the one to consume from, the other to ask about topics
+        http = ["--nsqd-http-address", self.nsqd.http_address]
+        return ["to-file", "-t", TOPIC, "-c", CHANNEL, *place, *http, *flags]
+
+    def run(self, *flags: str) -> Result:
+        return self.run_nsq(self.args(*flags))
+
+    def start(self, *flags: str, drain: bool = True) -> subprocess.Popen[bytes]:
+        process = self.spawn_nsq(self.args(*flags))
+        if drain:
+            self.wait_until_drained()
+        return process
+
+    def publish(self, *bodies: bytes) -> None:
+        self.nsqd.create_channel(TOPIC, CHANNEL)
+        self.nsqd.publish(TOPIC, *bodies)
+
+    def left(self, topic: str = TOPIC) -> int:
+        return unfinished(self.nsqd, topic, CHANNEL)
+
+    def wait_until_drained(self, topic: str = TOPIC) -> None:
+        wait_until(lambda: not self.left(topic), what="an empty channel", timeout_s=DEADLINE_S)
+
+    @property
+    def finished(self) -> list[Path]:
+        return finished_files(self.out)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return sorted(message["body"] for message in messages_of(self.out))
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
-def to_file(nsqd: GoNsqd, out: Path, *flags: str) -> list[str]:
-    place = ["--nsqd-tcp-address", nsqd.tcp_address, "--output-dir", str(out)]
-    return ["to-file", "-t", TOPIC, "-c", CHANNEL, *place, *flags]
-
-
-def publish(nsqd: GoNsqd, *bodies: bytes) -> None:
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, *bodies)
-
-
-def wait_until_drained(nsqd: GoNsqd) -> None:
-    wait_until(
-        lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=DEADLINE_S
-    )
+def to_file(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq, spawn_nsq: SpawnNsq) -> ToFile:
+    return ToFile(nsqd, tmp_path / "out", run_nsq, spawn_nsq)
 
 
 def stop(process: subprocess.Popen[bytes]) -> str:
@@ -49,218 +90,524 @@ def stop(process: subprocess.Popen[bytes]) -> str:
     return stderr.decode()
 
 
+def kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait(DEADLINE_S)
+
+
+def wait_for_stderr(process: subprocess.Popen[bytes], text: str) -> str:
+    """Read stderr up to the line with ``text``."""
+    assert process.stderr is not None
+    seen = ""
+    while line := process.stderr.readline().decode():
+        seen += line
+        if text in line:
+            return seen
+    raise AssertionError(f"it ended without {text!r}: {seen}")
+
+
+# -- what is written ----------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     "flags", [[], ["--gzip"], ["--gzip-level", "9"], ["--compression", "zstd"]]
 )
-def test_every_kind_of_body_is_kept_byte_for_byte(
-    nsqd: GoNsqd, out: Path, run_nsq: RunNsq, flags: list[str]
-) -> None:
+def test_every_kind_of_body_is_kept_byte_for_byte(to_file: ToFile, flags: list[str]) -> None:
     bodies = [b"a\nb", b"\0", b"\xff\xfe", b"x", bytes(range(256)) * 4096, "ü".encode()]
-    publish(nsqd, *bodies)
+    to_file.publish(*bodies)
 
-    result = run_nsq(to_file(nsqd, out, "-n", str(len(bodies)), *flags))
+    result = to_file.run("-n", str(len(bodies)), *flags)
 
-    assert result.status == 0
-    assert result.out == b""
-    assert sorted(message["body"] for message in messages_of(out)) == sorted(bodies)
+    assert (result.status, result.out) == (0, b"")
+    assert to_file.bodies == sorted(bodies)
+    assert {each["nsqd"] for each in messages_of(to_file.out)} == {to_file.nsqd.tcp_address}
 
 
-def test_zstd_files_are_named_so_and_read_by_every_command(
-    nsqd: GoNsqd, out: Path, run_nsq: RunNsq
-) -> None:
-    publish(nsqd, b"one", b"two")
+def test_zstd_files_are_named_so_and_read_by_every_command(to_file: ToFile) -> None:
+    to_file.publish(b"one", b"two")
 
-    run_nsq(to_file(nsqd, out, "-n", "2", "--zstd-level", "9"))
+    to_file.run("-n", "2", "--zstd-level", "9")
 
-    [path] = finished_files(out)
+    [path] = to_file.finished
+    out = str(to_file.out)
     assert path.name.endswith(".log.zst")
-    assert run_nsq(["archive", "cat", "--bodies", str(out)]).out.split() == [b"one", b"two"]
-    assert run_nsq(["archive", "verify", str(out)]).status == 0
-    assert b"jsonl zstd" in run_nsq(["archive", "info", str(out)]).out
-    again = ["--topic", "again", "--nsqd-tcp-address", nsqd.tcp_address]
-    assert run_nsq(["replay", str(out), *again]).status == 0
+    assert to_file.run_nsq(["archive", "cat", "--bodies", out]).out.split() == [b"one", b"two"]
+    assert to_file.run_nsq(["archive", "verify", out]).status == 0
+    assert b"jsonl zstd" in to_file.run_nsq(["archive", "info", out]).out
+    again = ["--topic", "again", "--nsqd-tcp-address", to_file.nsqd.tcp_address]
+    assert to_file.run_nsq(["replay", out, *again]).status == 0
     path.write_bytes(path.read_bytes() + b"rubbish")
-    assert run_nsq(["archive", "repair", str(out)]).status == 0
-    assert run_nsq(["archive", "cat", "--bodies", str(out)]).out.split() == [b"one", b"two"]
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [["--gzip", "--compression", "zstd"], ["--zstd-level", "3", "--gzip-level", "3"]],
-)
-def test_two_compressions_are_refused(
-    nsqd: GoNsqd, out: Path, run_nsq: RunNsq, flags: list[str]
-) -> None:
-    result = run_nsq(to_file(nsqd, out, *flags))
-    assert (result.status, "different compressions" in result.err) == (2, True)
+    assert to_file.run_nsq(["archive", "repair", out]).status == 0
+    assert to_file.run_nsq(["archive", "cat", "--bodies", out]).out.split() == [b"one", b"two"]
 
 
 @pytest.mark.parametrize(("level", "said"), [("1", 4), ("6", 0), ("9", 2)])
-def test_gzip_is_as_hard_as_asked_for(
-    nsqd: GoNsqd, out: Path, run_nsq: RunNsq, level: str, said: int
-) -> None:
-    publish(nsqd, b"one")
+def test_gzip_is_as_hard_as_asked_for(to_file: ToFile, level: str, said: int) -> None:
+    to_file.publish(b"one")
 
-    run_nsq(to_file(nsqd, out, "-n", "1", "--gzip-level", level))
+    to_file.run("-n", "1", "--gzip-level", level)
 
-    [path] = finished_files(out)
-    extra_flags = path.read_bytes()[8]  # RFC 1952: 2 slowest, 4 fastest
-    assert extra_flags == said
+    [path] = to_file.finished
+    assert path.read_bytes()[8] == said  # RFC 1952, extra flags: 2 slowest, 4 fastest
 
 
-def test_a_file_in_progress_is_hidden_and_readable_up_to_its_last_flush(
-    nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq
-) -> None:
-    publish(nsqd, b"one")
-    process = spawn_nsq(to_file(nsqd, out, "--format", "raw", "--gzip"))
-    wait_until_drained(nsqd)
+def test_raw_files_say_that_they_cannot_tell_bodies_apart(to_file: ToFile) -> None:
+    to_file.publish(b"a\nb", b"c")
 
-    assert finished_files(out) == []
-    (part,) = parts(out)
+    result = to_file.run(*RAW, "-n", "2")
+
+    assert "bodies contain the delimiter" in result.err
+    assert "2 messages" in result.err
+    assert "1 file finished" in result.err
+
+
+def test_a_file_in_progress_is_hidden_and_readable_up_to_its_last_flush(to_file: ToFile) -> None:
+    to_file.publish(b"one")
+    process = to_file.start(*RAW, "--gzip")
+
+    assert to_file.finished == []
+    (part,) = parts(to_file.out)
     with part.open("rb") as file:
         assert subprocess.check_output(["zcat"], stdin=file) == b"one\n"
     stop(process)
 
 
-def test_a_file_is_rotated_by_its_size(nsqd: GoNsqd, out: Path, run_nsq: RunNsq) -> None:
-    publish(nsqd, *[b"%05d" % number for number in range(3000)])
+def test_a_file_is_rotated_by_its_size(to_file: ToFile) -> None:
+    to_file.publish(*[b"%05d" % number for number in range(3000)])
 
-    run_nsq(to_file(nsqd, out, "--format", "raw", "--rotate-size", "6000", "--until-empty"))
+    to_file.run(*RAW, "--rotate-size", "6000", "--until-empty")
 
-    sizes = [path.stat().st_size for path in finished_files(out)]
-    assert sum(sizes) == 18_000
-    assert len(sizes) > 1
-    assert all(size >= 6000 for size in sizes[:-1])
-
-
-def test_a_file_is_rotated_by_its_age(nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq) -> None:
-    publish(nsqd, b"one")
-    process = spawn_nsq(to_file(nsqd, out, "--rotate-age", "1s"))
-    wait_until(lambda: finished_files(out), what="a finished file", timeout_s=10)
-    stop(process)
+    *full, last = [path.stat().st_size for path in to_file.finished]
+    assert sum(full) + last == 18_000
+    assert full
+    assert min(full) >= 6000
 
 
-def test_a_quiet_time_has_an_empty_file_only_when_asked_for(
-    nsqd: GoNsqd, out: Path, run_nsq: RunNsq
-) -> None:
-    nsqd.create_channel(TOPIC, CHANNEL)
+def test_a_quiet_time_has_an_empty_file_only_when_asked_for(to_file: ToFile) -> None:
+    to_file.nsqd.create_channel(TOPIC, CHANNEL)
 
-    run_nsq(to_file(nsqd, out, "--for", "1500ms"))
-    assert finished_files(out) == []
-    run_nsq(to_file(nsqd, out, "--for", "1500ms", "--no-skip-empty-files", "--gzip"))
-    (empty,) = finished_files(out)
+    to_file.run("--for", "1500ms")
+    assert to_file.finished == []
+    to_file.run("--for", "1500ms", "--no-skip-empty-files", "--gzip")
 
-    assert text_of(empty) == b""
+    assert [text_of(path) for path in to_file.finished] == [b""]
 
 
-def test_partitions_by_message_time_are_files_of_their_own(
-    nsqd: GoNsqd, out: Path, run_nsq: RunNsq
-) -> None:
+def test_partitions_by_message_time_are_files_of_their_own(to_file: ToFile) -> None:
     days = [datetime.now(UTC).strftime("%Y-%m-%d")]
-    publish(nsqd, b"one")
+    to_file.publish(b"one")
     days.append(datetime.now(UTC).strftime("%Y-%m-%d"))  # another one at midnight
-    name = ["--filename-format", "<PARTITION>/<TOPIC><REV>.jsonl", "--partition-by", "message"]
+    name = ("--filename-format", "<PARTITION>/<TOPIC><REV>.jsonl", "--partition-by", "message")
 
-    run_nsq(to_file(nsqd, out, *name, "--partition-format", "day=%Y-%m-%d", "--utc", "-n", "1"))
+    to_file.run(*name, "--partition-format", "day=%Y-%m-%d", "--utc", "-n", "1")
+
+    (path,) = to_file.finished
+    assert path in [to_file.out / f"day={day}" / "clicks-000000.jsonl" for day in days]
+
+
+def test_a_format_without_rev_gets_one_where_it_is_needed(to_file: ToFile) -> None:
+    for body in (b"one", b"two"):
+        to_file.publish(body)
+        flags = ("--filename-format", "<TOPIC>.log", "--sync-interval", "0s", "-n", "1")
+        assert to_file.run(*RAW, *flags).status == 0
+
+    assert [path.name for path in to_file.finished] == ["clicks-000001.log", "clicks.log"]
+
+
+def test_directories_may_be_spelled_in_any_way_and_modes_are_private(
+    to_file: ToFile, tmp_path: Path
+) -> None:
+    to_file.publish(b"one")
+    out, work = tmp_path / "o", tmp_path / "w"
+    place = ("--output-dir", f"{out}/", "--work-dir", f"{tmp_path}/./x/../w")
+
+    assert to_file.run(*RAW, "-n", "1", *place, "--file-mode=600", "--dir-mode=700").status == 0
 
     (path,) = finished_files(out)
-    assert path in [out / f"day={day}" / "clicks-000000.jsonl" for day in days]
+    assert path.parent == out
+    assert finished_files(work) == []
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(out.stat().st_mode) == 0o700
 
 
-def test_each_finished_file_goes_to_the_hook(
-    nsqd: GoNsqd, out: Path, tmp_path: Path, run_nsq: RunNsq
+def test_a_count_over_several_topics_is_exact(to_file: ToFile) -> None:
+    nsqd = to_file.nsqd
+    for topic in (TOPIC, "views"):
+        nsqd.create_channel(topic, CHANNEL)
+        nsqd.publish(topic, *[b"%d" % number for number in range(50)])
+
+    to_file.run("-t", "views", "-n", "70")
+
+    assert len(lines_of(to_file.out)) == 70
+    assert sum(nsqd.channel_stats(topic, CHANNEL)["depth"] for topic in (TOPIC, "views")) == 30
+
+
+def test_a_count_that_was_not_reached_is_status_7(to_file: ToFile) -> None:
+    to_file.publish(b"one", b"two")
+
+    assert to_file.run("-n", "5", "--for", "500ms").status == 7
+
+
+# -- what others learn --------------------------------------------------------------------------
+
+
+def test_each_finished_file_goes_to_the_hook_whose_failure_is_status_6(
+    to_file: ToFile, tmp_path: Path
 ) -> None:
-    publish(nsqd, b"one")
     target = tmp_path / "uploaded"
     target.mkdir()
+    to_file.publish(b"one")
 
-    result = run_nsq(to_file(nsqd, out, "-n", "1", "--on-file", f"cp {{path}} {target}/"))
+    result = to_file.run("-n", "1", "--on-file", f"cp {{path}} {target}/")
 
     assert result.status == 0
-    assert [path.name for path in target.iterdir()] == [path.name for path in finished_files(out)]
-
-
-def test_a_hook_that_fails_is_reported_and_shows_in_the_status(
-    nsqd: GoNsqd, out: Path, run_nsq: RunNsq
-) -> None:
-    publish(nsqd, b"one")
-
-    result = run_nsq(to_file(nsqd, out, "-n", "1", "--on-file", "sh -c 'echo no way >&2; exit 3'"))
-
+    assert [path.name for path in target.iterdir()] == [path.name for path in to_file.finished]
+    to_file.publish(b"two")
+    result = to_file.run("-n", "1", "--on-file", "sh -c 'echo no way >&2; exit 3'")
     assert result.status == 6
     assert "status 3 no way" in result.err
 
 
-def test_metrics_are_kept_in_a_file(
-    nsqd: GoNsqd, out: Path, tmp_path: Path, spawn_nsq: SpawnNsq
-) -> None:
-    publish(nsqd, b"one", b"two")
-    metrics = tmp_path / "nsq.prom"
-    process = spawn_nsq(to_file(nsqd, out, "--metrics-file", str(metrics)))
-
-    wait_until(
-        lambda: (
-            metrics.exists()
-            and 'nsq_to_file_messages_total{topic="clicks"} 2' in metrics.read_text()
-        ),
-        what="the count in the metrics",
-        timeout_s=20,
-    )
-    stop(process)
-
-
 def test_a_supervisor_sees_that_it_is_ready_well_and_stopping(
-    nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq, tmp_path: Path
+    to_file: ToFile, tmp_path: Path
 ) -> None:
-    publish(nsqd, b"one", b"two")
+    to_file.publish(b"one", b"two")
+    metrics = tmp_path / "nsq.prom"
+    count = 'nsq_to_file_messages_total{topic="clicks"} 2\n'
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(DEADLINE_S)
         environ = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
-        process = spawn_nsq(to_file(nsqd, out, "--listen-http", "0", "-v"), environ)
+        flags = ("--listen-http", "0", "-v", "--metrics-file", str(metrics))
+        process = to_file.spawn_nsq(to_file.args(*flags), environ)
         assert systemd.recv(100) == b"READY=1"
-        assert process.stderr is not None
-        said = next(line for line in process.stderr if b"/health" in line)
-        (url,) = re.findall(rb"http://\S+/metrics", said)
-        wait_until_drained(nsqd)
+        said = wait_for_stderr(process, "/health")
+        (url,) = re.findall(r"http://\S+/metrics", said)
+        to_file.wait_until_drained()
 
-        with urlopen(url.decode(), timeout=DEADLINE_S) as page:
-            assert 'nsq_to_file_messages_total{topic="clicks"} 2\n' in page.read().decode()
-        with urlopen(url.decode().replace("metrics", "health"), timeout=DEADLINE_S) as page:
+        with urlopen(url, timeout=DEADLINE_S) as page:
+            assert count in page.read().decode()
+        with urlopen(url.replace("metrics", "health"), timeout=DEADLINE_S) as page:
             assert page.read() == b"archiving 1 topics\n"
+        wait_until(
+            lambda: metrics.exists() and count in metrics.read_text(),
+            what="the count in the file",
+            timeout_s=20,
+        )
         stop(process)
         assert systemd.recv(100) == b"STOPPING=1"
 
 
-def test_a_count_over_several_topics_is_exact(nsqd: GoNsqd, out: Path, run_nsq: RunNsq) -> None:
-    for topic in ("clicks", "views"):
-        nsqd.create_channel(topic, CHANNEL)
-        nsqd.publish(topic, *[b"%d" % number for number in range(50)])
-
-    run_nsq(to_file(nsqd, out, "-t", "views", "-n", "70"))
-
-    assert len(lines_of(out)) == 70
-    left = sum(nsqd.channel_stats(topic, CHANNEL)["depth"] for topic in ("clicks", "views"))
-    assert left == 30
+# -- faults of nsq_to_file ----------------------------------------------------------------------
 
 
-def test_a_directory_that_vanishes_stops_finishing_until_it_is_back(
-    nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq
+def test_messages_are_never_discarded_after_some_attempts(to_file: ToFile) -> None:
+    to_file.publish(b"one")
+    options = ClientOptions(max_attempts=0, max_in_flight=1)
+    address = [to_file.nsqd.tcp_address]
+    with Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=address, options=options) as got:
+        for _, message in zip(range(7), got, strict=False):  # nsq_to_file discards at the sixth
+            message.requeue(0, backoff=False)
+
+    assert to_file.run("-n", "1").status == 0
+
+    (message,) = messages_of(to_file.out)
+    assert message["body"] == b"one"
+    assert message["attempts"] > 6
+
+
+def test_hup_with_a_work_directory_finishes_the_file_and_goes_on(
+    to_file: ToFile, tmp_path: Path
 ) -> None:
-    publish(nsqd, b"one")
-    process = spawn_nsq(to_file(nsqd, out, "--consumer-opt", "max_backoff_duration=1s"))
-    wait_until_drained(nsqd)
-    shutil.rmtree(out)
+    to_file.publish(b"before")
+    process = to_file.start(*RAW, "--work-dir", str(tmp_path / "work"))
 
-    publish(nsqd, b"two")
-    assert process.stderr is not None
-    told = ""
-    while "cannot write" not in told:
-        told = process.stderr.readline().decode()
-    assert str(out) in told
-    wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 1, what="it is kept")
-    out.mkdir()
-    wait_until_drained(nsqd)
+    process.send_signal(signal.SIGHUP)
+    wait_until(lambda: len(to_file.finished) == 1, what="the first file")
+    to_file.publish(b"after")
+    to_file.wait_until_drained()
+    process.send_signal(signal.SIGHUP)  # and HUP, then TERM
     stop(process)
 
-    assert [message["body"] for message in messages_of(out)] == [b"two"]
+    assert [text_of(path) for path in to_file.finished] == [b"before\n", b"after\n"]
+
+
+def test_files_that_a_crash_left_in_the_work_directory_are_published(
+    to_file: ToFile, tmp_path: Path
+) -> None:
+    flags = (*RAW, "--work-dir", str(tmp_path / "work"))
+    to_file.publish(b"one", b"two")
+    kill(to_file.start(*flags))
+    assert to_file.finished == []
+
+    assert to_file.run(*flags, "--until-empty").status == 0
+
+    assert lines_of(to_file.out) == [b"one", b"two"]
+    assert parts(tmp_path / "work") == []
+
+
+def test_a_disk_that_was_full_leaves_no_line_glued_to_another(
+    to_file: ToFile, small_disk: Path
+) -> None:
+    to_file.out = small_disk
+    bodies = [b"%04d " % number + b"x" * 63 for number in range(2000)]
+    to_file.publish(*bodies)
+    process = to_file.start(*RAW, *SOON, "--max-in-flight", "100", drain=False)
+    told = wait_for_stderr(process, "No space left on device")
+    assert str(small_disk) in told
+    assert to_file.left() > 0
+
+    subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
+    to_file.wait_until_drained()
+    assert "trying again" not in stop(process), "it was reported before"
+    assert sorted(lines_of(small_disk)) == bodies
+
+
+def test_directories_are_fsynced_when_names_are_made(
+    to_file: ToFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to_file.publish(b"one")
+    synced = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+
+    to_file.run("-n", "1")
+
+    assert synced.count(str(to_file.out)) >= 2  # begun, and finished
+
+
+def test_the_work_directory_may_be_on_another_file_system(
+    to_file: ToFile, small_disk: Path
+) -> None:
+    to_file.publish(b"one", b"two")
+
+    result = to_file.run(*RAW, "--work-dir", str(small_disk), "-n", "2")
+
+    assert result.status == 0, result.err
+    assert lines_of(to_file.out) == [b"one", b"two"]
+    assert parts(small_disk) == []
+
+
+def test_a_file_that_cannot_be_published_now_is_published_later(
+    to_file: ToFile, small_disk: Path, tmp_path: Path
+) -> None:
+    to_file.out = small_disk
+    to_file.publish(b"one")
+    process = to_file.start(*RAW, "--work-dir", str(tmp_path / "work"))
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    process.send_signal(signal.SIGHUP)
+    assert str(small_disk) in wait_for_stderr(process, "Read-only file system")
+
+    subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
+    wait_until(lambda: to_file.finished, what="the file", timeout_s=10)
+    stop(process)
+
+    assert lines_of(small_disk) == [b"one"]
+
+
+def test_a_directory_that_vanishes_stops_finishing_until_it_is_back(to_file: ToFile) -> None:
+    to_file.publish(b"one")
+    process = to_file.start(*SOON)
+    shutil.rmtree(to_file.out)
+
+    to_file.publish(b"two")
+    assert str(to_file.out) in wait_for_stderr(process, "cannot write")
+    wait_until(lambda: to_file.left() == 1, what="it is kept")
+    to_file.out.mkdir()
+    to_file.wait_until_drained()
+    stop(process)
+
+    assert to_file.bodies == [b"two"]
+
+
+def test_a_second_process_is_refused(to_file: ToFile) -> None:
+    to_file.publish(b"one")
+    process = to_file.start()
+
+    second = to_file.run()
+
+    assert second.status == 2
+    assert f"process {process.pid} archives channel {CHANNEL} of topic {TOPIC}" in second.err
+    stop(process)
+
+
+def test_messages_held_for_longer_than_their_timeout_are_touched(to_file: ToFile) -> None:
+    to_file.publish(b"one", b"two", b"three")
+    timeout_s = patience_s(1)  # in which a busy machine lets it touch what it holds
+    timeout = ("--consumer-opt", f"msg_timeout={timeout_s:g}s")
+    stop(to_file.start("--sync-interval", f"{2 * timeout_s + 1:g}s", *timeout))
+
+    assert [message["attempts"] for message in messages_of(to_file.out)] == [1, 1, 1]
+    assert to_file.nsqd.channel_stats(TOPIC, CHANNEL)["timeout_count"] == 0
+
+
+def test_after_a_crash_zcat_reads_every_file(to_file: ToFile) -> None:
+    to_file.publish(*[b"%d" % number for number in range(500)])
+    kill(to_file.start(*RAW, "--gzip"))
+    (part,) = parts(to_file.out)
+    with part.open("ab") as file:
+        file.write(gzip.compress(b"never finished\n" * 100)[:40])
+
+    to_file.run(*RAW, "--gzip", "--until-empty")
+
+    assert sorted(map(int, lines_of(to_file.out))) == list(range(500))
+
+
+def test_an_nsqd_that_is_down_is_an_error_and_not_an_idle_process(to_file: ToFile) -> None:
+    to_file.nsqd.kill()
+
+    result = to_file.run("--consumer-opt", "dial_timeout=2s")
+
+    assert result.status == 4
+    assert f"cannot connect to {to_file.nsqd.tcp_address}" in result.err
+
+
+def test_topics_are_found_at_once_though_a_lookupd_is_down(
+    go_nsqd: Callable[..., GoNsqd],
+    nsqlookupd: Callable[..., GoNsqlookupd],
+    tmp_path: Path,
+    run_nsq: RunNsq,
+) -> None:
+    lookupd = nsqlookupd()
+    nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
+    for topic in ("orders.new", "orders.old", "clicks"):
+        nsqd.create_channel(topic, CHANNEL)
+        nsqd.publish(topic, topic.encode())
+    wait_until(lambda: len(json.loads(lookupd.get("/topics"))["topics"]) == 3, what="the topics")
+    asked = ["--lookupd-http-address", lookupd.http_address, "--lookupd-http-address=127.0.0.1:1"]
+    pattern = ["--topic-pattern", "^orders", "--consumer-opt", "lookupd_poll_interval=200ms"]
+    place = ["-c", CHANNEL, "--output-dir", str(tmp_path)]
+
+    result = run_nsq(["to-file", *pattern, *asked, *place, "--until-empty"])
+
+    assert result.status == 0, result.err
+    assert sorted(m["body"] for m in messages_of(tmp_path)) == [b"orders.new", b"orders.old"]
+
+
+def test_the_trouble_of_one_topic_is_not_that_of_another(to_file: ToFile) -> None:
+    nsqd, out = to_file.nsqd, to_file.out
+    out.mkdir()
+    (out / "broken").write_text("a file where the topic's folder should be")
+    for topic in ("broken", "good"):
+        nsqd.create_channel(topic, CHANNEL)
+        nsqd.publish(topic, b"message of " + topic.encode())
+    args = to_file.args("--filename-format", "<TOPIC>/<TOPIC><REV>.log", *SOON)
+    args[1:3] = ["-t", "broken", "-t", "good"]
+    process = to_file.spawn_nsq(args)
+
+    assert str(out / "broken") in wait_for_stderr(process, "topic broken: cannot write")
+    to_file.wait_until_drained("good")
+    assert to_file.left("broken") == 1
+    (out / "broken").unlink()
+    to_file.wait_until_drained("broken")
+    stop(process)
+
+    assert len(messages_of(out)) == 2
+
+
+def test_an_nsqd_that_comes_back_is_consumed_again_soon(to_file: ToFile) -> None:
+    to_file.publish(b"before")
+    process = to_file.start()
+    to_file.nsqd.stop()
+    to_file.nsqd.start()
+    to_file.publish(b"after")
+
+    began = time.monotonic()
+    to_file.wait_until_drained()
+
+    assert time.monotonic() - began < patience_s(10)  # nsq_to_file: a minute
+    stop(process)
+    assert to_file.bodies == [b"after", b"before"]
+
+
+def test_term_with_a_frozen_nsqd_neither_spins_nor_waits_forever(to_file: ToFile) -> None:
+    to_file.publish(b"one")
+    process = to_file.start("--consumer-opt", "drain_timeout=2s")
+    to_file.nsqd.pause()
+
+    process.send_signal(signal.SIGTERM)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+
+    assert process.returncode == 143
+    assert usage.ru_utime + usage.ru_stime < 3  # the whole run, start included
+    assert len(messages_of(to_file.out)) == 1
+
+
+def test_a_second_signal_leaves_at_once(to_file: ToFile) -> None:
+    to_file.publish(b"one")
+    process = to_file.start("--on-file", "sleep 60")
+
+    process.send_signal(signal.SIGTERM)
+    wait_until(lambda: to_file.finished, what="the finished file")
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(patience_s(10)) == 143
+
+
+def test_names_that_are_taken_cost_no_descriptors_and_end_nowhere(to_file: ToFile) -> None:
+    for rev in range(50):
+        folder = to_file.out / f"d-{rev:06d}"
+        folder.mkdir(parents=True)
+        (folder / "clicks.log").write_text("taken")
+    to_file.publish(b"one")
+    process = to_file.start(*RAW, "--filename-format", "d<REV>/<TOPIC>.log")
+
+    assert len(list(Path(f"/proc/{process.pid}/fd").iterdir())) < 20
+    stop(process)
+    assert (to_file.out / "d-000050" / "clicks.log").read_bytes() == b"one\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--sync-interval", "-1s"], "negative"),
+        (["--max-in-flight", "-1"], "less than 1"),
+        (["--consumer-opt", "max_in_fligth=3"], "unknown client option"),
+        (["--topic-pattern", "("], "not a regular expression"),
+        (["--gzip-level", "0"], "less than 1"),
+        (["--gzip", "--compression", "zstd"], "different compressions"),
+        (["--zstd-level", "3", "--gzip-level", "3"], "different compressions"),
+        (["--filename-format", "../<TOPIC>"], "does not stay inside its directory"),
+        (["-t", "bad topic", "--create"], "invalid topic name"),
+    ],
+)
+def test_what_cannot_work_is_refused(to_file: ToFile, flags: list[str], reason: str) -> None:
+    result = to_file.run(*flags)
+
+    assert result.status == 2
+    assert reason in result.err
+
+
+def test_the_directory_is_asked_for(run_nsq: RunNsq) -> None:
+    assert "--output-dir" in run_nsq(["to-file", "-t", TOPIC]).err
+
+
+def test_a_misspelt_topic_is_not_created(to_file: ToFile) -> None:
+    to_file.nsqd.create_topic(TOPIC)
+    args = to_file.args()
+    args[2] = "clikcs"
+
+    result = to_file.run_nsq(args)
+
+    assert result.status == 3
+    assert "Did you mean clicks?" in result.err
+    assert [topic["topic_name"] for topic in to_file.nsqd.stats()["topics"]] == [TOPIC]
+
+
+def test_a_deleted_topic_is_not_brought_back(to_file: ToFile) -> None:
+    to_file.publish(b"one")
+    process = to_file.start("--exit-when-deleted")
+
+    to_file.nsqd.post("/topic/delete", topic=TOPIC)
+    _, stderr = process.communicate(timeout=DEADLINE_S)
+
+    assert process.returncode == 3
+    assert f"topic {TOPIC} was deleted" in stderr.decode()
+    assert to_file.nsqd.stats()["topics"] == []
+    assert len(messages_of(to_file.out)) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,6 @@ from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.scripted_lookupd import ScriptedLookupd
 from plugins.waiting import patience_s, wait_until
-
-from nsqtools.archive.archiver import Consumers
-from nsqtools.archive.topic_writer import ArchiveSource
-from nsqtools.client.backlog import Backlog
-from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.client.options import ClientOptions
 
 CHANNEL = "archive"
 DEADLINE_S = patience_s(30.0)
@@ -116,21 +109,6 @@ def test_a_further_nsqd_of_a_topic_is_found_with_the_topics_not_by_the_topics_ow
     archive(other, "orders", b"two")
 
 
-def test_many_topics_of_a_fleet_ask_seldom_unless_the_user_chose_how_often() -> None:
-    def interval_s(source: ArchiveSource, topics: int) -> float:
-        consumers = Consumers(source, lambda topic: None, is_fleet=True)
-        consumers.expect(topics)
-        return consumers.make("orders", 10, Backlog()).options.lookupd_poll_interval_s
-
-    connection = ConnectionSettings(lookupd_http_addresses=("lookup:4161",))
-    source = ArchiveSource(CHANNEL, connection, ClientOptions())
-    assert [interval_s(source, topics) for topics in (10, 1000, 10_000)] == [60.0, 200.0, 300.0]
-
-    chosen = replace(connection, options={"lookupd_poll_interval": "10s"})
-    source = ArchiveSource(CHANNEL, chosen, chosen.client_options())
-    assert interval_s(source, 1000) == 10.0
-
-
 def test_the_topics_of_a_fleet_are_not_looked_up_one_by_one(
     scripted_lookupd: Callable[[], ScriptedLookupd], nsqd: GoNsqd, out: Path, run_nsq: RunNsq
 ) -> None:
@@ -176,24 +154,6 @@ def test_a_topic_that_is_deleted_and_made_again_is_archived_again(
 
     assert process.poll() is None
     assert len(bodies_after(process, out)) == 4
-
-
-def test_exit_when_deleted_ends_with_the_status_of_a_topic_that_does_not_exist(
-    nsqd: GoNsqd, out: Path, spawn_nsq: SpawnNsq
-) -> None:
-    nsqd.create_channel("orders", CHANNEL)
-    place = ["--nsqd-tcp-address", nsqd.tcp_address, "--nsqd-http-address", nsqd.http_address]
-    flags = ["-c", CHANNEL, "--output-dir", str(out), "--exit-when-deleted"]
-    process = spawn_nsq(["to-file", "-t", "orders", *place, *flags])
-    wait_for_consumer(nsqd, "orders")
-    archive(nsqd, "orders", b"before")
-
-    nsqd.post("/topic/delete", topic="orders")
-    _, stderr = process.communicate(timeout=DEADLINE_S)
-
-    assert process.returncode == 3
-    assert "topic orders was deleted" in stderr.decode()
-    assert len(messages_of(out)) == 1
 
 
 def test_many_topics_fit_under_a_low_soft_limit_of_descriptors(

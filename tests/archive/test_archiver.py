@@ -1,16 +1,21 @@
-"""More topics than the limit of open files allows: who begins, who waits, and who is to rest."""
+"""The fleet: who begins, waits and rests under the limit of open files, and how often it asks."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from nsqtools.archive import archiver as archiver_module
-from nsqtools.archive.archiver import REST_AFTER_S, Waiting
+from nsqtools.archive.archiver import REST_AFTER_S, Consumers, Waiting
 from nsqtools.archive.topic_archiver import TopicArchiver
+from nsqtools.archive.topic_writer import ArchiveSource
+from nsqtools.client.backlog import Backlog
+from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.client.options import ClientOptions
 from nsqtools.errors import OutputError
 
 NOW = 1000.0
@@ -102,3 +107,18 @@ def test_the_quiet_ones_rest_for_those_that_wait(
         assert waiting.has_rested(topic) is (topic in rest)
         assert not waiting.has_rested(topic)  # it is told once
     assert waiting.take() == [*waiting_topics, *sorted(rest)]
+
+
+def test_many_topics_of_a_fleet_ask_seldom_unless_the_user_chose_how_often() -> None:
+    def interval_s(source: ArchiveSource, topics: int) -> float:
+        consumers = Consumers(source, lambda topic: None, is_fleet=True)
+        consumers.expect(topics)
+        return consumers.make("orders", 10, Backlog()).options.lookupd_poll_interval_s
+
+    connection = ConnectionSettings(lookupd_http_addresses=("lookup:4161",))
+    source = ArchiveSource("archive", connection, ClientOptions())
+    assert [interval_s(source, topics) for topics in (10, 1000, 10_000)] == [60.0, 200.0, 300.0]
+
+    chosen = replace(connection, options={"lookupd_poll_interval": "10s"})
+    source = ArchiveSource("archive", chosen, chosen.client_options())
+    assert interval_s(source, 1000) == 10.0

@@ -6,7 +6,6 @@ import logging
 
 import pytest
 
-from nsqtools.archive.topic_archiver import SETTLED_S, WriteTrouble
 from nsqtools.client import discovery
 from nsqtools.cluster.topic_discovery import Troubles
 from nsqtools.errors import ConnectionFailed
@@ -30,24 +29,6 @@ def test_each_trouble_is_reported_when_it_begins_changes_and_ends(
         "a:4161 is slow",
         "a:4161 answers again",
     ]
-
-
-def test_a_disk_that_takes_a_little_now_and_then_is_full() -> None:
-    trouble, reported = WriteTrouble(), []
-    for now in range(10):  # a failure each second, and half a second later something is written
-        if trouble.failed("No space left on device", now):
-            reported.append(("fails", now))
-        trouble.worked()
-        if trouble.is_over(now + 0.5):
-            reported.append(("works", now))
-    assert trouble.settles_at == 9 + SETTLED_S
-    assert trouble.is_over(9 + SETTLED_S)
-    assert not trouble.is_over(99)
-
-    assert reported == [("fails", 0)]
-    assert trouble.failed("No space left on device", 100)
-    assert not trouble.is_over(200)  # nothing was written yet
-    assert trouble.failed("Read-only file system", 201)
 
 
 def test_a_thousand_topics_report_an_nsqlookupd_that_is_away_once(
