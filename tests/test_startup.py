@@ -26,6 +26,7 @@ HEAVY = {
     "snappy",
     "ssl",
     "starlette",
+    "textual",
     "tomllib",
     "uvicorn",
 }

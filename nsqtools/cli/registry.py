@@ -88,7 +88,7 @@ PANELS: dict[str, dict[str, Command | Group]] = {
     },
     "Archives": {
         "to-file": Command(
-            "to_file:to_file", "Archive topics to files, each message finished once it is on disk."
+            "to_file:to_file", "Archive topics to files, each message finished after it is on disk."
         ),
         "archive": Group(
             "Check, repair and read archives.",

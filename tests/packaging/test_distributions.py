@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import pexpect
 import pytest
 from plugins.waiting import patience_s
 
@@ -185,7 +186,7 @@ def test_the_metadata_says_what_the_project_says(built: Distributions) -> None:
     assert said["License-Expression"] == "MIT"
     assert said["Requires-Python"] == ">=3.11"
     extras = set(said.get_all("Provides-Extra", []))
-    assert {"http", "object-store", "spark", "spark-java", "test"} <= extras
+    assert {"http", "object-store", "spark", "spark-java", "test", "top"} <= extras
     assert "Typing :: Typed" in said.get_all("Classifier", [])
     assert said["Description-Content-Type"] == "text/markdown"
 
@@ -286,6 +287,10 @@ def test_the_wheel_works_where_nothing_else_is(
             r"hint: Install it with: pip install 'nsqtools\[\w+\]'\n",
             failed.stderr,
         )
+    shown, status = pexpect.run(
+        f"{nsq} top", cwd=work, env={**os.environ, "TERM": "xterm"}, withexitstatus=True
+    )
+    assert (status, b"pip install 'nsqtools[top]'" in shown) == (1, True)
     run([*install, f"nsqtools[standard] @ {built.wheel.as_uri()}"])
     assert run([python, "-W", "error", "-c", SMOKE], cwd=work) == "fine\n"
     measured = run([nsq, "bench", "e2e", "--embedded", "-n", "200", "--warm-up=0s"], cwd=work)

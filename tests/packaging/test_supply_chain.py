@@ -17,7 +17,17 @@ from packaging.utils import canonicalize_name
 
 CHECKOUT = Path(__file__).parents[2]
 CI = CHECKOUT / ".ci"
-LOCKED_EXTRAS = ("server", "web", "jq", "http", "object-store", "spark", "spark-java", "test")
+LOCKED_EXTRAS = (
+    "top",
+    "server",
+    "web",
+    "jq",
+    "http",
+    "object-store",
+    "spark",
+    "spark-java",
+    "test",
+)
 
 
 @pytest.fixture(scope="module")

@@ -102,11 +102,9 @@ def top(
         nsq top --allow-changes
     """
     check_terminal(runtime)
+    from nsqtools.cli.top.app import Top
     from nsqtools.cli.top.columns import check_column
-    from nsqtools.cli.top.console import Console
-    from nsqtools.cli.top.lines import parse_line_condition
-    from nsqtools.cli.top.loop import Top
-    from nsqtools.cli.top.view import Start, TopView
+    from nsqtools.cli.top.view import Start, TopView, parse_line_condition
     from nsqtools.cluster.sampling import SampleFilter, Sampler
 
     names = [check_column(name.strip()) for name in (columns or "").split(",") if name.strip()]
@@ -114,14 +112,22 @@ def top(
         parse_line_condition(condition)
     start = Start(names, sort or "", " ".join(part.replace(" ", "") for part in filter or ()))
     interval_s = interval or INTERVAL_S
+    os.environ.pop("NO_COLOR", None)  # textual reads it, and knows nothing of --color
+    if not runtime.colour:
+        os.environ["NO_COLOR"] = "1"
     with cluster.open() as opened:
-        sampler = Sampler(opened, SampleFilter(topic or ()), interval_s=interval_s)
-        console = Console(TopView(start), allows_changes=allow_changes)
-        spares = interval is None
-        shown = Top(runtime, cluster, sampler, console, interval_s, spares_processor=spares)
+        shown = Top(
+            cluster,
+            Sampler(opened, SampleFilter(topic or ()), interval_s=interval_s),
+            TopView(start),
+            interval_s,
+            allows_changes=allow_changes,
+            spares_processor=interval is None,
+            encoding=runtime.stdout.encoding,
+        )
         also = (signal.SIGHUP, signal.SIGQUIT)
-        with stopping(shown.stop, at_once=shown.restore, also=also) as signals:
-            shown.run()
+        with stopping(shown.stop, at_once=lambda: shown.restore(), also=also) as signals:
+            shown.show_cluster(runtime.stdin.fileno(), runtime.stdout.fileno())
     return signals.status()
 
 

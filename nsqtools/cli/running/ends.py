@@ -67,6 +67,7 @@ EXTRA_OF = {
     "jinja2": "web",
     "pycurl": "http",
     "starlette": "web",
+    "textual": "top",
     "uvicorn": "web",
 }
 

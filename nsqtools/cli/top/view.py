@@ -1,4 +1,5 @@
-"""The list that `nsq top` shows: which lines, in which order, and which of them is selected. Pure.
+"""The list that `nsq top` shows: which lines, in which order, which is selected, and what a key
+changes in that. Pure.
 
 The selection is a line's key and not its number, so it stays with its topic when lines change
 places. While the view is frozen, samples are dropped: nothing of the screen changes but by keys.
@@ -6,25 +7,213 @@ places. While the view is frozen, samples are dropped: nothing of the screen cha
 
 from __future__ import annotations
 
+import re
+import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from nsqtools.cli.render.output import cell_text
-from nsqtools.cli.top.columns import TREND, VIEWS, Column, Kind, chosen_columns
-from nsqtools.cli.top.lines import (
-    Line,
-    LineFilter,
-    Scope,
-    lines_of,
-    parse_line_filter,
-    sort_lines,
-)
-from nsqtools.cli.top.text import cells_of
+from nsqtools.cli.top.columns import TEXTS, TREND, VIEWS, Column, Kind, Sum, check_column
+from nsqtools.cluster.admin import Action
+from nsqtools.cluster.queue_rows import QueueRow, totals
 from nsqtools.cluster.sampling import Question, Sample
+from nsqtools.cluster.stats_documents import Condition, parse_condition
+from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.names import is_valid_name
 
 TREND_LENGTH = 40
-PAUSED = " (paused)"
+ORDER = (Kind.TOPICS, Kind.NODES, Kind.CONSUMERS)
+WHEEL_LINES = 3
+KEYS: dict[str, tuple[str, *tuple[Any, ...]]] = {
+    **dict.fromkeys(("up", "k"), ("move", -1)),
+    **dict.fromkeys(("down", "j"), ("move", 1)),
+    "wheel up": ("move", -WHEEL_LINES),
+    "wheel down": ("move", WHEEL_LINES),
+    "pageup": ("move_pages", -1),
+    "pagedown": ("move_pages", 1),
+    "home": ("select", 0),
+    "end": ("select", sys.maxsize),
+    **dict.fromkeys(("enter", "right"), ("go_down",)),
+    **dict.fromkeys(("escape", "backspace", "left"), ("go_up",)),
+    **{str(number): ("go_to", kind) for number, kind in enumerate(ORDER, 1)},
+    "tab": ("go_next", 1),
+    "shift+tab": ("go_next", -1),
+    "n": ("go_to_nodes",),
+    "s": ("sort_next", 1),
+    "S": ("sort_next", -1),
+    "r": ("reverse",),
+    "space": ("freeze",),
+    "slash": ("type_filter",),
+}
+"""What keys do to the view: a method and its arguments. The names of keys are those of textual."""
+
+
+class Scope(NamedTuple):
+    """What the view looks into; ``""`` is everything."""
+
+    node: str = ""
+    topic: str = ""
+    channel: str = ""
+
+    @property
+    def depth(self) -> int:
+        return sum(map(bool, self))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line: ``key`` stays the same from sample to sample, ``subject`` is what columns read."""
+
+    key: str
+    subject: Any
+    is_paused: bool = False
+    is_silent: bool = False
+
+
+class Change(NamedTuple):
+    """A change of a topic, or of a channel."""
+
+    action: Action
+    topic: str
+    channel: str
+
+    @property
+    def word(self) -> str:
+        """What is typed to agree to it; "" where y is enough."""
+        return (self.channel or self.topic) if self.action.is_destructive else ""
+
+    @property
+    def title(self) -> str:
+        what = f"channel {self.topic}/{self.channel}" if self.channel else f"topic {self.topic}"
+        return f"{self.action.value} {what}"
+
+
+# -- lines --------------------------------------------------------------------------------------
+
+
+def lines_of(sample: Sample, kind: Kind, scope: Scope) -> list[Line]:
+    """All lines of a view."""
+    if kind is Kind.NODES:
+        return _node_lines(sample, scope)
+    if kind is Kind.CONSUMERS:
+        return [
+            Line(f"{row.node} {row.remote_address} {row.topic} {row.channel}", row)
+            for node in sample.nodes
+            if scope.node in ("", node.address)
+            for row in node.consumers
+            if _is_within(row.topic, row.channel, scope)
+        ]
+    rows = sample.totals
+    if scope.node:
+        rows = totals(
+            row for node in sample.nodes if node.address == scope.node for row in node.rows
+        )
+    if kind is Kind.CHANNELS:
+        return [
+            Line(row.channel, row, row.paused)
+            for row in rows
+            if row.topic == scope.topic and row.channel
+        ]
+    topics: dict[str, list[QueueRow]] = {}
+    for row in rows:
+        topics.setdefault(row.topic, []).append(row)
+    return [
+        Line(topic, _sum(topic, found), any(row.paused for row in found))
+        for topic, found in topics.items()
+    ]
+
+
+def _is_within(topic: str, channel: str, scope: Scope) -> bool:
+    return scope.topic in ("", topic) and scope.channel in ("", channel)
+
+
+def _sum(name: str, rows: Iterable[QueueRow], **state: Any) -> Sum:
+    topics: list[QueueRow] = []
+    channels: list[QueueRow] = []
+    for row in rows:
+        (channels if row.channel else topics).append(row)
+    return Sum(name, topics, channels, **state)
+
+
+def _node_lines(sample: Sample, scope: Scope) -> list[Line]:
+    lines = []
+    for node in sample.nodes:
+        rows = [row for row in node.rows if _is_within(row.topic, row.channel, scope)]
+        if rows or not scope.topic or node.is_silent:
+            is_paused = bool(scope.topic) and any(row.paused for row in rows)
+            found = _sum(node.address, rows, state=node)
+            lines.append(Line(node.address, found, is_paused, node.is_silent))
+    return lines
+
+
+_SPACES = re.compile(r"\s*(>=|<=|!=|==|=|>|<)\s*")
+
+
+class LineFilter(NamedTuple):
+    """Words that the line's texts hold, and conditions; ``problem`` is what was not understood."""
+
+    words: tuple[str, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    problem: str = ""
+
+    def keep(self, lines: Iterable[Line], kind: Kind) -> list[Line]:
+        """The lines that meet all of it; a view without the column of a condition ignores that."""
+        columns = VIEWS[kind].columns
+        texts = [column.read for column in columns.values() if column.is_text]
+        tests = [
+            (columns[condition.column].read, condition.holds)
+            for condition in self.conditions
+            if condition.column in columns
+        ]
+
+        def has(line: Line, word: str) -> bool:
+            return any(
+                word in text.casefold()
+                for text in (line.key, *(str(read(line.subject)) for read in texts))
+            )
+
+        return [
+            line
+            for line in lines
+            if all(has(line, word) for word in self.words)
+            and all(holds(read(line.subject)) for read, holds in tests)
+        ]
+
+
+def parse_line_filter(text: str) -> LineFilter:
+    """Read a filter: words to find and conditions such as ``depth>1000``.
+
+    A condition that is not finished or not understood is left out, and named as the problem.
+    """
+    words, conditions, problem = [], [], ""
+    for word in _SPACES.sub(r"\1", text).split():
+        if not _SPACES.search(word):
+            words.append(word.casefold())
+            continue
+        try:
+            conditions.append(parse_line_condition(word))
+        except ConfigurationError as error:
+            problem = str(error)
+    return LineFilter(tuple(words), tuple(conditions), problem)
+
+
+def parse_line_condition(text: str) -> Condition:
+    """Read a condition on a column of any view. Raises `ConfigurationError`."""
+    return parse_condition(text, check_column, TEXTS)
+
+
+def sort_lines(lines: Iterable[Line], column: Column, *, is_reversed: bool) -> list[Line]:
+    """Sort by a column: texts from A to Z, numbers from the greatest down, unknown ones last."""
+    key: Callable[[Any], Any] = str if column.is_text else (lambda value: -value)
+    valued = [(column.read(line.subject), line) for line in lines]
+    known = [(key(value), line.key, line) for value, line in valued if value is not None]
+    known.sort(key=lambda entry: entry[:2], reverse=is_reversed)
+    unknown = sorted((line for value, line in valued if value is None), key=lambda line: line.key)
+    return [*(line for _, _, line in known), *unknown]
+
+
+# -- the view -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +227,16 @@ class Start:
 
 @dataclass(slots=True)
 class Look:
-    """What one chose for a kind of lines."""
+    """What was chosen for a kind of lines."""
 
-    columns: tuple[str, ...]
+    columns: Sequence[str]
     sort: str
     is_reversed: bool = False
     filter: str = ""
     parsed: LineFilter = field(default_factory=LineFilter)
+
+    def set_filter(self, text: str) -> None:
+        self.filter, self.parsed = text, parse_line_filter(text)
 
 
 class TopView:
@@ -56,22 +248,24 @@ class TopView:
         self.kind = Kind.TOPICS
         self.scope = Scope()
         self.is_frozen = False
+        self.is_typing = False  # a filter
+        self.room = 1  # the lines of a page
         self.selected = ""
         self._looks = {kind: self._look(kind) for kind in Kind}
         self._way: list[tuple[Kind, Scope, str]] = []
         self._trends: dict[tuple[str, str], deque[float]] = {}
+        self.widths: dict[str, int] = {}  # of the texts in columns, as far as they were measured
         self._lines: list[Line] | None = None
-        self._widths: dict[str, int] = {}
         self._last_position = 0
 
     def _look(self, kind: Kind) -> Look:
-        view = VIEWS[kind]
-        columns = chosen_columns(view, self.start.columns)
-        sort = self.start.sort if self.start.sort in view.columns else columns[0]
-        parsed = parse_line_filter(self.start.filter)
-        return Look(columns, sort, filter=self.start.filter, parsed=parsed)
-
-    # -- what is shown --------------------------------------------------------------------------
+        columns = VIEWS[kind].columns
+        first = next(iter(columns))
+        chosen = [name for name in self.start.columns if name in columns and name != first]
+        sort = self.start.sort if self.start.sort in columns else first
+        look = Look([first, *chosen] if chosen else VIEWS[kind].shown, sort)
+        look.set_filter(self.start.filter)
+        return look
 
     @property
     def look(self) -> Look:
@@ -79,16 +273,10 @@ class TopView:
 
     @property
     def columns(self) -> list[Column]:
-        """The columns that one wants to see. What is the same in all lines is left out."""
-        scope = self.scope
-        known = {"node": scope.node, "topic": scope.topic, "channel": scope.channel}
+        """The columns that were chosen. What is the same in all lines is left out."""
         is_list = self.kind is Kind.CONSUMERS
-        view = VIEWS[self.kind].columns
+        view, known = VIEWS[self.kind].columns, self.scope._asdict()
         return [view[name] for name in self.look.columns if not (is_list and known.get(name))]
-
-    @property
-    def sort_column(self) -> Column:
-        return VIEWS[self.kind].columns[self.look.sort]
 
     @property
     def question(self) -> Question:
@@ -99,40 +287,22 @@ class TopView:
 
     @property
     def path(self) -> str:
-        """Where one is: ``topics > clicks > archive``."""
-        parts = [self.kind.value if not any(self.scope) else "", *self.scope]
-        if any(self.scope) and self.kind is not Kind.CHANNELS:
-            parts.append(f"[{self.kind.value}]")
-        if any(self.scope):
-            parts[0] = "nsqd" if self.scope.node else "topics"
+        """Where the view is: ``topics > clicks > archive``."""
+        if not any(self.scope):
+            return self.kind.value
+        below = "" if self.kind is Kind.CHANNELS else f"[{self.kind.value}]"
+        parts = ("nsqd" if self.scope.node else "topics", *self.scope, below)
         return " > ".join(filter(None, parts))
 
     def lines(self) -> list[Line]:
         """The lines that the filter lets through, sorted."""
         if self._lines is None:
-            self._lines, self._widths = [], {}
+            self._lines, self.widths, look = [], {}, self.look
             if self.sample is not None:
-                found = lines_of(self.sample, self.kind, self.scope)
-                kept = self.look.parsed.keep(found, self.kind)
-                column, is_reversed = self.sort_column, self.look.is_reversed
-                self._lines = sort_lines(kept, column, is_reversed=is_reversed)
+                kept = look.parsed.keep(lines_of(self.sample, self.kind, self.scope), self.kind)
+                column = VIEWS[self.kind].columns[look.sort]
+                self._lines = sort_lines(kept, column, is_reversed=look.is_reversed)
         return self._lines
-
-    def longest(self, column: Column) -> int:
-        """How many cells the longest text in a column takes, of all lines and not of those on the
-        screen: columns stay where they are while one scrolls."""
-        lines = self.lines()
-        if column.name not in self._widths:
-            is_name = column.name == self.columns[0].name
-            self._widths[column.name] = max(
-                (
-                    cells_of(cell_text(column.read(line.subject)))
-                    + len(PAUSED) * (is_name and line.is_paused)
-                    for line in lines
-                ),
-                default=0,
-            )
-        return self._widths[column.name]
 
     def trend(self, line: Line) -> tuple[float, ...]:
         """The ingress of a topic or channel at the last samples."""
@@ -147,32 +317,64 @@ class TopView:
         lines = self.lines()
         if not self.selected:
             return 0
-        place = next((n for n, line in enumerate(lines) if line.key == self.selected), None)
-        if place is None:
-            place = max(0, min(self._last_position, len(lines) - 1))
-        self._last_position = place
-        return place
+        last = max(0, min(self._last_position, len(lines) - 1))
+        found = (number for number, line in enumerate(lines) if line.key == self.selected)
+        self._last_position = next(found, last)
+        return self._last_position
 
     def selected_line(self) -> Line | None:
         """The selected line; None where there are no lines."""
         lines = self.lines()
         return lines[self.position()] if lines else None
 
+    def target(self) -> tuple[str, str] | str:
+        """The topic and channel of the selected line, or why nothing can be done with it."""
+        scope, line = self.scope, self.selected_line()
+        if line is None or self.kind not in (Kind.TOPICS, Kind.CHANNELS):
+            return "select a topic or a channel for this"
+        target = (line.key, "") if self.kind is Kind.TOPICS else (scope.topic, line.key)
+        if scope.node:
+            return f"this changes every nsqd: go to the topics of all (1), not of {scope.node}"
+        if not all(is_valid_name(name) for name in filter(None, target)):
+            return "this is not a name that NSQ allows: nothing can be done with it"
+        return target
+
     # -- what changes it ------------------------------------------------------------------------
+
+    def press(self, key: str, character: str | None = None) -> bool:
+        """Do what a key does to the view; return whether it is one of its keys."""
+        if self.is_typing:
+            self._type(key, character or "")
+            return True
+        if key not in KEYS:
+            return False
+        name, *arguments = KEYS[key]
+        getattr(self, name)(*arguments)
+        return True
+
+    def _type(self, key: str, character: str) -> None:
+        text = self.look.filter
+        self.is_typing = key not in ("enter", "escape")
+        if key == "escape":
+            self.set_filter("")
+        elif key == "backspace":
+            self.set_filter(text[:-1])
+        elif character.isprintable():
+            self.set_filter(text + character)
+
+    def type_filter(self) -> None:
+        """Take keys as text of the filter, until Enter or Escape."""
+        self.is_typing = True
 
     def show(self, sample: Sample) -> None:
         """Show a new sample, unless the view is frozen."""
         if self.is_frozen and self.sample is not None:
             return
-        self.sample = sample
-        self._lines = None
-        trends = self._trends
-        self._trends = {}
+        self.sample, self._lines = sample, None
+        before, self._trends = self._trends, {}
         for row in sample.totals:
             key = (row.topic, row.channel)
-            trend = trends.get(key)
-            if trend is None:
-                trend = deque(maxlen=TREND_LENGTH)
+            trend = before.get(key) or deque(maxlen=TREND_LENGTH)
             self._trends[key] = trend  # those of queues that are gone are forgotten
             if row.rates is not None:
                 trend.append(row.rates.ingress)
@@ -182,8 +384,12 @@ class TopView:
         self.is_frozen = not self.is_frozen
 
     def move(self, step: int) -> None:
-        """Select the line so many lines down; up where negative."""
+        """Select the line ``step`` lines down; up where negative."""
         self.select(self.position() + step)
+
+    def move_pages(self, step: int) -> None:
+        """Select the line ``step`` screens down."""
+        self.move(step * self.room)
 
     def select(self, number: int) -> None:
         """Select a line by its number, or the nearest."""
@@ -192,60 +398,70 @@ class TopView:
             self._last_position = min(max(number, 0), len(lines) - 1)
             self.selected = lines[self._last_position].key
 
+    def click(self, number: int) -> None:
+        """Select a line; look into it where it was selected."""
+        was_selected = self.selected == self.lines()[number].key
+        self.select(number)
+        if was_selected:
+            self.go_down()
+
     def sort_by(self, name: str) -> None:
-        """Sort by a column; by the one that it is sorted by already: the other way round."""
-        if name == TREND or name not in VIEWS[self.kind].columns:
-            return
-        if self.look.sort == name:
+        """Sort by a column; where that is the order already, reverse it."""
+        if name == self.look.sort:
             self.reverse()
-        else:
-            self.look.sort, self.look.is_reversed = name, False
-            self._lines = None
+        elif name != TREND:
+            self.look.sort, self.look.is_reversed, self._lines = name, False, None
 
     def sort_next(self, step: int) -> None:
-        """Sort by the next column of those that one wants to see, or by the one before."""
+        """Sort by the next column of those that were chosen, or by the one before."""
         names = [column.name for column in self.columns if column.name != TREND]
         here = names.index(self.look.sort) if self.look.sort in names else -step
         self.look.sort, self.look.is_reversed = names[(here + step) % len(names)], False
         self._lines = None
 
     def reverse(self) -> None:
-        """Turn the order round."""
-        self.look.is_reversed = not self.look.is_reversed
-        self._lines = None
+        """Reverse the order."""
+        self.look.is_reversed, self._lines = not self.look.is_reversed, None
 
     def set_filter(self, text: str) -> None:
         """Filter the lines of this kind."""
-        self.look.filter, self.look.parsed = text, parse_line_filter(text)
+        self.look.set_filter(text)
         self._lines = None
 
-    def set_columns(self, names: Iterable[str]) -> None:
-        """Choose the columns of this kind of lines; the first one, the name, stays."""
-        first, *rest = VIEWS[self.kind].columns
-        wanted = set(names)
-        kept = [name for name in self.look.columns if name in wanted and name != first]
-        added = [name for name in rest if name in wanted and name not in kept]
-        self.look.columns = (first, *kept, *added)
+    def switch_column(self, name: str) -> None:
+        """Show a column of this kind of lines, or hide it; the first one, the name, stays."""
+        shown = list(self.look.columns)
+        if name in shown[1:]:
+            shown.remove(name)
+        elif name not in shown:
+            shown.append(name)
+        self.look.columns = shown
 
-    # -- where one is ---------------------------------------------------------------------------
+    # -- where the view is ----------------------------------------------------------------------
 
     def go_to(self, kind: Kind) -> None:
         """Show all topics, nsqd or consumers."""
         self._way.clear()
         self._enter(kind, Scope(), "")
 
+    def go_next(self, step: int) -> None:
+        """Show the next of these."""
+        here = ORDER.index(self.kind) if self.kind in ORDER else 0
+        self.go_to(ORDER[(here + step) % len(ORDER)])
+
     def go_down(self) -> None:
         """Look into the selected line."""
-        line = self.selected_line()
+        line, scope = self.selected_line(), self.scope
         if line is None or self.kind is Kind.CONSUMERS:
             return
-        scope = self.scope
-        if self.kind is Kind.NODES:
-            kind, scope = _into_node(scope._replace(node=line.key))
-        elif self.kind is Kind.TOPICS:
+        if self.kind is Kind.TOPICS:
             kind, scope = Kind.CHANNELS, scope._replace(topic=line.key)
-        else:
+        elif self.kind is Kind.CHANNELS:
             kind, scope = Kind.CONSUMERS, scope._replace(channel=line.key)
+        else:  # what of it is on this nsqd
+            scope = scope._replace(node=line.key)
+            kind = Kind.CONSUMERS if scope.channel else Kind.CHANNELS
+            kind = kind if scope.topic else Kind.TOPICS
         self._way.append((self.kind, self.scope, line.key))
         self._enter(kind, scope, "")
 
@@ -259,7 +475,7 @@ class TopView:
         self._enter(Kind.NODES, self.scope._replace(**{name: line.key}), "")
 
     def go_up(self) -> None:
-        """Go back to where one came from; at the beginning: clear the filter."""
+        """Go back to the view before; at the beginning: clear the filter."""
         if self._way:
             self._enter(*self._way.pop())
         elif self.kind is not Kind.TOPICS:
@@ -268,15 +484,7 @@ class TopView:
             self.set_filter("")
 
     def _enter(self, kind: Kind, scope: Scope, selected: str) -> None:
-        if scope != self.scope and len([*filter(None, scope)]) > len([*filter(None, self.scope)]):
-            self._looks[kind].filter = self.start.filter
-            self._looks[kind].parsed = parse_line_filter(self.start.filter)
+        if scope.depth > self.scope.depth:
+            self._looks[kind].set_filter(self.start.filter)
         self.kind, self.scope, self.selected = kind, scope, selected
         self._lines, self._last_position = None, 0
-
-
-def _into_node(scope: Scope) -> tuple[Kind, Scope]:
-    """What one sees on an nsqd: its topics, or what of a topic or channel is there."""
-    if scope.channel:
-        return Kind.CONSUMERS, scope
-    return (Kind.CHANNELS if scope.topic else Kind.TOPICS), scope

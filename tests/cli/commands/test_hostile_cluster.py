@@ -186,4 +186,5 @@ def test_the_full_screen_shows_nothing_raw(
     top.press("q")
     top.wait_for_end()
 
-    assert not raw_marks(top.raw, is_one_line=False)
+    pointer = b"\x1b]22;default\x07"  # textual's own, of the mouse
+    assert not raw_marks(top.raw.replace(pointer, b""), is_one_line=False)

@@ -1,0 +1,646 @@
+"""`nsq top` on textual: its keys, its screens, and the threads that ask the cluster.
+
+Everything that comes from another thread - a sample, a plan, messages, a signal - is a `Called` in
+the queue of the app. So the state is touched on one thread only, and a key is answered however long
+a daemon takes. The threads are daemons: quitting does not wait for an nsqd that hangs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import termios
+import textwrap
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.app import App, ComposeResult
+from textual.binding import Binding
+from textual.containers import VerticalScroll
+from textual.drivers.linux_driver import LinuxDriver
+from textual.events import Key, MouseDown
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.screen import Screen
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.widget import Widget
+from textual.widgets import OptionList, Static
+
+from nsqtools.cli.options.connection import ClusterSettings
+from nsqtools.cli.render.output import cell_text
+from nsqtools.cli.top.columns import VIEWS
+from nsqtools.cli.top.screen import Drawn, draw, fit, joined_to_fit, plain
+from nsqtools.cli.top.view import Change, TopView
+from nsqtools.cluster.admin import Action, AdminPlan
+from nsqtools.cluster.sampling import Question, Sampler
+from nsqtools.errors import NsqError
+from nsqtools.protocol.text import escape_line
+
+SHARE = 0.05
+LONGEST_PACE_S = 5.0
+"""A sample waits until those of `nsq top` take this share of a core, but not longer."""
+MOST_MESSAGE_LINES = 2000
+END_WAIT_S = 2.0
+
+RESTORE = (
+    b"\x1b[<u\x1b[?2004l\x1b[?1006l\x1b[?1003l\x1b[?1000l\x1b[?1004l\x1b[?7h\x1b[?1049l\x1b[?25h"
+)
+MOUSE = "\x1b[?1000{0}\x1b[?1003{0}\x1b[?1006{0}"
+HINTS = "? help|q quit|↑↓ select|⏎ open|Esc back|s sort|r reverse|/ filter|space freeze|Tab nsqd"
+CHANGE_HINTS = "? help|q quit|p u pause|e empty|d delete|t tail|v view" + HINTS[13:]
+TYPING_HINT = "words or depth>1000  Enter keep  Esc clear"
+READ_ONLY = "read-only: start nsq top with --allow-changes for p u e d t v"
+ACTIONS = {"p": Action.PAUSE, "u": Action.UNPAUSE, "e": Action.EMPTY, "d": Action.DELETE}
+HELP = """\
+Keys
+  ↑ ↓ j k, PgUp PgDn, Home End   select a line
+  Enter, →                       look into it: channels of a topic, consumers of a channel, \
+topics of an nsqd
+  Esc, ←, Backspace              go back; at the beginning, clear the filter
+  1 2 3, Tab                     all topics, all nsqd, all consumers
+  n                              the selected topic or channel on each nsqd
+  s S                            sort by the next column, by the one before
+  r                              reverse the order
+  /                              filter: words to find, and conditions on columns, such as \
+depth>1000 clients=0
+  c                              choose the columns
+  space                          freeze the screen; selecting still works
+  m                              leave the mouse to the terminal, to select text; again: take it
+  Ctrl-Z, q                      suspend, quit
+
+Changes (with --allow-changes; a plan is shown first)
+  p u                            pause, unpause the selected topic or channel
+  e d                            empty, delete it; the name is to be typed
+  t                              tail the topic, on an ephemeral channel: takes nothing from \
+other channels
+  v                              view some messages of a channel; the attempts of each grow by one
+
+Columns
+  depth                          messages that wait in the queue; of a topic, before they reach \
+its channels
+  waiting                        the depth of a topic and of all its channels together
+  in_flight                      messages that consumers have and have not finished
+  deferred                       messages that wait until their delay is over
+  ingress, egress, finish        messages received, sent, finished, a second
+  requeue                        messages requeued or timed out, a second
+  requeued, timed_out            since the queue was created or nsqd started
+  e2e_ms                         ms from publishing to finishing, nsqd's highest percentile
+  ready                          RDY: how many messages the consumer takes at once
+  heap_mib                       memory in use by nsqd
+  trend                          ingress at the last samples, the largest as a full bar
+
+A click selects a line, a second one opens it; a click on a heading sorts by it.
+An nsqd that does not answer is named, with the time since; its queues count for 5 s.
+Columns that do not fit are left out and named; what is cut ends with an ellipsis."""
+
+
+class Called(Message):
+    """What another thread wants done on that of the app."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        super().__init__()
+        self.call = call
+
+
+class Terminal(LinuxDriver):
+    """textual's own, but on stdout: textual takes stderr, which may be a file for the log."""
+
+    def __init__(self, app: Top, **options: Any) -> None:
+        super().__init__(app, **options)
+        self._file = open(  # noqa: SIM115 - until the process ends
+            1, "w", encoding=app.encoding, errors="backslashreplace", closefd=False
+        )
+        app.write = self.write
+
+
+# -- the screens ----------------------------------------------------------------------------------
+
+
+class Sheet(Screen[bool]):
+    """A screen that takes all keys itself, one after the other.
+
+    Nothing has the focus and nothing is a binding: textual would hand keys that were typed ahead to
+    what has the focus when it reads them, and ``/de`` in one read would delete.
+    """
+
+    AUTO_FOCUS = ""
+
+    def __init__(self, top: Top) -> None:
+        super().__init__()
+        self.top = top
+
+    def press(self, key: str, character: str | None) -> None:
+        """Do what a key does."""
+
+    def on_key(self, event: Key) -> None:
+        event.stop()
+        screen = self.top.screen  # which a key before this one may have opened
+        if isinstance(screen, Sheet):
+            screen.press(event.key, event.character)
+
+
+class Page(Sheet):
+    """Lines to read and to scroll through. Its result is whether something was agreed to."""
+
+    closing: Sequence[str] = ("escape", "q", "left", "backspace", "enter", "question_mark")
+    hint = "↑↓ scroll  Esc back"
+
+    def __init__(self, top: Top, title: str, lines: Iterable[str] = ()) -> None:
+        super().__init__(top)
+        self._title = Static(top.text(title), classes="title", markup=False)
+        self._hint = Static(top.text(self.hint), classes="hint", markup=False)
+        self.pane = self._pane(lines)
+
+    def _pane(self, lines: Iterable[str]) -> Widget:
+        text = "\n".join(map(self.top.text, lines))
+        return VerticalScroll(Static(text, markup=False), can_focus=False)
+
+    def compose(self) -> ComposeResult:
+        yield from (self._title, self.pane, self._hint)
+
+    def press(self, key: str, character: str | None) -> None:
+        page = max(1, self.pane.size.height)
+        steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -page, "pagedown": page}
+        steps |= {"home": -sys.maxsize, "end": sys.maxsize}
+        if key in self.closing:
+            self.dismiss(False)
+        elif key in steps:
+            self.pane.scroll_relative(y=steps[key], animate=False, immediate=True, force=True)
+
+
+class Confirmation(Page):
+    """A plan, and the question whether to carry it out: No by default.
+
+    What destroys is agreed to by typing ``word``; what does not, by y.
+    """
+
+    def __init__(self, top: Top, title: str, lines: Iterable[str], word: str) -> None:
+        self._word, self._typed = word, ""
+        self.hint = self._asked() if word else "y go on  Esc do nothing"
+        super().__init__(top, title, lines)
+        self.closing = ("escape",) if word else ("escape", "n", "N", "q", "enter")
+
+    def _asked(self) -> str:
+        return f"type {self._word} and Enter to go on, Esc to do nothing: {self._typed}_"
+
+    def press(self, key: str, character: str | None) -> None:
+        if not self._word and key in ("y", "Y"):
+            self.dismiss(True)
+        elif self._word and key == "enter":
+            if self._typed == self._word:
+                self.dismiss(True)
+        elif self._word and key == "backspace":
+            self._type(self._typed[:-1])
+        elif self._word and character and character.isprintable():
+            self._type(self._typed + character)
+        else:
+            super().press(key, character)
+
+    def _type(self, text: str) -> None:
+        self._typed = text
+        self._hint.update(self.top.text(self._asked()))
+
+
+class ColumnChooser(Page):
+    """The columns of a view, each shown or not; the first one, the name, is always."""
+
+    closing = ("escape", "enter", "q", "c")
+    hint = "↑↓ select  space show or hide  Enter done"
+
+    def __init__(self, top: Top) -> None:
+        self._names = list(VIEWS[top.view.kind].columns)[1:]
+        super().__init__(top, "columns")
+
+    def _pane(self, lines: Iterable[str]) -> Widget:
+        self._options = OptionList(*map(self._prompt, self._names), markup=False, compact=True)
+        self._options.highlighted = 0
+        return self._options
+
+    def _prompt(self, name: str) -> str:
+        return f"[{'x' if name in self.top.view.look.columns else ' '}] {name}"
+
+    def press(self, key: str, character: str | None) -> None:
+        if key == "space":
+            self._switch()
+        elif key in ("up", "k"):
+            self._options.action_cursor_up()
+        elif key in ("down", "j"):
+            self._options.action_cursor_down()
+        elif key in self.closing:
+            self.dismiss(False)
+
+    def _switch(self) -> None:
+        number = self._options.highlighted or 0
+        self.top.view.switch_column(self._names[number])
+        self._options.replace_option_prompt_at_index(number, self._prompt(self._names[number]))
+
+    def on_option_list_option_selected(self) -> None:
+        self._switch()
+
+
+class MessageList(ScrollView, can_focus=False):
+    """The last lines of messages: it follows them, unless one has scrolled up."""
+
+    def __init__(self, top: Top) -> None:
+        super().__init__()
+        self._unicode = top.unicode
+        self.lines: deque[str] = deque(maxlen=MOST_MESSAGE_LINES)
+
+    def add(self, lines: Sequence[str]) -> None:
+        """Add lines; what is read stays where it is."""
+        follows = self.is_vertical_scroll_end
+        dropped = max(0, len(self.lines) + len(lines) - MOST_MESSAGE_LINES)
+        self.lines.extend(lines)
+        self.virtual_size = Size(self.size.width, len(self.lines))
+        place = self.max_scroll_y if follows else max(0, self.scroll_offset.y - dropped)
+        self.scroll_to(y=place, animate=False, force=True)
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        number, width = self.scroll_offset.y + y, self.size.width
+        text = self.lines[number] if number < len(self.lines) else ""
+        return Strip([Segment(fit(text, width, unicode=self._unicode))], width)
+
+
+class Messages(Page):
+    """Messages as they come. What comes while it is frozen is counted, and not shown."""
+
+    closing = ("escape", "q", "left")
+
+    def __init__(self, top: Top, title: str, *, folds: bool) -> None:
+        super().__init__(top, title)
+        self._folds = folds
+        self._missed: int | None = None  # while it is frozen
+        self._state = ""
+
+    def _pane(self, lines: Iterable[str]) -> Widget:
+        self._list = MessageList(self.top)
+        return self._list
+
+    def add(self, lines: Sequence[str]) -> None:
+        """Show messages, each in a line or more."""
+        if self._missed is not None:
+            self._missed += len(lines)
+        else:
+            self._list.add([*map(self.top.text, self._folded(lines) if self._folds else lines)])
+        self.tell(self._state)
+
+    def fail(self, lines: Sequence[str]) -> None:
+        """Show an error."""
+        self._list.add([*map(self.top.text, self._folded(lines))])
+
+    def _folded(self, lines: Sequence[str]) -> Iterable[str]:
+        width = self.top.size.width
+        for line in lines:
+            yield from textwrap.wrap(line, width, subsequent_indent="    ") or [""]
+
+    def tell(self, state: str) -> None:
+        """Show how it goes."""
+        self._state = state
+        frozen = "" if self._missed is None else "[frozen]  "
+        missed = f"{self._missed} not shown  " if self._missed else ""
+        state = f"{state}  " if state else ""
+        keys = "↑↓ scroll  space freeze  Esc back"
+        self._hint.update(self.top.text(frozen + missed + state + keys))
+
+    def press(self, key: str, character: str | None) -> None:
+        if key == "space":
+            self._missed = 0 if self._missed is None else None
+            self.tell(self._state)
+        else:
+            super().press("end" if key == "enter" else key, character)
+
+
+class Rows(Widget):
+    """The list, in lines that fill it."""
+
+    drawn = Drawn([])
+
+    def show(self, drawn: Drawn) -> None:
+        """Show other lines; only what changed is written to the terminal."""
+        before, self.drawn = self.drawn.rows, drawn
+        for y, row in enumerate(drawn.rows):
+            if before[y : y + 1] != [row]:
+                self.refresh(Region(0, y, self.size.width, 1))
+
+    def render_line(self, y: int) -> Strip:
+        rows = self.drawn.rows
+        return Strip([Segment(rows[y].text, Style.parse(rows[y].style))] if y < len(rows) else ())
+
+
+class ListScreen(Sheet):
+    """The list."""
+
+    def __init__(self, top: Top) -> None:
+        super().__init__(top)
+        self.rows = Rows()
+        self.notice = ""
+        self._wanted: Change | None = None
+
+    def compose(self) -> ComposeResult:
+        yield self.rows
+
+    def redraw(self) -> None:
+        """Show the view as it is."""
+        top, (width, height) = self.top, self.rows.size
+        hints = CHANGE_HINTS if top.allows_changes else HINTS
+        hints = TYPING_HINT if top.view.is_typing else hints
+        bottom = cell_text(self.notice) or joined_to_fit(top.text(hints).split("|"), width)
+        self.rows.show(draw(top.view, width, height, bottom, unicode=top.unicode))
+        top.ask_soon_if_needed()
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.redraw)
+
+    def on_screen_resume(self) -> None:
+        self.call_after_refresh(self.redraw)
+
+    def on_mouse_down(self, event: MouseDown) -> None:
+        drawn, view = self.rows.drawn, self.top.view
+        number = event.screen_y - drawn.heading_row - 1
+        if event.button != 1 or view.is_typing:
+            return
+        if number == -1:
+            for heading in drawn.headings:
+                if heading.begin <= event.screen_x < heading.end:
+                    view.sort_by(heading.name)
+        elif 0 <= number < drawn.room and drawn.first_line + number < len(view.lines()):
+            view.click(drawn.first_line + number)
+        self._say()
+
+    def on_mouse_scroll_down(self) -> None:
+        self.press("wheel down", None)
+
+    def on_mouse_scroll_up(self) -> None:
+        self.press("wheel up", None)
+
+    def press(self, key: str, character: str | None) -> None:
+        if self.top.view.press(key, character):
+            self._say()
+        elif key in ACTIONS or key in ("t", "v"):
+            self._act(key)
+        elif key == "c":
+            self.top.push_screen(ColumnChooser(self.top))
+        elif key in ("question_mark", "h"):
+            self.top.push_screen(Page(self.top, "help", HELP.split("\n")))
+        elif key == "m":
+            self._say(self.top.switch_mouse())
+        elif key == "q":
+            self.top.exit()
+
+    def _say(self, notice: str = "", wanted: Change | None = None) -> None:
+        """Draw, with something in the bottom line; no plan but the one wanted is waited for."""
+        self.notice, self._wanted = notice, wanted
+        self.redraw()
+
+    # -- changes ----------------------------------------------------------------------------------
+
+    def _act(self, key: str) -> None:
+        target = self.top.view.target() if self.top.allows_changes else READ_ONLY
+        if isinstance(target, str):
+            self._say(target)
+            return
+        topic, channel = target
+        if key == "v" and not channel:
+            self._say("v shows messages of a channel: Enter opens the channels of the topic")
+        elif key in ACTIONS:
+            self._plan(Change(ACTIONS[key], topic, channel))
+        elif key == "v":
+            page = Messages(self.top, f"peek {topic}/{channel}", folds=True)
+            self.top.show_messages(page, topic, channel)
+        else:
+            self.top.show_messages(Messages(self.top, f"tail {topic}", folds=False), topic, "")
+
+    def _plan(self, change: Change) -> None:
+        """Ask for a plan, and show it unless another key was pressed meanwhile."""
+        top = self.top
+        self._say(f"planning: {change.title} ...", change)
+
+        def work() -> None:
+            from nsqtools.cli.top import sources
+
+            plan = sources.plan(top.settings, change)
+            lines = sources.plan_lines(plan)
+            top.call(lambda: ask(plan, lines))
+
+        def ask(plan: AdminPlan, lines: Sequence[str]) -> None:
+            if self._wanted is change and self.is_current:
+                self._wanted = None
+                page = Confirmation(top, change.title, lines, change.word)
+                top.push_screen(page, lambda agreed: self._carry_out(change, plan, bool(agreed)))
+
+        top.begin(work, lambda lines: self._report(change, lines))
+
+    def _carry_out(self, change: Change, plan: AdminPlan, agreed: bool) -> None:
+        def work() -> None:
+            from nsqtools.cli.top import sources
+
+            done = sources.carry_out(self.top.settings, plan)
+            self.top.call(lambda: self._report(change, done))
+            self.top.ask_now()
+
+        self._say(f"{change.title} ..." if agreed else "")
+        if agreed:
+            self.top.begin(work, lambda lines: self._report(change, lines))
+
+    def _report(self, change: Change, lines: Sequence[str]) -> None:
+        """Say how it ended: in the bottom line, or on a page where that is too little."""
+        if self.is_current:
+            self._say(lines[0] if len(lines) == 1 else "")
+            if len(lines) != 1:
+                self.top.push_screen(Page(self.top, change.title, lines))
+
+
+# -- the app --------------------------------------------------------------------------------------
+
+
+class Top(App[Exception]):
+    """One run. `show_cluster` on the main thread; `stop` and `restore` are for signals.
+
+    ``spares_processor``: samples of a large cluster are taken less often than every ``interval_s``.
+    """
+
+    BINDINGS: ClassVar[list[Any]] = [
+        Binding("ctrl+c", "signal('SIGINT')", show=False, priority=True),
+        Binding("ctrl+backslash", "signal('SIGQUIT')", show=False, priority=True),
+        Binding("ctrl+z", "suspend_process", show=False, priority=True),
+    ]
+    CSS = """
+    * { scrollbar-size: 0 0; background: ansi_default; color: ansi_default; }
+    Rows, VerticalScroll, OptionList, MessageList { height: 1fr; }
+    .title { text-style: reverse; height: 1; }
+    .hint { text-style: bold; }
+    OptionList > .option-list--option-highlighted {
+        background: ansi_default; color: ansi_default; text-style: reverse;
+    }
+    """
+    ENABLE_COMMAND_PALETTE = False
+    ALLOW_SELECT = False
+
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        sampler: Sampler,
+        view: TopView,
+        interval_s: float,
+        *,
+        allows_changes: bool,
+        spares_processor: bool,
+        encoding: str = "utf-8",
+    ) -> None:
+        super().__init__(driver_class=Terminal, ansi_color=True)
+        self.set_reactive(App.theme, "ansi-dark")
+        self.animation_level = "none"
+        self.settings = settings
+        self.view = view
+        self.allows_changes = allows_changes
+        self.encoding = encoding
+        self.unicode = encoding.lower().startswith("utf")
+        self.write: Callable[[str], None] = lambda _: None
+        self.restore: Callable[[], None] = lambda: None
+        self._sampler = sampler
+        self._interval_s = interval_s
+        self._spares_processor = spares_processor
+        self._has_mouse = True
+        self._asked: Question | None = None
+        self._sample_now = threading.Event()
+        self._stopped = threading.Event()
+        self._end_messages: Callable[[], None] = lambda: None
+
+    def show_cluster(self, stdin: int, stdout: int) -> None:
+        """Show the cluster until q is pressed or `stop` is called.
+
+        Raises what the first sample raises, before the screen is taken.
+        """
+        self.view.show(self._sampler.sample())
+        if self._stopped.is_set():
+            return
+        before = termios.tcgetattr(stdin)
+
+        def restore() -> None:
+            os.write(stdout, RESTORE)
+            termios.tcsetattr(stdin, termios.TCSANOW, before)
+
+        self.restore = restore
+        error = self.run()
+        self.stop()
+        self._end_messages()
+        if error is not None:
+            raise error
+
+    def stop(self) -> None:
+        """Ask `show_cluster` to end."""
+        self._stopped.set()
+        self._sample_now.set()
+        self._sampler.stop()
+        self.call(self.exit)
+
+    def text(self, text: str) -> str:
+        """What a daemon or a client said, harmless, and in what the terminal can show."""
+        return escape_line(text) if self.unicode else plain(escape_line(text))
+
+    def call(self, call: Callable[[], object]) -> None:
+        """Have something done on the thread of the app."""
+        try:
+            self.post_message(Called(call))
+        except RuntimeError:
+            pass  # the app has ended
+
+    def on_called(self, called: Called) -> None:
+        called.call()
+
+    def _handle_exception(self, error: Exception) -> None:
+        """Textual's own prints all local variables of the traceback, secrets included."""
+        self.exit(error)
+
+    def get_default_screen(self) -> Screen[Any]:
+        return ListScreen(self)
+
+    def on_mount(self) -> None:
+        self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
+        threading.Thread(target=self._watch, name="nsq-top", daemon=True).start()
+
+    def action_signal(self, name: str) -> None:
+        os.kill(os.getpid(), signal.Signals[name])
+
+    def switch_mouse(self) -> str:
+        """Leave the mouse to the terminal, or take it; return which of it."""
+        self._has_mouse = not self._has_mouse
+        self.write(MOUSE.format("h" if self._has_mouse else "l"))
+        return f"the mouse is {'ours' if self._has_mouse else 'of the terminal: m takes it back'}"
+
+    # -- the cluster ------------------------------------------------------------------------------
+
+    def begin(
+        self, work: Callable[[], None], fail: Callable[[list[str]], None]
+    ) -> threading.Thread:
+        """Do something that asks the cluster on a thread; ``fail`` gets its error in lines."""
+
+        def run() -> None:
+            try:
+                work()
+            except NsqError as error:
+                lines = [str(error), *([f"hint: {error.hint}"] if error.hint else [])]
+                self.call(lambda: fail(lines))
+            except Exception as error:
+                self.call(partial(self.exit, error))
+
+        thread = threading.Thread(target=run, name="nsq-top-work", daemon=True)
+        thread.start()
+        return thread
+
+    def show_messages(self, page: Messages, topic: str, channel: str) -> None:
+        """Show a tail of a topic, or with a channel a peek, on a page that ends it."""
+        from nsqtools.cli.top.sources import MessageSource
+
+        def told(act: Callable[[Any], None]) -> Callable[[Any], None]:
+            return lambda what: self.call(lambda: act(what) if page.is_current else None)
+
+        source = MessageSource(self.settings, topic, channel, told(page.add), told(page.tell))
+
+        def end() -> None:
+            source.stop()
+            thread.join(END_WAIT_S)
+
+        self.push_screen(page, lambda _: source.stop())
+        thread = self.begin(source.run, page.fail)
+        self._end_messages = end
+
+    def ask_now(self) -> None:
+        """Take a sample at once."""
+        self._sample_now.set()
+
+    def ask_soon_if_needed(self) -> None:
+        """Consumers are asked for only where they are shown."""
+        if self.view.question != self._asked:
+            self._sample_now.set()
+
+    def _watch(self) -> None:
+        def show() -> None:
+            self.view.show(sample)
+            screen = self.screen
+            if isinstance(screen, ListScreen):
+                screen.redraw()
+
+        pace_s = self._interval_s
+        try:
+            while not self._stopped.is_set():
+                began_s, used_s = time.monotonic(), time.process_time()
+                self._asked = self.view.question
+                sample = self._sampler.sample(self._asked)
+                self.call(show)
+                self._sample_now.wait(max(0.0, began_s + pace_s - time.monotonic()))
+                if self._spares_processor:
+                    wanted_s = (time.process_time() - used_s) / SHARE
+                    pace_s = min(max(wanted_s, self._interval_s), LONGEST_PACE_S)
+                self._sample_now.clear()
+        except Exception as error:
+            self.call(partial(self.exit, error))

@@ -1,0 +1,180 @@
+"""``nsq top`` without a terminal: textual's pilot presses the keys.
+
+sample_of  ``sample_of({"a:1": {"clicks": 5}})``: an nsqd whose topic has this depth
+open_top   ``top = open_top(nsqd)``, or with samples; then ``top.press("enter")`` and
+           ``top.wait_for("clicks")``. Between two calls nothing of the app runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from plugins.waiting import patience_s
+from textual.events import Key
+from textual.pilot import Pilot
+
+from nsqtools.cli.options.connection import ClusterSettings
+from nsqtools.cli.top.app import Top
+from nsqtools.cli.top.view import Start, TopView
+from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.cluster.directory import NodeReport
+from nsqtools.cluster.queue_rows import rows_of, totals
+from nsqtools.cluster.sampling import NodeState, Question, Sample, SampleFilter, Sampler
+from nsqtools.protocol.stats import read_stats
+
+WAIT_S = patience_s(15.0)
+
+
+def _sample_of(nodes: dict[str, dict[str, int]], *, channels: int = 0, silent: str = "") -> Sample:
+    """Nodes with topics of these depths, each with ``channels`` channels."""
+    states = []
+    for address, depths in nodes.items():
+        topics = [
+            {
+                "topic_name": name,
+                "depth": depth,
+                "channels": [{"channel_name": f"c{n}", "depth": 1} for n in range(channels)],
+            }
+            for name, depth in depths.items()
+        ]
+        report = NodeReport(address, 0.0, read_stats({"topics": topics, "health": "OK"}))
+        states.append(NodeState(address, rows_of([report]), [], health="OK"))
+    if silent:
+        states.append(NodeState(silent, [], [], silent_s=72.0, error="connection refused"))
+    rows = [row for state in states for row in state.rows]
+    return Sample(0, rows, totals(rows), (), (), tuple(states))
+
+
+class GivenSamples:
+    """A sampler of what a test put into ``now``."""
+
+    def __init__(self, sample: Sample) -> None:
+        self.now = sample
+
+    def sample(self, question: Question) -> Sample:
+        return self.now
+
+    def stop(self) -> None:
+        pass
+
+
+class PilotedTop:
+    """`nsq top` on a screen of a given size."""
+
+    def __init__(self, app: Top, columns: int, lines: int) -> None:
+        self.app = app
+        self._runner = asyncio.Runner()
+        self._test = app.run_test(size=(columns, lines))
+        self.pilot: Pilot[Any] = self._runner.run(self._test.__aenter__())
+
+    @property
+    def lines(self) -> list[str]:
+        """The screen as it is, without the blanks at the ends."""
+        strips = self.app.screen._compositor.render_strips()
+        return [strip.text.rstrip() for strip in strips]
+
+    def press(self, *keys: str) -> None:
+        """Press keys, by the names that textual gives them."""
+        self._runner.run(self.pilot.press(*keys))
+
+    def type(self, text: str) -> None:
+        """Press the keys of a text faster than they are looked at."""
+
+        async def type_() -> None:
+            names = {"/": "slash", "?": "question_mark", " ": "space", ">": "greater_than_sign"}
+            for character in text:
+                key = "enter" if character == "\r" else names.get(character, character)
+                self.app.post_message(Key(key, character))
+            await self.pilot.pause()
+
+        self._runner.run(type_())
+
+    def click(self, column: int, line: int) -> None:
+        self._runner.run(self.pilot.mouse_down(offset=(column, line)))
+
+    def resize(self, columns: int, lines: int) -> None:
+        self._runner.run(self.pilot.resize_terminal(columns, lines))
+
+    def wait_for(self, *texts: str, gone: str = "") -> list[str]:
+        """Wait until all texts are on the screen, and ``gone`` is not; return its lines."""
+        return self.wait_until(
+            lambda lines: (
+                all(any(text in line for line in lines) for text in texts)
+                and not (gone and any(gone in line for line in lines))
+            ),
+            what=f"{texts} on the screen",
+        )
+
+    def wait_until(self, condition: Callable[[list[str]], bool], *, what: str) -> list[str]:
+        """Wait until the condition holds for the lines of the screen; return these."""
+        deadline = time.monotonic() + WAIT_S
+        while not condition(self.lines):
+            if time.monotonic() > deadline or self.app.return_value:
+                shown = "\n".join(self.lines)
+                raise AssertionError(f"not in time: {what}\n{shown}") from self.app.return_value
+            self._runner.run(asyncio.sleep(0.01))
+        return self.lines
+
+    def close(self) -> None:
+        """End it; a bug of the app is raised."""
+        self.app.exit(self.app.return_value)
+        self.app.stop()
+        self._runner.run(self._test.__aexit__(None, None, None))
+        self._runner.close()
+        for thread in threading.enumerate():
+            if thread.name.startswith(("nsq-top", "nsq-sample")):
+                thread.join(WAIT_S)  # they use the cluster
+        if self.app.return_value is not None:
+            raise self.app.return_value
+
+
+OpenTop = Callable[..., PilotedTop]
+
+
+@pytest.fixture
+def sample_of() -> Callable[..., Sample]:
+    return _sample_of
+
+
+@pytest.fixture
+def open_top() -> Iterator[OpenTop]:
+    opened: list[PilotedTop] = []
+    clusters = ExitStack()
+
+    def open_(
+        source: Any,
+        *,
+        width: int = 80,
+        height: int = 24,
+        allows_changes: bool = True,
+        **start: Any,
+    ) -> PilotedTop:
+        sampler: Any = source
+        settings = ClusterSettings(ConnectionSettings())
+        if isinstance(source, Sample):
+            sampler = GivenSamples(source)
+        elif not isinstance(source, GivenSamples):
+            settings = ClusterSettings(
+                ConnectionSettings((), nsqd_http_addresses=(source.http_address,))
+            )
+            sampler = Sampler(
+                clusters.enter_context(settings.open()), SampleFilter(()), interval_s=0.1
+            )
+        view = TopView(Start(**start))
+        view.show(sampler.sample(Question()))
+        app = Top(
+            settings, sampler, view, 0.1, allows_changes=allows_changes, spares_processor=False
+        )
+        opened.append(PilotedTop(app, width, height))
+        return opened[-1]
+
+    yield open_
+    with clusters:
+        for each in opened:
+            each.close()

@@ -1,0 +1,222 @@
+"""``nsq top`` on a real terminal: how it takes it, what it leaves behind, and its exit status."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import termios
+from collections.abc import Callable
+from pathlib import Path
+
+import pexpect
+import pytest
+from plugins.cli import NSQ, RunNsq, end_terminal
+from plugins.clusters import RunningCluster
+from plugins.daemons import GoNsqd
+from plugins.embedded import EmbeddedServer
+from plugins.http_api import Nsqd
+from plugins.screens import NsqOnAScreen, TerminalScreen
+from plugins.servers import Serve
+from plugins.waiting import patience_s, wait_until
+
+ENTER = "\r"
+LEAVES_SCREEN, SHOWS_CURSOR, LEAVES_MOUSE = b"\x1b[?1049l", b"\x1b[?25h", b"\x1b[?1000l"
+
+
+@pytest.fixture
+def nsqd(serve: Serve, data_path: Callable[[], Path]) -> Nsqd:
+    nsqd: Nsqd = serve(EmbeddedServer(data_path()))
+    nsqd.create_channel("clicks", "arch")
+    nsqd.create_topic("views")
+    nsqd.post("/topic/pause", topic="views")
+    return nsqd
+
+
+@pytest.fixture
+def top(nsq_on_a_screen: NsqOnAScreen, nsqd: Nsqd) -> TerminalScreen:
+    here = f"--nsqd-http-address={nsqd.http_address}"
+    return nsq_on_a_screen(["top", here, "--interval", "100ms", "--allow-changes"])
+
+
+def test_keys_the_mouse_and_another_size_reach_it(top: TerminalScreen, nsqd: Nsqd) -> None:
+    lines = top.wait_for("clicks", "views (paused)", "q quit")
+    assert (lines[0][:8], lines[1][:7], len(lines)) == ("nsq top ", "topics ", 24)
+    top.press("/vie\x7f\x7f\x7fcli\r")
+    top.wait_for("filter: cli", gone="views")
+    top.press("\x1b")
+    top.wait_for("views")
+    top.press("\x1b[<0;3;5M\x1b[<0;3;5m")
+    top.press("\x1b[<0;3;5M\x1b[<0;3;5m")
+    top.wait_for("topics > views", "topic views has no channels")
+    top.press("\x1b[D")
+    top.wait_for("clicks")
+    top.resize(60, 10)
+    top.wait_until(lambda lines: lines[9].startswith("? help  q quit"), what="a smaller screen")
+    top.press("kd")
+    top.wait_for("delete topic clicks on nsqd", "type clicks and Enter")
+    top.press("clicks\r")
+    top.wait_for("delete topic clicks: done on 1 nsqd", "views (paused)")
+    assert [each["topic_name"] for each in nsqd.stats()["topics"]] == ["views"]
+    assert b"\x1b[33m" in top.raw  # a paused topic is yellow
+
+
+@pytest.mark.parametrize(
+    ("way", "status"),
+    [("q", 0), ("\x03", 130), ("\x1c", 131), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    ids=str,
+)
+def test_the_terminal_is_left_as_it_was(
+    top: TerminalScreen, way: str | signal.Signals, status: int
+) -> None:
+    before = termios.tcgetattr(top.child.child_fd)
+    top.wait_for("clicks")
+    assert termios.tcgetattr(top.child.child_fd) != before
+    if isinstance(way, str):
+        top.press(way)
+    else:
+        top.child.kill(way)
+
+    assert top.wait_for_end() == status
+    assert all(each in top.raw for each in (LEAVES_MOUSE, SHOWS_CURSOR, LEAVES_SCREEN))
+
+
+def test_it_ends_with_its_terminal(top: TerminalScreen) -> None:
+    top.wait_for("clicks")
+    top.child.ptyproc.fileobj.close()
+    top.child.closed = top.child.ptyproc.closed = True  # pexpect is not to close it again
+
+    wait_until(lambda: not top.child.isalive(), what="it has ended")
+    assert top.child.exitstatus == 129
+
+
+def test_a_second_interrupt_leaves_the_terminal_as_it_was(top: TerminalScreen) -> None:
+    """The first one may wait for a lookup that hangs."""
+    top.wait_for("clicks")
+    top.press("\x03\x03\x03")
+
+    assert top.wait_for_end() == 130
+    assert LEAVES_SCREEN in top.raw
+
+
+def test_the_terminal_has_its_modes_back_when_it_ends_and_while_it_is_suspended(
+    nsqd: Nsqd, nsq_env: dict[str, str]
+) -> None:
+    """Under a shell with job control, which is who sees it stop."""
+    shell = pexpect.spawn(
+        "bash",
+        ["--norc", "--noprofile", "-i"],
+        env={**nsq_env, "PS1": "ready> ", "TERM": "xterm", "LC_ALL": "C.UTF-8"},
+        dimensions=(24, 80),
+        timeout=patience_s(15),
+    )
+    shell.expect_exact("ready> ")
+    shell.sendline(f"{' '.join(NSQ)} top --nsqd-http-address={nsqd.http_address}")
+    shell.expect_exact(b"clicks")
+    for again in (b"fg", b"kill %1"):
+        shell.send("\x1a")
+        shell.expect_exact(LEAVES_SCREEN)
+        shell.expect_exact("Stopped")
+        shell.expect_exact("ready> ")
+        shell.sendline("stty -a")
+        shell.expect_exact(" icanon")
+        shell.expect_exact(" echo ")
+        shell.expect_exact("ready> ")
+        if again == b"fg":
+            shell.sendline("fg")
+            shell.expect_exact(b"\x1b[?1049h")
+            shell.expect_exact(b"clicks")
+    shell.sendline("kill %1; fg")
+    shell.expect_exact("ready> ")
+    end_terminal(shell)
+
+
+def test_a_dead_nsqd_is_named_and_the_rest_shown(
+    nsq_on_a_screen: NsqOnAScreen, cluster: RunningCluster
+) -> None:
+    first, second = cluster.nsqds
+    first.create_topic("clicks")
+    second.kill()
+
+    screen = nsq_on_a_screen(["top", *cluster.nsqd_options])
+
+    lines = screen.wait_for("clicks", "2 nsqd, 1 silent", "does not answer for")
+    assert lines[1].startswith(f"{second.http_address} does not answer for")
+    screen.press("2")
+    screen.wait_for(f"{first.http_address}", "silent")
+
+
+def test_an_nsqd_that_hangs_holds_up_neither_keys_nor_the_others(
+    nsq_on_a_screen: NsqOnAScreen, nsqd: Nsqd, go_nsqd: Callable[..., GoNsqd]
+) -> None:
+    hanging = go_nsqd()
+    here = [f"--nsqd-http-address={each.http_address}" for each in (nsqd, hanging)]
+    top = nsq_on_a_screen(["top", *here, "--interval", "200ms"])
+    top.wait_for("clicks", "2 nsqd")
+    hanging.pause()
+
+    top.wait_for(f"{hanging.http_address} does not answer for")
+    nsqd.create_topic("orders")
+    top.wait_for("orders", f"{hanging.http_address} does not answer for")
+    top.press(ENTER)
+    top.wait_for("topics > clicks")
+    hanging.resume()
+    top.wait_for("2 nsqd  ", gone="does not answer")
+    hanging.pause()
+    top.press("q")
+    assert top.wait_for_end() == 0
+    hanging.resume()
+
+
+def test_one_that_hangs_from_the_start_is_not_waited_for(
+    nsq_on_a_screen: NsqOnAScreen, nsqd: Nsqd
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        here = [f"--nsqd-http-address={each}" for each in (nsqd.http_address, address)]
+
+        top = nsq_on_a_screen(["top", *here])
+
+        top.wait_for("clicks", f"{address} does not answer for")
+
+
+def test_where_there_is_no_screen_to_fill_it_says_so(
+    run_nsq: RunNsq, nsq_on_a_screen: NsqOnAScreen
+) -> None:
+    piped = run_nsq(["top"])
+    dumb = nsq_on_a_screen(["top"], TERM="dumb")
+    narrow = nsq_on_a_screen(["top"], columns=39)
+    nobody = nsq_on_a_screen(["top", "--nsqd-http-address=127.0.0.1:1"])
+    unknown = nsq_on_a_screen(["top", "--columns", "dpth"])
+
+    assert piped.status == 2
+    assert "nsq stat --interval" in piped.err
+    assert dumb.wait_for_end() == 2
+    assert b"TERM=dumb" in dumb.raw
+    assert narrow.wait_for_end() == 2
+    assert b"nsq top needs 40 columns" in narrow.raw
+    assert nobody.wait_for_end() == 4
+    assert unknown.wait_for_end() == 2
+    assert b"unknown column 'dpth'" in unknown.raw
+    for screen in (dumb, narrow, nobody, unknown):
+        assert b"\x1b[?1049h" not in screen.raw
+
+
+def test_without_unicode_and_colors_it_is_ascii_in_one_color(
+    nsq_on_a_screen: NsqOnAScreen, nsqd: Nsqd
+) -> None:
+    here = f"--nsqd-http-address={nsqd.http_address}"
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "NO_COLOR": "1"}
+    top = nsq_on_a_screen(["top", here, "--columns=depth,trend"], **plain)
+
+    top.wait_for("clicks", "topic*", "views (paused)")
+    top.press("c")
+    top.wait_for("[x] depth")
+    top.press("q?")
+    top.wait_for("Keys")
+    top.press("q")
+    top.wait_for("clicks")
+    top.press("q")
+    top.wait_for_end()
+    assert top.raw.isascii()
+    assert not any(b"\x1b[%dm" % color in top.raw for color in range(30, 38))
+    assert b"\x1b[38;" not in top.raw

@@ -1,0 +1,190 @@
+"""What keys do to the list of ``nsq top``, and the text that it becomes: without textual."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from plugins.hostile_cluster import EVIL
+from rich.cells import cell_len
+
+from nsqtools.cli.top.columns import Kind
+from nsqtools.cli.top.screen import draw, fit, plain, short, sparkline
+from nsqtools.cli.top.view import Start, TopView, parse_line_filter
+from nsqtools.cluster.sampling import Sample
+
+MakeSample = Callable[..., Sample]
+
+
+@pytest.fixture
+def look(sample_of: MakeSample) -> MakeSample:
+    """``look(clicks=3)``: one nsqd whose topics have these depths."""
+    return lambda **depths: sample_of({"a:1": depths})
+
+
+def view_of(sample: Sample, **start: object) -> TopView:
+    view = TopView(Start(**start))  # type: ignore[arg-type]
+    view.show(sample)
+    return view
+
+
+def texts(view: TopView, width: int = 80, height: int = 24) -> list[str]:
+    return [row.text for row in draw(view, width, height, "? help", unicode=True).rows]
+
+
+def press(view: TopView, *keys: str) -> None:
+    for key in keys:
+        names = {" ": "space", ">": "greater_than_sign", "/": "slash"}
+        assert view.press(names.get(key, key), key if len(key) == 1 else None)
+
+
+def keys(view: TopView) -> list[str]:
+    return [line.key for line in view.lines()]
+
+
+def test_the_selection_stays_with_its_topic_when_lines_change_places(look: MakeSample) -> None:
+    view = view_of(look(clicks=3, views=2, orders=1))
+    view.sort_by("depth")
+    view.move(1)
+    assert view.selected == "views"
+
+    view.show(look(clicks=3, views=9, orders=1))
+    assert keys(view) == ["views", "clicks", "orders"]
+    assert view.position() == 0
+
+
+def test_when_the_selected_line_is_gone_the_one_in_its_place_is_selected(look: MakeSample) -> None:
+    view = view_of(look(a=1, b=1, c=1))
+    view.select(1)
+    view.show(look(a=1, c=1))
+    assert view.selected_line() is view.lines()[1]
+    view.show(look(a=1))
+    assert view.selected_line() is view.lines()[0]
+    view.show(look())
+    assert view.selected_line() is None
+
+
+def test_unknown_values_come_last_in_both_orders(sample_of: MakeSample) -> None:
+    view = view_of(sample_of({"a:1": {"clicks": 5}, "b:1": {"clicks": 9}}, silent="c:1"))
+    view.go_to(Kind.NODES)
+    view.sort_by("waiting")
+    assert keys(view) == ["b:1", "a:1", "c:1"]
+    press(view, "r")
+    assert keys(view) == ["a:1", "b:1", "c:1"]
+
+
+def test_a_skewed_nsqd_is_seen_in_a_topic(sample_of: MakeSample) -> None:
+    view = view_of(sample_of({"a:1": {"clicks": 5, "x": 0}, "b:1": {"clicks": 900}}))
+    press(view, "n")
+    rows = [line.split() for line in texts(view) if line.startswith(("a:1", "b:1"))]
+    assert [(row[0], row[2]) for row in rows] == [("a:1", "5"), ("b:1", "900")]
+    press(view, "escape")
+    assert (view.kind, view.selected) == (Kind.TOPICS, "clicks")
+
+
+def test_frozen_drops_samples_and_keeps_the_selection_free(look: MakeSample) -> None:
+    view = view_of(look(a=1, b=2))
+    press(view, " ")
+    before = texts(view)
+    view.show(look(a=7, c=1))
+    assert texts(view) == before
+    press(view, "down")
+    assert view.selected == "b"
+    press(view, " ")
+    view.show(look(a=7, c=1))
+    assert any(line.startswith("c ") for line in texts(view))
+
+
+def test_a_filter_has_words_and_conditions(look: MakeSample) -> None:
+    view = view_of(look(clicks=5, views=0, web=9))
+    press(view, "/", *"DEPTH", "escape")
+    press(view, "/", *"w depthx", "backspace", *">0")
+    assert "filter: w depth>0_" in texts(view)[1]
+    press(view, "enter")
+    assert keys(view) == ["web"]
+    view.set_filter("dpth>0")
+    assert len(view.lines()) == 3
+    assert "unknown column 'dpth'" in texts(view)[1]
+    view.set_filter("nothing")
+    assert any("nothing meets the filter" in line for line in texts(view))
+    assert parse_line_filter("depth >= 3 web").words == ("web",)
+    press(view, "escape")
+    assert keys(view) == ["clicks", "views", "web"]
+
+
+def test_columns_are_dropped_before_anything_is_cut_and_named(look: MakeSample) -> None:
+    name = "orders-eu-west-1-production-archive"
+    view = view_of(look(**{name: 182_000}))
+    for width in (46, 60, 80, 120, 200):
+        lines = texts(view, width)
+        assert all(cell_len(line) == width for line in lines)
+        [line] = [line for line in lines if line.startswith("orders")]
+        assert name in line
+        assert "…" not in line
+        cells = line.split()
+        heading = [cell.strip("▼") for cell in lines[2].split()]
+        if "depth" in heading:
+            assert cells[heading.index("depth")] == "182000"
+        assert ("left out: " in lines[1]) == (width < 200)
+
+
+def test_what_is_cut_all_the_same_ends_with_an_ellipsis(look: MakeSample) -> None:
+    view = view_of(look(**{"x" * 64: 1}))
+    [line] = [line for line in texts(view, 40) if line.startswith("xxx")]
+    assert "…" in line
+    assert cell_len(line) == 40
+
+
+def test_which_nsqd_does_not_answer_is_named_with_the_time(sample_of: MakeSample) -> None:
+    view = view_of(sample_of({"a:1": {"clicks": 5}}, silent="c:1"))
+    lines = texts(view)
+    assert "2 nsqd, 1 silent" in lines[0]
+    assert lines[1].startswith("c:1 does not answer for 1m: connection refused")
+    press(view, "2")
+    assert any(line.startswith("c:1") and "silent 1m" in line for line in texts(view))
+
+
+def test_only_the_lines_on_the_screen_are_made(
+    sample_of: MakeSample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(sample_of({"a:1": {f"t{n:04}": n for n in range(2_000)}}))
+    made: list[object] = []
+    monkeypatch.setattr("nsqtools.cli.top.screen.short", lambda cell: made.append(cell) or "")
+    texts(view)
+    assert 0 < len(made) < 24 * 12
+
+
+def test_a_narrow_screen_says_what_it_needs(look: MakeSample) -> None:
+    view = view_of(look(a=1))
+    assert texts(view, 39)[0].startswith("nsq top needs 40 columns")
+    assert texts(view, 80, 5)[0].startswith("nsq top needs 40 columns")
+    assert len(texts(view, 10, 2)) == 2
+    assert texts(view, 0, 0) == []
+
+
+@pytest.mark.parametrize("name", ["*", "/./", EVIL, "a b"])
+def test_a_name_that_nsq_does_not_allow_is_never_a_target(look: MakeSample, name: str) -> None:
+    """A topic named * would be a pattern that every topic matches."""
+    target = view_of(look(**{name: 1})).target()
+    assert "not a name that NSQ allows" in target
+
+
+def test_the_view_of_one_nsqd_has_no_target_for_what_changes_all(sample_of: MakeSample) -> None:
+    view = view_of(sample_of({"a:1": {"clicks": 5}, "b:1": {"clicks": 5}}))
+    assert view.target() == ("clicks", "")
+    press(view, "2")
+    assert "select a topic" in view.target()
+    press(view, "enter")
+    assert "every nsqd" in view.target()
+
+
+def test_numbers_stay_short_texts_fit_and_trends_are_bars() -> None:
+    values = (999_999, 12_345_678, 2.5e9, 0.04, None)
+    assert [short(value) for value in values] == ["999999", "12.3M", "2.5G", "0.0", "-"]
+    assert short(-(2**63)) == "-9.2E"
+    assert sparkline([0, 1, 7, 3.5], 3, unicode=True) == "▂█▅"
+    assert sparkline([0, 0], 3, unicode=False) == "__"
+    assert fit("表表表", 5, unicode=True) == "表表…"
+    assert fit("abcdef", 5, unicode=False) == "ab..."
+    assert fit("ab", 4, unicode=True, is_right=True) == "  ab"
+    assert plain("↑ é") == r"k \xe9"
