@@ -46,6 +46,7 @@ class LookupRegistry:
         self._timeout = httpx.Timeout(
             options.http_client_request_timeout, connect=options.http_client_connect_timeout
         )
+        self._deadline_s = options.http_client_connect_timeout + options.http_client_request_timeout
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
         """Connect to these, and drop the others."""
@@ -121,14 +122,23 @@ class LookupRegistry:
         headers = {"Accept": "application/vnd.nsq; version=1.0"}
         try:
             # plain HTTP, always: without verify=False every call would build a TLS context
-            async with httpx.AsyncClient(
-                timeout=self._timeout, verify=False, trust_env=False
-            ) as client:
+            async with (
+                asyncio.timeout(self._deadline_s),  # httpx's own timeouts are for each read
+                httpx.AsyncClient(timeout=self._timeout, verify=False, trust_env=False) as client,
+            ):
                 response = await client.get(url, params={"topic": topic_name}, headers=headers)
                 response.raise_for_status()
                 return {str(name) for name in response.json()["channels"]}
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as exc:
-            self._nsqd.log.warn(f"failed to query nsqlookupd for channels - {url}: {exc}")
+        except (
+            httpx.HTTPError,
+            httpx.InvalidURL,
+            TimeoutError,
+            ValueError,
+            KeyError,
+            TypeError,
+        ) as exc:
+            reason = str(exc) or "no answer in time"
+            self._nsqd.log.warn(f"failed to query nsqlookupd for channels - {url}: {reason}")
             return set()
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
+import struct
+from asyncio import IncompleteReadError, StreamReader, StreamWriter
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from threading import Event
 
 import httpx
 from plugins.waiting import patience_s
 
 from nsqtools.protocol.lookup_v1 import PeerInfo, encode_register
-from nsqtools.server import EmbeddedNsqlookupd
+from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.lookup_peers import LookupPeer
 
@@ -50,3 +56,59 @@ async def announce_while_more_come(lookupd: EmbeddedNsqlookupd) -> None:
 def known_topics(lookupd: EmbeddedNsqlookupd) -> str:
     answer = httpx.get(f"http://{lookupd.http_address}/topics").raise_for_status()
     return str(answer.json()["topics"])
+
+
+async def answer_tcp(
+    http_port: int, identified: Event, reader: StreamReader, writer: StreamWriter
+) -> None:
+    """An nsqlookupd: OK to everything, and its HTTP port to IDENTIFY."""
+    info = json.dumps({"broadcast_address": "127.0.0.1", "http_port": http_port, "tcp_port": 1})
+    await reader.readexactly(4)
+    with suppress(IncompleteReadError, ConnectionError):
+        while line := await reader.readline():
+            answer = b"OK"
+            if line.startswith(b"IDENTIFY"):
+                (size,) = struct.unpack(">I", await reader.readexactly(4))
+                await reader.readexactly(size)
+                answer = info.encode()
+            writer.write(struct.pack(">I", len(answer)) + answer)
+            await writer.drain()
+            if line.startswith(b"REGISTER"):  # so the answer to IDENTIFY was read
+                identified.set()
+    writer.close()
+
+
+async def drip(reader: StreamReader, writer: StreamWriter) -> None:
+    """An HTTP server whose answer never ends, and never pauses for long."""
+    with suppress(ConnectionError):
+        writer.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
+        while not reader.at_eof():
+            writer.write(b"x")
+            await writer.drain()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(reader.read(1000), 0.05)
+    writer.close()
+
+
+def test_an_nsqlookupd_that_answers_byte_by_byte_does_not_hold_a_new_topic() -> None:
+    asyncio.run(create_a_topic_beside_a_slow_nsqlookupd())
+
+
+async def create_a_topic_beside_a_slow_nsqlookupd() -> None:
+    http = await asyncio.start_server(drip, "127.0.0.1", 0)
+    port = http.sockets[0].getsockname()[1]
+    identified = Event()
+    tcp = await asyncio.start_server(partial(answer_tcp, port, identified), "127.0.0.1", 0)
+    host, tcp_port = tcp.sockets[0].getsockname()
+    place = f"{host}:{tcp_port}"
+
+    def publish() -> bytes:
+        timeouts = {"http_client_connect_timeout": 0.2, "http_client_request_timeout": 0.3}
+        with EmbeddedNsqd(lookupd_tcp_address=[place], **timeouts) as nsqd:
+            url = f"http://{nsqd.http_address}/pub?topic="
+            httpx.post(f"{url}early", content=b"one", timeout=TIMEOUT_S)
+            assert identified.wait(TIMEOUT_S)
+            return httpx.post(f"{url}clicks", content=b"one", timeout=TIMEOUT_S).content
+
+    async with http, tcp, asyncio.timeout(TIMEOUT_S):
+        assert await asyncio.to_thread(publish) == b"OK"
