@@ -25,7 +25,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import VerticalScroll
 from textual.drivers.linux_driver import LinuxDriver
-from textual.events import Key, MouseDown
+from textual.events import Key, MouseDown, Paste
 from textual.geometry import Region, Size
 from textual.message import Message
 from textual.screen import Screen
@@ -136,6 +136,16 @@ class Sheet(Screen[bool]):
     def press(self, key: str, character: str | None) -> None:
         """Do what a key does."""
 
+    @property
+    def takes_text(self) -> bool:
+        """Whether keys are text now."""
+        return False
+
+    def on_paste(self, event: Paste) -> None:
+        if self.takes_text:
+            for character in event.text.partition("\n")[0]:
+                self.press(character, character)
+
     def on_key(self, event: Key) -> None:
         event.stop()
         screen = self.top.screen  # which a key before this one may have opened
@@ -187,6 +197,10 @@ class Confirmation(Page):
         self.hint = self._asked() if word else "y go on  Esc do nothing"
         super().__init__(top, title, lines)
         self.closing = ("escape",) if word else ("escape", "n", "N", "q", "enter")
+
+    @property
+    def takes_text(self) -> bool:
+        return bool(self._word)
 
     def _asked(self) -> str:
         return f"type {self._word} and Enter to go on, Esc to do nothing: {self._typed}_"
@@ -347,6 +361,10 @@ class ListScreen(Sheet):
 
     def compose(self) -> ComposeResult:
         yield self.rows
+
+    @property
+    def takes_text(self) -> bool:
+        return self.top.view.is_typing
 
     def redraw(self) -> None:
         """Show the view as it is."""

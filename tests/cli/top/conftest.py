@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from plugins.waiting import patience_s
-from textual.events import Key, MouseScrollDown, MouseScrollUp
+from textual.events import Key, MouseScrollDown, MouseScrollUp, Paste
 from textual.pilot import Pilot
 
 from nsqtools.cli.options.cluster_connection import ClusterSettings
@@ -94,6 +94,10 @@ class PilotedTop:
             await self.pilot.pause()
 
         self._runner.run(type_())
+
+    def paste(self, text: str) -> None:
+        self.app.post_message(Paste(text))
+        self._runner.run(self.pilot.pause())
 
     def click(self, column: int, line: int) -> None:
         self._runner.run(self.pilot.mouse_down(offset=(column, line)))

@@ -11,7 +11,6 @@ from pathlib import Path
 import pexpect
 import pytest
 from plugins.cli import NSQ, RunNsq, end_terminal
-from plugins.clusters import RunningCluster
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
@@ -134,21 +133,6 @@ def test_the_terminal_has_its_modes_back_when_it_ends_and_while_it_is_suspended(
     shell.sendline("kill %1; fg")
     shell.expect_exact("ready> ")
     end_terminal(shell)
-
-
-def test_a_dead_nsqd_is_named_and_the_rest_shown(
-    nsq_on_a_screen: NsqOnAScreen, cluster: RunningCluster
-) -> None:
-    first, second = cluster.nsqds
-    first.create_topic("clicks")
-    second.kill()
-
-    screen = nsq_on_a_screen(["top", *cluster.nsqd_options])
-
-    lines = screen.wait_for("clicks", "2 nsqd, 1 silent", "does not answer for")
-    assert lines[1].startswith(f"{second.http_address} does not answer for")
-    screen.press("2")
-    screen.wait_for(f"{first.http_address}", "silent")
 
 
 def test_an_nsqd_that_hangs_holds_up_neither_keys_nor_the_others(

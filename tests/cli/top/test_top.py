@@ -137,6 +137,23 @@ def test_keys_typed_ahead_reach_what_the_key_before_opened(
     assert not any("planning" in line or "type clicks" in line for line in top.lines)
 
 
+def test_what_is_pasted_is_text_and_never_keys(open_top: Open, nsqd: Nsqd) -> None:
+    top = open_top(nsqd)
+    top.paste("d")
+    top.press("/")
+    top.paste("vie")
+    top.wait_for("filter: vie_")
+    top.press("escape", "p")
+    top.wait_for("y go on")
+    top.paste("y")
+    top.press("escape", "d")
+    top.wait_for("type clicks")
+    top.paste("clicks")
+    top.wait_for("do nothing: clicks_")
+    top.press("enter")
+    top.wait_for("delete topic clicks: done", "views (paused)")
+
+
 def test_columns_order_and_filter_are_chosen_at_the_start(open_top: Open, nsqd: Nsqd) -> None:
     top = open_top(nsqd, columns=("messages", "waiting"), sort="waiting", filter="waiting>0")
     lines = top.wait_for("clicks")
