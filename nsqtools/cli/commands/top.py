@@ -104,13 +104,13 @@ def top(
     check_terminal(runtime)
     from nsqtools.cli.top.app import Top
     from nsqtools.cli.top.columns import check_column
-    from nsqtools.cli.top.view import Start, TopView, parse_line_condition
+    from nsqtools.cli.top.view import TopView, parse_line_condition
     from nsqtools.cluster.sampling import SampleFilter, Sampler
 
     names = [check_column(name.strip()) for name in (columns or "").split(",") if name.strip()]
     for condition in filter or ():
         parse_line_condition(condition)
-    start = Start(names, sort or "", " ".join(part.replace(" ", "") for part in filter or ()))
+    conditions = " ".join(part.replace(" ", "") for part in filter or ())
     interval_s = interval or INTERVAL_S
     os.environ.pop("NO_COLOR", None)  # textual reads it, and knows nothing of --color
     if not runtime.colour:
@@ -119,7 +119,7 @@ def top(
         shown = Top(
             cluster,
             Sampler(opened, SampleFilter(topic or ()), interval_s=interval_s),
-            TopView(start),
+            TopView(names, sort or "", conditions),
             interval_s,
             allows_changes=allow_changes,
             spares_processor=interval is None,

@@ -25,7 +25,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import VerticalScroll
 from textual.drivers.linux_driver import LinuxDriver
-from textual.events import Key, MouseDown
+from textual.events import Key, MouseDown, Paste
 from textual.geometry import Region, Size
 from textual.message import Message
 from textual.screen import Screen
@@ -54,23 +54,21 @@ RESTORE = (
     b"\x1b[<u\x1b[?2004l\x1b[?1006l\x1b[?1003l\x1b[?1000l\x1b[?1004l\x1b[?7h\x1b[?1049l\x1b[?25h"
 )
 MOUSE = "\x1b[?1000{0}\x1b[?1003{0}\x1b[?1006{0}"
-HINTS = "? help|q quit|↑↓ select|⏎ open|Esc back|s sort|r reverse|/ filter|space freeze|Tab nsqd"
-CHANGE_HINTS = "? help|q quit|p u pause|e empty|d delete|t tail|v view" + HINTS[13:]
+HINTS = "|↑↓ select|⏎ open|Esc back|s sort|r reverse|/ filter|space freeze|Tab nsqd, consumers"
+CHANGE_HINTS = "|p u pause|e empty|d delete|t tail|v view"
 TYPING_HINT = "words or depth>1000  Enter keep  Esc clear"
 READ_ONLY = "read-only: start nsq top with --allow-changes for p u e d t v"
 ACTIONS = {"p": Action.PAUSE, "u": Action.UNPAUSE, "e": Action.EMPTY, "d": Action.DELETE}
 HELP = """\
 Keys
   ↑ ↓ j k, PgUp PgDn, Home End   select a line
-  Enter, →                       look into it: channels of a topic, consumers of a channel, \
-topics of an nsqd
+  Enter, →                       look into it: channels of a topic, topics of an nsqd and so on
   Esc, ←, Backspace              go back; at the beginning, clear the filter
   1 2 3, Tab                     all topics, all nsqd, all consumers
   n                              the selected topic or channel on each nsqd
   s S                            sort by the next column, by the one before
   r                              reverse the order
-  /                              filter: words to find, and conditions on columns, such as \
-depth>1000 clients=0
+  /                              filter: words to find, and conditions: depth>1000 clients=0
   c                              choose the columns
   space                          freeze the screen; selecting still works
   m                              leave the mouse to the terminal, to select text; again: take it
@@ -79,13 +77,11 @@ depth>1000 clients=0
 Changes (with --allow-changes; a plan is shown first)
   p u                            pause, unpause the selected topic or channel
   e d                            empty, delete it; the name is to be typed
-  t                              tail the topic, on an ephemeral channel: takes nothing from \
-other channels
+  t                              tail the topic; takes nothing from its channels
   v                              view some messages of a channel; the attempts of each grow by one
 
 Columns
-  depth                          messages that wait in the queue; of a topic, before they reach \
-its channels
+  depth                          messages that wait in the queue; of a topic, before its channels
   waiting                        the depth of a topic and of all its channels together
   in_flight                      messages that consumers have and have not finished
   deferred                       messages that wait until their delay is over
@@ -99,7 +95,7 @@ its channels
 
 A click selects a line, a second one opens it; a click on a heading sorts by it.
 An nsqd that does not answer is named, with the time since; its queues count for 5 s.
-Columns that do not fit are left out and named; what is cut ends with an ellipsis."""
+The last columns are left out and named where they do not fit; what is cut ends with an ellipsis."""
 
 
 class Called(Message):
@@ -140,6 +136,16 @@ class Sheet(Screen[bool]):
     def press(self, key: str, character: str | None) -> None:
         """Do what a key does."""
 
+    @property
+    def takes_text(self) -> bool:
+        """Whether keys are text now."""
+        return False
+
+    def on_paste(self, event: Paste) -> None:
+        if self.takes_text:
+            for character in event.text.partition("\n")[0]:
+                self.press(character, character)
+
     def on_key(self, event: Key) -> None:
         event.stop()
         screen = self.top.screen  # which a key before this one may have opened
@@ -166,6 +172,10 @@ class Page(Sheet):
     def compose(self) -> ComposeResult:
         yield from (self._title, self.pane, self._hint)
 
+    def say(self, hint: str) -> None:
+        """Show something in the bottom line."""
+        self._hint.update(self.top.text(hint))
+
     def press(self, key: str, character: str | None) -> None:
         page = max(1, self.pane.size.height)
         steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -page, "pagedown": page}
@@ -188,6 +198,10 @@ class Confirmation(Page):
         super().__init__(top, title, lines)
         self.closing = ("escape",) if word else ("escape", "n", "N", "q", "enter")
 
+    @property
+    def takes_text(self) -> bool:
+        return bool(self._word)
+
     def _asked(self) -> str:
         return f"type {self._word} and Enter to go on, Esc to do nothing: {self._typed}_"
 
@@ -206,7 +220,7 @@ class Confirmation(Page):
 
     def _type(self, text: str) -> None:
         self._typed = text
-        self._hint.update(self.top.text(self._asked()))
+        self.say(self._asked())
 
 
 class ColumnChooser(Page):
@@ -221,7 +235,7 @@ class ColumnChooser(Page):
 
     def _pane(self, lines: Iterable[str]) -> Widget:
         self._options = OptionList(*map(self._prompt, self._names), markup=False, compact=True)
-        self._options.highlighted = 0
+        self._options.highlighted, self._options.can_focus = 0, False
         return self._options
 
     def _prompt(self, name: str) -> str:
@@ -309,7 +323,7 @@ class Messages(Page):
         missed = f"{self._missed} not shown  " if self._missed else ""
         state = f"{state}  " if state else ""
         keys = "↑↓ scroll  space freeze  Esc back"
-        self._hint.update(self.top.text(frozen + missed + state + keys))
+        self.say(frozen + missed + state + keys)
 
     def press(self, key: str, character: str | None) -> None:
         if key == "space":
@@ -348,10 +362,14 @@ class ListScreen(Sheet):
     def compose(self) -> ComposeResult:
         yield self.rows
 
+    @property
+    def takes_text(self) -> bool:
+        return self.top.view.is_typing
+
     def redraw(self) -> None:
         """Show the view as it is."""
         top, (width, height) = self.top, self.rows.size
-        hints = CHANGE_HINTS if top.allows_changes else HINTS
+        hints = f"? help|q quit{CHANGE_HINTS if top.allows_changes else ''}{HINTS}"
         hints = TYPING_HINT if top.view.is_typing else hints
         bottom = cell_text(self.notice) or joined_to_fit(top.text(hints).split("|"), width)
         self.rows.show(draw(top.view, width, height, bottom, unicode=top.unicode))
@@ -369,9 +387,9 @@ class ListScreen(Sheet):
         if event.button != 1 or view.is_typing:
             return
         if number == -1:
-            for heading in drawn.headings:
-                if heading.begin <= event.screen_x < heading.end:
-                    view.sort_by(heading.name)
+            for name, begin, end in drawn.headings:
+                if begin <= event.screen_x < end:
+                    view.sort_by(name)
         elif 0 <= number < drawn.room and drawn.first_line + number < len(view.lines()):
             view.click(drawn.first_line + number)
         self._say()

@@ -43,13 +43,11 @@ class Column(NamedTuple):
 class View(NamedTuple):
     """The columns of a kind of line: the first one is its name.
 
-    ``shown`` are those to begin with. ``optional`` are left out first, in this order, where the
-    screen is narrow.
+    ``shown`` are those to begin with; the last ones are left out where the screen is narrow.
     """
 
     columns: dict[str, Column]
     shown: Sequence[str]
-    optional: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +108,8 @@ def _heap_mib(each: Sum) -> float | None:
     return None if heap is None else heap / (1 << 20)
 
 
-def _view(columns: Iterable[Column], shown: str, optional: str) -> View:
-    return View({column.name: column for column in columns}, shown.split(), optional.split())
+def _view(columns: Iterable[Column], shown: str) -> View:
+    return View({column.name: column for column in columns}, shown.split())
 
 
 _get = operator.attrgetter
@@ -138,9 +136,8 @@ VIEWS = {
             Column("paused", _own("paused"), 6),
             _trend,
         ],
-        "topic depth waiting ingress finish requeue in_flight clients channels timed_out e2e_ms "
-        "trend",
-        "timed_out e2e_ms in_flight trend channels requeue clients finish ingress waiting",
+        "topic depth waiting ingress finish requeue clients channels in_flight trend e2e_ms "
+        "timed_out",
     ),
     Kind.CHANNELS: _view(
         [
@@ -151,9 +148,8 @@ VIEWS = {
             ),
             _trend,
         ],
-        "channel depth in_flight deferred ingress finish requeue requeued timed_out clients e2e_ms "
-        "trend",
-        "e2e_ms requeued timed_out trend deferred requeue ingress finish in_flight clients",
+        "channel depth clients in_flight finish ingress requeue deferred trend timed_out requeued "
+        "e2e_ms",
     ),
     Kind.CONSUMERS: _view(
         [
@@ -166,9 +162,8 @@ VIEWS = {
             *(Column(name, _get(name)) for name in ["finished", "requeued", "messages"]),
             Column("user_agent", _get("user_agent"), 10, is_text=True),
         ],
-        "client_id hostname remote_address topic channel node ready in_flight finish requeue "
-        "finished requeued user_agent",
-        "user_agent finished requeue requeued hostname ready node finish topic channel",
+        "client_id remote_address channel topic in_flight finish node ready hostname requeued "
+        "requeue finished user_agent",
     ),
     Kind.NODES: _view(
         [
@@ -181,9 +176,8 @@ VIEWS = {
             *_sums,
             Column("heap_mib", _heap_mib),
         ],
-        "node state waiting ingress finish requeue in_flight clients topics timed_out heap_mib "
+        "node state waiting clients ingress finish heap_mib in_flight requeue topics timed_out "
         "version",
-        "version timed_out topics requeue in_flight heap_mib finish ingress clients",
     ),
 }
 

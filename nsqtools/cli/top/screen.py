@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rich.cells import cell_len, set_cell_size
 
 from nsqtools.cli.render.output import cell_text
-from nsqtools.cli.top.columns import TREND, VIEWS, Cell, Column, Kind, duration_text
+from nsqtools.cli.top.columns import TREND, Cell, Column, Kind, duration_text
 from nsqtools.cli.top.view import Line, TopView
 from nsqtools.cluster.sampling import Sample
 from nsqtools.protocol.text import counted
@@ -37,20 +37,12 @@ class Row(NamedTuple):
     style: str = ""
 
 
-class Heading(NamedTuple):
-    """Where the heading of a column is in its line."""
-
-    name: str
-    begin: int
-    end: int
-
-
 class Drawn(NamedTuple):
     """The whole screen, and where things are on it."""
 
     rows: list[Row]
     heading_row: int = -1
-    headings: Sequence[Heading] = ()
+    headings: Sequence[tuple[str, int, int]] = ()  # the name of a column, where it begins and ends
     first_line: int = 0
     room: int = 1
 
@@ -172,25 +164,23 @@ def why_empty(view: TopView) -> str:
 class Table:
     """Lines in the columns that fit beside the longest name, which takes what the others leave.
 
-    Optional columns are left out, in their order. A text takes as much as the longest of all lines
-    and not of those on the screen, so that columns stay where they are while one scrolls.
+    The last columns are left out where they do not fit. A text takes as much as the longest of all
+    lines and not of those on the screen, so that columns stay where they are while one scrolls.
     """
 
     def __init__(self, view: TopView, width: int, *, unicode: bool) -> None:
         self._view = view
         self._unicode = unicode
         columns = view.columns
-        for optional in ("", *VIEWS[view.kind].optional):
-            columns = [column for column in columns if column.name != optional]
-            widths = [self._width(column) for column in columns]
-            if sum(widths) + len(widths) - 1 <= width:
-                break
-        self.columns = columns
+        widths = [self._width(column) for column in columns]
+        while len(widths) > 1 and sum(widths) + len(widths) - 1 > width:
+            widths.pop()
+        self.columns = columns = columns[: len(widths)]
         widths[0] = max(LEAST_NAME, width - sum(widths[1:]) - len(widths) + 1)
         self._widths = widths
         begins = [sum(widths[:number]) + number for number in range(len(widths))]
         self.headings = [
-            Heading(column.name, begin, begin + cells)
+            (column.name, begin, begin + cells)
             for column, begin, cells in zip(columns, begins, widths, strict=True)
         ]
 

@@ -216,15 +216,6 @@ def sort_lines(lines: Iterable[Line], column: Column, *, is_reversed: bool) -> l
 # -- the view -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """How the view begins: as the command line says."""
-
-    columns: Sequence[str] = ()
-    sort: str = ""
-    filter: str = ""
-
-
 @dataclass(slots=True)
 class Look:
     """What was chosen for a kind of lines."""
@@ -240,10 +231,9 @@ class Look:
 
 
 class TopView:
-    """The state of the list."""
+    """The state of the list. It begins with the columns, order and filter that are given."""
 
-    def __init__(self, start: Start | None = None) -> None:
-        self.start = start or Start()
+    def __init__(self, columns: Sequence[str] = (), sort: str = "", filter: str = "") -> None:
         self.sample: Sample | None = None
         self.kind = Kind.TOPICS
         self.scope = Scope()
@@ -251,20 +241,19 @@ class TopView:
         self.is_typing = False  # a filter
         self.room = 1  # the lines of a page
         self.selected = ""
-        self._looks = {kind: self._look(kind) for kind in Kind}
+        self._filter = filter
+        self._looks = {kind: self._look(kind, columns, sort) for kind in Kind}
         self._way: list[tuple[Kind, Scope, str]] = []
         self._trends: dict[tuple[str, str], deque[float]] = {}
         self.widths: dict[str, int] = {}  # of the texts in columns, as far as they were measured
         self._lines: list[Line] | None = None
         self._last_position = 0
 
-    def _look(self, kind: Kind) -> Look:
-        columns = VIEWS[kind].columns
-        first = next(iter(columns))
-        chosen = [name for name in self.start.columns if name in columns and name != first]
-        sort = self.start.sort if self.start.sort in columns else first
-        look = Look([first, *chosen] if chosen else VIEWS[kind].shown, sort)
-        look.set_filter(self.start.filter)
+    def _look(self, kind: Kind, names: Sequence[str], sort: str) -> Look:
+        columns, shown = VIEWS[kind]
+        chosen = [name for name in names if name in columns and name != shown[0]]
+        look = Look([shown[0], *chosen] if chosen else shown, sort if sort in columns else shown[0])
+        look.set_filter(self._filter)
         return look
 
     @property
@@ -485,6 +474,6 @@ class TopView:
 
     def _enter(self, kind: Kind, scope: Scope, selected: str) -> None:
         if scope.depth > self.scope.depth:
-            self._looks[kind].set_filter(self.start.filter)
+            self._looks[kind].set_filter(self._filter)
         self.kind, self.scope, self.selected = kind, scope, selected
         self._lines, self._last_position = None, 0

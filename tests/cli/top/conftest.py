@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 from plugins.waiting import patience_s
-from textual.events import Key
+from textual.events import Key, MouseScrollDown, MouseScrollUp, Paste
 from textual.pilot import Pilot
 
 from nsqtools.cli.options.connection import ClusterSettings
 from nsqtools.cli.top.app import Top
-from nsqtools.cli.top.view import Start, TopView
+from nsqtools.cli.top.view import TopView
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.cluster.directory import NodeReport
 from nsqtools.cluster.queue_rows import rows_of, totals
@@ -95,8 +95,19 @@ class PilotedTop:
 
         self._runner.run(type_())
 
+    def paste(self, text: str) -> None:
+        self.app.post_message(Paste(text))
+        self._runner.run(self.pilot.pause())
+
     def click(self, column: int, line: int) -> None:
         self._runner.run(self.pilot.mouse_down(offset=(column, line)))
+
+    def wheel(self, step: int) -> None:
+        """Turn the wheel of the mouse: down, or up where negative."""
+        kind = MouseScrollDown if step > 0 else MouseScrollUp
+        event = kind(None, 2, 4, 0, step, 0, False, False, False, screen_x=2, screen_y=4)
+        self.app.post_message(event)
+        self._runner.run(self.pilot.pause())
 
     def resize(self, columns: int, lines: int) -> None:
         self._runner.run(self.pilot.resize_terminal(columns, lines))
@@ -166,7 +177,7 @@ def open_top() -> Iterator[OpenTop]:
             sampler = Sampler(
                 clusters.enter_context(settings.open()), SampleFilter(()), interval_s=0.1
             )
-        view = TopView(Start(**start))
+        view = TopView(**start)
         view.show(sampler.sample(Question()))
         app = Top(
             settings, sampler, view, 0.1, allows_changes=allows_changes, spares_processor=False

@@ -11,7 +11,6 @@ from pathlib import Path
 import pexpect
 import pytest
 from plugins.cli import NSQ, RunNsq, end_terminal
-from plugins.clusters import RunningCluster
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
@@ -45,9 +44,15 @@ def test_keys_the_mouse_and_another_size_reach_it(top: TerminalScreen, nsqd: Nsq
     top.wait_for("filter: cli", gone="views")
     top.press("\x1b")
     top.wait_for("views")
-    top.press("\x1b[<0;3;5M\x1b[<0;3;5m")
-    top.press("\x1b[<0;3;5M\x1b[<0;3;5m")
+    click, wheel_down = "\x1b[<0;3;5M\x1b[<0;3;5m", "\x1b[<65;3;5M"
+    top.press(click + click)
     top.wait_for("topics > views", "topic views has no channels")
+    top.press("?")
+    top.wait_for("Keys")
+    top.press(wheel_down * 5)
+    top.wait_for("Columns", gone="Keys")
+    top.press("q")
+    top.wait_for("topics > views")
     top.press("\x1b[D")
     top.wait_for("clicks")
     top.resize(60, 10)
@@ -128,21 +133,6 @@ def test_the_terminal_has_its_modes_back_when_it_ends_and_while_it_is_suspended(
     shell.sendline("kill %1; fg")
     shell.expect_exact("ready> ")
     end_terminal(shell)
-
-
-def test_a_dead_nsqd_is_named_and_the_rest_shown(
-    nsq_on_a_screen: NsqOnAScreen, cluster: RunningCluster
-) -> None:
-    first, second = cluster.nsqds
-    first.create_topic("clicks")
-    second.kill()
-
-    screen = nsq_on_a_screen(["top", *cluster.nsqd_options])
-
-    lines = screen.wait_for("clicks", "2 nsqd, 1 silent", "does not answer for")
-    assert lines[1].startswith(f"{second.http_address} does not answer for")
-    screen.press("2")
-    screen.wait_for(f"{first.http_address}", "silent")
 
 
 def test_an_nsqd_that_hangs_holds_up_neither_keys_nor_the_others(

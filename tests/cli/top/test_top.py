@@ -41,7 +41,7 @@ def test_topics_fill_80_by_24(open_top: Open, nsqd: Nsqd) -> None:
     assert lines[0].startswith("nsq top ")
     assert "1 nsqd  2 topics  waiting 6  ingress 0.0/s  finish 0.0/s" in lines[0]
     assert lines[1:24] == [
-        "topics  left out: in_flight, timed_out, e2e_ms, trend",
+        "topics  left out: in_flight, trend, e2e_ms, timed_out",
         "topic▼              depth  waiting  ingress   finish  requeue  clients  channels",
         "clicks                  0        6      0.0      0.0      0.0        0         2",
         "views (paused)          0        0      0.0        -        -        0         0",
@@ -137,6 +137,23 @@ def test_keys_typed_ahead_reach_what_the_key_before_opened(
     assert not any("planning" in line or "type clicks" in line for line in top.lines)
 
 
+def test_what_is_pasted_is_text_and_never_keys(open_top: Open, nsqd: Nsqd) -> None:
+    top = open_top(nsqd)
+    top.paste("d")
+    top.press("/")
+    top.paste("vie")
+    top.wait_for("filter: vie_")
+    top.press("escape", "p")
+    top.wait_for("y go on")
+    top.paste("y")
+    top.press("escape", "d")
+    top.wait_for("type clicks")
+    top.paste("clicks")
+    top.wait_for("do nothing: clicks_")
+    top.press("enter")
+    top.wait_for("delete topic clicks: done", "views (paused)")
+
+
 def test_columns_order_and_filter_are_chosen_at_the_start(open_top: Open, nsqd: Nsqd) -> None:
     top = open_top(nsqd, columns=("messages", "waiting"), sort="waiting", filter="waiting>0")
     lines = top.wait_for("clicks")
@@ -167,6 +184,11 @@ def test_the_mouse_selects_opens_and_sorts(open_top: Open, nsqd: Nsqd) -> None:
     top.click(2, 3)
     top.wait_for("topics > views", "topic views has no channels")
     top.click(2, 20)
+    top.press("left", "home")
+    top.wheel(1)
+    top.wait_until(lambda _: top.app.view.selected == "clicks", what="the wheel selects")
+    top.wheel(-1)
+    top.wait_until(lambda _: top.app.view.selected == "views", what="the wheel selects")
     top.press("m")
     top.wait_for("the mouse is of the terminal")
 
@@ -176,7 +198,7 @@ def test_help_lists_the_keys_and_scrolls(open_top: Open, nsqd: Nsqd) -> None:
     top.press("?")
     assert top.wait_for("Keys", "look into it")[0] == "help"
     top.press("end")
-    top.wait_for("Columns that do not fit", gone="look into it")
+    top.wait_for("The last columns are left out", gone="look into it")
     top.press("home", "j")
     top.wait_for("look into it", gone="Keys")
     top.press("q")
@@ -217,7 +239,7 @@ def test_an_error_of_ours_ends_it_and_is_raised(open_top: Open, nsqd: Nsqd) -> N
     top = open_top(nsqd)
     top.app.view.go_down = fail
     top.type("\r")
-    wait_until(lambda: top.app.return_value is bug, what="it has ended")
+    top.wait_until(lambda _: top.app.return_value is bug, what="it has ended")
     top.app.exit(None)
 
 

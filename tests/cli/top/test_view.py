@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from nsqtools.cli.top.columns import Kind
 from nsqtools.cli.top.screen import draw, fit, plain, short, sparkline
-from nsqtools.cli.top.view import Start, TopView, parse_line_filter
+from nsqtools.cli.top.view import TopView, parse_line_filter
 from nsqtools.cluster.sampling import Sample
 
 MakeSample = Callable[..., Sample]
@@ -23,7 +23,7 @@ def look(sample_of: MakeSample) -> MakeSample:
 
 
 def view_of(sample: Sample, **start: object) -> TopView:
-    view = TopView(Start(**start))  # type: ignore[arg-type]
+    view = TopView(**start)
     view.show(sample)
     return view
 
