@@ -1,36 +1,52 @@
 """The embedded daemons answer as the Go ones did when the exchanges of this folder were recorded.
 
-What Go answered is in ``answers/``, a line of JSON for each case, its bytes as latin-1. One test
-here asks the Go daemons again. After a change of the cases record them again:
+``exchanges/`` has a table in each file and a case in each line: its name, the flags of the daemon,
+and what is sent with what Go answered, in turn. Bytes are latin-1, and ``{x*300}`` is x 300 times.
+What differs from run to run and from machine to machine is masked. ``TOPIC`` is a topic of the
+case's own, ``{id -1}`` the id of the last message that came.
+
+    tcp          bytes, and the frames to wait for; after the last ones it sends no more, and
+                 all that comes until nsqd closes is the answer
+    http         [method, target, body] on one connection; bytes have a connection of their own
+    nsqlookupd   {peer: bytes}, which waits for an answer to each line, or to the end if the peer
+                 leaves; [method, target]
+
+Go lists maps in random order, so lists of nsqlookupd with several items are sorted. One test here
+asks the Go daemons again. To add a case, add a line with null for each answer, and
 
     NSQTOOLS_RECORD_EXCHANGES=1 pytest tests/conformance/test_exchanges.py
 """
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
+import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
-from conformance import http_exchanges, nsqlookupd_exchanges, tcp_exchanges
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
+from plugins.http_api import Nsqd, Nsqlookupd, answer
+from plugins.raw_peer import RawPeer
+from plugins.waiting import patience_s
 
-ANSWERS = Path(__file__).with_name("answers")
-MODULES = {"tcp": tcp_exchanges, "http": http_exchanges, "nsqlookupd": nsqlookupd_exchanges}
-TABLES = {
-    f"{protocol}-{table}": (module.play, cases)
-    for protocol, module in MODULES.items()
-    for table, cases in module.TABLES.items()
-}
+TIMEOUT_S = patience_s(10.0)
+FOLDER = Path(__file__).with_name("exchanges")
+TABLES = sorted(path.stem for path in FOLDER.iterdir())
 GO = {"nsqd": GoNsqd, "nsqlookupd": GoNsqlookupd}
 EMBEDDED = {"nsqd": EmbeddedServer, "nsqlookupd": EmbeddedLookupServer}
+
+Steps = list[list[Any]]
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -43,46 +59,39 @@ def test_the_embedded_daemon_answers_as_recorded(table: str) -> None:
 def test_the_go_daemons_answer_as_recorded() -> None:
     if os.environ.get("NSQTOOLS_RECORD_EXCHANGES"):
         for table in TABLES:
-            (ANSWERS / f"{table}.jsonl").write_text("".join(lines(table, GO)))
-    found = [each for table in TABLES for each in differences(table, GO)]
+            (FOLDER / f"{table}.jsonl").write_text("".join(play(table, GO)))
+    with ThreadPoolExecutor(4) as pool:  # they mostly wait
+        found = list(chain(*pool.map(partial(differences, kinds=GO), TABLES)))
     assert not found, "\n".join(found)
 
 
 def differences(table: str, kinds: dict[str, Any]) -> list[str]:
     """What is answered otherwise than it was recorded, a line for each case."""
-    recorded = list(map(json.loads, (ANSWERS / f"{table}.jsonl").read_text().splitlines()))
-    found = list(map(json.loads, lines(table, kinds)))
-    assert [name for name, _ in found] == [name for name, _ in recorded], "record the cases"
-    return [
-        f"{table}, {name}: {now!r}, recorded {then!r}"
-        for (name, now), (_, then) in zip(found, recorded, strict=True)
-        if now != then
-    ]
+    recorded = (FOLDER / f"{table}.jsonl").read_text().splitlines(keepends=True)
+    pairs = zip(play(table, kinds), recorded, strict=True)
+    return [f"{table}: {now}recorded: {then}" for now, then in pairs if now != then]
 
 
-def lines(table: str, kinds: dict[str, Any]) -> Iterator[str]:
-    """The answers as they are recorded: what repeats a character often is short."""
-    for line in answers(table, kinds):
-        text = json.dumps(line) + "\n"
-        yield re.sub(r"(.)\1{99,}", lambda run: f"{run[1]} {len(run[0])} times", text)
-
-
-def answers(table: str, kinds: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+def play(table: str, kinds: dict[str, Any]) -> Iterator[str]:
     """Play all cases; those of nsqd with the same flags have one, each of nsqlookupd its own."""
-    play, cases = TABLES[table]
     with ExitStack() as stack:
         nsqds: dict[tuple[str, ...], Any] = {}
-        for case in cases:
+        for line in (FOLDER / f"{table}.jsonl").read_text().splitlines():
+            name, flags, recorded = json.loads(line)
+            steps = [[long(sent), answered] for sent, answered in recorded]
+            topic = re.sub(r"[^a-zA-Z0-9]", "_", name)[:50]
             if table.startswith("nsqlookupd"):
-                with running(kinds["nsqlookupd"](*case.flags)) as lookupd:
-                    yield case.name, play(lookupd, case)
+                with running(kinds["nsqlookupd"](*flags)) as lookupd:
+                    answers = lookup(lookupd, steps)
             else:
-                if case.flags not in nsqds:
+                if (nsqd := nsqds.get(tuple(flags))) is None:
                     path = Path(stack.enter_context(TemporaryDirectory(prefix="nsqd-")))
-                    nsqds[case.flags] = stack.enter_context(
-                        running(kinds["nsqd"](path, *case.flags))
+                    nsqd = nsqds[tuple(flags)] = stack.enter_context(
+                        running(kinds["nsqd"](path, *flags))
                     )
-                yield case.name, play(nsqds[case.flags], case)
+                answers = (talk if table.startswith("tcp") else ask)(nsqd, steps, topic)
+            played = [[sent, now] for (sent, _), now in zip(recorded, answers, strict=True)]
+            yield json.dumps([name, flags, short(played)]) + "\n"
 
 
 @contextmanager
@@ -92,3 +101,176 @@ def running(daemon: Any) -> Iterator[Any]:
         yield daemon
     finally:
         daemon.kill()
+
+
+def long(value: Any) -> Any:
+    """Write out what is repeated."""
+    if isinstance(value, str):
+        return re.sub(r"(?s)\{(.)\*(\d+)\}", lambda run: run[1] * int(run[2]), value)
+    if isinstance(value, list):
+        return list(map(long, value))
+    return {key: long(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def short(value: Any) -> Any:
+    """Say how often a character is repeated; the opposite of `long`."""
+    if isinstance(value, str):
+        return re.sub(r"(?s)(.)\1{99,}", lambda run: f"{{{run[1]}*{len(run[0])}}}", value)
+    if isinstance(value, list | tuple):
+        return list(map(short, value))
+    return {key: short(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+# -- nsqd, TCP ------------------------------------------------------------------------------------
+
+
+def talk(nsqd: Nsqd, steps: Steps, topic: str) -> list[list[str]]:
+    """After the last step the client stops sending and reads on, so that no time matters."""
+    host, _, port = nsqd.tcp_address.rpartition(":")
+    frames: list[bytes] = []
+    counts = []
+    with (
+        socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection,
+        connection.makefile("rb") as stream,
+    ):
+        for number, (sent, answered) in enumerate(steps, 1):
+            ids = [frame[18:34].decode() for frame in frames if frame[4:8] == b"\0\0\0\2"]
+            sent = re.sub(r"\{id (-?\d)\}", lambda which, ids=ids: ids[int(which[1])], sent)
+            connection.sendall(sent.replace("TOPIC", topic).encode("latin-1"))
+            if number < len(steps):
+                frames += [read_frame(stream) for _ in answered]
+            counts.append(len(frames))
+        try:
+            connection.shutdown(socket.SHUT_WR)
+            while frame := read_frame(stream):
+                frames.append(frame)
+        except TimeoutError:
+            raise
+        except OSError:
+            pass  # a reset is an end, too: the Go nsqd closes with input unread
+    bounds = zip([0, *counts[:-1]], [*counts[:-1], len(frames)], strict=True)
+    return [list(map(shown_frame, frames[start:end])) for start, end in bounds]
+
+
+def read_frame(stream: BinaryIO) -> bytes:
+    head = stream.read(4)
+    return head + stream.read(int.from_bytes(head, "big")) if head else b""
+
+
+def shown_frame(frame: bytes) -> str:
+    """The type and the data of a frame, without the timestamp and the id of a message."""
+    if frame[4:8] == b"\0\0\0\2":
+        data = b"TIME" + frame[16:18] + b"ID" + frame[34:]
+    else:
+        data = re.sub(rb"[0-9a-f]{16} failed", b"ID failed", frame[8:])
+    return f"{int.from_bytes(frame[4:8], 'big')} {data.decode('latin-1')}"
+
+
+# -- nsqd, HTTP -----------------------------------------------------------------------------------
+
+
+def ask(nsqd: Nsqd, steps: Steps, topic: str) -> list[Any]:
+    """Status, headers and body of each answer."""
+    found: list[Any] = []
+    with closing(http.client.HTTPConnection(nsqd.http_address, timeout=TIMEOUT_S)) as connection:
+        for sent, _ in steps:
+            if isinstance(sent, str):
+                found.append(answers_to_bytes(nsqd, sent.encode("latin-1")))
+                continue
+            method, target, body = (*sent, "")[:3]
+            status, headers, text = answer(
+                connection, method, target.replace("TOPIC", topic), body.encode("latin-1")
+            )
+            found.append([status, headers, masked(text, nsqd).decode("latin-1")])
+    return found
+
+
+def answers_to_bytes(nsqd: Nsqd, data: bytes) -> list[Any]:
+    """Send bytes, stop sending; each answer's status, headers by name, and body."""
+    host, _, port = nsqd.http_address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
+        connection.sendall(data)
+        received = connection.makefile("rb").read().decode("latin-1")
+    found = []
+    for each in re.split(r"(?=HTTP/1\.\d \d{3} )", received):
+        head, _, body = re.sub(r"Date: [^\r]*", "Date:", each).partition("\r\n\r\n")
+        status, *fields = head.split("\r\n")
+        found.append([status, sorted(fields), body])
+    return found
+
+
+def masked(body: bytes, nsqd: Nsqd) -> bytes:
+    body = body.replace(b'"hostname":"%b"' % socket.gethostname().encode(), b'"hostname":"OWN"')
+    # "127.0.0.1:0" is what one was given and another was not
+    for own in (str(nsqd.data_path), nsqd.tcp_address, nsqd.http_address, "127.0.0.1:0"):
+        body = body.replace(own.encode(), b"OWN")
+    ports = [each.rpartition(":")[2] for each in (nsqd.tcp_address, nsqd.http_address)]
+    figures = "start_time|http_port|tcp_port|heap_\\w+|gc_\\w+|next_gc_bytes"
+    for pattern in (
+        rf"^({'|'.join(ports)})$",
+        rf'"({figures})":\d+',
+        r"(?<=built w/)\S+",
+        r"(?m)^(start_time|uptime) .*",
+        rf"(?m)^ +({figures}) *\t\d+",
+        r"127_0_0_1_\d+",
+    ):
+        body = re.sub(pattern.encode(), b"*", body)
+    return body
+
+
+# -- nsqlookupd -----------------------------------------------------------------------------------
+
+
+def lookup(lookupd: Nsqlookupd, steps: Steps) -> list[Any]:
+    """Text over TCP; status, headers and body of HTTP."""
+    peers: dict[str, RawPeer] = {}
+    found: list[Any] = []
+    with ExitStack() as stack:
+        connection = http.client.HTTPConnection(lookupd.http_address, timeout=TIMEOUT_S)
+        stack.enter_context(closing(connection))
+        for sent, _ in steps:
+            if isinstance(sent, list):
+                status, headers, body = answer(connection, *sent)
+                found.append([status, headers, in_order(masked_lookup(body))])
+                continue
+            [name] = sent.keys() - {"leaves", "magic"}
+            if name not in peers:
+                peer = RawPeer(lookupd.tcp_address, magic=sent.get("magic", "  V1").encode())
+                peers[name] = stack.enter_context(peer)
+            peer, data = peers[name], sent[name].encode("latin-1")
+            peer.send(data)
+            if "leaves" in sent:
+                found.append(masked_lookup(peer.leave()))
+            else:
+                responses = [peer.read_response() for _ in range(data.count(b"\n"))]
+                found.append(list(map(masked_lookup, responses)))
+    return found
+
+
+def masked_lookup(data: bytes) -> str:
+    data = data.replace(b'"hostname":"%b"' % socket.gethostname().encode(), b'"hostname":"OWN"')
+    data = re.sub(rb"127\.0\.0\.1:\d+", b"ADDRESS", data)
+    data = re.sub(rb'"http_port":\d{5},"tcp_port":\d{5}', b"OWN PORTS", data)
+    data = re.sub(rb'"(last_update|tombstoned_at)":\d{19}', rb'"\1":"TIME"', data)
+    return re.sub(rb"^\0\0\0.\{", b"SIZE{", data).decode("latin-1")
+
+
+def in_order(body: str) -> str:
+    """The document with its lists sorted; untouched when no list has several items."""
+    if not body.startswith("{") or "," not in body:
+        return body
+    document, was_long = _sorted(json.loads(body))
+    return json.dumps(document) if was_long else body
+
+
+def _sorted(value: Any) -> tuple[Any, bool]:
+    if isinstance(value, dict):
+        parts = {key: _sorted(item) for key, item in value.items()}
+        return {k: v for k, (v, _) in parts.items()}, any(long for _, long in parts.values())
+    if isinstance(value, list):
+        items = [_sorted(item) for item in value]
+        return (
+            sorted((item for item, _ in items), key=json.dumps),
+            len(items) > 1 or any(long for _, long in items),
+        )
+    return value, False

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable
 
 import pytest
-from conformance.http_exchanges import CLOSE, talk
 from plugins.http_api import Nsqd
+from plugins.waiting import patience_s
 
 AnyNsqd = Callable[..., Nsqd]
+CLOSE = b"Host: x\r\nConnection: close\r\n"
+
+
+def talk(nsqd: Nsqd, data: bytes) -> bytes:
+    """Send bytes, stop sending, and return all that comes back."""
+    host, _, port = nsqd.http_address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=patience_s(10.0)) as connection:
+        connection.sendall(data)
+        return connection.makefile("rb").read()
 
 
 def test_a_body_may_come_in_chunks(any_nsqd: AnyNsqd) -> None:
