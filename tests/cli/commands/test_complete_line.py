@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -107,10 +107,7 @@ def test_files_and_directories(shell: Shell, tmp_path: Path) -> None:
     assert offered("nsq nsqd -data-path=archi") == {"archives"}
 
 
-def test_names_come_from_the_cluster_that_the_line_names(
-    shell: Shell, any_nsqd: Callable[..., Nsqd]
-) -> None:
-    nsqd = any_nsqd()
+def test_names_come_from_the_cluster_that_the_line_names(shell: Shell, nsqd: Nsqd) -> None:
     nsqd.create_channel("views", "live")
     nsqd.create_channel("clicks", "arch")
     at = f"--nsqd-http-address={nsqd.http_address}"
