@@ -199,7 +199,7 @@ def test_an_nsqd_that_dies_ends_it(nsqd: GoNsqd, spawn_nsq: SpawnNsq, mode: str)
     wait_until(lambda: published(nsqd) > 100, what="it is under way")
 
     nsqd.kill()
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=patience_s(30))
 
     assert process.returncode == 4
     said = err.decode().splitlines()
@@ -273,6 +273,8 @@ def test_the_library_needs_no_main_module(nsqd: GoNsqd) -> None:
         "print(Bench(plan).run().published)\n"
     )
 
-    done = subprocess.run([NSQ[0], "-c", script], capture_output=True, timeout=30, check=True)
+    done = subprocess.run(
+        [NSQ[0], "-c", script], capture_output=True, timeout=patience_s(30), check=True
+    )
 
     assert done.stdout == b"500\n"

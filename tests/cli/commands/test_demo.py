@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from plugins.cli import NSQ, RunNsq, SpawnNsq
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 import nsqtools
 from nsqtools.demo import spark
@@ -93,7 +93,7 @@ def test_stopped_at_any_moment_it_leaves_nothing(
             break  # this step has begun
 
     process.send_signal(number)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=patience_s(30))
 
     assert (process.returncode, err) == (128 + number, b"")
     assert b"Everything was there" not in out
@@ -121,7 +121,7 @@ def test_a_reader_that_leaves_early_is_no_reason_to_leave_anything(
         ["sh", "-c", f"{' '.join(NSQ)} demo --no-spark | head -n 1"],
         env={**nsq_env, "TMPDIR": str(temporary)},
         capture_output=True,
-        timeout=30,
+        timeout=patience_s(60),
     )
 
     assert done.stdout.startswith(b"Start nsqlookupd")

@@ -15,7 +15,6 @@ import pytest
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.clients import bodies_in
-from plugins.clusters import RunningCluster
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.http_api import Nsqd
 from plugins.ports import ReservedPort
@@ -152,7 +151,7 @@ def test_rate_limits_what_is_forwarded(run_nsq: RunNsq, pair: Pair) -> None:
     took_s = time.monotonic() - began
 
     assert result.err == "nsq: 15 delivered\n"
-    assert 0.85 < took_s < patience_s(10)
+    assert took_s > 0.85
     wait_until(lambda: pair.left() == 5, what="the others are given back")
 
 
@@ -166,27 +165,6 @@ def test_a_dead_letter_that_cannot_be_kept_stays_in_the_queue(
     assert "1 delivered" in result.err
     assert pair.left() == 1
     assert "dead letters for dead: a message of 2000000 bytes is above the limit" in result.err
-
-
-def test_nsqlookupd_of_the_destination_names_its_nsqd(
-    run_nsq: RunNsq, cluster: RunningCluster
-) -> None:
-    cluster.wait_until_registered()
-    source = cluster.nsqds[0]
-    pair = Pair(source, source)
-    pair.publish(*BODIES * 10)
-    args = pair.args("-n", "40", "--destination-topic", "copy")
-    at = args.index("--destination-nsqd-tcp-address")
-    args[at : at + 2] = ["--destination-lookupd-http-address", cluster.lookupds[0].http_address]
-    result = run_nsq(args)
-
-    assert result.status == 0, result.err
-    counts = [
-        topic["message_count"]
-        for nsqd in cluster.nsqds
-        for topic in nsqd.stats("copy")["topics"] or []
-    ]
-    assert sum(counts) == 40
 
 
 def test_the_destination_is_where_its_nsqlookupd_says_that_it_is_now(
@@ -300,6 +278,3 @@ def test_two_mirrors_do_not_feed_each_other(
     assert result.status == 2, result.err
     assert "would come back to" in result.err
     assert run_nsq(back.args("-n", "1", "--destination-topic", "copy")).status == 0
-
-
-# -- what is refused ----------------------------------------------------------------------------

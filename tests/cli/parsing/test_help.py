@@ -71,7 +71,11 @@ def test_every_page_has_an_example_and_fits_its_terminal(run_nsq: RunNsq, width:
 
 
 def test_a_page_is_found_where_people_look(run_nsq: RunNsq) -> None:
-    assert run_nsq([]) == run_nsq(["--help"]) == run_nsq(["help"])
+    bare = run_nsq([])
+    assert bare == run_nsq(["--help"]) == run_nsq(["help"])
+    for name, entry in registry.COMMANDS.items():
+        is_shown = not (isinstance(entry, registry.Command) and entry.hidden)
+        assert (f"  {name} " in bare.out.decode()) is is_shown
     for line in ("-h", "tail -h", "topic -h", "completion -h", "pub -h -vq"):
         assert run_nsq(line.split()).out.startswith(b"Usage: nsq "), line
     for words in ("tail", "topic", "topic list", "completion"):
