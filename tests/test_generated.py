@@ -147,18 +147,6 @@ def tree() -> Page:
     return read_tree()
 
 
-def test_a_list_in_a_guide_is_replaced_and_the_rest_is_kept(tree: Page) -> None:
-    text = "before\n<!-- exit-status:begin -->\nwas here\n<!-- exit-status:end -->\nafter\n"
-
-    once = fill_lists(text, tree)
-
-    assert once.startswith("before\n<!-- exit-status:begin -->\n- `0`: ")
-    assert "\n- `2`: " in once
-    assert once.endswith("<!-- exit-status:end -->\nafter\n")
-    assert "was here" not in once
-    assert fill_lists(once, tree) == once
-
-
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -170,13 +158,3 @@ def test_a_list_in_a_guide_is_replaced_and_the_rest_is_kept(tree: Page) -> None:
 def test_a_wrong_marker_is_an_error(tree: Page, text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         fill_lists(text, tree)
-
-
-def test_a_document_of_no_command_is_stale(tmp_path: Path) -> None:
-    (tmp_path / "man/man1").mkdir(parents=True)
-    (tmp_path / "man/man1/old.1").touch()
-    (tmp_path / "man/man1/same.1").write_text("same")
-
-    stale = stale_documents(tmp_path, {"man/man1/same.1": "same", "man/man1/new.1": "new"})
-
-    assert stale == {"man/man1/old.1": None, "man/man1/new.1": "new"}

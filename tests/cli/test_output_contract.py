@@ -6,15 +6,13 @@ tested: they take long.
 
 from __future__ import annotations
 
-import csv
-import json
 from pathlib import Path
 
 import jsonschema
 import pytest
 from manual.tree import read_tree
-from plugins.cli import RunNsq, all_commands
-from plugins.clusters import RunningCluster, ValidJson, strict
+from plugins.cli import RunNsq
+from plugins.clusters import RunningCluster, ValidJson
 
 from nsqtools.cli.commands.schema import all_schemas, read_schema, schema_of
 from nsqtools.cli.render.documents import DOCUMENTS
@@ -128,29 +126,6 @@ def test_a_schema_says_what_its_type_says() -> None:
     assert read_schema("info")["items"]["additionalProperties"] is True
 
 
-def test_the_test_would_notice_a_property_that_no_schema_names() -> None:
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(
-            {"code": "bug", "message": "", "hint": None, "address": None, "status": 1, "x": 1},
-            strict(read_schema("error")),
-        )
-
-
-def test_schema_prints_that_of_a_command_and_refuses_what_it_does_not_know(
-    run_nsq: RunNsq,
-) -> None:
-    listed = json.loads(run_nsq(["schema", "--json"]).out)
-    printed = json.loads(run_nsq(["schema", "topic", "list"]).out)
-    refused = run_nsq(["schema", "../../secret"])
-
-    assert {each["command"] for each in listed} <= {*all_commands(), "message", "error"}
-    assert printed == read_schema("topic list")
-    assert (refused.status, refused.err.splitlines()[0]) == (
-        3,
-        "nsq: error: there is no schema of '../../secret'",
-    )
-
-
 # the forms of a listing
 
 
@@ -191,20 +166,3 @@ def listing(run_nsq: RunNsq, *arguments: str) -> str:
     result = run_nsq(["schema", *arguments])
     assert result.status == 0
     return result.out.decode()
-
-
-def test_a_listing_has_six_forms_and_chosen_columns(run_nsq: RunNsq) -> None:
-    chosen = ["--columns", "prints,command"]
-    document = json.loads(listing(run_nsq, "-o", "json", *chosen))
-    lines = [json.loads(line) for line in listing(run_nsq, "-o", "jsonl", *chosen).splitlines()]
-    from_csv = list(csv.DictReader(listing(run_nsq, "-o", "csv", *chosen).splitlines()))
-    from_tsv = listing(run_nsq, "-o", "tsv", *chosen).splitlines()
-    table = listing(run_nsq, "-o", "table", *chosen).splitlines()
-
-    assert list(document[0]) == ["prints", "command"]
-    assert document == lines == from_csv
-    assert from_tsv[0] == "prints\tcommand"
-    assert from_tsv[1:] == ["\t".join(row.values()) for row in document]
-    assert table[0].split() == ["prints", "command"]
-    assert len(table) == len(document) + 1
-    assert listing(run_nsq, "-o", "wide").splitlines()[0].split() == ["command", "schema", "prints"]

@@ -41,6 +41,7 @@ from plugins.waiting import wait_until
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
 COLUMNS = 100
+SHELL = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
 IS_RECORDING = os.environ.get("NSQTOOLS_TEST_RECORD", "0") != "0"
 
 
@@ -145,7 +146,9 @@ class Session:
                 done = self._nsq(words, out, is_on_terminal=line.startswith("%"))
                 status, out, err = status or done[0], done[1], err + done[2]
             else:
-                shell = subprocess.run(["sh", "-c", part], input=out, capture_output=True)
+                shell = subprocess.run(
+                    ["sh", "-c", part], input=out, env=SHELL, capture_output=True
+                )
                 status, out = status or shell.returncode, shell.stdout
                 err += shell.stderr.decode()
         end = [f"[{status}]"] if status else []
@@ -168,7 +171,7 @@ class Session:
     def _masked(self, text: str, line: str) -> list[str]:
         """The lines that show a text: one for each of its own, with addresses and such masked."""
         for name, address in self._cluster.names.items():
-            text = text.replace(address, f"${name}")
+            text = re.sub(rf"{re.escape(address)}(?!\d)", f"${name}", text)
         text = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "HOST", text)
         text = re.sub(r"\b20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "TIME", text)
         text = text.replace(os.getcwd(), "HERE")

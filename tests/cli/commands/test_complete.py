@@ -107,12 +107,9 @@ def test_profiles_come_from_the_configuration_file(run_nsq: RunNsq, tmp_path: Pa
 # a slow cluster
 
 
-def test_it_is_silent_and_quick_when_nobody_answers(run_nsq: RunNsq, deaf_address: str) -> None:
-    began_s = time.monotonic()
+def test_it_ends_and_is_silent_when_nobody_answers(run_nsq: RunNsq, deaf_address: str) -> None:
     for place in (f"--nsqd-http-address={deaf_address}", "--lookupd-http-address=127.0.0.1:1"):
         assert run_nsq(["__complete", "topics", place], own_process=True) == (0, b"", "")
-    # the limit is one second; the rest is Python on a busy machine
-    assert time.monotonic() - began_s < patience_s(8)
 
 
 def test_it_ends_after_a_second_when_name_resolution_hangs(nsq_env: dict[str, str]) -> None:

@@ -26,26 +26,3 @@ def test_nodes_are_those_of_every_nsqlookupd_with_their_tombstones(
     )
     [hidden] = [node for node in nodes if node["tombstoned"]]
     assert (hidden["node"], hidden["tombstoned"]) == (first.http_address, ["clicks"])
-
-
-def test_a_dead_nsqd_and_a_dead_nsqlookupd_are_named(
-    run_nsq: RunNsq, cluster: RunningCluster, valid_json: ValidJson
-) -> None:
-    first, second = cluster.nsqds
-    cluster.lookupds[0].kill()
-    second.kill()
-
-    nodes = run_nsq(["nodes", "--json", *cluster.nsqd_options])
-    seen = run_nsq(["nodes", *cluster.lookupd_options])
-    pongs = run_nsq(["ping", "--json", *cluster.nsqd_options, *cluster.lookupd_options])
-
-    errors = {node["node"]: node["error"] for node in valid_json("nodes", nodes.out)}
-    assert errors[first.http_address] is None
-    assert "connection refused" in errors[second.http_address]
-    assert nodes.status == seen.status == pongs.status == 6
-    assert f"left out: cannot connect to http://{cluster.lookupds[0].http_address}" in seen.err
-    state = {pong["address"]: pong["error"] for pong in valid_json("ping", pongs.out)}
-    assert {address for address, error in state.items() if error} == {
-        second.http_address,
-        cluster.lookupds[0].http_address,
-    }

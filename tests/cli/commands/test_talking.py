@@ -7,13 +7,10 @@ import re
 import signal
 from pathlib import Path
 
-import pytest
-from plugins.archives import write_archive
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.protocol.message import WireMessage
 from nsqtools.publish.repeating import filled
 from nsqtools.publish.source import RecordSource
 
@@ -158,32 +155,3 @@ def test_tail_and_peek_select_and_pick(run_nsq: RunNsq, nsqd: GoNsqd) -> None:
 
 
 # archive cat and replay
-
-
-@pytest.fixture
-def mixed(tmp_path: Path) -> Path:
-    """Archives of two topics."""
-    for topic in ("clicks", "views"):
-        write_archive(
-            tmp_path / f"{topic}.log.gz",
-            [WireMessage(n * 10**9, 1, b"%016x" % n, body) for n, body in enumerate(BODIES, 1)],
-            topic=topic,
-        )
-    return tmp_path
-
-
-def test_archive_cat_prints_a_topic_a_count_and_what_is_selected(
-    run_nsq: RunNsq, mixed: Path
-) -> None:
-    def cat(*options: str) -> bytes:
-        result = run_nsq(["archive", "cat", str(mixed), *options])
-        assert result.status == 0, result.err
-        return result.out
-
-    assert {json.loads(line)["topic"] for line in cat("-t", "vi*").splitlines()} == {"views"}
-    assert cat("-t", "clicks", "-n", "2", "--bodies") == b"\n".join([*BODIES[:2], b""])
-    assert cat("--grep", "no json", "--format", "{topic} {body}\\n") == (
-        b"clicks no json\nviews no json\n"
-    )
-    assert cat("-t", "clicks", "--where", ".user", "--pick", ".user.id", "--bodies") == b"1\n2\n"
-    assert json.loads(cat("-t", "clicks", "-n", "1", "--json", "--pretty"))["topic"] == "clicks"

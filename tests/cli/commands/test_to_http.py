@@ -20,6 +20,7 @@ from plugins.certificates import Certificates
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.embedded import EmbeddedServer
 from plugins.http_server import HttpServer, Request
+from plugins.in_process import Result
 from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
@@ -31,6 +32,7 @@ A_MOMENT = ("--for", f"{patience_s(0.7):g}s")  # for one attempt at least
 LETTERS = ("--dead-letter-topic", "dead")
 
 Servers = Callable[..., HttpServer]
+Forward = Callable[..., Result]
 
 
 @pytest.fixture
@@ -46,16 +48,22 @@ def args(nsqd: EmbeddedServer, *more: str) -> list[str]:
     return ["to-http", "-t", TOPIC, "-c", CHANNEL, *place, *more]
 
 
+@pytest.fixture
+def forward(run_nsq: RunNsq, source: EmbeddedServer) -> Forward:
+    """Run the command to its end."""
+    return lambda *more, **options: run_nsq(args(source, *more), **options)
+
+
 def left(nsqd: EmbeddedServer) -> int:
     stats = nsqd.channel_stats(TOPIC, CHANNEL)
     return int(stats["depth"] + stats["in_flight_count"] + stats["deferred_count"])
 
 
 def test_each_message_is_posted_and_finished(
-    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+    forward: Forward, source: EmbeddedServer, http_server: Servers
 ) -> None:
     server = http_server()
-    result = run_nsq(args(source, "-n", "3", "--post", f"{server.url}/hook?a=b"))
+    result = forward("-n", "3", "--post", f"{server.url}/hook?a=b")
 
     assert (result.status, result.err) == (0, "nsq: 3 delivered\n")
     assert server.bodies == sorted(BODIES)
@@ -71,12 +79,10 @@ def test_each_message_is_posted_and_finished(
         assert int(headers["X-Nsq-Timestamp"]) > 1.6e18
 
 
-def test_get_puts_the_body_in_the_url(
-    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
-) -> None:
+def test_get_puts_the_body_in_the_url(forward: Forward, http_server: Servers) -> None:
     server = http_server()
     url = f"{server.url}/x%20y/{{topic}}?m={{body:url}}&u={{.user:url}}"
-    result = run_nsq(args(source, "-n", "3", "--get", url))
+    result = forward("-n", "3", "--get", url)
 
     assert result.status == 0, result.err
     assert sorted(request.target for request in server.requests) == [
@@ -88,7 +94,7 @@ def test_get_puts_the_body_in_the_url(
 
 
 def test_headers_secrets_and_signature(
-    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers, tmp_path: Path
+    forward: Forward, source: EmbeddedServer, http_server: Servers, tmp_path: Path
 ) -> None:
     (tmp_path / "key").write_text("whsec_" + base64.b64encode(b"secret").decode() + "\n")
     (tmp_path / "auth").write_text("user:pass word\n")
@@ -97,7 +103,7 @@ def test_headers_secrets_and_signature(
     secrets = [f"--sign-key-file={tmp_path / 'key'}", f"--basic-auth-file={tmp_path / 'auth'}"]
     headers = ["--header", "X-User: {.user}", "--header", "x-all:{topic} {attempts}"]
     more = [*secrets, *headers, "--content-type", "text/plain"]
-    result = run_nsq(args(source, "-n", "4", "--post", server.url, *more))
+    result = forward("-n", "4", "--post", server.url, *more)
 
     assert result.status == 0, result.err
     for request in server.requests:
@@ -120,11 +126,11 @@ def test_headers_secrets_and_signature(
 
 
 def test_the_next_endpoint_is_tried_before_a_requeue(
-    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+    forward: Forward, source: EmbeddedServer, http_server: Servers
 ) -> None:
     bad, good = http_server(), http_server()
     bad.answer = lambda request: 500
-    result = run_nsq(args(source, "-n", "3", "--post", bad.url, "--post", good.url))
+    result = forward("-n", "3", "--post", bad.url, "--post", good.url)
 
     assert (result.status, result.err) == (0, "nsq: 3 delivered\n")
     assert good.bodies == sorted(BODIES)
@@ -132,20 +138,18 @@ def test_the_next_endpoint_is_tried_before_a_requeue(
 
 
 def test_an_endpoint_that_refuses_connections_is_left_alone(
-    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+    forward: Forward, http_server: Servers
 ) -> None:
     good = http_server()
     urls = ["--mode", "failover", "--post", "http://127.0.0.1:1/", "--post", good.url]
-    result = run_nsq(args(source, *ALL, *urls))
+    result = forward(*ALL, *urls)
     assert (result.status, result.err) == (0, "nsq: 3 delivered\n")
     assert good.bodies == sorted(BODIES)
 
 
-def test_retry_after_is_obeyed(
-    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
-) -> None:
+def test_retry_after_is_obeyed(forward: Forward, http_server: Servers) -> None:
     server = http_server(*[(429, {"Retry-After": "1"})] * 3)
-    result = run_nsq(args(source, "--for", f"{1.5 + patience_s(1):g}s", "--post", server.url))
+    result = forward("--for", f"{1.5 + patience_s(1):g}s", "--post", server.url)
 
     assert "3 delivered, 3 requeued" in result.err
     assert server.bodies == sorted(BODIES * 2)
@@ -165,7 +169,7 @@ def test_retry_after_is_obeyed(
     ],
 )
 def test_a_status_means_what_the_policy_says(
-    run_nsq: RunNsq,
+    forward: Forward,
     source: EmbeddedServer,
     http_server: Servers,
     status: int,
@@ -174,7 +178,7 @@ def test_a_status_means_what_the_policy_says(
 ) -> None:
     server = http_server()
     server.answer = lambda request: status
-    result = run_nsq(args(source, *ALL, *LETTERS, "--post", server.url, *options))
+    result = forward(*ALL, *LETTERS, "--post", server.url, *options)
 
     assert result.err.endswith(f"nsq: {counts}\n")
     assert result.status == (0 if counts == "3 delivered" else 6)
@@ -183,13 +187,13 @@ def test_a_status_means_what_the_policy_says(
 
 
 def test_a_message_that_always_fails_is_a_dead_letter_after_max_attempts(
-    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers, tmp_path: Path
+    forward: Forward, http_server: Servers, tmp_path: Path
 ) -> None:
     server = http_server()
     server.answer = lambda request: 500 if request.body == b"one" else 200
     letters = tmp_path / "dead"
     more = ["--max-attempts", "2", "--dead-letter-file", str(letters), "--until-empty"]
-    result = run_nsq(args(source, *more, "--post", server.url))
+    result = forward(*more, "--post", server.url)
 
     assert result.status == 6, result.err
     assert "2 delivered, 1 dead letters, 1 requeued" in result.err
@@ -221,26 +225,24 @@ def test_an_outage_counts_against_no_message(
 
 
 def test_a_broken_connection_is_counted_as_perhaps_doubled(
-    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+    forward: Forward, http_server: Servers
 ) -> None:
     broken, good = http_server(), http_server()
     broken.answer = lambda request: 0
     urls = ["--mode", "failover", "--post", broken.url, "--post", good.url]
-    result = run_nsq(args(source, "-n", "3", *urls))
+    result = forward("-n", "3", *urls)
 
     assert result.status == 0, result.err
     assert "3 delivered, 3 sent again and perhaps doubled" in result.err
 
 
-def test_a_slow_endpoint_is_given_up_in_time(
-    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
-) -> None:
+def test_a_slow_endpoint_is_given_up_in_time(forward: Forward, http_server: Servers) -> None:
     slow, good = http_server(), http_server()
     release = threading.Event()
     slow.answer = lambda request: 200 + release.wait(patience_s(20))
     urls = ["--mode", "failover", "--post", slow.url, "--post", good.url]
     within = f"{patience_s(0.5):g}s"  # in which the other one answers on a busy machine
-    result = run_nsq(args(source, "-n", "3", *urls, "--http-client-request-timeout", within))
+    result = forward("-n", "3", *urls, "--http-client-request-timeout", within)
     release.set()
 
     assert result.status == 0, result.err
@@ -250,12 +252,10 @@ def test_a_slow_endpoint_is_given_up_in_time(
 # -- several endpoints, batches -----------------------------------------------------------------
 
 
-def test_all_means_every_endpoint_and_none_twice(
-    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
-) -> None:
+def test_all_means_every_endpoint_and_none_twice(forward: Forward, http_server: Servers) -> None:
     first, second = http_server(), http_server((503, {"Retry-After": "0"}))
     urls = ["--mode", "all", "--post", first.url, "--post", second.url]
-    result = run_nsq(args(source, *QUICKLY, *urls))
+    result = forward(*QUICKLY, *urls)
 
     assert "3 delivered, 1 requeued" in result.err
     assert first.bodies == sorted(BODIES)
@@ -264,7 +264,7 @@ def test_all_means_every_endpoint_and_none_twice(
 
 
 def test_all_means_that_one_endpoint_decides_for_no_other(
-    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+    forward: Forward, source: EmbeddedServer, http_server: Servers
 ) -> None:
     """In a batch, with one that wants no message named one and one that is late for a moment."""
     picky, good = http_server(), http_server()
@@ -272,7 +272,7 @@ def test_all_means_that_one_endpoint_decides_for_no_other(
     picky.answer = lambda request: 400 if b"one" in request.body else 200
     urls = [word for server in (late, picky, good) for word in ("--post", server.url)]
     batch = ["--mode", "all", "--batch", "3", "--linger", "100ms", "--on-status"]
-    result = run_nsq(args(source, *QUICKLY, *batch, "4xx=drop", *urls))
+    result = forward(*QUICKLY, *batch, "4xx=drop", *urls)
 
     assert "nsq: 2 delivered, 1 dropped" in result.err
     del late.requests[0]  # which it refused
@@ -281,20 +281,20 @@ def test_all_means_that_one_endpoint_decides_for_no_other(
         server.requests.clear()
 
     source.publish(TOPIC, *BODIES)
-    result = run_nsq(args(source, *QUICKLY, *batch, "4xx=dead-letter", *LETTERS, *urls))
+    result = forward(*QUICKLY, *batch, "4xx=dead-letter", *LETTERS, *urls)
     assert "nsq: 2 delivered, 1 dead letters" in result.err
     for server in (late, good):
         assert sorted(b"".join(server.bodies).splitlines()) == sorted(BODIES)
 
 
 def test_a_key_always_goes_to_the_same_endpoint(
-    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+    forward: Forward, source: EmbeddedServer, http_server: Servers
 ) -> None:
     servers = [http_server(), http_server()]
     source.post("/channel/empty", topic=TOPIC, channel=CHANNEL)
     source.publish(TOPIC, *(b'{"user": %d, "n": %d}' % (n % 7, n) for n in range(42)))
     urls = [word for server in servers for word in ("--post", server.url)]
-    result = run_nsq(args(source, "-n", "42", "--mode", "hash", "--key", "{.user}", *urls))
+    result = forward("-n", "42", "--mode", "hash", "--key", "{.user}", *urls)
 
     assert result.status == 0, result.err
     users = [{json.loads(body)["user"] for body in server.bodies} for server in servers]
@@ -303,14 +303,14 @@ def test_a_key_always_goes_to_the_same_endpoint(
 
 
 def test_batches_as_lines_and_as_an_array(
-    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+    forward: Forward, source: EmbeddedServer, http_server: Servers
 ) -> None:
     server = http_server()
     source.post("/channel/empty", topic=TOPIC, channel=CHANNEL)
     for form in ("ndjson", "json"):
         source.publish(TOPIC, *(b'{"n":\n%d}' % n for n in range(20)))
         batch = ["--batch", "8", "--batch-format", form, "--linger", "50ms"]
-        result = run_nsq(args(source, "-n", "20", *batch, "--post", f"{server.url}/{form}"))
+        result = forward("-n", "20", *batch, "--post", f"{server.url}/{form}")
         assert result.status == 0, result.err
 
     lines = [request for request in server.requests if request.target == "/ndjson"]
@@ -326,7 +326,7 @@ def test_batches_as_lines_and_as_an_array(
 
 
 def test_one_bad_message_does_not_take_its_batch_along(
-    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+    forward: Forward, http_server: Servers
 ) -> None:
     server = http_server()
 
@@ -335,19 +335,19 @@ def test_one_bad_message_does_not_take_its_batch_along(
 
     server.answer = judge
     batch = ["--batch", "10", "--batch-format", "ndjson", "--linger", "50ms"]
-    result = run_nsq(args(source, *ALL, *LETTERS, *batch, "--post", server.url))
+    result = forward(*ALL, *LETTERS, *batch, "--post", server.url)
 
     assert result.status == 6
     assert "2 delivered, 1 dead letters" in result.err
 
 
 def test_connections_are_kept(
-    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+    forward: Forward, source: EmbeddedServer, http_server: Servers
 ) -> None:
     server = http_server()
     source.publish(TOPIC, *(b"%d" % n for n in range(200)))
     post = ["--post", f"{server.url}?of={{topic}}/x"]  # a query without a path
-    result = run_nsq(args(source, "-n", "203", "--concurrency", "4", *post))
+    result = forward("-n", "203", "--concurrency", "4", *post)
 
     assert result.status == 0, result.err
     assert len(server.requests) == 203
@@ -356,7 +356,7 @@ def test_connections_are_kept(
 
 
 def test_an_address_that_does_not_answer_leaves_time_for_the_next(
-    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+    forward: Forward, http_server: Servers
 ) -> None:
     server = http_server()
     port = server.server_port
@@ -371,17 +371,15 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(
             client = stack.enter_context(socket.socket(socket.AF_INET6))
             client.setblocking(False)
             client.connect_ex(("::1", port))
-        result = run_nsq(args(source, *ALL, "--post", f"http://localhost:{port}/"))
+        result = forward(*ALL, "--post", f"http://localhost:{port}/")
 
     assert (result.status, result.err) == (0, "nsq: 3 delivered\n")
 
 
-def test_no_proxy_of_the_environment_is_used(
-    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
-) -> None:
+def test_no_proxy_of_the_environment_is_used(forward: Forward, http_server: Servers) -> None:
     server, proxy = http_server(), http_server()
     env = dict.fromkeys(("http_proxy", "all_proxy", "ALL_PROXY"), proxy.url)
-    result = run_nsq(args(source, *ALL, "--post", server.url), env=env)
+    result = forward(*ALL, "--post", server.url, env=env)
 
     assert result.status == 0, result.err
     assert proxy.requests == []
@@ -389,7 +387,7 @@ def test_no_proxy_of_the_environment_is_used(
 
 
 def test_a_body_without_an_end_does_not_change_what_was_answered(
-    run_nsq: RunNsq, source: EmbeddedServer
+    forward: Forward,
 ) -> None:
     """Nor does one that is too long, whether it is announced or in chunks."""
     heads = [
@@ -412,7 +410,7 @@ def test_a_body_without_an_end_does_not_change_what_was_answered(
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         within = ["--http-client-request-timeout", f"{patience_s(1):g}s"]
-        result = run_nsq(args(source, *ALL, "--concurrency", "1", *within, "--post", url))
+        result = forward(*ALL, "--concurrency", "1", *within, "--post", url)
         thread.join(patience_s(5))
 
     assert (result.status, result.err) == (0, "nsq: 3 delivered\n")
@@ -436,21 +434,21 @@ def test_without_the_package_it_says_what_to_install(
 
 
 def test_certificates_are_verified(
-    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers, certificates: Certificates
+    forward: Forward, http_server: Servers, certificates: Certificates
 ) -> None:
     server = http_server(credentials=certificates.server)
     post = ["--post", server.url]
-    result = run_nsq(args(source, *A_MOMENT, *post))
+    result = forward(*A_MOMENT, *post)
     assert "0 delivered" in result.err
     assert "cannot connect to" in result.err
     assert "certificate" in result.err
 
-    result = run_nsq(args(source, "-n", "3", *post, "--http-ca-file", str(certificates.ca)))
+    result = forward("-n", "3", *post, "--http-ca-file", str(certificates.ca))
     assert (result.status, server.bodies) == (0, sorted(BODIES)), result.err
 
 
 def test_redirects_are_followed_only_where_that_is_allowed(
-    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+    forward: Forward, source: EmbeddedServer, http_server: Servers
 ) -> None:
     server = http_server()
 
@@ -459,37 +457,37 @@ def test_redirects_are_followed_only_where_that_is_allowed(
 
     server.answer = lead
     more = [*ALL, *LETTERS, "--post", server.url]
-    assert "0 delivered, 3 dead letters" in run_nsq(args(source, *more)).err
+    assert "0 delivered, 3 dead letters" in forward(*more).err
     assert {request.target for request in server.requests} == {"/"}
 
     source.publish(TOPIC, *BODIES)
-    assert "3 delivered" in run_nsq(args(source, *more, "--redirects", "same-host")).err
+    assert "3 delivered" in forward(*more, "--redirects", "same-host").err
     assert "/there" in {request.target for request in server.requests}
 
     # no host has this name, and no template is taken from an answer
     server.answer = lambda request: (307, {"Location": "http://a..b/"})
     source.publish(TOPIC, *BODIES)
     begin = time.monotonic()
-    result = run_nsq(args(source, "--for", "0.5s", *more, "--redirects", "follow"))
+    result = forward("--for", "0.5s", *more, "--redirects", "follow")
     assert "cannot connect to a..b:80 (" in result.err
     assert result.status == 7  # --for ends it, though -n has taken all
     assert time.monotonic() - begin < patience_s(10)  # not only when the request's time is over
     server.answer = lambda request: (307, {"Location": "/{id}"}) if request.target == "/" else 200
-    run_nsq(args(source, *more, "--redirects", "same-host"))
+    forward(*more, "--redirects", "same-host")
     assert "/%7Bid%7D" in {request.target for request in server.requests}
 
 
 def test_a_redirect_never_leads_into_a_private_network(
-    run_nsq: RunNsq, source: EmbeddedServer, http_server: Servers
+    forward: Forward, http_server: Servers
 ) -> None:
     inside, outside = http_server(), http_server()
     outside.answer = lambda request: (307, {"Location": f"{inside.url}/admin"})
     more = [*A_MOMENT, "--redirects", "follow", "--post", outside.url]
-    result = run_nsq(args(source, *more))
+    result = forward(*more)
 
     assert "a private address, which is not allowed" in result.err
     assert inside.requests == []
 
-    result = run_nsq(args(source, *A_MOMENT, "--no-private-addresses", "--post", inside.url))
+    result = forward(*A_MOMENT, "--no-private-addresses", "--post", inside.url)
     assert "a private address, which is not allowed" in result.err
     assert inside.requests == []

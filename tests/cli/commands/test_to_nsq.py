@@ -15,7 +15,6 @@ import pytest
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.clients import bodies_in
-from plugins.clusters import RunningCluster
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.http_api import Nsqd
 from plugins.ports import ReservedPort
@@ -63,8 +62,6 @@ def pair(go_nsqd: Callable[..., GoNsqd]) -> Pair:
     return Pair(go_nsqd(), go_nsqd())
 
 
-ALL = ("-n", "4")
-SILENCE = ("--exit-idle", f"{patience_s(0.5):g}s")  # of nsqd too, on a busy machine
 A_MOMENT = ("--for", f"{patience_s(0.8):g}s")  # for one attempt at least
 
 
@@ -81,48 +78,6 @@ def test_what_a_full_disk_took_a_part_of_is_counted_when_it_is_sent_again(
     assert pair.arrived_in(pair.target) <= counts["delivered"] + counts["repeated"]
 
 
-@pytest.mark.parametrize(
-    ("options", "arrived"),
-    [
-        (["--where", ".status >= 500"], [BODIES[2]]),
-        (["--grep", "two"], [BODIES[1]]),
-        (["--require-json-field", "id"], [BODIES[3]]),
-        (["--require-json-field", "status", "--require-json-value", "503"], [BODIES[2]]),
-        (["--where", ".status", "--pick", ".id // empty"], [b"9007199254740993"]),
-        (
-            ["--where", ".id", "--whitelist-json-field", "id", "--whitelist-json-field", "x"],
-            [b'{"id":9007199254740993}'],
-        ),
-    ],
-)
-def test_what_is_not_selected_is_finished_and_what_is_changed_keeps_its_digits(
-    run_nsq: RunNsq, pair: Pair, options: list[str], arrived: list[bytes]
-) -> None:
-    pair.publish(*BODIES)
-    result = run_nsq(pair.args(*SILENCE, "--json", *options))
-
-    counts = json.loads(result.out)
-    assert (result.status, counts["delivered"], counts["filtered"]) == (0, 1, 3)
-    assert pair.arrived(1) == arrived
-    assert pair.left() == 0
-
-
-def test_what_cannot_be_delivered_is_a_dead_letter_and_is_redriven(
-    run_nsq: RunNsq, pair: Pair, tmp_path: Path
-) -> None:
-    letters = tmp_path / "dead.jsonl"
-    pair.publish(*BODIES)
-    result = run_nsq(pair.args(*ALL, "--pick", ".status", "--dead-letter-file", str(letters)))
-
-    assert result.status == 6, result.err
-    assert "2 delivered, 2 dead letters" in result.err
-    assert pair.left() == 0
-    lines = [json.loads(line) for line in letters.read_bytes().splitlines()]
-    assert {line["topic"] for line in lines} == {TOPIC}
-    assert all("cannot be transformed" in line["error"] for line in lines)
-    assert all(line["failed_at"] >= line["ts"] for line in lines)
-
-
 def test_without_a_place_for_dead_letters_messages_stay_in_the_queue(
     run_nsq: RunNsq, pair: Pair
 ) -> None:
@@ -132,32 +87,6 @@ def test_without_a_place_for_dead_letters_messages_stay_in_the_queue(
     assert result.status == 0, result.err
     assert pair.left() == 2
     assert "is requeued: its body cannot be transformed" in result.err
-
-
-def test_a_message_above_the_limit_there_does_not_stop_the_others(
-    run_nsq: RunNsq, go_nsqd: Callable[..., GoNsqd]
-) -> None:
-    pair = Pair(go_nsqd(), go_nsqd("-max-msg-size=100"))
-    pair.publish(b"small", b"x" * 101, b"also small")
-    result = run_nsq(pair.args("-n", "3", "--dead-letter-topic", "dead"))
-
-    assert result.status == 6, result.err
-    assert pair.arrived(2) == [b"also small", b"small"]
-    assert bodies_in(pair.source, "dead", 1) == [b"x" * 101]
-    assert pair.left() == 0
-
-
-def test_topics_of_a_pattern_are_renamed(run_nsq: RunNsq, pair: Pair) -> None:
-    pair.publish(b"a", topic="eu.clicks")
-    pair.publish(b"b", topic="eu.views")
-    pair.publish(b"c", topic="us.views")
-    rules = ["--topic-pattern", "^eu", "--map", r"eu\.c(.*)=c\1", "--map", r"eu\.(.*)=copy.\1"]
-    result = run_nsq(pair.args("-n", "2", *rules, topics=()))
-
-    assert result.status == 0, result.err
-    assert pair.arrived(1, "clicks") == [b"a"]
-    assert pair.arrived(1, "copy.views") == [b"b"]
-    assert pair.left("us.views") == 1
 
 
 def test_messages_are_held_while_the_destination_is_away(spawn_nsq: SpawnNsq, pair: Pair) -> None:
@@ -180,23 +109,6 @@ def test_messages_are_held_while_the_destination_is_away(spawn_nsq: SpawnNsq, pa
     assert b"delivering again" in stderr
     assert pair.arrived(4) == sorted(BODIES)
     assert pair.source.channel_stats(TOPIC, CHANNEL)["timeout_count"] == 0
-
-
-def test_a_signal_gives_back_what_no_destination_takes(spawn_nsq: SpawnNsq, pair: Pair) -> None:
-    pair.publish(*BODIES)
-    pair.target.stop()
-    process = spawn_nsq(pair.args("--no-loop-guard"))
-    wait_until(
-        lambda: pair.source.channel_stats(TOPIC, CHANNEL)["in_flight_count"] > 0,
-        what="a message held",
-        timeout_s=15,
-    )
-    process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=patience_s(10))
-
-    assert process.returncode == 143, stderr.decode()
-    assert b"nsq: 0 delivered, " in stderr
-    wait_until(lambda: pair.source.depth(TOPIC, CHANNEL) == 4, what="all are given back")
 
 
 def test_a_key_always_goes_to_the_same_nsqd(
@@ -239,7 +151,7 @@ def test_rate_limits_what_is_forwarded(run_nsq: RunNsq, pair: Pair) -> None:
     took_s = time.monotonic() - began
 
     assert result.err == "nsq: 15 delivered\n"
-    assert 0.85 < took_s < patience_s(10)
+    assert took_s > 0.85
     wait_until(lambda: pair.left() == 5, what="the others are given back")
 
 
@@ -253,27 +165,6 @@ def test_a_dead_letter_that_cannot_be_kept_stays_in_the_queue(
     assert "1 delivered" in result.err
     assert pair.left() == 1
     assert "dead letters for dead: a message of 2000000 bytes is above the limit" in result.err
-
-
-def test_nsqlookupd_of_the_destination_names_its_nsqd(
-    run_nsq: RunNsq, cluster: RunningCluster
-) -> None:
-    cluster.wait_until_registered()
-    source = cluster.nsqds[0]
-    pair = Pair(source, source)
-    pair.publish(*BODIES * 10)
-    args = pair.args("-n", "40", "--destination-topic", "copy")
-    at = args.index("--destination-nsqd-tcp-address")
-    args[at : at + 2] = ["--destination-lookupd-http-address", cluster.lookupds[0].http_address]
-    result = run_nsq(args)
-
-    assert result.status == 0, result.err
-    counts = [
-        topic["message_count"]
-        for nsqd in cluster.nsqds
-        for topic in nsqd.stats("copy")["topics"] or []
-    ]
-    assert sum(counts) == 40
 
 
 def test_the_destination_is_where_its_nsqlookupd_says_that_it_is_now(
@@ -387,6 +278,3 @@ def test_two_mirrors_do_not_feed_each_other(
     assert result.status == 2, result.err
     assert "would come back to" in result.err
     assert run_nsq(back.args("-n", "1", "--destination-topic", "copy")).status == 0
-
-
-# -- what is refused ----------------------------------------------------------------------------

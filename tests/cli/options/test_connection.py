@@ -67,100 +67,108 @@ def connect(
     return run
 
 
-def test_without_any_address_it_is_the_nsqd_of_this_machine(connect: Connect) -> None:
-    assert connect() == ConnectionSettings(nsqd_tcp_addresses=("127.0.0.1:4150",))
-
-
-def test_an_address_of_any_kind_replaces_the_default(connect: Connect) -> None:
-    assert connect("--lookupd-http-address l:4161").nsqd_tcp_addresses == ()
-    assert connect("--nsqd-http-address d:4151").nsqd_tcp_addresses == ()
-
-
-def test_addresses_can_be_repeated_and_the_environment_splits_at_spaces(connect: Connect) -> None:
-    flags = connect("--nsqd-tcp-address a:1 --nsqd-tcp-address b:2 --lookupd-http-address l:3")
-    environ = connect(NSQ_NSQD_TCP_ADDRESS="a:1 b:2")
-
-    assert flags.nsqd_tcp_addresses == environ.nsqd_tcp_addresses == ("a:1", "b:2")
-    assert flags.lookupd_http_addresses == ("l:3",)
-
-
-def test_addresses_of_a_weaker_origin_are_ignored_whatever_their_kind(
-    connect: Connect, config: Path
-) -> None:
-    assert connect().lookupd_http_addresses == ("file:4161",)
-    assert connect("-P lab") == ConnectionSettings(
-        nsqd_tcp_addresses=("lab:4150",),
-        options={
-            "tls_v1": "true",
-            "max_attempts": "4",
-            "msg_timeout": "5m",
-            "max_in_flight": "7",
-        },
+def addresses(connection: ConnectionSettings) -> tuple[tuple[str, ...], ...]:
+    """Of nsqd over TCP, over HTTP, and of nsqlookupd."""
+    return (
+        connection.nsqd_tcp_addresses,
+        connection.nsqd_http_addresses,
+        connection.lookupd_http_addresses,
     )
 
-    from_environment = connect("-P lab", NSQ_LOOKUPD_HTTP_ADDRESS="env:4161")
-    assert from_environment.lookupd_http_addresses == ("env:4161",)
-    assert from_environment.nsqd_tcp_addresses == ()
 
-    from_flag = connect("-P lab --nsqd-http-address flag:4151")
-    assert from_flag.nsqd_http_addresses == ("flag:4151",)
-    assert from_flag.lookupd_http_addresses == from_flag.nsqd_tcp_addresses == ()
+LAB = {"tls_v1": "true", "max_attempts": "4", "msg_timeout": "5m", "max_in_flight": "7"}
 
 
-def test_the_profile_can_come_from_the_environment(connect: Connect, config: Path) -> None:
-    assert connect(NSQ_PROFILE="lab").nsqd_tcp_addresses == ("lab:4150",)
-
-
-def test_a_flag_overrides_one_option_of_the_profile_and_leaves_the_others(
-    connect: Connect, config: Path
+@pytest.mark.parametrize(
+    ("line", "environ", "expected"),
+    [
+        ("", {}, (("127.0.0.1:4150",), (), ())),
+        ("--lookupd-http-address l:4161", {}, ((), (), ("l:4161",))),
+        ("--nsqd-http-address d:4151", {}, ((), ("d:4151",), ())),
+        (
+            "--nsqd-tcp-address a:1 --nsqd-tcp-address b:2 --lookupd-http-address l:3",
+            {},
+            (("a:1", "b:2"), (), ("l:3",)),
+        ),
+        ("", {"NSQ_NSQD_TCP_ADDRESS": "a:1 b:2"}, (("a:1", "b:2"), (), ())),
+    ],
+)
+def test_addresses_are_the_default_or_what_is_given(
+    connect: Connect, line: str, environ: dict[str, str], expected: object
 ) -> None:
-    connection = connect("-P lab --no-tls --consumer-opt max-attempts=9 --max-in-flight 3")
-
-    assert connection.options == {
-        "tls_v1": "false",
-        "max_attempts": "9",
-        "msg_timeout": "5m",
-        "max_in_flight": "3",
-    }
+    assert addresses(connect(line, **environ)) == expected
 
 
-@pytest.mark.parametrize("option", ["max_attempts,9", "max_attempts=9", "max-attempts=9"])
-def test_an_option_is_written_with_comma_or_equals(connect: Connect, option: str) -> None:
-    assert connect(f"--consumer-opt {option}").options == {"max_attempts": "9"}
+@pytest.mark.parametrize(
+    ("line", "environ", "expected"),
+    [
+        ("", {}, ((), (), ("file:4161",))),
+        ("-P lab", {}, (("lab:4150",), (), ())),
+        ("", {"NSQ_PROFILE": "lab"}, (("lab:4150",), (), ())),
+        ("-P lab", {"NSQ_LOOKUPD_HTTP_ADDRESS": "env:4161"}, ((), (), ("env:4161",))),
+        ("-P lab --nsqd-http-address flag:4151", {}, ((), ("flag:4151",), ())),
+    ],
+)
+def test_addresses_of_a_weaker_origin_are_ignored_whatever_their_kind(
+    connect: Connect, config: Path, line: str, environ: dict[str, str], expected: object
+) -> None:
+    assert addresses(connect(line, **environ)) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("-P lab", LAB),
+        (
+            "-P lab --no-tls --consumer-opt max-attempts=9 --max-in-flight 3",
+            {**LAB, "tls_v1": "false", "max_attempts": "9", "max_in_flight": "3"},
+        ),
+        ("--no-profile", {"max_in_flight": "7"}),
+    ],
+)
+def test_a_flag_overrides_one_option_of_the_profile_and_leaves_the_others(
+    connect: Connect, config: Path, line: str, expected: dict[str, str]
+) -> None:
+    assert connect(line).options == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--consumer-opt max_attempts,9", {"max_attempts": "9"}),
+        ("--consumer-opt max_attempts=9", {"max_attempts": "9"}),
+        ("--consumer-opt max-attempts=9", {"max_attempts": "9"}),
+        ("--consumer-opt max_attempts=1 --consumer-opt max_attempts=2", {"max_attempts": "2"}),
+        ("--deflate-level 3", {"deflate_level": "3", "deflate": "true"}),
+        ("--deflate-level 3 --no-deflate", {"deflate_level": "3", "deflate": "false"}),
+        (
+            "--tls --tls-ca-file ca.pem --tls-cert c.pem --tls-key k.pem --tls-insecure"
+            " --tls-min-version tls1.3 --snappy --max-in-flight 9",
+            {
+                "tls_v1": "true",
+                "tls_root_ca_file": "ca.pem",
+                "tls_cert": "c.pem",
+                "tls_key": "k.pem",
+                "tls_insecure_skip_verify": "true",
+                "tls_min_version": "tls1.3",
+                "snappy": "true",
+                "max_in_flight": "9",
+            },
+        ),
+        (  # for https
+            "--tls-ca-file ca.pem --lookupd-http-address https://l:4161",
+            {"tls_root_ca_file": "ca.pem"},
+        ),
+    ],
+)
+def test_flags_become_options_under_go_nsqs_names(
+    connect: Connect, line: str, expected: dict[str, str]
+) -> None:
+    assert connect(line).options == expected
 
 
 def test_an_option_without_a_value_is_switched_on(connect: Connect) -> None:
     assert connect("--consumer-opt snappy").client_options().snappy is True
-
-
-def test_of_an_option_given_twice_the_last_holds(connect: Connect) -> None:
-    connection = connect("--consumer-opt max_attempts=1 --consumer-opt max_attempts=2")
-
-    assert connection.options == {"max_attempts": "2"}
-
-
-def test_flags_become_options_under_go_nsqs_names(connect: Connect) -> None:
-    connection = connect(
-        "--tls --tls-ca-file ca.pem --tls-cert c.pem --tls-key k.pem --tls-insecure"
-        " --tls-min-version tls1.3 --snappy --max-in-flight 9"
-    )
-
-    assert connection.options == {
-        "tls_v1": "true",
-        "tls_root_ca_file": "ca.pem",
-        "tls_cert": "c.pem",
-        "tls_key": "k.pem",
-        "tls_insecure_skip_verify": "true",
-        "tls_min_version": "tls1.3",
-        "snappy": "true",
-        "max_in_flight": "9",
-    }
-    assert connection.client_options().tls_min_version == "tls1.3"
-
-
-def test_a_deflate_level_switches_deflate_on(connect: Connect) -> None:
-    assert connect("--deflate-level 3").options == {"deflate_level": "3", "deflate": "true"}
-    assert connect("--deflate-level 3 --no-deflate").options["deflate"] == "false"
 
 
 def test_a_commands_defaults_give_way_to_what_the_user_said(connect: Connect) -> None:
@@ -200,32 +208,16 @@ def test_saying_the_same_twice_is_no_contradiction(connect: Connect) -> None:
     assert connection.client_options().max_in_flight == 2
 
 
-def test_tls_settings_alone_are_fine_for_https(connect: Connect) -> None:
-    connection = connect("--tls-ca-file ca.pem --lookupd-http-address https://l:4161")
-
-    assert connection.options == {"tls_root_ca_file": "ca.pem"}
-
-
-def test_the_secret_comes_from_a_file_or_the_environment(connect: Connect, tmp_path: Path) -> None:
+def test_the_secret_comes_from_the_environment_or_the_stronger_file(
+    connect: Connect, tmp_path: Path
+) -> None:
     secret = tmp_path / "secret"
     secret.write_text("s3cret\n")
 
     assert connect(NSQ_AUTH_SECRET="env").options == {"auth_secret": "env"}
-    assert connect(f"--auth-secret-file {secret}").options == {
+    assert connect(f"--auth-secret-file {secret}", NSQ_AUTH_SECRET="env").options == {
         "auth_secret": "s3cret",
         "auth_secret_file": str(secret),  # to be read again at each connection
-    }
-
-
-def test_the_secret_of_a_flag_is_stronger_than_the_environments(
-    connect: Connect, tmp_path: Path
-) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("flag")
-
-    assert connect(f"--auth-secret-file {secret}", NSQ_AUTH_SECRET="env").options == {
-        "auth_secret": "flag",
-        "auth_secret_file": str(secret),
     }
 
 

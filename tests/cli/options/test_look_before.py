@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -49,12 +48,6 @@ def test_a_name_is_refused_before_anybody_is_asked(
 
     assert result.status == 2
     assert result.err.splitlines()[0] == "nsq: error: invalid topic name 'a/b'"
-
-
-def test_with_json_it_is_one_object(run_nsq: RunNsq, tmp_path: Path) -> None:
-    result = run_nsq([*words("to-file", tmp_path), f"--nsqd-tcp-address={DEAD}", "--json"])
-
-    assert json.loads(result.err)["address"] == DEAD
 
 
 def test_an_nsqd_that_answers_without_its_http_api_is_subscribed_to_and_that_is_said(

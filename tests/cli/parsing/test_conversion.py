@@ -48,20 +48,6 @@ def parse(given_command: GivenCommand, line: str) -> dict[str, Any]:
     return GOT.pop()
 
 
-def test_defaults_stay_as_they_are(given_command: GivenCommand) -> None:
-    assert parse(given_command, "") == {
-        "files": None,
-        "count": 5,
-        "rate": 0.5,
-        "mode": Mode.all,
-        "flag": False,
-        "maybe": None,
-        "numbers": None,
-        "half": None,
-        "verbose": 0,
-    }
-
-
 def test_text_becomes_the_declared_type(given_command: GivenCommand) -> None:
     line = "a b --count 9 --rate 2 --mode round-robin --flag --no-maybe --number 1 --number 2"
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
 from plugins.cli import all_commands
 from typer import Exit
 
@@ -64,9 +63,3 @@ def test_the_examples_of_every_help_page_can_be_typed(tmp_path: Path) -> None:
             for call in calls:
                 with suppress(Exit):  # of what prints a list, such as -X list
                     parse(call, runtime)
-
-
-def test_a_wrong_example_would_be_noticed(tmp_path: Path) -> None:
-    assert list(calls_in("seq 3 | NSQ_TLS=1 nsq pub -t a 'b c' > x")) == [["pub", "-t", "a", "b c"]]
-    with (tmp_path / "out").open("w") as out, pytest.raises(Exception, match="--no-such"):
-        parse(["tail", "-t", "a", "--no-such"], Runtime(out, out, {}))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
 
 import pytest
-from plugins.cli import Given, RunNsq, all_commands
-from typer import Argument
+from plugins.cli import RunNsq, all_commands
 
 from nsqtools.cli import registry
 from nsqtools.cli.main import quick_answer
@@ -46,22 +44,6 @@ def test_a_page_has_usage_description_sections_and_examples() -> None:
     )
 
 
-def test_colour_changes_nothing_but_the_colour() -> None:
-    coloured = render(PAGE, colour=True, width=80)
-
-    assert "\x1b[" in coloured
-    assert re.sub(r"\x1b\[\d*m", "", coloured) == render(PAGE, colour=False, width=80)
-
-
-@pytest.mark.parametrize("width", [20, 40, 80, 500])
-def test_text_is_wrapped_and_never_wider_than_100(width: int) -> None:
-    page = HelpPage("nsq", "word " * 100, {"Options": [("--option", "word " * 100)]})
-
-    lines = render(page, colour=False, width=width).splitlines()
-
-    assert max(map(len, lines)) <= min(width, 100)
-
-
 def test_the_examples_are_of_commands_that_exist() -> None:
     commands = {example.split("nsq ")[1].split()[0] for example in registry.ROOT_EXAMPLES}
 
@@ -90,7 +72,11 @@ def test_every_page_has_an_example_and_fits_its_terminal(run_nsq: RunNsq, width:
 
 
 def test_a_page_is_found_where_people_look(run_nsq: RunNsq) -> None:
-    assert run_nsq([]) == run_nsq(["--help"]) == run_nsq(["help"])
+    bare = run_nsq([])
+    assert bare == run_nsq(["--help"]) == run_nsq(["help"])
+    for name, entry in registry.COMMANDS.items():
+        is_shown = not (isinstance(entry, registry.Command) and entry.hidden)
+        assert (f"  {name} " in bare.out.decode()) is is_shown
     for line in ("-h", "tail -h", "topic -h", "completion -h", "pub -h -vq"):
         assert run_nsq(line.split()).out.startswith(b"Usage: nsq "), line
     for words in ("tail", "topic", "topic list", "completion"):
@@ -130,45 +116,3 @@ def test_a_terminal_gets_colour_unless_it_wants_none(run_nsq: RunNsq) -> None:
         plain = run_nsq(arguments, terminal=True, columns=60, env={"NO_COLOR": "1"}).out
         assert b"\x1b[1m" in shown
         assert b"\x1b[3" not in plain
-
-
-def topic_create(name: Annotated[str, Argument(metavar="TOPIC")]) -> None:
-    """Create a topic."""
-    print(f"created {name}")
-
-
-@pytest.fixture
-def topic_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group ``nsq topic`` with the command ``create`` and one that cannot be imported."""
-    group = registry.Group(
-        "Work on topics.",
-        {
-            "create": Given(topic_create, raw=False),
-            "delete": registry.Command("no.such.module:delete", "Delete a topic."),
-        },
-    )
-    monkeypatch.setitem(registry.COMMANDS, "topic", group)
-
-
-@pytest.mark.usefixtures("topic_group")
-def test_a_group_alone_shows_its_commands_and_imports_none(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert app.run(["topic"]) == 0
-    alone = capsys.readouterr().out
-    assert app.run(["topic", "--help"]) == 0
-
-    assert capsys.readouterr().out == alone
-    assert "Usage: nsq topic COMMAND [OPTIONS]" in alone
-    assert "  delete  Delete a topic.\n" in alone
-
-
-@pytest.mark.usefixtures("topic_group")
-def test_a_command_of_a_group_runs_and_has_its_own_help(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    app.run(["topic", "create", "clicks"])
-    app.run(["topic", "create", "--help"])
-
-    out = capsys.readouterr().out
-    assert out.startswith("created clicks\nUsage: nsq topic create [OPTIONS] TOPIC\n")

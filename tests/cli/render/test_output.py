@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from plugins.waiting import patience_s
 
 from nsqtools.cli.render.output import ByteWriter, ReaderGone, cell_text
 from nsqtools.errors import OutputError
@@ -42,7 +43,7 @@ def test_more_than_the_pipe_holds_is_written_whole(pipe: tuple[int, int], blocki
 
     ByteWriter(writer).write(data)
 
-    thread.join(30)
+    thread.join(patience_s(30))
     assert got == [data]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from plugins.cli import GivenCommand, RunNsq, SpawnNsq
+from plugins.waiting import patience_s
 
 from nsqtools import errors
 from nsqtools.cli.main import main
@@ -130,7 +131,7 @@ def test_a_closed_stdout_is_141_without_a_word(spawn_nsq: SpawnNsq, arguments: l
     assert process.stderr is not None
     process.stdout.close()
 
-    assert process.wait(30) == 141
+    assert process.wait(patience_s(30)) == 141
     assert process.stderr.read() == b""
 
 
@@ -157,7 +158,12 @@ def test_without_stdin_and_stderr_a_command_runs_as_ever(nsq_env: dict[str, str]
 def shell(line: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     line = line.replace("nsq", f"{sys.executable} -m nsqtools", 1)
     return subprocess.run(
-        ["sh", "-c", line], env=env, capture_output=True, text=True, timeout=30, check=False
+        ["sh", "-c", line],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=patience_s(30),
+        check=False,
     )
 
 

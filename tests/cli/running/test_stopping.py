@@ -9,6 +9,7 @@ import sys
 import threading
 
 import pytest
+from plugins.waiting import patience_s
 
 from nsqtools.cli.running.ends import SIGNALS, stopping
 
@@ -60,7 +61,7 @@ def test_the_first_signal_drains(
         program.stdin.close()
 
         assert program.stdout.read() == "drained\n"
-        assert program.wait(30) == status
+        assert program.wait(patience_s(30)) == status
 
 
 def test_the_second_signal_leaves_at_once(program: subprocess.Popen[str]) -> None:
@@ -72,7 +73,7 @@ def test_the_second_signal_leaves_at_once(program: subprocess.Popen[str]) -> Non
         assert program.stdout.readline() == "draining\n"
         program.send_signal(signal.SIGTERM)
 
-        assert program.wait(30) == 143
+        assert program.wait(patience_s(30)) == 143
         assert program.stdout.read() == ""
 
 
@@ -96,7 +97,7 @@ def test_stop_runs_on_another_thread() -> None:
 
     with stopping(stop) as signals:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert called.wait(30)
+        assert called.wait(patience_s(30))
 
     assert threads[0] is not threading.main_thread()
     assert signals.status() == 143
