@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from nsqtools.cli.commands.stat import OPTIONAL
 from nsqtools.cli.render import output
 from nsqtools.cli.render.output import Form, Kind, write_listing
+from nsqtools.cli.render.stat_output import OPTIONAL
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.cluster.stats_documents import COLUMNS
 
