@@ -153,7 +153,7 @@ def bench_load(
 
     tcp, _, http = given_addresses(context)
     tcp = tcp or (DEFAULT_NSQD_TCP_ADDRESS,)
-    said = list(flag_statements(context, flags._asdict()))
+    said = list(flag_statements(context, vars(flags)))
     publishing = resolve_options([*said, *opt_statements(context, "producer_opt", producer_opt)])
     own = [*opt_statements(context, "consumer_opt", consumer_opt)]
     own += flag_statements(context, {"max_in_flight": max_in_flight})

@@ -28,7 +28,7 @@ def client_settings(
     flags: Annotated[ClientFlags, From(ClientFlags)],
 ) -> dict[str, str]:
     """The options of the way to both nsqd, as text under go-nsq's names."""
-    return texts_of(resolve_options(flag_statements(context, flags._asdict())))
+    return texts_of(resolve_options(flag_statements(context, vars(flags))))
 
 
 def drain(

@@ -68,7 +68,7 @@ Pick = Annotated[
     Callable[[bytes], bytes | None] | None,
     opt(
         "--pick JQ",
-        "Print the result of this jq expression instead of the body ('.user.id').",
+        "Use the result of this jq expression instead of the body ('.user.id').",
         FILTERS,
         parser=compile_pick,
     ),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.params import BODIES_END
-from nsqtools.cli.parsing.binding import From, opt
+from nsqtools.cli.parsing.binding import From, Options, opt
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.naming import (
     DEFAULT_DATETIME_FORMAT,
@@ -189,8 +188,7 @@ def _host(identifier: str) -> str:
 UPLOAD = "Upload"
 
 
-@dataclass(frozen=True)
-class UploadOptions:
+class UploadOptions(Options):
     """Where finished files go, and when they leave."""
 
     upload: str | None = opt(

@@ -6,7 +6,7 @@ which messages go.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from nsqtools.forward.totals import ForwardTotals
 
 
-@dataclass(frozen=True, kw_only=True)
 class ForwardOptions(Consuming):
     """What the options say. Raises `ConfigurationError` when they contradict each other."""
 
@@ -51,8 +50,8 @@ class ForwardOptions(Consuming):
         "FILE", "Append what cannot be delivered to this file, for nsq redrive.", DELIVERY
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         has_letters = self.dead_letter_topic is not None or self.dead_letter_file is not None
         if self.dead_letter_topic is not None and self.dead_letter_file is not None:
             raise ConfigurationError("give either --dead-letter-topic or --dead-letter-file")
