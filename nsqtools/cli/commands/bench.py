@@ -81,7 +81,7 @@ def parse_sizes(text: str) -> Sizes:
 
 Batch = Annotated[int, opt("--batch N", "Messages in one publish command.", LOAD, min=1)]
 Window = Annotated[
-    int, opt("--window N", "Publish commands of a connection that may be unanswered.", LOAD, min=1)
+    int, opt("--window N", "Unanswered publish commands allowed on a connection.", LOAD, min=1)
 ]
 Rate = Annotated[
     float, opt("--rate N", "Publish N messages a second in total; 0 for full speed.", LOAD, min=0)

@@ -35,7 +35,7 @@ def drain(
     node: Node,
     to: To,
     allow_repeats: bool = opt(
-        "", "Move topics with several channels too: each channel gets the rest of all.", SAFETY
+        "", "Move topics with several channels too; each gets what was left in all.", SAFETY
     ),
     yes: Yes = False,
     dry_run: DryRun = False,

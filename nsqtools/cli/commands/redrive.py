@@ -36,7 +36,7 @@ def redrive(
     topic: str | None = opt(
         "-t TOPIC", "Publish to this topic; default: the topic of each message."
     ),
-    error: str | None = opt("REGEX", "Only dead letters whose error matches.", "Selection"),
+    error: str | None = opt("REGEX", "Keep dead letters whose error matches.", "Selection"),
     rate: Rate = 0.0,
     retry_timeout: RetryTimeout = None,
     unsent_file: UnsentRecords = None,

@@ -107,7 +107,7 @@ Key = Annotated[
     Callable[..., bytes] | None,
     opt(
         "--key TEMPLATE",
-        "What --mode hash goes by ('{.user.id}').",
+        "Template of the key for --mode hash ('{.user.id}').",
         ENDPOINTS,
         parser=compile_template,
     ),

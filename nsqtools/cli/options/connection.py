@@ -203,7 +203,9 @@ class Where(Options):
     """Addresses, and the profile that may give them. What holds is read from typer's context."""
 
     nsqd_tcp_address: list[str] | None = _flag(
-        "HOST:PORT", f"nsqd, over TCP; {DEFAULT_NSQD_TCP_ADDRESS} without any address.", CONNECTION
+        "HOST:PORT",
+        f"nsqd, over TCP; {DEFAULT_NSQD_TCP_ADDRESS} if no address is given.",
+        CONNECTION,
     )
     lookupd_http_address: list[str] | None = _flag(
         "HOST:PORT", "nsqlookupd, over HTTP; finds the nsqd of a topic.", CONNECTION
@@ -258,7 +260,7 @@ class ClientFlags(Options):
     deflate: bool | None = _flag("--deflate/--no-deflate", "Compress with deflate.")
     deflate_level: int | None = _flag("N", "Compress with deflate at this level, 1 to 9.")
     auth_secret_file: Path | None = _flag(
-        "FILE", "File with the auth secret; or NSQ_AUTH_SECRET has it."
+        "FILE", "File with the auth secret, unless NSQ_AUTH_SECRET has it."
     )
     auth_requires_tls: bool | None = _flag(
         "--auth-requires-tls/--no-auth-requires-tls", "Never send the auth secret without TLS."

@@ -86,7 +86,7 @@ UnsentRecords = Annotated[
     Path | None,
     opt(
         "--unsent-file FILE",
-        "Append unconfirmed records to this file (with --mode all: FILE.HOST:PORT).",
+        "Append unconfirmed records to this file (--mode all: to FILE.HOST:PORT).",
         DELIVERY,
     ),
 ]
@@ -94,7 +94,7 @@ UnsentMessages = Annotated[
     Path | None,
     opt(
         "--unsent-file FILE",
-        "Append unconfirmed messages to this file (with --mode all: FILE.HOST:PORT).",
+        "Append unconfirmed messages to this file (--mode all: to FILE.HOST:PORT).",
         DELIVERY,
     ),
 ]

@@ -36,7 +36,7 @@ class ForwardOptions(Consuming):
     rate: Rate = 0.0
     max_attempts: int = opt(
         "N",
-        "Try a message N times, outages not counted; 0 for no limit.",
+        "Give a message up after N attempts, outages not counted; 0: never.",
         DELIVERY,
         0,
         min=0,
