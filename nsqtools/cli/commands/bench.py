@@ -81,7 +81,7 @@ def parse_sizes(text: str) -> Sizes:
 
 Batch = Annotated[int, opt("--batch N", "Messages in one publish command.", LOAD, min=1)]
 Window = Annotated[
-    int, opt("--window N", "Publish commands of a connection that may be unanswered.", LOAD, min=1)
+    int, opt("--window N", "Unanswered publish commands allowed on a connection.", LOAD, min=1)
 ]
 Rate = Annotated[
     float, opt("--rate N", "Publish N messages a second in total; 0 for full speed.", LOAD, min=0)
@@ -153,7 +153,7 @@ def bench_load(
 
     tcp, _, http = given_addresses(context)
     tcp = tcp or (DEFAULT_NSQD_TCP_ADDRESS,)
-    said = list(flag_statements(context, flags._asdict()))
+    said = list(flag_statements(context, vars(flags)))
     publishing = resolve_options([*said, *opt_statements(context, "producer_opt", producer_opt)])
     own = [*opt_statements(context, "consumer_opt", consumer_opt)]
     own += flag_statements(context, {"max_in_flight": max_in_flight})

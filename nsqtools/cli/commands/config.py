@@ -87,7 +87,7 @@ def in_force(
 ) -> list[SettingRow]:
     """Every setting, in the order of the connection options; read from ``context``, that knows
     where each is set. Raises `ConfigurationError`."""
-    said = list(flag_statements(context, {**flags._asdict(), **lookup._asdict()}))
+    said = list(flag_statements(context, {**vars(flags), **vars(lookup)}))
     opts = {name: list(opt_statements(context, name, context.params.get(name))) for name in OPTS}
     settled = {name: resolve_options([*said, *statements]) for name, statements in opts.items()}
     rows = [

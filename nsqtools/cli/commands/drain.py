@@ -28,14 +28,14 @@ def client_settings(
     flags: Annotated[ClientFlags, From(ClientFlags)],
 ) -> dict[str, str]:
     """The options of the way to both nsqd, as text under go-nsq's names."""
-    return texts_of(resolve_options(flag_statements(context, flags._asdict())))
+    return texts_of(resolve_options(flag_statements(context, vars(flags))))
 
 
 def drain(
     node: Node,
     to: To,
     allow_repeats: bool = opt(
-        "", "Move topics with several channels too: each channel gets the rest of all.", SAFETY
+        "", "Move topics with several channels too; each gets what was left in all.", SAFETY
     ),
     yes: Yes = False,
     dry_run: DryRun = False,

@@ -28,9 +28,12 @@ from nsqtools.cli.options.publishing import (
     Texts,
     UnsentRecords,
     Where,
+    how_far,
+    publish_options,
     read_input,
     selection,
     size_of,
+    unsent_files,
 )
 from nsqtools.cli.render.outcomes import Progress, report_counts
 from nsqtools.cli.running.ends import stopping
@@ -92,15 +95,11 @@ def pub(
     """
     from nsqtools.publish.input_checkpoint import InputCheckpoint
     from nsqtools.publish.publish_job import PublishJob
-    from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishOptions, each_counted
-    from nsqtools.publish.unsent_files import UnsentFiles
 
     check_topic(topic)
     given = read_input(texts or (), message or (), file or (), repeat, interval)
     ending = b"\n" if delimiter is None else delimiter
-    unsent = None
-    if unsent_file is not None:
-        unsent = UnsentFiles(unsent_file, ending, each_counted(mode, connection.nsqd_tcp_addresses))
+    unsent = unsent_files(unsent_file, ending, mode, connection)
     noted = None
     if checkpoint is not None:
         check_checkpoint(given, unsent_file)
@@ -110,6 +109,12 @@ def pub(
     with Progress(runtime) as progress:
         total = size_of(given.paths)
         began_s = runtime.monotonic()
+
+        def how_far_now(counts: PublishCounts) -> str:
+            done, elapsed_s = job.bytes_read, runtime.monotonic() - began_s
+            share = f"{min(1.0, done / (total or 1)):.0%}"
+            return how_far(counts.confirmed, done, total, elapsed_s, read=share)
+
         job = PublishJob(
             topic,
             connection.nsqd_tcp_addresses,
@@ -121,17 +126,12 @@ def pub(
             checkpoint=noted,
             rate=rate,
             client_options=connection.client_options(),
-            options=PublishOptions(
-                mode,
-                RETRY_TIMEOUT_S if retry_timeout is None else retry_timeout,
-                retry_unknown,
-                defer,
+            options=publish_options(
+                mode, retry_timeout, retry_unknown=retry_unknown, defer_s=defer
             ),
             unsent=unsent,
             warn=lambda line: warn(runtime, progress, line),
-            show=lambda counts: progress.show(
-                lambda: how_far(counts, job.bytes_read, total, runtime.monotonic() - began_s)
-            ),
+            show=lambda counts: progress.show(lambda: how_far_now(counts)),
         )
         with stopping(job.stop) as signals, unsent or nullcontext():
             job.run()
@@ -152,17 +152,6 @@ def check_checkpoint(given: GivenInput, unsent_file: Path | None) -> None:
             "--checkpoint and --unsent-file exclude each other",
             hint="With a checkpoint, the next run publishes what was not sent.",
         )
-
-
-def how_far(counts: PublishCounts, read: int, total: int, elapsed_s: float) -> str:
-    """The progress line: messages, and of files the share and the time left."""
-    from nsqtools.protocol.text import format_duration
-
-    text = f"{counts.confirmed:,} confirmed"
-    if total and read:
-        left_s = elapsed_s * max(0, total - read) / read
-        text += f", {min(1.0, read / total):.0%} read, {format_duration(round(left_s))} left"
-    return text
 
 
 def tell_limits(runtime: Runtime, options: Sequence[str], connection: ConnectionSettings) -> None:

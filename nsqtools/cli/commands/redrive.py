@@ -9,7 +9,14 @@ from typing import Annotated
 from typer import Argument
 
 from nsqtools.cli.options.connection import ProducerConnection
-from nsqtools.cli.options.publishing import DELIVERY, Rate, RetryTimeout, UnsentRecords
+from nsqtools.cli.options.publishing import (
+    DELIVERY,
+    Rate,
+    RetryTimeout,
+    UnsentRecords,
+    publish_options,
+    unsent_files,
+)
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import Progress, report_publishing
 from nsqtools.cli.render.output import write_lines
@@ -29,7 +36,7 @@ def redrive(
     topic: str | None = opt(
         "-t TOPIC", "Publish to this topic; default: the topic of each message."
     ),
-    error: str | None = opt("REGEX", "Only dead letters whose error matches.", "Selection"),
+    error: str | None = opt("REGEX", "Keep dead letters whose error matches.", "Selection"),
     rate: Rate = 0.0,
     retry_timeout: RetryTimeout = None,
     unsent_file: UnsentRecords = None,
@@ -53,15 +60,12 @@ def redrive(
         nsq to-nsq -t clicks.dead --destination-topic clicks --until-empty \\
             --destination-nsqd-tcp-address 127.0.0.1:4150
     """
-    from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishOptions
     from nsqtools.publish.redrive import Redrive
-    from nsqtools.publish.unsent_files import UnsentFiles
 
     for path in files:
         if str(path) != "-" and not path.is_file():
             raise ConfigurationError(f"{path} is not a file of dead letters")
-    unsent = UnsentFiles(unsent_file, b"\n") if unsent_file is not None else None
-    timeout_s = RETRY_TIMEOUT_S if retry_timeout is None else retry_timeout
+    unsent = unsent_files(unsent_file, b"\n", PublishMode.FAILOVER, connection)
     with Progress(runtime) as progress:
         job = Redrive(
             [str(path) for path in files],
@@ -70,7 +74,7 @@ def redrive(
             error=error,
             rate=rate,
             client_options=connection.client_options(),
-            options=PublishOptions(PublishMode.FAILOVER, timeout_s, retry_unknown=False),
+            options=publish_options(PublishMode.FAILOVER, retry_timeout),
             unsent=unsent,
             warn=lambda line: runtime.tell(f"nsq: {line}"),
             show=lambda: progress.show(lambda: f"{job.counts.confirmed:,} confirmed"),

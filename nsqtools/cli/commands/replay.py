@@ -27,7 +27,10 @@ from nsqtools.cli.options.publishing import (
     Spread,
     TopicMap,
     UnsentMessages,
+    how_far,
+    publish_options,
     topic_map,
+    unsent_files,
 )
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import DamageReporter, Progress, report_counts
@@ -97,8 +100,6 @@ def replay(
         nsq replay /var/nsq --checkpoint replay.json --rate 5000
     """
     from nsqtools.archive.finding import find_archives
-    from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishOptions, each_counted
-    from nsqtools.publish.unsent_files import UnsentFiles
     from nsqtools.replay.replay import Checkpoint, MessageSelection, Replay
 
     chosen = TopicFilter(from_topic or ())
@@ -110,19 +111,24 @@ def replay(
         b"\n" if delimiter is None else delimiter,
     )
     archives = find_archives(paths)
-    unsent = None
-    if unsent_file is not None:
-        unsent = UnsentFiles(unsent_file, b"", each_counted(mode, connection.nsqd_tcp_addresses))
+    unsent = unsent_files(unsent_file, b"", mode, connection)
     with Progress(runtime) as progress, unsent or nullcontext():
         damage = DamageReporter(runtime, progress)
+        began_s = runtime.monotonic()
+
+        def how_far_now() -> str:
+            counted, elapsed_s = (
+                f"{job.read:,} of {job.total or 0:,}",
+                runtime.monotonic() - began_s,
+            )
+            return how_far(job.counts.confirmed, job.read, job.total or 0, elapsed_s, read=counted)
+
         job = Replay(
             archives,
             connection.nsqd_tcp_addresses,
             selection,
             client_options=connection.client_options(),
-            options=PublishOptions(
-                mode, RETRY_TIMEOUT_S if retry_timeout is None else retry_timeout, retry_unknown
-            ),
+            options=publish_options(mode, retry_timeout, retry_unknown=retry_unknown),
             speed=speed,
             rate=rate,
             count=count,
@@ -130,9 +136,8 @@ def replay(
             checkpoint=Checkpoint(checkpoint) if checkpoint else None,
             on_damage=damage,
             unsent=unsent,
-            show=lambda: progress.show(lambda: how_far(job, runtime.monotonic() - began)),
+            show=lambda: progress.show(how_far_now),
         )
-        began = runtime.monotonic()
         with stopping(job.stop) as signals:
             job.run()
     if count is None and not signals.received and not job.last_error:
@@ -143,17 +148,6 @@ def replay(
             "nsq: run it again to continue; up to 1000 messages of the last batch may come twice"
         )
     return signals.status(otherwise=status)
-
-
-def how_far(job: Replay, elapsed_s: float) -> str:
-    """The progress line: messages, and the time left if it is known."""
-    from nsqtools.protocol.text import format_duration
-
-    text = f"{job.counts.confirmed:,} confirmed"
-    if job.total and job.read:
-        left_s = elapsed_s * max(0, job.total - job.read) / job.read
-        text += f", {job.read:,} of {job.total:,} read, {format_duration(round(left_s))} left"
-    return text
 
 
 def report(

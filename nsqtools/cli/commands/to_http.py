@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.params import ChannelName, Seconds
-from nsqtools.cli.parsing.binding import From, opt
+from nsqtools.cli.parsing.binding import From, Options, opt
 from nsqtools.cli.running.forwarding import Forwarding, run_forwarder
 from nsqtools.cli.running.runtime import Session
 from nsqtools.client.connection_settings import read_secret
@@ -27,8 +26,7 @@ ENDPOINTS = "Endpoints"
 OCTETS = "application/octet-stream"
 
 
-@dataclass(frozen=True)
-class RequestOptions:
+class RequestOptions(Options):
     """What requests look like. Raises `ConfigurationError`."""
 
     content_type: str | None = opt("TYPE", "Content-Type of a POST.", REQUESTS, show_default=OCTETS)
@@ -55,7 +53,7 @@ class RequestOptions:
         "DURATION", "How long a message waits for others of its batch.", REQUESTS, "100ms"
     )
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.basic_auth_file is not None and self.bearer_token_file is not None:
             raise ConfigurationError("give either --basic-auth-file or --bearer-token-file")
 
@@ -109,7 +107,7 @@ Key = Annotated[
     Callable[..., bytes] | None,
     opt(
         "--key TEMPLATE",
-        "What --mode hash goes by ('{.user.id}').",
+        "Template of the key for --mode hash ('{.user.id}').",
         ENDPOINTS,
         parser=compile_template,
     ),

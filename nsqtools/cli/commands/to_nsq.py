@@ -42,13 +42,16 @@ def to_nsq(
         ForwardMode.ROUND_ROBIN,
     ),
     key: Callable[..., bytes] | None = opt(
-        "TEMPLATE", "What --mode hash goes by ('{.user.id}').", DESTINATION, parser=compile_template
+        "TEMPLATE",
+        "Template of the key for --mode hash ('{.user.id}').",
+        DESTINATION,
+        parser=compile_template,
     ),
     require_json_field: str | None = opt(
-        "FIELD", "Only messages that are JSON objects with this field.", SELECTION
+        "FIELD", "Keep messages that are JSON objects with this field.", SELECTION
     ),
     require_json_value: str | None = opt(
-        "VALUE", "Only messages whose --require-json-field is this text or number.", SELECTION
+        "VALUE", "Keep messages whose --require-json-field is this text or number.", SELECTION
     ),
     whitelist_json_field: list[str] | None = opt(
         "FIELD", "Publish only these fields of JSON objects, their values unchanged.", SELECTION

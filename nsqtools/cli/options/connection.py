@@ -19,11 +19,11 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Context, Exit
 
-from nsqtools.cli.parsing.binding import From, opt, some
+from nsqtools.cli.parsing.binding import From, Options, opt, some
 from nsqtools.client.connection_settings import (
     DEFAULT_NSQD_TCP_ADDRESS,
     OPTION_OF_FLAG,
@@ -199,11 +199,13 @@ def _flag(form: str, help: str, panel: str = TLS, **more: Any) -> Any:
     return opt(form, help, panel, envvar=ENV, **more)
 
 
-class Where(NamedTuple):
+class Where(Options):
     """Addresses, and the profile that may give them. What holds is read from typer's context."""
 
     nsqd_tcp_address: list[str] | None = _flag(
-        "HOST:PORT", f"nsqd, over TCP; {DEFAULT_NSQD_TCP_ADDRESS} without any address.", CONNECTION
+        "HOST:PORT",
+        f"nsqd, over TCP; {DEFAULT_NSQD_TCP_ADDRESS} if no address is given.",
+        CONNECTION,
     )
     lookupd_http_address: list[str] | None = _flag(
         "HOST:PORT", "nsqlookupd, over HTTP; finds the nsqd of a topic.", CONNECTION
@@ -228,7 +230,7 @@ class Where(NamedTuple):
     )
 
 
-class LookupFlags(NamedTuple):
+class LookupFlags(Options):
     """Flags for asking daemons over HTTP, besides TLS. None means: not given."""
 
     timeout: float | None = _flag(
@@ -245,7 +247,7 @@ class LookupFlags(NamedTuple):
     )
 
 
-class ClientFlags(NamedTuple):
+class ClientFlags(Options):
     """Flags for the connection to nsqd. None means: not given."""
 
     tls: bool | None = _flag("--tls/--no-tls", "Require TLS; never fall back to plain text.")
@@ -258,7 +260,7 @@ class ClientFlags(NamedTuple):
     deflate: bool | None = _flag("--deflate/--no-deflate", "Compress with deflate.")
     deflate_level: int | None = _flag("N", "Compress with deflate at this level, 1 to 9.")
     auth_secret_file: Path | None = _flag(
-        "FILE", "File with the auth secret; or NSQ_AUTH_SECRET has it."
+        "FILE", "File with the auth secret, unless NSQ_AUTH_SECRET has it."
     )
     auth_requires_tls: bool | None = _flag(
         "--auth-requires-tls/--no-auth-requires-tls", "Never send the auth secret without TLS."
@@ -371,7 +373,7 @@ def consumer_connection(
     lookup: Annotated[LookupFlags, From(LookupFlags)],
 ) -> ConnectionSettings:
     """The connection of a command that consumes."""
-    given = {**flags._asdict(), **lookup._asdict(), "max_in_flight": max_in_flight}
+    given = {**vars(flags), **vars(lookup), "max_in_flight": max_in_flight}
     statements = [
         *flag_statements(context, given),
         *opt_statements(context, "consumer_opt", consumer_opt),
@@ -388,7 +390,7 @@ def producer_connection(
 ) -> ConnectionSettings:
     """The connection of a command that publishes."""
     statements = [
-        *flag_statements(context, flags._asdict()),
+        *flag_statements(context, vars(flags)),
         *opt_statements(context, "producer_opt", producer_opt),
     ]
     return _connection(context, statements, None)
@@ -474,7 +476,7 @@ def cluster_connection(
         nsqd_tcp, nsqd_http = (), (DEFAULT_NSQD_HTTP_ADDRESS,)
     if lookupd or nsqd_http:
         nsqd_tcp = ()
-    options = texts_of(resolve_options(flag_statements(context, {**https, **lookup._asdict()})))
+    options = texts_of(resolve_options(flag_statements(context, {**https, **vars(lookup)})))
     mapping = parse_address_map(where.address_map or (), "--address-map")
     return ClusterSettings(ConnectionSettings(nsqd_tcp, lookupd, nsqd_http, options, mapping))
 

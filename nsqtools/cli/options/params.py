@@ -62,7 +62,7 @@ def parse_moment(text: str) -> int:
 def since_option(parser: Callable[[str], Any] = parse_moment) -> Any:
     return opt(
         "--since TIME",
-        "Only messages published since this time (2026-11-21T08:00:00Z, -2h).",
+        "Keep messages published at or after this time (2026-11-21T08:00:00Z, -2h).",
         SELECTION,
         parser=parser,
     )
@@ -70,7 +70,7 @@ def since_option(parser: Callable[[str], Any] = parse_moment) -> Any:
 
 def until_option(parser: Callable[[str], Any] = parse_moment) -> Any:
     return opt(
-        "--until TIME", "Only messages published before this time.", SELECTION, parser=parser
+        "--until TIME", "Keep messages published before this time.", SELECTION, parser=parser
     )
 
 

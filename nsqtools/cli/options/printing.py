@@ -34,19 +34,19 @@ FILTERS = "Filters"
 
 def message_filter(
     grep: str | None = opt(
-        "-g REGEX", "Only messages whose body matches, a regular expression.", FILTERS
+        "-g REGEX", "Keep messages whose body matches this regular expression.", FILTERS
     ),
     ignore_case: bool = opt("-i", "Ignore case in --grep.", FILTERS),
-    invert: bool = opt("", "Only messages whose body does not match --grep.", FILTERS),
+    invert: bool = opt("", "Keep messages whose body does not match --grep.", FILTERS),
     where: filters.Filter | None = opt(
         "JQ",
-        "Only JSON bodies that satisfy this jq expression ('.status >= 500').",
+        "Keep JSON bodies that satisfy this jq expression ('.status >= 500').",
         FILTERS,
         parser=filters.where,
     ),
     sample: float | None = opt(
         "SHARE",
-        "Only this share of the messages, drawn at random (10%, 0.1).",
+        "Keep this share of the messages, drawn at random (10%, 0.1).",
         FILTERS,
         parser=filters.parse_share,
     ),
@@ -68,7 +68,7 @@ Pick = Annotated[
     Callable[[bytes], bytes | None] | None,
     opt(
         "--pick JQ",
-        "Print the result of this jq expression instead of the body ('.user.id').",
+        "Use the result of this jq expression instead of the body ('.user.id').",
         FILTERS,
         parser=compile_pick,
     ),
@@ -78,7 +78,7 @@ Template = Annotated[
     Callable[..., bytes] | None,
     opt(
         "--format -f TEMPLATE",
-        "Print by a template: {topic} {nsqd} {id} {timestamp} {attempts} {size} {body}; "
+        "Print with this template: {topic} {nsqd} {id} {timestamp} {attempts} {size} {body}; "
         "{timestamp:%H:%M:%S}, {body:hex|base64|url|json}, {.user.id} of JSON; \\n \\t \\0 "
         "\\xNN; {{ and }} for braces.",
         OUTPUT,
@@ -214,7 +214,7 @@ def lines_printer(
     )
 
 
-HELP = f"Only messages of these topics. {GLOBS}"
+HELP = f"Keep messages of these topics. {GLOBS}"
 
 ArchivedTopics = Annotated[list[str] | None, opt("--topic -t GLOB", HELP, SELECTION)]
 FromTopics = Annotated[list[str] | None, opt("--from-topic GLOB", HELP, SELECTION)]

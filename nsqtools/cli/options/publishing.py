@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Argument
 
@@ -16,6 +16,11 @@ from nsqtools.client.publication import PublishMode
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.records.filters import compile_pick
 from nsqtools.records.units import argument_bytes, parse_span, unescape
+
+if TYPE_CHECKING:
+    from nsqtools.client.connection_settings import ConnectionSettings
+    from nsqtools.publish.publisher import PublishOptions
+    from nsqtools.publish.unsent_files import UnsentFiles
 
 DELIVERY = "Delivery"
 
@@ -81,7 +86,7 @@ UnsentRecords = Annotated[
     Path | None,
     opt(
         "--unsent-file FILE",
-        "Append unconfirmed records to this file (with --mode all: FILE.HOST:PORT).",
+        "Append unconfirmed records to this file (--mode all: to FILE.HOST:PORT).",
         DELIVERY,
     ),
 ]
@@ -89,7 +94,7 @@ UnsentMessages = Annotated[
     Path | None,
     opt(
         "--unsent-file FILE",
-        "Append unconfirmed messages to this file (with --mode all: FILE.HOST:PORT).",
+        "Append unconfirmed messages to this file (--mode all: to FILE.HOST:PORT).",
         DELIVERY,
     ),
 ]
@@ -100,6 +105,42 @@ TopicMap = Annotated[
 DryRun = Annotated[
     bool, opt("--dry-run", "Publish nothing; print how many messages would go to which topic.")
 ]
+
+
+def publish_options(
+    mode: PublishMode,
+    retry_timeout_s: float | None,
+    *,
+    retry_unknown: bool = False,
+    defer_s: float | None = None,
+) -> PublishOptions:
+    """How to publish; without a retry timeout the usual one."""
+    from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishOptions
+
+    timeout_s = RETRY_TIMEOUT_S if retry_timeout_s is None else retry_timeout_s
+    return PublishOptions(mode, timeout_s, retry_unknown, defer_s)
+
+
+def unsent_files(
+    path: Path | None, ending: bytes, mode: PublishMode, connection: ConnectionSettings
+) -> UnsentFiles | None:
+    """Where ``--unsent-file`` wants what is not confirmed: a file, or one for each nsqd."""
+    if path is None:
+        return None
+    from nsqtools.publish.publisher import each_counted
+    from nsqtools.publish.unsent_files import UnsentFiles
+
+    return UnsentFiles(path, ending, each_counted(mode, connection.nsqd_tcp_addresses))
+
+
+def how_far(confirmed: int, done: float, total: float, elapsed_s: float, *, read: str) -> str:
+    """The progress line: what is confirmed, and what is read and the time left, if known."""
+    from nsqtools.protocol.text import format_duration
+
+    if not (done and total):
+        return f"{confirmed:,} confirmed"
+    left_s = elapsed_s * max(0.0, total - done) / done
+    return f"{confirmed:,} confirmed, {read} read, {format_duration(round(left_s))} left"
 
 
 def topic_map(texts: Iterable[str]) -> dict[str, str]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.params import BODIES_END
-from nsqtools.cli.parsing.binding import From, opt
+from nsqtools.cli.parsing.binding import From, Options, opt
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.naming import (
     DEFAULT_DATETIME_FORMAT,
@@ -67,7 +66,7 @@ def archive_settings(
     work_dir: Path | None = opt("DIR", "Where files in progress go, on any file system.", FILES),
     filename_format: str = opt(
         "NAME",
-        "Name of a file: <TOPIC> <HOST> <PID> <DATETIME> <PARTITION> <REV>, and /.",
+        "File name: <TOPIC> <HOST> <PID> <DATETIME> <PARTITION> <REV>; / for folders.",
         FILES,
         DEFAULT_FORMAT,
     ),
@@ -93,10 +92,10 @@ def archive_settings(
     delimiter: bytes | None = opt("-d TEXT", BODIES_END, FORM, parser=unescape, show_default="\\n"),
     gzip: bool = opt("", "Short for --compression gzip.", FORM),
     compression: Compression | None = opt(
-        "", "Compress files: gzip, or zstd to smaller ones.", FORM, show_default=False
+        "", "Compress files; zstd makes smaller ones.", FORM, show_default=False
     ),
     gzip_level: int | None = opt(
-        "N", "Level of gzip; by default the fastest of python-isal, else 6.", FORM, min=1, max=9
+        "N", "Level of gzip; by default fast with python-isal, else 6.", FORM, min=1, max=9
     ),
     zstd_level: int | None = opt("N", "Level of zstd; 3 without it.", FORM, min=1, max=19),
     rotate_size: int | None = opt("SIZE", "Rotate at this size on disk.", ROTATION),
@@ -189,8 +188,7 @@ def _host(identifier: str) -> str:
 UPLOAD = "Upload"
 
 
-@dataclass(frozen=True)
-class UploadOptions:
+class UploadOptions(Options):
     """Where finished files go, and when they leave."""
 
     upload: str | None = opt(

@@ -24,7 +24,7 @@ This is the only module that uses private names of typer (``_click``, ``_runtime
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from enum import Enum
 from pathlib import Path
@@ -43,6 +43,7 @@ __all__ = [
     "MissingParameter",
     "NativeCoercion",
     "NoSuchOption",
+    "Options",
     "UsageError",
     "flatten",
     "opt",
@@ -69,6 +70,17 @@ def opt(form: str, help: str, panel: str | None = None, default: Any = None, **m
     option: Any = Option(..., *names, metavar=metavar, help=help, rich_help_panel=panel, **more)
     option.usual = default
     return option
+
+
+class Options:
+    """A set of options: an attribute for each, declared as parameters of a command are."""
+
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
+        self.check()
+
+    def check(self) -> None:
+        """Raise `ConfigurationError` for options that contradict each other."""
 
 
 class From:
@@ -116,7 +128,7 @@ def flatten(function: Callable[..., Result]) -> Callable[..., Result]:
     own: list[str] = []
     flat: dict[str, inspect.Parameter] = {}
     providers: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {}
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, parameter in _parameters(function, hints).items():
         provider = _provider(hints[name])
         if provider is None:
             own.append(name)
@@ -140,18 +152,29 @@ def flatten(function: Callable[..., Result]) -> Callable[..., Result]:
     return call
 
 
+def _parameters(
+    function: Callable[..., Any], hints: dict[str, Any]
+) -> Mapping[str, inspect.Parameter]:
+    if not (isinstance(function, type) and issubclass(function, Options)):
+        return inspect.signature(function).parameters
+    kind, none = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
+    return {
+        name: inspect.Parameter(name, kind, default=getattr(function, name, none)) for name in hints
+    }
+
+
 def _declared(parameter: inspect.Parameter, hint: Any) -> inspect.Parameter:
     """The parameter as typer reads it; an `opt` that is its default moves into ``Annotated``."""
     default = parameter.default
     if isinstance(default, OptionInfo):
-        hint = Annotated[hint, default]
         usual = vars(default)["usual"]
         if not any(name.startswith("--") for name in default.param_decls or ()):
             name = "--" + parameter.name.rstrip("_").replace("_", "-")
             default.param_decls = (name, *(default.param_decls or ()))
         if isinstance(default.envvar, str) and default.envvar.endswith("_"):
             default.envvar += parameter.name.upper()
-        default = False if usual is None and parameter.annotation in (bool, "bool") else usual
+        is_switch = usual is None and hint is bool
+        hint, default = Annotated[hint, default], False if is_switch else usual
     kind = inspect.Parameter.KEYWORD_ONLY
     return parameter.replace(annotation=hint, default=default, kind=kind)
 

@@ -8,14 +8,13 @@ confirmed, carried out and reported in the same way.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument
 
 from nsqtools.cli.options.connection import ClusterConnection, ClusterSettings
 from nsqtools.cli.options.params import GLOBS, DryRun
-from nsqtools.cli.parsing.binding import From
+from nsqtools.cli.parsing.binding import From, Options
 from nsqtools.cli.render.outcomes import tell_left_out
 from nsqtools.cli.render.output import Cell, Form, ListingForm, write_json, write_listing
 from nsqtools.cli.running.ends import ExitStatus, status_of
@@ -202,8 +201,7 @@ OneChannel = Annotated[str, Argument(metavar="CHANNEL", help="Name of the channe
 COLUMNS = ("daemon", "address", "action", "topic", "channel", "messages", "clients")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
+class Change(Options):
     """Of which cluster, and how it is shown."""
 
     dry_run: DryRun = False

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
@@ -25,7 +24,7 @@ from nsqtools.cli.options.params import (
     Json,
     OptionalTopics,
 )
-from nsqtools.cli.parsing.binding import From, opt
+from nsqtools.cli.parsing.binding import From, Options, opt
 from nsqtools.cli.render.outcomes import Progress
 from nsqtools.cli.running.ends import StopSignals, stopping
 from nsqtools.cli.running.runtime import Runtime
@@ -50,8 +49,7 @@ Create = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Options):
     """When to stop; without any limit, never."""
 
     count: Count = None
@@ -67,8 +65,7 @@ class Limits:
         return RunLimits(self.count, idle_s, self.for_)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Consuming:
+class Consuming(Options):
     """What to consume, until when, and how it is watched. Raises `ConfigurationError`."""
 
     topic: OptionalTopics = None
@@ -88,7 +85,7 @@ class Consuming:
     create: Create = False
     json: Json = False
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if not self.topics and self.topic_pattern is None:
             raise ConfigurationError("no topic given", hint="Give --topic or --topic-pattern.")
 

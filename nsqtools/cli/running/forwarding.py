@@ -6,7 +6,7 @@ which messages go.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from nsqtools.forward.topic_sources import SourceSettings
 
 
-@dataclass(frozen=True, kw_only=True)
 class ForwardOptions(Consuming):
     """What the options say. Raises `ConfigurationError` when they contradict each other."""
 
@@ -36,7 +35,7 @@ class ForwardOptions(Consuming):
     rate: Rate = 0.0
     max_attempts: int = opt(
         "N",
-        "Try a message N times, outages not counted; 0 for no limit.",
+        "Give a message up after N attempts, outages not counted; 0: never.",
         DELIVERY,
         0,
         min=0,
@@ -50,8 +49,8 @@ class ForwardOptions(Consuming):
         "FILE", "Append what cannot be delivered to this file, for nsq redrive.", DELIVERY
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         has_letters = self.dead_letter_topic is not None or self.dead_letter_file is not None
         if self.dead_letter_topic is not None and self.dead_letter_file is not None:
             raise ConfigurationError("give either --dead-letter-topic or --dead-letter-file")
