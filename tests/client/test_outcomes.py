@@ -130,7 +130,8 @@ class FickleNsqd:
 
 @contextmanager
 def fickle(steps: list[Step], *, then_gone: bool) -> Iterator[tuple[str, set[bytes]]]:
-    with ScriptedNsqd() as peer, patch.object(producer_io, "RECONNECT_BASE_S", 0.005):
+    quick = patch.multiple(producer_io, RECONNECT_BASE_S=0.005, RECONNECT_MAX_S=0.02)
+    with ScriptedNsqd() as peer, quick:
         nsqd = FickleNsqd(peer, steps, then_gone=then_gone)
         try:
             yield peer.address, nsqd.stored

@@ -82,21 +82,6 @@ def test_what_the_parent_has_under_way_is_not_waited_for_in_the_child(nsqd: GoNs
     assert done.returncode == 0, done.stderr
 
 
-def test_what_was_submitted_is_published_before_the_interpreter_ends(nsqd: GoNsqd) -> None:
-    done = run(
-        """
-        import sys
-        from nsqtools import Producer
-        producer = Producer(sys.argv[1])
-        for number in range(20):
-            producer.submit("end", [b"%02d" % number])
-        """,
-        nsqd.tcp_address,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert bodies_in(nsqd, "end", 20) == [b"%02d" % number for number in range(20)]
-
-
 def test_the_interpreter_says_at_its_end_what_was_not_published() -> None:
     done = run(
         """
