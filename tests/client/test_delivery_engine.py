@@ -21,6 +21,7 @@ from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 from plugins.wire import message_frame
 
@@ -167,9 +168,9 @@ with Consumer("clicks", "archive", nsqd_tcp_addresses=sys.argv[1]) as consumer:
 
 
 def test_after_a_pause_of_the_process_no_message_is_handed_out_twice(
-    quick_nsqd: EmbeddedServer, tmp_path: Path
+    data_path: Callable[[], Path], serve: Serve, tmp_path: Path
 ) -> None:
-    nsqd = quick_nsqd
+    nsqd = serve(EmbeddedServer(data_path(), "--msg-timeout=3s"))
     fill(nsqd, 16)
     program = tmp_path / "reader.py"
     program.write_text(SLOW_READER)
