@@ -17,6 +17,7 @@ pytest_plugins = [
     "plugins.browser",
     "plugins.certificates",
     "plugins.cli",
+    "plugins.scripted_nsqd",  # before those that import it: pytest rewrites its assertions
     "plugins.clients",
     "plugins.clusters",
     "plugins.console",
@@ -30,7 +31,6 @@ pytest_plugins = [
     "plugins.schedule",
     "plugins.screens",
     "plugins.scripted_lookupd",
-    "plugins.scripted_nsqd",
     "plugins.hostile_cluster",
     "plugins.servers",
     "plugins.shells",

@@ -310,12 +310,12 @@ class ProducerLinks:
 
     def _choose_in_turn(self) -> ProducerLink | None:
         now, links = self._loop.now(), self._links
-        has_new = False
         for link in links:
             link.connect_if_due(now)
-            is_first_try = link.is_connecting and link.last_error is None
-            has_new |= is_first_try and now - link.tried_at < PATIENCE_S
-        if has_new:  # or all that waits goes to the one that answers first
+        # at first, or all that waits goes to the one that answers first
+        if not self._turn and any(
+            link.is_connecting and now - link.tried_at < PATIENCE_S for link in links
+        ):
             return None
         first = self._turn % max(1, len(links))
         in_order = links[first:] + links[:first]
@@ -658,7 +658,7 @@ class ProducerIO:
         limit_s = max(options.publish_timeout_s, self._policy.retry_timeout_s)
         late = DeadlineExceeded(f"cannot connect to {self.name} in time")
         for publication in self._queue:
-            if now - publication.submitted_at > limit_s:
+            if now - (publication.failed_at or publication.submitted_at) > limit_s:
                 self._settle(publication, outcomes.not_sent(self.links.last_error() or late))
         self.links.check(now)
 

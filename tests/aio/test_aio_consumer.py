@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from plugins.daemons import GoNsqd
+from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 from plugins.waiting import wait_until
 
@@ -266,9 +266,9 @@ def test_a_start_can_fail_fast() -> None:
     asyncio.run(main())
 
 
-def test_what_tasks_still_hold_is_not_given_up(any_nsqd: Callable[..., Nsqd]) -> None:
+def test_what_tasks_still_hold_is_not_given_up(quick_nsqd: EmbeddedServer) -> None:
     """All of it times out again and again before the tasks come to it; then they finish it."""
-    nsqd = any_nsqd("--msg-timeout=1s")
+    nsqd = quick_nsqd
     bodies = publish(nsqd, 5)
     options = ClientOptions(max_attempts=1)
 

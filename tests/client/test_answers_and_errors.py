@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import closing
 
 import pytest
-from plugins.clients import CHANNEL, TOPIC, Consume
+from plugins.clients import CHANNEL, TOPIC, Consume, Dialog
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
@@ -29,11 +29,8 @@ def batch_of(consumer: Consumer) -> Batch:
     return batch
 
 
-def test_an_answer_that_is_too_late_is_counted_and_harmless(
-    scripted_nsqd: ScriptedNsqd, consume: Consume
-) -> None:
-    consumer = consume(scripted_nsqd.address)
-    conn = scripted_nsqd.subscribed("RDY 200")
+def test_an_answer_that_is_too_late_is_counted_and_harmless(dialog: Dialog) -> None:
+    consumer, conn = dialog("RDY 200")
     message_id = conn.message(b"x")
     batch_of(consumer).finish()
     conn.expect(f"FIN {message_id}")
@@ -90,14 +87,12 @@ def test_a_delay_that_makes_no_sense_is_refused_and_the_message_stays(
     ],
 )
 def test_zero_is_a_delay_and_seconds_become_milliseconds(
-    scripted_nsqd: ScriptedNsqd,
-    consume: Consume,
+    dialog: Dialog,
     attempts: int,
     delay_s: float | None,
     delay_ms: int,
 ) -> None:
-    consumer = consume(scripted_nsqd.address, max_attempts=0)
-    conn = scripted_nsqd.subscribed("RDY 200")
+    consumer, conn = dialog("RDY 200", max_attempts=0)
     message_id = conn.message(b"x", attempts=attempts)
     [message] = batch_of(consumer)
     message.requeue(delay_s, backoff=False)
@@ -120,10 +115,9 @@ def test_nsqlookupds_tcp_port_is_named(
 
 
 def test_a_message_is_answered_once_whoever_asks(
-    scripted_nsqd: ScriptedNsqd, consume: Consume, in_background: InBackground
+    dialog: Dialog, in_background: InBackground
 ) -> None:
-    consumer = consume(scripted_nsqd.address)
-    conn = scripted_nsqd.subscribed("RDY 200")
+    consumer, conn = dialog("RDY 200")
     both = threading.Barrier(2)
 
     def finish(message: Message) -> bool:
@@ -141,11 +135,8 @@ def test_a_message_is_answered_once_whoever_asks(
     assert conn.not_yet_expected == []
 
 
-def test_answers_after_the_end_are_no_error_and_not_sent(
-    scripted_nsqd: ScriptedNsqd, consume: Consume
-) -> None:
-    consumer = consume(scripted_nsqd.address, drain_timeout_s=0.1)
-    conn = scripted_nsqd.subscribed("RDY 200")
+def test_answers_after_the_end_are_no_error_and_not_sent(dialog: Dialog) -> None:
+    consumer, conn = dialog("RDY 200", drain_timeout_s=0.1)
     conn.message(b"x")
     [message] = batch_of(consumer)
     conn.half_close()
@@ -173,11 +164,8 @@ def test_an_answer_never_goes_to_the_next_connection(
     again.skip_to(f"FIN {message_id}")
 
 
-def test_a_redelivered_message_replaces_its_unanswered_delivery(
-    scripted_nsqd: ScriptedNsqd, consume: Consume
-) -> None:
-    consumer = consume(scripted_nsqd.address)
-    conn = scripted_nsqd.subscribed("RDY 200")
+def test_a_redelivered_message_replaces_its_unanswered_delivery(dialog: Dialog) -> None:
+    consumer, conn = dialog("RDY 200")
     message_id = conn.message(b"x")
     batch = batch_of(consumer)
     [old] = batch
@@ -191,11 +179,8 @@ def test_a_redelivered_message_replaces_its_unanswered_delivery(
     wait_until(lambda: consumer._io.rdy.in_flight == 0, what="nothing in flight")
 
 
-def test_a_batch_is_finished_but_for_what_was_answered(
-    scripted_nsqd: ScriptedNsqd, consume: Consume
-) -> None:
-    consumer = consume(scripted_nsqd.address)
-    conn = scripted_nsqd.subscribed("RDY 200")
+def test_a_batch_is_finished_but_for_what_was_answered(dialog: Dialog) -> None:
+    consumer, conn = dialog("RDY 200")
     ids = [conn.message(b"x") for _ in range(4)]
     batch = Batch(batch_of(consumer).source, [])
     while len(batch) < 4:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 
-from plugins.clients import Consume, Handle
+from plugins.clients import Consume, Dialog, Handle
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -25,13 +25,10 @@ def is_at(consumer: Consumer, level: int) -> None:
     wait_until(lambda: consumer._io.backoff.level == level, what=f"backoff level {level}")
 
 
-def test_the_order_of_go_nsqs_own_scenario(
-    scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
-) -> None:
+def test_the_order_of_go_nsqs_own_scenario(dialog: Dialog, handle: Handle) -> None:
     """Fail, fail, good, good: RDY 0 before each answer, RDY 1 after each wait, all at the end."""
-    consumer = consume(scripted_nsqd.address, max_in_flight=5, **QUICK)
+    consumer, conn = dialog("RDY 5", max_in_flight=5, **QUICK)
     handle(consumer, as_the_body_says)
-    conn = scripted_nsqd.subscribed("RDY 5")
     first = conn.message(b"bad")
     # in one write: nsqd would send one more message in between
     assert conn.expect("RDY 0").read == conn.expect(f"REQ {first} 90000").read
@@ -63,12 +60,9 @@ def test_a_connection_made_in_backoff_is_tested(
     assert again.not_yet_expected == []
 
 
-def test_a_requeue_without_backoff_is_tested_again(
-    scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
-) -> None:
-    consumer = consume(scripted_nsqd.address, max_in_flight=5, **QUICK)
+def test_a_requeue_without_backoff_is_tested_again(dialog: Dialog, handle: Handle) -> None:
+    consumer, conn = dialog("RDY 5", max_in_flight=5, **QUICK)
     handle(consumer, as_the_body_says)
-    conn = scripted_nsqd.subscribed("RDY 5")
     conn.message(b"bad")
     conn.skip_to("RDY 1")
     neutral = conn.message(b"neutral")

@@ -128,14 +128,12 @@ def test_a_name_is_resolved_at_every_connect(
         second.accept()
 
 
-@pytest.mark.parametrize("is_wrapped", [True, False])
-def test_the_json_of_nsq_1_and_of_nsq_0_3(
-    scripted_lookupd: ScriptedLookupdFactory, nsqd: GoNsqd, consume: Consume, is_wrapped: bool
+def test_a_lookup_asks_for_the_json_of_nsq_1_and_reads_that_of_0_3(
+    scripted_lookupd: ScriptedLookupdFactory, nsqd: GoNsqd, consume: Consume
 ) -> None:
     lookupd = scripted_lookupd()
     lookupd.list_nsqd(nsqd.tcp_address)
-    if is_wrapped:
-        lookupd.answer = {"status_code": 200, "status_txt": "OK", "data": lookupd.answer}
+    lookupd.answer = {"status_code": 200, "status_txt": "OK", "data": lookupd.answer}
     consumer = consume(lookupd=lookupd.address, fail_fast=True)
     assert consumer.connections == [nsqd.tcp_address]
     [(path, headers), *_] = lookupd.requests

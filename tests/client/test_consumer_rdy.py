@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from plugins.clients import CHANNEL, TOPIC, Consume, Handle, take
+from plugins.clients import CHANNEL, TOPIC, Consume, Dialog, Handle, take
 from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import wait_until
@@ -61,23 +61,17 @@ def test_a_new_connection_waits_until_the_others_were_lowered(
         assert consumer.connections == [scripted_nsqd.address]
 
 
-def test_max_in_flight_is_sent_at_once_and_zero_pauses(
-    scripted_nsqd: ScriptedNsqd, consume: Consume
-) -> None:
-    consumer = consume(scripted_nsqd.address, max_in_flight=10)
-    conn = scripted_nsqd.subscribed("RDY 10")
+def test_max_in_flight_is_sent_at_once_and_zero_pauses(dialog: Dialog) -> None:
+    consumer, conn = dialog("RDY 10", max_in_flight=10)
     consumer.set_max_in_flight(0)
     conn.expect("RDY 0")
     consumer.set_max_in_flight(10)
     conn.expect("RDY 10")
 
 
-def test_a_pause_holds_through_backoff(
-    scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
-) -> None:
-    consumer = consume(scripted_nsqd.address, max_in_flight=10, backoff_multiplier_s=0.02)
+def test_a_pause_holds_through_backoff(dialog: Dialog, handle: Handle) -> None:
+    consumer, conn = dialog("RDY 10", max_in_flight=10, backoff_multiplier_s=0.02)
     handle(consumer, requeue)
-    conn = scripted_nsqd.subscribed("RDY 10")
     message_id = conn.message(b"bad")
     conn.expect("RDY 0")
     consumer.set_max_in_flight(0)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from plugins.clients import CHANNEL, TOPIC, Consume, Handle
+from plugins.clients import CHANNEL, TOPIC, Consume, Dialog, Handle
 from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
@@ -152,9 +152,8 @@ def test_stop_during_the_handshake_closes_the_connection(
     conn.expect_closed()
 
 
-def test_cls_goes_out_once_and_rdy_no_more(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
-    consumer = consume(scripted_nsqd.address)
-    conn = scripted_nsqd.subscribed("RDY 200")
+def test_cls_goes_out_once_and_rdy_no_more(dialog: Dialog) -> None:
+    consumer, conn = dialog("RDY 200")
     late = conn.message(b"x")
     [message] = consumer.next_batch(timeout_s=patience_s(5)) or []
     consumer.begin_stop()
@@ -170,11 +169,8 @@ def test_cls_goes_out_once_and_rdy_no_more(scripted_nsqd: ScriptedNsqd, consume:
     conn.expect_closed()
 
 
-def test_a_message_after_close_wait_is_requeued_too(
-    scripted_nsqd: ScriptedNsqd, consume: Consume
-) -> None:
-    consumer = consume(scripted_nsqd.address)
-    conn = scripted_nsqd.subscribed("RDY 200")
+def test_a_message_after_close_wait_is_requeued_too(dialog: Dialog) -> None:
+    consumer, conn = dialog("RDY 200")
     consumer.begin_stop()
     conn.expect("CLS")
     conn.close_wait()

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from plugins.archives import unfinished
-from plugins.clients import CHANNEL, TOPIC, Consume, Handle, bodies_in
+from plugins.clients import CHANNEL, TOPIC, Consume, Dialog, Handle, bodies_in
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
@@ -37,12 +37,6 @@ def fill(nsqd: Nsqd, count: int) -> list[bytes]:
     bodies = [b"%d" % number for number in range(count)]
     nsqd.publish(TOPIC, *bodies)
     return bodies
-
-
-@pytest.fixture
-def quick_nsqd(data_path: Callable[[], Path], serve: Serve) -> EmbeddedServer:
-    """An nsqd that takes messages back after a second; the Go nsqd first looks after five."""
-    return serve(EmbeddedServer(data_path(), "--msg-timeout=1s"))
 
 
 @contextmanager
@@ -141,11 +135,8 @@ def test_workers_share_a_burst_message_by_message(nsqd: GoNsqd) -> None:
     assert max(threads.values()) <= 50  # a read of one thread's is 96
 
 
-def test_a_delivery_that_came_again_in_the_same_read_is_dropped(
-    scripted_nsqd: ScriptedNsqd, consume: Consume
-) -> None:
-    consumer = consume(scripted_nsqd.address, max_in_flight=5)
-    conn = scripted_nsqd.subscribed("RDY 1")
+def test_a_delivery_that_came_again_in_the_same_read_is_dropped(dialog: Dialog) -> None:
+    consumer, conn = dialog("RDY 1", max_in_flight=5)
     first = conn.new_id()
     frames = [message_frame(b"x", first, attempts=number, timestamp_ns=1) for number in range(1, 5)]
     conn.send(b"".join(frames))
@@ -154,11 +145,8 @@ def test_a_delivery_that_came_again_in_the_same_read_is_dropped(
     assert found == [4]
 
 
-def test_a_waiting_delivery_that_came_again_is_dropped(
-    scripted_nsqd: ScriptedNsqd, consume: Consume
-) -> None:
-    consumer = consume(scripted_nsqd.address, max_in_flight=5)
-    conn = scripted_nsqd.subscribed("RDY 1")
+def test_a_waiting_delivery_that_came_again_is_dropped(dialog: Dialog) -> None:
+    consumer, conn = dialog("RDY 1", max_in_flight=5)
     first = conn.new_id()
     for attempts in (1, 2, 3):
         conn.message(b"x", message_id=first, attempts=attempts)
@@ -180,9 +168,9 @@ with Consumer("clicks", "archive", nsqd_tcp_addresses=sys.argv[1]) as consumer:
 
 
 def test_after_a_pause_of_the_process_no_message_is_handed_out_twice(
-    quick_nsqd: EmbeddedServer, tmp_path: Path
+    data_path: Callable[[], Path], serve: Serve, tmp_path: Path
 ) -> None:
-    nsqd = quick_nsqd
+    nsqd = serve(EmbeddedServer(data_path(), "--msg-timeout=3s"))
     fill(nsqd, 16)
     program = tmp_path / "reader.py"
     program.write_text(SLOW_READER)
@@ -206,12 +194,9 @@ def test_after_a_pause_of_the_process_no_message_is_handed_out_twice(
     assert repeated <= 1  # what was being handled when the process was stopped
 
 
-def test_a_message_that_only_waited_is_not_given_up(
-    scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
-) -> None:
+def test_a_message_that_only_waited_is_not_given_up(dialog: Dialog, handle: Handle) -> None:
     """Deliveries 1 to 9 expire here while the handler is busy; nobody saw them."""
-    consumer = consume(scripted_nsqd.address, max_in_flight=5, max_attempts=3)
-    conn = scripted_nsqd.subscribed("RDY 1")
+    consumer, conn = dialog("RDY 1", max_in_flight=5, max_attempts=3)
     message_id = conn.new_id()
     for attempts in range(1, 10):
         conn.message(b"x", message_id=message_id, attempts=attempts)
@@ -224,19 +209,6 @@ def test_a_message_that_only_waited_is_not_given_up(
 
 
 FINISHING = {"giving_up": "finish"}
-
-
-def test_what_no_handler_here_requeued_is_never_given_up(
-    scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
-) -> None:
-    consumer = consume(scripted_nsqd.address, max_in_flight=5, max_attempts=3, more=FINISHING)
-    seen: list[bytes] = []
-    handle(consumer, lambda message: seen.append(message.id))
-    conn = scripted_nsqd.subscribed("RDY 1")
-    message_id = conn.message(b"x", attempts=65535)
-    conn.skip_to(f"FIN {message_id}")
-    assert seen == [message_id.encode()]
-    assert consumer.stats.given_up == 0
 
 
 def always_fails(seen: list[int]) -> Callable[[Message], bool]:
@@ -284,11 +256,10 @@ def test_by_default_nothing_is_given_up(
 
 
 def test_what_a_loop_was_left_before_is_no_try(
-    scripted_nsqd: ScriptedNsqd, consume: Consume, monkeypatch: pytest.MonkeyPatch
+    dialog: Dialog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumer_module, "SHARE_S", patience_s(5))  # it takes several at a time
-    consumer = consume(scripted_nsqd.address, max_in_flight=5, max_attempts=3, more=FINISHING)
-    conn = scripted_nsqd.subscribed("RDY 1")
+    consumer, conn = dialog("RDY 1", max_in_flight=5, max_attempts=3, more=FINISHING)
     conn.message(b"x")
     messages = iter(consumer)
     next(messages).finish()

@@ -23,7 +23,7 @@ import pytest
 import snappy
 from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
-from plugins.clients import CHANNEL, OPTIONS, TOPIC, Consume, Handle, Produce, take
+from plugins.clients import CHANNEL, OPTIONS, TOPIC, Consume, Dialog, Handle, Produce, take
 from plugins.daemons import GoNsqd
 from plugins.network import Proxy
 from plugins.scripted_nsqd import ScriptedNsqd
@@ -300,11 +300,8 @@ def test_auth_comes_when_it_is_required_and_before_sub(
     conn.expect(f"SUB {TOPIC} {CHANNEL}")
 
 
-def test_a_secret_is_not_sent_to_an_nsqd_that_does_not_ask_for_one(
-    scripted_nsqd: ScriptedNsqd, consume: Consume
-) -> None:
-    consume(scripted_nsqd.address, auth_secret="hush")
-    conn = scripted_nsqd.subscribed("RDY 1")
+def test_a_secret_is_not_sent_to_an_nsqd_that_does_not_ask_for_one(dialog: Dialog) -> None:
+    _, conn = dialog("RDY 1", auth_secret="hush")
     assert [c.line for c in conn.commands if c.line == "AUTH"] == []
 
 

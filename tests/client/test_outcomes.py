@@ -28,6 +28,7 @@ from nsqtools.forward.parcel import Fate
 from nsqtools.publish.publisher import PublishBatch, Publisher, PublishOptions, PublishOutcome
 
 SMALL = replace(OPTIONS, publish_max_body_size=60, publish_timeout_s=patience_s(1))
+HASTY = replace(SMALL, publish_timeout_s=0.3)  # what is answered later is unknown, which is true
 
 # -- a peer that does all that an nsqd and a network may do ---------------------------------------
 
@@ -130,7 +131,8 @@ class FickleNsqd:
 
 @contextmanager
 def fickle(steps: list[Step], *, then_gone: bool) -> Iterator[tuple[str, set[bytes]]]:
-    with ScriptedNsqd() as peer, patch.object(producer_io, "RECONNECT_BASE_S", 0.005):
+    quick = patch.multiple(producer_io, RECONNECT_BASE_S=0.005, RECONNECT_MAX_S=0.02)
+    with ScriptedNsqd() as peer, quick:
         nsqd = FickleNsqd(peer, steps, then_gone=then_gone)
         try:
             yield peer.address, nsqd.stored
@@ -158,7 +160,7 @@ def test_a_producer_tells_the_truth_of_every_message(
     steps: list[Step], then_gone: bool, timeout_s: float | None, **policy: Any
 ) -> None:
     with fickle(steps, then_gone=then_gone) as (address, stored):
-        with Producer(address, SMALL, **policy) as producer:
+        with Producer(address, HASTY, **policy) as producer:
             single = [
                 producer.submit(TOPIC, [b"single %d" % n], timeout_s=timeout_s) for n in range(5)
             ]
@@ -184,7 +186,7 @@ def test_publishing_jobs_tell_the_truth_of_every_record(
     ended: list[PublishBatch] = []
     with fickle(steps, then_gone=then_gone) as (address, stored):
         publisher = Publisher(
-            [address], SMALL, PublishOptions(retry_timeout_s=0.1, retry_unknown=retry_unknown)
+            [address], HASTY, PublishOptions(retry_timeout_s=0.1, retry_unknown=retry_unknown)
         )
         for number in range(5):
             if not publisher.has_given_up:

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,43 +77,3 @@ def test_workers_of_gunicorn_publish_with_the_producer_that_was_loaded_before(
 
         wait_until(ask, what="answers of two workers", timeout_s=20)
     assert bodies_in(nsqd, "orders", len(sent)) == sorted(sent)
-
-
-# -- a pool that forks before the first task, as Celery does it ------------------------------------
-
-
-def test_a_pool_that_forks_publishes_with_the_producer_of_its_parent(nsqd: GoNsqd) -> None:
-    """In a program of its own, which has no threads but ours at the fork."""
-    program = """
-        import multiprocessing, os, sys, warnings
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from nsqtools import Producer
-
-        producer = Producer(sys.argv[1])
-        producer.publish("orders", b"parent")
-
-        def task(number):
-            producer.publish("orders", b"%03d" % number)
-            return os.getpid()
-
-        with multiprocessing.get_context("fork").Pool(4, maxtasksperchild=5) as pool:
-            pids = set(pool.map(task, range(40), chunksize=1))
-            assert len(pids) >= 8, pids  # each child makes five
-            pool.close()
-            pool.join()
-        producer.publish("orders", b"parent again")
-        producer.stop()  # and with it the thread, which a later fork finds ended
-        if not (child := os.fork()):
-            os._exit(0)
-        os.waitpid(child, 0)
-        """
-    done = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", textwrap.dedent(program), nsqd.tcp_address],
-        capture_output=True,
-        text=True,
-        timeout=patience_s(30),
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    expected = [b"%03d" % number for number in range(40)] + [b"parent", b"parent again"]
-    assert bodies_in(nsqd, "orders", len(expected)) == expected

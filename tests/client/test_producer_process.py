@@ -59,6 +59,37 @@ def test_a_forked_child_publishes_on_a_connection_of_its_own(nsqd: GoNsqd) -> No
     ]
 
 
+def test_a_pool_that_forks_publishes_with_the_producer_of_its_parent(nsqd: GoNsqd) -> None:
+    """In a program of its own, which has no threads but ours at the fork."""
+    program = """
+        import multiprocessing, os, sys, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from nsqtools import Producer
+
+        producer = Producer(sys.argv[1])
+        producer.publish("orders", b"parent")
+
+        def task(number):
+            producer.publish("orders", b"%03d" % number)
+            return os.getpid()
+
+        with multiprocessing.get_context("fork").Pool(4, maxtasksperchild=5) as pool:
+            pids = set(pool.map(task, range(40), chunksize=1))
+            assert len(pids) >= 8, pids  # each child makes five
+            pool.close()
+            pool.join()
+        producer.publish("orders", b"parent again")
+        producer.stop()  # and with it the thread, which a later fork finds ended
+        if not (child := os.fork()):
+            os._exit(0)
+        os.waitpid(child, 0)
+        """
+    done = run(program, nsqd.tcp_address)
+    assert (done.returncode, done.stderr) == (0, "")
+    expected = [b"%03d" % number for number in range(40)] + [b"parent", b"parent again"]
+    assert bodies_in(nsqd, "orders", len(expected)) == expected
+
+
 def test_what_the_parent_has_under_way_is_not_waited_for_in_the_child(nsqd: GoNsqd) -> None:
     done = run(
         """
@@ -66,7 +97,7 @@ def test_what_the_parent_has_under_way_is_not_waited_for_in_the_child(nsqd: GoNs
         from nsqtools import Producer, PublishUnknown
         warnings.simplefilter("ignore", DeprecationWarning)
         signal.alarm(20)
-        producer = Producer(sys.argv[1], retry_timeout_s=2)
+        producer = Producer(sys.argv[1], retry_timeout_s=60)
         publication = producer.submit("forked", [b"x"])
         pid = os.fork()
         if not pid:
@@ -76,25 +107,11 @@ def test_what_the_parent_has_under_way_is_not_waited_for_in_the_child(nsqd: GoNs
             except PublishUnknown as error:
                 os._exit(4 if "forked" in str(error) else 5)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
+        producer.stop(0)
         """,
         "127.0.0.1:1",
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_what_was_submitted_is_published_before_the_interpreter_ends(nsqd: GoNsqd) -> None:
-    done = run(
-        """
-        import sys
-        from nsqtools import Producer
-        producer = Producer(sys.argv[1])
-        for number in range(20):
-            producer.submit("end", [b"%02d" % number])
-        """,
-        nsqd.tcp_address,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert bodies_in(nsqd, "end", 20) == [b"%02d" % number for number in range(20)]
 
 
 def test_the_interpreter_says_at_its_end_what_was_not_published() -> None:

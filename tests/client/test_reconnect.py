@@ -41,13 +41,6 @@ def test_jitter_takes_off_a_tenth_at_most_and_spreads() -> None:
     assert 7.9 < max(drawn) <= 8
 
 
-def test_a_direct_address_is_due_at_once_and_never_twice() -> None:
-    known = known_nsqd(DIRECT)
-    assert known.take_due(0) == [DIRECT]
-    assert known.take_due(1000) == []
-    assert known.next_due() is None
-
-
 def test_a_failed_direct_address_is_due_after_its_delay() -> None:
     known = known_nsqd(DIRECT)
     known.take_due(0)
@@ -91,23 +84,6 @@ def test_a_listed_nsqd_that_refuses_is_tried_at_1_2_4_seconds() -> None:
             known.failed(FOUND, now)
         now += 0.25
     assert tries == [0, 1, 3, 7, 15]
-
-
-def test_a_connected_nsqd_that_is_no_longer_listed_stays_connected() -> None:
-    known = known_nsqd()
-    known.listed([FOUND], 0)
-    known.take_due(0)
-    known.listed([], 10)
-    known.listed([FOUND], 20)
-    assert known.take_due(20) == []
-
-
-def test_a_direct_address_is_tried_again_whatever_lookups_say() -> None:
-    known = known_nsqd(DIRECT)
-    known.take_due(0)
-    known.failed(DIRECT, 0)
-    known.listed([FOUND], 1)
-    assert known.take_due(8) == [DIRECT, FOUND]
 
 
 class NsqdMachine(RuleBasedStateMachine):

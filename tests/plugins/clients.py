@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import pytest
 from plugins.http_api import Nsqd
+from plugins.scripted_nsqd import Connection, ScriptedNsqd
 from plugins.waiting import patience_s
 
 from nsqtools.client import consumer_io, in_flight_limit
@@ -44,6 +45,7 @@ OPTIONS = ClientOptions(
 
 Consume = Callable[..., Consumer]
 Produce = Callable[..., Producer]
+Dialog = Callable[..., tuple[Consumer, Connection]]
 Handle = Callable[..., "Future[None]"]
 T = TypeVar("T")
 
@@ -131,6 +133,17 @@ def handle(consume: Consume, in_background: Callable[..., Future[None]]) -> Hand
         return in_background(consumer.run, handler, workers=workers)
 
     return start
+
+
+@pytest.fixture
+def dialog(scripted_nsqd: ScriptedNsqd, consume: Consume) -> Dialog:
+    """A consumer and the other end of its connection: ``consumer, conn = dialog("RDY 200")``."""
+
+    def begin(ready: str = "", **options: Any) -> tuple[Consumer, Connection]:
+        consumer = consume(scripted_nsqd.address, **options)
+        return consumer, scripted_nsqd.subscribed(ready)
+
+    return begin
 
 
 @pytest.fixture

@@ -100,6 +100,12 @@ def go_nsqd(data_path: Callable[[], Path], serve: Serve) -> Callable[..., GoNsqd
 
 
 @pytest.fixture
+def quick_nsqd(data_path: Callable[[], Path], serve: Serve) -> EmbeddedServer:
+    """One that takes messages back after a second: the Go nsqd first looks after five."""
+    return serve(EmbeddedServer(data_path(), "--msg-timeout=1s"))
+
+
+@pytest.fixture
 def nsqd(go_nsqd: Callable[..., GoNsqd]) -> GoNsqd:
     return go_nsqd()
 
