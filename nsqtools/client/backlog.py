@@ -359,7 +359,11 @@ class Delivery:
         self._on_limit = on_limit
         self._in_flight = in_flight
         self._attempts = Attempts(giving_up.max_attempts)
-        self._limit = InFlightLimit(options.max_in_flight)
+        self._limit = InFlightLimit(options.max_in_flight, options.max_in_flight_bytes)
+        self._max_bytes = options.max_in_flight_bytes or math.inf
+        self._sources: dict[Answers, None] = {}
+        self._arrived_bytes = self._arrived_count = 0  # since the messages were weighed last
+        self._weigh_at = 0.0  # the first at once: the limit doubles with each answer
         self._msg_timeout_s = DEFAULT_MSG_TIMEOUT_S  # the shortest of all connections
         self._tick_s = 0.0
         self._ticks: Timer | None = None  # while something can expire, or was handled just now
@@ -373,6 +377,13 @@ class Delivery:
         if self._ticks is None:
             self._ticks = self._loop.call_each(self._tick_s, self._tick)
             self._set_busy(True)
+        self._arrived_count += len(batch)
+        if len(batch) == 1:
+            self._arrived_bytes += len(batch[0].body)
+        else:
+            self._arrived_bytes += sum([len(message.body) for message in batch])
+        if self._arrived_bytes > self._weigh_at:
+            self._weigh()
         if 0 < self._max_attempts < most_attempts(batch):
             batch = self._sort_out(source, batch)
         if batch:
@@ -381,6 +392,18 @@ class Delivery:
                 self._loop.after_flush(self._hand_over)
             self._arrived.batches.append(batch)
             self.waiting[self._arrived] = None
+
+    def _weigh(self) -> None:
+        """Count the bytes in flight: not for each message, whose answers do not tell its size."""
+        sizes = [len(m.body) for source in self._sources for m in list(source.in_flight.values())]
+        size, count = sum(sizes), len(sizes)
+        self._weigh_at = max(self._max_bytes / 16, self._max_bytes / 2 - size)
+        if not count:
+            size, count = self._arrived_bytes, self._arrived_count
+        self._arrived_bytes = self._arrived_count = 0
+        if count:
+            self._limit.weighed(size, count)
+            self._apply_limit()
 
     def _hand_over(self) -> None:
         """Let handlers have all that the turn has read.
@@ -415,6 +438,7 @@ class Delivery:
 
     def lost(self, source: Answers) -> None:
         """Drop what waits of a connection: nsqd will deliver it again."""
+        self._sources.pop(source, None)
         self._limit.connections -= 1
         self.stats.expired += len(self._backlog.discard(self, source))
         self.do_not_count(source, list(source.in_flight))
@@ -445,6 +469,7 @@ class Delivery:
 
     def connected(self, source: Answers) -> None:
         """There is another connection."""
+        self._sources[source] = None
         self._limit.connections += 1
         self._msg_timeout_s = min(self._msg_timeout_s, source.msg_timeout_s)
         self._tick_s = min(MAX_TICK_S, self._msg_timeout_s / TICKS)
@@ -482,6 +507,8 @@ class Delivery:
     def _tick(self) -> None:
         """Return what has waited too long, and see whether a handler is stuck."""
         self._return_expired()
+        if self._limit.is_by_bytes:
+            self._weigh()  # smaller ones may follow
         now = self._loop.now()
         if self.waiting or self._backlog.has_taken(self):
             self._busy_at = now

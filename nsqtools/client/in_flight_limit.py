@@ -11,6 +11,8 @@ A handler that passes messages on, to a pool or to tasks, seems to take no time.
 keep up shows when messages time out in their hands while the limit is in use: then it is halved, at
 most once in a msg_timeout, and grows by one with as many answers as it is.
 
+Bytes are limited by the number as well: `weighed` tells the size of messages in flight.
+
 While handlers are busy it may be less than one for each connection: RDY rotates then. While they
 are idle it is not, or the first message of a quiet nsqd would wait for its turn.
 """
@@ -46,8 +48,10 @@ class InFlightLimit:
     ``adapted`` is what its handlers can take, as measured last.
     """
 
-    def __init__(self, maximum: int) -> None:
+    def __init__(self, maximum: int, maximum_bytes: int = 0) -> None:
         self.maximum = maximum
+        self._maximum_bytes = maximum_bytes or math.inf
+        self._fit = math.inf  # into the bytes
         self.connections = 0
         self.adapted = START
         self.gathered = 0  # messages that are answered together, which must be in flight together
@@ -59,7 +63,7 @@ class InFlightLimit:
     @property
     def current(self) -> int:
         """The limit."""
-        return min(self.maximum, self._base)
+        return int(min(self.maximum, self._base, self._fit))
 
     @property
     def _base(self) -> int:
@@ -67,6 +71,15 @@ class InFlightLimit:
         if self.is_measured and self.is_busy:
             return adapted
         return max(adapted, self.connections)
+
+    @property
+    def is_by_bytes(self) -> bool:
+        """Tell whether more messages were allowed if they were smaller."""
+        return self._fit < min(self.maximum, self._base)
+
+    def weighed(self, size: int, count: int) -> None:
+        """So many bytes are those of ``count`` messages; one of any size is always allowed."""
+        self._fit = max(1.0, self._maximum_bytes * count / max(1, size))
 
     def timed_out(self, in_flight: int, workers: int, msg_timeout_s: float, now: float) -> None:
         """Messages timed out in the hands of handlers while ``in_flight`` were in flight."""

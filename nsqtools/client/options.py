@@ -159,6 +159,13 @@ class ClientOptions:
     max_in_flight: int = _option(
         200, "int", "most messages in flight at a time, all nsqd together", low=0
     )
+    max_in_flight_bytes: int = _option(
+        64 << 20,
+        "int",
+        "most bytes of messages in flight at a time, but for one message (0: no limit)",
+        low=0,
+        high=1 << 40,
+    )
     max_attempts: int = _option(
         5,
         "int",
