@@ -39,11 +39,10 @@ from nsqtools.client.message import Batch
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer import Producer
 from nsqtools.client.publication import Publication
-from nsqtools.client.reconnect import RetryDelays
 from nsqtools.errors import ConfigurationError, OutputError, PublishError
 from nsqtools.files.durable import sync_folder, write_all
 from nsqtools.files.locks import locked
-from nsqtools.forward.parcel import Counters, Fate, Outcome, Parcel, Sink
+from nsqtools.forward.parcel import Circuit, Counters, Fate, Outcome, Parcel, Sink
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.envelope import encode_dead_letter
 
@@ -76,7 +75,6 @@ class Courier:
         self.changed = threading.Event()
         self.last_error = ""
         self.is_open = False
-        self.is_failing = False  # until something has arrived again
         self._sink = sink
         self._counters = counters
         self._max_attempts = max_attempts
@@ -87,14 +85,18 @@ class Courier:
         self._under_way_bytes = 0
         self._outcomes: queue.SimpleQueue[tuple[Parcel, Outcome]] = queue.SimpleQueue()
         self._held: deque[Parcel] = deque()
-        self._retry_at = 0.0
-        self._delays = RetryDelays(RETRY_BASE_S, RETRY_MAX_S)
+        self._circuit = Circuit(RETRY_BASE_S, RETRY_MAX_S)
         self._warned: set[str] = set()
 
     @property
     def has_room(self) -> bool:
         """Tell whether more may be sent."""
         return self._under_way_bytes < WINDOW_BYTES and not self.is_open
+
+    @property
+    def is_failing(self) -> bool:
+        """Tell whether nothing has arrived since a destination did not work."""
+        return self._circuit.is_failing
 
     @property
     def is_idle(self) -> bool:
@@ -228,17 +230,15 @@ class Courier:
             self.is_open = True
             self._on_circuit(True)
         if not self.is_failing:
-            self.is_failing = True
             log.warning("cannot deliver: %s; holding messages and trying again", error)
-        if self._retry_at <= now:
-            self._retry_at = now + self._delays.next_delay_s()
+        self._circuit.failed(now)
 
     def tick(self, now: float) -> None:
         """Touch what waits, and see whether a destination works again. Raises what ended the
         sink."""
         self._sink.check()
         self._touch(now)
-        if self.is_open and now >= self._retry_at:
+        if self.is_open and not self._circuit.is_open(now):
             self._probe(now)
 
     def _probe(self, now: float) -> None:
@@ -249,7 +249,7 @@ class Courier:
         while self._held:
             parcel = self._held.popleft().unanswered()
             if parcel is not None:
-                self._retry_at = now + self._delays.next_delay_s()
+                self._circuit.failed(now)  # until it has arrived
                 self.send(parcel)
                 return
         if not self._under_way:
@@ -258,8 +258,7 @@ class Courier:
     def _recovered(self) -> None:
         """Something has arrived."""
         if self.is_failing:
-            self.is_failing = False
-            self._delays.reset()
+            self._circuit.worked()
             log.warning("delivering again")
         if self.is_open:
             self._close_circuit()
@@ -267,7 +266,7 @@ class Courier:
     def _close_circuit(self) -> None:
         """Let messages come and go again."""
         self.is_open = False
-        self._retry_at = 0.0
+        self._circuit.retry_at = 0.0
         held, self._held = self._held, deque()
         self._on_circuit(False)
         for parcel in held:

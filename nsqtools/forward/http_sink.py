@@ -22,12 +22,11 @@ from http import HTTPStatus
 from urllib.parse import urljoin
 from zlib import crc32
 
-from nsqtools.client.reconnect import RetryDelays
 from nsqtools.errors import ConfigurationError
 from nsqtools.forward import EndpointMode, Redirects
 from nsqtools.forward.http_pool import Answer, Broken, HttpPool
 from nsqtools.forward.http_requests import Endpoint, RequestBuilder, RequestSettings
-from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report
+from nsqtools.forward.parcel import DELIVERED, Circuit, Fate, Outcome, Parcel, Report
 
 FAILURES_TO_OPEN = 5  # in a row
 OPEN_BASE_S, OPEN_MAX_S = 0.5, 5.0
@@ -181,29 +180,12 @@ def _keys(parcel: Parcel) -> Iterator[_Key]:
     return ((messages.topic, messages.nsqd, message.id) for message in messages)
 
 
-class _Circuit:
-    """Whether an endpoint works, as far as is known."""
+class _EndpointCircuit(Circuit):
+    """Of one endpoint."""
 
     def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(OPEN_BASE_S, OPEN_MAX_S, FAILURES_TO_OPEN)
         self.endpoint = endpoint
-        self._failures = 0
-        self._closed_at = 0.0
-        self._delays = RetryDelays(OPEN_BASE_S, OPEN_MAX_S)
-
-    def is_open(self, now: float) -> bool:
-        return now < self._closed_at
-
-    def worked(self) -> None:
-        if self._failures:
-            self._failures = 0
-            self._closed_at = 0.0
-            self._delays.reset()
-
-    def failed(self, now: float, *, is_hopeless: bool) -> None:
-        """A request failed; ``is_hopeless`` when there was not even a connection."""
-        self._failures += 1
-        if (is_hopeless or self._failures >= FAILURES_TO_OPEN) and now >= self._closed_at:
-            self._closed_at = now + self._delays.next_delay_s()
 
 
 class _Exchange:
@@ -224,8 +206,8 @@ class _Exchange:
     def __init__(self, parcels: Sequence[Parcel], reports: Sequence[Report]) -> None:
         self.parcels = parcels
         self.reports = reports
-        self.tried: list[_Circuit] = []
-        self.lacking: list[_Circuit] = []  # in mode all: the endpoints that do not have it yet
+        self.tried: list[_EndpointCircuit] = []
+        self.lacking: list[_EndpointCircuit] = []  # in mode all: those without it
         self.refusal: Outcome | None = None  # in mode all: of an endpoint that does not want it
         self.last: Outcome | None = None
         self.target: Endpoint | None = None  # where a redirect leads
@@ -260,7 +242,7 @@ class HttpSink:
         self._settings = settings
         self._builder = RequestBuilder(requests)
         self._is_batched = requests.batch is not None
-        self._circuits = [_Circuit(endpoint) for endpoint in endpoints]
+        self._circuits = [_EndpointCircuit(endpoint) for endpoint in endpoints]
         self._pool = pool
         self._turn = 0
         self._pending: collections.deque[_Exchange] = collections.deque()
@@ -385,7 +367,7 @@ class HttpSink:
 
         self._pool.send(request, done)
 
-    def _choose(self, exchange: _Exchange, now: float) -> _Circuit | None:
+    def _choose(self, exchange: _Exchange, now: float) -> _EndpointCircuit | None:
         """The next endpoint for a request, among those that work and that it has not been to."""
         circuits, mode = self._circuits, self._settings.mode
         if mode is EndpointMode.ALL:
@@ -408,7 +390,7 @@ class HttpSink:
 
     # -- what came back -------------------------------------------------------------------------
 
-    def _broke(self, exchange: _Exchange, circuit: _Circuit, broken: Broken) -> None:
+    def _broke(self, exchange: _Exchange, circuit: _EndpointCircuit, broken: Broken) -> None:
         circuit.failed(time.monotonic(), is_hopeless=not broken.was_sent)
         if broken.was_sent:
             exchange.last = Outcome(Fate.FAILED, broken.error)
@@ -419,7 +401,7 @@ class HttpSink:
         self._pending.appendleft(exchange)  # for the next endpoint
 
     def _answered(
-        self, exchange: _Exchange, circuit: _Circuit, endpoint: Endpoint, answer: Answer
+        self, exchange: _Exchange, circuit: _EndpointCircuit, endpoint: Endpoint, answer: Answer
     ) -> None:
         status = answer.status
         action = action_for(self._settings.policy, status)
@@ -436,12 +418,12 @@ class HttpSink:
             may_split = status in SPLITTABLE
             self._refuse(exchange, circuit, Outcome(fate, error, may_split=may_split))
         else:
-            circuit.failed(time.monotonic(), is_hopeless=False)
+            circuit.failed(time.monotonic())
             wait_s = retry_after_s(answer.retry_after, time.time())
             exchange.last = Outcome(Fate.FAILED, error, wait_s)
             self._pending.appendleft(exchange)
 
-    def _settle(self, exchange: _Exchange, circuit: _Circuit, outcome: Outcome) -> None:
+    def _settle(self, exchange: _Exchange, circuit: _EndpointCircuit, outcome: Outcome) -> None:
         """An endpoint has the messages, or does not want them. In mode all the others are asked all
         the same; those that failed are not tried again before it comes again."""
         if self._settings.mode is EndpointMode.ALL:
@@ -459,7 +441,7 @@ class HttpSink:
             outcome = exchange.refusal or outcome
         self._finish(exchange, outcome)
 
-    def _refuse(self, exchange: _Exchange, circuit: _Circuit, outcome: Outcome) -> None:
+    def _refuse(self, exchange: _Exchange, circuit: _EndpointCircuit, outcome: Outcome) -> None:
         if outcome.may_split and len(exchange.parcels) > 1:
             for parcel, report in zip(exchange.parcels, exchange.reports, strict=True):
                 self._begin(_Exchange((parcel,), (report,)))
@@ -467,7 +449,7 @@ class HttpSink:
         self._settle(exchange, circuit, outcome)
 
     def _redirected(
-        self, exchange: _Exchange, circuit: _Circuit, endpoint: Endpoint, answer: Answer
+        self, exchange: _Exchange, circuit: _EndpointCircuit, endpoint: Endpoint, answer: Answer
     ) -> None:
         """Follow a redirect that keeps method and body, where the user allows it."""
         error = f"{describe(answer.status)} from {endpoint}"

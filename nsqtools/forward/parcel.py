@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Protocol
 
 from nsqtools.client.message import Batch
+from nsqtools.client.reconnect import RetryDelays
 from nsqtools.records.prometheus import Metric
 
 
@@ -92,6 +93,42 @@ class Parcel:
 
 
 Report = Callable[[Parcel, Outcome], None]
+
+
+class Circuit:
+    """Whether a destination works, as far as is known.
+
+    After ``failures_to_open`` failures in a row it is left alone until ``retry_at``, for a time
+    that doubles from ``base_s`` to ``max_s``. Times are readings of the monotonic clock.
+    """
+
+    def __init__(self, base_s: float, max_s: float, failures_to_open: int = 1) -> None:
+        self.retry_at = 0.0
+        self._failures = 0
+        self._failures_to_open = failures_to_open
+        self._delays = RetryDelays(base_s, max_s)
+
+    def is_open(self, now: float) -> bool:
+        """Return whether it is left alone."""
+        return now < self.retry_at
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether nothing has worked since the last failure."""
+        return self._failures > 0
+
+    def worked(self) -> None:
+        """Note that something has arrived."""
+        if self._failures:
+            self._failures = 0
+            self.retry_at = 0.0
+            self._delays.reset()
+
+    def failed(self, now: float, *, is_hopeless: bool = False) -> None:
+        """Note a failure; ``is_hopeless`` when there was not even a connection."""
+        self._failures += 1
+        if (is_hopeless or self._failures >= self._failures_to_open) and now >= self.retry_at:
+            self.retry_at = now + self._delays.next_delay_s()
 
 
 class Sink(Protocol):
