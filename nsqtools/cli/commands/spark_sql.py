@@ -7,9 +7,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument
 
 from nsqtools.cli.options.forms import ListingForm
+from nsqtools.cli.options.opt import opt
 from nsqtools.cli.options.params import LIMITS
 from nsqtools.cli.options.spark_options import (
     DamageDir,
@@ -42,27 +43,20 @@ Paths = Annotated[
     ),
 ]
 Archives = Annotated[
-    list[str] | None,
-    Option("--archive", metavar="NAME=PATH", help="Archives under a name of their own."),
+    list[str] | None, opt("--archive NAME=PATH", "Archives under a name of their own.")
 ]
 Parquet = Annotated[
-    list[str] | None,
-    Option("--parquet", metavar="NAME=PATH", help="Parquet under a name of its own."),
+    list[str] | None, opt("--parquet NAME=PATH", "Parquet under a name of its own.")
 ]
-QueryFile = Annotated[
-    Path | None,
-    Option("--file", "-f", metavar="FILE", help="Read the query from here; - is stdin."),
-]
+QueryFile = Annotated[Path | None, opt("--file -f FILE", "Read the query from here; - is stdin.")]
 Count = Annotated[
     int | None,
-    Option(
-        "--count",
-        "-n",
-        metavar="N",
+    opt(
+        "--count -n N",
+        "Print at most N rows; 0 prints all.",
+        LIMITS,
         min=0,
         show_default="100 on a terminal, else all",
-        help="Print at most N rows; 0 prints all.",
-        rich_help_panel=LIMITS,
     ),
 ]
 
