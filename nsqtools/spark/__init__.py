@@ -1,13 +1,15 @@
 """The data pipeline on Spark: archives and live topics in, Parquet, reports and topics out.
 
     format_options       the options of data sources, and of their connection to NSQ
-    session              a Spark session that keeps the terminal clean: spark_settings, java,
-                         session_files (log, scratch directory); failures explains its errors
+    session              a Spark session that keeps the terminal clean: spark_settings, packages,
+                         java; failures explains its errors
     doctor               why Spark would not work here
-    formats/             the classes that Spark loads
+    archive_format,      the classes that Spark loads: nsq-archive, and nsq. They are thin, and the
+    nsq_format           only modules that import PySpark on top
     archives/            nsq-archive as plain objects: files, offsets, partitions, reading
     spool, topic_stream  a live topic as an archive that this process writes, and as a stream
     publishing/          the sink as plain objects: rows into topics, ledger, dead letters
+    lease                a lock of a place in an object store
     jobs/                what the ``nsq spark`` commands do
 
 Executors never speak the consumer protocol: the archive is the write-ahead log, and an offset is a
@@ -45,8 +47,8 @@ def register(spark: SparkSession) -> None:
 
     Raises `ConfigurationError` when Spark's workers would run a Python without nsqtools.
     """
-    from nsqtools.spark.formats.archive_format import ArchiveFormat, SQLArchiveFormat
-    from nsqtools.spark.formats.nsq_source import NsqFormat
+    from nsqtools.spark.archive_format import ArchiveFormat, SQLArchiveFormat
+    from nsqtools.spark.nsq_format import NsqFormat
 
     check_worker_python(spark)
     for source in (ArchiveFormat, SQLArchiveFormat, NsqFormat):

@@ -11,15 +11,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsqtools import errors
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.spark.pyspark_internals import java_trace
-from nsqtools.spark.session_files import last_lines
 
 if TYPE_CHECKING:
     from nsqtools.spark.spark_settings import SparkSettings
+
+TAIL_BYTES = 256 << 10
+SESSION = "---- nsqtools starts Spark"
+"""How the lines of a session begin in its log: what is quoted is never of an earlier one."""
 
 OURS = re.compile(r"^(?:\w+\.)*nsqtools\.errors\.(\w+): (.*)$(?:\nhint: (.*)$)?", re.MULTILINE)
 TRACEBACK = "Traceback (most recent call last):"
@@ -160,3 +164,15 @@ def first_line(text: str) -> str:
     """The first line, without the bracketed condition and the codes around it."""
     line = next((line for line in text.splitlines() if line.strip()), "no reason given")
     return NOISE.sub("", CONDITION.sub("", line)).rstrip(" .;")
+
+
+def last_lines(path: Path) -> list[str]:
+    """What the last session wrote, or the end of it; nothing if the file is missing."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(SESSION)[2].splitlines()[1:]

@@ -4,41 +4,54 @@
         spark.read.format("nsq-archive").load("/var/nsq").count()
 
 Everything that Spark needs comes together here: Java (`java`), workers that run this very Python
-and not the first ``python3`` in PATH (`spark_settings`), a clean terminal and nothing left on disk
-(`session_files`).
+and not the first ``python3`` in PATH (`spark_settings`), a clean terminal, and nothing left on
+disk.
 
 The JVM is what ``pyspark`` itself would start, with two differences: its output, and that of the
 Python workers below it, goes to the session's log; and it is in a session of its own, so that ^C in
 the terminal reaches only this process, which then ends Spark in order. It never outlives this
 process: it ends when its stdin does. A process has one session: pyspark keeps the JVM.
+
+The log receives what the JVM, the Python workers and pyspark itself say. A stream may run for
+months, so log4j bounds its size (`log4j2.properties`).
+
+Spark removes its temporary files only when it ends in good order. So each session has a scratch
+directory that is locked while the session lives, and the next session removes those that are not
+locked any more: what ``kill -9`` left.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import shutil
 import signal
+import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from subprocess import STDOUT, Popen, TimeoutExpired
-from tempfile import gettempdir
 from threading import Thread, current_thread, main_thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.errors import ConfigurationError, NsqError, OutputError
+from nsqtools.files.locks import lock_file, try_lock
+from nsqtools.files.opening import open_to_write
 from nsqtools.protocol.names import parse_address
 from nsqtools.spark import register
-from nsqtools.spark.failures import spark_errors
+from nsqtools.spark.failures import SESSION, last_lines, spark_errors
 from nsqtools.spark.java import find_java, java_home
 from nsqtools.spark.packages import JARS, PACKAGES, note_jars
 from nsqtools.spark.pyspark_internals import (
     OLDEST,
+    QUERY_LOGGERS,
     kill_group,
     launch,
     redirect_accumulator_errors,
 )
-from nsqtools.spark.session_files import last_lines, scratch_directory, session_log
 from nsqtools.spark.spark_settings import (
     SparkSettings,
     spark_conf,
@@ -84,7 +97,7 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
     with ExitStack() as stack:
         log = stack.enter_context(session_log(settings.log_path))
         local_dirs = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-        parent = settings.local_dir or Path(local_dirs or gettempdir())
+        parent = settings.local_dir or Path(local_dirs or tempfile.gettempdir())
         scratch = stack.enter_context(scratch_directory(parent))
         environ = spark_environ(settings, scratch, java_home(java, os.environ, scratch))
         stack.enter_context(environment(environ))
@@ -172,6 +185,44 @@ def _set_environ(values: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
+@contextmanager
+def session_log(path: Path) -> Iterator[TextIO]:
+    """The log, open to be added to; inside, pyspark and py4j log there and not to stderr.
+
+    Raises `OutputError`.
+    """
+    from pyspark.logger import PySparkLogger
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        log = os.fdopen(open_to_write(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a")
+    except OSError as error:
+        raise OutputError(
+            f"cannot write Spark's log {path} ({error.strerror})",
+            hint="Name another file with --spark-log.",
+        ) from error
+    log.write(f"{SESSION} at {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}\n")
+    log.flush()
+    handler = logging.StreamHandler(log)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    loggers = [logging.getLogger("py4j"), *map(PySparkLogger.getLogger, QUERY_LOGGERS)]
+
+    def not_py4js(record: logging.LogRecord) -> bool:
+        return "py4j" not in record.pathname or not handler.handle(record)
+
+    logging.getLogger().addFilter(not_py4js)  # py4j logs a lost connection to the root logger
+    before = [(logger.handlers, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.handlers, logger.propagate = [handler], False
+    try:
+        yield log
+    finally:
+        logging.getLogger().removeFilter(not_py4js)
+        for logger, (handlers, propagate) in zip(loggers, before, strict=True):
+            logger.handlers, logger.propagate = handlers, propagate
+        log.close()
+
+
 def start_jvm(settings: SparkSettings, scratch: Path, log: int) -> Any:
     """Return py4j's gateway to a new JVM. Raises `NsqError` with the reason when it ends."""
     from pyspark.errors import PySparkRuntimeError
@@ -240,3 +291,51 @@ def end_jvm(jvm: Popen[bytes], timeout_s: float) -> None:
         jvm.wait(timeout_s)
     except TimeoutExpired:
         kill_group(jvm)
+
+
+PREFIX = "nsq-spark-"
+LOCK = "lock"
+YOUNG_S = 60.0
+"""A directory this young may be about to be locked."""
+
+
+@contextmanager
+def scratch_directory(parent: Path) -> Iterator[Path]:
+    """A new directory below ``parent``; abandoned ones are removed first.
+
+    Raises `OutputError` where none can be made.
+    """
+    remove_abandoned(parent)
+    try:
+        directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    except OSError as error:
+        raise OutputError(
+            f"cannot make a directory for Spark in {parent} ({error.strerror})",
+            hint="Set TMPDIR, or SPARK_LOCAL_DIRS, to a directory that can be written.",
+        ) from error
+    lock = lock_file(directory / LOCK)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove the directories of sessions of this user that were killed."""
+    for directory in parent.glob(f"{PREFIX}*"):
+        try:
+            state = directory.lstat()
+            if state.st_uid != os.getuid() or time.time() - state.st_mtime < YOUNG_S:
+                continue
+            lock = open_to_write(directory / LOCK, os.O_RDWR)
+        except OSError:  # not a session's directory, or it was removed just now
+            continue
+        try:
+            if try_lock(lock):
+                shutil.rmtree(directory, ignore_errors=True)
+        except OSError:  # where files cannot be locked, it is unknown which sessions live
+            continue
+        finally:
+            os.close(lock)

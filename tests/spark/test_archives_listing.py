@@ -11,7 +11,7 @@ from plugins.archives import Writer, write_archive
 
 from nsqtools.archive.layout import index_of, part_of
 from nsqtools.protocol.message import WireMessage
-from nsqtools.spark.archives import folders
+from nsqtools.spark.archives import archive_files
 from nsqtools.spark.archives.archive_files import Listing
 from nsqtools.spark.archives.damage import ArchiveDamage
 
@@ -38,7 +38,9 @@ def test_a_directory_that_did_not_change_is_not_read_again_and_one_that_did_is(
 ) -> None:
     scanned: list[Path] = []
     scandir = os.scandir
-    monkeypatch.setattr(folders.os, "scandir", lambda path: scanned.append(path) or scandir(path))
+    monkeypatch.setattr(
+        archive_files.os, "scandir", lambda path: scanned.append(path) or scandir(path)
+    )
     write_archive(tmp_path / "a.log.gz", [MESSAGE])
     long_ago(tmp_path)
     listing = listing_of(tmp_path)
@@ -129,7 +131,7 @@ def test_a_directory_that_cannot_be_listed_is_told(
             raise PermissionError(13, "Permission denied", str(path))
         return scandir(path)
 
-    monkeypatch.setattr(folders.os, "scandir", refuse)
+    monkeypatch.setattr(archive_files.os, "scandir", refuse)
     told: list[ArchiveDamage] = []
 
     assert paths(listing_of(tmp_path), told) == ["a.log"]

@@ -12,8 +12,7 @@ import pytest
 
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.spark import session
-from nsqtools.spark.failures import explain, real_reason, spark_errors
-from nsqtools.spark.session_files import SESSION
+from nsqtools.spark.failures import SESSION, explain, real_reason, spark_errors
 from nsqtools.spark.spark_settings import SparkSettings
 
 if TYPE_CHECKING:

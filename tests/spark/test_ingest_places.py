@@ -10,8 +10,8 @@ import pytest
 from plugins.object_store import Bucket
 
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.spark.jobs import ingest_places
-from nsqtools.spark.jobs.ingest_places import (
+from nsqtools.spark.jobs import ingestion
+from nsqtools.spark.jobs.ingestion import (
     BEGUN,
     CHECKPOINT_MARK,
     OUTPUT_MARK,
@@ -174,7 +174,7 @@ def test_of_two_that_begin_at_a_time_one_has_the_output(
     output = tmp_path / "out"
     mark_directories(SOURCE, output, tmp_path / "first")
     with monkeypatch.context() as patch:
-        patch.setattr(ingest_places, "_refuse_foreign", lambda *_: None)  # it looked before
+        patch.setattr(ingestion, "_refuse_foreign", lambda *_: None)  # it looked before
 
         with pytest.raises(OutputError, match="another nsq spark ingest has begun to use"):
             mark_directories(SOURCE, output, tmp_path / "second")

@@ -10,9 +10,9 @@ import pytest
 
 import nsqtools
 from nsqtools.client.options import ClientOptions, option_name
+from nsqtools.spark.archive_format import PUSHDOWN
 from nsqtools.spark.archives.read_settings import archive_settings, stream_settings
 from nsqtools.spark.format_options import Options
-from nsqtools.spark.formats.archive_format import PUSHDOWN
 from nsqtools.spark.publishing.sink_plan import sink_settings
 from nsqtools.spark.topic_stream import topic_settings
 

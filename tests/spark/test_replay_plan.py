@@ -10,12 +10,13 @@ import pytest
 
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.records.units import Moment
-from nsqtools.spark.jobs.replay_job import ReplayJob, ReplayPublishing
-from nsqtools.spark.jobs.replay_plan import (
+from nsqtools.spark.jobs.replay_job import (
     MAX_PARTITION_BYTES,
     MIN_PARTITION_BYTES,
     PLAN,
+    ReplayJob,
     ReplayPlan,
+    ReplayPublishing,
     ReplayRequest,
     check_sizes,
     load_plan,

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from nsqtools.errors import OutputError
-from nsqtools.spark.session_files import YOUNG_S, last_lines, scratch_directory, session_log
+from nsqtools.spark.failures import last_lines
+from nsqtools.spark.session import YOUNG_S, scratch_directory, session_log
 from nsqtools.spark.spark_settings import default_log_file
 
 pytest.importorskip("pyspark")
@@ -74,7 +75,7 @@ def test_what_py4j_says_is_diverted_and_what_others_say_is_not(
 HOLD = """
 import sys
 from pathlib import Path
-from nsqtools.spark.session_files import scratch_directory
+from nsqtools.spark.session import scratch_directory
 with scratch_directory(Path(sys.argv[1])) as directory:
     print(directory, flush=True)
     sys.stdin.read()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqtools.records.envelope import Envelope
-from nsqtools.spark.publishing.publish_rows import byte_strings, chunk_of
+from nsqtools.spark.publishing.publish_task import byte_strings, chunk_of
 
 pyarrow = pytest.importorskip("pyarrow")
 

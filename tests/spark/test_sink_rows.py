@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqtools.spark.publishing.ledger import LedgerEntry
-from nsqtools.spark.publishing.publish_rows import Prefix, fitting, refusal
+from nsqtools.spark.publishing.publish_task import Prefix, fitting, refusal
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,7 @@ from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError, Refu
 from nsqtools.publish.publisher import PublishOptions
 from nsqtools.records.envelope import Envelope, decode
 from nsqtools.spark.publishing.ledger import read_entries
-from nsqtools.spark.publishing.publish_rows import Chunk
-from nsqtools.spark.publishing.publish_task import PublishTask
+from nsqtools.spark.publishing.publish_task import Chunk, PublishTask
 from nsqtools.spark.publishing.row_outcomes import PublishReport
 from nsqtools.spark.publishing.sink_plan import SinkPlan
 

@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from nsqtools.spark.formats.archive_format import PruningReader
+from nsqtools.spark.archive_format import PruningReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

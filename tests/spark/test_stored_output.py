@@ -16,7 +16,7 @@ from nsqtools.spark.jobs.compaction.compaction_job import delete
 from nsqtools.spark.jobs.compaction.inventory import Slot, day_of, take_inventory
 from nsqtools.spark.jobs.compaction.stored_output import StoredOutput
 from nsqtools.spark.jobs.inputs import find_inputs, parquet_objects, refuse_nested
-from nsqtools.spark.jobs.lease import Lease, leased
+from nsqtools.spark.lease import Lease, leased
 from nsqtools.spark.location import StoredPlace, parse_place
 
 BEGIN = 1_790_000_000_000_000_000

@@ -21,17 +21,17 @@ from nsqtools.protocol.message import WireMessage
 from nsqtools.publish.publisher import PublishOptions
 from nsqtools.records.envelope import Envelope, decode
 from nsqtools.spark.location import StoredPlace, parse_place
-from nsqtools.spark.publishing.ledger import LedgerEntry, prepare_ledger
-from nsqtools.spark.publishing.publish_rows import Chunk
-from nsqtools.spark.publishing.publish_task import PublishTask
-from nsqtools.spark.publishing.row_outcomes import PublishReport
-from nsqtools.spark.publishing.sink_plan import SinkPlan
-from nsqtools.spark.publishing.stored_progress import (
+from nsqtools.spark.publishing.ledger import (
     AHEAD_ROWS,
+    LedgerEntry,
     StoredDeadLetters,
     StoredLedgerPart,
+    prepare_ledger,
     read_stored_entries,
 )
+from nsqtools.spark.publishing.publish_task import Chunk, PublishTask
+from nsqtools.spark.publishing.row_outcomes import PublishReport
+from nsqtools.spark.publishing.sink_plan import SinkPlan
 
 ROWS = 3 * AHEAD_ROWS
 CHUNK = 1000

@@ -7,17 +7,21 @@ from collections.abc import Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument
 
 from nsqtools.cli.options.params import SAFETY, SELECTION, Delimiter, DryRun, Json, Yes
 from nsqtools.cli.options.spark_options import (
+    OutputDir,
+    OutputFormat,
     SkipDamaged,
     TableFormat,
+    Topics,
     WorkDir,
     naming_flags,
     place,
 )
 from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.compaction_output import (
     delete_needless,
     show_plan,
@@ -50,84 +54,37 @@ ArchiveDir = Annotated[
         parser=place, metavar="ARCHIVE_DIR", help="Where nsq to-file writes; all below is read."
     ),
 ]
-Output = Annotated[
-    Any,  # a Location
-    Option(
-        "--output",
-        "-o",
-        parser=place,
-        metavar="DIR",
-        help="Where the Parquet files or the Delta table go: a directory, or s3://BUCKET/PREFIX.",
-    ),
-]
-OutputFormat = Annotated[
-    TableFormat,
-    Option(
-        "--format",
-        help="What to write: parquet, or delta, whose readers never see a day half replaced.",
-    ),
-]
-Topics = Annotated[
-    list[str] | None,
-    Option(
-        "--topic",
-        "-t",
-        metavar="TOPIC",
-        help="Only these topics.",
-        rich_help_panel=SELECTION,
-    ),
-]
 Day = Annotated[
     date | None,
-    Option(
-        "--day",
-        parser=parse_day,
-        metavar="DATE",
-        help="Only this day (2026-11-21, in UTC), which must be closed.",
-        rich_help_panel=SELECTION,
-    ),
+    opt("--day DATE", "Only this closed day (2026-11-21, UTC).", SELECTION, parser=parse_day),
 ]
 UntilDay = Annotated[
     date | None,
-    Option(
-        "--until-day",
-        parser=parse_day,
-        metavar="DATE",
-        help="Only closed days up to this one.",
-        rich_help_panel=SELECTION,
-    ),
+    opt("--until-day DATE", "Only closed days up to this one.", SELECTION, parser=parse_day),
 ]
 Grace = Annotated[
     float,
-    Option(
-        "--grace",
+    opt(
+        "--grace DURATION",
+        "How long after midnight (UTC) a day stays open.",
+        SELECTION,
         parser=parse_span,
-        metavar="DURATION",
-        help="How long after midnight (UTC) a day stays open for late messages.",
-        rich_help_panel=SELECTION,
     ),
 ]
-OpenDays = Annotated[
-    bool,
-    Option(
-        "--open-days",
-        help="Take days that are not closed too; a later run merges what is still to come.",
-        rich_help_panel=SELECTION,
-    ),
-]
+OpenDays = Annotated[bool, opt("--open-days", "Take days that are not closed too.", SELECTION)]
 DeleteArchives = Annotated[
     bool,
-    Option(
+    opt(
         "--delete-archives",
-        help="Afterwards delete the archives of which every message is in verified Parquet.",
-        rich_help_panel=SAFETY,
+        "Afterwards delete archives whose messages are all in verified Parquet.",
+        SAFETY,
     ),
 ]
 
 
 def compact(
     archive_dir: ArchiveDir,
-    output: Output,
+    output: OutputDir,
     format: OutputFormat = TableFormat.parquet,
     topic: Topics = None,
     day: Day = None,
@@ -171,12 +128,7 @@ def compact(
 
     def planned() -> Compaction:
         return prepare_compaction(
-            archive_dir,
-            target,
-            selection,
-            grace_s=grace,
-            now_s=time.time(),
-            work_dir=work_dir,
+            archive_dir, target, selection, grace_s=grace, now_s=time.time(), work_dir=work_dir
         )
 
     if dry_run:

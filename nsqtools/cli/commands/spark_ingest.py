@@ -9,11 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument
 
 from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.params import LIMITS, MONITORING, Channel, For, Json
 from nsqtools.cli.options.spark_options import (
+    OutputDir,
+    OutputFormat,
     SkipDamaged,
     TableFormat,
     WorkDir,
@@ -22,6 +24,7 @@ from nsqtools.cli.options.spark_options import (
     place,
 )
 from nsqtools.cli.options.spark_session import SparkOptions, open_spark
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import Progress, report_damages
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.consuming import Create, look_before
@@ -44,90 +47,49 @@ CHANNEL = "spark-ingest"
 ArchiveDir = Annotated[
     Any,  # a Location or None
     Argument(
-        parser=place,
-        metavar="ARCHIVE_DIR",
-        help="An archive that nsq to-file writes, not a topic.",
+        parser=place, metavar="ARCHIVE_DIR", help="An archive that nsq to-file writes, not a topic."
     ),
 ]
-Topic = Annotated[
-    str | None, Option("--topic", "-t", metavar="TOPIC", help="A live topic, not an archive.")
-]
-Output = Annotated[
-    Any,  # a Location
-    Option(
-        "--output",
-        "-o",
-        parser=place,
-        metavar="DIR",
-        help="Where the Parquet files or the Delta table go: a directory, or s3://BUCKET/PREFIX.",
-    ),
-]
-OutputFormat = Annotated[TableFormat, Option("--format", help="What to write: parquet or delta.")]
+Topic = Annotated[str | None, opt("--topic -t TOPIC", "A live topic, not an archive.")]
 Checkpoint = Annotated[
     Any,  # a Location
-    Option(
-        "--checkpoint",
-        parser=place,
-        metavar="DIR",
-        help="Where the stream records its progress.",
-    ),
+    opt("--checkpoint DIR", "Where the stream records its progress.", parser=place),
 ]
 SpoolDir = Annotated[
     Path | None,
-    Option(
-        "--spool-dir",
+    opt(
+        "--spool-dir DIR",
+        "Where messages of a topic wait; default: in the checkpoint.",
+        STREAM,
         parser=location,
-        metavar="DIR",
-        help="Where a topic's messages wait for their batch; default: in the checkpoint.",
-        rich_help_panel=STREAM,
     ),
 ]
-Once = Annotated[bool, Option("--once", help="Take what is there and end.", rich_help_panel=LIMITS)]
+Once = Annotated[bool, opt("--once", "Take what is there and end.", LIMITS)]
 Trigger = Annotated[
     float,
-    Option(
-        "--trigger",
-        parser=parse_span,
-        metavar="DURATION",
-        help="Time between batches; 0s for none.",
-        rich_help_panel=STREAM,
-    ),
+    opt("--trigger DURATION", "Time between batches; 0s for none.", STREAM, parser=parse_span),
 ]
 MaxRows = Annotated[
     int | None,
-    Option(
-        "--max-rows-per-trigger",
-        metavar="N",
-        min=1,
-        help="At most about N messages in a batch.",
-        rich_help_panel=STREAM,
-    ),
+    opt("--max-rows-per-trigger N", "At most about N messages in a batch.", STREAM, min=1),
 ]
 MetricsFile = Annotated[
     Path | None,
-    Option(
-        "--metrics-file",
-        metavar="FILE",
-        help="Write counts, rate and lag to this file, as Prometheus text.",
-        rich_help_panel=MONITORING,
-    ),
+    opt("--metrics-file FILE", "Write counts, rate and lag here, as Prometheus text.", MONITORING),
 ]
-Raw = Annotated[
-    bool,
-    Option("--raw", help="Read files of bare bodies too (nsq_to_file).", rich_help_panel=STREAM),
-]
+Raw = Annotated[bool, opt("--raw", "Read files of bare bodies too (nsq_to_file).", STREAM)]
 FailOnDataLoss = Annotated[
     bool,
-    Option(
+    opt(
         "--fail-on-data-loss/--no-fail-on-data-loss",
-        help="End when a file to read is gone or shorter; else go on and warn in Spark's log.",
-        rich_help_panel=STREAM,
+        "End when a file to read is gone or shorter; else go on and warn in Spark's log.",
+        STREAM,
     ),
 ]
 
 
 def ingest(
-    output: Output,
+    output: OutputDir,
     checkpoint: Checkpoint,
     format: OutputFormat = TableFormat.parquet,
     archive_dir: ArchiveDir = None,
@@ -163,8 +125,12 @@ def ingest(
     """
     from nsqtools.spark.archives.damage import read_damage
     from nsqtools.spark.format_options import hand_on_secret
-    from nsqtools.spark.jobs.ingest_places import held_directories
-    from nsqtools.spark.jobs.ingestion import IngestSink, QueryFollower, start_query
+    from nsqtools.spark.jobs.ingestion import (
+        IngestSink,
+        QueryFollower,
+        held_directories,
+        start_query,
+    )
     from nsqtools.spark.jobs.inputs import damage_options, refuse_nested
     from nsqtools.spark.location import absolute
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument
 
 from nsqtools.cli.options.connection import ProducerConnection
 from nsqtools.cli.options.params import (
@@ -30,6 +30,7 @@ from nsqtools.cli.options.publishing import (
 )
 from nsqtools.cli.options.spark_options import place, places
 from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import DamageReporter, report_publishing
 from nsqtools.cli.render.output import Form, ListingForm, write_json, write_listing
 from nsqtools.cli.running.ends import ExitStatus, stopping
@@ -58,23 +59,21 @@ Since = Annotated[Moment | None, since_option(parse_written_moment)]
 Until = Annotated[Moment | None, until_option(parse_written_moment)]
 Where = Annotated[
     str | None,
-    Option(
-        "--where",
-        metavar="SQL",
-        help="Only messages for which this is true; columns: topic, nsqd, id, timestamp, ts_ns, "
+    opt(
+        "--where SQL",
+        "Only messages for which this is true; columns: topic, nsqd, id, timestamp, ts_ns, "
         "attempts, body.",
-        rich_help_panel=SELECTION,
+        SELECTION,
     ),
 ]
 Ledger = Annotated[Any, progress_option("--ledger", "DIR", place)]  # a Location or None
 DeadLetters = Annotated[
     Any,  # a Location or None
-    Option(
-        "--dead-letters",
+    opt(
+        "--dead-letters DIR",
+        "Where messages that cannot be published go, with the reason.",
+        DELIVERY,
         parser=place,
-        metavar="DIR",
-        help="Write messages that cannot be published there, as JSON with the reason.",
-        rich_help_panel=DELIVERY,
     ),
 ]
 
@@ -113,10 +112,9 @@ def replay(
     """
     from nsqtools.spark.format_options import as_options, hand_on_secret
     from nsqtools.spark.jobs.inputs import find_inputs
-    from nsqtools.spark.jobs.replay_job import ReplayJob, ReplayPublishing
-    from nsqtools.spark.jobs.replay_plan import ReplayRequest
+    from nsqtools.spark.jobs.replay_job import ReplayJob, ReplayPublishing, ReplayRequest
     from nsqtools.spark.location import absolute
-    from nsqtools.spark.session_files import scratch_directory
+    from nsqtools.spark.session import scratch_directory
 
     request = ReplayRequest(
         tuple(paths), topic_map(topic or ()), since, until, where or "", delimiter

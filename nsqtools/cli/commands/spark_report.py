@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument
 
 from nsqtools.cli.options.html_page import Html, check_page
-from nsqtools.cli.options.params import SELECTION, Delimiter, Since, Until, time_range
+from nsqtools.cli.options.params import Delimiter, Since, Until, time_range
 from nsqtools.cli.options.spark_options import (
     DamageDir,
     SkipDamaged,
+    Topics,
     damage_place,
     naming_flags,
     places,
 )
 from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import report_damages
 from nsqtools.cli.render.output import ListingForm
 from nsqtools.cli.render.report_output import show_report, write_page
@@ -50,22 +52,9 @@ Paths = Annotated[
         help="Archives, Parquet or Delta: files, directories with all below, or s3://... places.",
     ),
 ]
-By = Annotated[
-    float,
-    Option("--by", parser=parse_step, metavar="hour|day|DURATION", help="Length of an interval."),
-]
-Topics = Annotated[
-    list[str] | None,
-    Option("--topic", "-t", metavar="TOPIC", help="Only these.", rich_help_panel=SELECTION),
-]
+By = Annotated[float, opt("--by hour|day|DURATION", "Length of an interval.", parser=parse_step)]
 GapOption = Annotated[
-    float,
-    Option(
-        "--gap",
-        parser=parse_gap,
-        metavar="DURATION",
-        help="A topic in which nothing was published for longer has a gap.",
-    ),
+    float, opt("--gap DURATION", "A topic that is silent for longer has a gap.", parser=parse_gap)
 ]
 
 
@@ -109,12 +98,7 @@ def report(
     with damage_place(
         damage_dir, skip_damaged=skip_damaged, is_local=settings.is_local
     ) as damage_path:
-        choice = Choice(
-            tuple(topic or ()),
-            time_range(since, until),
-            delimiter,
-            damage_path,
-        )
+        choice = Choice(tuple(topic or ()), time_range(since, until), delimiter, damage_path)
         with (
             naming_flags(),
             open_spark(runtime, settings) as session,

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument
 
 from nsqtools.cli.options.params import LIMITS
 from nsqtools.cli.options.spark_options import (
@@ -18,6 +18,7 @@ from nsqtools.cli.options.spark_options import (
     places,
 )
 from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import report_damages
 from nsqtools.cli.render.output import Form, Kind, ListingForm, write_documents, write_listing
 from nsqtools.cli.running.runtime import Runtime, Session
@@ -41,27 +42,20 @@ Paths = Annotated[
     ),
 ]
 Archives = Annotated[
-    list[str] | None,
-    Option("--archive", metavar="NAME=PATH", help="Archives under a name of their own."),
+    list[str] | None, opt("--archive NAME=PATH", "Archives under a name of their own.")
 ]
 Parquet = Annotated[
-    list[str] | None,
-    Option("--parquet", metavar="NAME=PATH", help="Parquet under a name of its own."),
+    list[str] | None, opt("--parquet NAME=PATH", "Parquet under a name of its own.")
 ]
-QueryFile = Annotated[
-    Path | None,
-    Option("--file", "-f", metavar="FILE", help="Read the query from here; - is stdin."),
-]
+QueryFile = Annotated[Path | None, opt("--file -f FILE", "Read the query from here; - is stdin.")]
 Count = Annotated[
     int | None,
-    Option(
-        "--count",
-        "-n",
-        metavar="N",
+    opt(
+        "--count -n N",
+        "Print at most N rows; 0 prints all.",
+        LIMITS,
         min=0,
         show_default="100 on a terminal, else all",
-        help="Print at most N rows; 0 prints all.",
-        rich_help_panel=LIMITS,
     ),
 ]
 

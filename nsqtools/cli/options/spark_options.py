@@ -10,8 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
-
+from nsqtools.cli.options.params import SELECTION
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.errors import ConfigurationError, NsqError
 
 if TYPE_CHECKING:
@@ -51,33 +51,33 @@ def locations(texts: Iterable[str]) -> list[Path]:
     return [location(text) for text in texts]
 
 
+OutputDir = Annotated[
+    Any,  # a Location
+    opt("--output -o DIR", "Directory or s3://BUCKET/PREFIX for Parquet or Delta.", parser=place),
+]
+OutputFormat = Annotated[TableFormat, opt("--format", "What to write: parquet or delta.")]
+Topics = Annotated[list[str] | None, opt("--topic -t TOPIC", "Only these topics.", SELECTION)]
 WorkDir = Annotated[
     Path | None,
-    Option(
-        "--work-dir",
+    opt(
+        "--work-dir DIR",
+        "Where nsq to-file has files in progress, if elsewhere.",
+        ARCHIVES,
         parser=location,
-        metavar="DIR",
-        help="Where nsq to-file has its files in progress, if not with the finished ones.",
-        rich_help_panel=ARCHIVES,
     ),
 ]
 SkipDamaged = Annotated[
     bool,
-    Option(
-        "--skip-damaged",
-        help="Read what is readable of damaged archives, and report the rest.",
-        rich_help_panel=ARCHIVES,
-    ),
+    opt("--skip-damaged", "Read what is readable of damaged archives; report the rest.", ARCHIVES),
 ]
 
 DamageDir = Annotated[
     Any,  # a Location or None
-    Option(
-        "--damage-dir",
+    opt(
+        "--damage-dir DIR",
+        "Where executors of a cluster report damage: a shared directory, or s3://BUCKET/PREFIX.",
+        ARCHIVES,
         parser=place,
-        metavar="DIR",
-        help="Where executors of a cluster report damage: a shared directory, or s3://BUCKET/PREFIX.",
-        rich_help_panel=ARCHIVES,
     ),
 ]
 

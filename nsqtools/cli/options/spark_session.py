@@ -19,10 +19,8 @@ from threading import Event, Thread
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
-
 from nsqtools.cli.options.spark_options import location
-from nsqtools.cli.parsing.binding import From
+from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.render.outcomes import INTERVAL_S, Progress
 from nsqtools.cli.running.ends import SIGNALS, StopSignals, stopping
 from nsqtools.cli.running.runtime import Runtime
@@ -37,40 +35,32 @@ SPARK = "Spark"  # the panel of help
 
 Master = Annotated[
     str,
-    Option(
-        "--master",
-        metavar="URL",
+    opt(
+        "--master URL",
+        "Where Spark runs: local[N,4], spark://HOST:7077, yarn, k8s://URL.",
+        SPARK,
         envvar="NSQ_SPARK_MASTER",
-        help="Where Spark runs: local[N,4], spark://HOST:7077, yarn, k8s://URL.",
-        rich_help_panel=SPARK,
     ),
 ]
 DriverMemory = Annotated[
     str,
-    Option(
-        "--driver-memory",
-        metavar="SIZE",
-        help="Heap of the JVM beside this process; in local mode all of Spark is in it.",
-        rich_help_panel=SPARK,
+    opt(
+        "--driver-memory SIZE",
+        "Heap of Spark's driver; in local mode all of Spark is in it.",
+        SPARK,
     ),
 ]
 Conf = Annotated[
     list[str] | None,
-    Option(
-        "--conf",
-        metavar="KEY=VALUE",
-        help="Any setting of Spark: spark.executor.memory=4g.",
-        rich_help_panel=SPARK,
-    ),
+    opt("--conf KEY=VALUE", "Any setting of Spark: spark.executor.memory=4g.", SPARK),
 ]
 SparkLog = Annotated[
     Path | None,
-    Option(
-        "--spark-log",
+    opt(
+        "--spark-log FILE",
+        "Spark's log; default: below ~/.local/state/nsqtools.",
+        SPARK,
         parser=location,
-        metavar="FILE",
-        help="Where Spark's own messages go; default: below ~/.local/state/nsqtools.",
-        rich_help_panel=SPARK,
     ),
 ]
 

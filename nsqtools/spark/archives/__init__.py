@@ -1,13 +1,11 @@
 """``nsq-archive`` as plain objects: nothing here knows Spark, and only reading knows Arrow.
 
     read_settings      the options
-    folders            the files below a directory, listed again and again
     archive_files      which files there are, by writer and number, and what kind of lines they hold
     damage             what cannot be read: fails the query, or is reported and counted
     partitions         files into ranges of members, ranges into partitions
     offsets            how far a stream has read, and how far its next batch goes
     archive_stream     the answers of a stream's reader
-    texts              a range of a file into pieces of whole lines
     message_columns    text into columns: the fast way, and the exact one
     partition_reader   a partition into Arrow record batches
 

@@ -1,28 +1,260 @@
 """Ingestion: a live topic or an archive into Parquet or Delta, each message once.
 
 Spark provides exactly once: the source repeats a batch unchanged, and the output knows which
-batches it has, by the log of Spark's file sink or by that of the Delta table. What this demands of
-the places, `ingest_places` sees to.
+batches it has, by the log of Spark's file sink (``_spark_metadata``) or by that of the Delta table.
+Both hold only while output and checkpoint stay together, which Spark does not check: it numbers
+batches in the checkpoint and believes the output's log about which of them are written. A new
+checkpoint with an old output would skip its first batches, and an old checkpoint with a new output
+would begin in the middle; messages would be missing without a word. So both are marked with one
+identity (`mark_directories`), belong to one run at a time, and anything else is refused.
+
+Files that an interrupted batch wrote are not in the sink's log, and Spark ignores them. Other
+readers of the directory would count their messages twice, so they are removed.
+
+Trap: when this process is killed, its JVM lives on for a moment and may still commit its batch. The
+files of that batch are no leftovers yet, so the JVM inherits the lock of the checkpoint, which is
+free only when both have ended.
+
+A message may come again in a later batch: two archivers had it, or nsqd gave it out again after a
+crash. It has the identity and the time of publishing that it had. Of a Delta table a batch is
+compared with those files that may hold its topics, days and times, which Delta knows of each file,
+and the rest is appended in one commit, which readers see whole or not at all. That is an
+insert-only merge; as an append it does not fail for what another writer does meanwhile.
+
+The commit has the number of the batch. Spark repeats a batch when a crash came between the commit
+of the table and that of the checkpoint: Delta then ignores it, bare bodies included, which have no
+identity. As with Delta's own sink, a query is named by the id in its checkpoint.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.archive.storage import Storage, failure_of
+from nsqtools.archive.storage_objects import open_storage
+from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.files.locks import lock_file
 from nsqtools.records.prometheus import Metric
-from nsqtools.spark.archives.message_columns import MESSAGE_DDL
+from nsqtools.spark.archives.message_columns import IDENTITY, MESSAGE_DDL
 from nsqtools.spark.jobs.compaction.inventory import DAY_NS
-from nsqtools.spark.jobs.delta_sink import DeltaSink
-from nsqtools.spark.location import Location, spark_url
+from nsqtools.spark.lease import leased
+from nsqtools.spark.location import Location, StoredPlace, absolute, contains, spark_url
+from nsqtools.spark.packages import DELTA_LOG
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+OUTPUT_MARK = "_ingest.json"
+CHECKPOINT_MARK = "nsq-ingest.json"
+LOCK = "nsq-ingest.lock"
+BEGUN = "offsets"  # Spark makes it with the first batch
+
+
+@dataclass(frozen=True, slots=True)
+class IngestMark:
+    """What is ingested, and where to. ``id`` is made up once."""
+
+    id: str
+    source: str
+    output: str
+    checkpoint: str
+
+
+@contextmanager
+def held_directories(
+    source: str, output: Location, checkpoint: Location, *, is_delta: bool = False
+) -> Iterator[tuple[int, ...]]:
+    """Mark two places, lock them, and remove what interrupted batches left before and after.
+
+    Yields the descriptors that the JVM must inherit (`SparkSettings.inherited`). Raises
+    `ConfigurationError`, and `OutputError`.
+    """
+    mark_directories(source, output, checkpoint)
+    with _locked(checkpoint) as held:
+        _refuse_other_format(output, is_delta=is_delta)
+        if is_delta:  # its log says what counts, to every reader
+            yield held
+            return
+        remove_leftovers(output)
+        yield held
+        remove_leftovers(output)
+
+
+@contextmanager
+def _locked(checkpoint: Location) -> Iterator[tuple[int, ...]]:
+    if isinstance(checkpoint, StoredPlace):
+        with leased(checkpoint, LOCK):
+            yield ()
+        return
+    try:
+        descriptor = lock_file(checkpoint / LOCK)
+    except OSError as exc:
+        raise OutputError(f"cannot write {exc.filename} ({exc.strerror})") from exc
+    if descriptor is None:
+        raise OutputError(
+            f"another nsq spark ingest uses {checkpoint}",
+            hint="If it was killed, its Spark still ends: try again in a few seconds.",
+        )
+    try:
+        yield (descriptor,)
+    finally:
+        os.close(descriptor)
+
+
+def mark_directories(source: str, output: Location, checkpoint: Location) -> None:
+    """Mark two places, which are made, as those of ``source``; or see that they are.
+
+    Raises `ConfigurationError` when they are somebody else's, and `OutputError`.
+    """
+    output, checkpoint = absolute(output), absolute(checkpoint)
+    if contains(output, checkpoint) or contains(checkpoint, output):
+        raise ConfigurationError("--output and --checkpoint must not contain each other")
+    at_output, at_checkpoint = open_storage(str(output)), open_storage(str(checkpoint))
+    try:
+        of_checkpoint = _read_mark(at_checkpoint, CHECKPOINT_MARK)
+        of_output = _read_mark(at_output, OUTPUT_MARK)
+        if of_checkpoint is None:
+            _refuse_foreign(at_output, at_checkpoint, of_output)
+            mark = IngestMark(uuid.uuid4().hex, source, str(output), str(checkpoint))
+            _write_mark(at_checkpoint, CHECKPOINT_MARK, mark)
+            _write_mark(at_output, OUTPUT_MARK, mark)
+            return
+        if of_checkpoint.source != source:
+            raise ConfigurationError(
+                f"the checkpoint {checkpoint} belongs to {of_checkpoint.source}, not to {source}",
+                hint="Each source needs a checkpoint and an output of its own.",
+            )
+        if of_checkpoint.output != str(output):
+            raise ConfigurationError(
+                f"the checkpoint {checkpoint} belongs to {of_checkpoint.output}, not to {output}",
+                hint="Spark's log of an output has its path: leave it there, or start both over.",
+            )
+        if of_output is None and not _is_used(at_output) and not _is_used(at_checkpoint, BEGUN):
+            _write_mark(at_output, OUTPUT_MARK, of_checkpoint)
+        elif of_output is None or of_output.id != of_checkpoint.id:
+            raise ConfigurationError(
+                f"{output} is not the output that was written with the checkpoint {checkpoint}",
+                hint="Restore it, or start with a new checkpoint and a new output.",
+            )
+    except OSError as exc:
+        raise failure_of(exc, "use", output) from exc
+
+
+def _refuse_foreign(output: Storage, checkpoint: Storage, of_output: IngestMark | None) -> None:
+    if _is_used(checkpoint):
+        raise ConfigurationError(
+            f"{checkpoint.url} is not a checkpoint of nsq spark ingest",
+            hint="Give a new directory.",
+        )
+    if of_output is not None:
+        raise ConfigurationError(
+            f"{output.url} was written with the checkpoint {of_output.checkpoint}, not with "
+            f"{checkpoint.url}",
+            hint="Give that one, or a new output: with another one messages would be missing.",
+        )
+    if _is_used(output):
+        raise ConfigurationError(
+            f"{output.url} holds files that nsq spark ingest did not write",
+            hint="Give a new directory.",
+        )
+
+
+def _is_used(place: Storage, folder: str = "") -> bool:
+    return next(iter(place.list(folder)), None) is not None
+
+
+def _read_mark(place: Storage, name: str) -> IngestMark | None:
+    try:
+        return IngestMark(**json.loads(place.read(name)))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as exc:
+        raise OutputError(f"cannot read {place.where(name)} ({exc})") from None
+
+
+def _write_mark(place: Storage, name: str, mark: IngestMark) -> None:
+    try:
+        place.put_if_absent(name, (json.dumps(asdict(mark), indent=2) + "\n").encode())
+    except FileExistsError:
+        raise OutputError(f"another nsq spark ingest has begun to use {place.url}") from None
+
+
+SINK_LOG = "_spark_metadata"
+SINK_LOG_VERSION = "v1"
+
+
+def _refuse_other_format(output: Location, *, is_delta: bool) -> None:
+    """Refuse to go on in another format: what was written before would be missing there."""
+    place = open_storage(str(absolute(output)))
+    try:
+        if is_delta and _is_used(place, SINK_LOG):
+            raise ConfigurationError(
+                f"{output} holds Parquet that is not a Delta table",
+                hint="Go on without --format delta, or give a new output and a new checkpoint.",
+            )
+        if not is_delta and _is_used(place, DELTA_LOG):
+            raise ConfigurationError(f"{output} is a Delta table", hint="Add --format delta.")
+    except OSError as exc:
+        raise failure_of(exc, "use", output) from exc
+
+
+_BATCH = re.compile(r"\d+(\.compact)?")
+_DATA = re.compile(r"topic=[^/]*/date=[^/]*/([^/]*\.parquet)")
+
+
+def remove_leftovers(output: Location) -> int:
+    """Remove them, and return how many there were. Nobody may be writing.
+
+    Raises `OutputError`, also for a log that cannot be read: nothing is removed then.
+    """
+    place = open_storage(str(absolute(output)))
+    try:
+        names = [entry.name for entry in place.list()]
+        known = committed(place, names)
+        if known is None:
+            return 0
+        found = filter(None, map(_DATA.fullmatch, names))
+        left = [match for match in found if match[1] not in known]
+        for match in left:
+            folder = match[0].removesuffix(match[1])
+            place.delete(match[0])
+            place.delete(f"{folder}.{match[1]}.crc")
+        return len(left)
+    except OSError as exc:
+        raise failure_of(exc, "clean up", output) from exc
+
+
+def committed(output: Storage, names: Iterable[str]) -> set[str] | None:
+    """Return the names of the files that count; None before the first batch.
+
+    ``names`` are all names in the output. That of a file is made up by Spark, so that it is enough
+    without its directory. Raises ``OSError``, and `OutputError`.
+    """
+    logs = [name for name in names if name.startswith(f"{SINK_LOG}/")]
+    if not logs:
+        return None
+    known: set[str] = set()
+    for name in logs:
+        if _BATCH.fullmatch(name.removeprefix(f"{SINK_LOG}/")):
+            version, *lines = output.read(name).decode().splitlines()
+            try:
+                if version != SINK_LOG_VERSION:
+                    raise ValueError(f"it is of version {version}")
+                known |= {json.loads(line)["path"].rpartition("/")[2] for line in lines}
+            except (ValueError, KeyError, TypeError) as exc:
+                raise OutputError(f"cannot read {output.where(name)} ({exc})") from exc
+    return known
+
 
 POLL_S = 0.2
 METRICS = "ingest"
@@ -192,3 +424,66 @@ def _lag(latest: Any) -> dict[str, int]:
 def _has_run(progress: Any) -> bool:
     """An idle query reports, too, under the number of the batch that will come."""
     return METRICS in progress["observedMetrics"] and "addBatch" in progress["durationMs"]
+
+
+PARTITIONS = ("topic", "date")
+FILE_BYTES = 64 << 20  # of bodies
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSink:
+    """What ``foreachBatch`` calls."""
+
+    output: Location
+    checkpoint: Location
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        """Append what is new of a batch. Raises what Spark raises, and `OutputError`."""
+        kept = batch.persist()  # it is read twice, and must be counted once
+        try:
+            if slots := _slots(kept):
+                self._append(self._new(kept, slots), number)
+        finally:
+            kept.unpersist()
+
+    def _new(self, rows: DataFrame, slots: list[Row]) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        tasks = 1 + sum(slot.body_bytes for slot in slots) // FILE_BYTES
+        named, bare = rows.where(F.col("id").isNotNull()), rows.where(F.col("id").isNull())
+        named = named.repartition(tasks, *IDENTITY).dropDuplicates(list(IDENTITY))
+        dated = [slot for slot in slots if slot.first_ns is not None]
+        if dated and self._has_table():
+            table = rows.sparkSession.read.format("delta").load(spark_url(self.output))
+            first, last = min(each.first_ns for each in dated), max(each.last_ns for each in dated)
+            there = table.where(
+                F.col("topic").isin([each.topic for each in dated])
+                & F.col("date").isin([each.date for each in dated])
+                & F.col("ts_ns").between(first, last)
+            )
+            named = named.join(there.select(*IDENTITY), list(IDENTITY), "left_anti")
+        return named.unionByName(bare.coalesce(tasks)).select(*rows.columns)
+
+    def _append(self, rows: DataFrame, number: int) -> None:
+        writer = rows.write.format("delta").mode("append").partitionBy(*PARTITIONS)
+        writer = writer.option("txnAppId", self._query()).option("txnVersion", number)
+        writer.option("compression", "zstd").save(spark_url(self.output))
+
+    def _has_table(self) -> bool:
+        return next(iter(open_storage(str(self.output)).list(DELTA_LOG)), None) is not None
+
+    def _query(self) -> str:
+        place = open_storage(str(absolute(self.checkpoint)))
+        try:
+            return str(json.loads(place.read("metadata"))["id"])
+        except (OSError, ValueError, KeyError) as exc:
+            raise OutputError(f"cannot read {place.where('metadata')} ({exc})") from exc
+
+
+def _slots(rows: DataFrame) -> list[Row]:
+    """The topics and days in a batch, with the range of their times."""
+    from pyspark.sql import functions as F
+
+    size = F.coalesce(F.sum(F.length("body")), F.lit(0)).alias("body_bytes")
+    first, last = F.min("ts_ns").alias("first_ns"), F.max("ts_ns").alias("last_ns")
+    return rows.groupBy(*PARTITIONS).agg(size, first, last).collect()

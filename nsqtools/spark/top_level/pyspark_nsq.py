@@ -4,6 +4,6 @@ The wheel puts this module beside the package. PySpark imports it whenever data 
 up, in whatever program, so it does nothing else.
 """
 
-from nsqtools.spark.formats.nsq_source import NsqFormat as DefaultSource
+from nsqtools.spark.nsq_format import NsqFormat as DefaultSource
 
 __all__ = ["DefaultSource"]

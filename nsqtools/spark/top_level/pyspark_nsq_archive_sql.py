@@ -1,5 +1,5 @@
 """``USING nsq_archive`` in SQL without a call, as `pyspark_nsq` does it for ``nsq``."""
 
-from nsqtools.spark.formats.archive_format import SQLArchiveFormat as DefaultSource
+from nsqtools.spark.archive_format import SQLArchiveFormat as DefaultSource
 
 __all__ = ["DefaultSource"]

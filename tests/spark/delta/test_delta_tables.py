@@ -15,7 +15,7 @@ from plugins.archives import Writer, write_archive
 from plugins.spark import RunSpark
 
 from nsqtools.protocol.message import WireMessage
-from nsqtools.spark.jobs.compaction import stored_partition
+from nsqtools.spark.jobs.compaction import partition_job
 from nsqtools.spark.jobs.compaction.stored_output import StoredOutput
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def test_compaction_merges_late_messages_and_no_reader_sees_half_a_day(
     assert rows_of(spark, table) == both
 
     write_archive(archive / "later.gz", messages(540, 560, 2), topic=TOPICS[1])
-    write, foreign = stored_partition._write, messages(560, 561)[0]
+    write, foreign = partition_job._write_stored, messages(560, 561)[0]
 
     def after_another(*given: Any) -> dict[str, int]:
         rows = spark.read.format("delta").load(str(table)).where(f"topic = '{TOPICS[1]}'").limit(1)
@@ -141,7 +141,7 @@ def test_compaction_merges_late_messages_and_no_reader_sees_half_a_day(
         return write(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(stored_partition, "_write", after_another)
+        patch.setattr(partition_job, "_write_stored", after_another)
         overtaken = run_spark(*command)
     assert (overtaken.status, "another writer changed" in overtaken.err) == (1, True), overtaken.err
     [version] = re.findall(r"VERSION AS OF (\d+)", overtaken.err)

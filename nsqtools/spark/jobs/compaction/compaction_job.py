@@ -31,15 +31,20 @@ from nsqtools.spark.jobs.compaction.compaction_plan import (
     changed,
     plan_partitions,
 )
-from nsqtools.spark.jobs.compaction.inventory import UNDATED, CountedFile, Slot, take_inventory
+from nsqtools.spark.jobs.compaction.inventory import (
+    UNDATED,
+    CountedFile,
+    Slot,
+    delete_stored,
+    take_inventory,
+)
 from nsqtools.spark.jobs.compaction.partition_job import (
     ArchiveReading,
     PartitionResult,
     compact_partition,
+    compact_stored,
 )
-from nsqtools.spark.jobs.compaction.stored_inventory import delete_stored
 from nsqtools.spark.jobs.compaction.stored_output import StoredOutput
-from nsqtools.spark.jobs.compaction.stored_partition import compact_stored
 from nsqtools.spark.jobs.inputs import refuse_nested
 from nsqtools.spark.location import Location, StoredPlace
 

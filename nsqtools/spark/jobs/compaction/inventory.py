@@ -5,7 +5,8 @@ midnight are unpacked; files without an index, or with data after it, are read w
 compared with what Spark reads later: two independent readings.
 
 A file that nsq to-file wrote has one topic; its first and last member are checked for it. Of a file
-in progress the durable part counts.
+in progress the durable part counts. In an object store nothing is checked ahead: whether a file has
+one topic, as its index implies, the compaction itself finds out.
 """
 
 from __future__ import annotations
@@ -18,15 +19,21 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from nsqtools.archive.finding import ArchiveFile, find_archives
-from nsqtools.archive.layout import Member, owner_of
+from nsqtools.archive.finding import ArchiveFile, find_archives, foreign_file
+from nsqtools.archive.layout import INDEX, Member, owner_of
 from nsqtools.archive.members import codec_at, scan_members
 from nsqtools.archive.reader import read_messages
+from nsqtools.archive.storage import failure_of
 from nsqtools.errors import OutputError
 from nsqtools.files.opening import open_to_read
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import NS
-from nsqtools.records.envelope import Envelope
+from nsqtools.records.envelope import Envelope, decode
+from nsqtools.spark.archives.archive_files import UNKNOWN, LineKind
+from nsqtools.spark.archives.partition_reader import open_range, pieces
+from nsqtools.spark.archives.partitions import Range
+from nsqtools.spark.archives.read_settings import ReadSettings
+from nsqtools.spark.archives.stored_archives import StoredArchive, StoredListing
 from nsqtools.spark.location import Location, StoredPlace
 
 DAY_NS = 86_400 * NS
@@ -135,8 +142,6 @@ def take_inventory(directory: Location, work_dir: Path | None = None) -> list[Co
     Raises `NotFoundError` for a missing directory, and `OutputError`.
     """
     if isinstance(directory, StoredPlace):
-        from nsqtools.spark.jobs.compaction.stored_inventory import take_stored_inventory
-
         return take_stored_inventory(directory)
     contents = []
     found = find_archives([directory.absolute()])
@@ -227,3 +232,99 @@ def _messages(path: Path, member: Member, count: Count) -> Iterator[Envelope]:
     """The messages of one member; the reader would continue after it."""
     alone = ArchiveFile.at(path, [member])
     return islice(read_messages(alone, count.on_damage), member.messages)
+
+
+MANIFEST = ".manifest"  # see `archive.upload_job`
+NEWLINE = b"\n"
+
+
+def take_stored_inventory(place: StoredPlace) -> list[CountedFile]:
+    """Look at all archives below a place.
+
+    Raises `NotFoundError`, `ConfigurationError` for files of other programs, and as `failure_of`
+    says.
+    """
+    files = StoredListing([place]).files(lambda damage: None).values()
+    try:
+        return [_look_at_stored(file) for file in files if isinstance(file, StoredArchive)]
+    except OSError as exc:
+        raise failure_of(exc, "read", place) from exc
+
+
+def _look_at_stored(file: StoredArchive) -> CountedFile:
+    count = Count()
+    content = file.content(NEWLINE)
+    if content.foreign:
+        raise foreign_file(file.shown, content.foreign)
+    members = file.readable()
+    for member in members:
+        if content.kind is LineKind.bodies and member.messages != UNKNOWN:
+            count.count(None, None, member.messages)
+        elif _is_of_one_day(member) and content.topic:
+            count.count(content.topic, day_of(member.min_ts), member.messages)
+        else:
+            count.add(_stored_messages(file, member, count))
+    times = [member.min_ts for member in members if member.max_ts]
+    return CountedFile(
+        file.place,
+        file.head.encode().decode().strip() if file.head else str(file.place),
+        file.entry.size,
+        file.entry.modified_ns,
+        len(members),
+        dict(count.messages),
+        is_compressed=content.codec.is_compressed,
+        has_index=file.has_index,
+        min_ts=min(times) if times else None,
+        damage="; ".join(count.damage),
+        invalid_topics=count.describe_invalid(),
+    )
+
+
+def _is_of_one_day(member: Member) -> bool:
+    is_known = member.messages != UNKNOWN and bool(member.max_ts)
+    return is_known and day_of(member.min_ts) == day_of(member.max_ts)
+
+
+def _stored_messages(file: StoredArchive, member: Member, count: Count) -> Iterator[Envelope]:
+    """The messages of one member, or of all that no index names."""
+    content = file.content(NEWLINE)
+    lines = member.encode() if member.messages != UNKNOWN else b""
+    wanted = Range(file.location, file.key, content, member.offset, member.end, file.shown, lines)
+
+    def note(_pos: int, problem: str) -> None:
+        count.damage.append(problem)
+
+    with open_range(wanted, ReadSettings((file.location,))) as opened:
+        for piece in pieces(opened, wanted, NEWLINE, note):
+            for number, line in enumerate(_split(piece.text)):
+                if content.kind is LineKind.bodies:
+                    yield Envelope("", "", b"", 0, 0, line)
+                    continue
+                try:
+                    yield decode(line)
+                except ValueError as exc:
+                    note(piece.pos, f"line {number + 1} is not a message: {exc}")
+
+
+def _split(text: bytes) -> Sequence[bytes]:
+    return text.removesuffix(NEWLINE).split(NEWLINE) if text else ()
+
+
+def delete_stored(content: CountedFile) -> bool:
+    """Delete an archive with its index; return False, and leave it, when it has changed.
+
+    Raises as `failure_of` says.
+    """
+    place = content.path
+    assert isinstance(place, StoredPlace)
+    try:
+        entry = place.entry()
+        if (entry.size, entry.modified_ns) != (content.size, content.mtime_ns):
+            return False
+        place.storage.delete(place.key)
+        for suffix in (INDEX, MANIFEST):
+            beside = place.beside(f".{place.name}{suffix}")
+            beside.storage.delete(beside.key)
+    except OSError as exc:
+        raise failure_of(exc, "delete", place) from exc
+    return True

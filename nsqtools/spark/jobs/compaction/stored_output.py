@@ -10,14 +10,20 @@ where they are, and are published by one new manifest, which is written once and
 files of the manifest before are removed after that. `nsq spark` reads what manifests name. Another
 program that reads all files below the place sees old and new ones for that moment: with Delta it
 never does, because there the table's log decides.
+
+Delta refuses a commit when another one came between its own beginning and its end, but not when
+that came between our reading and that beginning, a moment before. So the version that was read is
+kept, and the table's log is looked at afterwards (`changed_by_others`).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from nsqtools.archive.storage import Storage, failure_of
 from nsqtools.archive.storage_objects import open_storage
@@ -31,8 +37,7 @@ from nsqtools.spark.jobs.compaction.compacted_output import (
     folder_of,
 )
 from nsqtools.spark.jobs.compaction.inventory import Slot
-from nsqtools.spark.jobs.compaction.table_log import changed_by_others, table_version
-from nsqtools.spark.jobs.lease import Lease, leased
+from nsqtools.spark.lease import Lease, leased
 from nsqtools.spark.location import Location, StoredPlace, absolute
 from nsqtools.spark.packages import DELTA_LOG
 
@@ -223,3 +228,39 @@ def naming(root: Location) -> Iterator[None]:
         yield
     except OSError as exc:
         raise failure_of(exc, "use", root) from exc
+
+
+_COMMIT = re.compile(rf"{DELTA_LOG}/(\d{{20}})\.json")
+
+
+def table_version(table: Storage) -> int | None:
+    """Return the version of a table; None where there is none. Raises ``OSError``."""
+    found = (_COMMIT.fullmatch(entry.name) for entry in table.list(DELTA_LOG))
+    return max((int(commit[1]) for commit in found if commit), default=None)
+
+
+def changed_by_others(table: Storage, version: int, slot: Slot, ours: str) -> int | None:
+    """Return the version before our commit, if others changed a partition after ``version``.
+
+    ``ours`` is what our commit has as ``userMetadata``. What only lies in other files now, as after
+    OPTIMIZE, is not changed. Raises ``OSError``.
+    """
+    is_changed = False
+    while True:
+        version += 1
+        actions = list(_actions(table, version))
+        if any(each.get("commitInfo", {}).get("userMetadata") == ours for each in actions):
+            return version - 1 if is_changed else None
+        is_changed |= any(_changes(action, slot) for action in actions)
+
+
+def _actions(table: Storage, version: int) -> Iterator[dict[str, Any]]:
+    for line in table.read(f"{DELTA_LOG}/{version:020d}.json").splitlines():
+        yield json.loads(line)
+
+
+def _changes(action: dict[str, Any], slot: Slot) -> bool:
+    file = action.get("add") or action.get("remove") or {}
+    values = file.get("partitionValues")
+    is_here = values is None or values == {"topic": slot.topic, "date": str(slot.day)}
+    return bool(file.get("dataChange")) and is_here

@@ -196,7 +196,7 @@ class ArchiveReader(DataSourceReader):
 class PruningReader(ArchiveReader):
     """Skips files and members by the query's own filters.
 
-    Spark refuses a reader with this method unless `jvm.PUSHDOWN_CONF` is on; it is off by default.
+    Spark refuses a reader with this method unless `PUSHDOWN_CONF` is on; it is off by default.
     """
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:
