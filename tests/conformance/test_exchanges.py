@@ -14,7 +14,7 @@ case's own, ``{id -1}`` the id of the last message that came.
 Go lists maps in random order, so lists of nsqlookupd with several items are sorted. One test here
 asks the Go daemons again. To add a case, add a line with null for each answer, and
 
-    NSQTOOLS_RECORD_EXCHANGES=1 pytest tests/conformance/test_exchanges.py
+    NSQTOOLS_RECORD_EXCHANGES=1 pytest tests/conformance/test_exchanges.py -k go
 """
 
 from __future__ import annotations

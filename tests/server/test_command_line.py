@@ -163,18 +163,18 @@ def test_a_config_file_is_read(tmp_path: Path, line: str, options: dict[str, obj
     assert read_config(str(path), NsqdOptions) == options
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "max_rdy_count = 1.5",
-        "msg_timeout = 1.5",
-        'msg_timeout = "5"',
-        'snappy = "maybe"',
-        "nsqlookupd_tcp_addresses = [1.5]",
-        "log_level = 5",
-        "=",
-    ],
-)
+BAD_LINES = """
+max_rdy_count = 1.5
+msg_timeout = 1.5
+msg_timeout = "5"
+snappy = "maybe"
+nsqlookupd_tcp_addresses = [1.5]
+log_level = 5
+=
+"""
+
+
+@pytest.mark.parametrize("line", BAD_LINES.strip().splitlines())
 def test_a_bad_config_file_is_refused(tmp_path: Path, line: str) -> None:
     path = tmp_path / "nsqd.toml"
     path.write_text(line)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import socket
-import struct
 
 import pytest
 from plugins.raw_client import TIMEOUT_S, RawClient, sized
+from plugins.raw_peer import RawPeer
 
 from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
 from nsqtools.server.http.foundation import ForeignCalls
@@ -235,19 +235,14 @@ def test_metrics_show_queues_clients_latency_disk_and_stalls() -> None:
 
 
 def test_metrics_and_stacks_of_nsqlookupd() -> None:
-    with EmbeddedNsqlookupd() as lookupd:
-        body = b'{"broadcast_address":"n","hostname":"n","http_port":1,"tcp_port":2,"version":"1"}'
-        with RawClient(lookupd.tcp_address, magic=b"  V1") as peer:
-            peer.send(b"IDENTIFY\n" + sized(body))
-            (size,) = struct.unpack(">i", peer.socket.recv(4, socket.MSG_WAITALL))
-            peer.socket.recv(size, socket.MSG_WAITALL)
-            peer.send(b"REGISTER t ch\n")
-            assert peer.socket.recv(6, socket.MSG_WAITALL) == b"\0\0\0\2OK"
-            page, stacks = talk(
-                lookupd.http_address,
-                b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
-                b"GET /debug/pprof/goroutine HTTP/1.1\r\nHost: x\r\n\r\n",
-            )
+    with EmbeddedNsqlookupd() as lookupd, RawPeer(lookupd.tcp_address) as peer:
+        peer.identify()
+        assert peer.ask(b"REGISTER t ch\n") == b"OK"
+        page, stacks = talk(
+            lookupd.http_address,
+            b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"GET /debug/pprof/goroutine HTTP/1.1\r\nHost: x\r\n\r\n",
+        )
     assert b"thread MainThread\n" in stacks
     assert metric(page, "nsqlookupd_topics") == 1
     assert metric(page, "nsqlookupd_channels") == 1
