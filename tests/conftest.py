@@ -36,7 +36,6 @@ pytest_plugins = [
     "plugins.scripted_nsqd",
     "plugins.hostile_cluster",
     "plugins.servers",
-    "plugins.shells",
     "plugins.spark",
     "plugins.spark_cluster",
 ]
