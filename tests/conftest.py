@@ -33,7 +33,6 @@ pytest_plugins = [
     "plugins.scripted_lookupd",
     "plugins.hostile_cluster",
     "plugins.servers",
-    "plugins.shells",
     "plugins.spark",
     "plugins.spark_cluster",
 ]

@@ -1,34 +1,12 @@
-"""Habits of the shell: variables, profiles, colors, TAB, and hints where nobody answers."""
+"""Habits of the shell: variables, colors, and hints where nobody answers."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 from manual.tree import read_tree
 from plugins.cli import RunNsq
 
 from nsqtools.cli.options.connection import CONNECTION
-
-CONFIG = """\
-tls = false
-[profiles.staging]
-lookupd-http-address = ["lookup.staging:4161"]
-[profiles.local]
-nsqd-http-address = "127.0.0.1:1"
-consumer-opt = ["auth_secret=hidden", "max_attempts=3"]
-"""
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    path = tmp_path / ".config/nsqtools/config.toml"
-    path.parent.mkdir(parents=True)
-    path.write_text(CONFIG)
-    return path
-
-
-# variables
 
 
 def test_every_connection_option_has_a_variable_of_its_name() -> None:
@@ -44,9 +22,6 @@ def test_every_connection_option_has_a_variable_of_its_name() -> None:
     assert without == {"--no-profile"}
 
 
-# colors
-
-
 def test_color_follows_the_flag_then_the_environment(run_nsq: RunNsq) -> None:
     def is_colored(*options: str, **env: str) -> bool:
         out = run_nsq(["schema", "-o", "table", *options], env=env).out
@@ -57,9 +32,6 @@ def test_color_follows_the_flag_then_the_environment(run_nsq: RunNsq) -> None:
     assert is_colored("--color", "always", NO_COLOR="1")
     assert is_colored(FORCE_COLOR="1")
     assert not is_colored("--color", "never", FORCE_COLOR="1")
-
-
-# hints
 
 
 @pytest.mark.parametrize("command", ["topic list", "stat --once", "pub -t clicks hello"])
