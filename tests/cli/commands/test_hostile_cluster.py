@@ -232,7 +232,7 @@ RAW_WRITERS = {
     "commands/daemons.py",
     # our own words, numbers
     "commands/web.py",
-    "compat/go_programs.py",
+    "commands/compat.py",
 }
 
 
