@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.params import BODIES_END, LIMITS, ChannelName
-from nsqtools.cli.parsing.binding import From, Options, opt
+from nsqtools.cli.parsing.binding import From, OptionSet, opt
 from nsqtools.cli.render.output import write_json
-from nsqtools.cli.running.consuming import Consuming, Watched, look_before
+from nsqtools.cli.running.consuming import Consuming, WatchedRun, look_before
 from nsqtools.cli.running.ends import ExitStatus
 from nsqtools.cli.running.runtime import Session
 from nsqtools.errors import ConfigurationError
@@ -39,7 +39,7 @@ ROTATION = "Rotation"
 FLUSHING = "Flushing"
 
 
-class Form(Enum):
+class StoredForm(Enum):
     """What a message becomes."""
 
     jsonl = "jsonl"
@@ -94,11 +94,11 @@ def archive_settings(
     host_identifier: str = opt("NAME", "<HOST>, if not the short host name.", FILES, ""),
     file_mode: int = opt("MODE", "Permissions of files.", FILES, "640", parser=parse_mode),
     dir_mode: int = opt("MODE", "Permissions of directories.", FILES, "750", parser=parse_mode),
-    format: Form = opt(
+    format: StoredForm = opt(
         "",
         "JSON with id, time and body (jsonl), or bodies alone as nsq_to_file (raw).",
         FORM,
-        Form.jsonl,
+        StoredForm.jsonl,
     ),
     delimiter: bytes | None = opt("-d TEXT", BODIES_END, FORM, parser=unescape, show_default="\\n"),
     gzip: bool = opt("", "Short for --compression gzip.", FORM),
@@ -199,7 +199,7 @@ def _host(identifier: str) -> str:
 UPLOAD = "Upload"
 
 
-class UploadOptions(Options):
+class UploadOptions(OptionSet):
     """Where finished files go, and when they leave."""
 
     upload: str | None = opt(
@@ -373,7 +373,7 @@ def health(archiver: Archiver, uploads: Uploads | None) -> tuple[bool, str]:
     return is_uploading, "; ".join(filter(None, (text, trouble)))
 
 
-def finish_uploads(uploads: Uploads | None, watched: Watched) -> int:
+def finish_uploads(uploads: Uploads | None, watched: WatchedRun) -> int:
     """Upload what the archiver finished last; return how many files could not be uploaded."""
     if uploads is None:
         return 0
