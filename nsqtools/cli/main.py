@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 UTILITIES = ("nsq_stat", "nsq_tail", "nsq_to_file", "nsq_to_http", "nsq_to_nsq", "to_nsq")
-"""Names of NSQ's Go utilities: called by one of them, we take its flags (`cli.compat`)."""
+"""Names of NSQ's Go utilities: called by one of them, we take its flags (`commands.compat`)."""
 
 GC_THRESHOLDS = (100_000, 50, 100)  # with the default tail spends a tenth of its time collecting
 
@@ -88,7 +88,7 @@ def _run(arguments: Sequence[str]) -> int:
 def _run_as_utility(program: str, arguments: Sequence[str]) -> int:
     import gc
 
-    from nsqtools.cli.compat.go_programs import go_main
+    from nsqtools.cli.commands.compat import go_main
 
     gc.set_threshold(*GC_THRESHOLDS)
     return go_main(program, arguments)

@@ -239,7 +239,7 @@ PANELS: dict[str, dict[str, Command | Group]] = {
             "schema:schema", "Print the JSON Schema of what a command prints with --json."
         ),
         "compat": Command(
-            "nsqtools.cli.compat.go_programs:compat",
+            "compat:compat",
             "Use the names and flags of NSQ's Go utilities with this program.",
             raw=True,
         ),

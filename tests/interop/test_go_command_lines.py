@@ -26,8 +26,8 @@ from plugins.daemons import GO_PROGRAMS, GoNsqd, GoNsqlookupd
 from plugins.http_server import HttpServer
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.cli.compat.go_programs import go_main
-from nsqtools.cli.compat.go_utilities import UTILITIES
+from nsqtools.cli.commands.compat import go_main
+from nsqtools.cli.commands.go_utilities import UTILITIES
 
 pytestmark = pytest.mark.real_nsqd
 

@@ -15,7 +15,13 @@ from nsqtools.cli.options.params import (
 from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
 from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.render.output import ByteWriter
-from nsqtools.cli.running.consuming import Create, EmptyWatch, Limits, WaitingNotice, look_before
+from nsqtools.cli.running.consuming import (
+    Create,
+    EmptyWatch,
+    StopLimits,
+    WaitingNotice,
+    look_before,
+)
 from nsqtools.cli.running.ends import ExitStatus, stopping
 from nsqtools.cli.running.runtime import Session
 
@@ -35,7 +41,7 @@ def tail(
     create: Create = False,
     force: bool = opt("", "Subscribe even if the topic's backlog would be lost.", SAFETY),
     *,
-    limits: Annotated[Limits, From(Limits)],
+    limits: Annotated[StopLimits, From(StopLimits)],
     printer: MessagePrinter,
     keep: MessageFilter,
     connection: ConsumerConnection,

@@ -2,26 +2,266 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from dataclasses import asdict
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.connection import ConsumerConnection
-from nsqtools.cli.options.params import LIMITS, ChannelName
-from nsqtools.cli.options.to_file_settings import FILES, ArchiveOptions, Upload
-from nsqtools.cli.parsing.binding import From, opt
+from nsqtools.cli.options.params import BODIES_END, LIMITS, ChannelName
+from nsqtools.cli.parsing.binding import From, OptionSet, opt
 from nsqtools.cli.render.output import write_json
-from nsqtools.cli.running.consuming import Consuming, Watched, look_before
+from nsqtools.cli.running.consuming import Consuming, WatchedRun, look_before
 from nsqtools.cli.running.ends import ExitStatus
 from nsqtools.cli.running.runtime import Session
+from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import counted
+from nsqtools.records.naming import (
+    DEFAULT_DATETIME_FORMAT,
+    DEFAULT_FORMAT,
+    DEFAULT_PARTITION_FORMAT,
+)
+from nsqtools.records.units import unescape
 
 if TYPE_CHECKING:
     from nsqtools.archive.archiver import Archiver
+    from nsqtools.archive.codecs import Codec, CompressorFactory
+    from nsqtools.archive.topic_writer import ArchiveSettings
     from nsqtools.archive.upload import Uploads
     from nsqtools.records.prometheus import Metric
+
+FILES = "Files"
+FORM = "Format"
+ROTATION = "Rotation"
+FLUSHING = "Flushing"
+
+
+class StoredForm(Enum):
+    """What a message becomes."""
+
+    jsonl = "jsonl"
+    raw = "raw"
+
+
+class Compression(Enum):
+    """What files are compressed with."""
+
+    none = "none"
+    gzip = "gzip"
+    zstd = "zstd"
+
+
+class Whose(Enum):
+    """Whose time a partition is."""
+
+    arrival = "arrival"
+    message = "message"
+
+
+def parse_mode(text: str) -> int:
+    """Read the permissions of a file, in octal. Raises ``ValueError``."""
+    try:
+        mode = int(text, 8)
+    except ValueError:
+        mode = -1
+    if not 0 <= mode <= 0o777:
+        raise ValueError(f"{text!r} is not a file mode; write 640")
+    return mode
+
+
+def archive_settings(
+    output_dir: Annotated[Path, opt("--output-dir DIR", "Where finished files go.", FILES)],
+    work_dir: Path | None = opt("DIR", "Where files in progress go, on any file system.", FILES),
+    filename_format: str = opt(
+        "NAME",
+        "File name: <TOPIC> <HOST> <PID> <DATETIME> <PARTITION> <REV>; / for folders.",
+        FILES,
+        DEFAULT_FORMAT,
+    ),
+    datetime_format: str = opt(
+        "STRFTIME", "<DATETIME>: the time of arrival.", FILES, DEFAULT_DATETIME_FORMAT
+    ),
+    partition_format: str = opt(
+        "STRFTIME", "<PARTITION>: a time, see --partition-by.", FILES, DEFAULT_PARTITION_FORMAT
+    ),
+    partition_by: Whose = opt(
+        "", "<PARTITION> is the time of arrival, or of each message.", FILES, Whose.arrival
+    ),
+    utc: bool = opt("", "Times in names are UTC, not local.", FILES),
+    host_identifier: str = opt("NAME", "<HOST>, if not the short host name.", FILES, ""),
+    file_mode: int = opt("MODE", "Permissions of files.", FILES, "640", parser=parse_mode),
+    dir_mode: int = opt("MODE", "Permissions of directories.", FILES, "750", parser=parse_mode),
+    format: StoredForm = opt(
+        "",
+        "JSON with id, time and body (jsonl), or bodies alone as nsq_to_file (raw).",
+        FORM,
+        StoredForm.jsonl,
+    ),
+    delimiter: bytes | None = opt("-d TEXT", BODIES_END, FORM, parser=unescape, show_default="\\n"),
+    gzip: bool = opt("", "Short for --compression gzip.", FORM),
+    compression: Compression | None = opt(
+        "", "Compress files; zstd makes smaller ones.", FORM, show_default=False
+    ),
+    gzip_level: int | None = opt(
+        "N", "Level of gzip; by default fast with python-isal, else 6.", FORM, min=1, max=9
+    ),
+    zstd_level: int | None = opt("N", "Level of zstd; 3 without it.", FORM, min=1, max=19),
+    rotate_size: int | None = opt("SIZE", "Rotate at this size on disk.", ROTATION),
+    rotate_text_size: int | None = opt("SIZE", "Rotate at this size before compression.", ROTATION),
+    rotate_interval: float | None = opt(
+        "DURATION", "Rotate every DURATION, clock-aligned.", ROTATION
+    ),
+    rotate_age: float | None = opt(
+        "DURATION", "Rotate DURATION after a file was opened.", ROTATION
+    ),
+    skip_empty_files: bool = opt(
+        "--skip-empty-files/--no-skip-empty-files",
+        "Skip files for intervals without messages (default).",
+        ROTATION,
+        True,
+        show_default=False,
+    ),
+    sync_interval: float = opt(
+        "DURATION", "Flush and finish messages every DURATION.", FLUSHING, "1s"
+    ),
+    sync_bytes: int = opt(
+        "SIZE", "Flush when this much text is held.", FLUSHING, "8MiB", show_default="8MiB"
+    ),
+    sync_count: int = opt("N", "Flush when N messages are held.", FLUSHING, 10_000, min=1),
+) -> ArchiveSettings:
+    """The settings that the options make. Raises `ConfigurationError`."""
+    from datetime import UTC
+
+    from nsqtools.archive import topic_writer as settings
+    from nsqtools.archive.part_file import Directories
+    from nsqtools.records.naming import FileNaming, Rotation
+
+    codec, compressor = _compressor(gzip, compression, gzip_level, zstd_level)
+    output = _absolute(output_dir)
+    naming = FileNaming(
+        filename_format,
+        datetime_format,
+        partition_format,
+        host=_host(host_identifier),
+        pid=os.getpid(),
+        extension=codec.value,
+    )
+    return settings.ArchiveSettings(
+        Directories(output, _absolute(work_dir) if work_dir else output, file_mode, dir_mode),
+        naming,
+        Rotation(rotate_size, rotate_text_size, rotate_interval, rotate_age),
+        settings.Flush(sync_interval, sync_bytes, sync_count),
+        settings.RecordFormat(format.value),
+        b"\n" if delimiter is None else delimiter,
+        compressor,
+        settings.PartitionBy(partition_by.value),
+        UTC if utc else None,
+        skip_empty_files,
+    )
+
+
+def _compressor(
+    gzip: bool, compression: Compression | None, gzip_level: int | None, zstd_level: int | None
+) -> tuple[Codec, CompressorFactory]:
+    """What the options about compression ask for together. Raises `ConfigurationError`."""
+    from nsqtools.archive.codecs import Codec, members_of
+
+    asked = {Compression.gzip} if gzip or gzip_level is not None else set()
+    asked |= {Compression.zstd} if zstd_level is not None else set()
+    asked |= {compression} if compression is not None else set()
+    if len(asked) > 1:
+        raise ConfigurationError(
+            "the options ask for different compressions", hint="Give --compression alone."
+        )
+    codec = Codec[asked.pop().name.upper()] if asked else Codec.NONE
+    return codec, members_of(codec, gzip_level if codec is Codec.GZIP else zstd_level)
+
+
+ArchiveOptions = Annotated["ArchiveSettings", From(archive_settings)]
+
+
+def _absolute(path: Path) -> Path:
+    """One spelling for each directory: ``./w`` and ``w/`` are the same."""
+    return Path(os.path.abspath(path))
+
+
+def _host(identifier: str) -> str:
+    import socket
+
+    name = socket.gethostname()
+    short = name.partition(".")[0]
+    return (identifier or short).replace("<SHORT_HOST>", short).replace("<HOSTNAME>", name)
+
+
+UPLOAD = "Upload"
+
+
+class UploadOptions(OptionSet):
+    """Where finished files go, and when they leave."""
+
+    upload: str | None = opt(
+        "URL", "Upload finished files there: s3://, gs://, az://, abfss:// or a path.", UPLOAD
+    )
+    upload_hive: bool = opt(
+        "", "Store files below topic=TOPIC/date=DATE/, by their first message.", UPLOAD
+    )
+    upload_option: list[str] | None = opt(
+        "KEY=VALUE", "Setting of the object store: server_side_encryption=aws:kms.", UPLOAD
+    )
+    delete_uploaded: bool = opt(
+        "", "Remove each local file once it is stored and verified.", UPLOAD
+    )
+    max_local_bytes: int | None = opt(
+        "SIZE", "Pause consumption while this much waits for upload.", UPLOAD
+    )
+
+    def open(self, archive: ArchiveSettings) -> Uploads | None:
+        """Return what uploads the files of an archiver, if that is wanted.
+
+        Raises `ConfigurationError` for options that do not fit together.
+        """
+        settings = dict(map(_setting, self.upload_option or ()))
+        if self.upload is None:
+            if (
+                self.delete_uploaded
+                or self.upload_hive
+                or settings
+                or self.max_local_bytes is not None
+            ):
+                raise ConfigurationError("there is no upload", hint="Give --upload URL.")
+            return None
+        from nsqtools.archive.storage_objects import open_storage
+        from nsqtools.archive.topic_writer import RecordFormat
+        from nsqtools.archive.upload import UploadPlan, Uploads
+
+        if self.upload_hive and archive.format is RecordFormat.raw:
+            raise ConfigurationError(
+                "--upload-hive needs --format jsonl: raw files name no topic",
+                hint="Put the topic in --filename-format instead.",
+            )
+        plan = UploadPlan(
+            archive.directories.output,
+            open_storage(self.upload, settings),
+            archive.naming.host,
+            by_topic_and_date=self.upload_hive,
+            deletes=self.delete_uploaded,
+        )
+        return Uploads(plan, self.max_local_bytes)
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ConfigurationError(
+            f"invalid --upload-option {text!r}", hint="Write KEY=VALUE, by obstore's names."
+        )
+    return key.strip().lower(), value
+
+
+Upload = Annotated[UploadOptions, From(UploadOptions)]
 
 
 def to_file(
@@ -132,7 +372,7 @@ def health(archiver: Archiver, uploads: Uploads | None) -> tuple[bool, str]:
     return is_uploading, "; ".join(filter(None, (text, trouble)))
 
 
-def finish_uploads(uploads: Uploads | None, watched: Watched) -> int:
+def finish_uploads(uploads: Uploads | None, watched: WatchedRun) -> int:
     """Upload what the archiver finished last; return how many files could not be uploaded."""
     if uploads is None:
         return 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.params import ChannelName, Seconds
-from nsqtools.cli.parsing.binding import From, Options, opt
+from nsqtools.cli.parsing.binding import From, OptionSet, opt
 from nsqtools.cli.running.forwarding import Forwarding, run_forwarder
 from nsqtools.cli.running.runtime import Session
 from nsqtools.client.connection_settings import read_secret
@@ -26,7 +26,7 @@ ENDPOINTS = "Endpoints"
 OCTETS = "application/octet-stream"
 
 
-class RequestOptions(Options):
+class RequestOptions(OptionSet):
     """What requests look like. Raises `ConfigurationError`."""
 
     content_type: str | None = opt("TYPE", "Content-Type of a POST.", REQUESTS, show_default=OCTETS)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Context, Exit
 
-from nsqtools.cli.parsing.binding import From, Options, opt, some
+from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
 from nsqtools.client.connection_settings import (
     DEFAULT_NSQD_TCP_ADDRESS,
     OPTION_OF_FLAG,
@@ -199,7 +199,7 @@ def _flag(form: str, help: str, panel: str = TLS, **more: Any) -> Any:
     return opt(form, help, panel, envvar=ENV, **more)
 
 
-class Where(Options):
+class Where(OptionSet):
     """Addresses, and the profile that may give them. What holds is read from typer's context."""
 
     nsqd_tcp_address: list[str] | None = _flag(
@@ -230,7 +230,7 @@ class Where(Options):
     )
 
 
-class LookupFlags(Options):
+class LookupFlags(OptionSet):
     """Flags for asking daemons over HTTP, besides TLS. None means: not given."""
 
     timeout: float | None = _flag(
@@ -247,7 +247,7 @@ class LookupFlags(Options):
     )
 
 
-class ClientFlags(Options):
+class ClientFlags(OptionSet):
     """Flags for the connection to nsqd. None means: not given."""
 
     tls: bool | None = _flag("--tls/--no-tls", "Require TLS; never fall back to plain text.")

@@ -43,7 +43,7 @@ __all__ = [
     "MissingParameter",
     "NativeCoercion",
     "NoSuchOption",
-    "Options",
+    "OptionSet",
     "UsageError",
     "flatten",
     "opt",
@@ -72,7 +72,7 @@ def opt(form: str, help: str, panel: str | None = None, default: Any = None, **m
     return option
 
 
-class Options:
+class OptionSet:
     """A set of options: an attribute for each, declared as parameters of a command are."""
 
     def __init__(self, **values: Any) -> None:
@@ -155,7 +155,7 @@ def flatten(function: Callable[..., Result]) -> Callable[..., Result]:
 def _parameters(
     function: Callable[..., Any], hints: dict[str, Any]
 ) -> Mapping[str, inspect.Parameter]:
-    if not (isinstance(function, type) and issubclass(function, Options)):
+    if not (isinstance(function, type) and issubclass(function, OptionSet)):
         return inspect.signature(function).parameters
     kind, none = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
     return {

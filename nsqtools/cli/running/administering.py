@@ -14,7 +14,7 @@ from typer import Argument
 
 from nsqtools.cli.options.connection import ClusterConnection, ClusterSettings
 from nsqtools.cli.options.params import GLOBS, DryRun
-from nsqtools.cli.parsing.binding import From, Options
+from nsqtools.cli.parsing.binding import From, OptionSet
 from nsqtools.cli.render.outcomes import tell_left_out
 from nsqtools.cli.render.output import Cell, Form, ListingForm, write_json, write_listing
 from nsqtools.cli.running.ends import ExitStatus, status_of
@@ -201,7 +201,7 @@ OneChannel = Annotated[str, Argument(metavar="CHANNEL", help="Name of the channe
 COLUMNS = ("daemon", "address", "action", "topic", "channel", "messages", "clients")
 
 
-class Change(Options):
+class AdminChange(OptionSet):
     """Of which cluster, and how it is shown."""
 
     dry_run: DryRun = False
@@ -262,7 +262,7 @@ class Change(Options):
         return report(outcomes, runtime, otherwise=partly)
 
 
-Changing = Annotated[Change, From(Change)]
+Changing = Annotated[AdminChange, From(AdminChange)]
 
 
 def tell_problems(plan: AdminPlan, runtime: Runtime) -> None:

@@ -1,6 +1,6 @@
 """What commands that consume have in common: what, how long, and how it is watched.
 
-A command declares ``consuming: Annotated[Consuming, From(Consuming)]``, or `Limits` alone.
+A command declares ``consuming: Annotated[Consuming, From(Consuming)]``, or `StopLimits` alone.
 `look_before` asks for the topic, for a SUB would create it. `WaitingNotice` says on a terminal for
 what it waits, on which nsqd, and how it ended. `EmptyWatch` watches a queue for its end.
 """
@@ -24,7 +24,7 @@ from nsqtools.cli.options.params import (
     Json,
     OptionalTopics,
 )
-from nsqtools.cli.parsing.binding import From, Options, opt
+from nsqtools.cli.parsing.binding import From, OptionSet, opt
 from nsqtools.cli.render.outcomes import Progress
 from nsqtools.cli.running.ends import StopSignals, stopping
 from nsqtools.cli.running.runtime import Runtime
@@ -49,7 +49,7 @@ Create = Annotated[
 ]
 
 
-class Limits(Options):
+class StopLimits(OptionSet):
     """When to stop; without any limit, never."""
 
     count: Count = None
@@ -65,7 +65,7 @@ class Limits(Options):
         return RunLimits(self.count, idle_s, self.for_)
 
 
-class Consuming(Options):
+class Consuming(OptionSet):
     """What to consume, until when, and how it is watched. Raises `ConfigurationError`."""
 
     topic: OptionalTopics = None
@@ -81,7 +81,7 @@ class Consuming(Options):
         "Serve /metrics for Prometheus and /health, on loopback by default.",
         MONITORING,
     )
-    limits: Annotated[Limits, From(Limits)]
+    limits: Annotated[StopLimits, From(StopLimits)]
     create: Create = False
     json: Json = False
 
@@ -97,7 +97,7 @@ class Consuming(Options):
     @contextmanager
     def watched(
         self, runtime: Runtime, stop: Callable[[], object], *, metrics: Metrics, health: Health
-    ) -> Iterator[Watched]:
+    ) -> Iterator[WatchedRun]:
         """Inside, signals call ``stop``, and the run is watched as the options say."""
         from nsqtools.cli.running.service import service
 
@@ -114,10 +114,10 @@ class Consuming(Options):
             ) as supervised,
             stopping(end) as signals,
         ):
-            yield Watched(progress, supervised, signals)
+            yield WatchedRun(progress, supervised, signals)
 
 
-class Watched(NamedTuple):
+class WatchedRun(NamedTuple):
     """A run that says how far it is: on a terminal, to systemd, and over HTTP."""
 
     progress: Progress

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from plugins.cli import RunNsq
 
-from nsqtools.cli.compat.go_programs import explain, go_main, install
-from nsqtools.cli.compat.go_utilities import UTILITIES
+from nsqtools.cli.commands.compat import explain, go_main, install
+from nsqtools.cli.commands.go_utilities import UTILITIES
 from nsqtools.cli.main import UTILITIES as NAMES
 from nsqtools.errors import OutputError
 

@@ -12,6 +12,7 @@ from plugins.cli import GivenCommand
 
 from nsqtools.cli.options.connection import (
     ConsumerConnection,
+    Destination,
     ProducerConnection,
     consumer_connection,
     destination,
@@ -268,6 +269,30 @@ def test_a_producer_has_nsqd_addresses_and_producer_options(given_command: Given
     app.run(["given", "--nsqd-tcp-address", "a:1", "--producer-opt", "max_outstanding=8"])
 
     assert got == [ConnectionSettings(("a:1",), options={"max_outstanding": "8"})]
+
+
+def test_a_destination_has_client_options_of_its_own_and_nothing_of_the_source(
+    monkeypatch: pytest.MonkeyPatch, given_command: GivenCommand, tmp_path: Path
+) -> None:
+    got: list[ConnectionSettings] = []
+
+    def forward(*, to: Destination, connection: ConsumerConnection) -> None:
+        got.extend([to, connection])
+
+    given_command(forward)
+    monkeypatch.setenv("NSQ_SNAPPY", "true")
+    environ = {"HOME": str(tmp_path), "NSQ_AUTH_SECRET": "hush", "NSQ_SNAPPY": "true"}
+    runtime = replace(Runtime.of_process(), environ=environ)
+    line = "given --destination-nsqd-tcp-address a:1 --destination-deflate-level 3 --no-snappy"
+    app.run([*line.split(), "--destination-tls", "--destination-tls-min-version=tls1.3"], runtime)
+
+    assert got[0].options == {
+        "deflate_level": "3",
+        "deflate": "true",
+        "tls_v1": "true",
+        "tls_min_version": "tls1.3",
+    }
+    assert got[1].options == {"snappy": "false", "auth_secret": "hush"}
 
 
 def test_what_a_profile_may_set_is_what_the_commands_take() -> None:

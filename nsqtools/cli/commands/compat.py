@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.cli.compat.go_utilities import UTILITIES, GoFatal, Translation, translate
+from nsqtools.cli.commands.go_utilities import UTILITIES, GoFatal, Translation, translate
 from nsqtools.cli.parsing.help import HelpPage, rendered_for_stdout
 from nsqtools.cli.running.ends import report_error, stopping
 from nsqtools.cli.running.runtime import Runtime
@@ -271,7 +271,7 @@ def install(directory: Path) -> list[Path]:
     A file that is there already is not replaced, unless it is such a link. Raises `OutputError` and
     `ConfigurationError`.
     """
-    from nsqtools.cli.compat.go_utilities import UTILITIES
+    from nsqtools.cli.commands.go_utilities import UTILITIES
 
     if not directory.is_dir():
         raise ConfigurationError(f"{directory} is not a directory")
@@ -298,7 +298,7 @@ def install(directory: Path) -> list[Path]:
 def explain(program: str, arguments: list[str]) -> list[str]:
     """Return the native line for a Go command line, and what differs. Raises
     `ConfigurationError`."""
-    from nsqtools.cli.compat.go_utilities import UTILITIES, GoFatal, translate
+    from nsqtools.cli.commands.go_utilities import UTILITIES, GoFatal, translate
     from nsqtools.server.go_flags import FlagError, HelpAsked, usage
 
     name = os.path.basename(program)
