@@ -21,7 +21,7 @@ from nsqtools.spark.archives.texts import open_range, pieces
 from nsqtools.spark.jobs.compaction.inventory import Count, CountedFile, day_of
 from nsqtools.spark.location import StoredPlace
 
-MANIFEST = ".manifest"  # see `archive.upload_job`
+MANIFEST = ".manifest"  # see `archive.upload`
 NEWLINE = b"\n"
 
 
