@@ -6,7 +6,7 @@ index are hidden; a finished file appears whole, under its own name (`layout`).
 
 The order of every flush makes the promise: the member is appended and fsynced, its index line is
 appended and fsynced, and only then its messages are FINished. So what the index names is durable,
-and what it does not name is still with nsqd. After a crash `finishing` cuts files back to their
+and what it does not name is still with nsqd. After a crash `part_file` cuts files back to their
 index and finishes them, and the `journal` knows which of the messages that now come a second time
 are written already.
 """

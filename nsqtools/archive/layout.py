@@ -5,7 +5,7 @@
     .clicks.host-000000.2026-11-21_08.log.gz.part      the same file while in progress
     .clicks.host-000000.2026-11-21_08.log.gz.copy      on its way from another file system
     .nsq-archive.locks                                 who works at what: see `FolderLocks`
-    .clicks@archive.lock                               counts files: see `topic_lock`
+    .clicks@archive.lock                               counts files: see `TopicLock`
     .clicks@archive@18f3a-000000.journal               see `journal`
 
 Everything unfinished is hidden by its dot, from globs and from Spark's and Hadoop's own readers.
@@ -49,7 +49,7 @@ def index_of(path: P) -> P:
 
 
 def manifest_of(path: P) -> P:
-    """Return the manifest of the file ``path`` in an object store. See `upload_job`."""
+    """Return the manifest of the file ``path`` in an object store. See `upload`."""
     return path.with_name(f".{path.name}{MANIFEST}")
 
 
@@ -86,7 +86,7 @@ _HEAD = re.compile(rb"writer ([0-9a-f]{32}) (\d{1,18})\n")
 
 
 class Head(NamedTuple):
-    """The writer of a file, and the file's sequence number. See `topic_lock`."""
+    """The writer of a file, and the file's sequence number. See `journal`."""
 
     writer: str
     number: int

@@ -4,7 +4,7 @@ PySpark comes without Hadoop's connectors and without Delta. Spark fetches them 
 session first needs them, and keeps them below ``~/.ivy2``; where there is no network,
 ``--conf spark.jars=FILES`` names them, and nothing is fetched.
 
-Credentials are found once, as for our own reading of the store (`archive.storage_credentials`). The
+Credentials are found once, as for our own reading of the store (`archive.storage_objects`). The
 JVM and the Python workers have them in their environment, and the executors of a cluster through a
 file of settings that only this user can read: an argument of a command can be read by everybody.
 """

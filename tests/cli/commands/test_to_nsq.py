@@ -70,12 +70,18 @@ def test_what_a_full_disk_took_a_part_of_is_counted_when_it_is_sent_again(
 ) -> None:
     pair = Pair(nsqd, go_nsqd("-mem-queue-size=0", f"-data-path={small_disk}"))
     pair.publish(*[b"x" * 1000] * 200)
-    result = run_nsq(pair.args(*A_MOMENT, "--json"))
+    delivered = repeated = 0
 
-    counts = json.loads(result.out)
+    def has_taken_a_part() -> bool:
+        nonlocal delivered, repeated
+        counts = json.loads(run_nsq(pair.args(*A_MOMENT, "--json")).out)
+        delivered += counts["delivered"]
+        repeated += counts["repeated"]
+        return pair.arrived_in(pair.target) > delivered
+
+    wait_until(has_taken_a_part, what="a batch stored in part", timeout_s=patience_s(30))
     assert pair.left() > 0
-    assert pair.arrived_in(pair.target) > counts["delivered"]
-    assert pair.arrived_in(pair.target) <= counts["delivered"] + counts["repeated"]
+    assert pair.arrived_in(pair.target) <= delivered + repeated
 
 
 def test_without_a_place_for_dead_letters_messages_stay_in_the_queue(
