@@ -14,7 +14,7 @@ import pytest
 from plugins.archives import unfinished
 from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
-from plugins.waiting import patience_s
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, ConfigurationError, RequeueWithoutBackoff
 from nsqtools.aio import Consumer, Message
@@ -183,13 +183,18 @@ def start(nsqd: GoNsqd, handler: str) -> subprocess.Popen[str]:
 def test_a_signal_drains(nsqd: GoNsqd, number: signal.Signals) -> None:
     with start(nsqd, "handle") as process:
         assert process.stdout is not None
+        assert process.stderr is not None
         first = process.stdout.readline()
         process.send_signal(number)
-        out, err = process.communicate(timeout=patience_s(20))
-    assert (process.returncode, err) == (0, "")
+        # not communicate(): it forgets what readline() has read beyond the line
+        out, err = process.stdout.read(), process.stderr.read()
+        status = process.wait(patience_s(20))
+    assert (status, err) == (0, "")
     assert out.endswith("over\n")
     handled = (first + out).count("handled")
     assert handled >= 1
+    # the program has ended, but nsqd may still read what it sent last
+    wait_until(lambda: not nsqd.channel_stats(TOPIC, CHANNEL)["client_count"], what="no client")
     assert unfinished(nsqd, TOPIC, CHANNEL) == 100 - handled
     assert nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 0
 

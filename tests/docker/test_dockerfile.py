@@ -127,7 +127,7 @@ def test_it_is_small_and_has_no_pip(command_line: Stage) -> None:
     root = command_line.root / "opt/nsqtools"
     size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
 
-    assert size < 75_000_000
+    assert size < 80_000_000  # textual and what it needs are 8 MB of it
     assert not list(root.rglob("pip"))
     assert not (command_line.root / "src").exists()
 

@@ -45,7 +45,7 @@ Master = Annotated[
 DriverMemory = Annotated[
     str,
     opt(
-        "--driver-memory SIZE",
+        "--driver-memory MEMORY",
         "Heap of Spark's driver; in local mode all of Spark is in it.",
         SPARK,
     ),
