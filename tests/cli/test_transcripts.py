@@ -15,6 +15,7 @@ name the addresses of daemons: ``$TCP``, ``$HTTP``, ``$OTHER_TCP``, ``$OTHER_HTT
 which is also what the transcript shows. Before each, everything that was published is in its
 channels, nothing is in flight and nsqlookupd knows all topics. A transcript with daemons holds for
 the Go daemons and for the embedded ones. On a terminal columns are shown two blanks apart.
+What is written raw and steers a terminal is shown as a picture of it (``␛``), a byte as ``<ff>``.
 
 ``NSQTOOLS_TEST_RECORD=1 pytest tests/cli/test_transcripts.py`` writes what is printed now; review
 it with ``git diff``.
