@@ -15,6 +15,7 @@ name the addresses of daemons: ``$TCP``, ``$HTTP``, ``$OTHER_TCP``, ``$OTHER_HTT
 which is also what the transcript shows. Before each, everything that was published is in its
 channels, nothing is in flight and nsqlookupd knows all topics. A transcript with daemons holds for
 the Go daemons and for the embedded ones. On a terminal columns are shown two blanks apart.
+What is written raw and steers a terminal is shown as a picture of it (``␛``), a byte as ``<ff>``.
 
 ``NSQTOOLS_TEST_RECORD=1 pytest tests/cli/test_transcripts.py`` writes what is printed now; review
 it with ``git diff``.
@@ -152,7 +153,7 @@ class Session:
                 status, out = status or shell.returncode, shell.stdout
                 err += shell.stderr.decode()
         end = [f"[{status}]"] if status else []
-        shown = self._masked(out.decode("utf-8", "backslashreplace"), line)
+        shown = self._masked(out.decode("utf-8", "surrogateescape"), line)
         return [*shown, *(f"! {each[2:]}" for each in self._masked(err, line)), *end]
 
     def _nsq(
@@ -179,7 +180,17 @@ class Session:
             text = re.sub(pattern, name, text)
         if line.startswith("%"):
             text = re.sub(r"(?<=\S) {2,}", "  ", text.replace("\r\n", "\n"))
-        text = re.sub(r"[^\n\t -~\xa0-\uffff]", lambda found: repr(found[0])[1:-1], text)
+        text = "".join(map(visible, text))
         end = "" if text.endswith("\n") or not text else "(no end of line)"
         lines = (text + end).split("\n")[: None if end else -1]
         return [f"  {each}".rstrip() or "  (empty line)" for each in lines]
+
+
+def visible(char: str) -> str:
+    """The character, or what shows that it was written raw: not as the command escapes it."""
+    code = ord(char)
+    if char in "\n\t" or char.isprintable():
+        return char
+    if 0xDC80 <= code <= 0xDCFF:
+        return f"<{code - 0xDC00:02x}>"
+    return chr(0x2400 + code) if code < 32 else f"<U+{code:04X}>"
