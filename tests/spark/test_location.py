@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from nsqtools.cli.main import main
 from nsqtools.spark.location import parse_location, parse_place, spark_url
 
 REMOTE = "hdfs://name/lake"
@@ -72,41 +71,3 @@ def test_a_store_is_parsed_and_named_to_spark(text: str, url: str, sparks: str) 
 
 def test_spark_is_given_a_scheme_and_no_escapes(tmp_path: Path) -> None:
     assert spark_url(Path("/lake/topic=a%2Fb x")) == "file:///lake/topic=a%2Fb x"
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["compact", "archive", "--output", REMOTE, "--delete-archives", "--yes"],
-        ["compact", REMOTE, "--output", "lake"],
-        ["compact", "archive", "--output", "lake", "--work-dir", REMOTE],
-        ["ingest", REMOTE, "--output", "lake", "--checkpoint", "check"],
-        ["ingest", "archive", "--output", REMOTE, "--checkpoint", "check"],
-        ["ingest", "archive", "--output", "lake", "--checkpoint", REMOTE],
-        ["ingest", "-t", "t", "-o", "lake", "--checkpoint", "check", "--spool-dir", REMOTE],
-        ["replay", REMOTE],
-        ["replay", "archive", "--ledger", REMOTE],
-        ["replay", "archive", "--dead-letters", REMOTE],
-        ["report", REMOTE],
-        ["sql", "SELECT 1", REMOTE],
-        ["sql", "--file", "query.sql", REMOTE],
-        ["sql", "SELECT 1", "--archive", f"a={REMOTE}"],
-        ["sql", "SELECT 1", "--parquet", f"a={REMOTE}"],
-    ],
-)
-def test_a_command_refuses_what_is_not_local_before_anything_runs(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    own_logging: None,
-    arguments: list[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "archive").mkdir()
-    (tmp_path / "query.sql").write_text("SELECT 1")
-
-    status = main(["spark", *arguments])
-
-    assert status == 2
-    assert f"{REMOTE} is not supported" in capfd.readouterr().err
-    assert {path.name for path in tmp_path.iterdir()} == {"archive", "query.sql"}
