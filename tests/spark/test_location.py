@@ -6,16 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nsqtools.cli.main import main
-from nsqtools.errors import ConfigurationError
-from nsqtools.spark.archives.read_settings import archive_settings
-from nsqtools.spark.format_options import Options
 from nsqtools.spark.location import parse_location, parse_place, spark_url
-from nsqtools.spark.publishing.sink_plan import sink_settings
-from nsqtools.spark.topic_stream import topic_settings
 
 REMOTE = "hdfs://name/lake"
-STORED = "s3a://bucket/lake"
 
 
 @pytest.mark.parametrize(
@@ -78,77 +71,3 @@ def test_a_store_is_parsed_and_named_to_spark(text: str, url: str, sparks: str) 
 
 def test_spark_is_given_a_scheme_and_no_escapes(tmp_path: Path) -> None:
     assert spark_url(Path("/lake/topic=a%2Fb x")) == "file:///lake/topic=a%2Fb x"
-
-
-@pytest.mark.parametrize("name", ["path", "paths", "damagePath"])
-def test_an_archive_may_be_in_an_object_store(name: str) -> None:
-    given = {"path": "/var/nsq", "onDamage": "report", "damagePath": "/tmp/damage", name: STORED}
-
-    settings = archive_settings(Options("nsq-archive", given))
-
-    assert STORED in [*settings.paths, str(settings.damage_path)]
-
-
-@pytest.mark.parametrize("name", ["path", "paths", "workDir", "damagePath"])
-def test_an_archive_elsewhere_is_refused(name: str) -> None:
-    given = {"path": "/var/nsq", "onDamage": "report", "damagePath": "/tmp/damage", name: REMOTE}
-
-    with pytest.raises(ConfigurationError, match=f"{REMOTE} is not supported"):
-        archive_settings(Options("nsq-archive", given))
-
-
-def test_a_file_url_names_an_archive() -> None:
-    settings = archive_settings(Options("nsq-archive", {"path": "file:///var/nsq"}))
-
-    assert settings.paths == ("/var/nsq",)
-
-
-@pytest.mark.parametrize("name", ["deadLetterPath", "ledgerPath", "outcomePath"])
-def test_a_sink_refuses_to_write_elsewhere(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{name}: {REMOTE} is not supported"):
-        sink_settings({"topic": "clicks", name: REMOTE}, {"body": "binary"}, {})
-
-
-def test_a_spool_elsewhere_is_refused() -> None:
-    given = {"topic": "clicks", "channel": "spark", "spoolDir": REMOTE}
-
-    with pytest.raises(ConfigurationError, match=f"spoolDir: {REMOTE} is not supported"):
-        topic_settings(given, {})
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["compact", "archive", "--output", REMOTE, "--delete-archives", "--yes"],
-        ["compact", REMOTE, "--output", "lake"],
-        ["compact", "archive", "--output", "lake", "--work-dir", REMOTE],
-        ["ingest", REMOTE, "--output", "lake", "--checkpoint", "check"],
-        ["ingest", "archive", "--output", REMOTE, "--checkpoint", "check"],
-        ["ingest", "archive", "--output", "lake", "--checkpoint", REMOTE],
-        ["ingest", "-t", "t", "-o", "lake", "--checkpoint", "check", "--spool-dir", REMOTE],
-        ["replay", REMOTE],
-        ["replay", "archive", "--ledger", REMOTE],
-        ["replay", "archive", "--dead-letters", REMOTE],
-        ["report", REMOTE],
-        ["sql", "SELECT 1", REMOTE],
-        ["sql", "--file", "query.sql", REMOTE],
-        ["sql", "SELECT 1", "--archive", f"a={REMOTE}"],
-        ["sql", "SELECT 1", "--parquet", f"a={REMOTE}"],
-    ],
-)
-def test_a_command_refuses_what_is_not_local_before_anything_runs(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    own_logging: None,
-    arguments: list[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "archive").mkdir()
-    (tmp_path / "query.sql").write_text("SELECT 1")
-
-    status = main(["spark", *arguments])
-
-    assert status == 2
-    assert f"{REMOTE} is not supported" in capfd.readouterr().err
-    assert {path.name for path in tmp_path.iterdir()} == {"archive", "query.sql"}

@@ -17,6 +17,7 @@ from nsqtools.archive.upload import UploadPlan
 from nsqtools.archive.upload import upload as upload_file
 from nsqtools.errors import NotFoundError, NsqError
 from nsqtools.protocol.message import WireMessage
+from nsqtools.spark.archives.archive_files import StoredListing
 from nsqtools.spark.archives.archive_stream import ArchiveStream
 from nsqtools.spark.archives.damage import read_damage
 from nsqtools.spark.archives.offsets import Offset, decode_offset
@@ -29,7 +30,6 @@ from nsqtools.spark.archives.read_settings import (
     ReadSettings,
     StreamSettings,
 )
-from nsqtools.spark.archives.stored_archives import StoredListing
 from nsqtools.spark.location import StoredPlace, parse_place
 
 BEGIN = 1_790_000_000_000_000_000

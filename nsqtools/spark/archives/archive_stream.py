@@ -25,7 +25,7 @@ from nsqtools.archive.layout import Head, Member
 from nsqtools.archive.reader import TimeRange
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.text import NS
-from nsqtools.spark.archives.archive_files import Key, ListedFile
+from nsqtools.spark.archives.archive_files import Key, ListedFile, listing_of
 from nsqtools.spark.archives.damage import ArchiveDamage
 from nsqtools.spark.archives.offsets import (
     Offset,
@@ -51,7 +51,6 @@ from nsqtools.spark.archives.read_settings import (
     ReadSettings,
     StreamSettings,
 )
-from nsqtools.spark.archives.stored_archives import listing_of
 
 log = logging.getLogger("nsqtools")
 

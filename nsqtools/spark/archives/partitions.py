@@ -20,10 +20,10 @@ from nsqtools.spark.archives.archive_files import (
     Key,
     LineKind,
     ListedFile,
+    listing_of,
 )
 from nsqtools.spark.archives.damage import MOVE_AWAY, ArchiveDamage, DamageReports
 from nsqtools.spark.archives.read_settings import FileFormat, ReadSettings
-from nsqtools.spark.archives.stored_archives import listing_of
 
 ROWS_OF_PARTITION = 500_000
 FILES_OF_PARTITION = 128

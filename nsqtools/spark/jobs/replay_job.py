@@ -26,10 +26,9 @@ from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import Moment
-from nsqtools.spark.archives.archive_files import LineKind, ListedFile
+from nsqtools.spark.archives.archive_files import LineKind, ListedFile, listing_of
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
 from nsqtools.spark.archives.read_settings import ReadSettings
-from nsqtools.spark.archives.stored_archives import listing_of
 from nsqtools.spark.failures import spark_errors
 from nsqtools.spark.jobs.inputs import Choice, Inputs, find_inputs, parquet_objects, read_messages
 from nsqtools.spark.lease import leased

@@ -246,24 +246,3 @@ def test_a_topic_that_is_not_there_is_not_created(
     assert "topic click does not exist" in result.err
     assert "Did you mean clicks?" in result.err
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "line"),
-    [
-        (["nowhere"], 3, "there is no"),
-        ([], 2, "give either a topic"),
-        ([".", "-t", "clicks"], 2, "give either a topic"),
-        ([".", "-c", "spark"], 2, "are for topics"),
-    ],
-)
-def test_what_cannot_be_done_is_said_before_spark_starts(
-    run_nsq: RunNsq, tmp_path: Path, arguments: list[str], status: int, line: str
-) -> None:
-    places = ["-o", str(tmp_path / "out"), "--checkpoint", str(tmp_path / "checkpoint")]
-
-    result = run_nsq(["spark", "ingest", *arguments, *places])
-
-    assert (result.status, result.out) == (status, b"")
-    assert line in result.err
-    assert not (tmp_path / "out").exists()

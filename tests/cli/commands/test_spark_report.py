@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from plugins.archives import Writer, write_archive
-from plugins.cli import RunNsq
 from plugins.clusters import ValidJson
 from plugins.spark import RunSpark
 
@@ -144,22 +143,3 @@ def test_bare_bodies_have_a_line_without_topic_and_time(
     assert result.out.decode().splitlines()[1].split("\t")[:8] == (
         ["-", "-", "3", "13", "5", "5", "5", "5"]
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "line"),
-    [
-        (["nowhere"], 3, "there is no"),
-        ([".", "--by", "0s"], 2, "is too short; write hour, day or 10m"),
-        ([".", "--gap", "0s"], 2, "is too short; write 5m or 1s"),
-        ([".", "--html", "/nowhere/at/all.html"], 3, "directory /nowhere/at"),
-        ([".", "--html", "."], 1, "cannot write"),
-    ],
-)
-def test_what_cannot_be_done_is_said_before_spark_starts(
-    run_nsq: RunNsq, arguments: list[str], status: int, line: str
-) -> None:
-    result = run_nsq(["spark", "report", *arguments])
-
-    assert (result.status, result.out) == (status, b"")
-    assert line in result.err

@@ -29,11 +29,10 @@ from nsqtools.files.opening import open_to_read
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import NS
 from nsqtools.records.envelope import Envelope, decode
-from nsqtools.spark.archives.archive_files import UNKNOWN, LineKind
+from nsqtools.spark.archives.archive_files import UNKNOWN, LineKind, StoredArchive, StoredListing
 from nsqtools.spark.archives.partition_reader import open_range, pieces
 from nsqtools.spark.archives.partitions import Range
 from nsqtools.spark.archives.read_settings import ReadSettings
-from nsqtools.spark.archives.stored_archives import StoredArchive, StoredListing
 from nsqtools.spark.location import Location, StoredPlace
 
 DAY_NS = 86_400 * NS

@@ -1,0 +1,70 @@
+"""What ``nsq spark`` refuses before Spark is started, and before anything is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nsqtools.cli.main import main
+
+REMOTE = "hdfs://name/lake"
+TO_LAKE = ["--output", "lake", "--checkpoint", "check"]
+
+ELSEWHERE = [
+    ["compact", "archive", "--output", REMOTE, "--delete-archives", "--yes"],
+    ["compact", REMOTE, "--output", "lake"],
+    ["compact", "archive", "--output", "lake", "--work-dir", REMOTE],
+    ["ingest", REMOTE, *TO_LAKE],
+    ["ingest", "archive", "--output", REMOTE, "--checkpoint", "check"],
+    ["ingest", "archive", "--output", "lake", "--checkpoint", REMOTE],
+    ["ingest", "-t", "t", *TO_LAKE, "--spool-dir", REMOTE],
+    ["replay", REMOTE],
+    ["replay", "archive", "--ledger", REMOTE],
+    ["replay", "archive", "--dead-letters", REMOTE],
+    ["report", REMOTE],
+    ["sql", "SELECT 1", REMOTE],
+    ["sql", "--file", "query.sql", REMOTE],
+    ["sql", "SELECT 1", "--archive", f"a={REMOTE}"],
+    ["sql", "SELECT 1", "--parquet", f"a={REMOTE}"],
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "line"),
+    [
+        *((arguments, 2, f"{REMOTE} is not supported") for arguments in ELSEWHERE),
+        (["ingest", "nowhere", *TO_LAKE], 3, "there is no"),
+        (["ingest", *TO_LAKE], 2, "give either a topic"),
+        (["ingest", "archive", "-t", "clicks", *TO_LAKE], 2, "give either a topic"),
+        (["ingest", "archive", "-c", "spark", *TO_LAKE], 2, "are for topics"),
+        (["replay", "/no/such/path"], 3, "there is no /no/such/path"),
+        (["replay", "archive", "--topic", "a="], 2, "invalid --topic 'a='"),
+        (["replay", "archive", "--topic", "a b"], 2, "invalid topic name"),
+        (["replay", "archive", "--since", "soon"], 2, "'soon' is not a time"),
+        (["replay", "archive", "--tls-ca-file", "x"], 2, "TLS is not enabled"),
+        (["report", "nowhere"], 3, "there is no"),
+        (["report", ".", "--by", "0s"], 2, "is too short; write hour, day or 10m"),
+        (["report", ".", "--gap", "0s"], 2, "is too short; write 5m or 1s"),
+        (["report", ".", "--html", "/nowhere/at/all.html"], 3, "directory /nowhere/at"),
+        (["report", ".", "--html", "."], 1, "cannot write"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_makes_nothing(
+    arguments: list[str],
+    status: int,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    own_logging: None,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "query.sql").write_text("SELECT 1")
+
+    assert main(["spark", *arguments]) == status
+
+    out, err = capfd.readouterr()
+    assert (out, line in err) == ("", True), err
+    assert {path.name for path in tmp_path.iterdir()} == {"archive", "query.sql"}

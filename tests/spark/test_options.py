@@ -1,0 +1,455 @@
+"""The options of sources and sinks: those of the page, with the meanings of the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import nsqtools
+from nsqtools.archive.reader import EVER, TimeRange
+from nsqtools.client.connection_settings import ConnectionSettings, current_secret
+from nsqtools.client.options import ClientOptions, option_name
+from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.spark.archive_format import PUSHDOWN
+from nsqtools.spark.archives.read_settings import (
+    BatchLimits,
+    FileFormat,
+    OnDamage,
+    ReadSettings,
+    StreamSettings,
+    archive_settings,
+    stream_settings,
+)
+from nsqtools.spark.format_options import (
+    Options,
+    as_options,
+    consumer_connection,
+    hand_on_secret,
+    producer_connection,
+    subscription,
+)
+from nsqtools.spark.publishing.sink_plan import SinkSettings, make_folders, sink_settings
+from nsqtools.spark.topic_stream import topic_settings
+
+REMOTE = "hdfs://name/lake"
+
+
+PAGE = Path(nsqtools.__file__).parents[1] / "man" / "nsq-spark.7.md"
+
+
+def known_options(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """What the code asks for, of all uses of both formats."""
+    known: set[str] = set()
+
+    def end(options: Options) -> None:
+        known.update(options._known.values())
+
+    monkeypatch.setattr(Options, "end", end)
+    options = Options("nsq-archive", {"path": "/archive"})
+    archive_settings(options), stream_settings(options)
+    options.flag(PUSHDOWN, default=False)
+    options.end()
+    spool = {"channel": "spark", "spoolDir": "/spool"}
+    topic_settings({"topic": "clicks", **spool}, {})
+    topic_settings({"topicPattern": "c", "lookupdHttpAddress": "l:4161", **spool}, {})
+    sink_settings({"topic": "clicks"}, {"body": "binary"}, {})
+    of_clients = {option_name(field) for field in fields(ClientOptions)}  # nsq-options(7) has them
+    return {name for name in known - of_clients if "_" not in name}
+
+
+def test_the_page_has_all_options_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not PAGE.exists():
+        pytest.skip("an installed package has no sources of its pages")
+    text = PAGE.read_text("utf-8")
+    section = text[text.index("## Options") : text.index("### Beside Spark's")]
+    rows = [
+        row.partition("|")[2].partition("|")[0] for row in section.splitlines() if row[:1] == "|"
+    ]
+    named = set(re.findall(r"`([A-Za-z]+)`", "".join(rows)))
+    anywhere = set(re.findall(r"`([A-Za-z]+)`", section))
+
+    known = known_options(monkeypatch)
+
+    assert sorted(known - anywhere) == []
+    assert sorted(named - known - {"body"}) == []
+
+
+# -- where NSQ is ---------------------------------------------------------------------------------
+
+
+def consumer(environ: Mapping[str, str] | None = None, **given: str) -> ConnectionSettings:
+    options = Options("nsq", {name.lower(): text for name, text in given.items()})
+    settings = consumer_connection(options, environ or {})
+    options.end()
+    return settings
+
+
+def test_without_any_address_it_is_the_nsqd_of_this_machine() -> None:
+    assert consumer() == ConnectionSettings(nsqd_tcp_addresses=("127.0.0.1:4150",))
+
+
+def test_an_address_of_any_kind_replaces_the_default() -> None:
+    assert consumer(nsqdTcpAddress="a:1, b:2").nsqd_tcp_addresses == ("a:1", "b:2")
+    assert consumer(lookupdHttpAddress="l:1") == ConnectionSettings((), ("l:1",))
+    assert consumer(nsqdHttpAddress="d:1") == ConnectionSettings((), (), ("d:1",))
+
+
+def test_addresses_of_the_environment_hold_when_no_option_has_one() -> None:
+    environ = {"NSQ_NSQD_TCP_ADDRESS": "env:1 env:2"}
+
+    assert consumer(environ).nsqd_tcp_addresses == ("env:1", "env:2")
+    assert consumer(environ, lookupdHttpAddress="l:1").nsqd_tcp_addresses == ()
+
+
+def test_options_have_the_meaning_of_the_flags() -> None:
+    settings = consumer(
+        tls="true", tlsCaFile="ca.pem", tlsInsecure="true", tlsMinVersion="tls1.3", deflateLevel="3"
+    )
+
+    assert settings.options == {
+        "tls_v1": "true",
+        "tls_root_ca_file": "ca.pem",
+        "tls_insecure_skip_verify": "true",
+        "tls_min_version": "tls1.3",
+        "deflate_level": "3",
+        "deflate": "true",
+    }
+
+
+@pytest.mark.parametrize("name", ["max_in_flight", "maxInFlight", "max-in-flight", "MAXINFLIGHT"])
+def test_client_options_go_by_go_nsqs_names_however_they_are_written(name: str) -> None:
+    options = consumer(**{name: "7"}, msg_timeout="5m").client_options()
+
+    assert (options.max_in_flight, options.msg_timeout_s) == (7, 300)
+
+
+def test_an_unknown_option_gets_the_name_that_was_meant() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        consumer(maxInFlihgt="1")
+    assert caught.value.hint == "Did you mean max_in_flight?"
+
+
+def test_the_secret_comes_from_a_file_or_the_environment_and_is_never_shown(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "secret").write_text("from-file\n")
+    environ = {"NSQ_AUTH_SECRET": "from-environment"}
+
+    from_file = consumer(environ, authSecretFile=str(tmp_path / "secret"))
+
+    assert from_file.client_options().auth_secret == "from-file"
+    (tmp_path / "secret").write_text("from-file-later\n")
+    assert current_secret(from_file.client_options()) == "from-file-later"
+    assert consumer(environ).client_options().auth_secret == "from-environment"
+    assert "from-file" not in repr(from_file)
+
+
+def test_a_connection_survives_being_written_as_options_but_for_its_secret() -> None:
+    settings = ConnectionSettings(
+        ("a:1", "b:2"),
+        options={"tls_v1": "true", "tls_root_ca_file": "ca.pem", "auth_secret": "s3cret"},
+        address_map={"n:4150": "127.0.0.1:1"},
+    )
+    environ: dict[str, str] = {}
+
+    given = as_options(settings)
+    hand_on_secret(settings, environ)
+
+    assert "s3cret" not in str(given)
+    assert consumer(environ, **given) == settings
+
+
+def test_a_subscription_has_topics_and_a_channel() -> None:
+    given = {"topic": "clicks, views,clicks", "channel": "spark"}
+
+    assert subscription(Options("nsq", given)) == (("clicks", "views"), "spark", "")
+
+
+# -- an archive -----------------------------------------------------------------------------------
+
+
+def read(**given: str) -> ReadSettings:
+    options = Options("nsq-archive", {"path": "/a", **given})
+    settings = archive_settings(options)
+    options.end()
+    return settings
+
+
+def stream(**given: str) -> StreamSettings:
+    return stream_settings(Options("nsq-archive", given))
+
+
+def test_without_options_everything_is_read_and_damage_fails() -> None:
+    settings = read()
+
+    assert settings.paths == ("/a",)
+    assert settings.within == EVER
+    assert (settings.topics, settings.format) == (frozenset(), FileFormat.auto)
+    assert (settings.on_damage, settings.damage_path) == (OnDamage.fail, None)
+    assert stream() == StreamSettings()
+
+
+def test_all_options_are_read() -> None:
+    settings = read(
+        paths="/b, file:///c%20d, s3a://b/lake",
+        workdir="/w",
+        topics="a,b",
+        since="2026-11-21T00:00:00Z",
+        until="2026-11-22T00:00:00Z",
+        format="raw",
+        delimiter="\\0",
+        topic="clicks",
+        ondamage="report",
+        damagepath="/r",
+        partitionbytes="1MiB",
+        minpartitions="3",
+    )
+
+    assert settings == ReadSettings(
+        ("/a", "/b", "/c d", "s3a://b/lake"),
+        Path("/w"),
+        frozenset({"a", "b"}),
+        within=TimeRange(1_795_219_200_000_000_000, 1_795_305_600_000_000_000),
+        format=FileFormat.raw,
+        delimiter=b"\0",
+        topic="clicks",
+        on_damage=OnDamage.report,
+        damage_path=Path("/r"),
+        partition_bytes=1 << 20,
+        min_partitions=3,
+    )
+    assert stream(
+        startingoffsets="latest",
+        failondataloss="false",
+        maxrowspertrigger="5",
+        maxbytespertrigger="1KiB",
+        maxfilespertrigger="2",
+        pollinterval="1s",
+    ) == StreamSettings(
+        "latest", fail_on_data_loss=False, limits=BatchLimits(5, 1024, 2), poll_s=1.0
+    )
+
+
+def test_several_paths_come_as_spark_sends_them() -> None:
+    options = Options("nsq-archive", {"paths": json.dumps(["/a,b", "relative"])})
+
+    assert archive_settings(options).paths == ("/a,b", str(Path("relative").absolute()))
+
+
+def test_patterns_name_what_is_there(tmp_path: Path) -> None:
+    for name in ("a1", "a2", "b"):
+        (tmp_path / name).touch()
+
+    assert read(path=str(tmp_path / "a*")).roots() == [tmp_path / "a1", tmp_path / "a2"]
+    assert read(path=str(tmp_path / "c*")).roots() == [tmp_path / "c*"]
+
+
+# -- a sink ---------------------------------------------------------------------------------------
+
+BODY = {"body": "binary"}
+ARCHIVED = {
+    "topic": "string",
+    "nsqd": "string",
+    "id": "string",
+    "timestamp": "timestamp",
+    "ts_ns": "bigint",
+    "attempts": "int",
+    "body": "binary",
+    "file": "string",
+    "pos": "bigint",
+}
+
+
+def sink(columns: dict[str, str] = BODY, **given: str) -> SinkSettings:
+    given = {"topic": "clicks"} | given
+    return sink_settings({name.lower(): text for name, text in given.items()}, columns, {})
+
+
+def test_the_defaults_deliver_at_least_once_with_a_small_window() -> None:
+    plan = sink().plan
+
+    assert plan.addresses == ("127.0.0.1:4150",)
+    assert plan.options.retry_timeout_s == 60
+    assert plan.options.retry_unknown
+    assert (plan.batch_rows, plan.client_options.max_outstanding) == (500, 8)
+
+
+def test_the_options_of_the_command_line_are_there() -> None:
+    plan = sink(retryTimeout="5s", retryUnknown="false", max_outstanding="2", snappy="true").plan
+
+    assert (plan.options.retry_timeout_s, plan.options.retry_unknown) == (5, False)
+    assert (plan.client_options.max_outstanding, plan.client_options.snappy) == (2, True)
+
+
+def test_every_partition_has_another_first_nsqd() -> None:
+    plan = sink(nsqdTcpAddress="a:1,b:2,c:3").plan
+
+    assert plan.rotated(0) == ("a:1", "b:2", "c:3")
+    assert plan.rotated(4) == ("b:2", "c:3", "a:1")
+
+
+def test_a_task_that_is_tried_again_waits_less() -> None:
+    plan = sink(retryTimeout="16s").plan
+
+    assert [plan.attempt(number).retry_timeout_s for number in range(3)] == [16, 4, 1]
+
+
+def test_what_an_archive_has_can_be_published_as_it_is() -> None:
+    assert sink_settings({}, ARCHIVED, {}).plan.topic is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "complaint", "hint"),
+    [
+        ({}, "column 'body' is missing (columns: none)", "to_json"),
+        ({"topic": "string"}, "column 'body' is missing (columns: topic)", "to_json"),
+        ({"body": "int"}, "column 'body' is of type int, not binary or string", "cast"),
+        ({"body": "struct<a:int>"}, "is of type struct<a:int>, not binary or string", "to_json"),
+        ({**BODY, "defer_ms": "string"}, "'defer_ms' is of type string", "cast"),
+        ({**BODY, "topic": "int"}, "'topic' is of type int, not string", "cast"),
+        ({**BODY, "defer": "int"}, "does not use the column 'defer'", "defer_ms"),
+    ],
+)
+def test_columns_that_cannot_be_published_are_refused(
+    columns: dict[str, str], complaint: str, hint: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        sink(columns)
+    assert complaint in str(caught.value)
+    assert hint in caught.value.hint
+
+
+def test_the_rate_is_shared_by_the_tasks_that_run_at_once() -> None:
+    environ = {"NSQ_SPARK_SLOTS": "4"}
+    given = {"topic": "clicks", "rate": "100"}
+
+    assert sink_settings(given, BODY, environ).plan.rate == 25
+    assert sink_settings({**given, "slots": "2"}, BODY, environ).plan.rate == 50
+    assert sink_settings({**given, "rate": "0"}, BODY, {}).plan.rate == 0
+
+
+def test_a_batch_is_no_larger_than_nsqd_is_said_to_take() -> None:
+    assert sink().plan.batch_bytes == 1 << 19
+    assert sink(publish_max_body_size="10000", batchRows="100").plan.batch_bytes == 9596
+
+
+def test_dead_letters_are_named_after_their_job() -> None:
+    assert sink().plan.job != sink().plan.job
+    assert sink(ledgerPath="/l").plan.job == sink(ledgerPath="/l").plan.job
+    assert sink(ledgerPath="/l").plan.job != sink(ledgerPath="/m").plan.job
+    assert sink(ledgerPath="/l").plan.job != sink(ledgerPath="/l", topic="b").plan.job
+
+
+def test_directories_are_made_before_anything_is_published(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    make_folders(sink(deadLetterPath=f"{tmp_path}/a/b", outcomePath=f"{tmp_path}/c/d.json"))
+
+    assert (tmp_path / "a" / "b").is_dir()
+    assert (tmp_path / "c").is_dir()
+    with pytest.raises(OutputError, match=r"cannot write into .*/file"):
+        make_folders(sink(deadLetterPath=str(tmp_path / "file")))
+
+
+def test_a_ledger_is_for_a_topic_and_columns() -> None:
+    jobs = {
+        sink().ledger_job,
+        sink(topic="views").ledger_job,
+        sink(ledgerJob="x").ledger_job,
+        sink({"body": "binary", "defer_ms": "int"}).ledger_job,
+    }
+
+    assert len(jobs) == 4
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def producer(**given: str) -> None:
+    options = Options("nsq", {name.lower(): text for name, text in given.items()})
+    producer_connection(options, {})
+    options.end()
+
+
+def subscribe(**given: str) -> None:
+    subscription(Options("nsq", given))
+
+
+def topics(**given: str) -> None:
+    topic_settings({"topic": "clicks", "channel": "spark"} | given, {})
+
+
+def bare_sink(**given: str) -> None:
+    sink_settings(given, BODY, {})
+
+
+UNKNOWN_PLACE = f"{REMOTE} is not supported"
+
+
+@pytest.mark.parametrize(
+    ("of", "given", "complaint"),
+    [
+        (consumer, {"tlsCaFile": "ca.pem"}, "option tlsCaFile is given, but TLS is not enabled"),
+        (consumer, {"tls": "true", "tls_v1": "false"}, "tls and option tls_v1 contradict each"),
+        (consumer, {"tls": "perhaps"}, "invalid value 'perhaps' for client option tls_v1"),
+        (consumer, {"snappy": "true", "deflate": "true"}, "exclude each other"),
+        (consumer, {"max_in_flight": "-1"}, "max_in_flight is out of bounds"),
+        (consumer, {"addressMap": "a:1"}, "invalid addressMap 'a:1': not OLD=NEW"),
+        (consumer, {"authSecretFile": "/nonexistent"}, "/nonexistent .No such file or directory"),
+        (consumer, {"auth_secret": "s3cret"}, "a secret must not be an option"),
+        (consumer, {"authSecret": "s3cret"}, "a secret must not be an option"),
+        (consumer, {"maxInFlihgt": "1"}, "has no option 'maxinflihgt'"),
+        (producer, {"nsqdHttpAddress": "d:1"}, "nsqdhttpaddress"),
+        (subscribe, {"channel": "spark"}, "needs the option 'topic'"),
+        (subscribe, {"topic": "clicks"}, "needs the option 'channel'"),
+        (subscribe, {"topic": "a b", "channel": "spark"}, "invalid topic name 'a b'"),
+        (subscribe, {"topic": "clicks", "channel": "a b"}, "invalid channel name 'a b'"),
+        (topics, {"spoolDir": REMOTE}, f"spoolDir: {UNKNOWN_PLACE}"),
+        (read, {"path": ""}, "needs a path"),
+        (read, {"path": "ftp://name/x"}, "is not supported"),
+        (read, {"path": "file://host/x"}, "is not supported"),
+        (read, {"paths": REMOTE}, UNKNOWN_PLACE),
+        (read, {"workdir": REMOTE}, UNKNOWN_PLACE),
+        (read, {"ondamage": "report", "damagepath": REMOTE}, UNKNOWN_PLACE),
+        (read, {"ondamage": "report"}, "onDamage=report needs damagePath"),
+        (read, {"damagepath": "/r"}, "onDamage=report needs damagePath"),
+        (read, {"ondamage": "ignore"}, "onDamage=ignore must be one of fail, report"),
+        (read, {"format": "csv"}, "format=csv must be one of auto, raw"),
+        (read, {"topics": "a b"}, "a b"),
+        (read, {"delimiter": ""}, "option delimiter is empty"),
+        (read, {"delimiter": "\\q"}, "unknown escape"),
+        (read, {"partitionbytes": "0"}, "partitionBytes=0 must be >= 1"),
+        (read, {"minpartitions": "0"}, "minPartitions=0 must be >= 1"),
+        (read, {"sinc": "-2h"}, "has no option 'sinc'"),
+        (stream, {"startingoffsets": "latest", "startingtimestamp": "-1h"}, "exclude each other"),
+        (stream, {"maxrowspertrigger": "many"}, "is not a whole number"),
+        (stream, {"pollinterval": "often"}, "is not a duration"),
+        (stream, {"failondataloss": "no"}, "must be one of true, false"),
+        (bare_sink, {}, "neither a column nor an option 'topic'"),
+        (sink, {"topic": "a b"}, "invalid topic name 'a b'"),
+        (sink, {"rate": "100"}, "the number of parallel tasks is unknown"),
+        (sink, {"rate": "-1", "slots": "2"}, "rate=-1 must be a number >= 0"),
+        (sink, {"rate": "fast", "slots": "2"}, "'fast' is not a number"),
+        (sink, {"retryTimeout": "soon"}, "'soon' is not a duration"),
+        (sink, {"retryUnknown": "maybe"}, "retryUnknown=maybe must be one of"),
+        (sink, {"batchRows": "0"}, "batchRows=0 must be >= 1"),
+        (sink, {"ledgerPath": REMOTE}, f"ledgerPath: {UNKNOWN_PLACE}"),
+        (sink, {"outcomePath": REMOTE}, f"outcomePath: {UNKNOWN_PLACE}"),
+        (sink, {"outcomePath": "s3://bucket"}, "outcomePath: s3://bucket: only a directory is"),
+        (sink, {"deadLetterPath": REMOTE}, f"deadLetterPath: {UNKNOWN_PLACE}"),
+        (sink, {"deadLetterPath": ""}, "deadLetterPath: an empty path"),
+        (sink, {"deadLetters": "x"}, "has no option 'deadletters'"),
+        (sink, {"path": "clicks"}, "has no option 'path'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    of: Callable[..., object], given: dict[str, str], complaint: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=complaint) as caught:
+        of(**given)
+    assert "s3cret" not in f"{caught.value}{caught.value.hint}"
