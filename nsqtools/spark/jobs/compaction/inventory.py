@@ -233,7 +233,7 @@ def _messages(path: Path, member: Member, count: Count) -> Iterator[Envelope]:
     return islice(read_messages(alone, count.on_damage), member.messages)
 
 
-MANIFEST = ".manifest"  # see `archive.upload_job`
+MANIFEST = ".manifest"  # see `archive.upload`
 NEWLINE = b"\n"
 
 
