@@ -297,6 +297,10 @@ class Consumer:
         """The addresses of the nsqd connected to now."""
         return self._consumer.connections
 
+    def health(self) -> client.ConsumerHealth:
+        """How the consumer is now: for a probe, or for metrics."""
+        return self._consumer.health()
+
     @property
     def stats(self) -> ConsumerStats:
         """Counts since the start."""

@@ -26,6 +26,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from types import TracebackType
 from typing import Self
@@ -54,6 +55,21 @@ from nsqtools.protocol.names import (
 )
 
 log = logging.getLogger("nsqtools")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerHealth:
+    """How a consumer is: what `Consumer.health` returns.
+
+    ``connections`` are the addresses of the nsqd connected to, ``in_flight`` counts the unanswered
+    messages, ``backoff_level`` is 0 unless handlers failed lately, and ``idle_s`` is the time since
+    the last message, in seconds: None before the first.
+    """
+
+    connections: list[str]
+    in_flight: int
+    backoff_level: int
+    idle_s: float | None
 
 
 class Stopped:
@@ -509,6 +525,16 @@ class Consumer:
     def connections(self) -> list[str]:
         """The addresses of the nsqd connected to now."""
         return [subscription.nsqd for subscription in list(self._io.subscriptions)]
+
+    def health(self) -> ConsumerHealth:
+        """How the consumer is now: for a probe, or for metrics."""
+        io, last = self._io, self._io.received_at
+        return ConsumerHealth(
+            connections=self.connections,
+            in_flight=io.rdy.in_flight,
+            backoff_level=io.backoff.level,
+            idle_s=None if last is None else max(0.0, io.now() - last),
+        )
 
     @property
     def stats(self) -> ConsumerStats:

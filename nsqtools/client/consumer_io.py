@@ -347,6 +347,7 @@ class ConsumerIO:
         self.subscriptions: dict[Subscription, None] = {}
         self._answered: collections.deque[Subscription] = collections.deque()
         self.answered = self._answered.append  # subscriptions with answers to collect
+        self.received_at: float | None = None
         self._collected_at = 0.0
         self._is_gathering = False
         self._options = options
@@ -473,7 +474,7 @@ class ConsumerIO:
 
     def received(self, subscription: Subscription, batch: Batch, replaced: int) -> None:
         """New deliveries, ``replaced`` of them of messages that are in flight."""
-        now = self.loop.now()
+        self.received_at = now = self.loop.now()
         self.stats.received += len(batch)
         self.rdy.received(subscription, len(batch), now)
         if replaced:
