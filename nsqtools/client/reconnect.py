@@ -7,15 +7,12 @@ little shorter by chance so that a fleet does not return in step (client guide).
 through nsqlookupd is tried when a lookup lists it, but not before a floor that starts at a second
 and doubles: without it an unauthorized topic is tried in a hot loop.
 
-A connection that has proven itself (`Connection.is_proven`) resets the delays of its address. If
-the user gave the address, they begin with `QUICK_S` then, as an nsqd that restarts is back in a
-second: once within the first delay, so that one that loses its clients all the time is not stormed.
+A connection that has proven itself (`Connection.is_proven`) resets the delays of its address.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -30,7 +27,6 @@ from nsqtools.protocol.names import Address
 log = logging.getLogger("nsqtools")
 
 DISCOVERED_BASE_S = 1.0
-QUICK_S = 0.1
 
 
 class RetryDelays:
@@ -52,7 +48,6 @@ class RetryDelays:
         self._jitter = jitter
         self._rng = rng or random.Random()
         self._failures = 0
-        self._quick = min(0, math.ceil(math.log2(QUICK_S / base_s)))
 
     def next_delay_s(self) -> float:
         """Return the seconds to wait after the try or connection that just failed."""
@@ -60,9 +55,9 @@ class RetryDelays:
         self._failures += 1
         return delay_s * (1 - self._rng.uniform(0, self._jitter))
 
-    def reset(self, *, quick: bool = False) -> None:
-        """The connection has proven itself. ``quick``: double from `QUICK_S` first."""
-        self._failures = self._quick if quick else 0
+    def reset(self) -> None:
+        """The connection has proven itself."""
+        self._failures = 0
 
 
 @dataclass(slots=True)
@@ -74,7 +69,6 @@ class _Nsqd:
     not_before: float
     is_listed: bool = True  # by the last lookup; a direct address always is
     is_busy: bool = False  # connecting or connected
-    quick_after: float = -math.inf
 
 
 class KnownNsqd:
@@ -96,7 +90,6 @@ class KnownNsqd:
         rng: random.Random | None = None,
     ) -> None:
         self._rng = rng or random.Random()
-        self._base_s = base_s
         self._discovered_maximum_s = discovered_maximum_s
         self._max_discovered = max_discovered
         self._nsqds = {
@@ -156,10 +149,7 @@ class KnownNsqd:
         """A try or connection has ended. Return the seconds until the next try is allowed."""
         nsqd = self._nsqds[address]
         if was_proven:
-            quick = nsqd.is_direct and now >= nsqd.quick_after
-            nsqd.delays.reset(quick=quick)
-            if quick:
-                nsqd.quick_after = now + self._base_s
+            nsqd.delays.reset()
         delay_s = nsqd.delays.next_delay_s()
         nsqd.is_busy = False
         nsqd.is_listed = nsqd.is_direct

