@@ -201,7 +201,7 @@ def test_an_nsqd_that_dies_ends_it(nsqd: GoNsqd, spawn_nsq: SpawnNsq, mode: str)
     nsqd.kill()
     _, err = process.communicate(timeout=patience_s(30))
 
-    assert process.returncode == 4
+    assert process.returncode == 4, err.decode()
     said = err.decode().splitlines()
     assert [line.startswith("nsq: error: not ") for line in said[-2:]] == [True, False]
     left = [line for line in said[:-2] if " may not have been deleted: " in line]
