@@ -485,7 +485,7 @@ class Delivery:
         self._apply_limit()
 
     def gather(self, count: int) -> None:
-        """Handlers answer so many messages together."""
+        """Handlers answer ``count`` messages together."""
         self._limit.gathered = count
         self._apply_limit()
 

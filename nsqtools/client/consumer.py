@@ -21,7 +21,6 @@ import atexit
 import logging
 import math
 import os
-import sys
 import threading
 import time
 import weakref
@@ -43,6 +42,7 @@ from nsqtools.client.handling import (
     check_count,
     check_is_sync,
 )
+from nsqtools.client.io_loop import call_at_end_of_child
 from nsqtools.client.message import Batch, Gathered, Message, batches_after, give_back
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError
@@ -194,7 +194,7 @@ class Consumer:
             self._io.start(quietly=fail_fast)
             self._is_started = True
             _started.add(self)
-            _stop_at_end_of_child()
+            call_at_end_of_child(_stop_all)
         if fail_fast:
             self._io.settled.wait(min(wait_s, longest_try_s(self.options)))
             if self._io.first_errors and not self._io.subscriptions:
@@ -395,7 +395,7 @@ class Consumer:
             )
 
     def gather(self, who: int, size: int) -> None:
-        """A thread or a task answers so many messages together from here on; 0: none."""
+        """A thread or a task answers ``size`` messages together from here on; 0: none."""
         self._gathers[who] = size
         count = sum(self._gathers.values())
         self._io.loop.call_soon(lambda: self._io.delivery.gather(count))
@@ -562,14 +562,6 @@ def _stop_all() -> None:
     until = time.monotonic() + EXIT_S
     for consumer in consumers:
         consumer.wait_for_end(max(0.0, until - time.monotonic()))
-
-
-def _stop_at_end_of_child() -> None:
-    """In a child of multiprocessing, which skips atexit: be called at its end."""
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None and process.parent_process() is not None:
-        util = sys.modules["multiprocessing.util"]
-        util.Finalize(None, _stop_all, exitpriority=100)  # kept until it has run
 
 
 atexit.register(_stop_all)

@@ -25,6 +25,7 @@ import logging
 import os
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -526,3 +527,14 @@ def _leave_to_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def call_at_end_of_child(stop: Callable[[], object]) -> None:
+    """Call ``stop`` at the end of a child of multiprocessing, before its queues are closed.
+
+    Such a child skips atexit. In any other process this does nothing.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        util = sys.modules["multiprocessing.util"]
+        util.Finalize(None, stop, exitpriority=100)  # kept until it has run

@@ -24,7 +24,6 @@ import atexit
 import functools
 import logging
 import os
-import sys
 import threading
 import time
 import weakref
@@ -35,6 +34,7 @@ from typing import TYPE_CHECKING, Self
 from nsqtools.client import outcomes
 from nsqtools.client.connection import tls_context
 from nsqtools.client.discovery import Discovery
+from nsqtools.client.io_loop import call_at_end_of_child
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer_io import ProducerIO, PublishPolicy
 from nsqtools.client.publication import Publication, PublishMode
@@ -158,7 +158,7 @@ class Producer:
                 self._io.start()
                 self._is_started = True
                 _started.add(self)
-                _stop_at_end_of_child()
+                call_at_end_of_child(_stop_all)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until everything submitted so far has settled; return whether it has in time.
@@ -493,14 +493,6 @@ def _stop_all() -> None:
     now = time.monotonic()
     for producer in producers:
         producer._stop_at_exit(now + producer.options.publish_timeout_s)
-
-
-def _stop_at_end_of_child() -> None:
-    """In a child of multiprocessing: be called at its end, before its queues are closed."""
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None and process.parent_process() is not None:
-        util = sys.modules["multiprocessing.util"]
-        util.Finalize(None, _stop_all, exitpriority=100)  # kept until it has run
 
 
 def _start_all_afresh() -> None:
