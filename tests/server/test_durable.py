@@ -88,7 +88,7 @@ def test_neither_kind_of_nsqd_starts_on_the_files_of_the_other(
     path = nsqd.data_path
     with pytest.raises(ConfigurationError, match="are those of an nsqd with --durable") as refused:
         EmbeddedServer(path).start()
-    assert "--recover-only" in str(refused.value.hint)
+    assert "--recover-only" in str(refused.value)
     recover(path)
     with pytest.raises(ConfigurationError, match="are those of an nsqd without --durable"):
         nsqd.start()

@@ -83,8 +83,8 @@ class DurablePath:
         """
         if any(self._path.glob("nsqd.durable.*.log")):
             raise ConfigurationError(
-                f"{self._path} has a log of --durable that nsqtools 0.2 wrote",
-                hint="Run `nsq nsqd --recover-only` of nsqtools 0.2 on it, and then "
+                f"{self._path} has a log of --durable that nsqtools 0.2 wrote. "
+                "Run `nsq nsqd --recover-only` of nsqtools 0.2 on it, and then "
                 "`nsq nsqd --recover-only --durable` of this one.",
             )
         found = sorted(each for each in self._path.iterdir() if _DATABASE.fullmatch(each.name))
@@ -103,15 +103,15 @@ class DurablePath:
             path = found[0]
             if len(found) > 1:
                 raise ConfigurationError(
-                    f"{self._path / FILE_NAME} does not say which database has the messages",
-                    hint=f"Keep one of {', '.join(each.name for each in found)} in {self._path}.",
+                    f"{self._path / FILE_NAME} does not say which database has the messages. "
+                    f"Keep one of {', '.join(each.name for each in found)} in {self._path}.",
                 )
             self._log.error(f"DURABLE: {self._path / FILE_NAME} was damaged; {path} is used")
             self._name(path)
         if not path.exists():
             raise ConfigurationError(
-                f"{path} is not there, which has the messages",
-                hint=f"Bring it back, or remove {self._path / FILE_NAME} to begin without any.",
+                f"{path} is not there, which has the messages. "
+                f"Bring it back, or remove {self._path / FILE_NAME} to begin without any.",
             )
         return path
 
@@ -119,8 +119,8 @@ class DurablePath:
         """Raise `ConfigurationError` when the messages are in a database."""
         if self.current() is not None:
             raise ConfigurationError(
-                f"the messages in {self._path} are those of an nsqd with --durable",
-                hint="Start it with --durable, or run `nsq nsqd --recover-only --data-path="
+                f"the messages in {self._path} are those of an nsqd with --durable. "
+                "Start it with --durable, or run `nsq nsqd --recover-only --data-path="
                 f"{self._path}` first, which writes the files of Go's nsqd.",
             )
 
@@ -140,8 +140,8 @@ class DurablePath:
         if path is None:
             if self._has_go_files():
                 raise ConfigurationError(
-                    f"the messages in {self._path} are those of an nsqd without --durable",
-                    hint="Run `nsq nsqd --recover-only --durable --data-path="
+                    f"the messages in {self._path} are those of an nsqd without --durable. "
+                    "Run `nsq nsqd --recover-only --durable --data-path="
                     f"{self._path}` first, which brings them into the database.",
                 )
             path = self._next()
@@ -164,8 +164,8 @@ class DurablePath:
             return self._write_anew(path, f"cannot be opened ({error})")
         except sqlite3.Error:
             raise ConfigurationError(
-                f"{path} is damaged: {error}",
-                hint=f"`sqlite3 {path} .recover` may read messages out of it. Move it and "
+                f"{path} is damaged: {error}. "
+                f"`sqlite3 {path} .recover` may read messages out of it. Move it and "
                 f"{FILE_NAME} away to begin without them.",
             ) from error
 

@@ -299,6 +299,15 @@ class Database:
         select = f"SELECT {what} FROM message WHERE queue=? AND due=0 AND turn>?"
         return self._reader.execute(select, (queue, after)).fetchone()[0] or 0
 
+    def spare_bytes(self) -> int:
+        """Return how much of the file is free."""
+        try:
+            [pages] = self._reader.execute("PRAGMA freelist_count").fetchone()
+            [page_size] = self._reader.execute("PRAGMA page_size").fetchone()
+        except sqlite3.Error:
+            return 0
+        return int(pages * page_size)
+
     def close(self) -> None:
         """Close; the log goes into the file, unless that fails."""
         for connection in (self._reader, self._writer):

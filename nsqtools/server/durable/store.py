@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 _DELAY_S = 0.02  # for what nobody waits for
 _RETRY_S = 0.5
 _STEP_BYTES = 4 << 20
-_STEP_COUNT = 1000  # publishes
+_STEP_COUNT = 300  # publishes: their answers are one turn
 _PAGE_COUNT = 256
 _AGAIN_NS = 20_000_000
 _FULL = "the disk is full; consume, or make room"
@@ -78,6 +78,7 @@ class DurableStore:
         self._files = files
         self._topics = topics
         self._limits = limits
+        limits.spare_bytes = lambda: self.database.spare_bytes()
         self.loop = loop
         self._log = log
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="nsqd-durable")
@@ -245,9 +246,10 @@ class DurableStore:
         pending = [step for step in self._steps if step.has_any()]
         if not (pending or self._flushed or self._broken or self.database.dropped):
             return
-        size = count = 0
-        while count < len(pending) and size < _STEP_BYTES:
+        size = publishes = count = 0
+        while count < len(pending) and size < _STEP_BYTES and publishes < _STEP_COUNT:
             size += pending[count].size
+            publishes += len(pending[count].publishes)
             count += 1
         self._steps = [*pending[count:], Changes()]
         if any(step.publishes for step in pending[:count]):

@@ -59,6 +59,7 @@ class Limits:
     refused_count: int = 0  # publishes
     dropped_count: int = 0  # messages
     disk_is_low: bool = False
+    spare_bytes: Callable[[], int] = int  # of files that are there already
 
     @property
     def are_set(self) -> bool:
@@ -107,7 +108,7 @@ class Limits:
             found = os.statvfs(self.options.data_path or ".")
         except OSError:
             return
-        free = found.f_bavail * found.f_frsize
+        free = found.f_bavail * found.f_frsize + self.spare_bytes()
         self.disk_is_low = free < wanted
         self.health.low = (
             f"{free} bytes free on the disk, fewer than --min-disk-free" if self.disk_is_low else ""
