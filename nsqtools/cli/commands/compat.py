@@ -49,8 +49,7 @@ def tail_each(given: Given, runtime: Runtime) -> int:
     from nsqtools.cli.options.printing import lines_printer
     from nsqtools.cli.render.output import ByteWriter
     from nsqtools.cli.running.consuming import look_before
-    from nsqtools.tail.run_limits import RunLimits
-    from nsqtools.tail.tail import Tail
+    from nsqtools.tail.tail import RunLimits, Tail
 
     connection = connection_of(given)
     topics = tuple(dict.fromkeys(given["topic"]))

@@ -128,7 +128,7 @@ def info(*, form: ListingForm, cluster: ClusterConnection, runtime: Session) -> 
         nsq info --nsqd-http-address nsqd-1:4151 --json
     """
     from nsqtools.cluster.stats_documents import moment_text
-    from nsqtools.http.nsqd_http import NsqdHTTPClient
+    from nsqtools.http.http_api import NsqdHTTPClient
 
     form.check(INFO)
     with cluster.open() as opened:

@@ -55,7 +55,7 @@ def peek(
     from nsqtools.cluster.directory import open_cluster
     from nsqtools.cluster.topics import check_subscription, inspect_topic, missing
     from nsqtools.errors import NsqError
-    from nsqtools.tail.peek import peek as peek_at
+    from nsqtools.tail.tail import peek as peek_at
 
     with open_cluster(connection) as cluster:
         report = inspect_topic(cluster, topic)

@@ -63,8 +63,7 @@ def tail(
         nsq tail -t clicks -c audit --json --until-empty > clicks.jsonl
     """
     from nsqtools.cluster.topics import UnlistedTopics
-    from nsqtools.tail.run_limits import End
-    from nsqtools.tail.tail import Tail
+    from nsqtools.tail.tail import End, Tail
 
     channel = channel or ephemeral_channel()
     topics = tuple(dict.fromkeys(topic))

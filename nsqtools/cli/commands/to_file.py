@@ -296,7 +296,7 @@ def to_file(
     from nsqtools.archive.archiver import Archiver
     from nsqtools.archive.notify import FileHook, topic_metrics
     from nsqtools.archive.topic_writer import THROUGHPUT, ArchiveSource
-    from nsqtools.cluster.topic_discovery import TopicDiscovery
+    from nsqtools.cluster.topics import TopicDiscovery
     from nsqtools.files.opening import allow_many
 
     topics, pattern = consuming.topics, consuming.topic_pattern

@@ -14,7 +14,7 @@ from nsqtools.cli.running.forwarding import Forwarding, run_forwarder
 from nsqtools.cli.running.runtime import Session
 from nsqtools.client.connection_settings import read_secret
 from nsqtools.errors import ConfigurationError
-from nsqtools.files.renewed import Renewed
+from nsqtools.files.opening import Renewed
 from nsqtools.forward import BatchForm, EndpointMode, Redirects
 from nsqtools.records.template import compile_template
 

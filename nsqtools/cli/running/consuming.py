@@ -34,8 +34,7 @@ from nsqtools.errors import ConfigurationError
 if TYPE_CHECKING:
     from nsqtools.cli.running.service import Health, Metrics, Service
     from nsqtools.cluster.directory import Cluster
-    from nsqtools.tail.run_limits import RunLimits
-    from nsqtools.tail.tail import Tail
+    from nsqtools.tail.tail import RunLimits, Tail
 
 EMPTY_AFTER_S = 2.0  # a connected channel that is silent for this long is empty
 LOOK_EVERY_S = 0.5
@@ -59,7 +58,7 @@ class StopLimits(OptionSet):
 
     def run_limits(self) -> RunLimits:
         """The same, as those who consume take it."""
-        from nsqtools.tail.run_limits import RunLimits
+        from nsqtools.tail.tail import RunLimits
 
         idle_s = EMPTY_AFTER_S if self.until_empty else self.exit_idle
         return RunLimits(self.count, idle_s, self.for_)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from nsqtools.cluster.directory import DaemonFailure
 from nsqtools.cluster.inventory import NodeStatus, list_nodes
 from nsqtools.errors import NotFoundError, NsqError
-from nsqtools.http.nsqlookupd_http import KnownNode, NsqlookupdHTTPClient
+from nsqtools.http.http_api import KnownNode, NsqlookupdHTTPClient
 from nsqtools.protocol.stats import NsqdStats, read_stats
 from nsqtools.web.pages.figures import OF_NODES, trend
 from nsqtools.web.pages.site import Recent, Site, Values
