@@ -11,8 +11,7 @@ from nsqtools.cli.options.params import Yes
 from nsqtools.cli.render.outcomes import tell_left_out
 from nsqtools.cli.render.output import ListingForm, write_json, write_listing
 from nsqtools.cli.running.administering import Changing, OneTopic
-from nsqtools.cli.running.ends import ExitStatus
-from nsqtools.cli.running.runtime import Session
+from nsqtools.cli.running.runtime import ExitStatus, Session
 
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import LookupDocument, NodeRow

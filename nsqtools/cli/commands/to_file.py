@@ -15,8 +15,7 @@ from nsqtools.cli.options.params import BODIES_END, LIMITS, ChannelName
 from nsqtools.cli.parsing.binding import From, OptionSet, opt
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.consuming import Consuming, WatchedRun, look_before
-from nsqtools.cli.running.ends import ExitStatus
-from nsqtools.cli.running.runtime import Session
+from nsqtools.cli.running.runtime import ExitStatus, Session
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import counted
 from nsqtools.records.naming import (

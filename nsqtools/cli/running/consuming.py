@@ -26,8 +26,7 @@ from nsqtools.cli.options.params import (
 )
 from nsqtools.cli.parsing.binding import From, OptionSet, opt
 from nsqtools.cli.render.outcomes import Progress
-from nsqtools.cli.running.ends import StopSignals, stopping
-from nsqtools.cli.running.runtime import Runtime
+from nsqtools.cli.running.runtime import Runtime, StopSignals, stopping
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError
 
