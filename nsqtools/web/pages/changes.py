@@ -21,8 +21,7 @@ from starlette.responses import RedirectResponse, Response
 from nsqtools.cluster.admin import Action
 from nsqtools.cluster.drain import Drain, DrainPlan, plan_lines
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
-from nsqtools.web.actions import RequestOrigin, TopicChange
-from nsqtools.web.context import WebContext
+from nsqtools.web.actions import RequestOrigin, TopicChange, WebContext
 from nsqtools.web.pages.site import Site, Values
 
 VERBS = {
