@@ -16,7 +16,7 @@ from functools import partial
 from types import CoroutineType, FrameType
 from typing import Any, Protocol, Self
 
-from nsqtools.client.message import Message
+from nsqtools.client.message import Answered, Message
 from nsqtools.errors import ConfigurationError
 
 log = logging.getLogger("nsqtools")
@@ -92,7 +92,7 @@ class Handling:
             message.requeue(0, backoff=False)
             raise
         else:
-            if result is not None and inspect.isawaitable(result):
+            if inspect.isawaitable(result) and not isinstance(result, Answered):
                 error = self.misuse = _refusal("one that returns an awaitable")
                 message.requeue(0, backoff=False)
                 if isinstance(result, CoroutineType):
