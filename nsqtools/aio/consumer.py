@@ -230,7 +230,7 @@ class Consumer:
         return parts
 
     def __aiter__(self) -> Self:
-        """Iterate over messages until the consumer stops. Each must be message.
+        """Iterate over messages until the consumer stops. Each must be answered.
 
         Several tasks may iterate at the same time: each message goes to one of them.
         """
