@@ -41,7 +41,7 @@ SHARE_S = 0.005  # how much work is taken at a time
 
 
 class Consumer:
-    """One channel of one topic, on all nsqd that have it, for one event loop.
+    """A channel of one or several topics, on all nsqd that have them, for one event loop.
 
     The parameters are those of `nsqtools.Consumer`; ``on_error`` is called on the I/O thread and
     ``on_giving_up`` on the event loop's, and neither may block.
@@ -51,7 +51,7 @@ class Consumer:
 
     def __init__(
         self,
-        topic: str,
+        topic: str | Sequence[str],
         channel: str,
         *,
         nsqd_tcp_addresses: str | Sequence[str] = (),
@@ -75,7 +75,7 @@ class Consumer:
             on_giving_up=on_giving_up,
             giving_up=giving_up,
             dead_letter=dead_letter,
-            backlog=self._backlog,
+            _backlog=self._backlog,
         )
         # what was taken and not handed out yet: from `_reached` to `_count`
         self._held: Batch
@@ -85,8 +85,8 @@ class Consumer:
         self._most = 1
 
     @property
-    def topic(self) -> str:
-        return self._consumer.topic
+    def topics(self) -> list[str]:
+        return self._consumer.topics
 
     @property
     def channel(self) -> str:
@@ -306,7 +306,7 @@ class Consumer:
         return self._consumer.stats
 
     def __repr__(self) -> str:
-        return f"<aio.Consumer of {self.topic}/{self.channel}>"
+        return repr(self._consumer).replace("<_Source", "<aio.Consumer")
 
 
 class _Handling:
