@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from manual.tree import Option, Page
 from nsqtools.cli.options.connection import describe_option
-from nsqtools.cli.running.ends import ExitStatus
+from nsqtools.cli.running.runtime import ExitStatus
 from nsqtools.client.options import CLIENT_OPTIONS
 from nsqtools.settings import REPEATABLE
 
