@@ -36,8 +36,9 @@ MAX_LINE_LENGTH = 16384  # nsqd's read buffer: the newline has to fit in it
 
 _SIZE = struct.Struct(">i")
 _UINT64 = 1 << 64
-_FINISH_RUN = re.compile(rb"(?:FIN [^\n\r ]{16}\n){1,500}+")
-_FINISH = struct.Struct("4x16sx")
+_ANSWERS = re.compile(
+    rb"(?:FIN \S{16}\n){1,500}+|(?:TOUCH \S{16}\n){1,500}+|(?:REQ \S{16} \d{1,9}\n){1,500}+"
+)
 
 
 class Incomplete(Exception):
@@ -84,12 +85,24 @@ def read_request(data: bytes, position: int) -> Request:
     return Request(words, data, after, position)
 
 
-def read_finishes(data: bytes, position: int) -> tuple[list[bytes], int]:
-    """Take a run of plain FIN lines at once: up to 500 ids, possibly none."""
-    run = _FINISH_RUN.match(data, position)
+class Answers(NamedTuple):
+    """A run of one command: FIN, TOUCH or REQ."""
+
+    command: bytes
+    ids: list[bytes]
+    delays: list[bytes]  # of REQ, in milliseconds
+    position: int  # after the run
+
+
+def read_answers(data: bytes, position: int) -> Answers | None:
+    """Take a run of plain FIN, TOUCH or REQ lines at once, up to 500; None if there is none."""
+    run = _ANSWERS.match(data, position)
     if run is None:
-        return [], position
-    return [found[0] for found in _FINISH.iter_unpack(run.group())], run.end()
+        return None
+    words = run.group().split()
+    if words[0] == b"REQ":
+        return Answers(b"REQ", words[1::3], words[2::3], run.end())
+    return Answers(words[0], words[1::2], [], run.end())
 
 
 def read_size(data: bytes, position: int, start: int, unreadable: RequestError) -> tuple[int, int]:
