@@ -32,6 +32,7 @@ from nsqtools.protocol.text import counted
 _TOO_LARGE = frozenset({"E_BAD_MESSAGE", "E_BAD_BODY"})
 _CHECKED_FIRST = _TOO_LARGE | REFUSING_CODES | {"E_INVALID", "E_BAD_TOPIC", "E_AUTH_DISABLED"}
 _STORING_FAILED = frozenset({"E_PUB_FAILED", "E_DPUB_FAILED", "E_MPUB_FAILED"})
+_AUTH_FAILED = "E_AUTH_FAILED"  # a bad secret, or nsqd does not reach its auth server
 
 
 def stored_nothing(error: ServerError, count: int) -> bool:
@@ -54,8 +55,18 @@ def may_try_again(error: PublishError, *, retry_unknown: bool) -> bool:
     if isinstance(error, PublishUnknown):
         return retry_unknown
     if isinstance(error, PublishRejected):
-        return error.cause.code in _STORING_FAILED  # nsqd stops, or its disk is full
+        code = error.cause.code  # nsqd stops, or its disk is full, or the identity has expired
+        return code in _STORING_FAILED or code == _AUTH_FAILED
     return isinstance(error, PublishNotSent)
+
+
+def may_pass(cause: NsqError | None, *, was_accepted: bool) -> bool:
+    """Tell whether it is worth to wait for an nsqd, after this failure to connect.
+
+    One that has accepted the secret before, and does not any more, may lack its auth server.
+    """
+    is_auth = isinstance(cause, ServerError) and cause.code == _AUTH_FAILED
+    return not isinstance(cause, RefusedError) or (is_auth and was_accepted)
 
 
 # -- errors ---------------------------------------------------------------------------------------
