@@ -74,9 +74,9 @@ class Producer:
     producer uses the first of a random order, so that many of them spread out.
 
     While none works, a publish fails at once; with ``retry_timeout_s`` it is tried again for as
-    long after its first failure, also while nsqd does not reach its auth server. One whose fate is unknown is tried again only with
-    ``retry_unknown``, because its messages may arrive twice then. What an attempt may have stored
-    ends as confirmed or unknown, whatever the later ones say.
+    long after its first failure, also while nsqd does not reach its auth server. One whose fate is
+    unknown is tried again only with ``retry_unknown``, because its messages may arrive twice then.
+    What an attempt may have stored ends as confirmed or unknown, whatever the later ones say.
 
     As a context manager it waits at its end for what is under way, for ``retry_timeout_s`` and
     publish_timeout at most; a failure that was not looked at is logged then.
