@@ -627,10 +627,19 @@ class ProducerIO:
                 publication.is_alone = True
             self._send_again(publications)
         elif publications and self._is_to_be_split(publications[0], error):
-            parts = publications[0].parts or Parts(publications[0])
-            self._send_again(parts.halved(publications[0]))
-        elif self._try_again_or_settle(publications, lambda: outcomes.rejected(error, count)):
-            link.delay_next(error)
+            self._send_again(self._split(publications[0], (count + 1) // 2))
+        else:
+            again = self._try_again_or_settle(publications, lambda: outcomes.rejected(error, count))
+            if again or (outcomes.is_state(error) and len(self.links) > 1):
+                link.delay_next(error)  # the others take what comes next
+
+    @staticmethod
+    def _split(publication: Publication, size: int) -> list[Publication]:
+        if len(publication.bodies) == 1:
+            publication.is_alone = True
+            return [publication]
+        parts = publication.parts or Parts(publication)
+        return parts.split(publication, size)
 
     @staticmethod
     def _is_to_be_split(publication: Publication, error: ServerError) -> bool:
@@ -639,7 +648,13 @@ class ProducerIO:
         return can_be and outcomes.may_split(outcomes.rejected(error, count))
 
     def not_sent(self, publications: list[Publication], error: NsqError) -> None:
-        if not self._has_ended and not self._retries_ended:
+        fails_again = (  # one after the other, with a connection for each
+            len(self.links) == 1
+            and not self._policy.retry_timeout_s
+            and isinstance(error, ServerError)
+            and outcomes.is_state(error)
+        )
+        if not (fails_again or self._has_ended or self._retries_ended):
             self._send_again(publications)
         else:
             for publication in publications:
@@ -662,7 +677,10 @@ class ProducerIO:
             if may_try_again and self._may_retry(publication, now):
                 if isinstance(failure, PublishUnknown):
                     self.repeated += len(publication.bodies)
-                again.append(publication)
+                if outcomes.is_stored_in_part(failure):
+                    again += self._split(publication, 1)
+                else:
+                    again.append(publication)
             else:
                 self._settle(publication, failure)
         self._send_again(again)
