@@ -38,16 +38,17 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 from nsqtools.client import outcomes
 from nsqtools.client.connection import LIVENESS_TICK_S, Connection, open_in_background
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import LoopMember, Timer
-from nsqtools.client.options import ClientOptions
-from nsqtools.client.publication import Failure, Parts, Publication, PublishMode, PublishQueue
+from nsqtools.client.options import ClientOptions, check_times
+from nsqtools.client.publication import Failure, Mode, Parts, Publication, PublishQueue
 from nsqtools.client.reconnect import RetryDelays
 from nsqtools.errors import (
+    ConfigurationError,
     ConnectionFailed,
     DeadlineExceeded,
     NsqError,
@@ -81,12 +82,23 @@ Outstanding = tuple[bytes, list[Publication], float]
 
 @dataclass(frozen=True, slots=True)
 class PublishPolicy:
-    """Where publications go, and how often they are tried. See `Producer`."""
+    """Where publications go, and how often they are tried. See `Producer`.
 
-    mode: PublishMode = PublishMode.FAILOVER
+    Raises `ConfigurationError` for what cannot be.
+    """
+
+    mode: Mode = "failover"
     retry_timeout_s: float = 0.0
     retry_unknown: bool = False
     linger_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise ConfigurationError(
+                f"mode {self.mode!r} is neither failover nor round-robin",
+                hint="To publish to every nsqd, use one producer for each.",
+            )
+        check_times(retry_timeout_s=self.retry_timeout_s, linger_s=self.linger_s)
 
 
 class ProducerLink:
@@ -278,13 +290,13 @@ class ProducerLinks:
         addresses: Iterable[Address],
         discovery: Discovery | None,
         options: ClientOptions,
-        mode: PublishMode,
+        mode: Mode,
         loop: LoopMember,
         user: ProducerIO,
     ) -> None:
         self._discovery = discovery
         self._options = options
-        self._takes_turns = mode is PublishMode.ROUND_ROBIN
+        self._takes_turns = mode == "round-robin"
         self._loop = loop
         self._user = user
         self._links = [self._make_link(address, is_announced=False) for address in addresses]

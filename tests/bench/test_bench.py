@@ -12,11 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.bench.bench import Bench
-from nsqtools.bench.bench_plan import BACKLOG, BenchMode, BenchPlan
-from nsqtools.bench.bench_report import BenchReport, Latencies
-from nsqtools.bench.bodies import (
+from nsqtools.bench.bench_plan import (
+    BACKLOG,
     HEAD_SIZE,
+    BenchMode,
+    BenchPlan,
+    BenchReport,
     Bodies,
+    Latencies,
     first_word,
     has_stamp,
     read_stamps,
