@@ -56,9 +56,9 @@ def shared_options(root: Page) -> Iterator[str]:
     for page in root.walk():
         if not (page.is_raw or page is root):
             for option in page.options:
-                found.setdefault((option.names[-1], option.help), []).append(
-                    (page.words[1], option)
-                )
+                name = option.names[-1]
+                key = (name, "" if name == "--help" else option.help)
+                found.setdefault(key, []).append((page.words[1], option))
     for uses in found.values():
         if len({family for family, _ in uses}) >= SHARED_BY:
             yield _option([option for _, option in uses])

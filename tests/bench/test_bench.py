@@ -15,12 +15,13 @@ from nsqtools.bench.bench_plan import (
     HEAD_SIZE,
     BenchMode,
     BenchPlan,
+    BenchReport,
     Bodies,
+    Latencies,
     first_word,
     has_stamp,
     read_stamps,
 )
-from nsqtools.bench.bench_report import BenchReport, Latencies
 from nsqtools.bench.crew import UNKNOWN, Counters
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError

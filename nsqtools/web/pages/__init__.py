@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from nsqtools.web.context import WebContext
+from nsqtools.web.actions import WebContext
 from nsqtools.web.pages.changes import ChangePages, DrainPages
 from nsqtools.web.pages.consumers import Connections, ConsumerPages
 from nsqtools.web.pages.figures import numbers_of, range_of
