@@ -86,18 +86,19 @@ class Producer:
 
     With several addresses, ``mode`` says which of them gets a publish: with ``"failover"`` the
     first that works, with ``"round-robin"`` all that work, in turn. A publish that one nsqd
-    certainly did not take goes to another.
+    certainly did not take goes to another. One that hangs gets nothing new while another works.
 
     With ``lookupd_http_addresses`` these are all nsqd that are registered with some nsqlookupd,
     found again and again as `Consumer` does it, and those of ``nsqd_tcp_addresses`` before them.
     Whom the client believes and follows is set by the same options (``allow_announced``,
-    ``max_discovered_nsqd``, ``auth_requires_tls``), and ``address_map`` is the same. A failover
+    ``max_discovered_nsqd``, ``auth_requires_tls``), and ``address_map`` is the same. One that is
+    listed no longer is the last resort for five minutes: nsqlookupd may have restarted. A failover
     producer uses the first of a random order, so that many of them spread out.
 
     While none works, a publish fails at once; with ``retry_timeout_s`` it is tried again for as
-    long after its first failure. One whose fate is unknown is tried again only with
-    ``retry_unknown``, because its messages may arrive twice then. What an attempt may have stored
-    ends as confirmed or unknown, whatever the later ones say.
+    long after its first failure, also while nsqd does not reach its auth server. One whose fate is
+    unknown is tried again only with ``retry_unknown``, because its messages may arrive twice then.
+    What an attempt may have stored ends as confirmed or unknown, whatever the later ones say.
 
     As a context manager it waits at its end for what is under way, for ``retry_timeout_s`` and
     publish_timeout at most; a failure that was not looked at is logged then.
