@@ -21,15 +21,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.discovery import http_access
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError
-from nsqtools.http.access import HTTPAccess
-from nsqtools.http.nsqd_http import NsqdHTTPClient
-from nsqtools.http.nsqlookupd_http import KnownNode, NsqlookupdHTTPClient, ProducerNode
+from nsqtools.http.http_api import (
+    HTTPAccess,
+    KnownNode,
+    NsqdHTTPClient,
+    NsqlookupdHTTPClient,
+    ProducerNode,
+)
 from nsqtools.protocol.names import (
     LOOKUPD_HTTP_PORT,
     NSQD_HTTP_PORT,
@@ -125,12 +128,7 @@ class Cluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def known_nodes(self) -> tuple[dict[str, list[KnownNode]], list[DaemonFailure]]:

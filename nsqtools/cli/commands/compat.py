@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.commands.go_utilities import UTILITIES, GoFatal, Translation, translate
 from nsqtools.cli.parsing.help import HelpPage, rendered_for_stdout
-from nsqtools.cli.running.ends import report_error, stopping
-from nsqtools.cli.running.runtime import Runtime
+from nsqtools.cli.running.runtime import Runtime, report_error, stopping
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.protocol.text import escape_line, format_duration
@@ -49,8 +48,7 @@ def tail_each(given: Given, runtime: Runtime) -> int:
     from nsqtools.cli.options.printing import lines_printer
     from nsqtools.cli.render.output import ByteWriter
     from nsqtools.cli.running.consuming import look_before
-    from nsqtools.tail.run_limits import RunLimits
-    from nsqtools.tail.tail import Tail
+    from nsqtools.tail.tail import RunLimits, Tail
 
     connection = connection_of(given)
     topics = tuple(dict.fromkeys(given["topic"]))
@@ -271,8 +269,6 @@ def install(directory: Path) -> list[Path]:
     A file that is there already is not replaced, unless it is such a link. Raises `OutputError` and
     `ConfigurationError`.
     """
-    from nsqtools.cli.commands.go_utilities import UTILITIES
-
     if not directory.is_dir():
         raise ConfigurationError(f"{directory} is not a directory")
     program = Path(sys.argv[0]).resolve()
@@ -298,9 +294,6 @@ def install(directory: Path) -> list[Path]:
 def explain(program: str, arguments: list[str]) -> list[str]:
     """Return the native line for a Go command line, and what differs. Raises
     `ConfigurationError`."""
-    from nsqtools.cli.commands.go_utilities import UTILITIES, GoFatal, translate
-    from nsqtools.server.go_flags import FlagError, HelpAsked, usage
-
     name = os.path.basename(program)
     if name not in UTILITIES:
         raise ConfigurationError(

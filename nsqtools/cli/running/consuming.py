@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
 from nsqtools.cli.options.params import (
@@ -26,16 +25,14 @@ from nsqtools.cli.options.params import (
 )
 from nsqtools.cli.parsing.binding import From, OptionSet, opt
 from nsqtools.cli.render.outcomes import Progress
-from nsqtools.cli.running.ends import StopSignals, stopping
-from nsqtools.cli.running.runtime import Runtime
+from nsqtools.cli.running.runtime import Runtime, StopSignals, stopping
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from nsqtools.cli.running.service import Health, Metrics, Service
     from nsqtools.cluster.directory import Cluster
-    from nsqtools.tail.run_limits import RunLimits
-    from nsqtools.tail.tail import Tail
+    from nsqtools.tail.tail import RunLimits, Tail
 
 EMPTY_AFTER_S = 2.0  # a connected channel that is silent for this long is empty
 LOOK_EVERY_S = 0.5
@@ -59,7 +56,7 @@ class StopLimits(OptionSet):
 
     def run_limits(self) -> RunLimits:
         """The same, as those who consume take it."""
-        from nsqtools.tail.run_limits import RunLimits
+        from nsqtools.tail.tail import RunLimits
 
         idle_s = EMPTY_AFTER_S if self.until_empty else self.exit_idle
         return RunLimits(self.count, idle_s, self.for_)
@@ -232,12 +229,7 @@ class EmptyWatch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self._thread.join()
 

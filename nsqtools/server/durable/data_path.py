@@ -18,7 +18,7 @@ from pathlib import Path
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import replace_file, sync_folder
-from nsqtools.protocol.message import MIN_MESSAGE_SIZE
+from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable.database import (
     Database,
