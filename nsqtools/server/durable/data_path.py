@@ -11,6 +11,7 @@ import json
 import re
 import shutil
 import sqlite3
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import count, islice
@@ -134,8 +135,10 @@ class DurablePath:
 
     # opening
 
-    def open(self) -> Database:
-        """Open the database, or begin one. Raises `ConfigurationError`, ``OSError``."""
+    def open(self, latest_ns: int = sys.maxsize) -> Database:
+        """Open the database, or begin one; nothing is deferred for longer than ``latest_ns``.
+
+        Raises `ConfigurationError`, ``OSError``."""
         path = self.current()
         if path is None:
             if self._has_go_files():
@@ -148,16 +151,25 @@ class DurablePath:
             create(path, [], [])
             self._name(path)
         self._remove_others(path)
-        if damage := wal_damage(Path(f"{path}-wal")):
+        wal = Path(f"{path}-wal")
+        damage, saved = wal_damage(wal)
+        if damage:
             kept = self._keep(path)
             self._log.error(
-                f"DURABLE: in {path}-wal {damage}: what was published in them is missing, and what "
-                f"was finished in them comes again; {kept} and {kept.name}-wal are copies of before"
+                f"DURABLE: {wal}: {damage}: what was published in some transactions may be "
+                f"missing, and what was finished comes again; {kept} and -wal are as they were"
             )
         try:
-            return Database(path)
+            if saved:  # pages that belong together may be of different times
+                wal.write_bytes(saved)
+                database = self._write_anew(path, "")
+            else:
+                database = Database(path)
         except sqlite3.Error as exc:
-            return self._rescue(path, exc)
+            database = self._rescue(path, exc)
+        self._remove_others(database.path)
+        database.defer_until(latest_ns)
+        return database
 
     def _rescue(self, path: Path, error: sqlite3.Error) -> Database:
         try:
@@ -169,9 +181,9 @@ class DurablePath:
                 f"{FILE_NAME} away to begin without them.",
             ) from error
 
-    def renew(self, database: Database) -> Database:
+    def renew(self, database: Database, reason: str) -> Database:
         """Write a database anew while it is open. Raises ``sqlite3.Error``, ``OSError``."""
-        return self._write_anew(database.path, "")
+        return self._write_anew(database.path, "" if "I/O" in reason else f"is damaged ({reason})")
 
     def _write_anew(self, old: Path, why: str) -> Database:
         new = self._next()
@@ -245,15 +257,14 @@ class DurablePath:
         files: dict[int, DiskQueue] = {}
         due: dict[str, dict[str, int]] = {}
         written = 0
-        rows = (row for row in all_rows(path) if row.queue in names)
+        rows = (row for row in all_rows(path) if row[0] in names)
         while some := list(islice(rows, _AT_ONCE)):
             records: dict[int, list[bytes]] = {}
-            for row in some:
-                record = to_record(with_attempts(row.frame, row.attempts))
-                records.setdefault(row.queue, []).append(record)
-                if row.due_ns:
-                    message_id = row.frame[ID_AT:BODY_AT].decode("latin-1")
-                    due.setdefault(names[row.queue], {})[message_id] = row.due_ns
+            for number, due_ns, _, attempts, frame in some:
+                records.setdefault(number, []).append(to_record(with_attempts(frame, attempts)))
+                if due_ns:
+                    message_id = frame[ID_AT:BODY_AT].decode("latin-1")
+                    due.setdefault(names[number], {})[message_id] = due_ns
             for number, found in records.items():
                 if number not in files:
                     files[number] = self._disk(names[number], max_bytes_per_file)
@@ -303,7 +314,7 @@ class DurablePath:
             attempts = int.from_bytes(record[8:10], "big")
             frame = from_record(record[:8] + b"\0\0" + record[10:])
             due_ns = due.get(record[10:26].decode("latin-1"), 0)
-            yield Row(queue.number, int(due_ns), turn, attempts, frame)
+            yield queue.number, int(due_ns), turn, attempts, frame
 
     def _records(self, name: str) -> Iterator[bytes]:
         """Yield the unread records of a queue. Nothing is removed."""

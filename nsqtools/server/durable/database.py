@@ -25,7 +25,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from struct import iter_unpack, unpack_from
+from struct import iter_unpack, pack, unpack_from
 from typing import NamedTuple
 from zlib import crc32
 
@@ -97,16 +97,11 @@ class Queue(NamedTuple):
     is_paused: bool
     waiting: int
     deferred: int
+    last_turn: int = 0
 
 
-class Row(NamedTuple):
-    """A message of a queue; ``attempts`` are those made."""
-
-    queue: int
-    due_ns: int
-    turn: int
-    attempts: int
-    frame: bytes
+Row = tuple[int, int, int, int, bytes]
+"""A message of a queue: (queue, when it is due in ns or 0, turn, attempts made, frame)."""
 
 
 class Publish(NamedTuple):
@@ -362,7 +357,9 @@ def _queues_of(connection: sqlite3.Connection) -> list[Queue]:
                 "FROM message WHERE queue=?",
                 (number,),
             ).fetchone()
-        queues.append(Queue(number, name, bool(is_paused), waiting, deferred))
+        select = "SELECT max(turn) FROM message WHERE queue=? AND due=0"
+        last_turn = connection.execute(select, (number,)).fetchone()[0] or 0
+        queues.append(Queue(number, name, bool(is_paused), waiting, deferred, last_turn))
     return queues
 
 
@@ -383,7 +380,7 @@ def all_rows(path: Path) -> Iterator[Row]:
                 for row in connection.execute(f"SELECT * FROM message{order}"):
                     queue, due_ns, turn, attempts, crc, frame = row
                     if all(type(each) is int for each in row[:5]) and _is_whole(queue, crc, frame):
-                        yield Row(queue, due_ns, turn, attempts, frame)
+                        yield queue, due_ns, turn, attempts, frame
                 return
             except sqlite3.DatabaseError:
                 continue  # from the other end
@@ -398,7 +395,7 @@ def create(path: Path, queues: Iterable[Queue], rows: Iterable[Row]) -> None:
         target.executemany(
             _ADD_QUEUE, [(n, name, p, _name_crc(n, name)) for n, name, p, *_ in queues]
         )
-        values = ((*row[:4], crc32(row.frame, row.queue), row.frame) for row in rows)
+        values = ((*row[:4], crc32(row[4], row[0]), row[4]) for row in rows)
         while some := list(islice(values, COME_DUE_AT_ONCE)):
             target.execute("BEGIN")
             target.executemany(_INSERT, some)
@@ -420,40 +417,43 @@ _BIG = 0x377F0683
 _WORD = 0xFFFFFFFF
 
 
-def wal_damage(path: Path) -> str:
-    """Return what is wrong with a write-ahead log, ``""`` when nothing is.
+def wal_damage(path: Path) -> tuple[str, bytes]:
+    """Return what is wrong with a write-ahead log, and one of its good frames; else nothing.
 
-    A kill leaves a transaction without its end, a power failure one with holes. A whole commit
-    after the first bad frame is neither. Raises ``OSError``.
+    A kill leaves a transaction without its end, a power failure one with holes, which nobody was
+    told of: it must not be read. A whole commit after the first bad frame is neither; more than
+    one says that what follows was confirmed, and there is something to save. Raises ``OSError``.
     """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        return ""
+        return "", b""
     if len(content) <= _HEADER or not any(content[:_HEADER]):
-        return ""
+        return "", b""
     magic, _, page_size = unpack_from(">III", content)
     order = ">" if magic == _BIG else "<"
-    stored = unpack_from(">II", content, 24)
+    stored = seed = unpack_from(">II", content, 24)
     if _checksum(content[:24], (0, 0), order) != stored or page_size < 512:
-        return "its header is damaged"
-    salt = content[16:24]
-    bad = lost = 0
+        return "the header is damaged", b""
+    saved = [content[:_HEADER]]
+    bad = commits = 0
     size = _FRAME + page_size
     for number, at in enumerate(range(_HEADER, len(content) - size + 1, size), 1):
-        is_current = content[at + 8 : at + 16] == salt
-        seed, stored = stored, unpack_from(">II", content, at + 16)
-        is_commit = is_current and content[at + 4 : at + 8] != bytes(4)
-        if not is_current and bad:
+        head, page = content[at : at + 16], content[at + _FRAME : at + size]
+        before, stored = stored, unpack_from(">II", content, at + 16)
+        if head[8:] != content[16:24]:  # of an earlier log, which this one overwrites
+            bad = bad or number
             continue
-        checked = content[at : at + 8] + content[at + _FRAME : at + size]
-        is_good = is_current and _checksum(checked, seed, order) == stored
+        is_good = _checksum(head[:8] + page, before, order) == stored
+        bad = bad or (0 if is_good else number)
+        if bad and head[4:8] != bytes(4) and (is_good or bad == number):
+            commits += 1
         if is_good:
-            lost += bad > 0 and is_commit
-        elif not bad:
-            bad = number
-            lost += is_commit
-    return f"frame {bad} is damaged, and {lost} transactions from there on are lost" if lost else ""
+            seed = _checksum(head[:8] + page, seed, order)
+            saved.append(head + pack(">II", *seed) + page)
+    if not commits:
+        return "", b""
+    return f"frame {bad} is damaged", b"".join(saved) if commits > 1 else b""
 
 
 def _checksum(data: bytes, seed: tuple[int, int], order: str) -> tuple[int, int]:

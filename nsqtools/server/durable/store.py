@@ -26,7 +26,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import groupby
+from itertools import groupby, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -73,8 +73,7 @@ class DurableStore:
         loop: AbstractEventLoop,
         log: DaemonLog,
     ) -> None:
-        self.database = files.open()
-        self.database.defer_until(time.time_ns() + int(limits.options.max_req_timeout * 1e9))
+        self.database = files.open(time.time_ns() + int(limits.options.max_req_timeout * 1e9))
         self._files = files
         self._topics = topics
         self._limits = limits
@@ -113,7 +112,7 @@ class DurableStore:
         if found is not None:
             backlog.number, backlog.is_paused = found.number, found.is_paused
             backlog.unread, backlog.deferred_count = found.waiting, found.deferred
-            backlog.last_turn = self.database.number("max(turn)", found.number)
+            backlog.last_turn = found.last_turn
             if self._limits.options.max_queue_bytes:
                 backlog.unread_bytes = self.database.number("sum(length(frame))", found.number)
         else:
@@ -169,14 +168,12 @@ class DurableStore:
         """
         rows: list[Row] = []
         changes = self.changes
+        made = [int.from_bytes(message[16:18], "big") - 1 for message in messages]
         stored = [each for each in backlogs if isinstance(each, DurableBacklog)]
         for backlog in stored:
             number = backlog.number
             turns = backlog.new_turns(messages)
-            rows += [
-                Row(number, due_ns, turn, attempts_of(message) - 1, message)
-                for turn, message in zip(turns, messages, strict=True)
-            ]
+            rows += zip(repeat(number), repeat(due_ns), turns, made, messages, strict=False)
         changes.publishes.append(Publish(rows, list(takes), done))
         changes.size += sum(map(len, messages)) * len(stored)
         if changes.size >= _STEP_BYTES or len(changes.publishes) >= _STEP_COUNT:
@@ -273,7 +270,7 @@ class DurableStore:
         failure = ""
         try:
             if broken:
-                database = self._files.renew(database)
+                database = self._files.renew(database, broken)
                 broken = ""
             try:
                 come_due = database.commit(steps, with_publishes=not refusal)
@@ -454,9 +451,10 @@ class DurableBacklog(QueueBacklog):
 
     def committed(self, rows: list[Row]) -> None:
         """Take messages that are in the database now."""
-        if rows[0].due_ns:
+        _, due_ns, *_ = rows[0]
+        if due_ns:
             self.deferred_count += len(rows)
-            self._watch(rows[0].due_ns)
+            self._watch(due_ns)
             return
         fits = 0
         if not self.unread:
@@ -464,10 +462,9 @@ class DurableBacklog(QueueBacklog):
             if fits < len(rows) and self._owner is not None:
                 fits += self._owner.room()
             fits = max(0, min(fits, len(rows)))
-        for row in rows[:fits]:
-            self._load(row.turn, row.frame)
-        for row in rows[fits:]:
-            self.unread_bytes += len(row.frame)
+        for _, _, turn, _, message in rows[:fits]:
+            self._load(turn, message)
+        self.unread_bytes += sum(len(row[4]) for row in rows[fits:])
         self.unread += len(rows) - fits
 
     def _load(self, turn: int, message: bytes) -> None:
