@@ -22,13 +22,16 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.archive.columns import BodyKind, message_schema
+from nsqtools.archive.columns import KEYS_OF, BodyKind, message_schema
 from nsqtools.errors import ConfigurationError, OutputError
 
 if TYPE_CHECKING:
     import pyarrow
 
 ERROR = "_error"
+_PLACES = ("file", "pos", "date", "hour")
+RESERVED = frozenset({*KEYS_OF, *_PLACES})
+"""Columns of a message, and those that say where it is."""
 MOST_COLUMNS = 1000  # bodies whose keys are ids would make a column of each
 _NOT_IN_NAMES = re.compile(r"[ ,;{}()\n\t=]")  # of columns in Parquet and Delta
 _IS_OBJECT = r"(?s)\A\s*\{.*\}\s*\z"
@@ -47,7 +50,7 @@ class BodyColumns:
         self._types: dict[str, pyarrow.DataType] = {}  # by the name in the body
         self._checks: dict[str, Callable[[object], bool]] = {}
         self._columns: dict[str, str] = {}  # the name of the column, by that in the body
-        self._taken = {name.lower() for name in (*_reserved(), ERROR)}
+        self._taken = {name.lower() for name in (*RESERVED, ERROR)}
         self._left: set[str] = set()  # fields that become no column
         for field in fields:
             self._add(field.name, field.type)
@@ -192,10 +195,6 @@ class BodyColumns:
             for name, type in self._types.items():
                 parts[name].append(pyarrow.nulls(1, type) if one is None else one[name])
         return {name: pyarrow.concat_arrays(some) for name, some in parts.items() if some}
-
-
-def _reserved() -> list[str]:
-    return [*message_schema(BodyKind.json).names, "file", "pos", "date", "hour"]
 
 
 def _read(body: Any, types: Mapping[str, Any], *, is_inferring: bool) -> dict[str, Any] | None:
