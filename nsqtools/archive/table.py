@@ -90,7 +90,7 @@ class TablePlan:
             raise ConfigurationError("a schema is for JSON bodies", hint="Give --body json.")
         known = {each.name for each in fields_of(self.fields)} if self.fields else set()
         for name in self.partition_by:
-            if name != "hour" and name not in known:
+            if name != "hour" and (name not in known or name in _OWN):
                 raise ConfigurationError(
                     f"--partition-by .{name} needs the field in the schema of bodies",
                     hint="Give --body json and --schema FILE; nsq archive schema makes one.",
