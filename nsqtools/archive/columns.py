@@ -383,6 +383,14 @@ def read_batches(
         yield batch if mask is None else batch.filter(mask)
 
 
+def batch_of_bodies(bodies: Sequence[bytes]) -> pyarrow.RecordBatch:
+    """Return bare bodies in the columns of `message_schema`."""
+    import pyarrow
+
+    columns, schema = bare_columns(bodies, None), message_schema()
+    return pyarrow.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
 def split_lines(text: bytes, delimiter: bytes) -> list[bytes]:
     """Return the lines of a text, whose last one may lack its delimiter."""
     lines = text.split(delimiter)
