@@ -276,13 +276,12 @@ class Landings(Uploads):
     ) -> None:
         storage = open_storage(plan.url, plan.options)
         super().__init__(UploadPlan(directory, storage, plan.host, deletes=True), max_local_bytes)
-        self.misfits = 0
         self._process = LandingProcess(plan, directory)
         self._on_landed = on_landed
 
     def metrics(self) -> Sequence[Metric]:
         name, help = "nsq_to_file_body_misfits_total", "Bodies that did not fit their columns."
-        return [*super().metrics(), Metric(name, "counter", help, [({}, self.misfits)])]
+        return [*super().metrics(), Metric(name, "counter", help, [({}, self.totals.misfits)])]
 
     def close(self, **arguments: Any) -> int:
         left = super().close(**arguments)
@@ -306,7 +305,7 @@ class Landings(Uploads):
                     self._waiting.extendleft(reversed(others))
                 self._failed(*first, exc)
                 continue
-            self.misfits += answer["misfits"]
+            self.totals.misfits += answer["misfits"]
             for place in answer["files"]:
                 log.info("landed %s", place)
                 self._on_landed(place)

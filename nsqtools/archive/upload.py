@@ -368,6 +368,8 @@ class UploadTotals:
     conflicts: int = 0
     waiting_files: int = 0
     waiting_bytes: int = 0
+    misfits: int = 0
+    """Bodies that did not fit the columns of a table."""
 
 
 class Uploads:
