@@ -37,11 +37,10 @@ from nsqtools.archive.topic_writer import ArchiveSettings, ArchiveSource, Archiv
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
-from nsqtools.cluster.topic_discovery import Deletions, TopicDiscovery, Troubles
-from nsqtools.cluster.topics import UnlistedTopics
+from nsqtools.cluster.topics import Deletions, TopicDiscovery, Troubles, UnlistedTopics
 from nsqtools.errors import NotFoundError, NsqError, OutputError
 from nsqtools.protocol.names import Address
-from nsqtools.tail.run_limits import End, RunLimits
+from nsqtools.tail.tail import End, RunLimits
 
 log = logging.getLogger("nsqtools")
 
@@ -461,8 +460,8 @@ class Consumers:
             options=self._options_for(max_in_flight),
             address_map=connection.address_map,
             on_error=lambda error: self._on_lost(topic),
-            backlog=backlog,
-            looked_up=self.looked_up.get(topic, ()),
+            _backlog=backlog,
+            _looked_up=self.looked_up.get(topic, ()),
         )
 
     def _options_for(self, max_in_flight: int) -> ClientOptions:

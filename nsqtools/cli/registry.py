@@ -73,16 +73,16 @@ PANELS: dict[str, dict[str, Command | Group]] = {
         "pub": Command(
             "pub:pub", "Publish messages: texts, or the lines of standard input or of files."
         ),
-        "peek": Command("peek:peek", "Show some messages of a channel and requeue them."),
+        "peek": Command("tail:peek", "Show some messages of a channel and requeue them."),
         "redrive": Command(
-            "redrive:redrive", "Publish dead letters again, to the topics that they came from."
+            "replay:redrive", "Publish dead letters again, to the topics that they came from."
         ),
         "to-nsq": Command(
-            "to_nsq:to_nsq",
+            "forwarding:to_nsq",
             "Forward topics to another nsqd or cluster, each message finished once it is there.",
         ),
         "to-http": Command(
-            "to_http:to_http",
+            "forwarding:to_http",
             "Send topics to HTTP endpoints, each message finished when one has accepted it.",
         ),
     },
@@ -195,7 +195,7 @@ PANELS: dict[str, dict[str, Command | Group]] = {
             "nodes:tombstone",
             "Remove a topic from one nsqd: hide it from consumers, then delete it there.",
         ),
-        "drain": Command("drain:drain", "Move the messages that are left on one nsqd to another."),
+        "drain": Command("nodes:drain", "Move the messages that are left on one nsqd to another."),
         "bench": Group(
             "Measure the speed and the latency of an nsqd.",
             {

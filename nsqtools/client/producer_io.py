@@ -35,16 +35,17 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 from nsqtools.client import outcomes
 from nsqtools.client.connection import LIVENESS_TICK_S, Connection, open_in_background
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import LoopMember, Timer
-from nsqtools.client.options import ClientOptions
-from nsqtools.client.publication import Failure, Parts, Publication, PublishMode, PublishQueue
+from nsqtools.client.options import ClientOptions, check_times
+from nsqtools.client.publication import Failure, Mode, Parts, Publication, PublishQueue
 from nsqtools.client.reconnect import RetryDelays
 from nsqtools.errors import (
+    ConfigurationError,
     ConnectionFailed,
     DeadlineExceeded,
     NsqError,
@@ -76,12 +77,23 @@ Outstanding = tuple[bytes, list[Publication], float]
 
 @dataclass(frozen=True, slots=True)
 class PublishPolicy:
-    """Where publications go, and how often they are tried. See `Producer`."""
+    """Where publications go, and how often they are tried. See `Producer`.
 
-    mode: PublishMode = PublishMode.FAILOVER
+    Raises `ConfigurationError` for what cannot be.
+    """
+
+    mode: Mode = "failover"
     retry_timeout_s: float = 0.0
     retry_unknown: bool = False
     linger_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise ConfigurationError(
+                f"mode {self.mode!r} is neither failover nor round-robin",
+                hint="To publish to every nsqd, use one producer for each.",
+            )
+        check_times(retry_timeout_s=self.retry_timeout_s, linger_s=self.linger_s)
 
 
 class ProducerLink:
@@ -258,7 +270,7 @@ class ProducerLinks:
         addresses: Iterable[Address],
         discovery: Discovery | None,
         options: ClientOptions,
-        mode: PublishMode,
+        mode: Mode,
         loop: LoopMember,
         user: ProducerIO,
     ) -> None:
@@ -293,7 +305,7 @@ class ProducerLinks:
     def choose(self) -> ProducerLink | None:
         """Return a connected link, or None; what may connect begins to, for later."""
         links = self._links
-        if self._mode is PublishMode.ROUND_ROBIN:
+        if self._mode == "round-robin":
             return self._choose_in_turn()
         if links and links[0].connection is not None:  # the usual case, once a turn
             return links[0]
@@ -324,7 +336,7 @@ class ProducerLinks:
 
     def choose_after(self, chosen: ProducerLink) -> ProducerLink | None:
         """Return the link for what follows something that went to the one chosen before."""
-        if self._mode is not PublishMode.ROUND_ROBIN:
+        if self._mode != "round-robin":
             return chosen
         self._turn += 1
         return self._choose_in_turn()

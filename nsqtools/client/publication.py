@@ -14,6 +14,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from nsqtools.client import outcomes
 from nsqtools.errors import DeadlineExceeded, PublishError
@@ -21,13 +22,16 @@ from nsqtools.protocol import commands
 
 MAX_JOINED = 1000
 
+Mode = Literal["failover", "round-robin"]
+"""How a `Producer` chooses among several nsqd."""
+
 
 class PublishMode(enum.Enum):
-    """How batches are spread over several nsqd.
+    """How a job's batches are spread over several nsqd.
 
     ``all``: every nsqd gets each, and a record is confirmed when all have confirmed it, as to_nsq
-    does it (a `Producer` publishes once: take one for each nsqd). ``round-robin``: one of them, in
-    turn. ``failover``: the first, and the next one only while it fails.
+    does it. ``round-robin``: one of them, in turn. ``failover``: the first, and the next one only
+    while it fails.
     """
 
     ALL = "all"

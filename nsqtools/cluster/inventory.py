@@ -14,9 +14,7 @@ from typing import Any
 from nsqtools.cluster.directory import Cluster, DaemonFailure, NsqdToAsk
 from nsqtools.cluster.topics import missing
 from nsqtools.errors import ConfigurationError
-from nsqtools.http.http_api import HTTPAPI
-from nsqtools.http.nsqd_http import NsqdHTTPClient
-from nsqtools.http.nsqlookupd_http import KnownNode, NsqlookupdHTTPClient
+from nsqtools.http.http_api import HTTPAPI, KnownNode, NsqdHTTPClient, NsqlookupdHTTPClient
 from nsqtools.protocol.stats import ChannelStats, TopicStats, read_stats
 
 
@@ -134,7 +132,7 @@ class TopicNodes:
 def list_nodes(
     cluster: Cluster, remembered: Iterable[NsqdToAsk] = ()
 ) -> tuple[list[NodeStatus], list[DaemonFailure]]:
-    """Every nsqd, those that do not answer too; and the nsqlookupd that do not.
+    """Every nsqd by its address, those that do not answer too; and the nsqlookupd that do not.
 
     ``remembered`` are nsqd that are there, whatever nsqlookupd says of them just now. Raises the
     first failure when none answers at all.
@@ -151,7 +149,7 @@ def list_nodes(
         raise failed[0].error
     errors = {failure.address: str(failure.error) for failure in failed}
     nodes = []
-    for nsqd in nsqds:
+    for nsqd in sorted(nsqds, key=lambda nsqd: nsqd.address):
         entries = {
             lookupd: entry
             for lookupd, each in known.items()

@@ -1,7 +1,7 @@
 """What is forwarded: a consumer for each topic, those given and those that a pattern finds.
 
 All of them share one backlog. The consumer of a topic that is deleted ends; when the topic is there
-again, so is its consumer. See `topic_discovery` for how deletion is decided.
+again, so is its consumer. See `cluster.topics` for how deletion is decided.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from nsqtools.client.backlog import Backlog
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
-from nsqtools.cluster.topic_discovery import Deletions, KnownTopics, TopicDiscovery, Troubles
-from nsqtools.cluster.topics import UnlistedTopics
+from nsqtools.cluster.topics import Deletions, KnownTopics, TopicDiscovery, Troubles, UnlistedTopics
 from nsqtools.errors import ConfigurationError, NsqError
 
 log = logging.getLogger("nsqtools")
@@ -96,8 +95,9 @@ class TopicSources:
 
     def ended(self, consumer: Consumer) -> None:
         """A consumer has delivered its last message."""
-        if self._consumers.get(consumer.topic) is consumer and not self._is_stopping:
-            del self._consumers[consumer.topic]
+        [topic] = consumer.topics
+        if self._consumers.get(topic) is consumer and not self._is_stopping:
+            del self._consumers[topic]
 
     @property
     def is_stopping(self) -> bool:
@@ -140,7 +140,7 @@ class TopicSources:
             options=options,
             address_map=settings.connection.address_map,
             on_error=lambda error: self._deletions.suspect(topic),
-            backlog=self.backlog,
+            _backlog=self.backlog,
         )
         if self._is_paused:
             consumer.set_max_in_flight(0)

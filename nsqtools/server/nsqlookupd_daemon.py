@@ -12,8 +12,8 @@ import socket
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 
-from nsqtools.protocol.error_codes import RequestError
-from nsqtools.protocol.lookup_v1 import (
+from nsqtools.protocol.frames import RequestError
+from nsqtools.protocol.requests import (
     MAGIC_V1,
     PeerInfo,
     encode_response,

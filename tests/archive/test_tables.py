@@ -29,7 +29,7 @@ from nsqtools.archive.finding import find_archives
 from nsqtools.archive.reader import TimeRange
 from nsqtools.archive.storage_objects import ObjectStorage
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
 
 BASE_NS = 1_700_000_000_000_000_123

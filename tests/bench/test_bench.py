@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.bench.bench_plan import BenchMode, BenchPlan
-from nsqtools.bench.bench_report import BenchReport, Latencies
-from nsqtools.bench.bodies import (
+from nsqtools.bench.bench_plan import (
     HEAD_SIZE,
+    BenchMode,
+    BenchPlan,
+    BenchReport,
     Bodies,
+    Latencies,
     first_word,
     has_stamp,
     read_stamps,

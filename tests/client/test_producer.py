@@ -79,8 +79,10 @@ def test_what_nsqd_would_refuse_never_reaches_it(
     nsqd: GoNsqd, produce: Produce, topic: str, bodies: list[bytes], defer_s: float | None
 ) -> None:
     producer = produce(nsqd.tcp_address)
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(PublishError) as refusal:  # of the one family
         producer.submit(topic, bodies, defer_s=defer_s)
+    assert isinstance(refusal.value, ConfigurationError)
+    assert refusal.value.category == "usage"
     producer.publish("t", b"x")
     nsqd.wait_for_log("TCP: new client")
     assert nsqd.log.count("TCP: new client") == 1

@@ -18,7 +18,7 @@ from nsqtools.archive.layout import index_of
 from nsqtools.archive.part_file import Directories, finish
 from nsqtools.archive.reader import TimeRange
 from nsqtools.errors import NsqError
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
 from nsqtools.spark.archives import partitions
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage

@@ -30,8 +30,7 @@ from nsqtools.cli.render.output import (
     write_listing,
 )
 from nsqtools.cli.running.consuming import Create, look_before
-from nsqtools.cli.running.ends import ExitStatus, stopping
-from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.client.connection_settings import (
     DEFAULT_NSQD_TCP_ADDRESS,
     ConnectionSettings,
@@ -44,8 +43,7 @@ from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import parse_size
 
 if TYPE_CHECKING:
-    from nsqtools.bench.bench_plan import BenchPlan
-    from nsqtools.bench.bench_report import BenchReport, Latencies
+    from nsqtools.bench.bench_plan import BenchPlan, BenchReport, Latencies
 
 BACKLOG_TO_DRAIN = 200_000
 

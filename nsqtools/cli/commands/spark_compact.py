@@ -14,13 +14,15 @@ from nsqtools.cli.options.spark_options import (
     OutputDir,
     OutputFormat,
     SkipDamaged,
+    SparkOptions,
     TableFormat,
     Topics,
     WorkDir,
+    job_progress,
     naming_flags,
+    open_spark,
     place,
 )
-from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.compaction_output import (
     delete_needless,
@@ -28,8 +30,7 @@ from nsqtools.cli.render.compaction_output import (
     show_results,
     tell_outcome,
 )
-from nsqtools.cli.running.ends import stopping
-from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.runtime import Runtime, Session, stopping
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.units import parse_span
 

@@ -17,19 +17,19 @@ from nsqtools.cli.options.spark_options import (
     OutputDir,
     OutputFormat,
     SkipDamaged,
+    SparkOptions,
     TableFormat,
     WorkDir,
     location,
     naming_flags,
+    open_spark,
     place,
 )
-from nsqtools.cli.options.spark_session import SparkOptions, open_spark
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import Progress, report_damages
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.consuming import Create, look_before
-from nsqtools.cli.running.ends import ExitStatus, stopping
-from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.text import format_duration

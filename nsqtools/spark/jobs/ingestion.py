@@ -43,7 +43,7 @@ from nsqtools.archive.columns import IDENTITY
 from nsqtools.archive.storage import Storage, failure_of
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.files.locks import lock_file
+from nsqtools.files.opening import lock_file
 from nsqtools.records.prometheus import Metric
 from nsqtools.spark.archives.message_columns import MESSAGE_DDL
 from nsqtools.spark.jobs.compaction.inventory import DAY_NS

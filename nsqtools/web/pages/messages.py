@@ -221,7 +221,7 @@ def addresses_with_channels(cluster: Cluster, topic: str) -> tuple[list[str], tu
         raise NotFoundError(f"no nsqd that answers has the topic {topic}")
     if not found:
         raise ConfigurationError(
-            f"nobody can listen to {topic} without loss",
+            f"{topic} cannot be listened to without loss",
             hint="; ".join(left_out) + ". Create a channel first.",
         )
     return found, tuple(left_out)

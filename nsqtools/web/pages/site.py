@@ -39,7 +39,7 @@ from nsqtools.cluster.queue_rows import Key, QueueRow
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import escape_line, escape_text
-from nsqtools.web.context import WebContext
+from nsqtools.web.actions import WebContext
 from nsqtools.web.pages import figures
 from nsqtools.web.pages.figures import Charts, charts_of, point_of, range_of
 from nsqtools.web.pages.snapshot import Snapshot
