@@ -229,7 +229,18 @@ def _read(body: Any, types: Mapping[str, Any], *, is_inferring: bool) -> dict[st
         return None
     if table.num_rows != count:
         return None
-    return {name: table[name].combine_chunks() for name in table.column_names}
+    return {
+        name: table[name].combine_chunks() if name in types else _found(table[name])
+        for name in table.column_names
+    }
+
+
+def _found(column: Any) -> Any:
+    """A field that was not asked for; of one that becomes no column only its type counts."""
+    import pyarrow
+
+    is_plain = not pyarrow.types.is_nested(column.type)  # Arrow fails at joining lists of nulls
+    return column.combine_chunks() if is_plain else pyarrow.nulls(0, pyarrow.list_(pyarrow.int8()))
 
 
 def _type_of(value: object) -> Any:

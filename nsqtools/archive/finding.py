@@ -166,6 +166,8 @@ def why_foreign(name: str, beginning: bytes) -> str:
 
     ``name`` is relative to the place that was given, "" for a file that was named itself.
     """
+    if beginning.startswith(PARQUET_MAGIC):
+        return "it is Parquet, not an archive"
     if beginning and any(part.startswith("_") for part in name.split("/")):
         return "it has no index, and names that begin with _ are those of other programs"
     return ""
@@ -175,7 +177,8 @@ def foreign_file(shown: str, why: str) -> ConfigurationError:
     """Return the error for a file of another program."""
     return ConfigurationError(
         f"cannot read {shown} as an archive ({why})",
-        hint="An archive whose name begins with _ is read when the file itself is given.",
+        hint="Parquet and Delta tables are read by nsq spark sql, report and replay; an archive "
+        "whose name begins with _ is read when the file itself is given.",
     )
 
 

@@ -50,8 +50,7 @@ from nsqtools.archive.upload import (
 )
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.durable import replace_file, sync_folder
-from nsqtools.files.locks import try_lock
-from nsqtools.files.opening import open_to_write
+from nsqtools.files.opening import open_to_write, try_lock
 from nsqtools.records.prometheus import Metric
 
 log = logging.getLogger("nsqtools")

@@ -102,7 +102,8 @@ PANELS: dict[str, dict[str, Command | Group]] = {
                 ),
                 "convert": Command("archive:convert", "Bring archives into a table."),
                 "schema": Command(
-                    "archive:schema", "Print the columns of JSON bodies, as a JSON Schema."
+                    "archive:schema",
+                    "Print the columns of JSON bodies, as a JSON Schema.",
                 ),
                 "info": Command(
                     "archive:info", "List archives with their messages, topics and times."

@@ -280,9 +280,9 @@ def schema(
     *,
     runtime: Session,
 ) -> int:
-    """Print the columns of JSON bodies, as a JSON Schema for --schema.
+    """Print the columns of JSON bodies, as a JSON Schema.
 
-    They are those of a sample. Says on stderr how many bodies did not fit, and why.
+    They are those of a sample, for --schema. Says on stderr how many bodies did not fit, and why.
 
     Examples:
         nsq archive schema /var/nsq -t clicks > clicks.json
