@@ -4,7 +4,7 @@
         producer.publish("clicks", b"...")                # waits for nsqd's confirmation
         producer.publish_many("clicks", [b"...", b"..."])  # MPUB: far faster
         publication = producer.submit("clicks", [b"..."])  # does not wait
-        publication.wait()
+        publication.result()
 
 Every publish ends in one of five ways: confirmed, rejected, refused with this client, certainly not
 sent (safe to publish again), or unknown (nsqd may have it: publishing again may double it). A
@@ -37,7 +37,7 @@ from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import call_at_end_of_child
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer_io import ProducerIO, PublishPolicy
-from nsqtools.client.publication import Mode, Publication
+from nsqtools.client.publication import Mode, PendingPublication, Publication
 from nsqtools.errors import (
     ConfigurationError,
     DeadlineExceeded,
@@ -144,7 +144,7 @@ class Producer:
         )
         self._lock = threading.RLock()  # re-entrant: a signal handler may publish
         self._room = threading.Condition(self._lock)
-        self._unsettled: dict[Publication, None] = {}
+        self._unsettled: dict[PendingPublication, None] = {}
         self._unsettled_bytes = 0
         self._is_started = False
         self._is_stopped = False
@@ -331,7 +331,7 @@ class Producer:
         lengths = list(map(len, whole))
         check_bodies(lengths, defer_s, self.options)
         size = sum(lengths)
-        publication = Publication(
+        publication = PendingPublication(
             _check_topic(topic),
             whole,
             size,
@@ -381,7 +381,7 @@ class Producer:
         with self._lock:
             return self._has_room()
 
-    def _wait_for_room(self, publication: Publication) -> None:
+    def _wait_for_room(self, publication: PendingPublication) -> None:
         with self._lock:  # once for each publish: the lock costs less than its condition
             if not self._has_room():
                 timeout_s = self.options.publish_timeout_s
@@ -404,7 +404,7 @@ class Producer:
             and self._unsettled_bytes < WINDOW_BYTES
         )
 
-    def _on_settled(self, settled: list[Publication]) -> None:
+    def _on_settled(self, settled: list[PendingPublication]) -> None:
         with self._room:
             for publication in settled:
                 if self._unsettled.pop(publication, self) is None:
