@@ -341,11 +341,14 @@ class Producer:
             on_settled,
             splits,
         )
+        self._send(publication)
+        return publication
+
+    def _send(self, publication: PendingPublication) -> None:
         if not self._is_started:
             self.start()
         self._wait_for_room(publication)
         self._io.submit(publication)
-        return publication
 
     def split(self, bodies: Iterable[ReadableBuffer]) -> Iterator[list[bytes]]:
         """Group bodies into MPUBs that stay within publish_max_body_size."""
