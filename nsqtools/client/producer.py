@@ -141,11 +141,13 @@ class Producer:
             self.options,
             self._policy,
             self._on_settled,
+            self._set_aside,
         )
         self._lock = threading.RLock()  # re-entrant: a signal handler may publish
         self._room = threading.Condition(self._lock)
         self._unsettled: dict[PendingPublication, None] = {}
         self._unsettled_bytes = 0
+        self._aside: dict[PendingPublication, None] = {}  # unsettled, and not in the window
         self._is_started = False
         self._is_stopped = False
 
@@ -173,7 +175,7 @@ class Producer:
         self._io.loop.call_soon(self._io.flush)
         give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
         with self._room:
-            for publication in list(self._unsettled):
+            for publication in [*self._aside, *self._unsettled]:
                 left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
                 if not self._room.wait_for(lambda p=publication: p.is_settled, left_s):  # type: ignore[misc]
                     return False
@@ -224,7 +226,7 @@ class Producer:
 
     def _start_afresh(self) -> None:
         """In a forked child: the thread is the parent's, and so is what it has under way."""
-        unsettled = list(self._unsettled)
+        unsettled = [*self._aside, *self._unsettled]
         was_stopped = self._is_stopped
         self._begin_life()
         self._is_stopped = was_stopped
@@ -407,11 +409,23 @@ class Producer:
             and self._unsettled_bytes < WINDOW_BYTES
         )
 
+    def _leave_window(self, publication: PendingPublication) -> bool:
+        was_in = self._unsettled.pop(publication, self) is None
+        if was_in:
+            self._unsettled_bytes -= publication.size
+        return was_in
+
+    def _set_aside(self, publications: Iterable[PendingPublication]) -> None:
+        """Make room for others: these wait for an nsqd that may hang."""
+        with self._room:
+            self._aside.update((each, None) for each in publications if self._leave_window(each))
+            self._room.notify_all()
+
     def _on_settled(self, settled: list[PendingPublication]) -> None:
         with self._room:
             for publication in settled:
-                if self._unsettled.pop(publication, self) is None:
-                    self._unsettled_bytes -= publication.size
+                self._leave_window(publication)
+                self._aside.pop(publication, None)
             self._room.notify_all()
         if self.on_published is not None:
             for publication in settled:

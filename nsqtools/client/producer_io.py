@@ -463,7 +463,8 @@ class ProducerLinks:
 class ProducerIO:
     """Owns the links and the unsettled publications of one producer.
 
-    ``report`` is called on the I/O thread with publications that have settled. ``retried`` counts
+    ``report`` is called on the I/O thread with publications that have settled, and ``set_aside``
+    with those that wait for an nsqd that may hang, while there are others. ``retried`` counts
     messages that were sent again, and ``repeated`` those of them that nsqd may have had already.
     """
 
@@ -475,14 +476,17 @@ class ProducerIO:
         options: ClientOptions,
         policy: PublishPolicy,
         report: Callable[[list[PendingPublication]], None],
+        set_aside: Callable[[Iterable[PendingPublication]], None],
     ) -> None:
         self._options = options
         self._policy = policy
         self._report = report
+        self._set_aside = set_aside
         self.name = name  # the addresses, for messages
         self.retried = self.repeated = 0
         self.loop = LoopMember(f"producer to {name}", self._each_turn, self._at_end)
         self.links = ProducerLinks(addresses, discovery, options, policy.mode, self.loop, self)
+        self._has_others = len(addresses) > 1 or discovery is not None
         self._inbox: collections.deque[PendingPublication] = collections.deque()
         self._is_noted = False  # a call is due that looks at the inbox
         self._queue = PublishQueue(
@@ -505,7 +509,8 @@ class ProducerIO:
         self.loop.start()
 
     def _begin(self) -> None:
-        interval_s = min(LIVENESS_TICK_S, self._options.publish_timeout_s / 4)
+        tick_s = OVERDUE_S if self._has_others else LIVENESS_TICK_S
+        interval_s = min(tick_s, self._options.publish_timeout_s / 4)
         self.loop.call_each(interval_s, self._watch)
         self.loop.call_each(UNSEEN_S, self._log_older_failures)
         self.links.begin()
@@ -722,6 +727,10 @@ class ProducerIO:
             if now - (publication.failed_at or publication.submitted_at) > limit_s:
                 self._settle(publication, outcomes.not_sent(self.links.last_error() or late))
         self.links.check(now)
+        if len(self.links) > 1:  # one that hangs must not fill the window of the others
+            for link in self.links:
+                if link.outstanding and not link.is_prompt(now):
+                    self._set_aside(each for sent in link.outstanding for each in sent[1])
 
     # -- outcomes -------------------------------------------------------------------------------
 
