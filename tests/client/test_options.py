@@ -30,7 +30,7 @@ def test_every_option_has_help_and_a_kind_its_default_fits() -> None:
         assert option.metadata["help"], option.name
         assert type(option.default) is kinds.get(option.metadata["kind"], str), option.name
         assert option.name.endswith("_s") == (option.metadata["kind"] == "duration")
-        choices = ", ".join(f'"{choice}"' for choice in option.metadata["choices"])
+        choices = ", ".join(map(repr, option.metadata["choices"]))
         assert not choices or option.type == f"Literal[{choices}]"
 
 
