@@ -26,7 +26,7 @@ from zlib import crc32
 
 from nsqtools.client.background import run_in_background
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.client.outcomes import may_split
+from nsqtools.client.outcomes import is_stored_in_part, may_split
 from nsqtools.client.producer import Producer
 from nsqtools.client.publication import Mode, Publication
 from nsqtools.cluster.directory import open_cluster
@@ -174,7 +174,7 @@ def outcome_of(error: PublishError | None) -> Outcome:
     if error is None:
         return DELIVERED
     if isinstance(error, PublishUnknown):
-        return Outcome(Fate.UNKNOWN, str(error))
+        return Outcome(Fate.UNKNOWN, str(error), may_split=is_stored_in_part(error))
     if may_split(error):
         return Outcome(Fate.REFUSED, str(error), may_split=True)
     # not sent, or nsqd cannot store it now, or does not accept us, until that is mended: no

@@ -33,8 +33,10 @@ def routes(context: WebContext) -> list[BaseRoute]:
 
     environment()
     site = Site(context)
-    # a little less than the interval: each sample finds a new answer
-    keep_s = 0.8 * context.settings.refresh_s
+
+    def keep_s() -> float:
+        return 0.8 * context.watcher.interval_s  # each sample finds a new answer
+
     queues = QueuePages(site, Recent[Connections](keep_s))
     consumers = ConsumerPages(site, queues.connections)
     nodes = NodePages(site, keep_s)
