@@ -361,7 +361,7 @@ def read_batches(
     schema = message_schema(kind)
     is_jsonl: bool | None = None
     number = 0
-    for text in _whole_lines(read_text(archive, on_damage, within), delimiter):
+    for text in whole_lines(read_text(archive, on_damage, within), delimiter):
         if is_jsonl is None:
             is_jsonl = is_message(text.partition(b"\n")[0])
         columns: Columns | None
@@ -399,7 +399,7 @@ def split_lines(text: bytes, delimiter: bytes) -> list[bytes]:
     return lines
 
 
-def _whole_lines(texts: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:
+def whole_lines(texts: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:
     """Join pieces of text to pieces of whole lines, of `BATCH_TEXT` or more."""
     held, size = [], 0
     for text in texts:
