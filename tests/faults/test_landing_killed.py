@@ -27,7 +27,7 @@ from nsqtools.archive.finding import find_archives
 from nsqtools.archive.landing import DRAFTS, Lander
 from nsqtools.archive.reader import read_messages
 from nsqtools.archive.table import TablePlan
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 
 DAY_NS = 86_400 * 10**9
 BASE_NS = 20_000 * DAY_NS

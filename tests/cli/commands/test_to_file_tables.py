@@ -21,7 +21,7 @@ from nsqtools.archive.columns import BodyKind
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.landing import Lander
 from nsqtools.archive.table import TablePlan
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 
 TOPIC, CHANNEL = "clicks", "archive"
 NS = 10**9
