@@ -40,7 +40,9 @@ BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 _NOT_LOGGED = ("/pub", "/mpub")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _OWN_SITES = ("same-origin", "none")
-_LOCAL = re.compile(r"[^.]*|\d+\.\d+\.\d+\.\d+|\[.*\]|(.*\.)?localhost\.?", re.IGNORECASE)
+_LOCAL = re.compile(
+    r"(?:[^.]*|\d+\.\d+\.\d+\.\d+|\[.*\]|(?:.*\.)?localhost\.?)(?::\d*)?", re.IGNORECASE
+)
 
 
 class HTTPRefusal(Exception):
@@ -81,11 +83,13 @@ class Call:
         "target",
     )
 
-    def __init__(self, method: str, target: str, path: str, headers: dict[str, str]) -> None:
+    def __init__(
+        self, method: str, target: str, path: str, query_string: str, headers: dict[str, str]
+    ) -> None:
         self.method = method
         self.target = target
         self.path = path
-        self.query_string = target.partition("?")[2]
+        self.query_string = query_string
         self.headers = headers
         self.option = ""
         self.body: bytes | None = b""
@@ -101,12 +105,15 @@ class Call:
         Raises `HTTPRefusal` 400 INVALID_REQUEST when it does not parse.
         """
         text = self.query_string
-        if ";" in text or BAD_ESCAPE.search(text):
+        is_plain = "%" not in text and "+" not in text  # as most are
+        if ";" in text or (not is_plain and BAD_ESCAPE.search(text)):
             raise HTTPRefusal(400, "INVALID_REQUEST")
         query: dict[str, str] = {}
         for pair in text.split("&"):
             key, _, value = pair.partition("=")
-            if pair:
+            if is_plain and pair:
+                query.setdefault(key, value)
+            elif pair:
                 query.setdefault(unquote_plus(key), unquote_plus(value))
         return query
 
@@ -193,19 +200,15 @@ class ForeignCalls:
     def __init__(self, names: Collection[str] | None) -> None:
         self._names = None if names is None else {name.lower() for name in names}
 
-    def _is_own_host(self, host: str) -> bool:
-        if self._names is None:
-            return True
-        name = host if host.endswith("]") else re.sub(r":\d*$", "", host)
-        return _LOCAL.fullmatch(name) is not None or name.lower() in self._names
-
     def refusal(self, method: str, headers: Mapping[str, str]) -> str:
         """Return the code to refuse a call with, ``""`` when it may pass."""
         if method in _SAFE_METHODS:
             return ""
         host = headers.get("host", "")
-        if not self._is_own_host(host):
-            return "FOREIGN_HOST"
+        if self._names is not None and not _LOCAL.fullmatch(host):
+            name = re.sub(r":\d*$", "", host).lower()
+            if name not in self._names:
+                return "FOREIGN_HOST"
         if headers.get("sec-fetch-site", "none").lower() not in _OWN_SITES:
             return "FOREIGN_ORIGIN"
         origin = headers.get("origin")
