@@ -259,6 +259,8 @@ def test_what_was_synced_is_there_after_a_power_cut_at_any_moment(
         disk = queue(tmp_path, max_bytes=4 * ON_DISK)
         found = disk.get(99, ALL)
         disk.abandon()
+        first = f"t:ch.diskqueue.{disk.positions.read_file:06d}.dat"
+        assert all(name >= first for name in data_files(tmp_path)), "what was read is removed"
         assert found == sorted(found), "nothing comes twice, and in its order"
         assert set(found) <= set(put)
         if promised:

@@ -245,6 +245,7 @@ class DiskQueue:
         self.depth = found.depth
         self._read_file, self._read_position = found.read_file, found.read_position
         self._write_file, self._write_position = write_file, write_position = found[3:]
+        self._files.remove(self._files.below(self._read_file))  # a power failure brought them back
         size = self._files.size(write_file)
         if write_position != size:  # less: a kill; more: a power failure
             self._log.warn(

@@ -149,6 +149,13 @@ class QueueFiles:
         except OSError:
             return 0
 
+    def below(self, number: int) -> list[int]:
+        """Return the numbers of the data files just below one, without a listing."""
+        start = number
+        while start and self.data(start - 1).exists():
+            start -= 1
+        return list(range(start, number))
+
     def numbers(self) -> list[int]:
         """Return the numbers of the data files that are there."""
         try:
