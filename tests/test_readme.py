@@ -54,7 +54,7 @@ NO_BUCKET = "tests/archive/test_stored_archives.py and tests/faults/test_upload_
 NOT_RUN = {
     "tests/run": "it is what runs this test",
     "nsq web": "it serves at a port that may be taken; tests/web runs it",
-    "docker build": "there is no Docker engine; tests/docker runs its steps",
+    "docker build": "there is no Docker engine; tests/docker runs the steps of the build",
     "$SPARK_HOME/sbin": "tests/spark/test_cluster.py runs a master and two workers",
     "nsq spark doctor --master": "tests/spark/test_cluster.py does",
     "nsq spark compact /mnt": "tests/spark/test_cluster.py runs jobs there",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 from nsqtools.client import outcomes
 from nsqtools.client import producer as client
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.publication import Publication, PublishMode
+from nsqtools.client.publication import Mode, Publication
 from nsqtools.errors import PublishError, PublishNotSent
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Producer:
         *,
         lookupd_http_addresses: str | Sequence[str] = (),
         address_map: Mapping[str, str] | None = None,
-        mode: str | PublishMode = PublishMode.FAILOVER,
+        mode: Mode = "failover",
         retry_timeout_s: float = 0.0,
         retry_unknown: bool = False,
         linger_s: float = 0.0,
@@ -101,7 +101,7 @@ class Producer:
     ) -> None:
         """Publish one message that channels deliver after ``defer_s`` seconds, and wait.
 
-        Raises `PublishError`, and `ConfigurationError` when the delay is not 0 to 3600 seconds.
+        Raises `PublishError`: `PublishInvalid` when the delay is not 0 to 3600 seconds.
         """
         await self._publish(topic, [body], defer_s, timeout_s)
 

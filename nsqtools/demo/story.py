@@ -182,7 +182,7 @@ class Stage:
         own = {name: self.directory / f".{name.lower()}" for name in OWN_DIRECTORIES}
         for path in own.values():
             path.mkdir()
-        package_home = str(Path(__file__).parents[3])
+        package_home = str(Path(__file__).parents[2])
         paths = [package_home, *filter(None, [kept.get("PYTHONPATH")])]
         return {
             **kept,

@@ -38,8 +38,7 @@ from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import go_json
 from nsqtools.web import api_documents as documents
 from nsqtools.web.access import as_ip
-from nsqtools.web.actions import TopicChange
-from nsqtools.web.context import WebContext
+from nsqtools.web.actions import TopicChange, WebContext
 
 HEADERS = {
     "Content-Type": "application/json; charset=utf-8",

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from nsqtools.cluster.queue_rows import QueueRow
 from nsqtools.cluster.sampling import NodeState
-from nsqtools.cluster.stats_documents import COLUMNS
+from nsqtools.cluster.stats_documents import COLUMNS, CONSUMER_NUMBERS
 from nsqtools.errors import ConfigurationError
 
 Cell = str | int | float | bool | None
@@ -153,14 +153,18 @@ VIEWS = {
     ),
     Kind.CONSUMERS: _view(
         [
-            Column("client_id", _get("client_id"), 9, is_text=True),
+            Column("client_id", _get("client.client_id"), 9, is_text=True),
+            *(
+                Column(name, _get(f"client.{name}"), len(name), is_text=True)
+                for name in ["hostname", "remote_address"]
+            ),
             *(
                 Column(name, _get(name), len(name), is_text=True)
-                for name in ["hostname", "remote_address", "topic", "channel", "node"]
+                for name in ["topic", "channel", "node"]
             ),
-            *(Column(name, _get(name), 6) for name in ["ready", "in_flight", "finish", "requeue"]),
-            *(Column(name, _get(name)) for name in ["finished", "requeued", "messages"]),
-            Column("user_agent", _get("user_agent"), 10, is_text=True),
+            *(Column(name, _get(f"client.{theirs}")) for name, theirs in CONSUMER_NUMBERS.items()),
+            *(Column(name, _get(name), 6) for name in ["finish", "requeue"]),
+            Column("user_agent", _get("client.user_agent"), 10, is_text=True),
         ],
         "client_id remote_address channel topic in_flight finish node ready hostname requeued "
         "requeue finished user_agent",

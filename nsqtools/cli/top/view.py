@@ -98,7 +98,7 @@ def lines_of(sample: Sample, kind: Kind, scope: Scope) -> list[Line]:
         return _node_lines(sample, scope)
     if kind is Kind.CONSUMERS:
         return [
-            Line(f"{row.node} {row.remote_address} {row.topic} {row.channel}", row)
+            Line(" ".join(row.id), row)
             for node in sample.nodes
             if scope.node in ("", node.address)
             for row in node.consumers
