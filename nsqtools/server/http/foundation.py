@@ -23,6 +23,7 @@ import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from html import escape
 from typing import NamedTuple
 from urllib.parse import quote, unquote_plus
@@ -62,42 +63,28 @@ class Reply(NamedTuple):
     body: bytes = b""
 
 
+Handler = Callable[["Call"], Reply | Awaitable[Reply]]
+
+
+@dataclass(slots=True, eq=False)
 class Call:
     """A request; ``option`` is the route's parameter, ``path`` has no escapes any more.
 
     ``body`` is None if the request's has more than the ``limit`` that its handler reads.
     """
 
-    __slots__ = (
-        "body",
-        "closes",
-        "handler",
-        "headers",
-        "is_old",
-        "limit",
-        "method",
-        "option",
-        "path",
-        "query_string",
-        "started_s",
-        "target",
-    )
-
-    def __init__(
-        self, method: str, target: str, path: str, query_string: str, headers: dict[str, str]
-    ) -> None:
-        self.method = method
-        self.target = target
-        self.path = path
-        self.query_string = query_string
-        self.headers = headers
-        self.option = ""
-        self.body: bytes | None = b""
-        self.handler: Handler = _not_found
-        self.limit = 0
-        self.is_old = False  # of HTTP/1.0
-        self.closes = False  # the last one of its connection
-        self.started_s = time.monotonic()
+    method: str
+    target: str
+    path: str
+    query_string: str
+    headers: dict[str, str]
+    is_old: bool  # of HTTP/1.0
+    closes: bool  # the last one of its connection
+    option: str = ""
+    body: bytes | None = b""
+    handler: Handler = lambda call: _not_found(call)
+    limit: int = 0
+    started_s: float = field(default_factory=time.monotonic)
 
     def query(self) -> dict[str, str]:
         """Return the parameters of the query string, the first of each name.
@@ -123,7 +110,6 @@ class Call:
         return int(self.headers.get("content-length", -1))
 
 
-Handler = Callable[[Call], Reply | Awaitable[Reply]]
 Handlers = Mapping[tuple[str, str], Handler]
 
 

@@ -190,9 +190,15 @@ class _Connection(asyncio.Protocol):
             if BAD_ESCAPE.search(path):
                 raise _Refused(400)
             path = unquote(path)
-        call = Call(parser.get_method().decode(), target, path, query_string, headers)
-        call.is_old = parser.get_http_version() == "1.0"
-        call.closes = not parser.should_keep_alive() or parser.should_upgrade()
+        call = Call(
+            parser.get_method().decode(),
+            target,
+            path,
+            query_string,
+            headers,
+            is_old=parser.get_http_version() == "1.0",
+            closes=not parser.should_keep_alive() or parser.should_upgrade(),
+        )
         if not call.is_old and not _HOST.fullmatch(headers.get("host", "")):
             raise _Refused(400)
         is_chunked = "transfer-encoding" in headers

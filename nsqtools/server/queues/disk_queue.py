@@ -35,7 +35,6 @@ from nsqtools.server.queues.queue_files import (
     QueueFiles,
     QueueSync,
     RecordReader,
-    Work,
     count_records,
     encode_block,
 )
@@ -90,10 +89,6 @@ class DiskQueue:
     def needs_sync(self) -> bool:
         """Whether anything happened since the last sync."""
         return self.syncing.is_due
-
-    def begin_sync(self) -> tuple[Work, Callable[[], None]]:
-        """See `QueueSync.begin`."""
-        return self.syncing.begin()
 
     @property
     def positions(self) -> Positions:
