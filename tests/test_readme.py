@@ -27,6 +27,7 @@ from plugins.certificates import Certificates
 from plugins.cli import RunNsq, all_commands
 from plugins.http_server import HttpServer
 from plugins.readme import (
+    UNTIL_SIGNAL,
     Block,
     Command,
     Done,
@@ -88,6 +89,7 @@ def places() -> list[tuple[str, str]]:
             (block.document, block.heading)
             for block in BLOCKS
             if block.language not in EXCERPTS
+            and UNTIL_SIGNAL not in block.text  # tests/client/test_guide.py runs it, to its end
             and block.heading not in (INSTALL, "Spark")
             and block.document not in (SPARK_GUIDE, "nsq-config.5.md")
         )

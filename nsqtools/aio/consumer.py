@@ -344,7 +344,7 @@ class _Handling:
                 message.requeue(0, backoff=False)
             else:
                 requeue_failed(message, exc)
-        except BaseException:  # cancelled: nobody will answer the message any more
+        except BaseException:  # cancelled: the handler will not answer any more
             message.requeue(0, backoff=False)
             raise
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -44,6 +44,7 @@ class Producer:
         retry_timeout_s: float = 0.0,
         retry_unknown: bool = False,
         linger_s: float = 0.0,
+        on_published: Callable[[Publication], None] | None = None,
     ) -> None:
         self._producer = client.Producer(
             nsqd_tcp_addresses,
@@ -54,6 +55,7 @@ class Producer:
             retry_timeout_s=retry_timeout_s,
             retry_unknown=retry_unknown,
             linger_s=linger_s,
+            on_published=on_published,
         )
         self.options = self._producer.options
         self._begin(None)
@@ -141,6 +143,10 @@ class Producer:
         self._under_way[publication] = outcome
         self._bytes += publication.size
         await outcome
+
+    def health(self) -> client.ProducerHealth:
+        """How the producer is now: for a probe, or for metrics."""
+        return self._producer.health()
 
     # -- the window -----------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from nsqtools.bench.bench_plan import (
     Latencies,
     WorkerResult,
 )
-from nsqtools.bench.crew import UNKNOWN, Counters, Crew
+from nsqtools.bench.crew import UNKNOWN, Crew, SharedCounts
 from nsqtools.client.connection import require_one
 from nsqtools.client.consumer import Consumer
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError
@@ -66,7 +66,7 @@ class Bench:
         self._plan = plan
         self._show = show
         self._phase = ""
-        self._counters = Counters(plan.connections)
+        self._counters = SharedCounts(plan.connections)
         self._interrupted = False
         self._progress = ("", 0), 0.0  # phase and messages consumed, and since when
         token = f"{random.randrange(1 << 32):08x}"

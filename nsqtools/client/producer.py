@@ -28,6 +28,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -56,6 +57,20 @@ log = logging.getLogger("nsqtools")
 
 DEFAULT_ADDRESS = "127.0.0.1:4150"  # where neither nsqd nor nsqlookupd are given
 WINDOW_BYTES = 4 << 20  # outstanding besides the publication that is being added
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerHealth:
+    """How a producer is: what `Producer.health` returns.
+
+    ``connections`` are the addresses of the nsqd connected to: none before the first publish.
+    ``under_way`` counts publishes without an outcome, and ``oldest_s`` is how long the first of
+    them has waited, in seconds: 0 without any.
+    """
+
+    connections: list[str]
+    under_way: int
+    oldest_s: float
 
 
 @functools.lru_cache(maxsize=1024)
@@ -372,6 +387,16 @@ class Producer:
     def end_retries(self) -> None:
         """Try nothing again from now on: what fails settles."""
         self._io.loop.call_soon(self._io.end_retries)
+
+    def health(self) -> ProducerHealth:
+        """How the producer is now: for a probe, or for metrics."""
+        with self._lock:
+            oldest = next(iter(self._unsettled), None)
+            return ProducerHealth(
+                [str(link.address) for link in self._io.links if link.connection is not None],
+                len(self._unsettled),
+                0.0 if oldest is None else time.monotonic() - oldest.submitted_at,
+            )
 
     # -- the window -----------------------------------------------------------------------------
 

@@ -263,7 +263,7 @@ class UpstreamError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class NodeAnswers:
     """The nsqd that answered, by host and name, and who did not."""
 
     nsqds: tuple[Nsqd, ...]
@@ -299,7 +299,7 @@ def upstream_error(cluster: Cluster, failures: Sequence[DaemonFailure]) -> Upstr
 
 def gather(
     cluster: Cluster, topic: str = "", channel: str = "", *, clients: bool = False
-) -> Gathered:
+) -> NodeAnswers:
     """Ask every nsqd for its statistics. Raises `UpstreamError`."""
     known, failures = cluster.known_nodes()
     entries: dict[str, dict[str, Any]] = {}
@@ -327,4 +327,4 @@ def gather(
         hostname = first.hostname if first else str(info.get("hostname", ""))
         found.append(Nsqd(name, hostname, stats, registered, info))
     found.sort(key=lambda nsqd: (nsqd.hostname, nsqd.name))
-    return Gathered(tuple(found), tuple(failures))
+    return NodeAnswers(tuple(found), tuple(failures))

@@ -332,7 +332,7 @@ class Api:
             )
         return documents.warning(errors)
 
-    def _check_topic(self, name: str, gathered: documents.Gathered) -> None:
+    def _check_topic(self, name: str, gathered: documents.NodeAnswers) -> None:
         """Refuse a topic that no daemon knows."""
         answers, _ = self._cluster.ask(
             self._cluster.lookupds, lambda client: name in client.topics()

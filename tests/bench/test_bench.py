@@ -24,7 +24,7 @@ from nsqtools.bench.bench_plan import (
     has_stamp,
     read_stamps,
 )
-from nsqtools.bench.crew import UNKNOWN, Counters
+from nsqtools.bench.crew import UNKNOWN, SharedCounts
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError
 
@@ -132,8 +132,8 @@ def test_words_of_different_publishers_never_meet() -> None:
 
 
 def test_counters_are_shared_by_their_file() -> None:
-    first = Counters(2)
-    second = Counters(2, first.fileno)
+    first = SharedCounts(2)
+    second = SharedCounts(2, first.fileno)
 
     second.publishes(1, 5)
     second.consumes(0, 3)
