@@ -321,15 +321,18 @@ class DurableStore:
                 self._log.info(f"DURABLE: {self.database.path} was written anew, and is used now")
                 for backlog in self._backlogs.values():
                     backlog.recount()
-        for publish in publishes:
-            publish.done(BackendError(reason) if reason else None)
         for future in outcome.flushed:
             if outcome.failure and not future.done():
                 future.set_exception(OSError(reason))
             elif not future.done():
                 future.set_result(None)
         if not outcome.failure:
-            self._write()
+            self.loop.call_soon(self._write)  # whatever the publishers do
+        for publish in publishes:
+            try:
+                publish.done(BackendError(reason) if reason else None)
+            except Exception as exc:  # of one client: the others are waiting
+                self._log.error(f"DURABLE: failed to answer a publish - {exc!r}")
 
     def _apply(self, outcome: _Outcome, publishes: list[Publish]) -> None:
         backlogs = self._backlogs
