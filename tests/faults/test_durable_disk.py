@@ -135,7 +135,10 @@ def test_nothing_confirmed_is_missing_whatever_the_disk_does(
         if how != "power":
             trouble = shadow / ("fail" if how == "failed sync" else "full")
             trouble.touch()
-            wait_until(lambda at=load: at.refused > 0, what="a refusal")  # type: ignore[misc]
+            if how == "full":
+                wait_until(lambda at=load: at.refused > 0, what="a refusal")  # type: ignore[misc]
+            else:
+                wait_until(lambda at=trouble: not at.exists(), what="a sync")  # type: ignore[misc]
             trouble.unlink(missing_ok=True)
             before = len(load.confirmed)
             if number % 2:
