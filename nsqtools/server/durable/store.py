@@ -23,12 +23,12 @@ import sqlite3
 import time
 from asyncio import AbstractEventLoop, Future, TimerHandle
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import groupby, repeat
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable.data_path import DurablePath, topics_of
@@ -41,14 +41,10 @@ from nsqtools.server.durable.database import (
     Publish,
     Row,
 )
-from nsqtools.server.queues.backlog import BackendError, Limits, QueueBacklog, Undo
+from nsqtools.server.queues.backlog import BackendError, Deliverer, Limits, QueueBacklog, Undo
 from nsqtools.server.queues.data_path import TopicMetadata
 from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.queued_message import BODY_AT, ID_AT, DeferredMessages, attempts_of
-
-if TYPE_CHECKING:
-    from nsqtools.server.queues.channel import Channel
-    from nsqtools.server.queues.topic import Topic
 
 _DELAY_S = 0.02  # for what nobody waits for
 _RETRY_S = 0.5
@@ -68,14 +64,12 @@ class DurableStore:
     def __init__(
         self,
         files: DurablePath,
-        topics: Mapping[str, Topic],
         limits: Limits,
         loop: AbstractEventLoop,
         log: DaemonLog,
     ) -> None:
         self.database = files.open(time.time_ns() + int(limits.options.max_req_timeout * 1e9))
         self._files = files
-        self._topics = topics
         self._limits = limits
         limits.spare_bytes = lambda: self.database.spare_bytes()
         self.loop = loop
@@ -126,14 +120,12 @@ class DurableStore:
         self.changes.queues.append((backlog.number, backlog.name, backlog.is_paused))
         self.soon()
 
-    async def write_pause(self, topic_name: str) -> None:
-        """Write that a topic, or a channel of it, is paused, or not. Raises ``OSError``."""
-        topic = self._topics[topic_name]
-        queues: list[Topic | Channel] = [topic, *topic.channels.values()]
-        for queue in queues:
-            if isinstance(queue.backlog, DurableBacklog):
-                queue.backlog.is_paused = queue.is_paused
-                self.note_queue(queue.backlog)
+    async def write_pauses(self, queues: Iterable[tuple[QueueBacklog, bool]]) -> None:
+        """Write which queues are paused, and which are not. Raises ``OSError``."""
+        for backlog, is_paused in queues:
+            if isinstance(backlog, DurableBacklog):
+                backlog.is_paused = is_paused
+                self.note_queue(backlog)
         await self.flush()
 
     def drop(self, backlog: DurableBacklog) -> None:
@@ -413,7 +405,7 @@ class DurableBacklog(QueueBacklog):
         self.number = self.last_turn = self.unread = self.unread_bytes = self.deferred_count = 0
         self.is_paused = False
         self._store = store
-        self._owner: Channel | None = None
+        self._owner: Deliverer | None = None
         self._cursor = 0  # what waits with a turn up to here has been read
         self._moving = 0  # to the end of the queue, and not committed
         self._turns: dict[bytes, int] = {}  # by id, of messages whose number it is not
@@ -604,7 +596,7 @@ class DurableBacklog(QueueBacklog):
 
     # deferred
 
-    def deferred_of(self, owner: Channel) -> StoredDeferred:
+    def deferred_of(self, owner: Deliverer) -> StoredDeferred:
         """Return the deferred messages of a channel, which is told of what becomes due."""
         self._owner = owner
         return StoredDeferred(self)

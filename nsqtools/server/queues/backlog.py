@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.disk_queue import DiskQueue, Mark
@@ -33,8 +33,18 @@ from nsqtools.server.queues.queued_message import (
     to_record,
 )
 
-if TYPE_CHECKING:
-    from nsqtools.server.queues.channel import Channel
+
+class Deliverer(Protocol):
+    """A channel, as far as its backlog knows it."""
+
+    def room(self) -> int:
+        """Return how many messages consumers would take at once."""
+
+    def wake(self) -> None:
+        """Have a turn of delivery soon."""
+
+    def watch(self, when_s: float) -> None:
+        """Have a look at what is deferred at ``when_s``, or before."""
 
 
 class LimitedQueue(Protocol):
@@ -275,7 +285,7 @@ class QueueBacklog:
         self._memory_bytes -= size
         return messages
 
-    def deferred_of(self, owner: Channel) -> DeferredMessages:
+    def deferred_of(self, owner: Deliverer) -> DeferredMessages:
         """Return what keeps the deferred messages of a channel."""
         return DeferredMessages()
 

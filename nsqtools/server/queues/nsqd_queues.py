@@ -198,7 +198,12 @@ class NsqdQueues:
 
     async def write_pause(self, topic_name: str) -> None:
         """Write that a topic, or a channel of it, was paused, or not. Raises ``OSError``."""
-        await (self.durable or self.topic_list).write_pause(topic_name)
+        if self.durable is None:
+            await self.topic_list.write_pause(topic_name)
+            return
+        topic = self.topics[topic_name]
+        queues: list[Topic | Channel] = [topic, *topic.channels.values()]
+        await self.durable.write_pauses([(each.backlog, each.is_paused) for each in queues])
 
     def _channel_created(self, channel: Channel) -> None:
         self.registry.channel_created(channel)
@@ -233,7 +238,7 @@ class NsqdQueues:
         remove_temporaries(self._data_path)
         files = DurablePath(self._data_path, self.log)
         if self.options.durable:
-            self.durable = DurableStore(files, self.topics, self.limits, self.loop, self.log)
+            self.durable = DurableStore(files, self.limits, self.loop, self.log)
             for listed in self.durable.listed():
                 self._load_topic(listed)
         else:

@@ -11,7 +11,7 @@ import time
 from asyncio import AbstractEventLoop, Event, sleep
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.server.daemon_log import DaemonLog
@@ -30,8 +30,32 @@ _STEP_COUNT = 1000  # messages of a backlog to copy before other work of the loo
 _STEP_BYTES = 1 << 22
 _RETRY_S = 1.0  # after the disk of a channel failed
 
-if TYPE_CHECKING:
-    from nsqtools.server.durable.store import DurableStore
+
+class Store(Protocol):
+    """The database of ``--durable``, as far as topics know it."""
+
+    @property
+    def now_ns(self) -> int:
+        """The time that due times are on."""
+
+    def publish(
+        self,
+        backlogs: Sequence[QueueBacklog],
+        messages: Sequence[bytes],
+        due_ns: int,
+        done: Callable[[BackendError | None], None],
+    ) -> None:
+        """Put messages into queues, and call back."""
+
+    def move(
+        self,
+        source: QueueBacklog,
+        targets: Sequence[QueueBacklog],
+        count: int,
+        max_bytes: int,
+        moved: Callable[[BackendError | None, list[bytes], float, bool], None],
+    ) -> bool:
+        """Put messages of a topic into its channels; return whether there are any."""
 
 
 class Prepared(NamedTuple):
@@ -53,7 +77,7 @@ class Topic:
         log: DaemonLog,
         make_channel: Callable[[str, str], Channel],
         limits: Limits,
-        store: DurableStore | None = None,
+        store: Store | None = None,
     ) -> None:
         self.name = name
         self.is_ephemeral = is_ephemeral(name)
@@ -265,7 +289,7 @@ class Topic:
         if self.backlog.has_messages:
             self._wake()
 
-    def _move_on(self, store: DurableStore) -> None:
+    def _move_on(self, store: Store) -> None:
         """Move messages to the channels in one transaction; then go on."""
         channels = list(self.channels.values())
 
