@@ -246,7 +246,7 @@ class NsqdHTTP:
         return reply if isinstance(reply, Reply) else await reply
 
     def _publish_one(self, topic: Topic, body: bytes, delay_s: float) -> Reply | Awaitable[Reply]:
-        if delay_s or topic.journal is not None:
+        if delay_s or topic.store is not None:
             return self._put(topic, topic.new_messages([body]), delay_s)
         try:
             topic.publish_one(body)
