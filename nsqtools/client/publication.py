@@ -22,6 +22,7 @@ from typing import Any, Literal
 from nsqtools.client import outcomes
 from nsqtools.errors import DeadlineExceeded, PublishError
 from nsqtools.protocol import commands
+from nsqtools.protocol.text import counted
 
 log = logging.getLogger("nsqtools")
 
@@ -57,6 +58,34 @@ class Failure:
     error: PublishError
     count: int
     is_seen: bool = False
+
+
+class Failures:
+    """The failures of a producer, until it is known whether the outcome was looked at."""
+
+    def __init__(self) -> None:
+        self._recent: list[Failure] = []
+        self._older: list[Failure] = []
+
+    def add(self, failure: Failure) -> None:
+        """Note one."""
+        self._recent.append(failure)
+
+    def log(self, when: str, *, only_older: bool = False) -> None:
+        """Log how many messages failed and were not looked at, and forget them.
+
+        With ``only_older`` those that were added since the last call have time until the next.
+        """
+        failures = self._older if only_older else self._older + self._recent
+        self._older, self._recent = (self._recent if only_older else []), []
+        unseen = [failure for failure in failures if not failure.is_seen]
+        if unseen:
+            log.warning(
+                "%s%s unconfirmed, and the outcome was not looked at: %s",
+                when,
+                counted(sum(failure.count for failure in unseen), "message"),
+                unseen[0].error,
+            )
 
 
 class Publication(Future[None]):
