@@ -100,7 +100,6 @@ class Publication(Future[None]):
     the I/O thread and must not block. It cannot be cancelled: what was submitted may be published.
     """
 
-    # `Future.__init__` is not called: a condition for each would cost as much as a publish
     __slots__ = (
         "_callbacks",
         "_failure",
@@ -116,26 +115,15 @@ class Publication(Future[None]):
     _condition = threading.Condition(_settling)
     _result = None
 
-    def __init__(
-        self,
-        topic: str,
-        bodies: Sequence[bytes],
-        size: int,
-        submitted_at: float,
-        defer_s: float | None = None,
-        on_settled: Callable[[Publication], None] | None = None,
-    ) -> None:
-        self.topic = topic
-        self.bodies = bodies
-        self.size = size
-        self.submitted_at = submitted_at
-        self.defer_s = defer_s
-        self.is_settled = False
-        self._state = RUNNING
-        self._failure: Failure | None = None
-        self._waiters: list[Any] = []  # locks of `exception`, and what concurrent.futures adds
-        self._callbacks: tuple[Callable[[Any], object], ...] | None
-        self._callbacks = () if on_settled is None else (on_settled,)
+    topic: str
+    bodies: Sequence[bytes]
+    size: int
+    submitted_at: float
+    defer_s: float | None
+    is_settled: bool
+    _failure: Failure | None
+    _waiters: list[Any]  # locks of `exception`, and what concurrent.futures adds
+    _callbacks: tuple[Callable[[Any], object], ...] | None
 
     @property
     def error(self) -> PublishError | None:
@@ -206,7 +194,10 @@ class Publication(Future[None]):
 
 
 class PendingPublication(Publication):
-    """A publication as the I/O thread sees it, which alone changes what is here."""
+    """A publication as the I/O thread sees it, which alone changes what is here.
+
+    ``Future.__init__`` is not called: a condition for each would cost as much as a publish.
+    """
 
     __slots__ = (
         "failed_at",
@@ -229,7 +220,16 @@ class PendingPublication(Publication):
         on_settled: Callable[[Publication], None] | None = None,
         splits: bool = False,
     ) -> None:
-        super().__init__(topic, bodies, size, submitted_at, defer_s, on_settled)
+        self.topic = topic
+        self.bodies = bodies
+        self.size = size
+        self.submitted_at = submitted_at
+        self.defer_s = defer_s
+        self.is_settled = False
+        self._state = RUNNING
+        self._failure = None
+        self._waiters = []
+        self._callbacks = () if on_settled is None else (on_settled,)
         self.timeout_s = timeout_s
         self.splits = splits
         self.failed_at = 0.0  # for the first time
