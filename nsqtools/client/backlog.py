@@ -432,7 +432,6 @@ class Delivery:
 
     def adapt(self) -> None:
         """Fit the limit to the answers."""
-        self._limit.takers = len(self._backlog.takers)
         self._limit.adapt(self._in_flight(), self._ages_s, waits=bool(self.waiting))
         self._apply_limit()
 
@@ -493,6 +492,7 @@ class Delivery:
             self.stats.expired += give_back(batch, in_time=batch[0].deadline > now)
 
     def _apply_limit(self) -> None:
+        self._limit.takers = len(self._backlog.takers)
         self._on_limit(self.limit)
 
     # -- from handlers' threads -----------------------------------------------------------------
