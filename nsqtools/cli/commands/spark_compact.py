@@ -14,13 +14,15 @@ from nsqtools.cli.options.spark_options import (
     OutputDir,
     OutputFormat,
     SkipDamaged,
+    SparkOptions,
     TableFormat,
     Topics,
     WorkDir,
+    job_progress,
     naming_flags,
+    open_spark,
     place,
 )
-from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_spark
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.compaction_output import (
     delete_needless,
