@@ -149,7 +149,10 @@ class InFlightLimit:
         new, self._new = self._new, 0
         if new > self._stuck_at:
             self._together, self._stuck_at = max(self._together, new), math.inf
-        if self._answers >= self._base:
+        if self._answers >= (base := self._base):
+            if base >= self.maximum and self._waited_s < WAIT_SHARE * timeout_s * self._answers:
+                self._begin_round(self._waited_s)  # that is quick; the ages are no more than this
+                return
             age_s = ages_s()
             took_s = (self._waited_s - age_s) / self._answers
             if took_s < WAIT_SHARE * timeout_s or self._answers >= SAMPLE:
