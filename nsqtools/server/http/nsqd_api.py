@@ -237,13 +237,22 @@ class NsqdHTTP:
         topic = self._publish_topic(query)
         delay_s = self._delay_s(query["defer"]) if "defer" in query else 0.0
         if topic.started.is_set():
-            return self._put(topic, topic.new_messages([body]), delay_s)
+            return self._publish_one(topic, body, delay_s)
         return self._publish_to_new(topic, body, delay_s)
 
     async def _publish_to_new(self, topic: Topic, body: bytes, delay_s: float) -> Reply:
         await topic.started.wait()
-        reply = self._put(topic, topic.new_messages([body]), delay_s)
+        reply = self._publish_one(topic, body, delay_s)
         return reply if isinstance(reply, Reply) else await reply
+
+    def _publish_one(self, topic: Topic, body: bytes, delay_s: float) -> Reply | Awaitable[Reply]:
+        if delay_s or topic.store is not None:
+            return self._put(topic, topic.new_messages([body]), delay_s)
+        try:
+            topic.publish_one(body)
+        except BackendError:
+            raise HTTPRefusal(503, "EXITING") from None
+        return _PUBLISHED
 
     def _put(
         self,
@@ -253,8 +262,8 @@ class NsqdHTTP:
         blocks: Sequence[Block] = (),
     ) -> Reply | Awaitable[Reply]:
         try:
-            if topic.journal is not None:
-                return self._put_durably(topic, messages, delay_s, blocks)
+            if topic.store is not None:
+                return self._put_durably(topic, messages, delay_s)
             if delay_s:
                 topic.put_deferred(messages[0], delay_s)
             else:
@@ -263,9 +272,7 @@ class NsqdHTTP:
             raise HTTPRefusal(503, "EXITING") from None
         return _PUBLISHED
 
-    async def _put_durably(
-        self, topic: Topic, messages: list[bytes], delay_s: float, blocks: Sequence[Block]
-    ) -> Reply:
+    async def _put_durably(self, topic: Topic, messages: list[bytes], delay_s: float) -> Reply:
         confirmed: Future[None] = self._nsqd.loop.create_future()
 
         def done(error: BackendError | None) -> None:
@@ -277,7 +284,7 @@ class NsqdHTTP:
                 confirmed.set_exception(error)
 
         try:
-            topic.put_durably(messages, delay_s, done, blocks)
+            topic.put_durably(messages, delay_s, done)
             await confirmed
         except BackendError:
             raise HTTPRefusal(503, "EXITING") from None
@@ -362,13 +369,13 @@ class NsqdHTTP:
     async def pause_topic(self, call: Call) -> Reply:
         topic = self._existing_topic(required(call.query(), "topic"))
         topic.pause()
-        await self._nsqd.topic_list.write_pause(topic.name)
+        await self._nsqd.write_pause(topic.name)
         return EMPTY_REPLY
 
     async def unpause_topic(self, call: Call) -> Reply:
         topic = self._existing_topic(required(call.query(), "topic"))
         topic.unpause()
-        await self._nsqd.topic_list.write_pause(topic.name)
+        await self._nsqd.write_pause(topic.name)
         return EMPTY_REPLY
 
     # channels
@@ -401,11 +408,11 @@ class NsqdHTTP:
     async def pause_channel(self, call: Call) -> Reply:
         channel = self._existing_channel(call)
         channel.pause()
-        await self._nsqd.topic_list.write_pause(channel.topic_name)
+        await self._nsqd.write_pause(channel.topic_name)
         return EMPTY_REPLY
 
     async def unpause_channel(self, call: Call) -> Reply:
         channel = self._existing_channel(call)
         channel.unpause()
-        await self._nsqd.topic_list.write_pause(channel.topic_name)
+        await self._nsqd.write_pause(channel.topic_name)
         return EMPTY_REPLY

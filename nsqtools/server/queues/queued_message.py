@@ -158,10 +158,6 @@ class DeferredMessages:
     def __iter__(self) -> Iterator[bytes]:
         return (message for _, _, message in self._heap)
 
-    def with_times(self) -> list[tuple[bytes, float]]:
-        """Return the messages, and when they are due."""
-        return [(message, due_s) for due_s, _, message in self._heap]
-
     def add(self, message: bytes, due_s: float) -> None:
         """Keep the message until ``due_s``."""
         heappush(self._heap, (due_s, next(self._arrivals), message))
@@ -192,19 +188,24 @@ BODY_AT = ID_AT + ID_LENGTH
 _SIZE_OVERHEAD = 4 + MIN_MESSAGE_SIZE  # what the size counts besides the body
 
 
+class _Sizes(dict[int, bytes]):
+    """The first field of a frame, by the length of the body."""
+
+    def __missing__(self, length: int) -> bytes:
+        size = (length + _SIZE_OVERHEAD).to_bytes(4, "big")
+        if length < 1 << 12:
+            self[length] = size
+        return size
+
+
+_SIZES = _Sizes()
+
+
 def new_messages(bodies: Iterable[bytes], ids: Iterable[bytes], timestamp_ns: int) -> list[bytes]:
     """Return one frame a body."""
     middle = _MIDDLE.pack(MESSAGE, timestamp_ns, 1)
-    return [
-        b"%b%b%b%b" % ((len(body) + _SIZE_OVERHEAD).to_bytes(4, "big"), middle, id_, body)
-        for body, id_ in zip(bodies, ids, strict=False)
-    ]
-
-
-def new_message(body: bytes, id_: bytes, timestamp_ns: int) -> bytes:
-    """Return one frame."""
-    middle = _MIDDLE.pack(MESSAGE, timestamp_ns, 1)
-    return b"%b%b%b%b" % ((len(body) + _SIZE_OVERHEAD).to_bytes(4, "big"), middle, id_, body)
+    sizes = _SIZES
+    return [sizes[len(body)] + middle + id_ + body for body, id_ in zip(bodies, ids, strict=False)]
 
 
 def message_ids(messages: list[bytes]) -> list[bytes]:
@@ -227,6 +228,11 @@ def attempts_of(message: bytes) -> int:
 def _add_attempts(message: bytes, difference: int) -> bytes:
     attempts = _ATTEMPTS.unpack_from(message, _ATTEMPTS_AT)[0] + difference & 0xFFFF
     return message[:_ATTEMPTS_AT] + _ATTEMPTS.pack(attempts) + message[ID_AT:]
+
+
+def with_attempts(message: bytes, made: int) -> bytes:
+    """Return a new message as the one to queue after some attempts."""
+    return _add_attempts(message, made) if made else message
 
 
 def again(messages: Iterable[bytes]) -> list[bytes]:
