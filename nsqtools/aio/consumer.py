@@ -17,6 +17,7 @@ import logging
 import math
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
@@ -131,7 +132,6 @@ class Consumer:
         if kind is not None or not self._consumer.has_begun_to_stop:
             self._consumer.abort()
         self._requeue_held()
-        self._backlog.leave()
         await asyncio.shield(asyncio.to_thread(self._consumer.wait_for_end))
 
     # -- messages -------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ class Consumer:
         while size and (left_s := until - time.monotonic()) > 0:
             has_stopped = self._backlog.has_stopped
             self._backlog.expect()
-            more = self._consumer.take_some_now(size, adds=bool(parts))
+            more = self._consumer.take_some_now(size)
             if more:
                 until = min(until, client.gather_until(more, within_s))
                 parts += more
@@ -273,7 +273,7 @@ class Consumer:
         share = int(self._reached * SHARE_S / max(took_s, 1e-6))
         self._most = max(1, min(4 * self._most, share))
         if rest := self._take_held():
-            self._backlog.put_back([rest])
+            self._consumer.put_back([rest])
 
     def _take_held(self) -> Batch | None:
         """Return what was taken and not handed out, and forget it."""
@@ -371,6 +371,8 @@ class _LoopBacklog(Backlog):
     def __init__(self) -> None:
         super().__init__(on_entry=self._wake)
         self.has_stopped = False
+        self.takers = weakref.WeakSet()
+        self._waiting = 0  # tasks
         self._loop: asyncio.AbstractEventLoop | None = None
         self._filled = asyncio.Event()
         self._is_expected = False
@@ -400,7 +402,16 @@ class _LoopBacklog(Backlog):
             self._is_expected = True
 
     async def wait(self) -> None:
-        await self._filled.wait()
+        self.takers.add(asyncio.current_task())
+        self._waiting += 1
+        try:
+            await self._filled.wait()
+        finally:
+            self._waiting -= 1
+
+    @property
+    def is_asked(self) -> bool:
+        return self._waiting > 0
 
 
 class _Source(client.Consumer):
@@ -419,9 +430,9 @@ class _Source(client.Consumer):
         """Have a call made several times in msg_timeout (on the I/O thread)."""
         self._io.delivery.on_tick = touch
 
-    def take_some_now(self, most: int, *, adds: bool) -> list[Batch] | None:
+    def take_some_now(self, most: int) -> list[Batch] | None:
         """Return what is there, at most ``most`` messages together, or None."""
-        return self._take(0, most, several=True, adds=adds)
+        return self._take(0, most, several=True)
 
     def take_now(self, most: int) -> Batch | None:
         """Return what is there, at most ``most`` messages, or None."""

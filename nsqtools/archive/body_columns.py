@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.archive.columns import KEYS_OF, BodyKind, message_schema
+from nsqtools.archive.columns import KEYS_OF, BodyKind, message_schema, one_array
 from nsqtools.errors import ConfigurationError, OutputError
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def _read(body: Any, types: Mapping[str, Any], *, is_inferring: bool) -> dict[st
     if table.num_rows != count:
         return None
     return {
-        name: table[name].combine_chunks() if name in types else _found(table[name])
+        name: one_array(table[name]) if name in types else _found(table[name])
         for name in table.column_names
     }
 
@@ -240,7 +240,7 @@ def _found(column: Any) -> Any:
     import pyarrow
 
     is_plain = not pyarrow.types.is_nested(column.type)  # Arrow fails at joining lists of nulls
-    return column.combine_chunks() if is_plain else pyarrow.nulls(0, pyarrow.list_(pyarrow.int8()))
+    return one_array(column) if is_plain else pyarrow.nulls(0, pyarrow.list_(pyarrow.int8()))
 
 
 def _type_of(value: object) -> Any:

@@ -155,7 +155,12 @@ def _parsed(text: bytes, lines: int, keys: Collection[str]) -> Columns | None:
         return None
     if table.num_rows != lines:
         return None
-    return {name: table[name].combine_chunks() for name in table.column_names}
+    return {name: one_array(table[name]) for name in table.column_names}
+
+
+def one_array(column: pyarrow.ChunkedArray) -> pyarrow.Array:
+    """Return the values as one array, without a copy where they are one."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _json_schema() -> pyarrow.Schema:

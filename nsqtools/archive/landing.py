@@ -42,6 +42,7 @@ from nsqtools.archive.layout import index_of, load_index
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.archive.table import Draft, Table, TablePlan, TableWriter, identity_of
 from nsqtools.archive.upload import (
+    HURRIED_S,
     NotUploadable,
     UploadPlan,
     UploadRecord,
@@ -254,11 +255,14 @@ class LandingProcess:
         return process
 
     def close(self) -> None:
-        """End it after the batch under way."""
+        """Have it end after the batch under way, and wait for that, but not for a hanging store."""
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
-            self._process.wait()
+            try:
+                self._process.wait(HURRIED_S)
+            except subprocess.TimeoutExpired:
+                log.warning("what is landing now goes on in process %d", self._process.pid)
 
 
 class Landings(Uploads):

@@ -213,6 +213,8 @@ class TableWriter:
                         named,
                     )
                 )
+            if len({each.name for each in drafts}) != len(drafts):  # one would replace another
+                problems.append("two of its partitions have one name")
             if archive.messages not in (None, rows) and not problems:
                 problems.append(f"it has {rows} messages, and {archive.messages} in its index")
             if problems:
@@ -255,9 +257,10 @@ _TIMES = "_partition_ts_ns"
 
 
 def _plain(value: Any) -> str | None:
+    """Return a value as a folder has it; empty text is none, as in Delta."""
     if isinstance(value, bool):
         return str(value).lower()
-    return None if value is None else str(value)
+    return None if value in (None, "", NULL_PARTITION) else str(value)
 
 
 _TIME_PARTITIONS: dict[str, tuple[int, Callable[[Any], str | None]]] = {

@@ -161,6 +161,7 @@ class TopicArchiver:
         self._turns = turns.add(self._turn)
         self._backlog = Backlog(on_entry=self._turns.soon)
         self.consumer = make_consumer(topic, self._in_flight, self._backlog)
+        self.consumer.gather(0, most_in_flight)  # all that there is room for is finished together
         self._flush = flush
         self._quota = quota
         self._on_end = on_end
@@ -240,18 +241,15 @@ class TopicArchiver:
         """Take what has come, for a while; return False when there will be no more."""
         self._note_late_answers()
         until = time.monotonic() + SLICE_S
-        try:
-            while (delivery := self._backlog.get(0)) is not None:
-                if isinstance(delivery, Stopped):
-                    return False
-                self._handle(delivery)
-                now = time.monotonic()
-                self._flush_or_touch(now)
-                if now >= until:
-                    self._turns.soon()
-                    break
-        finally:
-            self._backlog.leave()
+        while (delivery := self._backlog.get(0)) is not None:
+            if isinstance(delivery, Stopped):
+                return False
+            self._handle(delivery)
+            now = time.monotonic()
+            self._flush_or_touch(now)
+            if now >= until:
+                self._turns.soon()
+                break
         now = time.monotonic()
         self._flush_or_touch(now)
         if self._check_at_s is not None and now >= max(self._check_at_s, self._retry_at_s):

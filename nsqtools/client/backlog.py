@@ -12,8 +12,7 @@ withdrawn, never both, as both happen under one lock.
 
 What the I/O thread read in one turn is one entry: with many connections those are many batches of
 one message, and an entry each would cost more than the rest of their way. It may be taken whole or
-by parts: a handler that is slow takes one message at a time and leaves the rest to others. How long
-handlers take is measured between two calls of `get` on a thread.
+by parts: a handler that is slow takes one message at a time and leaves the rest to others.
 
 Before anything is handed out its consumer must be *current*: the I/O thread has looked at its
 sockets a moment ago. After a pause of the process nsqd may have delivered everything again, and the
@@ -27,20 +26,19 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Iterable, MutableSet, Set
+from dataclasses import dataclass
+from typing import Any
 
 from nsqtools.client.giving_up import Attempts, GivingUp
-from nsqtools.client.in_flight_limit import HandlingTime, InFlightLimit
+from nsqtools.client.in_flight_limit import InFlightLimit
 from nsqtools.client.io_loop import LoopMember, Timer
-from nsqtools.client.message import Answers, Batch, Message, give_back, most_attempts
+from nsqtools.client.message import Answers, Batch, give_back, most_attempts
 from nsqtools.client.options import ClientOptions
 
 EXPIRED_SHARE = 0.5  # of msg_timeout: the rest is for the handler
-DEFAULT_MSG_TIMEOUT_S = 60.0
 TICKS = 8  # in msg_timeout, to look for what has expired
 MAX_TICK_S = 1.0
-MEASURE_EACH_S = 0.001
 CATCH_UP_S = 2.0
 IDLE_S = 2.0  # without messages, before every connection may bring one again
 # A signal that comes just before a thread goes to sleep does not wake it: its Python handler waits
@@ -57,21 +55,6 @@ class Arrival:
     to_give_up: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What a thread took last: ``count`` messages at a time, and the ``last`` of them."""
-
-    at: float
-    count: int
-    last: Message
-    owner: Delivery
-
-    @property
-    def is_at_work(self) -> bool:
-        """Tell whether the thread has answers to give; it may have left for good."""
-        return not self.last.is_answered
-
-
 class Backlog:
     """What waits, of one consumer or of several. Entries other than messages pass through.
 
@@ -80,13 +63,13 @@ class Backlog:
 
     def __init__(self, on_entry: Callable[[], None] | None = None) -> None:
         self._on_entry = on_entry
-        self.handling = HandlingTime()
+        # who takes messages, one after the other: threads that iterate
+        self.takers: MutableSet[Any] = set()
+        self._asking: set[int] = set()  # threads that wait in `get`
         self._lock = threading.RLock()  # re-entrant: a signal handler may put something in
         self._entries: collections.deque[object] = collections.deque()
         # one for each entry, and after withdrawals too many: waiting costs no lock
         self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._handlers: set[int] = set()  # threads
-        self._taken: dict[int, Taken] = {}  # by thread
 
     # -- adding (any thread) --------------------------------------------------------------------
 
@@ -129,31 +112,24 @@ class Backlog:
         taken = self._get(timeout_s, most, several=False)
         return taken[0] if isinstance(taken, list) else taken
 
-    def get_some(
-        self, timeout_s: float | None = None, *, most: int | None = None, adds: bool = False
-    ) -> object:
-        """Like `get`, but return a list of batches of one consumer, ``most`` messages together.
+    def get_some(self, timeout_s: float | None = None, *, most: int | None = None) -> object:
+        """Like `get`, but return a list of batches of one consumer, ``most`` messages together."""
+        return self._get(timeout_s, most, several=True)
 
-        They ``add`` to what the thread has taken before, and is not at work on yet.
-        """
-        return self._get(timeout_s, most, several=True, adds=adds)
-
-    def _get(
-        self, timeout_s: float | None, most: int | None, *, several: bool, adds: bool = False
-    ) -> object:
+    def _get(self, timeout_s: float | None, most: int | None, *, several: bool) -> object:
         thread = threading.get_ident()
-        before = self._taken.get(thread) if adds else None
-        if before is None:
-            self._note_handled(thread)
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = max(0.0, until - time.monotonic())
+            self._asking.add(thread)
             try:
                 self._tokens.get(timeout=min(left_s, MAX_SLEEP_S))
             except queue.Empty:
                 if left_s > MAX_SLEEP_S:
                     continue
                 return None
+            finally:
+                self._asking.discard(thread)
             entry, is_current = self._take(most, several=several)
             if not isinstance(entry, Arrival):
                 if entry is not None:
@@ -164,11 +140,6 @@ class Backlog:
                 for batch in entry.batches:
                     entry.owner.give_up(batch)
             else:
-                self._handlers.add(thread)
-                count, last = sum(map(len, entry.batches)), entry.batches[-1][-1]
-                if before is not None:
-                    count += before.count
-                self._taken[thread] = Taken(time.monotonic(), count, last, entry.owner)
                 return entry.batches
 
     def _take(self, most: int | None, *, several: bool) -> tuple[object, bool]:
@@ -213,44 +184,10 @@ class Backlog:
             except queue.Empty:
                 pass  # another thread has it, and will find less
 
-    def put_back(self, batches: list[Batch]) -> None:
-        """Return messages that the calling thread took and did not reach."""
-        thread = threading.get_ident()
-        taken = self._taken.get(thread)
-        if taken is not None and batches:
-            reached = max(1, taken.count - sum(map(len, batches)))
-            self._taken[thread] = replace(taken, count=reached)
-            self.put_first(Arrival(taken.owner, batches))
-
-    def leave(self) -> None:
-        """The calling thread handles no more messages."""
-        thread = threading.get_ident()
-        self._note_handled(thread)
-        self._handlers.discard(thread)
-
-    # -- measuring ------------------------------------------------------------------------------
-
-    def _note_handled(self, thread: int) -> None:
-        taken = self._taken.pop(thread, None)
-        if taken is not None:
-            self.handling.note(taken.count, time.monotonic() - taken.at)
-            taken.owner.measured()
-
     @property
-    def workers(self) -> int:
-        """Threads that take messages."""
-        return max(1, len(self._handlers))
-
-    def has_taken(self, owner: Delivery) -> bool:
-        """Tell whether a handler is at work on messages of an owner."""
-        return any(each.owner is owner and each.is_at_work for each in list(self._taken.values()))
-
-    def per_message_s(self, now: float) -> float | None:
-        """Return the handling time, not below what the handlers at work have taken already."""
-        taken = list(self._taken.values())
-        running = [(now - each.at) / each.count for each in taken if each.is_at_work]
-        measured = self.handling.per_message_s
-        return max(running + ([] if measured is None else [measured]), default=None)
+    def is_asked(self) -> bool:
+        """Tell whether somebody waits for messages."""
+        return bool(self._asking)
 
     # -- withdrawing (the I/O thread) ------------------------------------------------------------
 
@@ -364,11 +301,9 @@ class Delivery:
         self._sources: dict[Answers, None] = {}
         self._arrived_bytes = self._arrived_count = 0  # since the messages were weighed last
         self._weigh_at = 0.0  # the first at once: the limit doubles with each answer
-        self._msg_timeout_s = DEFAULT_MSG_TIMEOUT_S  # the shortest of all connections
         self._tick_s = 0.0
         self._ticks: Timer | None = None  # while something can expire, or was handled just now
         self._busy_at = 0.0
-        self._measure_at = 0.0
 
     # -- messages, on the I/O thread ------------------------------------------------------------
 
@@ -447,7 +382,6 @@ class Delivery:
     def finished(self, source: Answers, ids: list[bytes]) -> None:
         """Handlers finished messages."""
         self.stats.finished += len(ids)
-        self._limit.answered(len(ids))
         if self._attempts:
             for message_id in ids:
                 self._attempts.forget((source.topic, source.nsqd, message_id))
@@ -470,9 +404,10 @@ class Delivery:
     def connected(self, source: Answers) -> None:
         """There is another connection."""
         self._sources[source] = None
-        self._limit.connections += 1
-        self._msg_timeout_s = min(self._msg_timeout_s, source.msg_timeout_s)
-        self._tick_s = min(MAX_TICK_S, self._msg_timeout_s / TICKS)
+        limit = self._limit
+        limit.connections += 1
+        limit.msg_timeout_s = min(limit.msg_timeout_s, source.msg_timeout_s)  # of all connections
+        self._tick_s = min(MAX_TICK_S, limit.msg_timeout_s / TICKS)
         self._loop.notice_pauses(2 * self._tick_s, self._return_expired)
         if self._ticks is not None:
             self._ticks.interval_s = self._tick_s
@@ -480,9 +415,29 @@ class Delivery:
 
     def timed_out(self) -> None:
         """Messages timed out in the hands of handlers."""
-        workers, now = self._backlog.workers, self._loop.now()
-        self._limit.timed_out(self._in_flight(), workers, self._msg_timeout_s, now)
+        self._limit.timed_out(self._in_flight(), self._loop.now())
         self._apply_limit()
+
+    def passed(self, now: float) -> None:
+        """What is in flight is about to change."""
+        self._limit.passed(now, self._in_flight())
+
+    def is_used(self) -> None:
+        """A connection has all that it may have in flight."""
+        self._limit.is_used = True
+
+    def answered(self, count: int) -> None:
+        """Handlers answered messages; `adapt` comes when all that have come are noted."""
+        self._limit.answered(count)
+
+    def adapt(self) -> None:
+        """Fit the limit to the answers."""
+        self._limit.adapt(self._in_flight(), self._ages_s, waits=bool(self.waiting))
+        self._apply_limit()
+
+    def _ages_s(self) -> float:
+        now, in_flight = self._loop.now(), [list(s.in_flight.values()) for s in self._sources]
+        return sum([now - message.received_at for each in in_flight for message in each])
 
     def gather(self, count: int) -> None:
         """Handlers answer ``count`` messages together."""
@@ -509,13 +464,15 @@ class Delivery:
         self._return_expired()
         if self._limit.is_by_bytes:
             self._weigh()  # smaller ones may follow
-        now = self._loop.now()
-        if self.waiting or self._backlog.has_taken(self):
+        now, in_flight = self._loop.now(), self._in_flight()
+        if in_flight:
             self._busy_at = now
         is_idle = now - self._busy_at > IDLE_S
         if self.on_tick is not None:
             self.on_tick(now)
-        self._adapt()  # after the look: what was measured in between counts
+        self.passed(now)
+        self._limit.look(in_flight, is_asked=self._backlog.is_asked and not self.waiting)
+        self.adapt()
         if is_idle and self._ticks is not None:
             self._ticks.cancel()
             self._ticks = None
@@ -534,19 +491,8 @@ class Delivery:
             # nsqd may have taken back itself what is past its deadline: a REQ would be an error
             self.stats.expired += give_back(batch, in_time=batch[0].deadline > now)
 
-    def _adapt(self) -> None:
-        per_message_s = self._per_message_s()
-        self._limit.adapted = self._proposed(per_message_s)
-        self._limit.is_measured |= per_message_s is not None
-        self._apply_limit()
-
-    def _per_message_s(self) -> float | None:
-        return self._backlog.per_message_s(self._loop.now())
-
-    def _proposed(self, per_message_s: float | None) -> int:
-        return self._limit.proposed(per_message_s, self._backlog.workers, self._msg_timeout_s)
-
     def _apply_limit(self) -> None:
+        self._limit.takers = len(self._backlog.takers)
         self._on_limit(self.limit)
 
     # -- from handlers' threads -----------------------------------------------------------------
@@ -559,10 +505,3 @@ class Delivery:
         while not self._loop.is_current(now := self._loop.now()) and now < until:
             self._loop.wake()
             time.sleep(0.001)
-
-    def measured(self) -> None:
-        now = self._loop.now()
-        if now >= self._measure_at:  # not for each of many small batches
-            self._measure_at = now + MEASURE_EACH_S
-            if self._proposed(self._per_message_s()) != self._limit.adapted:
-                self._loop.call_soon(self._adapt)

@@ -12,7 +12,7 @@ slow share a batch, message by message.
 
 A handler never gets a message that has waited for more than half of msg_timeout, or that nsqd has
 delivered again since: such a message went back to nsqd or is superseded. How many messages are in
-flight follows the measured speed of the handlers; max_in_flight is the upper limit.
+flight follows the rate of their answers; max_in_flight is the upper limit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from itertools import chain
 from types import TracebackType
 from typing import Self
 
-from nsqtools.client.backlog import Backlog, ConsumerStats
+from nsqtools.client.backlog import Arrival, Backlog, ConsumerStats
 from nsqtools.client.connection import longest_try_s, tls_context
 from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.client.discovery import Discovery
@@ -293,12 +293,8 @@ class Consumer:
         most: int | None = None,
         *,
         several: bool = False,
-        adds: bool = False,
     ) -> list[Batch] | None:
-        """Take a batch or, if small ones wait, ``several``, of at most ``most`` messages.
-
-        Several may ``add`` to those that the thread has in hand.
-        """
+        """Take a batch or, if small ones wait, ``several``, of at most ``most`` messages."""
         self._check_process()
         if not self._io.waiting:  # a thread that asks for more has answered: send it
             self._io.loop.wake()
@@ -306,7 +302,7 @@ class Consumer:
         while True:
             left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
             if several:
-                entry = self.backlog.get_some(left_s, most=most, adds=adds)
+                entry = self.backlog.get_some(left_s, most=most)
             else:
                 entry = self.backlog.get(left_s, most=most)
             if entry is None:
@@ -362,7 +358,6 @@ class Consumer:
                     yield batch
         finally:
             self._handled.pop(thread, None)
-            self.backlog.leave()
             if size is not None:
                 self.gather(thread, 0)
 
@@ -373,7 +368,7 @@ class Consumer:
         until = gather_until(parts, within_s)
         room = size - sum(map(len, parts))
         while room and (left_s := until - time.monotonic()) > 0:
-            more = self._take(min(left_s, GATHER_LOOK_S), room, several=True, adds=True)
+            more = self._take(min(left_s, GATHER_LOOK_S), room, several=True)
             if more is not None:
                 parts += more
                 room -= sum(map(len, more))
@@ -405,8 +400,9 @@ class Consumer:
         Threads that iterate at the same time share the messages: each takes about as many at a
         time as it handles in `SHARE_S`. Leaving the loop requeues those that it did not reach.
         """
-        self.start()
         thread, now, io = threading.get_ident(), time.monotonic, self._io
+        self.backlog.takers.add(thread)
+        self.start()
         most = 1
         try:
             while (batches := self._take(most=most, several=True)) is not None:
@@ -431,13 +427,17 @@ class Consumer:
                         give_back(batch)
                     raise
                 if reached < count:
-                    self.backlog.put_back(batches_after(batches, reached))
+                    self.put_back(batches_after(batches, reached))
                 took_s = now() - began_at
                 most = max(1, min(4 * most, int(reached * SHARE_S / max(took_s, 1e-6))))
         finally:
             io.has_more_in_hand = False
             self._handled.pop(thread, None)
-            self.backlog.leave()
+            self.backlog.takers.discard(thread)
+
+    def put_back(self, batches: list[Batch]) -> None:
+        """Return to the backlog what was taken and not reached."""
+        self.backlog.put_first(Arrival(self._io.delivery, batches))
 
     def run(
         self,

@@ -466,6 +466,7 @@ class ConsumerIO:
     def _forget(self, subscription: Subscription) -> None:
         subscription.connection.close()
         del self.subscriptions[subscription]
+        self.delivery.passed(self.loop.now())
         self.delivery.lost(subscription)
         subscription.in_flight.clear()  # from here on its messages count as answered
         self.rdy.remove(subscription, self.loop.now())
@@ -494,9 +495,12 @@ class ConsumerIO:
         """New deliveries, ``replaced`` of them of messages that are in flight."""
         self.received_at = now = self.loop.now()
         self.stats.received += len(batch)
+        self.delivery.passed(now)
         self.rdy.received(subscription, len(batch), now)
         if replaced:
             self.rdy.answered(subscription, replaced, now)
+        if (state := self.rdy[subscription]).in_flight >= state.rdy:
+            self.delivery.is_used()
         if self._stopping and self._stopping.refuses(now):
             give_back(batch)
             return
@@ -509,6 +513,8 @@ class ConsumerIO:
                 self.rdy.answered(subscription, 1, now)
             if answer.is_unseen:
                 self.delivery.do_not_count(subscription, [answer.message_id])
+            elif answer.is_final:
+                self.delivery.answered(1)
             if answer.is_late or answer.failure is not None:
                 self.delivery.tried(subscription, answer.message_id, late=answer.is_late)
             if answer.failure is not None:
@@ -517,6 +523,7 @@ class ConsumerIO:
                 self._apply(backoff.failure() if answer.failure else backoff.neutral())
         if finished:
             self.delivery.finished(subscription, finished)
+            self.delivery.answered(len(finished))
             self.rdy.answered(subscription, len(finished), now)
             if self.backoff.level:
                 self._apply(self.backoff.success())
@@ -564,11 +571,15 @@ class ConsumerIO:
     def _each_turn(self) -> None:
         collected = []
         now = self.loop.now()
+        if self._answered:
+            self.delivery.passed(now)
         for _ in range(len(self._answered)):
             subscription = self._answered.popleft()
             if subscription in self.subscriptions:
                 self._collect(subscription, now)
                 collected.append(subscription)
+        if collected:
+            self.delivery.adapt()
         for subscription, count in self.rdy.take_changes():
             subscription.send_ready(count)
         for subscription in collected:

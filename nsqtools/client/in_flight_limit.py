@@ -1,15 +1,21 @@
-"""How many messages may be in flight, so that none waits long for its handler. Pure.
+"""How many messages may be in flight, so that none waits long for its answer. Pure.
 
 Messages in flight wait in the client while handlers are busy, and nsqd delivers what waits longer
-than msg_timeout again. So the limit follows the handlers: with one message every `per_message_s`
-on each worker, what is in flight is handled within `WAIT_SHARE` of msg_timeout. It starts with
-one message for each connection, so that a message that kills its process takes few others with it.
-It grows as far as it doubles from one measurement to the next, and ends at max_in_flight: a handler
-of a microsecond gets there in milliseconds, one of a second stays at a few messages.
+than msg_timeout again. So the limit follows the *answers*, whoever gives them: threads, tasks, or a
+pool behind them. A round ends when as many were answered as were in flight at its beginning. It
+shows the mean time from delivery to answer, by Little's law, as nothing is known of one message.
 
-A handler that passes messages on, to a pool or to tasks, seems to take no time. That they cannot
-keep up shows when messages time out in their hands while the limit is in use: then it is halved, at
-most once in a msg_timeout, and grows by one with as many answers as it is.
+- A message kills its process, or the first of all: it is alone until the first answer, where it is
+  known who takes messages (``takers``: threads and tasks that iterate). Afterwards each of them may
+  have one, however long it takes.
+- While answers come within `WAIT_SHARE` of msg_timeout and handlers have nothing left, a round
+  doubles the limit, up to max_in_flight: a handler of a microsecond gets there in milliseconds.
+- Slower ones tell by asking for more while all of them have a message: they pass it on, to a pool.
+  The limit grows by a quarter then, as long as the answers do not come later for it.
+- Who asks and answers nothing may be collecting what is answered together: after a while that gets
+  twice as many.
+- Answers that come too late lower the limit, and so do messages that time out with handlers, and
+  those that wait while there are no answers.
 
 Bytes are limited by the number as well: `weighed` tells the size of messages in flight.
 
@@ -20,26 +26,18 @@ are idle it is not, or the first message of a quiet nsqd would wait for its turn
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 START = 1  # before anything was measured
-WAIT_SHARE = 0.25  # of msg_timeout, for a message to be reached by a handler
-MIN_CHANGE = 0.2
-
-
-class HandlingTime:
-    """The time that a message takes on one worker, measured: rises fast, falls slowly."""
-
-    def __init__(self) -> None:
-        self.per_message_s: float | None = None
-
-    def note(self, count: int, elapsed_s: float) -> None:
-        """A worker took this long for this many messages."""
-        latest = elapsed_s / count
-        known = self.per_message_s
-        if known is None:
-            self.per_message_s = latest
-        else:
-            self.per_message_s = known + (latest - known) * (0.5 if latest > known else 0.2)
+WAIT_SHARE = 0.25  # of msg_timeout, for an answer, while there is room for more
+LATE_SHARE = 0.4  # of msg_timeout: too many are in flight, unless a handler alone takes as long
+EXPIRES_SHARE = 0.5  # of msg_timeout, for what waits (`Backlog`)
+PATIENCE_SHARE = 0.125  # of msg_timeout, without an answer
+UNDELAYED = 1.15  # times the shortest mean time: nothing waited
+DELAYED = 1.4
+PROBED_EACH = 400  # answers, whether one more is still too much
+SAMPLE = 8  # answers that tell their mean time
+TURNS = 20  # of RDY among quiet connections until each had one, in two seconds
 
 
 class InFlightLimit:
@@ -50,15 +48,33 @@ class InFlightLimit:
 
     def __init__(self, maximum: int, maximum_bytes: int = 0) -> None:
         self.maximum = maximum
+        self.msg_timeout_s = 60.0
         self._maximum_bytes = maximum_bytes or math.inf
         self._fit = math.inf  # into the bytes
         self.connections = 0
-        self.adapted = START
+        self.takers = 0
         self.gathered = 0  # messages that are answered together, which must be in flight together
-        self.is_measured = False
+        self.adapted = START
         self.is_busy = False
-        self._bound = math.inf  # what messages that timed out have shown
-        self._halved_at = -math.inf
+        self.is_used = False  # some connection had all that it may have
+        self._is_measured = False  # there was an answer
+        self._lowered_at = -math.inf
+        self._seen_at = 0.0
+        self._bound = math.inf  # what was too much, of slow handlers
+        self._took_s = 0.0
+        self._unqueued_s = math.inf  # the shortest time to an answer
+        self._silent_s = self._quiet_s = 0.0  # without an answer; and without more of them
+        self._new = 0  # answers
+        self._stuck_at = math.inf  # what who collects had, before there were more
+        self._together = 0  # answers that needed as many messages
+        self._begin_round(0.0)
+
+    def _begin_round(self, age_s: float) -> None:
+        self._answers = 0
+        self._busy_s = 0.0
+        self._waited_s = age_s  # by the messages that are answered, together
+        self._looks = self._asked = 0
+        self.is_used = False
 
     @property
     def current(self) -> int:
@@ -67,10 +83,19 @@ class InFlightLimit:
 
     @property
     def _base(self) -> int:
-        adapted = max(self.gathered, int(min(self.adapted, self._bound)))
-        if self.is_measured and self.is_busy:
+        takers = self.takers if self._is_measured else 0
+        adapted = max(self.gathered, self._together, takers, self.adapted)
+        if self.is_busy and (self._is_measured or self.takers):
             return adapted
-        return max(adapted, self.connections)
+        return max(adapted, self.connections if self._is_quick else self.connections // TURNS)
+
+    @property
+    def _is_quick(self) -> bool:
+        """Tell whether each connection may bring a message at the same time."""
+        if not self._is_measured:
+            return not self.takers
+        together_s = self._unqueued_s * self.connections / max(1, self.takers)
+        return together_s < EXPIRES_SHARE * self.msg_timeout_s
 
     @property
     def is_by_bytes(self) -> bool:
@@ -81,25 +106,90 @@ class InFlightLimit:
         """So many bytes are those of ``count`` messages; one of any size is always allowed."""
         self._fit = max(1.0, self._maximum_bytes * count / max(1, size))
 
-    def timed_out(self, in_flight: int, workers: int, msg_timeout_s: float, now: float) -> None:
-        """Messages timed out in the hands of handlers while ``in_flight`` were in flight."""
-        if 2 * in_flight > self.current and now - self._halved_at >= msg_timeout_s:
-            self._halved_at = now
-            self._bound = max(workers, self.current // 2)
+    # -- what happens -----------------------------------------------------------------------------
+
+    def passed(self, now: float, in_flight: int) -> None:
+        """So many were in flight until now."""
+        passed_s, self._seen_at = now - self._seen_at, now
+        if in_flight:
+            self._busy_s += passed_s
+            self._silent_s += passed_s
+            self._quiet_s += passed_s
+            self._waited_s += passed_s * in_flight
 
     def answered(self, count: int) -> None:
         """Handlers answered messages."""
-        self._bound += count / max(1, self._bound)
+        self._answers += count
+        self._new += count
+        self._took_s = max(self._took_s, self._silent_s)
+        self._silent_s = self._quiet_s = 0.0
+        self._is_measured = True
 
-    def proposed(self, per_message_s: float | None, workers: int, msg_timeout_s: float) -> int:
-        """Return what ``adapted`` should be; small changes are left out."""
-        if per_message_s is None:
-            return max(self.adapted, 2 * workers)
-        fits = WAIT_SHARE * msg_timeout_s * workers / max(per_message_s, 1e-9)
-        proposed = int(max(workers, min(fits, 2 * self._base, self.maximum)))
-        return self.adapted if self._is_near(proposed) else proposed
+    def timed_out(self, in_flight: int, now: float) -> None:
+        """Messages timed out in the hands of handlers while ``in_flight`` were in flight."""
+        is_far = not 0 < self._took_s < self.msg_timeout_s
+        # the queue of a pool that was a little too long is late once more
+        settles_s = self.msg_timeout_s * (1 if is_far else 2)
+        if 2 * in_flight > self.current and now - self._lowered_at >= settles_s:
+            self._lowered_at = now
+            self._bound = fewer = max(1, int(0.9 * self._base))
+            self.adapted = max(1, self._base // 2) if is_far else fewer
 
-    def _is_near(self, proposed: int) -> bool:
-        if proposed == self.maximum:
-            return self.adapted >= self.maximum
-        return abs(proposed - self.adapted) <= MIN_CHANGE * self.adapted
+    def look(self, in_flight: int, *, is_asked: bool) -> None:
+        """Note from time to time whether somebody wants a message while none waits."""
+        self._looks += 1
+        self._asked += is_asked and in_flight >= self.takers
+
+    def adapt(self, in_flight: int, ages_s: Callable[[], float], *, waits: bool) -> None:
+        """Decide anew, after answers and looks. ``waits``: messages do, for a handler.
+
+        ``ages_s`` returns how long what is in flight has been, in sum.
+        """
+        timeout_s = self.msg_timeout_s
+        new, self._new = self._new, 0
+        if new > self._stuck_at:
+            self._together, self._stuck_at = max(self._together, new), math.inf
+        if self._answers >= (base := self._base):
+            if base >= self.maximum and self._waited_s < WAIT_SHARE * timeout_s * self._answers:
+                self._begin_round(self._waited_s)  # that is quick; the ages are no more than this
+                return
+            age_s = ages_s()
+            took_s = (self._waited_s - age_s) / self._answers
+            if took_s < WAIT_SHARE * timeout_s or self._answers >= SAMPLE:
+                self._end_round(took_s, waits)
+                self._begin_round(age_s)
+        elif waits:
+            per_answer_s = self._busy_s / (self._answers + 1)
+            if per_answer_s * self._base > EXPIRES_SHARE * timeout_s:
+                self.adapted = max(1, int(WAIT_SHARE * timeout_s / per_answer_s))
+        elif in_flight >= self._base and self._hands_on and self._quiet_s > self._patience_s:
+            self._stuck_at, self._quiet_s = self._base, 0.0
+            self.adapted = min(2 * self._base, self.maximum)
+
+    @property
+    def _hands_on(self) -> bool:
+        return 2 * self._asked > self._looks
+
+    @property
+    def _patience_s(self) -> float:
+        return max(PATIENCE_SHARE * self.msg_timeout_s, 1.5 * self._took_s)
+
+    def _end_round(self, took_s: float, waits: bool) -> None:
+        base, timeout_s = self._base, self.msg_timeout_s
+        self._took_s = took_s
+        known_s = self._unqueued_s = min(1.02 * self._unqueued_s, took_s)
+        self._bound += self._answers / PROBED_EACH
+        if not self.is_used:
+            pass
+        elif took_s < WAIT_SHARE * timeout_s:
+            if not waits:
+                fits_s = 0.9 * LATE_SHARE * timeout_s
+                more = base * min(2.0, fits_s / max(took_s, 1e-9))
+                self.adapted = min(int(more), self.maximum)
+        elif took_s > max(LATE_SHARE * timeout_s, DELAYED * known_s):
+            fits_s = max(WAIT_SHARE * timeout_s, 0.9 * known_s)
+            self.adapted = max(1, int(base * fits_s / took_s))
+            self._bound = max(1, int(0.9 * base))
+            self._unqueued_s = math.inf  # measured anew, while little waits
+        elif self._hands_on and took_s <= max(0.9 * LATE_SHARE * timeout_s, UNDELAYED * known_s):
+            self.adapted = int(min(base + max(1, base // 4), max(base, self._bound), self.maximum))

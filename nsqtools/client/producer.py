@@ -216,7 +216,7 @@ class Producer:
         if not is_in_time:
             self._io.loop.call_soon(self._io.abort)
             self._io.loop.join()
-        self._io.log_failures(when)
+        self._io.failures.log(when)
         return is_in_time
 
     @property

@@ -46,7 +46,7 @@ from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions, check_times
 from nsqtools.client.publication import (
-    Failure,
+    Failures,
     Mode,
     Parts,
     PendingPublication,
@@ -68,7 +68,6 @@ from nsqtools.errors import (
 from nsqtools.protocol import commands
 from nsqtools.protocol.frames import OK
 from nsqtools.protocol.names import Address
-from nsqtools.protocol.text import counted
 from nsqtools.transport.stream import READ_SIZE
 
 log = logging.getLogger("nsqtools")
@@ -495,8 +494,7 @@ class ProducerIO:
         self._settled: list[PendingPublication] = []
         self._timed: dict[PendingPublication, float] = {}  # when their own time is over
         self._expiry: Timer | None = None  # one for all: a confirmed publication leaves nothing
-        self._failures: list[Failure] = []  # of the last `UNSEEN_S`
-        self._older_failures: list[Failure] = []
+        self.failures = Failures()
         self._is_urgent = False  # send what is gathered now
         self._is_stopping = False
         self._has_ended = False
@@ -512,7 +510,7 @@ class ProducerIO:
         tick_s = OVERDUE_S if self._has_others else LIVENESS_TICK_S
         interval_s = min(tick_s, self._options.publish_timeout_s / 4)
         self.loop.call_each(interval_s, self._watch)
-        self.loop.call_each(UNSEEN_S, self._log_older_failures)
+        self.loop.call_each(UNSEEN_S, lambda: self.failures.log(f"{self.name}: ", only_older=True))
         self.links.begin()
 
     def submit(self, publication: PendingPublication) -> None:
@@ -746,7 +744,7 @@ class ProducerIO:
             return
         self._settled.append(publication)
         if failure is not None:
-            self._failures.append(failure)
+            self.failures.add(failure)
         if publication.timeout_s is not None:
             self._timed.pop(publication, None)
 
@@ -757,27 +755,6 @@ class ProducerIO:
         settled, self._settled = self._settled, []
         self._report(settled)
         call_back(settled)
-
-    def _log_older_failures(self) -> None:
-        older, self._older_failures, self._failures = self._older_failures, self._failures, []
-        self._log_unseen(older, f"{self.name}: ")
-
-    def log_failures(self, when: str) -> None:
-        """Log how many messages failed without being looked at, when it has ended."""
-        failures = [*self._older_failures, *self._failures]
-        self._older_failures, self._failures = [], []
-        self._log_unseen(failures, when)
-
-    def _log_unseen(self, failures: list[Failure], when: str) -> None:
-        unseen = [failure for failure in failures if not failure.is_seen]
-        if unseen:
-            messages = counted(sum(failure.count for failure in unseen), "message")
-            log.warning(
-                "%s%s unconfirmed, and the outcome was not looked at: %s",
-                when,
-                messages,
-                unseen[0].error,
-            )
 
     # -- stopping -------------------------------------------------------------------------------
 

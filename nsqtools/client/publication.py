@@ -22,6 +22,7 @@ from typing import Any, Literal
 from nsqtools.client import outcomes
 from nsqtools.errors import DeadlineExceeded, PublishError
 from nsqtools.protocol import commands
+from nsqtools.protocol.text import counted
 
 log = logging.getLogger("nsqtools")
 
@@ -59,6 +60,34 @@ class Failure:
     is_seen: bool = False
 
 
+class Failures:
+    """The failures of a producer, until it is known whether the outcome was looked at."""
+
+    def __init__(self) -> None:
+        self._recent: list[Failure] = []
+        self._older: list[Failure] = []
+
+    def add(self, failure: Failure) -> None:
+        """Note one."""
+        self._recent.append(failure)
+
+    def log(self, when: str, *, only_older: bool = False) -> None:
+        """Log how many messages failed and were not looked at, and forget them.
+
+        With ``only_older`` those that were added since the last call have time until the next.
+        """
+        failures = self._older if only_older else self._older + self._recent
+        self._older, self._recent = (self._recent if only_older else []), []
+        unseen = [failure for failure in failures if not failure.is_seen]
+        if unseen:
+            log.warning(
+                "%s%s unconfirmed, and the outcome was not looked at: %s",
+                when,
+                counted(sum(failure.count for failure in unseen), "message"),
+                unseen[0].error,
+            )
+
+
 class Publication(Future[None]):
     """A publish on its way: one message, or several as one MPUB. A future, done exactly once.
 
@@ -71,7 +100,6 @@ class Publication(Future[None]):
     the I/O thread and must not block. It cannot be cancelled: what was submitted may be published.
     """
 
-    # `Future.__init__` is not called: a condition for each would cost as much as a publish
     __slots__ = (
         "_callbacks",
         "_failure",
@@ -87,26 +115,15 @@ class Publication(Future[None]):
     _condition = threading.Condition(_settling)
     _result = None
 
-    def __init__(
-        self,
-        topic: str,
-        bodies: Sequence[bytes],
-        size: int,
-        submitted_at: float,
-        defer_s: float | None = None,
-        on_settled: Callable[[Publication], None] | None = None,
-    ) -> None:
-        self.topic = topic
-        self.bodies = bodies
-        self.size = size
-        self.submitted_at = submitted_at
-        self.defer_s = defer_s
-        self.is_settled = False
-        self._state = RUNNING
-        self._failure: Failure | None = None
-        self._waiters: list[Any] = []  # locks of `exception`, and what concurrent.futures adds
-        self._callbacks: tuple[Callable[[Any], object], ...] | None
-        self._callbacks = () if on_settled is None else (on_settled,)
+    topic: str
+    bodies: Sequence[bytes]
+    size: int
+    submitted_at: float
+    defer_s: float | None
+    is_settled: bool
+    _failure: Failure | None
+    _waiters: list[Any]  # locks of `exception`, and what concurrent.futures adds
+    _callbacks: tuple[Callable[[Any], object], ...] | None
 
     @property
     def error(self) -> PublishError | None:
@@ -177,7 +194,10 @@ class Publication(Future[None]):
 
 
 class PendingPublication(Publication):
-    """A publication as the I/O thread sees it, which alone changes what is here."""
+    """A publication as the I/O thread sees it, which alone changes what is here.
+
+    ``Future.__init__`` is not called: a condition for each would cost as much as a publish.
+    """
 
     __slots__ = (
         "failed_at",
@@ -200,7 +220,16 @@ class PendingPublication(Publication):
         on_settled: Callable[[Publication], None] | None = None,
         splits: bool = False,
     ) -> None:
-        super().__init__(topic, bodies, size, submitted_at, defer_s, on_settled)
+        self.topic = topic
+        self.bodies = bodies
+        self.size = size
+        self.submitted_at = submitted_at
+        self.defer_s = defer_s
+        self.is_settled = False
+        self._state = RUNNING
+        self._failure = None
+        self._waiters = []
+        self._callbacks = () if on_settled is None else (on_settled,)
         self.timeout_s = timeout_s
         self.splits = splits
         self.failed_at = 0.0  # for the first time

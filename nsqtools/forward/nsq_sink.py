@@ -28,7 +28,7 @@ from nsqtools.client.background import run_in_background
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.outcomes import is_stored_in_part, may_split
 from nsqtools.client.producer import Producer
-from nsqtools.client.publication import Mode, Publication
+from nsqtools.client.publication import Mode
 from nsqtools.cluster.directory import open_cluster
 from nsqtools.errors import (
     ConfigurationError,
@@ -36,7 +36,6 @@ from nsqtools.errors import (
     NsqError,
     PublishError,
     PublishInvalid,
-    PublishNotSent,
     PublishUnknown,
 )
 from nsqtools.forward import ForwardMode
@@ -77,8 +76,9 @@ class NsqSink:
 
     def _make_producers(self) -> list[Producer]:
         addresses = list(dict.fromkeys(self._destinations.settings.nsqd_tcp_addresses))
-        if self._key is not None:
-            return [Producer(address, self._options) for address in addresses]
+        if self._key is not None:  # each begins with another one
+            starts = range(len(addresses))
+            return [Producer(addresses[at:] + addresses[:at], self._options) for at in starts]
         mode: Mode = "failover" if self._mode is ForwardMode.FAILOVER else "round-robin"
         return [Producer(addresses, self._options, mode=mode)]
 
@@ -114,36 +114,16 @@ class NsqSink:
 
     def submit(self, parcel: Parcel, report: Report) -> None:
         """Publish one part."""
-        if reason := self._unpublishable(parcel):
-            report(parcel, Outcome(Fate.REFUSED, reason, may_split=True))
-            return
-        self._publish(parcel, report, self._producers, self._places.pop(parcel, 0), 1)
-
-    def _unpublishable(self, parcel: Parcel) -> str:
-        lengths = list(map(len, parcel.bodies))
-        limit = self._options.publish_max_msg_size
-        if max(lengths) > limit:
-            return f"{max(lengths)} bytes are above the limit of {limit} (publish_max_msg_size)"
-        return "" if min(lengths) else "the body is empty, which NSQ cannot carry"
-
-    def _publish(
-        self, parcel: Parcel, report: Report, producers: list[Producer], place: int, tries: int
-    ) -> None:
-        def settled(publication: Publication) -> None:
-            ended(publication.error)
 
         def ended(error: PublishError | None) -> None:
-            if isinstance(error, PublishNotSent) and tries < len(producers):
-                self._publish(parcel, report, producers, place + 1, tries + 1)
-                return
             outcome = outcome_of(error)
             if outcome.fate is Fate.UNREACHABLE:
                 self._destinations.look_soon(time.monotonic())
             report(parcel, outcome)
 
-        producer = producers[place % len(producers)]
+        producer = self._producers[self._places.pop(parcel, 0) % len(self._producers)]
         try:
-            producer.submit(parcel.topic, parcel.bodies, on_settled=settled)
+            producer.submit(parcel.topic, parcel.bodies, on_settled=lambda p: ended(p.error))
         except PublishInvalid as exc:
             report(parcel, Outcome(Fate.REFUSED, str(exc), may_split=True))
         except PublishError as exc:

@@ -297,6 +297,7 @@ def peek(
         kept.extend(each for each in batch if keep is None or keep(each))
 
     with consumer:
+        consumer.gather(0, most)
         consumer.start(fail_fast=True)
         try:
             ends_at = float("inf")

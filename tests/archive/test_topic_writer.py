@@ -201,7 +201,7 @@ def test_what_nsqd_refused_the_fins_of_as_late_stays_known(
     topic: Topic, is_refused: bool, known: int
 ) -> None:
     writer = topic.writer()
-    consumer = SimpleNamespace(stats=SimpleNamespace(late=0))
+    consumer = SimpleNamespace(stats=SimpleNamespace(late=0), gather=lambda who, size: None)
     flush, quota = Flush(1, 1, 1), Quota(None)
     archiver = TopicArchiver(
         "clicks", lambda *_: cast(Consumer, consumer), 10, writer, flush, quota, Turns(), print

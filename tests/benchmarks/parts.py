@@ -277,6 +277,12 @@ def spark_queries(settings: Settings) -> Iterator[Row]:
             yield Row(f"{int(found['files']):,} files", 0, figures)
 
 
+def landings(settings: Settings) -> Iterator[Row]:
+    from benchmarks.landing import landing  # it needs the packages of tables
+
+    yield from landing(int(settings.seconds * 200_000), settings.rounds)
+
+
 def spark_benchmark(
     script: str, settings: Settings, *more: str, rounds: int = 2
 ) -> Iterator[str | Row]:
@@ -306,4 +312,5 @@ PARTS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "spark": spark,
     "spark-publish": spark_publishing,
     "spark-query": spark_queries,
+    "landing": landings,
 }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.backlog import EXPIRED_SHARE, Arrival, Backlog
 from nsqtools.client.consumer import Consumer
@@ -23,7 +24,6 @@ class Owner:
         return True
 
     def catch_up(self) -> None: ...
-    def measured(self) -> None: ...
 
     def give_up(self, batch: Batch) -> None:
         self.given_up.append(batch)
@@ -134,7 +134,7 @@ def test_what_was_not_reached_comes_first_again() -> None:
     batches = backlog.get_some(0, most=10)
     assert isinstance(batches, list)
     backlog.put("other")
-    backlog.put_back(batches_after(batches, 1))
+    backlog.put_first(Arrival(owner, batches_after(batches, 1)))
     assert taken(backlog.get_some(0, most=10)) == [[b"0-1"], [b"1-0"]]
 
 
@@ -147,27 +147,15 @@ def test_messages_to_give_up_are_given_up_by_who_asks() -> None:
     assert owner.given_up == [batch]
 
 
-def test_a_handler_at_work_counts_towards_the_handling_time() -> None:
-    backlog, owner = Backlog(), Owner()
-    assert backlog.per_message_s(0) is None
-    deliver(backlog, owner, 2)
-    backlog.get(0)
-    [taken] = backlog._taken.values()
-    assert backlog.per_message_s(taken.at + 3) == pytest.approx(3 / 2)
-    backlog.handling.per_message_s = 2.0
-    assert backlog.per_message_s(taken.at + 3) == 2.0
-    assert backlog.per_message_s(taken.at + 9) == pytest.approx(9 / 2)
-
-
-def test_a_thread_that_answered_what_it_took_and_left_is_not_at_work() -> None:
-    backlog, owner = Backlog(), Owner()
-    deliver(backlog, owner, 2)
-    batch = backlog.get(0)
-    assert isinstance(batch, Batch)
-    assert backlog.has_taken(owner)
-    batch.finish()
-    assert not backlog.has_taken(owner)
-    assert backlog.per_message_s(time.monotonic() + 1000) is None
+def test_it_is_asked_while_a_thread_waits() -> None:
+    backlog = Backlog()
+    assert not backlog.is_asked
+    with ThreadPoolExecutor(1) as threads:
+        entry = threads.submit(backlog.get)
+        wait_until(lambda: backlog.is_asked, what="the thread")
+        backlog.put("other")
+        assert entry.result(patience_s(5)) == "other"
+    assert not backlog.is_asked
 
 
 # -- a thread that takes from many connections -----------------------------------------------------

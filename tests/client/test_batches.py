@@ -96,8 +96,8 @@ def test_a_drain_ends_with_the_rest(nsqd: GoNsqd) -> None:
     with consumer_of(nsqd) as consumer:
         for batch in consumer.batches(size=500, within_s=3600):
             sizes.append(len(batch))
-            wait_until(lambda: consumer.stats.received == 700, what="all messages")
             batch.finish()
+            wait_until(lambda: consumer.stats.received == 700, what="all messages")
             consumer.begin_stop(drain=True)
     assert sizes == [500, 200]
     assert unfinished(nsqd, TOPIC, CHANNEL) == 0

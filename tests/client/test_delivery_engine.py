@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -358,6 +359,40 @@ def test_what_a_pool_still_holds_is_not_given_up(
     assert consumer.stats.given_up == 0
 
 
+@pytest.mark.parametrize("way", ["handlers", "batches"])
+def test_a_pool_gets_no_more_than_it_can_take(go_nsqd: Callable[..., GoNsqd], way: str) -> None:
+    """All of max_in_flight in the queue of the pool would time out again and again."""
+    nsqd = go_nsqd("--msg-timeout=2s")
+    fill(nsqd, 60)
+    seen: collections.Counter[bytes] = collections.Counter()
+
+    def slow(message: Message) -> None:
+        seen[message.body] += 1
+        time.sleep(0.3)
+        message.finish()
+
+    consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address)
+    with ThreadPoolExecutor(4) as pool:
+
+        def work() -> None:
+            if way == "handlers":
+                consumer.run(lambda message: pool.submit(slow, message), auto_answer=False)
+            else:
+                for batch in consumer.batches():
+                    for message in batch:
+                        pool.submit(slow, message)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel")
+        finally:
+            consumer.abort()
+            thread.join(patience_s(10))
+    assert len(seen) == 60
+    assert seen.total() <= 60 + 4  # a machine that stands still for a second costs a round
+
+
 def test_a_healthy_fleet_gives_nothing_up(
     go_nsqd: Callable[..., GoNsqd],
 ) -> None:
@@ -398,6 +433,7 @@ def test_a_healthy_fleet_gives_nothing_up(
             thread.join(patience_s(10))
     assert len(seen) == 15  # handlers saw all that is finished
     assert sum(each.stats.given_up for each in consumers) == 0
+    assert sum(each.stats.expired for each in consumers) <= 5  # not one for each connection
 
 
 CRASHING = """

@@ -1,118 +1,202 @@
-"""What may be in flight, by measured handling times."""
+"""What may be in flight, by the answers of handlers of many kinds: simulated, with a clock of its
+own, in units of msg_timeout."""
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any, Literal
+
 import pytest
 
-from nsqtools.client.in_flight_limit import START, HandlingTime, InFlightLimit
+from nsqtools.client.backlog import EXPIRED_SHARE
+from nsqtools.client.in_flight_limit import START, InFlightLimit
+
+TRANSIT = 0.001
+TICK = 0.125
+
+Kind = Literal["threads", "pool", "collector"]
 
 
-def settled(per_message_s: float, workers: int, msg_timeout_s: float, maximum: int = 200) -> int:
-    """Adapt until nothing changes."""
-    limit = InFlightLimit(maximum)
-    for _ in range(20):
-        limit.adapted = limit.proposed(per_message_s, workers, msg_timeout_s)
-    return limit.current
+class Simulation:
+    """A channel that is never empty, and ``count`` handlers of ``handler_s``.
+
+    ``threads`` take messages themselves: run, iteration, tasks. A ``pool`` gets them from a loop
+    that takes all it can. A ``collector`` answers ``count`` messages together.
+    """
+
+    def __init__(self, kind: Kind, count: int, handler_s: float, jitter: float, seed: int) -> None:
+        self.limit = InFlightLimit(200)
+        self.limit.msg_timeout_s = 1.0
+        self.limit.connections = 1
+        self.limit.is_busy = True
+        self.limit.takers = count if kind == "threads" else 1
+        self.kind, self.count = kind, count
+        self.answered = self.late = self.expired = 0
+        self._free = 1 if kind == "collector" else count
+        self._handler_s, self._jitter = handler_s, jitter
+        self._random = random.Random(seed)
+        self._in_flight: list[float] = []  # when they came
+        self._waiting: list[float] = []
+        self._coming = 0
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = itertools.count()
+        self.now = 0.0
+        self._request()
+        self._later(TICK, self._tick)
+
+    def run(self, until: int) -> float:
+        """Return the time that it takes until so many are answered."""
+        began = self.now
+        while self.answered < until:
+            assert self.now < 100_000, f"a deadlock at {self.limit.current} in flight"
+            self.now, _, call, arguments = heapq.heappop(self._events)
+            call(*arguments)
+        return self.now - began
+
+    def _later(self, delay_s: float, call: Callable[..., None], *arguments: Any) -> None:
+        heapq.heappush(self._events, (self.now + delay_s, next(self._order), call, arguments))
+
+    def _request(self) -> None:
+        while len(self._in_flight) + self._coming < self.limit.current:
+            self._coming += 1
+            self._later(TRANSIT, self._arrive)
+
+    def _arrive(self) -> None:
+        self.limit.passed(self.now, len(self._in_flight))
+        self._coming -= 1
+        self._in_flight.append(self.now)
+        self._waiting.append(self.now)
+        self.limit.is_used |= len(self._in_flight) >= self.limit.current
+        self._serve()
+
+    def _serve(self) -> None:
+        together = self.count if self.kind == "collector" else 1
+        while self._free and len(self._waiting) >= together:
+            taken, self._waiting = self._waiting[:together], self._waiting[together:]
+            self._free -= 1
+            takes_s = self._handler_s * self._random.uniform(1 - self._jitter, 1 + self._jitter)
+            self._later(takes_s, self._answer, taken)
+
+    def _answer(self, taken: list[float]) -> None:
+        self.limit.passed(self.now, len(self._in_flight))
+        late = sum(self.now - came > 1 for came in taken)
+        for came in taken:
+            self._in_flight.remove(came)
+        self.late += late
+        self.answered += len(taken)
+        self._free += 1
+        self.limit.answered(len(taken))
+        if late:
+            self.limit.timed_out(len(self._in_flight) + len(taken), self.now)
+        self._serve()
+        self._adapt()
+
+    def _tick(self) -> None:
+        self.limit.passed(self.now, len(self._in_flight))
+        if self.kind == "threads":
+            for came in [each for each in self._waiting if self.now - each > EXPIRED_SHARE]:
+                self._waiting.remove(came)
+                self._in_flight.remove(came)
+                self.expired += 1
+        asks = self.kind != "threads" or (self._free > 0 and not self._waiting)
+        self.limit.look(len(self._in_flight), is_asked=asks)
+        self._adapt()
+        self._later(TICK, self._tick)
+
+    def _adapt(self) -> None:
+        waits = self.kind == "threads" and bool(self._waiting)
+        self.limit.adapt(
+            len(self._in_flight),
+            lambda: sum(self.now - came for came in self._in_flight),
+            waits=waits,
+        )
+        self._request()
 
 
-@pytest.mark.parametrize(
-    ("per_message_s", "workers", "msg_timeout_s", "count"),
-    [
-        (0.000001, 1, 60, 200),  # all of it
-        (1, 1, 60, 15),  # the last of 15 waits for a quarter of the timeout
-        (0.033, 1, 2, 15),
-        (0.1, 1, 2, 5),
-        (0.1, 4, 2, 20),
-        (100, 1, 60, 1),  # one for each worker, and none that waits
-        (100, 8, 60, 8),
-    ],
-)
-def test_what_waits_is_reached_within_a_quarter_of_the_timeout(
-    per_message_s: float, workers: int, msg_timeout_s: float, count: int
-) -> None:
-    assert settled(per_message_s, workers, msg_timeout_s) == pytest.approx(count, rel=0.2)
+@pytest.mark.parametrize("handler_s", [0.001, 0.01, 0.1, 0.25, 0.35, 0.5, 0.7])
+@pytest.mark.parametrize("kind", ["threads", "pool"])
+def test_handlers_are_busy_and_messages_in_time(kind: Kind, handler_s: float) -> None:
+    """Of a pool nothing is known but its answers: it costs a few late ones to find its size."""
+    for count, jitter, seed in itertools.product((1, 2, 4, 12, 32), (0.0, 0.1), (1, 2)):
+        simulated = Simulation(kind, count, handler_s, jitter, seed)
+        simulated.run(1000)
+        learned = simulated.late + simulated.expired
+        took_s = simulated.run(3000)
+        rate = 2000 * handler_s / count / took_s
+        late = simulated.late + simulated.expired - learned
+        about = f"{count} of {handler_s} +- {jitter}: {rate:.2f}, {late}, before {learned}"
+        assert rate > (0.9 if handler_s <= 0.35 or kind == "threads" else 0.75), about
+        assert late <= 20, about
+        assert learned <= (10 if kind == "threads" or handler_s < 0.5 else 20 + count), about
 
 
-def test_it_starts_small_and_doubles_up_to_the_maximum() -> None:
-    limit = InFlightLimit(10)
-    counts = []
-    for _ in range(5):
-        counts.append(limit.current)
-        limit.adapted = limit.proposed(0.000001, 1, 60)
-    assert START == 1  # a message that kills its process takes no other with it
-    assert counts == [1, 2, 4, 8, 10]
+@pytest.mark.parametrize("handler_s", [0.001, 0.1])
+@pytest.mark.parametrize("count", [2, 10, 100, 150])
+def test_who_collects_messages_gets_them(count: int, handler_s: float) -> None:
+    simulated = Simulation("collector", count, handler_s, 0.1, 1)
+    simulated.run(10 * count)
+    assert simulated.late <= count  # of the first batch
+    took_s = simulated.run(30 * count)
+    assert took_s < 20 * handler_s * 1.5 + 1
 
 
-def test_before_a_measurement_many_workers_get_two_each() -> None:
-    limit = InFlightLimit(500)
-    limit.adapted = limit.proposed(None, 100, 60)
-    assert limit.current == 200
+def test_slower_handlers_lower_it_and_faster_ones_raise_it() -> None:
+    for kind in ("threads", "pool"):
+        simulated = Simulation(kind, 4, 0.0001, 0.1, 1)  # type: ignore[arg-type]
+        simulated.run(10_000)
+        assert simulated.limit.current >= 8
+        simulated._handler_s = 0.2
+        simulated.run(10_500)
+        assert 4 <= simulated.limit.current <= 12
+        simulated._handler_s = 0.0001
+        simulated.run(20_000)
+        assert simulated.limit.current >= 8
+
+
+def test_the_first_is_alone_until_its_answer_where_messages_are_iterated() -> None:
+    limit = InFlightLimit(200)
+    limit.connections, limit.takers, limit.is_busy = 30, 8, True
+    assert (limit.current, START) == (1, 1)
+    limit.answered(1)
+    assert limit.current == 8
 
 
 def test_every_connection_may_have_a_message_in_flight_unless_handlers_are_too_busy() -> None:
-    limit = InFlightLimit(40)
-    limit.connections = 30
+    limit = InFlightLimit(150)
+    limit.connections, limit.takers = 200, 1
+    assert limit.current == 200 // 20  # RDY goes round in two seconds
+    limit.takers = 0
+    assert limit.current == 150  # of who takes batches
+    limit.takers = 1
+    limit.answered(1)
     limit.is_busy = True
-    assert limit.current == 30  # nothing is measured yet
-    limit.adapted, limit.is_measured = limit.proposed(1, 1, 8), True
-    assert limit.current == 2
+    assert limit.current == 1
     limit.is_busy = False
-    assert limit.current == 30
-    limit.connections = 100
-    assert limit.current == 40
-    limit.maximum = 0
-    assert limit.current == 0
-
-
-def test_from_one_for_each_connection_it_doubles_too() -> None:
-    limit = InFlightLimit(200)
-    limit.connections = 30
-    assert limit.proposed(0.000001, 1, 60) == 60
+    assert limit.current == 10  # as it is not known to be quick
+    limit.is_used = True
+    limit.passed(1.0, 1)
+    limit.adapt(0, lambda: 0.0, waits=False)
+    assert limit.current == 10
 
 
 def test_messages_that_time_out_with_handlers_halve_it_once_in_a_timeout() -> None:
-    """A pool behind a handler seems to take no time."""
     limit = InFlightLimit(200)
-    for _ in range(20):
-        limit.adapted = limit.proposed(0.000001, 1, 60)
-    limit.is_measured = limit.is_busy = True
+    limit.adapted = 200
     counts = []
     for now in (0, 1, 59, 60, 120):
-        limit.timed_out(limit.current, 1, 60, now)
+        limit.timed_out(limit.current, now)
         counts.append(limit.current)
     assert counts == [100, 100, 100, 50, 25]
-    limit.timed_out(limit.current // 2, 1, 60, 180)
+    limit.timed_out(limit.current // 2, 180)
     assert limit.current == 25  # not the many did that
-    limit.timed_out(limit.current, 40, 60, 180)
-    assert limit.current == 40  # one for each worker
 
 
-def test_what_was_halved_grows_by_one_with_as_many_answers() -> None:
+def test_what_is_answered_together_is_in_flight_together() -> None:
     limit = InFlightLimit(200)
-    limit.adapted = 20
-    limit.timed_out(20, 1, 60, 0)
-    for _ in range(10):
-        limit.answered(1)
-    assert limit.current == 10
-    limit.answered(1)
-    assert limit.current == 11
-    limit.answered(10_000)
-    assert limit.current == 20  # what the measured handlers can take
-
-
-def test_small_changes_are_left_out() -> None:
-    limit = InFlightLimit(200)
-    limit.adapted = 100
-    assert limit.proposed(15 / 110, 1, 60) == 100
-    assert limit.proposed(15 / 130, 1, 60) == 130
-
-
-def test_a_handling_time_rises_fast_and_falls_slowly() -> None:
-    handling = HandlingTime()
-    assert handling.per_message_s is None
-    handling.note(10, 1.0)
-    assert handling.per_message_s == pytest.approx(0.1)
-    handling.note(1, 1.1)
-    assert handling.per_message_s == pytest.approx(0.6)
-    handling.note(1, 0.1)
-    assert handling.per_message_s == pytest.approx(0.5)
+    limit.gathered = 150
+    assert limit.current == 150
+    limit.maximum = 0
+    assert limit.current == 0

@@ -194,14 +194,12 @@ class DiskQueue:
     def empty(self) -> None:
         """Drop everything and go on in a new file."""
         self._log.info(f"DISKQUEUE({self.name}): emptying")
-        self._drop()
+        self._skip_to_new_file()
+        self.syncing.drop()
 
     def delete(self) -> None:
         """Close and remove all files."""
         self._log.info(f"DISKQUEUE({self.name}): deleting")
-        self._drop()
-
-    def _drop(self) -> None:
         self._skip_to_new_file()
         self.syncing.drop()
 
@@ -283,7 +281,7 @@ class DiskQueue:
             self._read_file, self._read_position = self._write_file, 0
         self.syncing.leave_file(full)
         if read_to_end:
-            self._remove(old)
+            self._files.remove([old])
 
     def _append(self, data: bytes, count: int) -> None:
         if not count:
@@ -348,10 +346,7 @@ class DiskQueue:
         self._read_position = 0
         self.syncing.leave_file(-1)
         if delete:
-            self._remove(old)
-
-    def _remove(self, number: int) -> None:
-        self._files.remove([number])
+            self._files.remove([old])
 
     def _set_aside(self) -> None:
         if self._read_file == self._write_file:

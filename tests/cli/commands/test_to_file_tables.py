@@ -19,7 +19,9 @@ from plugins.object_store import Bucket
 from nsqtools.archive.body_columns import json_schema
 from nsqtools.archive.columns import BodyKind
 from nsqtools.archive.delta import DeltaCatalog
+from nsqtools.archive.finding import find_archives
 from nsqtools.archive.landing import Lander
+from nsqtools.archive.reader import read_messages
 from nsqtools.archive.table import TablePlan
 from nsqtools.protocol.frames import WireMessage
 
@@ -162,6 +164,26 @@ def test_a_log_that_is_damaged_does_not_land_and_stays(tmp_path: Path) -> None:
     assert ([each.rows for each in drafts], list(refused)) == ([1], [str(damaged)])
     assert "it is damaged" in refused[str(damaged)]
     assert (damaged.exists(), good.exists()) == (True, False)
+
+
+@pytest.mark.parametrize("is_delta", [False, True], ids=["parquet", "delta"])
+def test_every_value_of_a_partition_is_kept(tmp_path: Path, is_delta: bool) -> None:
+    values = ["\u00e9 x/y", "a=b%20", "", None, "..", "__HIVE_DEFAULT_PARTITION__", "x"]
+    writer, table = Writer(tmp_path), str(tmp_path / "table")
+    bodies = [json.dumps({"c": value}).encode() for value in values]
+    writer.write(clicks(*bodies))
+    fields = {"properties": {"c": {"type": "string"}}}
+    plan = TablePlan(table, is_delta, "web1", BodyKind.json, fields, ("c",))
+
+    _, refused = Lander(plan, tmp_path).land([writer.finish()])
+
+    assert refused == {}
+    found = [
+        message.body
+        for archive in find_archives([table])
+        for message in read_messages(archive, lambda *problem: pytest.fail(str(problem)))
+    ]
+    assert sorted(found) == sorted(bodies)
 
 
 def test_a_column_that_another_writer_made_keeps_its_type(tmp_path: Path) -> None:
