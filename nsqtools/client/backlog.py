@@ -422,7 +422,7 @@ class Delivery:
         """What is in flight is about to change."""
         self._limit.passed(now, self._in_flight())
 
-    def is_used(self) -> None:
+    def fully_used(self) -> None:
         """A connection has all that it may have in flight."""
         self._limit.is_used = True
 

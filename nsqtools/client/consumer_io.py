@@ -500,7 +500,7 @@ class ConsumerIO:
         if replaced:
             self.rdy.answered(subscription, replaced, now)
         if (state := self.rdy[subscription]).in_flight >= state.rdy:
-            self.delivery.is_used()
+            self.delivery.fully_used()
         if self._stopping and self._stopping.refuses(now):
             give_back(batch)
             return

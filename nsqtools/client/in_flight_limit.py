@@ -5,9 +5,9 @@ than msg_timeout again. So the limit follows the *answers*, whoever gives them: 
 pool behind them. A round ends when as many were answered as were in flight at its beginning. It
 shows the mean time from delivery to answer, by Little's law, as nothing is known of one message.
 
-- A message kills its process, or the first of all: it is alone until the first answer, where it is
-  known who takes messages (``takers``: threads and tasks that iterate). Afterwards each of them may
-  have one, however long it takes.
+- The first message is alone until its answer, as it may kill its process, where it is known who
+  takes messages (``takers``: threads and tasks that iterate). Afterwards each of them may have one,
+  however long it takes.
 - While answers come within `WAIT_SHARE` of msg_timeout and handlers have nothing left, a round
   doubles the limit, up to max_in_flight: a handler of a microsecond gets there in milliseconds.
 - Slower ones tell by asking for more while all of them have a message: they pass it on, to a pool.
