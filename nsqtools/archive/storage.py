@@ -23,7 +23,7 @@ import os
 import re
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
@@ -96,6 +96,13 @@ class Storage(ABC):
 
         In no particular order. A place that is not there is empty, as on an object store.
         """
+
+    def children(self, prefix: str) -> tuple[Sequence[Entry], Sequence[str]]:
+        """Return the objects directly in a folder, and the folders in it, by their whole names."""
+        begin = len(prefix) + 1 if prefix else 0
+        found = [*self.list(prefix)]
+        folders = {each.name[:at] for each in found if (at := each.name.find("/", begin)) > 0}
+        return [each for each in found if "/" not in each.name[begin:]], sorted(folders)
 
     @abstractmethod
     def stat(self, name: str) -> Entry:

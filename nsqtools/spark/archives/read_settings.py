@@ -76,6 +76,11 @@ class ReadSettings:
         names = {"topic": self.topics} if self.topics else {}
         return names if self.queried_nsqds is None else names | {"nsqd": self.queried_nsqds}
 
+    @property
+    def wanted_topics(self) -> frozenset[str] | None:
+        """The topics that are read; None for all."""
+        return _both(self.queried_topics, self.topics) if self.topics else self.queried_topics
+
     def narrowed(self, column: str, comparison: str, value: object) -> ReadSettings:
         """Return what is left to read for a query that keeps only rows of ``column <op> value``.
 
