@@ -16,7 +16,7 @@ from manual.tree import Page, read_tree
 from plugins.cli import RunNsq
 from plugins.http_api import Nsqd
 
-from nsqtools.cli.running.ends import ExitStatus
+from nsqtools.cli.running.runtime import ExitStatus
 from nsqtools.settings import REPEATABLE
 
 GUIDES = sorted((Path(__file__).parents[1] / "man").glob("*.md"))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from manual import roff
 from manual.markdown import to_roff
 from manual.tree import OPTIONS, Option, Page
-from nsqtools.cli.running.ends import ExitStatus
+from nsqtools.cli.running.runtime import ExitStatus
 
 ALL_COMMANDS = {
     "NO_COLOR": "If not empty, output has no colors.",

@@ -16,7 +16,7 @@ from dataclasses import fields
 
 from manual.tree import Option, Page
 from nsqtools.cli.options.connection import describe_option
-from nsqtools.cli.running.ends import ExitStatus
+from nsqtools.cli.running.runtime import ExitStatus
 from nsqtools.client.options import ClientOptions
 from nsqtools.settings import REPEATABLE
 

@@ -37,11 +37,10 @@ from nsqtools.archive.topic_writer import ArchiveSettings, ArchiveSource, Archiv
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
-from nsqtools.cluster.topic_discovery import Deletions, TopicDiscovery, Troubles
-from nsqtools.cluster.topics import UnlistedTopics
+from nsqtools.cluster.topics import Deletions, TopicDiscovery, Troubles, UnlistedTopics
 from nsqtools.errors import NotFoundError, NsqError, OutputError
 from nsqtools.protocol.names import Address
-from nsqtools.tail.run_limits import End, RunLimits
+from nsqtools.tail.tail import End, RunLimits
 
 log = logging.getLogger("nsqtools")
 

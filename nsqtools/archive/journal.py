@@ -42,8 +42,14 @@ from pathlib import Path
 from nsqtools.archive.layout import Head, Member
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import NEW, blaming, sync_folder, write_all
-from nsqtools.files.locks import FolderLocks, try_lock
-from nsqtools.files.opening import is_ours, open_to_append, open_to_read, open_to_write
+from nsqtools.files.opening import (
+    FolderLocks,
+    is_ours,
+    open_to_append,
+    open_to_read,
+    open_to_write,
+    try_lock,
+)
 
 log = logging.getLogger("nsqtools")
 

@@ -55,8 +55,7 @@ from nsqtools.files.durable import (
     sync_folder,
     write_all,
 )
-from nsqtools.files.locks import FolderLocks, try_lock
-from nsqtools.files.opening import open_to_write
+from nsqtools.files.opening import FolderLocks, open_to_write, try_lock
 from nsqtools.records.naming import with_rev
 
 log = logging.getLogger("nsqtools")

@@ -34,8 +34,7 @@ from nsqtools.archive.members import (
 from nsqtools.archive.storage import ChangedError, failure_of
 from nsqtools.errors import ConnectionFailed, NsqError, OutputError, RefusedError
 from nsqtools.files.opening import NotRegularError
-from nsqtools.records.envelope import Envelope, decode
-from nsqtools.records.lines import Splitter
+from nsqtools.records.envelope import Envelope, Splitter, decode
 
 READ_SIZE = 1 << 18
 LONGEST_LINE = 1 << 28

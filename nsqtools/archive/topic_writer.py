@@ -32,10 +32,9 @@ from nsqtools.client.message import Answers, Batch, Message
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import OutputError
 from nsqtools.files.durable import make_folders
-from nsqtools.files.locks import FolderLocks
+from nsqtools.files.opening import FolderLocks
 from nsqtools.protocol.text import NS
-from nsqtools.records.envelope import encode_many
-from nsqtools.records.lines import encode_lines
+from nsqtools.records.envelope import encode_lines, encode_many
 from nsqtools.records.naming import FileNaming, Rotation, with_rev
 
 log = logging.getLogger("nsqtools")

@@ -58,8 +58,7 @@ from nsqtools.archive.reader import look_at
 from nsqtools.archive.storage import Storage, hash_of
 from nsqtools.errors import NsqError
 from nsqtools.files.durable import blaming, replace_file, sync_folder, write_all
-from nsqtools.files.locks import try_lock
-from nsqtools.files.opening import NotRegularError, open_to_read, open_to_write
+from nsqtools.files.opening import NotRegularError, open_to_read, open_to_write, try_lock
 from nsqtools.protocol.text import NS
 from nsqtools.records.naming import before_extension
 from nsqtools.records.prometheus import Metric

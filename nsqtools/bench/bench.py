@@ -24,9 +24,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nsqtools.bench.bench_plan import BACKLOG, BenchMode, BenchPlan, Job
+from nsqtools.bench.bench_plan import BACKLOG, MAX_TAG, BenchMode, BenchPlan, Job
 from nsqtools.bench.bench_report import BenchReport, Latencies, WorkerResult
-from nsqtools.bench.bodies import MAX_TAG
 from nsqtools.bench.crew import UNKNOWN, Counters, Crew
 from nsqtools.client.connection import require_one
 from nsqtools.client.consumer import Consumer

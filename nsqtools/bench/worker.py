@@ -23,9 +23,8 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from nsqtools.bench.bench_plan import BACKLOG, Job
+from nsqtools.bench.bench_plan import BACKLOG, Bodies, Job, first_word, has_stamp, read_stamps
 from nsqtools.bench.bench_report import WorkerResult
-from nsqtools.bench.bodies import Bodies, first_word, has_stamp, read_stamps
 from nsqtools.bench.crew import Counters, WorkerError
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Batch

@@ -36,8 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
     except Exception as error:
         _settle(sys.stdout)  # what was printed comes before the error
-        from nsqtools.cli.running.ends import report_error
-        from nsqtools.cli.running.runtime import asks_for_json
+        from nsqtools.cli.running.runtime import asks_for_json, report_error
 
         debug = "--debug" in arguments or bool(os.environ.get("NSQ_DEBUG"))
         return report_error(error, sys.stderr, debug=debug, json=asks_for_json(arguments[1:]))

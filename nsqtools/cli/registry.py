@@ -73,16 +73,16 @@ PANELS: dict[str, dict[str, Command | Group]] = {
         "pub": Command(
             "pub:pub", "Publish messages: texts, or the lines of standard input or of files."
         ),
-        "peek": Command("peek:peek", "Show some messages of a channel and requeue them."),
+        "peek": Command("tail:peek", "Show some messages of a channel and requeue them."),
         "redrive": Command(
-            "redrive:redrive", "Publish dead letters again, to the topics that they came from."
+            "replay:redrive", "Publish dead letters again, to the topics that they came from."
         ),
         "to-nsq": Command(
-            "to_nsq:to_nsq",
+            "forwarding:to_nsq",
             "Forward topics to another nsqd or cluster, each message finished once it is there.",
         ),
         "to-http": Command(
-            "to_http:to_http",
+            "forwarding:to_http",
             "Send topics to HTTP endpoints, each message finished when one has accepted it.",
         ),
     },

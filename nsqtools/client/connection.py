@@ -48,18 +48,30 @@ from nsqtools.errors import (
 )
 from nsqtools.protocol import commands
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
-from nsqtools.protocol.error_codes import decode_error
-from nsqtools.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, FrameBuffer
-from nsqtools.protocol.identify import (
+from nsqtools.protocol.commands import (
     DISABLED,
     IdentifyReply,
     IdentifyRequest,
     decode_identify_reply,
 )
-from nsqtools.protocol.message import MIN_MESSAGE_SIZE
+from nsqtools.protocol.frames import (
+    ERROR,
+    HEARTBEAT,
+    MESSAGE,
+    MIN_MESSAGE_SIZE,
+    OK,
+    FrameBuffer,
+    decode_error,
+)
 from nsqtools.protocol.names import Address, parse_address
-from nsqtools.transport.stream import Deadline, Stream, connect
-from nsqtools.transport.tls import RenewedContext, TLSOptions, renewed_context
+from nsqtools.transport.stream import (
+    Deadline,
+    RenewedContext,
+    Stream,
+    TLSOptions,
+    connect,
+    renewed_context,
+)
 
 if TYPE_CHECKING:
     import ssl

@@ -28,8 +28,7 @@ from nsqtools.client.connection_settings import current_secret
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConnectionFailed, DeadlineExceeded, NsqError
-from nsqtools.http.access import HTTPAccess
-from nsqtools.http.nsqlookupd_http import Lookup, NsqlookupdHTTPClient
+from nsqtools.http.http_api import HTTPAccess, Lookup, NsqlookupdHTTPClient
 from nsqtools.protocol.names import LOOKUPD_HTTP_PORT, Address, http_url, parse_patterns
 
 log = logging.getLogger("nsqtools")

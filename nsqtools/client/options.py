@@ -21,7 +21,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.commands import MAX_DELAY_S
 from nsqtools.protocol.names import parse_address, parse_patterns
 from nsqtools.protocol.text import format_duration, parse_duration
-from nsqtools.transport.tls import parse_pins
+from nsqtools.transport.stream import parse_pins
 
 Kind = Literal["duration", "bool", "int", "float", "text", "choice"]
 

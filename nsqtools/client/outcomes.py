@@ -25,7 +25,7 @@ from nsqtools.errors import (
     RefusedError,
     ServerError,
 )
-from nsqtools.protocol.error_codes import REFUSING_CODES
+from nsqtools.protocol.frames import REFUSING_CODES
 from nsqtools.protocol.text import counted
 
 # One message, or the whole, is too large for this nsqd: the other messages may be taken.

@@ -38,7 +38,7 @@ from nsqtools.cluster.inventory import (
 )
 from nsqtools.cluster.topics import select
 from nsqtools.errors import ConfigurationError, HTTPError, NotFoundError, NsqError
-from nsqtools.http.nsqd_http import NsqdHTTPClient
+from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.names import check_channel, check_topic
 from nsqtools.protocol.stats import ChannelStats, ClientStats, TopicStats
 

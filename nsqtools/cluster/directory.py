@@ -27,9 +27,13 @@ from typing import NamedTuple, Self, TypeVar
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.discovery import http_access
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError
-from nsqtools.http.access import HTTPAccess
-from nsqtools.http.nsqd_http import NsqdHTTPClient
-from nsqtools.http.nsqlookupd_http import KnownNode, NsqlookupdHTTPClient, ProducerNode
+from nsqtools.http.http_api import (
+    HTTPAccess,
+    KnownNode,
+    NsqdHTTPClient,
+    NsqlookupdHTTPClient,
+    ProducerNode,
+)
 from nsqtools.protocol.names import (
     LOOKUPD_HTTP_PORT,
     NSQD_HTTP_PORT,

@@ -22,7 +22,7 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer import Producer
 from nsqtools.cluster.inventory import messages_of
 from nsqtools.errors import ConfigurationError
-from nsqtools.http.nsqd_http import NsqdHTTPClient
+from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.names import Address, is_ephemeral
 from nsqtools.protocol.stats import TopicStats, read_stats
 from nsqtools.protocol.text import counted

@@ -14,9 +14,7 @@ from typing import Any
 from nsqtools.cluster.directory import Cluster, DaemonFailure, NsqdToAsk
 from nsqtools.cluster.topics import missing
 from nsqtools.errors import ConfigurationError
-from nsqtools.http.http_api import HTTPAPI
-from nsqtools.http.nsqd_http import NsqdHTTPClient
-from nsqtools.http.nsqlookupd_http import KnownNode, NsqlookupdHTTPClient
+from nsqtools.http.http_api import HTTPAPI, KnownNode, NsqdHTTPClient, NsqlookupdHTTPClient
 from nsqtools.protocol.stats import ChannelStats, TopicStats, read_stats
 
 

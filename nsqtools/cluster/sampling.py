@@ -34,7 +34,7 @@ from nsqtools.cluster.directory import (
 from nsqtools.cluster.queue_rows import ConsumerMeter, ConsumerRow, QueueRow, RateMeter, SumReader
 from nsqtools.cluster.topics import is_pattern, matches, on_no_nsqd, select
 from nsqtools.errors import DeadlineExceeded, NotFoundError, NsqError
-from nsqtools.http.nsqlookupd_http import MAX_NODES, NsqlookupdHTTPClient
+from nsqtools.http.http_api import MAX_NODES, NsqlookupdHTTPClient
 from nsqtools.protocol.stats import StatsReader, read_stats
 
 COUNTED_S = 5.0

@@ -41,7 +41,7 @@ from nsqtools.client.producer import Producer
 from nsqtools.client.publication import Publication
 from nsqtools.errors import ConfigurationError, OutputError, PublishError
 from nsqtools.files.durable import sync_folder, write_all
-from nsqtools.files.locks import locked
+from nsqtools.files.opening import locked
 from nsqtools.forward.parcel import Circuit, Counters, Fate, Outcome, Parcel, Sink
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.envelope import encode_dead_letter

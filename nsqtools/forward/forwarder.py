@@ -21,7 +21,7 @@ from nsqtools.forward.parcel import Counters, ForwardTotals, Parcel, Sink
 from nsqtools.forward.topic_sources import SourceSettings, TopicSources
 from nsqtools.publish.pacing import RateLimit
 from nsqtools.records.filters import Filter
-from nsqtools.tail.run_limits import End, LimitWatch, RunLimits
+from nsqtools.tail.tail import End, LimitWatch, RunLimits
 
 THROUGHPUT = {
     "max_in_flight": 2500,  # as much as an nsqd allows

@@ -27,9 +27,9 @@ from typing import NamedTuple
 import pycurl
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.files.renewed import Renewed
+from nsqtools.files.opening import Renewed
 from nsqtools.forward.http_requests import HttpRequest
-from nsqtools.transport.tls import TLSOptions, make_context
+from nsqtools.transport.stream import TLSOptions, make_context
 
 MAX_BODY = 1 << 20  # of an answer: above it a new connection is cheaper
 MAX_IDLE = 1000  # connections

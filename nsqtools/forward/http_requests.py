@@ -22,7 +22,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.files.renewed import Renewed
+from nsqtools.files.opening import Renewed
 from nsqtools.forward import BatchForm
 from nsqtools.forward.parcel import Parcel
 from nsqtools.records.template import compile_template

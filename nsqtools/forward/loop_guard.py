@@ -20,7 +20,7 @@ from nsqtools import __version__
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.cluster.directory import Cluster, open_cluster
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.http.nsqd_http import NsqdHTTPClient
+from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.stats import read_stats
 
 log = logging.getLogger("nsqtools")

@@ -1,7 +1,7 @@
 """What is forwarded: a consumer for each topic, those given and those that a pattern finds.
 
 All of them share one backlog. The consumer of a topic that is deleted ends; when the topic is there
-again, so is its consumer. See `topic_discovery` for how deletion is decided.
+again, so is its consumer. See `cluster.topics` for how deletion is decided.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from nsqtools.client.backlog import Backlog
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
-from nsqtools.cluster.topic_discovery import Deletions, KnownTopics, TopicDiscovery, Troubles
-from nsqtools.cluster.topics import UnlistedTopics
+from nsqtools.cluster.topics import Deletions, KnownTopics, TopicDiscovery, Troubles, UnlistedTopics
 from nsqtools.errors import ConfigurationError, NsqError
 
 log = logging.getLogger("nsqtools")

@@ -6,13 +6,29 @@ knows the server's limits.
 
 The answers to messages go out by the hundred, so there are also functions that encode a whole
 batch in one join.
+
+IDENTIFY, for both sides: what a client says of itself, how nsqd reads it, and what it answers.
+
+The request is JSON with times in milliseconds. nsqd refuses a value out of its bounds with a
+fatal E_BAD_BODY (only ``deflate_level`` is clamped), so `IdentifyRequest` holds what the caller
+decided and leaves out what nsqd should decide. The reply is a JSON object when features were
+negotiated, plain ``OK`` from an nsqd before 0.2.19, and then the old limits hold.
+
+nsqd reads the request by the rules of Go's decoder: `ReceivedIdentify` has Go's zero value for what
+was absent.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, NoReturn
+
+from nsqtools.errors import ProtocolError
+from nsqtools.protocol.frames import RequestError
+from nsqtools.protocol.text import INT32, INT64, go_members
 
 _COUNTS = struct.Struct(">II")
 
@@ -41,7 +57,7 @@ def sized(body: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Identify:
-    """``IDENTIFY``: who the client is and which features it asks for, as JSON (`identify`)."""
+    """``IDENTIFY``: who the client is and which features it asks for, as JSON."""
 
     body: bytes
 
@@ -160,3 +176,177 @@ def encode_finishes(ids: Iterable[bytes]) -> bytes:
 def mpub_size(lengths: Sequence[int]) -> int:
     """Return the size that nsqd compares with ``--max-body-size``, from those of the bodies."""
     return SIZE_BYTES + sum(lengths) + SIZE_BYTES * len(lengths)
+
+
+DISABLED = -1  # for heartbeat_interval_ms, output_buffer_size and output_buffer_timeout_ms
+
+DEFAULT_MAX_RDY_COUNT = 2500
+DEFAULT_MSG_TIMEOUT_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdentifyRequest:
+    """The fields of the request. None and "" are not sent.
+
+    ``hostname`` and ``client_id`` also go out as ``long_id`` and ``short_id``, the names that nsqd
+    before 0.2.22 read.
+    """
+
+    client_id: str = ""
+    hostname: str = ""
+    user_agent: str = ""
+    heartbeat_interval_ms: int | None = None
+    output_buffer_size: int | None = None
+    output_buffer_timeout_ms: int | None = None
+    sample_rate: int | None = None
+    msg_timeout_ms: int | None = None
+    tls_v1: bool = False
+    snappy: bool = False
+    deflate: bool = False
+    deflate_level: int | None = None
+    topology_region: str = ""
+    topology_zone: str = ""
+    feature_negotiation: bool = True
+
+    def encode(self) -> bytes:
+        """Return the JSON body of the command."""
+        wire: dict[str, object] = {
+            "client_id": self.client_id,
+            "short_id": self.client_id,
+            "hostname": self.hostname,
+            "long_id": self.hostname,
+            "user_agent": self.user_agent,
+            "feature_negotiation": self.feature_negotiation,
+            "heartbeat_interval": self.heartbeat_interval_ms,
+            "output_buffer_size": self.output_buffer_size,
+            "output_buffer_timeout": self.output_buffer_timeout_ms,
+            "sample_rate": self.sample_rate,
+            "msg_timeout": self.msg_timeout_ms,
+            "tls_v1": self.tls_v1,
+            "snappy": self.snappy,
+            "deflate": self.deflate,
+            "deflate_level": self.deflate_level if self.deflate else None,
+            "topology_region": self.topology_region,
+            "topology_zone": self.topology_zone,
+        }
+        sent = {key: value for key, value in wire.items() if value is not None and value != ""}
+        return json.dumps(sent, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdentifyReply:
+    """What was negotiated. The defaults are what holds when nsqd answers plain ``OK``.
+
+    Times are in milliseconds. ``tls_v1``, ``snappy`` and ``deflate`` are "asked for and granted":
+    a client that did not ask sees false even where nsqd has the feature.
+    """
+
+    max_rdy_count: int = DEFAULT_MAX_RDY_COUNT
+    version: str = ""
+    max_msg_timeout: int = 0
+    msg_timeout: int = DEFAULT_MSG_TIMEOUT_MS
+    tls_v1: bool = False
+    deflate: bool = False
+    deflate_level: int = 6
+    max_deflate_level: int = 6
+    snappy: bool = False
+    sample_rate: int = 0
+    auth_required: bool = False
+    output_buffer_size: int = 0
+    output_buffer_timeout: int = 0
+
+    def encode(self) -> bytes:
+        """Return the JSON of the reply, keys in nsqd's order."""
+        reply = {field.name: getattr(self, field.name) for field in fields(self)}
+        return json.dumps(reply, separators=(",", ":")).encode()
+
+
+def decode_identify_reply(data: bytes) -> IdentifyReply:
+    """Read the answer to IDENTIFY. Unknown keys are ignored; raises `ProtocolError`."""
+    if data == b"OK":
+        return IdentifyReply()
+    try:
+        reply = json.loads(data)
+    except (ValueError, RecursionError):
+        reply = None
+    if not isinstance(reply, dict):
+        raise ProtocolError(f"the answer to IDENTIFY is neither OK nor JSON: {data[:60]!r}")
+    known: dict[str, Any] = {}
+    for field in fields(IdentifyReply):
+        value = reply.get(field.name)
+        if value is None:
+            continue
+        if type(value) is not type(field.default):
+            raise ProtocolError(f"the answer to IDENTIFY has {field.name}={value!r}")
+        known[field.name] = value
+    decoded = IdentifyReply(**known)
+    if not 1 <= decoded.deflate_level <= 9 and decoded.deflate:
+        raise ProtocolError(f"nsqd granted deflate at level {decoded.deflate_level}")
+    if decoded.max_rdy_count < 1:
+        raise ProtocolError(f"nsqd allows RDY {decoded.max_rdy_count} at most")
+    return decoded
+
+
+class ReceivedIdentify(NamedTuple):
+    """The fields as received; what was absent has Go's zero value."""
+
+    client_id: str = ""
+    hostname: str = ""
+    heartbeat_interval: int = 0
+    output_buffer_size: int = 0
+    output_buffer_timeout: int = 0
+    feature_negotiation: bool = False
+    tls_v1: bool = False
+    deflate: bool = False
+    deflate_level: int = 0
+    snappy: bool = False
+    sample_rate: int = 0
+    user_agent: str = ""
+    msg_timeout: int = 0
+
+
+class IdentifyLimits(NamedTuple):
+    """What this nsqd accepts, in milliseconds and bytes."""
+
+    max_heartbeat_interval: int
+    min_output_buffer_timeout: int
+    max_output_buffer_timeout: int
+    max_output_buffer_size: int
+    max_msg_timeout: int
+
+
+_KINDS: dict[str, type | range] = {
+    name: INT64 if type(default) is int else type(default)
+    for name, default in ReceivedIdentify._field_defaults.items()
+} | {"sample_rate": INT32}
+
+
+def decode_identify(body: bytes) -> ReceivedIdentify:
+    """Read the body of the command. Raises `RequestError` E_BAD_BODY."""
+    try:
+        return ReceivedIdentify(**go_members(body, _KINDS))
+    except ValueError as exc:
+        raise RequestError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from exc
+
+
+def check_identify(identify: ReceivedIdentify, limits: IdentifyLimits) -> None:
+    """Refuse values out of bounds, in nsqd's order. Raises `RequestError` E_BAD_BODY."""
+    heartbeat = identify.heartbeat_interval
+    timeout = identify.output_buffer_timeout
+    size = identify.output_buffer_size
+    if heartbeat not in (-1, 0) and not 1000 <= heartbeat <= limits.max_heartbeat_interval:
+        _refuse(f"heartbeat interval ({heartbeat})")
+    allowed = range(limits.min_output_buffer_timeout, limits.max_output_buffer_timeout + 1)
+    if timeout not in (-1, 0) and timeout not in allowed:
+        _refuse(f"output buffer timeout ({timeout})")
+    if size not in (-1, 0) and not 64 <= size <= limits.max_output_buffer_size:
+        _refuse(f"output buffer size ({size})")
+    if not 0 <= identify.sample_rate <= 99:
+        _refuse(f"sample rate ({identify.sample_rate})")
+    msg_timeout = identify.msg_timeout
+    if msg_timeout and not 1000 <= msg_timeout <= limits.max_msg_timeout:
+        _refuse(f"msg timeout ({msg_timeout})")
+
+
+def _refuse(what: str) -> NoReturn:
+    raise RequestError("E_BAD_BODY", f"IDENTIFY {what} is invalid")

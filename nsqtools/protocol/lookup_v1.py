@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 
 from nsqtools.errors import ProtocolError
 from nsqtools.protocol.commands import sized
-from nsqtools.protocol.error_codes import RequestError
+from nsqtools.protocol.frames import RequestError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.requests import read_body, read_line
 from nsqtools.protocol.text import INT64, go_json, go_members

@@ -15,8 +15,7 @@ import re
 import struct
 from typing import NamedTuple
 
-from nsqtools.protocol.error_codes import RequestError
-from nsqtools.protocol.message import ID_LENGTH
+from nsqtools.protocol.frames import ID_LENGTH, RequestError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import quote
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from nsqtools.errors import OutputError
-from nsqtools.records.lines import Splitter
+from nsqtools.records.envelope import Splitter
 
 LINGER_S = 0.005
 READ_SIZE = 1 << 18

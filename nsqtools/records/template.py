@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any, Protocol
 
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.protocol.text import NS, escape_text
 from nsqtools.records.envelope import MessageLike
 from nsqtools.records.units import unescape

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 
-from nsqtools.protocol.error_codes import RequestError
+from nsqtools.protocol.frames import RequestError
 from nsqtools.protocol.lookup_v1 import (
     MAGIC_V1,
     PeerInfo,

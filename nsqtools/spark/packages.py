@@ -35,7 +35,7 @@ DELTA_OF_SPARK = {"4.2": "io.delta:delta-spark_4.2_2.13:4.4.0"}
 DELTA_LOG = "_delta_log"
 """The directory in a table of Delta that makes it one."""
 
-DELTA_EXTRA = "pip install 'nsqtools[delta]'"
+DELTA_EXTRA = "pip install 'nsqtools[spark-delta]'"
 DELTA_CONF = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",

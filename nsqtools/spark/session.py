@@ -38,8 +38,7 @@ from threading import Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, TextIO
 
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
-from nsqtools.files.locks import lock_file, try_lock
-from nsqtools.files.opening import open_to_write
+from nsqtools.files.opening import lock_file, open_to_write, try_lock
 from nsqtools.protocol.names import parse_address
 from nsqtools.spark import register
 from nsqtools.spark.failures import SESSION, last_lines, spark_errors

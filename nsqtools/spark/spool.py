@@ -32,12 +32,12 @@ from nsqtools.archive.archiver import Archiver
 from nsqtools.archive.part_file import Directories
 from nsqtools.archive.topic_writer import THROUGHPUT, ArchiveSettings, ArchiveSource, Flush
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.cluster.topic_discovery import TopicDiscovery
+from nsqtools.cluster.topics import TopicDiscovery
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import replace_file, sync_folder
-from nsqtools.files.locks import lock_file
+from nsqtools.files.opening import lock_file
 from nsqtools.records.naming import FileNaming, Rotation
-from nsqtools.tail.run_limits import RunLimits
+from nsqtools.tail.tail import RunLimits
 
 log = logging.getLogger("nsqtools")
 

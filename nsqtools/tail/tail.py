@@ -1,22 +1,105 @@
-"""Tail: every message of some topics to one writer, and finished only once it is written.
+"""Tail and peek: every message of some topics to one writer, or a look at messages of a channel.
 
-One consumer a topic; all of them put their batches in one queue, and one thread writes: lines of
-different topics cannot tear each other. A batch is encoded and written whole, then finished in one
-go. Messages that a filter leaves out are finished unwritten; messages beyond a count, and whatever
-could not be written, are requeued at once and without backoff.
+A tail finishes messages only once they are written. It has one consumer a topic; all of them put
+their batches in one queue, and one thread writes: lines of different topics cannot tear each other.
+A batch is encoded and written whole, then finished in one go. Messages that a filter leaves out are
+finished unwritten; messages beyond a count, and whatever could not be written, are requeued at once
+and without backoff. `LimitWatch` decides when a stream ends by itself: after N messages, when idle,
+after a time.
+
+A peek receives, shows, and gives back. nsqd knows no other way to show a message than to deliver
+it, so the attempts of each grow by one, and the channel's consumers do without it meanwhile. All
+are held until the connections are done delivering: one that is given back earlier would come again
+at once.
 """
 
 from __future__ import annotations
 
+import enum
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.consumer import Consumer, Stopped
 from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
-from nsqtools.tail.run_limits import End, LimitWatch, RunLimits
+
+
+class End(enum.Enum):
+    """Why a stream ended."""
+
+    COUNT = "count"
+    IDLE = "idle"
+    TIME = "time"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """Each None means without limit. Times are seconds. ``is_each_topic``: the count is that of
+    each topic, and the first that reaches it ends the run, as with nsq_tail."""
+
+    count: int | None = None
+    idle_s: float | None = None
+    for_s: float | None = None
+    is_each_topic: bool = False
+
+
+class LimitWatch:
+    """The limits of one run that began at ``now``; times are readings of the caller's clock."""
+
+    def __init__(self, limits: RunLimits, now: float) -> None:
+        self._counts = {"": 0}
+        self._limits = limits
+        self._ends_at = None if limits.for_s is None else now + limits.for_s
+        self._last = now
+
+    def left_s(self, now: float) -> float:
+        """Return the seconds until the run has to end."""
+        return math.inf if self._ends_at is None else max(0.0, self._ends_at - now)
+
+    def saw_message(self, now: float) -> None:
+        """Something came: the stream is not idle."""
+        self._last = now
+
+    @property
+    def count(self) -> int:
+        """Messages taken."""
+        return sum(self._counts.values())
+
+    def room_for(self, count: int, topic: str = "") -> int:
+        """Return how many of ``count`` messages may still be taken, and count them."""
+        counted = topic if self._limits.is_each_topic else ""
+        before = self._counts.get(counted, 0)
+        if self._limits.count is not None:
+            count = min(count, self._limits.count - before)
+        self._counts[counted] = before + count
+        return count
+
+    def end(self, now: float) -> End | None:
+        """Return the limit that is reached, if one is."""
+        if self._limits.count is not None and max(self._counts.values()) >= self._limits.count:
+            return End.COUNT
+        if self._ends_at is not None and now >= self._ends_at:
+            return End.TIME
+        if self._limits.idle_s is not None and now - self._last >= self._limits.idle_s:
+            return End.IDLE
+        return None
+
+    def wait_s(self, now: float) -> float | None:
+        """Return how long to wait for a message before looking at `end` again."""
+        ends = [] if self._ends_at is None else [self._ends_at]
+        if self._limits.idle_s is not None:
+            ends.append(self._last + self._limits.idle_s)
+        return max(0.0, min(ends) - now) if ends else None
+
+    @property
+    def falls_short(self) -> bool:
+        """Tell whether a count was asked for and not reached."""
+        return self._limits.count is not None and self.count < self._limits.count
+
 
 TICK_S = 0.25
 
@@ -169,3 +252,88 @@ class Tail:
             batch.requeue(0, backoff=False)
             raise
         batch.finish()
+
+
+LEAST_IN_FLIGHT = 8
+"""With fewer in flight than there are nsqd, only some of them would deliver at a time."""
+HOLD_SHARE = 0.5
+"""Of msg_timeout: how long messages are held while others are looked at."""
+GROWS_S = 1.5
+"""The number in flight, which starts small, grows at least once a second: longer than silence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peeked:
+    """How many messages were delivered and given back, and how many of them were shown.
+
+    ``is_whole`` is False when there may be more to show than was looked at.
+    """
+
+    looked_at: int
+    shown: int
+    is_whole: bool = True
+
+
+def peek(
+    topic: str,
+    channel: str,
+    count: int,
+    show: Callable[[Sequence[Message]], None],
+    *,
+    keep: Callable[[Message], bool] | None = None,
+    look_at: int = 0,
+    nsqd_tcp_addresses: Sequence[str],
+    lookupd_http_addresses: Sequence[str] = (),
+    options: ClientOptions,
+    address_map: Mapping[str, str] | None = None,
+    idle_s: float,
+) -> Peeked:
+    """Show the first ``count`` messages that ``keep`` accepts, of at most ``look_at``.
+
+    Ends earlier when none came for ``idle_s``, and before nsqd would deliver the first one again,
+    which would then be seen twice. Topic and channel must exist: subscribing creates them. Raises
+    the connection error when no nsqd can be reached, and what ``keep`` and ``show`` raise; every
+    message is given back in any case.
+    """
+    most = count if keep is None else max(count, look_at)
+    spread = LEAST_IN_FLIGHT if lookupd_http_addresses else len(nsqd_tcp_addresses)
+    consumer = Consumer(
+        topic,
+        channel,
+        nsqd_tcp_addresses=nsqd_tcp_addresses,
+        lookupd_http_addresses=lookupd_http_addresses,
+        options=replace(options, max_in_flight=max(most, spread)),
+        address_map=address_map,
+    )
+    held: list[Batch] = []
+    kept: list[Message] = []
+
+    def hold(batch: Batch) -> None:
+        held.append(batch)
+        kept.extend(each for each in batch if keep is None or keep(each))
+
+    with consumer:
+        consumer.start(fail_fast=True)
+        try:
+            ends_at = float("inf")
+            is_whole = False
+            while len(kept) < count and sum(map(len, held)) < most:
+                wait_s = min(idle_s, ends_at - time.monotonic())
+                batch = consumer.next_batch(wait_s) if wait_s > 0 else None
+                if batch is None and wait_s == idle_s and consumer.is_starved:
+                    batch = consumer.next_batch(min(GROWS_S, max(0.0, ends_at - time.monotonic())))
+                if batch is None:
+                    is_whole = wait_s == idle_s and not consumer.is_starved
+                    break
+                hold(batch)
+                first = held[0][0]
+                ends_at = first.received_at + HOLD_SHARE * (first.deadline - first.received_at)
+            consumer.begin_stop(drain=True)
+            for batch in iter(consumer.next_batch, None):
+                hold(batch)
+            shown = kept[:count]
+            show(shown)
+        finally:
+            for batch in held:
+                batch.requeue(0, backoff=False)
+    return Peeked(sum(map(len, held)), len(shown), is_whole or len(shown) == count)

@@ -52,7 +52,7 @@ def nsq_topic(nsqd: EmbeddedNsqd) -> Iterator[str]:
     import uuid
 
     from nsqtools.errors import HTTPError
-    from nsqtools.http.nsqd_http import NsqdHTTPClient
+    from nsqtools.http.http_api import NsqdHTTPClient
 
     topic = f"test-{uuid.uuid4().hex}"
     with NsqdHTTPClient(f"http://{nsqd.http_address}") as api:

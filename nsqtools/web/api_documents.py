@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from nsqtools.cluster.directory import Cluster, DaemonFailure
 from nsqtools.errors import NsqError
-from nsqtools.http.nsqd_http import NsqdHTTPClient
-from nsqtools.http.nsqlookupd_http import KnownNode
+from nsqtools.http.http_api import KnownNode, NsqdHTTPClient
 from nsqtools.protocol.stats import (
     ChannelStats,
     ClientStats,

@@ -37,9 +37,9 @@ from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import go_json
 from nsqtools.web import api_documents as documents
+from nsqtools.web.access import as_ip
 from nsqtools.web.actions import TopicChange
 from nsqtools.web.context import WebContext
-from nsqtools.web.settings import as_ip
 
 HEADERS = {
     "Content-Type": "application/json; charset=utf-8",

@@ -28,10 +28,16 @@ from nsqtools.errors import NsqError
 from nsqtools.protocol.text import go_json
 from nsqtools.records.prometheus import Metric, encode_metrics
 from nsqtools.web import api_routes, pages
-from nsqtools.web.access import HEADERS, Identities, TooManyFailures, refusal
+from nsqtools.web.access import (
+    HEADERS,
+    Identities,
+    TooManyFailures,
+    WebSettings,
+    own_names,
+    refusal,
+)
 from nsqtools.web.actions import AuditLog, Notifier
 from nsqtools.web.context import WebContext
-from nsqtools.web.settings import WebSettings, own_names
 from nsqtools.web.watcher import Watcher
 
 MAX_BODY_BYTES = 1 << 20

@@ -21,9 +21,8 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.admin import AdminPlan, StepResult, apply
 from nsqtools.cluster.directory import Cluster
 from nsqtools.cluster.history import History
-from nsqtools.web.access import Identities, User
+from nsqtools.web.access import Identities, User, WebSettings
 from nsqtools.web.actions import AuditLog, Notifier, RequestOrigin, TopicChange, plan_change
-from nsqtools.web.settings import WebSettings
 from nsqtools.web.watcher import Watcher
 
 TOKEN_FIELD = "csrf_token"

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 
 from nsqtools.errors import ConfigurationError, TLSError
 from nsqtools.protocol.names import Address
-from nsqtools.web.settings import WebSettings
+from nsqtools.web.access import WebSettings
 from nsqtools.web.watcher import Watcher
 
 log = logging.getLogger("nsqtools")

@@ -25,7 +25,7 @@ from nsqtools.archive.members import DamagedError, scan_members, unpack_members
 from nsqtools.archive.part_file import Directories, PartFile, finish, recover
 from nsqtools.archive.repair import repair
 from nsqtools.files.durable import place
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 
 NAME = "clicks.log.gz"
 

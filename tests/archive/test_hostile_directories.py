@@ -14,7 +14,7 @@ from nsqtools.archive.codecs import Plain
 from nsqtools.archive.journal import Journal, TopicLock
 from nsqtools.archive.layout import LOCKS
 from nsqtools.archive.part_file import Directories, PartFile, recover
-from nsqtools.files.locks import FolderLocks
+from nsqtools.files.opening import FolderLocks
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from nsqtools.archive.journal import KEPT_FOR_S, Journal, TopicLock, journals_be
 from nsqtools.archive.layout import LOCKS, Head, Member
 from nsqtools.archive.part_file import Directories, PartFile, recover
 from nsqtools.errors import ConfigurationError
-from nsqtools.files.locks import FolderLocks
+from nsqtools.files.opening import FolderLocks
 
 NSQD = "127.0.0.1:4150"
 NOW = 1_800_000_000.0

@@ -20,7 +20,7 @@ from nsqtools.archive.storage import Storage
 from nsqtools.archive.storage_objects import ObjectStorage
 from nsqtools.archive.upload import UploadPlan
 from nsqtools.archive.upload import upload as upload_file
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 
 SECOND = 1_000_000_000
 BEGIN = 1_790_000_000 * SECOND  # 2026-09-21

@@ -28,7 +28,7 @@ from nsqtools.archive.topic_writer import (
 )
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Batch, Message
-from nsqtools.files.locks import FolderLocks
+from nsqtools.files.opening import FolderLocks
 from nsqtools.records.naming import FileNaming, Rotation
 
 NOW = 1_790_000_000.0

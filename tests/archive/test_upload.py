@@ -34,7 +34,7 @@ from nsqtools.archive.upload import (
     uploaded_of,
     uploading_of,
 )
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 
 SECOND = 1_000_000_000
 BEGIN = 1_790_000_000 * SECOND  # 2026-09-21

@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.bench.bench_plan import BenchMode, BenchPlan
-from nsqtools.bench.bench_report import BenchReport, Latencies
-from nsqtools.bench.bodies import (
+from nsqtools.bench.bench_plan import (
     HEAD_SIZE,
+    BenchMode,
+    BenchPlan,
     Bodies,
     first_word,
     has_stamp,
     read_stamps,
 )
+from nsqtools.bench.bench_report import BenchReport, Latencies
 from nsqtools.bench.crew import UNKNOWN, Counters
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from plugins.archives import write_archive
 
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.jobs.compaction.compacted_output import CompactionOutput
 from nsqtools.spark.jobs.compaction.compaction_job import prepare_compaction
 from nsqtools.spark.jobs.compaction.compaction_plan import DaySelection

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.spark_compact import JSON_DDL, body, seconds
 from plugins.archives import Writer
 
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.archives.partitions import plan_batch
 from nsqtools.spark.archives.read_settings import ReadSettings
 from nsqtools.spark.jobs.sql import NamedView, plan_query

@@ -32,7 +32,7 @@ from benchmarks.spark_compact import JSON_DDL, MEMBER, body, seconds
 from plugins.archives import Writer
 from plugins.daemons import GoNsqd
 
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.session import spark_session
 from nsqtools.spark.spark_settings import SparkSettings
 

@@ -27,7 +27,7 @@ from plugins.object_store import SERVER
 
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.archive.upload import UploadPlan, Uploads
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 
 
 def make_files(directory: Path, count: int, size: int) -> list[Path]:

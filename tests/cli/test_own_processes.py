@@ -13,7 +13,7 @@ from plugins.http_api import Nsqd
 from plugins.waiting import patience_s
 
 from nsqtools.cli.commands import complete as name_cache
-from nsqtools.demo.stage import Stage
+from nsqtools.demo.story import Stage
 
 NSQ = Path(sys.executable).with_name("nsq")
 TAKEN = ("nsqtools/__init__", "nsqtools/__main__", "nsqtools/bench/__init__", "json", "logging")

@@ -9,8 +9,8 @@ import pytest
 from nsqtools.client.connection import Connection, silence_limit_s
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConnectionLost, NsqError, ServerError
+from nsqtools.protocol.commands import IdentifyReply
 from nsqtools.protocol.frames import FrameBuffer
-from nsqtools.protocol.identify import IdentifyReply
 from nsqtools.protocol.names import Address
 
 

@@ -15,7 +15,7 @@ from nsqtools.client.discovery import EARLY_AFTER_S, EARLY_ROUNDS_APART_S, Disco
 from nsqtools.client.io_loop import Timer
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, ProtocolError
-from nsqtools.http.nsqlookupd_http import decode_lookup
+from nsqtools.http.http_api import decode_lookup
 from nsqtools.protocol.names import Address
 
 PRODUCER = {

@@ -18,7 +18,7 @@ from plugins.http_server import HttpServer
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.transport.tls import RenewedContext, TLSOptions, make_context
+from nsqtools.transport.stream import RenewedContext, TLSOptions, make_context
 
 GoNsqdFactory = Callable[..., GoNsqd]
 NAMES = ("ca.pem", "server.pem", "server.key", "client.pem", "client.key")

@@ -20,8 +20,7 @@ from nsqtools.client import connection
 from nsqtools.client.connection import open_connection, tls_context
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, PublishRefused, RefusedError, TLSError
-from nsqtools.http.access import HTTPAccess
-from nsqtools.http.nsqd_http import NsqdHTTPClient
+from nsqtools.http.http_api import HTTPAccess, NsqdHTTPClient
 from nsqtools.protocol.names import parse_address
 
 InBackground = Callable[..., Future[Any]]

@@ -17,7 +17,7 @@ from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.cluster.queue_rows import totals
 from nsqtools.cluster.sampling import SampleFilter, Sampler
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NotFoundError, ProtocolError
-from nsqtools.http.access import HTTPAccess
+from nsqtools.http.http_api import HTTPAccess
 
 
 def test_lookupd_leads_to_every_nsqd_and_rows_are_added_up(cluster: RunningCluster) -> None:

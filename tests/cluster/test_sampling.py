@@ -26,7 +26,7 @@ from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.cluster.queue_rows import ConsumerMeter
 from nsqtools.cluster.sampling import Question, Sample, SampleFilter, Sampler
 from nsqtools.errors import ConnectionFailed, NotFoundError
-from nsqtools.http.access import HTTPAccess
+from nsqtools.http.http_api import HTTPAccess
 from nsqtools.protocol.stats import NsqdStats, read_stats
 
 INTERVAL_S = 0.2

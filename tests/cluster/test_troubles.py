@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from nsqtools.client import discovery
-from nsqtools.cluster.topic_discovery import Troubles
+from nsqtools.cluster.topics import Troubles
 from nsqtools.errors import ConnectionFailed
 
 

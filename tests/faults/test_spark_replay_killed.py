@@ -27,7 +27,7 @@ from plugins.spark import RunSpark
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.publishing.sink_plan import BATCH_ROWS, MAX_OUTSTANDING
 
 BEGIN = 1_790_000_000_000_000_000

@@ -33,7 +33,7 @@ from plugins.spark_cluster import IVY
 from plugins.waiting import patience_s, wait_until
 from pyarrow import parquet
 
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 
 TOPIC = "clicks"
 CHANNELS = SPARK, ARCHIVE = "spark", "archive"

@@ -24,7 +24,7 @@ from nsqtools.archive.finding import find_archives
 from nsqtools.archive.reader import read_messages
 from nsqtools.archive.storage_objects import PART_SIZE
 from nsqtools.archive.upload import uploaded_of
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 
 TOPIC, CHANNEL = "clicks", "archive"
 DEADLINE_S = patience_s(90.0)

@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from nsqtools.files.locks import lock_file
-from nsqtools.files.opening import NotRegularError, open_to_append, open_to_read, open_to_write
+from nsqtools.files.opening import (
+    NotRegularError,
+    lock_file,
+    open_to_append,
+    open_to_read,
+    open_to_write,
+)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from nsqtools.archive.finding import PARQUET_MAGIC, find_archives
 from nsqtools.archive.layout import decode_index, index_of
 from nsqtools.archive.members import scan_members
 from nsqtools.archive.reader import read_messages
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 
 MESSAGES = [WireMessage(1000 + n, 1, b"%016x" % n, b"body %d \xff" % n) for n in range(60)]
 BODIES = {message.body for message in MESSAGES}

@@ -13,8 +13,7 @@ from plugins.examples import examples
 
 from nsqtools.errors import ProtocolError
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
-from nsqtools.protocol.error_codes import decode_error
-from nsqtools.protocol.frames import MESSAGE, FrameBuffer, encode_frame
+from nsqtools.protocol.frames import MESSAGE, FrameBuffer, decode_error, encode_frame
 
 
 def make(source: None, *fields: Any) -> tuple[Any, ...]:

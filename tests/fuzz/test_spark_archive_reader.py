@@ -16,7 +16,7 @@ from plugins.examples import examples
 from nsqtools.archive.finding import PARQUET_MAGIC, find_archives
 from nsqtools.archive.layout import index_of
 from nsqtools.archive.reader import read_messages
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.archives.damage import read_damage
 from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.partitions import plan_batch

@@ -20,9 +20,8 @@ from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import DeadlineExceeded, NsqError, ProtocolError
-from nsqtools.http.nsqd_http import NsqdHTTPClient
-from nsqtools.http.nsqlookupd_http import NsqlookupdHTTPClient, decode_lookup
-from nsqtools.protocol.identify import decode_identify_reply
+from nsqtools.http.http_api import NsqdHTTPClient, NsqlookupdHTTPClient, decode_lookup
+from nsqtools.protocol.commands import decode_identify_reply
 from nsqtools.protocol.stats import read_stats
 
 Sends = Callable[[Iterable[bytes]], str]

@@ -21,8 +21,7 @@ from nsqtools.errors import (
     ProtocolError,
     TLSError,
 )
-from nsqtools.http.http_api import HTTPAPI
-from nsqtools.http.nsqlookupd_http import NsqlookupdHTTPClient
+from nsqtools.http.http_api import HTTPAPI, NsqlookupdHTTPClient
 from nsqtools.protocol.names import Address
 
 ScriptedLookupdFactory = Callable[[], Any]

@@ -52,7 +52,7 @@ def test_every_dependency_is_locked_at_a_version_that_fits(locked: dict[str, str
     wanted = [*project["dependencies"], *(each for name in LOCKED_EXTRAS for each in extras[name])]
 
     fits(wanted, locked)
-    fits(extras["delta"], versions("delta.txt"))
+    fits(extras["spark-delta"], versions("delta.txt"))
 
 
 def fits(wanted: list[str], locked: dict[str, str]) -> None:

@@ -18,7 +18,7 @@ from plugins.http_api import Nsqd
 from nsqtools.archive.codecs import Codec, gzip_members, members_of
 from nsqtools.archive.layout import Head
 from nsqtools.archive.part_file import Directories, PartFile, finish
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
 
 

@@ -137,9 +137,9 @@ def serve_pages() -> Iterator[ServePages]:
     from nsqtools.client.options import ClientOptions
     from nsqtools.cluster.directory import Cluster, ClusterAddresses
     from nsqtools.cluster.history import History
+    from nsqtools.web.access import WebSettings
     from nsqtools.web.app import create_app
     from nsqtools.web.server import WebServer, listen, url_of
-    from nsqtools.web.settings import WebSettings
     from nsqtools.web.watcher import Watcher
 
     with ExitStack() as stack:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.protocol import commands
-from nsqtools.protocol.identify import IdentifyRequest, decode_identify
+from nsqtools.protocol.commands import IdentifyRequest, decode_identify
 from nsqtools.protocol.requests import (
     BodiesReader,
     read_body,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqtools.errors import ServerError, ServerRefused
-from nsqtools.protocol.error_codes import decode_error
+from nsqtools.protocol.frames import decode_error
 
 
 @pytest.mark.parametrize("code", ["E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"])

@@ -11,8 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import ProtocolError
-from nsqtools.protocol.frames import ERROR, MESSAGE, RESPONSE, FrameBuffer, encode_frame
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import (
+    ERROR,
+    MESSAGE,
+    RESPONSE,
+    FrameBuffer,
+    WireMessage,
+    encode_frame,
+)
 
 
 class Made(NamedTuple):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import ProtocolError
-from nsqtools.protocol.identify import (
+from nsqtools.protocol.commands import (
     IdentifyReply,
     IdentifyRequest,
     decode_identify_reply,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import ProtocolError
-from nsqtools.protocol.error_codes import RequestError
+from nsqtools.protocol.frames import RequestError
 from nsqtools.protocol.lookup_v1 import (
     MAX_IDENTIFY_SIZE,
     PeerInfo,

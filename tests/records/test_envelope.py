@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import (
     Envelope,
     decode,

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.filters import every, grep, parse_share, sample, where
 
 

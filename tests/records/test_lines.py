@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import NsqError
-from nsqtools.protocol.message import WireMessage
-from nsqtools.records.lines import BodyForm, Splitter, body_decoder, encode_lines
+from nsqtools.protocol.frames import WireMessage
+from nsqtools.records.envelope import BodyForm, Splitter, body_decoder, encode_lines
 
 MESSAGES = [WireMessage(0, 1, b"0" * 16, body) for body in (b"a", b"", b"\x1b\xff")]
 

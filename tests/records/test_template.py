@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.template import compile_template
 
 MESSAGE = WireMessage(1_700_000_000_123_456_789, 3, b"0f1e2d3c4b5a6978", b"caf\xc3\xa9")

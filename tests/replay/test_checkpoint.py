@@ -15,7 +15,7 @@ from plugins.scripted_nsqd import ScriptedNsqd
 
 from nsqtools import ClientOptions
 from nsqtools.archive.finding import find_archives
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.publish.publisher import PublishCounts, PublishOptions
 from nsqtools.publish.unsent_files import UnsentFiles
 from nsqtools.replay.replay import Checkpoint, MessageSelection, Replay

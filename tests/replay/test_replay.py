@@ -11,7 +11,7 @@ from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import index_of
 from nsqtools.archive.reader import TimeRange
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.publish.pacing import NS, Pace
 from nsqtools.replay import replay
 from nsqtools.replay.replay import Checkpoint, merge

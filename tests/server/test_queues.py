@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.protocol.message import decode_message
+from nsqtools.protocol.frames import decode_message
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues import queued_message
 from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog, encoded

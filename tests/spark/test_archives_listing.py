@@ -11,7 +11,7 @@ from plugins.archives import Writer, write_archive
 
 from nsqtools.archive.layout import index_of, part_of
 from nsqtools.archive.reader import TimeRange
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.archives import archive_files
 from nsqtools.spark.archives.archive_files import Listing
 from nsqtools.spark.archives.damage import ArchiveDamage

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from plugins.archives import Writer, write_archive
 
 from nsqtools.archive.codecs import zstd_members
@@ -20,11 +18,10 @@ from nsqtools.archive.layout import index_of
 from nsqtools.archive.part_file import Directories, finish
 from nsqtools.archive.reader import TimeRange
 from nsqtools.errors import NsqError
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
 from nsqtools.spark.archives import partitions
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
-from nsqtools.spark.archives.message_columns import archived_schema, exact_columns, fast_columns
 from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.partitions import plan_batch
 from nsqtools.spark.archives.read_settings import FileFormat, OnDamage, ReadSettings
@@ -117,73 +114,6 @@ def test_the_columns_say_all_that_nsqd_said(tmp_path: Path) -> None:
         "body": b"body 2",
         "file": str(path),
     }
-
-
-# -- the fast way and the exact one ---------------------------------------------------------------
-
-LINE = encode_many("t", "n:1", messages(1, 2))
-
-lines = st.one_of(
-    st.just(LINE),
-    st.builds(
-        lambda old, new: LINE.replace(old, new),
-        st.sampled_from([b'"t"', b"0001", b"17", b"body", b'"attempts"', b": ", b"1", b"}", b"{"]),
-        st.sampled_from(
-            [
-                b"",
-                b"null",
-                b"-1",
-                b"1.0",
-                b"65536",
-                b'"',
-                b"body64",
-                b'"x": 1, ',
-                b"[]",
-                b"{}",
-                b"\\ud800",
-                b"\xff",
-                b"\xed\xa0\x80",
-                b"\0",
-                b"  ",
-                b"\xc3\xa9",
-                b"9" * 20,
-            ]
-        ),
-    ),
-    st.builds(
-        lambda body: LINE.replace(b'"body": "body 1"', b'"body64": "%s"' % body),
-        st.sampled_from([b"AAAA", b"AAA", b"A A=", b"", b"\xc3\xa9", b'", "body": "x']),
-    ),
-    st.binary(max_size=20).map(lambda text: text.replace(b"\n", b"") + b"\n"),
-)
-
-
-@given(text=st.lists(lines, min_size=1, max_size=4).map(b"".join))
-def test_what_the_fast_way_takes_it_reads_like_the_exact_one(text: bytes) -> None:
-    fast = fast_columns(text, text.count(b"\n"), archived_schema().names)
-    if fast is None:
-        return
-    exact, kept, problems = exact_columns(text.split(b"\n")[:-1])
-
-    assert problems == []
-    assert len(kept) == text.count(b"\n")
-    assert {name: fast[name].to_pylist() for name in fast} == {
-        name: exact[name].to_pylist() for name in exact
-    }
-    assert {name: fast[name].type for name in fast} == {name: exact[name].type for name in exact}
-    for some in (["topic"], ["nsqd", "timestamp"], ["body", "topic"], ["pos"]):
-        few = fast_columns(text, text.count(b"\n"), some)
-        assert few is not None
-        assert {name: few[name] for name in some if name != "pos"} == {
-            name: fast[name] for name in some if name != "pos"
-        }
-
-
-def test_the_fast_way_takes_what_is_as_it_is_written() -> None:
-    assert (
-        fast_columns(encode_many("t", "n:1", messages(0, 5)), 5, archived_schema().names)
-        is not None
-    )
 
 
 def test_keys_in_another_order_are_read(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from plugins.examples import examples
 from nsqtools.archive.layout import index_of, part_of
 from nsqtools.archive.reader import TimeRange
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.archives.archive_stream import ArchiveStream
 from nsqtools.spark.archives.damage import read_damage
 from nsqtools.spark.archives.offsets import Offset, decode_offset

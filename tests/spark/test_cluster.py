@@ -15,7 +15,7 @@ from plugins.clients import bodies_in
 from plugins.http_api import Nsqd
 from plugins.spark_cluster import SparkDriver
 
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 
 BEGIN = 1_790_000_000_000_000_000  # 2026-09-21T14:13:20Z
 FILES, MEMBERS, PER_MEMBER = 4, 5, 50

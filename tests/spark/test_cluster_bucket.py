@@ -20,7 +20,7 @@ from plugins.object_store import Bucket
 from plugins.processes import descendants, peak_bytes
 from plugins.spark_cluster import IVY, SparkCluster, SparkDriver
 
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 
 BEGIN = 1_790_000_000_000_000_000  # 2026-09-21T14:13:20Z
 FILES, MEMBERS, PER_MEMBER = 4, 5, 50

@@ -23,7 +23,7 @@ from plugins.cli import NSQ
 from plugins.spark import RunSpark
 from plugins.waiting import wait_until
 
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 
 SECOND = 1_000_000_000
 BEGIN = 1_790_000_000 * SECOND  # 2026-09-21T14:13:20Z

@@ -13,7 +13,7 @@ from plugins.archives import write_archive
 
 from nsqtools.archive.layout import index_of
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.jobs.compaction import compacted_output
 from nsqtools.spark.jobs.compaction.compacted_output import (
     CompactionOutput,

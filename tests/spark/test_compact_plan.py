@@ -13,7 +13,7 @@ from plugins.archives import write_archive
 
 from nsqtools.archive.layout import Head, index_of, part_of
 from nsqtools.errors import NotFoundError
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
 from nsqtools.spark.jobs.compaction.compacted_output import Input, Manifest
 from nsqtools.spark.jobs.compaction.compaction_plan import (

@@ -13,7 +13,7 @@ from plugins.clients import bodies_in
 from plugins.http_api import Nsqd
 from plugins.waiting import patience_s
 
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 
 PROGRAM = """
 import sys

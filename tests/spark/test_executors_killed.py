@@ -20,7 +20,7 @@ from plugins.spark_cluster import IVY, SparkCluster, SparkDriver
 from plugins.waiting import wait_until
 from pyarrow import parquet
 
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 
 BEGIN = 1_790_000_000_000_000_000  # 2026-09-21T14:13:20Z
 FILES, PER_FILE, AGAIN = 8, 20_000, 100

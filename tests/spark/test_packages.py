@@ -29,4 +29,4 @@ def test_where_delta_does_not_run_the_error_says_where_it_does() -> None:
     assert delta_package("4.2.1") == "io.delta:delta-spark_4.2_2.13:4.4.0"
     with pytest.raises(ConfigurationError, match=r"runs on pyspark 4\.2, not on 4\.3\.0") as caught:
         delta_package("4.3.0")
-    assert "nsqtools[delta]" in (caught.value.hint or "")
+    assert "nsqtools[spark-delta]" in (caught.value.hint or "")

@@ -21,7 +21,7 @@ from plugins.archives import write_archive
 import nsqtools
 import nsqtools.spark
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.java import find_java, java_home
 
 if TYPE_CHECKING:

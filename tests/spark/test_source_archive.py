@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from plugins.archives import Writer, write_archive
 
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.archives.read_settings import ReadSettings
 from nsqtools.spark.jobs.ingestion import _lag
 

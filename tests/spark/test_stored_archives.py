@@ -18,7 +18,7 @@ from nsqtools.archive.storage_objects import ObjectStorage
 from nsqtools.archive.upload import UploadPlan
 from nsqtools.archive.upload import upload as upload_file
 from nsqtools.errors import NotFoundError, NsqError
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.archives.archive_files import StoredListing
 from nsqtools.spark.archives.archive_stream import ArchiveStream
 from nsqtools.spark.archives.damage import read_damage

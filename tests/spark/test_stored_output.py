@@ -10,7 +10,7 @@ from plugins.archives import Writer
 from plugins.object_store import Bucket
 
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.jobs.compaction.compacted_output import Manifest, folder_of
 from nsqtools.spark.jobs.compaction.compaction_job import delete
 from nsqtools.spark.jobs.compaction.inventory import Slot, day_of, take_inventory

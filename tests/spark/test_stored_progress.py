@@ -17,7 +17,7 @@ from plugins.servers import Serve
 from nsqtools import ClientOptions
 from nsqtools.client.publication import PublishMode
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.publish.publisher import PublishOptions
 from nsqtools.records.envelope import Envelope, decode
 from nsqtools.spark.location import StoredPlace, parse_place

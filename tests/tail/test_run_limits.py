@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsqtools.tail.run_limits import End, LimitWatch, RunLimits
+from nsqtools.tail.tail import End, LimitWatch, RunLimits
 
 
 def test_without_limits_it_never_ends_and_waits_for_ever() -> None:

@@ -12,10 +12,9 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, ConnectionFailed
 from nsqtools.errors import OutputError
+from nsqtools.records.envelope import encode_lines
 from nsqtools.records.filters import grep
-from nsqtools.records.lines import encode_lines
-from nsqtools.tail.run_limits import End, RunLimits
-from nsqtools.tail.tail import Tail
+from nsqtools.tail.tail import End, RunLimits, Tail
 
 MakeTail = Callable[..., Tail]
 

@@ -14,8 +14,7 @@ from plugins.certificates import Certificates
 
 from nsqtools.errors import ConfigurationError, TLSError
 from nsqtools.protocol.names import Address
-from nsqtools.transport.stream import Deadline, Stream, connect
-from nsqtools.transport.tls import TLSOptions, make_context
+from nsqtools.transport.stream import Deadline, Stream, TLSOptions, connect, make_context
 
 Serve = Callable[..., tuple[Stream, "Callable[[], ssl.SSLSocket]"]]
 

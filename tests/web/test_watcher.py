@@ -16,7 +16,7 @@ from nsqtools.cluster.admin import Action
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.cluster.history import History
 from nsqtools.errors import ConfigurationError
-from nsqtools.http.access import HTTPAccess
+from nsqtools.http.http_api import HTTPAccess
 from nsqtools.web.actions import TopicChange, plan_change
 from nsqtools.web.watcher import MAX_CPU_SHARE, Watcher
 

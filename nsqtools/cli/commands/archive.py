@@ -40,12 +40,10 @@ from nsqtools.cli.render.output import (
     write_lines,
     write_listing,
 )
-from nsqtools.cli.running.ends import ExitStatus, status_of_work
-from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, status_of_work
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.text import NS, counted
-from nsqtools.records.envelope import Envelope
-from nsqtools.records.lines import encode_lines
+from nsqtools.records.envelope import Envelope, encode_lines
 
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import Repaired, RepairedFile, Verified

@@ -30,8 +30,7 @@ from nsqtools.cli.render.output import (
     write_listing,
 )
 from nsqtools.cli.running.consuming import Create, look_before
-from nsqtools.cli.running.ends import ExitStatus, stopping
-from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.client.connection_settings import (
     DEFAULT_NSQD_TCP_ADDRESS,
     ConnectionSettings,

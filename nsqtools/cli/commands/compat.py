@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.commands.go_utilities import UTILITIES, GoFatal, Translation, translate
 from nsqtools.cli.parsing.help import HelpPage, rendered_for_stdout
-from nsqtools.cli.running.ends import report_error, stopping
-from nsqtools.cli.running.runtime import Runtime
+from nsqtools.cli.running.runtime import Runtime, report_error, stopping
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.protocol.text import escape_line, format_duration
@@ -49,8 +48,7 @@ def tail_each(given: Given, runtime: Runtime) -> int:
     from nsqtools.cli.options.printing import lines_printer
     from nsqtools.cli.render.output import ByteWriter
     from nsqtools.cli.running.consuming import look_before
-    from nsqtools.tail.run_limits import RunLimits
-    from nsqtools.tail.tail import Tail
+    from nsqtools.tail.tail import RunLimits, Tail
 
     connection = connection_of(given)
     topics = tuple(dict.fromkeys(given["topic"]))

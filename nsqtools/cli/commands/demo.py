@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.cli.running.ends import ExitStatus, stopping
-from nsqtools.cli.running.runtime import Session
+from nsqtools.cli.running.runtime import ExitStatus, Session, stopping
 
 
 def demo(
@@ -28,9 +27,7 @@ def demo(
         nsq demo
         nsq demo --no-spark
     """
-    from nsqtools.demo.spark import missing, run_pipeline
-    from nsqtools.demo.stage import DemoStopped, Stage
-    from nsqtools.demo.story import Story, StoryWriter
+    from nsqtools.demo.story import DemoStopped, Stage, Story, StoryWriter, missing, run_pipeline
 
     stage = Stage(runtime.environ)
     teller = StoryWriter(runtime.stdout)

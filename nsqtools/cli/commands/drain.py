@@ -11,8 +11,7 @@ from nsqtools.cli.options.connection import ClientFlags, Where, flag_statements
 from nsqtools.cli.options.params import SAFETY, DryRun, Json, Yes
 from nsqtools.cli.parsing.binding import From, opt, some
 from nsqtools.cli.render.output import write_json, write_lines
-from nsqtools.cli.running.ends import ExitStatus, stopping
-from nsqtools.cli.running.runtime import Session
+from nsqtools.cli.running.runtime import ExitStatus, Session, stopping
 from nsqtools.client.connection_settings import resolve_options, texts_of
 
 IN_FLIGHT = 500

@@ -11,8 +11,7 @@ from nsqtools.cli.options.params import Yes
 from nsqtools.cli.render.outcomes import tell_left_out
 from nsqtools.cli.render.output import ListingForm, write_json, write_listing
 from nsqtools.cli.running.administering import Changing, OneTopic
-from nsqtools.cli.running.ends import ExitStatus
-from nsqtools.cli.running.runtime import Session
+from nsqtools.cli.running.runtime import ExitStatus, Session
 
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import LookupDocument, NodeRow
@@ -128,7 +127,7 @@ def info(*, form: ListingForm, cluster: ClusterConnection, runtime: Session) -> 
         nsq info --nsqd-http-address nsqd-1:4151 --json
     """
     from nsqtools.cluster.stats_documents import moment_text
-    from nsqtools.http.nsqd_http import NsqdHTTPClient
+    from nsqtools.http.http_api import NsqdHTTPClient
 
     form.check(INFO)
     with cluster.open() as opened:

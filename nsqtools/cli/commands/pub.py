@@ -36,8 +36,7 @@ from nsqtools.cli.options.publishing import (
     unsent_files,
 )
 from nsqtools.cli.render.outcomes import Progress, report_counts
-from nsqtools.cli.running.ends import stopping
-from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.runtime import Runtime, Session, stopping
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.publication import PublishMode
 from nsqtools.errors import ConfigurationError

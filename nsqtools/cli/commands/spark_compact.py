@@ -28,8 +28,7 @@ from nsqtools.cli.render.compaction_output import (
     show_results,
     tell_outcome,
 )
-from nsqtools.cli.running.ends import stopping
-from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.runtime import Runtime, Session, stopping
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.units import parse_span
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools.cli.options.spark_session import SparkChoice, SparkOptions, open_spark
 from nsqtools.cli.render.output import ListingForm, write_json, write_listing
-from nsqtools.cli.running.ends import ExitStatus, explain
-from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, explain
 from nsqtools.errors import NsqError
 
 if TYPE_CHECKING:

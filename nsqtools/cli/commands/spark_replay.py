@@ -33,8 +33,7 @@ from nsqtools.cli.options.spark_session import SparkOptions, job_progress, open_
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import DamageReporter, report_publishing
 from nsqtools.cli.render.output import Form, ListingForm, write_json, write_listing
-from nsqtools.cli.running.ends import ExitStatus, stopping
-from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.protocol.text import format_duration
 from nsqtools.records.units import Moment
 

@@ -11,8 +11,7 @@ from nsqtools.cli.options.params import LIMITS, OUTPUT, ChannelPatterns, Count, 
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import tell_left_out
 from nsqtools.cli.render.output import Kind, ListingForm
-from nsqtools.cli.running.ends import ExitStatus, stopping
-from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from nsqtools.cli.options.params import BODIES_END, LIMITS, ChannelName
 from nsqtools.cli.parsing.binding import From, OptionSet, opt
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.consuming import Consuming, WatchedRun, look_before
-from nsqtools.cli.running.ends import ExitStatus
-from nsqtools.cli.running.runtime import Session
+from nsqtools.cli.running.runtime import ExitStatus, Session
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import counted
 from nsqtools.records.naming import (
@@ -296,7 +295,7 @@ def to_file(
     from nsqtools.archive.archiver import Archiver
     from nsqtools.archive.notify import FileHook, topic_metrics
     from nsqtools.archive.topic_writer import THROUGHPUT, ArchiveSource
-    from nsqtools.cluster.topic_discovery import TopicDiscovery
+    from nsqtools.cluster.topics import TopicDiscovery
     from nsqtools.files.opening import allow_many
 
     topics, pattern = consuming.topics, consuming.topic_pattern

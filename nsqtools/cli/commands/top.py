@@ -10,8 +10,7 @@ from typer import Option
 
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import SAFETY, TopicPatterns, duration_option
-from nsqtools.cli.running.ends import stopping
-from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.runtime import Runtime, Session, stopping
 from nsqtools.errors import ConfigurationError
 
 INTERVAL_S = 1.0

@@ -9,8 +9,7 @@ from typing import Annotated
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import SAFETY
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.cli.running.ends import ExitStatus, stopping
-from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.errors import ConfigurationError
 
 TIMEOUT_OPTION, TIMEOUT = "lookupd_poll_timeout", "2s"
@@ -85,7 +84,7 @@ def web(
         nsq web --listen :4171 --auth users --listen-tls-cert cert.pem --listen-tls-key key.pem
         nsq web --print alerts
     """
-    from nsqtools.web.settings import (
+    from nsqtools.web.access import (
         DEFAULT_REFRESH_S,
         WebSettings,
         clean_base_path,

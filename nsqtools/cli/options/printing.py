@@ -20,9 +20,8 @@ from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import NotFoundError
 from nsqtools.protocol.text import escape_json
 from nsqtools.records import filters
-from nsqtools.records.envelope import Envelope, MessageLike, encode_many
+from nsqtools.records.envelope import BodyForm, Envelope, MessageLike, encode_lines, encode_many
 from nsqtools.records.filters import compile_pick
-from nsqtools.records.lines import BodyForm, encode_lines
 from nsqtools.records.template import compile_template
 from nsqtools.records.units import unescape
 

@@ -318,7 +318,7 @@ def selection(
     """What ``--where`` and ``--pick`` make of a body; None when all are published as they are."""
     if where is None and pick is None:
         return None
-    from nsqtools.protocol.message import WireMessage
+    from nsqtools.protocol.frames import WireMessage
 
     def select(body: bytes) -> bytes | None:
         if where is not None and not where(WireMessage(0, 0, b"", body)):

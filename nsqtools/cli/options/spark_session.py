@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from nsqtools.cli.options.spark_options import location
 from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.render.outcomes import INTERVAL_S, Progress
-from nsqtools.cli.running.ends import SIGNALS, StopSignals, stopping
-from nsqtools.cli.running.runtime import Runtime
+from nsqtools.cli.running.runtime import SIGNALS, Runtime, StopSignals, stopping
 from nsqtools.errors import ConfigurationError
 
 if TYPE_CHECKING:

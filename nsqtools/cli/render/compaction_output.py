@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.render.outcomes import report_damages
 from nsqtools.cli.render.output import Cell, write_json, write_listing
-from nsqtools.cli.running.ends import ExitStatus
-from nsqtools.cli.running.runtime import Runtime
+from nsqtools.cli.running.runtime import ExitStatus, Runtime
 
 if TYPE_CHECKING:
     from nsqtools.spark.jobs.compaction.compaction_job import Compaction, Deletable

@@ -25,8 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.render.output import write_json
-from nsqtools.cli.running.ends import ExitStatus, status_of_work
-from nsqtools.cli.running.runtime import Runtime
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, status_of_work
 from nsqtools.protocol.text import escape_line
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from nsqtools.cli.options.params import GLOBS, DryRun
 from nsqtools.cli.parsing.binding import From, OptionSet
 from nsqtools.cli.render.outcomes import tell_left_out
 from nsqtools.cli.render.output import Cell, Form, ListingForm, write_json, write_listing
-from nsqtools.cli.running.ends import ExitStatus, status_of
-from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, status_of
 
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import ChangeDocument

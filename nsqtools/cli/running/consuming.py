@@ -26,16 +26,14 @@ from nsqtools.cli.options.params import (
 )
 from nsqtools.cli.parsing.binding import From, OptionSet, opt
 from nsqtools.cli.render.outcomes import Progress
-from nsqtools.cli.running.ends import StopSignals, stopping
-from nsqtools.cli.running.runtime import Runtime
+from nsqtools.cli.running.runtime import Runtime, StopSignals, stopping
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from nsqtools.cli.running.service import Health, Metrics, Service
     from nsqtools.cluster.directory import Cluster
-    from nsqtools.tail.run_limits import RunLimits
-    from nsqtools.tail.tail import Tail
+    from nsqtools.tail.tail import RunLimits, Tail
 
 EMPTY_AFTER_S = 2.0  # a connected channel that is silent for this long is empty
 LOOK_EVERY_S = 0.5
@@ -59,7 +57,7 @@ class StopLimits(OptionSet):
 
     def run_limits(self) -> RunLimits:
         """The same, as those who consume take it."""
-        from nsqtools.tail.run_limits import RunLimits
+        from nsqtools.tail.tail import RunLimits
 
         idle_s = EMPTY_AFTER_S if self.until_empty else self.exit_idle
         return RunLimits(self.count, idle_s, self.for_)

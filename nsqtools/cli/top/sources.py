@@ -22,8 +22,7 @@ from nsqtools.cluster.admin import AdminPlan, apply, plan_channels, plan_topics
 from nsqtools.cluster.drain import tcp_address
 from nsqtools.cluster.topics import check_subscription, inspect_topic, missing
 from nsqtools.protocol.text import counted, escape_line
-from nsqtools.tail.peek import peek
-from nsqtools.tail.tail import Tail
+from nsqtools.tail.tail import Tail, peek
 
 PEEK_COUNT = 10
 PEEK_IDLE_S = 1.0

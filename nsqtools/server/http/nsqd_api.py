@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.error_codes import RequestError
+from nsqtools.protocol.frames import RequestError
 from nsqtools.protocol.names import announced_host, is_valid_name, parse_address
 from nsqtools.protocol.requests import BodiesReader, Incomplete
 from nsqtools.records.prometheus import metric_lines

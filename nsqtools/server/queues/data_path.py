@@ -23,7 +23,7 @@ from typing import Any
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import NewestContent, temporary_beside
-from nsqtools.files.locks import try_lock
+from nsqtools.files.opening import try_lock
 from nsqtools.protocol.text import go_json
 from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog
 from nsqtools.server.queues.queue_files import DiskThread, queues_with_files

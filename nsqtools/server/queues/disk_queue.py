@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nsqtools.files.opening import open_to_write
-from nsqtools.protocol.message import MIN_MESSAGE_SIZE
+from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.queue_files import (
     LENGTH_SIZE,

@@ -36,7 +36,7 @@ from typing import NamedTuple, Protocol
 
 from nsqtools.files.durable import NewestContent
 from nsqtools.files.opening import descriptor_to_read, open_to_read
-from nsqtools.protocol.message import MIN_MESSAGE_SIZE
+from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.server.daemon_log import DaemonLog
 
 # -- the disk thread -------------------------------------------------------------------------------

@@ -32,8 +32,7 @@ from itertools import count, repeat
 
 from ddsketch import DDSketch
 
-from nsqtools.protocol.frames import MESSAGE
-from nsqtools.protocol.message import ID_LENGTH, MIN_MESSAGE_SIZE
+from nsqtools.protocol.frames import ID_LENGTH, MESSAGE, MIN_MESSAGE_SIZE
 from nsqtools.protocol.stats import LatencyStats
 
 _FEW = 64

@@ -24,8 +24,7 @@ from urllib.parse import urlencode, urlsplit, urlunsplit
 import httpx
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.error_codes import RequestError
-from nsqtools.protocol.frames import RESPONSE, encode_frame
+from nsqtools.protocol.frames import RESPONSE, RequestError, encode_frame
 from nsqtools.protocol.requests import Request, read_body
 from nsqtools.protocol.text import go_json, quote
 from nsqtools.server.daemon_log import DaemonLog

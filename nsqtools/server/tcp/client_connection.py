@@ -28,7 +28,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import cast
 
 from nsqtools.protocol.codecs import StreamCodec
-from nsqtools.protocol.error_codes import RequestError
+from nsqtools.protocol.frames import RequestError
 from nsqtools.protocol.requests import Incomplete, LineTooLong
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.listen import read_in_pieces

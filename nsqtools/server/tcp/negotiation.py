@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nsqtools.errors import ConfigurationError, ProtocolError
-from nsqtools.protocol.error_codes import RequestError
-from nsqtools.protocol.identify import (
+from nsqtools.protocol.commands import (
     IdentifyLimits,
     IdentifyReply,
     ReceivedIdentify,
     check_identify,
 )
+from nsqtools.protocol.frames import RequestError
 from nsqtools.server.daemon_log import NSQ_VERSION
 from nsqtools.server.options import NsqdOptions
 

@@ -20,10 +20,17 @@ from time import monotonic
 from typing import Final
 
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec
-from nsqtools.protocol.error_codes import RequestError
-from nsqtools.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, OK, RESPONSE, encode_frame
-from nsqtools.protocol.identify import (
+from nsqtools.protocol.commands import (
     decode_identify,
+)
+from nsqtools.protocol.frames import (
+    CLOSE_WAIT,
+    ERROR,
+    HEARTBEAT,
+    OK,
+    RESPONSE,
+    RequestError,
+    encode_frame,
 )
 from nsqtools.protocol.requests import (
     Request,

@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
-from nsqtools.protocol.error_codes import RequestError
-from nsqtools.protocol.frames import OK, RESPONSE, encode_frame
+from nsqtools.protocol.frames import OK, RESPONSE, RequestError, encode_frame
 from nsqtools.protocol.requests import (
     BodiesReader,
     Incomplete,

@@ -6,7 +6,7 @@
     partitions         files into ranges of members, ranges into partitions
     offsets            how far a stream has read, and how far its next batch goes
     archive_stream     the answers of a stream's reader
-    message_columns    text into columns: the fast way, and the exact one
+    message_columns    the columns of a message as Spark declares them
     partition_reader   a partition into Arrow record batches
 
 One process on the driver plans; executors get partitions, and open files.

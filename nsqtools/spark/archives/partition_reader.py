@@ -14,6 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from nsqtools.archive.codecs import Codec, unpack_whole
+from nsqtools.archive.columns import (
+    BodyKind,
+    Columns,
+    bare_columns,
+    exact_columns,
+    fast_columns,
+    filtered_columns,
+    split_lines,
+    wanted_rows,
+)
 from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, owner_of
 from nsqtools.archive.members import DamagedError, unpack_members
 from nsqtools.archive.reader import LARGEST_TEXT, LONGEST_LINE, read_member
@@ -21,15 +31,7 @@ from nsqtools.errors import OutputError
 from nsqtools.files.opening import open_to_read
 from nsqtools.spark.archives.archive_files import UNKNOWN, LineKind, Listing, head_at
 from nsqtools.spark.archives.damage import ArchiveDamage, DamageReports
-from nsqtools.spark.archives.message_columns import (
-    Columns,
-    archived_schema,
-    body_columns,
-    exact_columns,
-    fast_columns,
-    filtered_columns,
-    wanted_rows,
-)
+from nsqtools.spark.archives.message_columns import archived_schema
 from nsqtools.spark.archives.partitions import Range, ReadPartition
 from nsqtools.spark.archives.read_settings import ReadSettings
 from nsqtools.spark.location import parse_place
@@ -274,7 +276,7 @@ class _Reader:
         counts = [piece.text.count(b"\n") for piece in held]
         if all(each.messages in (UNKNOWN, n) for each, n in zip(held, counts, strict=True)):
             columns = fast_columns(
-                b"".join(piece.text for piece in held), sum(counts), self._parsed
+                b"".join(piece.text for piece in held), sum(counts), self._parsed, BodyKind.binary
             )
         if columns is not None:
             yield from self._rows(columns, self._positions(held, counts))
@@ -286,8 +288,8 @@ class _Reader:
         self._tell()
 
     def _exactly(self, piece: TextPiece) -> Iterator[pyarrow.RecordBatch]:
-        lines = _split(piece.text, b"\n")
-        columns, kept, problems = exact_columns(lines)
+        lines = split_lines(piece.text, b"\n")
+        columns, kept, problems = exact_columns(lines, BodyKind.binary)
         places = self._places(piece, lines)
         for number, problem in problems:
             self._note(places[number], problem)
@@ -296,8 +298,8 @@ class _Reader:
         yield from self._rows(columns, _int64([places[number] for number in kept]))
 
     def _bodies(self, piece: TextPiece) -> Iterator[pyarrow.RecordBatch]:
-        bodies = _split(piece.text, self._delimiter)
-        columns = body_columns(bodies, self._settings.topic)
+        bodies = split_lines(piece.text, self._delimiter)
+        columns = bare_columns(bodies, self._settings.topic, BodyKind.binary)
         yield from self._rows(columns, _int64(self._places(piece, bodies)))
 
     def _positions(self, held: list[TextPiece], counts: list[int]) -> Any:
@@ -308,7 +310,7 @@ class _Reader:
             if self._has_members:
                 parts.append(pyarrow.repeat(pyarrow.scalar(piece.pos, pyarrow.int64()), count))
             else:
-                parts.append(_int64(self._places(piece, _split(piece.text, b"\n"))))
+                parts.append(_int64(self._places(piece, split_lines(piece.text, b"\n"))))
         return pyarrow.concat_arrays(parts)
 
     @property
@@ -337,13 +339,6 @@ class _Reader:
             batch = batch.filter(mask)
         for begin in range(0, batch.num_rows, BATCH_ROWS):
             yield batch.slice(begin, BATCH_ROWS)
-
-
-def _split(text: bytes, delimiter: bytes) -> list[bytes]:
-    lines = text.split(delimiter)
-    if not lines[-1]:
-        lines.pop()
-    return lines
 
 
 def _int64(numbers: list[int]) -> Any:

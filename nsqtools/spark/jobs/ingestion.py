@@ -39,12 +39,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.archive.columns import IDENTITY
 from nsqtools.archive.storage import Storage, failure_of
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.files.locks import lock_file
+from nsqtools.files.opening import lock_file
 from nsqtools.records.prometheus import Metric
-from nsqtools.spark.archives.message_columns import IDENTITY, MESSAGE_DDL
+from nsqtools.spark.archives.message_columns import MESSAGE_DDL
 from nsqtools.spark.jobs.compaction.inventory import DAY_NS
 from nsqtools.spark.lease import leased
 from nsqtools.spark.location import Location, StoredPlace, absolute, contains, spark_url

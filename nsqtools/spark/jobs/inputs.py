@@ -16,13 +16,14 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nsqtools.archive.columns import filtered_columns
 from nsqtools.archive.finding import PARQUET_MAGIC
 from nsqtools.archive.layout import PART, is_hidden
 from nsqtools.archive.reader import EVER, TimeRange
 from nsqtools.archive.storage import failure_of
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.files.opening import open_to_read
-from nsqtools.spark.archives.message_columns import ARCHIVED_DDL, MESSAGE_DDL, filtered_columns
+from nsqtools.spark.archives.message_columns import ARCHIVED_DDL, MESSAGE_DDL
 from nsqtools.spark.jobs.compaction.inventory import day_of
 from nsqtools.spark.location import Location, StoredPlace, absolute, contains, spark_url
 from nsqtools.spark.packages import DELTA_LOG

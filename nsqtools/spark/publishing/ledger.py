@@ -41,8 +41,7 @@ from typing import Self
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.durable import sync_folder, write_all
-from nsqtools.files.locks import lock_file, try_lock
-from nsqtools.files.opening import open_to_write
+from nsqtools.files.opening import lock_file, open_to_write, try_lock
 from nsqtools.records.envelope import Envelope
 from nsqtools.spark.lease import StoredNumbers
 from nsqtools.spark.location import Location, StoredPlace

@@ -1,7 +1,7 @@
 """The pages of `nsq web`, for people with a browser.
 
     site.py        the frame, the sample and its stream, templates, escaping, addresses
-    queues.py, consumers.py, node_pages.py, messages.py   what each page shows
+    queues.py, consumers.py, messages.py   what each page shows
     changes.py     forms, plans and results of what is done to a cluster
     snapshot.py, figures.py   decisions, charts and numbers as text
 
@@ -22,8 +22,7 @@ from nsqtools.web.pages.changes import ChangePages, DrainPages
 from nsqtools.web.pages.consumers import Connections, ConsumerPages
 from nsqtools.web.pages.figures import numbers_of, range_of
 from nsqtools.web.pages.messages import MessagePages
-from nsqtools.web.pages.node_pages import NodePages
-from nsqtools.web.pages.queues import QueuePages, overview
+from nsqtools.web.pages.queues import NodePages, QueuePages, overview
 from nsqtools.web.pages.site import Recent, Site, environment
 
 STATIC = Path(__file__).parent / "static"

@@ -15,7 +15,7 @@ from plugins.cli import RunNsq
 from plugins.object_store import Bucket
 
 from nsqtools.archive.layout import index_of
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
 
 SECOND = 1_000_000_000

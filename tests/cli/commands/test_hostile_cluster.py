@@ -11,7 +11,7 @@ import pytest
 from plugins.cli import RunNsq, all_commands
 from plugins.hostile_cluster import EVIL, HostileCluster, raw_marks
 
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
 
 LOOKUP, HTTP, TCP, BOTH = "lookup", "http", "tcp", "both"

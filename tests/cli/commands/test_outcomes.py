@@ -11,7 +11,7 @@ from plugins.archives import write_archive
 from plugins.cli import RunNsq
 from plugins.daemons import GoNsqd
 
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 
 TOO_LARGE = b"x" * (1 << 20) + b"x"
 

@@ -17,7 +17,7 @@ from plugins.raw_client import RawClient, sized
 from plugins.spark import RunSpark
 
 from nsqtools.archive.layout import Member, encode_members, index_of, read_index
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.jobs.compaction import partition_job
 from nsqtools.spark.jobs.compaction.compacted_output import PartitionTotals
 

@@ -17,7 +17,7 @@ from plugins.spark import RunSpark
 from plugins.waiting import wait_until
 
 from nsqtools.archive.layout import index_of, part_of
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,7 +23,7 @@ from plugins.daemons import GoNsqd
 from plugins.spark import RunSpark
 from plugins.waiting import wait_until
 
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import decode
 
 if TYPE_CHECKING:

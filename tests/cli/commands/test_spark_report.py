@@ -10,7 +10,7 @@ from plugins.archives import Writer, write_archive
 from plugins.clusters import ValidJson
 from plugins.spark import RunSpark
 
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 
 SECOND = 1_000_000_000
 BEGIN = 1_790_000_000 * SECOND  # 2026-09-21T14:13:20Z

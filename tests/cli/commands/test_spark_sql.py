@@ -13,7 +13,7 @@ from plugins.archives import write_archive
 from plugins.spark import RunSpark
 
 from nsqtools.errors import ConfigurationError, NotFoundError
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import decode
 from nsqtools.spark.archives.message_columns import ARCHIVED_DDL
 from nsqtools.spark.jobs.sql import NamedView, cell, columns_of_views, named_views, plain

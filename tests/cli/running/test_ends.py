@@ -12,7 +12,7 @@ from plugins.waiting import patience_s
 
 from nsqtools import errors
 from nsqtools.cli.main import main
-from nsqtools.cli.running.ends import STATUS_OF_CATEGORY, ExitStatus, explain
+from nsqtools.cli.running.runtime import STATUS_OF_CATEGORY, ExitStatus, explain
 
 
 def raising(error: BaseException) -> Callable[..., int]:

@@ -11,12 +11,12 @@ import threading
 import pytest
 from plugins.waiting import patience_s
 
-from nsqtools.cli.running.ends import SIGNALS, stopping
+from nsqtools.cli.running.runtime import SIGNALS, stopping
 
 # Says "ready", then drains until stdin ends. The lock is what a consumer's stop() takes, too.
 PROGRAM = """
 import sys, threading
-from nsqtools.cli.running.ends import stopping
+from nsqtools.cli.running.runtime import stopping
 
 stopped, lock = threading.Event(), threading.Lock()
 

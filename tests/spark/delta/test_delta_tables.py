@@ -14,7 +14,7 @@ import pytest
 from plugins.archives import Writer, write_archive
 from plugins.spark import RunSpark
 
-from nsqtools.protocol.message import WireMessage
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.jobs.compaction import partition_job
 from nsqtools.spark.jobs.compaction.stored_output import StoredOutput
 

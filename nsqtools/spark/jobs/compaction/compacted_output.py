@@ -32,7 +32,7 @@ from typing import Any
 
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import replace_file, sync_folder
-from nsqtools.files.locks import lock_file
+from nsqtools.files.opening import lock_file
 from nsqtools.spark.jobs.compaction.inventory import CountedFile, Slot
 from nsqtools.spark.packages import DELTA_LOG
 

@@ -1,0 +1,377 @@
+"""Columns made of JSON bodies, beside the body: ``--body json``, with or without ``--schema``.
+
+The body itself stays, so that every byte can be replayed. A body that does not fit the columns (it
+is no JSON object, or a field has another type than its column) has none of them, and what is wrong
+in ``_error``; it is counted, and stops nothing. A field that has no column yet gets one, nullable,
+for as long as its values are plain: text, numbers, true and false. Objects and lists become columns
+where the schema says so, and stay in the body otherwise.
+
+All bodies of a batch are read by Arrow's JSON reader in one go. When it refuses, each one is looked
+at by itself, and those that fit are read together. What it reads belongs to the right rows, because
+each body begins and ends as an object, and there are as many objects as bodies.
+
+Names: a field that is called like a column of the message (``id``, ``topic``) is ``body_id``; of
+two that differ in case only, which tables do not tell apart, the second has no column.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.archive.columns import BodyKind, message_schema
+from nsqtools.errors import ConfigurationError, OutputError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+ERROR = "_error"
+MOST_COLUMNS = 1000  # bodies whose keys are ids would make a column of each
+_NOT_IN_NAMES = re.compile(r"[ ,;{}()\n\t=]")  # of columns in Parquet and Delta
+_IS_OBJECT = r"(?s)\A\s*\{.*\}\s*\z"
+
+
+class BodyColumns:
+    """Makes columns of bodies. ``fields`` are those to begin with, by the bodies' own names.
+
+    With ``evolves`` new fields become columns; `schema` has all of them from then on. ``misfits``
+    counts the bodies that did not fit.
+    """
+
+    def __init__(self, fields: Iterable[pyarrow.Field] = (), *, evolves: bool = True) -> None:
+        self.evolves = evolves
+        self.misfits = 0
+        self._types: dict[str, pyarrow.DataType] = {}  # by the name in the body
+        self._checks: dict[str, Callable[[object], bool]] = {}
+        self._columns: dict[str, str] = {}  # the name of the column, by that in the body
+        self._taken = {name.lower() for name in (*_reserved(), ERROR)}
+        self._left: set[str] = set()  # fields that become no column
+        for field in fields:
+            self._add(field.name, field.type)
+
+    @property
+    def fields(self) -> list[pyarrow.Field]:
+        """The fields by their names in the body: what to begin with the next time."""
+        import pyarrow
+
+        return [pyarrow.field(name, type) for name, type in self._types.items()]
+
+    def schema(self) -> pyarrow.Schema:
+        """Return the columns that `add` gives a batch now, those of the message included."""
+        import pyarrow
+
+        return pyarrow.schema([*message_schema(BodyKind.json), *self._own_fields()])
+
+    def _own_fields(self) -> list[pyarrow.Field]:
+        import pyarrow
+
+        own = [pyarrow.field(self._columns[name], type) for name, type in self._types.items()]
+        return [*own, pyarrow.field(ERROR, pyarrow.string())]
+
+    def _add(self, name: str, type: pyarrow.DataType) -> bool:
+        column = _NOT_IN_NAMES.sub("_", name)
+        if column.lower() in self._taken:
+            column = f"body_{column}"
+        if column.lower() in self._taken or not name or len(self._types) >= MOST_COLUMNS:
+            self._left.add(name)
+            return False
+        self._taken.add(column.lower())
+        self._types[name], self._columns[name] = type, column
+        self._checks[name] = _checker(type)
+        return True
+
+    # -- a batch --------------------------------------------------------------------------------
+
+    def add(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+        """Return a batch of `message_schema` with the columns of its bodies."""
+        import pyarrow
+
+        body = batch["body"]
+        read = _read(body, self._types, is_inferring=self.evolves)
+        errors = None
+        if read is None:
+            errors = self._errors(body)
+            fits = pyarrow.array([error is None for error in errors])
+            self.misfits += sum(error is not None for error in errors)
+            read = self._scattered(body.filter(fits), fits, errors)
+        if self.evolves and self._evolve(read):
+            again = self._texts_again(body, read)
+            if again is None:  # a field has several types within the batch
+                return self.add(batch)
+            read = again
+        count = batch.num_rows
+        arrays = [
+            read[name] if name in read else pyarrow.nulls(count, type)
+            for name, type in self._types.items()
+        ]
+        wrong = pyarrow.array(errors or [None] * count, pyarrow.string())
+        names = [*batch.schema.names, *(field.name for field in self._own_fields())]
+        return pyarrow.RecordBatch.from_arrays([*batch.columns, *arrays, wrong], names=names)
+
+    def _evolve(self, read: Mapping[str, Any]) -> bool:
+        """Take in new fields; return whether one of them has to be read again, as text."""
+        from pyarrow import string, types
+
+        again = False
+        for name, array in read.items():
+            if name in self._types or name in self._left:
+                continue
+            kind = array.type
+            if types.is_null(kind):
+                continue
+            if types.is_nested(kind):
+                self._left.add(name)
+            elif types.is_timestamp(kind) or types.is_temporal(kind):
+                again |= self._add(name, string())
+            else:
+                self._add(name, kind)
+        return again
+
+    def _texts_again(self, body: Any, read: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Read the fields that Arrow took for times as what they are: text."""
+        wrong = {
+            name: type
+            for name, type in self._types.items()
+            if name in read and read[name].type != type
+        }
+        texts = _read(body, wrong, is_inferring=False)
+        return None if texts is None else {**read, **texts}
+
+    # -- bodies that do not fit -----------------------------------------------------------------
+
+    def _errors(self, body: Any) -> list[str | None]:
+        return [self._why(text) for text in body.to_pylist()]
+
+    def _why(self, text: str | None) -> str | None:
+        """Return why a body does not fit, None if it does; take in its new fields."""
+        if text is None:
+            return "it is not UTF-8"
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return "it is not JSON"
+        if not isinstance(value, dict):
+            return "it is not a JSON object"
+        new: dict[str, Any] = {}
+        for name, each in value.items():
+            check = self._checks.get(name)
+            if check is not None:
+                if not check(each):
+                    return f"{name} is not {self._types[name]}"
+            elif self.evolves and name not in self._left and (kind := _type_of(each)) is not None:
+                new[name] = kind
+        for name, kind in new.items():
+            self._add(name, kind)
+        return None
+
+    def _scattered(self, bodies: Any, fits: Any, errors: list[str | None]) -> dict[str, Any]:
+        """Read the bodies that fit, and put nulls where the others are."""
+        import pyarrow
+        from pyarrow import compute
+
+        read = _read(bodies, self._types, is_inferring=False)
+        if read is None:  # they fit by themselves, and Arrow reads some of them differently
+            read = self._one_by_one(bodies, fits, errors)
+        places = compute.cumulative_sum(fits.cast(pyarrow.int64()))
+        places = compute.if_else(fits, compute.subtract(places, 1), None)
+        return {name: array.take(places) for name, array in read.items()}
+
+    def _one_by_one(self, bodies: Any, fits: Any, errors: list[str | None]) -> dict[str, Any]:
+        import pyarrow
+
+        rows = [at for at, fit in enumerate(fits.to_pylist()) if fit]
+        parts: dict[str, list[Any]] = {name: [] for name in self._types}
+        for number, row in enumerate(rows):
+            one = _read(bodies.slice(number, 1), self._types, is_inferring=False)
+            if one is None:
+                errors[row] = "it is not read as the columns are"
+                self.misfits += 1
+            for name, type in self._types.items():
+                parts[name].append(pyarrow.nulls(1, type) if one is None else one[name])
+        return {name: pyarrow.concat_arrays(some) for name, some in parts.items() if some}
+
+
+def _reserved() -> list[str]:
+    return [*message_schema(BodyKind.json).names, "file", "pos", "date", "hour"]
+
+
+def _read(body: Any, types: Mapping[str, Any], *, is_inferring: bool) -> dict[str, Any] | None:
+    """Read JSON objects in the given columns, and in what else is found; None if one is not so."""
+    import pyarrow
+    from pyarrow import compute, json
+
+    count = len(body)
+    if not count:
+        return {name: pyarrow.nulls(0, type) for name, type in types.items()}
+    if body.null_count:
+        return None
+    plain = compute.and_(compute.starts_with(body, "{"), compute.ends_with(body, "}"))
+    if not compute.all(plain).as_py() and not (
+        compute.all(compute.match_substring_regex(body, _IS_OBJECT)).as_py()
+    ):
+        return None
+    lines = compute.binary_join_element_wise(body, "", "\n")
+    _, offsets, data = lines.buffers()
+    ends = memoryview(offsets).cast("b").cast("i")
+    text = data.slice(ends[lines.offset], ends[lines.offset + count] - ends[lines.offset])
+    try:
+        table = json.read_json(
+            pyarrow.BufferReader(text),
+            read_options=json.ReadOptions(use_threads=False, block_size=len(text) + 1),
+            parse_options=json.ParseOptions(
+                explicit_schema=pyarrow.schema(list(types.items())),
+                unexpected_field_behavior="infer" if is_inferring else "ignore",
+            ),
+        )
+    except pyarrow.ArrowInvalid:
+        return None
+    if table.num_rows != count:
+        return None
+    return {name: table[name].combine_chunks() for name in table.column_names}
+
+
+def _type_of(value: object) -> Any:
+    """Return the type of the column that a plain value makes; None for others."""
+    import pyarrow
+
+    if isinstance(value, bool):
+        return pyarrow.bool_()
+    if isinstance(value, int):
+        return pyarrow.int64() if -(2**63) <= value < 2**63 else pyarrow.float64()
+    if isinstance(value, float):
+        return pyarrow.float64()
+    return pyarrow.string() if isinstance(value, str) else None
+
+
+def _checker(kind: Any) -> Callable[[object], bool]:
+    """Return what tells whether a value of JSON fits a type; asked for every field of a body."""
+    from pyarrow import types
+
+    if types.is_struct(kind):
+        known = [(field.name, _checker(field.type)) for field in kind]
+        return lambda value: (
+            value is None
+            or (
+                isinstance(value, dict)
+                and all(check(value[name]) for name, check in known if name in value)
+            )
+        )
+    if types.is_list(kind):
+        of_each = _checker(kind.value_type)
+        return lambda value: value is None or (isinstance(value, list) and all(map(of_each, value)))
+    if types.is_integer(kind):
+        most = 2 ** (kind.bit_width - types.is_signed_integer(kind))
+        least = -most if types.is_signed_integer(kind) else 0
+        return lambda value: value is None or (type(value) is int and least <= value < most)
+    if types.is_boolean(kind):
+        return lambda value: value is None or value is True or value is False
+    if types.is_floating(kind):
+        return lambda value: value is None or type(value) is float or type(value) is int
+    if types.is_timestamp(kind):
+        return _is_time
+    return lambda value: value is None or isinstance(value, str)
+
+
+def _is_time(value: object) -> bool:
+    """Whether Arrow reads it as a time: it is asked, for it knows more forms than Python."""
+    import pyarrow
+
+    if value is None:
+        return True
+    try:
+        pyarrow.array([value], pyarrow.string()).cast(pyarrow.timestamp("us", tz="UTC"))
+    except (pyarrow.ArrowException, TypeError):
+        return False
+    return True
+
+
+# -- schemas ------------------------------------------------------------------------------------
+
+
+def load_fields(path: Path) -> list[pyarrow.Field]:
+    """Read a JSON Schema of an object, or ``{"fields": [{"name": "user", "type": "int64"}]}``.
+
+    Raises `OutputError` and `ConfigurationError`.
+    """
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as exc:
+        raise OutputError(f"cannot read {path} ({exc.strerror})") from exc
+    except ValueError as exc:
+        raise ConfigurationError(f"{path} is not JSON ({exc})") from None
+    try:
+        return fields_of(document)
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise ConfigurationError(
+            f"{path} is not a schema ({exc})", hint="nsq archive schema ARCHIVE prints one."
+        ) from None
+
+
+def fields_of(document: Mapping[str, Any]) -> list[pyarrow.Field]:
+    """Return the fields of a schema. Raises ``ValueError`` and others for what is none."""
+    import pyarrow
+
+    if "fields" in document:
+        return [
+            pyarrow.field(str(each["name"]), pyarrow.type_for_alias(each["type"]))
+            for each in document["fields"]
+        ]
+    return [
+        pyarrow.field(name, _arrow_type(name, of)) for name, of in document["properties"].items()
+    ]
+
+
+def _arrow_type(name: str, schema: Mapping[str, Any]) -> Any:
+    import pyarrow
+
+    kinds = schema["type"]
+    some = [each for each in ([kinds] if isinstance(kinds, str) else kinds) if each != "null"]
+    plain = {
+        "string": pyarrow.string(),
+        "integer": pyarrow.int64(),
+        "number": pyarrow.float64(),
+        "boolean": pyarrow.bool_(),
+    }
+    if len(some) != 1:
+        raise ValueError(f"{name} has not one type")
+    if some[0] == "array":
+        return pyarrow.list_(_arrow_type(name, schema["items"]))
+    if some[0] == "object":
+        return pyarrow.struct(
+            [(each, _arrow_type(each, of)) for each, of in schema["properties"].items()]
+        )
+    if some[0] == "string" and schema.get("format") == "date-time":
+        return pyarrow.timestamp("us", tz="UTC")
+    if some[0] not in plain:
+        raise ValueError(f"{name} has the unknown type {some[0]}")
+    return plain[some[0]]
+
+
+def json_schema(fields: Iterable[pyarrow.Field]) -> dict[str, Any]:
+    """Return a JSON Schema that `fields_of` reads back."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "properties": {field.name: _json_type(field.type) for field in fields},
+    }
+
+
+def _json_type(kind: Any) -> dict[str, Any]:
+    from pyarrow import types
+
+    if types.is_struct(kind):
+        return {"type": "object", "properties": {each.name: _json_type(each.type) for each in kind}}
+    if types.is_list(kind):
+        return {"type": "array", "items": _json_type(kind.value_type)}
+    if types.is_boolean(kind):
+        return {"type": "boolean"}
+    if types.is_integer(kind):
+        return {"type": "integer"}
+    if types.is_floating(kind):
+        return {"type": "number"}
+    if types.is_timestamp(kind):
+        return {"type": "string", "format": "date-time"}
+    return {"type": "string"}

@@ -1,0 +1,411 @@
+"""The columns of an archived message in Arrow, and text of an archive into such columns.
+
+    topic, nsqd, id    who it is: ids alone repeat between nsqd
+    timestamp, ts_ns   nsqd's time of publishing: in microseconds, as tables know time, and in
+                       nanoseconds since 1970, as nsqd wrote it
+    attempts
+    body               text; null where the bytes are not UTF-8
+    body_bytes         those bytes; null where the body is text
+
+So SQL sees text as text, and every byte comes back, as with ``body`` and ``body64`` of a line.
+With `BodyKind.binary` there is one column ``body`` of bytes. Files of bare bodies know only the
+body: the other columns are null.
+
+The fast way reads with Arrow's JSON reader. It takes a text only when every line begins like a
+message, when Arrow sees as many rows as there are lines, and when they pass the checks of
+`records.envelope`. Everything else (damage, keys in another order, unknown keys) goes the exact
+way, line by line. Both give the same rows.
+
+Parsing costs several times what unpacking does, so only the columns that a query uses are parsed.
+Columns that are not parsed are not checked either: lines are still counted, and compared with the
+index.
+"""
+
+from __future__ import annotations
+
+import re
+from binascii import Error as Base64Error
+from binascii import a2b_base64
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.archive.finding import ArchiveFile
+from nsqtools.archive.reader import EVER, LONGEST_LINE, TimeRange, is_message, read_text
+from nsqtools.records.envelope import decode
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+class BodyKind(Enum):
+    """What becomes of bodies: text beside bytes, bytes alone, or text with columns made of it."""
+
+    string = "string"
+    binary = "binary"
+    json = "json"
+
+
+IDENTITY = ("topic", "nsqd", "id")
+"""The columns that identify a message: ids alone repeat between nsqd."""
+
+
+def message_schema(kind: BodyKind = BodyKind.string) -> pyarrow.Schema:
+    """Return the columns of a message, without those that `body_columns` makes of its body."""
+    import pyarrow
+
+    is_binary = kind is BodyKind.binary
+    body = [("body", pyarrow.binary() if is_binary else pyarrow.string())]
+    if not is_binary:
+        body.append(("body_bytes", pyarrow.binary()))
+    return pyarrow.schema(
+        [
+            ("topic", pyarrow.string()),
+            ("nsqd", pyarrow.string()),
+            ("id", pyarrow.string()),
+            ("timestamp", pyarrow.timestamp("us", tz="UTC")),
+            ("ts_ns", pyarrow.int64()),
+            ("attempts", pyarrow.int32()),
+            *body,
+        ]
+    )
+
+
+BEGINNING = b'{"topic": "'
+ORIGIN = re.compile(rb'\{"topic": "([^"\\\x00-\x1f]*)", "nsqd": "([^"\\\x00-\x1f]*)", ')
+LONGEST_BLOCK = 2**31 - 2
+ID_LENGTH = 16
+MOST_ATTEMPTS = 2**16 - 1
+
+Columns = dict[str, Any]
+"""Arrow arrays of the columns of a message, by name."""
+
+
+def fast_columns(
+    text: bytes, lines: int, wanted: Collection[str], kind: BodyKind = BodyKind.string
+) -> Columns | None:
+    """Read the ``wanted`` columns of ``lines`` lines of messages.
+
+    None when the lines are not as `encode_many` writes them.
+    """
+    if not (_begin_with(BEGINNING, text, lines) and text.endswith(b"\n")):
+        return None
+    keys = {key for name, some in KEYS_OF.items() if name in wanted for key in some}
+    same = _same_in_all(text, lines) if len(keys) < len(_json_schema()) else {}
+    read: Columns | None = {name: same[name] for name in keys & same.keys()}
+    if keys := keys - same.keys():
+        parsed = _parsed(text, lines, keys) if len(text) < LONGEST_BLOCK else None
+        read = None if parsed is None or read is None else read | parsed
+    return None if read is None or not _is_right(read) else _wanted(read, kind)
+
+
+def _begin_with(beginning: bytes, text: bytes, lines: int) -> bool:
+    """Whether each of the lines begins so."""
+    return text.startswith(beginning) and text.count(b"\n" + beginning) == lines - 1
+
+
+def _same_in_all(text: bytes, lines: int) -> Columns:
+    """The columns of topic and nsqd where all lines have the same: most files have one topic."""
+    import pyarrow
+
+    first = ORIGIN.match(text)
+    if first is None or not _begin_with(first[0], text, lines):
+        return {}
+    try:
+        values = {"topic": first[1].decode(), "nsqd": first[2].decode()}
+    except UnicodeDecodeError:
+        return {}
+    text_type = pyarrow.string()
+    return {
+        name: pyarrow.repeat(pyarrow.scalar(value, text_type), lines)
+        for name, value in values.items()
+    }
+
+
+KEYS_OF = {
+    "topic": ("topic",),
+    "nsqd": ("nsqd",),
+    "id": ("id",),
+    "timestamp": ("ts",),
+    "ts_ns": ("ts",),
+    "attempts": ("attempts",),
+    "body": ("body", "body64"),
+    "body_bytes": ("body", "body64"),
+}
+"""The keys of the JSON that a column is made of."""
+
+
+def _parsed(text: bytes, lines: int, keys: Collection[str]) -> Columns | None:
+    import pyarrow
+    from pyarrow import json
+
+    known = _json_schema()
+    is_all = len(keys) == len(known)
+    try:
+        table = json.read_json(
+            pyarrow.BufferReader(text),
+            read_options=json.ReadOptions(use_threads=False, block_size=len(text) + 1),
+            parse_options=json.ParseOptions(
+                explicit_schema=pyarrow.schema([each for each in known if each.name in keys]),
+                unexpected_field_behavior="error" if is_all else "ignore",
+            ),
+        )
+        table.validate(full=True)  # it accepts bytes that are not UTF-8 as text
+    except pyarrow.ArrowInvalid:
+        return None
+    if table.num_rows != lines:
+        return None
+    return {name: table[name].combine_chunks() for name in table.column_names}
+
+
+def _json_schema() -> pyarrow.Schema:
+    import pyarrow
+
+    text = pyarrow.string()
+    number = pyarrow.int64()
+    return pyarrow.schema(
+        [
+            ("topic", text),
+            ("nsqd", text),
+            ("id", text),
+            ("ts", number),
+            ("attempts", pyarrow.int32()),
+            ("body", text),
+            ("body64", text),
+        ]
+    )
+
+
+def _is_right(read: Columns) -> bool:
+    from pyarrow import compute
+
+    if any(read[name].null_count for name in read if not name.startswith("body")):
+        return False
+    if "attempts" in read:
+        attempts = compute.min_max(read["attempts"]).as_py()
+        if attempts["min"] < 0 or attempts["max"] > MOST_ATTEMPTS:
+            return False
+    if "id" not in read:
+        return True
+    lengths = compute.min_max(compute.binary_length(read["id"])).as_py()
+    is_ascii = compute.all(compute.string_is_ascii(read["id"])).as_py()
+    return bool((lengths["min"], lengths["max"]) == (ID_LENGTH, ID_LENGTH) and is_ascii)
+
+
+def _wanted(read: Columns, kind: BodyKind) -> Columns | None:
+    columns: Columns = {name: read[name] for name in read if name in KEYS_OF and name != "body"}
+    if "ts" in read:
+        columns |= {"timestamp": _micros(read["ts"]), "ts_ns": read["ts"]}
+    if "body" in read:
+        raw = _decoded(read["body"], read["body64"])
+        if raw is None or (kind is not BodyKind.binary and _has_text(raw)):
+            return None
+        columns |= _bodies(read["body"], raw, kind)
+    return columns
+
+
+def _micros(ts_ns: Any) -> Any:
+    from pyarrow import compute, timestamp
+
+    return compute.divide(ts_ns, 1000).cast(timestamp("us", tz="UTC"))
+
+
+def _decoded(body: Any, body64: Any) -> Any:
+    """Return the bytes of ``body64``; None unless each row has one of the two, and it is valid."""
+    import pyarrow
+    from pyarrow import compute
+
+    count = len(body)
+    if body64.null_count == count:
+        return pyarrow.nulls(count, pyarrow.binary()) if not body.null_count else None
+    if not compute.all(compute.xor(body.is_null(), body64.is_null())).as_py():
+        return None
+    try:
+        raw = [
+            None if encoded is None else a2b_base64(encoded, strict_mode=True)
+            for encoded in body64.to_pylist()
+        ]
+    except (Base64Error, ValueError):
+        return None
+    return pyarrow.array(raw, pyarrow.binary())
+
+
+def _has_text(raw: Any) -> bool:
+    """Whether some bytes are text: other programs than ours may write it so."""
+    return any(_text(each) is not None for each in raw.drop_null().to_pylist())
+
+
+def _bodies(text: Any, raw: Any, kind: BodyKind) -> Columns:
+    """Return the columns of bodies; each has either text or bytes."""
+    from pyarrow import binary, compute
+
+    if kind is not BodyKind.binary:
+        return {"body": text, "body_bytes": raw}
+    joined = text.cast(binary())
+    return {"body": compute.coalesce(joined, raw) if joined.null_count else joined}
+
+
+def _bodies_of(bodies: Sequence[bytes], kind: BodyKind) -> Columns:
+    import pyarrow
+
+    if kind is BodyKind.binary:
+        return {"body": pyarrow.array(bodies, pyarrow.binary())}
+    texts = [_text(body) for body in bodies]
+    raw = [body if text is None else None for body, text in zip(bodies, texts, strict=True)]
+    return {
+        "body": pyarrow.array(texts, pyarrow.string()),
+        "body_bytes": pyarrow.array(raw, pyarrow.binary()),
+    }
+
+
+def _text(body: bytes) -> str | None:
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def exact_columns(
+    lines: Sequence[bytes], kind: BodyKind = BodyKind.string
+) -> tuple[Columns, list[int], list[tuple[int, str]]]:
+    """Read lines one by one; return the columns, which lines they are of, and what is wrong.
+
+    Lines are counted from 0.
+    """
+    import pyarrow
+
+    rows, kept, problems = [], [], []
+    for number, line in enumerate(lines):
+        try:
+            rows.append(decode(line))
+            kept.append(number)
+        except ValueError as exc:
+            problems.append((number, f"line {number + 1} is not a message: {exc}"))
+    topic, nsqd, ids, times, attempts, bodies = zip(*rows, strict=True) if rows else [()] * 6
+    ts_ns = pyarrow.array(times, pyarrow.int64())
+    columns = {
+        "topic": pyarrow.array(topic, pyarrow.string()),
+        "nsqd": pyarrow.array(nsqd, pyarrow.string()),
+        "id": pyarrow.array([each.decode("latin-1") for each in ids], pyarrow.string()),
+        "timestamp": _micros(ts_ns),
+        "ts_ns": ts_ns,
+        "attempts": pyarrow.array(attempts, pyarrow.int32()),
+    }
+    return columns | _bodies_of(bodies, kind), kept, problems
+
+
+def bare_columns(
+    bodies: Sequence[bytes], topic: str | None, kind: BodyKind = BodyKind.string
+) -> Columns:
+    """Return the columns of bare bodies: only their topic may be known."""
+    import pyarrow
+
+    schema, count = message_schema(kind), len(bodies)
+    columns = {field.name: pyarrow.nulls(count, field.type) for field in schema}
+    if topic is not None:
+        columns["topic"] = pyarrow.repeat(pyarrow.scalar(topic, pyarrow.string()), count)
+    return columns | _bodies_of(bodies, kind)
+
+
+def filtered_columns(within: TimeRange, names: Collection[str]) -> set[str]:
+    """Return the columns that `wanted_rows` looks at."""
+    return {*names, *(["ts_ns"] if within != EVER else ())}
+
+
+def wanted_rows(columns: Columns, within: TimeRange, names: Mapping[str, Iterable[str]]) -> Any:
+    """Return a mask of the rows in a range whose columns have one of the ``names`` for them.
+
+    None when all rows are wanted. One without a time is, as bare bodies have none.
+    """
+    import pyarrow
+    from pyarrow import compute
+
+    masks = []
+    if within.since_ns is not None:
+        masks.append(compute.greater_equal(columns["ts_ns"], within.since_ns))
+    if within.until_ns is not None:
+        masks.append(compute.less(columns["ts_ns"], within.until_ns))
+    for column, wanted in names.items():
+        values = pyarrow.array(sorted(wanted), pyarrow.string())
+        masks.append(compute.is_in(columns[column], value_set=values))
+    if not masks:
+        return None
+    mask = masks[0]
+    for other in masks[1:]:
+        mask = compute.and_kleene(mask, other)
+    return compute.fill_null(mask, True)
+
+
+# -- a whole file --------------------------------------------------------------------------------
+
+BATCH_TEXT = 8 << 20
+"""Bytes of text read together: a batch of Arrow has some ten thousand rows then."""
+
+
+def read_batches(
+    archive: ArchiveFile,
+    on_damage: Callable[[str, str], None],
+    *,
+    kind: BodyKind = BodyKind.string,
+    delimiter: bytes = b"\n",
+    topic: str | None = None,
+    within: TimeRange = EVER,
+) -> Iterator[pyarrow.RecordBatch]:
+    """Iterate over a file of messages or of bare bodies, in the columns of `message_schema`.
+
+    ``topic`` is that of bare bodies. Damage is reported and skipped, as by `read_text`, which says
+    what is raised. Memory is bounded by `BATCH_TEXT` and a member, or one body if that is longer.
+    """
+    import pyarrow
+
+    schema = message_schema(kind)
+    is_jsonl: bool | None = None
+    number = 0
+    for text in _whole_lines(read_text(archive, on_damage, within), delimiter):
+        if is_jsonl is None:
+            is_jsonl = is_message(text.partition(b"\n")[0])
+        columns: Columns | None
+        if not is_jsonl:
+            columns = bare_columns(split_lines(text, delimiter), topic, kind)
+        else:
+            columns = fast_columns(text, text.count(b"\n"), schema.names, kind)
+        if columns is None:
+            lines = split_lines(text, b"\n")
+            columns, _, problems = exact_columns(lines, kind)
+            for at, problem in problems:
+                on_damage(archive.shown, f"from line {number + 1} on, {problem} (at {at + 1})")
+            number += len(lines)
+        else:
+            number += len(columns["body"])
+        arrays = [columns[name] for name in schema.names]
+        batch = pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+        mask = wanted_rows(columns, within, {})
+        yield batch if mask is None else batch.filter(mask)
+
+
+def split_lines(text: bytes, delimiter: bytes) -> list[bytes]:
+    """Return the lines of a text, whose last one may lack its delimiter."""
+    lines = text.split(delimiter)
+    if not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _whole_lines(texts: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:
+    """Join pieces of text to pieces of whole lines, of `BATCH_TEXT` or more."""
+    held, size = [], 0
+    for text in texts:
+        held.append(text)
+        size += len(text)
+        if size < BATCH_TEXT:
+            continue
+        joined = b"".join(held)
+        end = joined.rfind(delimiter) + len(delimiter)
+        if end < len(delimiter) and size <= LONGEST_LINE:
+            held = [joined]
+            continue
+        end = end if end >= len(delimiter) else size
+        yield joined[:end]
+        held, size = [joined[end:]], size - end
+    if rest := b"".join(held):
+        yield rest

@@ -1,0 +1,311 @@
+"""A Delta table as a catalog of Parquet files: what its log names, and commits to it.
+
+delta-rs reads and writes the log; there is no JVM. The files are written and read with pyarrow
+alone: a scan by delta-rs through pyarrow's data sets makes the interpreter abort at its end.
+
+A commit that may be repeated after a kill carries a number of its writer, the *application
+transaction*. delta-rs itself takes the same number twice. So the number is read on the handle that
+commits, which commits to the very next version or fails: whatever else was committed since, a
+repeated commit included, makes the attempt fail, and the next one looks again. Numbers begin at 1,
+because a writer without a commit has none.
+
+On S3 a version of the log is put only if there is none (a conditional put), so no writer overwrites
+another, without a lock. A store that takes such a put twice is found out, and refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from nsqtools.archive.storage import LocalStorage, Storage
+from nsqtools.archive.storage_objects import S3_SCHEMES, ObjectStorage, open_storage, s3_settings
+from nsqtools.errors import ConfigurationError, NsqError, OutputError
+
+if TYPE_CHECKING:
+    import pyarrow
+    from deltalake import DeltaTable
+
+LOG = "_delta_log"
+COMMIT_TRIES = 100
+STATISTICS = 32  # columns that Delta keeps statistics of
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file of the table; ``path`` is below it. Times are of ``ts_ns``, None where unknown."""
+
+    path: str
+    bytes: int
+    rows: int | None = None
+    min_ts_ns: int | None = None
+    max_ts_ns: int | None = None
+    partition: Mapping[str, str | None] = field(default_factory=dict)
+
+
+class DeltaConflict(NsqError):
+    """A file that a commit replaces is not in the table any more."""
+
+
+def is_table(storage: Storage) -> bool:
+    """Return whether a Delta table lies there. Raises ``OSError``."""
+    return any(True for _ in storage.list(LOG))
+
+
+class DeltaCatalog:
+    """The table at ``uri``. ``options`` are settings of the object store, by obstore's names.
+
+    All methods raise `NsqError` for what the store or the log does not allow.
+    """
+
+    def __init__(self, uri: str, options: Mapping[str, str] | None = None) -> None:
+        try:
+            import deltalake  # noqa: F401
+        except ImportError:
+            raise NsqError(
+                "a Delta table needs the package deltalake",
+                hint="pip install 'nsqtools[delta]'",
+            ) from None
+        self.storage = open_storage(uri, options)
+        self._is_checked = False
+
+    # -- what is there --------------------------------------------------------------------------
+
+    def exists(self) -> bool:
+        """Return whether there is a table."""
+        from deltalake import DeltaTable
+
+        return bool(DeltaTable.is_deltatable(self._uri, self._options()))
+
+    def create(self, schema: pyarrow.Schema, partition_by: Collection[str]) -> None:
+        """Make the table if there is none; ``schema`` has the columns of partitions, too."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        self._check_store()
+        if isinstance(self.storage, LocalStorage):
+            self.storage.root.mkdir(0o750, parents=True, exist_ok=True)
+        try:
+            DeltaTable.create(
+                self._uri,
+                schema=schema,
+                mode="ignore",
+                partition_by=list(partition_by),
+                storage_options=self._options(),
+            )
+        except (DeltaError, OSError) as exc:
+            if not self.exists():  # else another writer was faster
+                raise self._failure(exc) from exc
+
+    def schema(self) -> pyarrow.Schema:
+        """Return the columns, those of partitions included."""
+        import pyarrow
+
+        return pyarrow.schema(self._table().schema().to_arrow())
+
+    @property
+    def version(self) -> int:
+        """The newest version."""
+        return int(self._table().version())
+
+    @property
+    def partition_columns(self) -> list[str]:
+        return list(self._table().metadata().partition_columns)
+
+    def files(self, *, version: int | None = None) -> list[TableFile]:
+        """Return the files of the newest version, or of another one, with their statistics."""
+        return list(_files_of(self._table(version)))
+
+    def number_of(self, app_id: str) -> int:
+        """Return the number of a writer's last commit, 0 without one."""
+        return int(self._table().transaction_version(app_id) or 0)
+
+    # -- commits --------------------------------------------------------------------------------
+
+    def add_columns(self, fields: Iterable[pyarrow.Field]) -> None:
+        """Add nullable columns; those that are there already are left as they are."""
+        import pyarrow
+        from deltalake import Schema
+        from deltalake.exceptions import DeltaError
+
+        for attempt in range(COMMIT_TRIES):
+            table = self._table()
+            known = {each.name.lower() for each in table.schema().fields}
+            new = [each for each in fields if each.name.lower() not in known]
+            if not new:
+                return
+            try:
+                table.alter.add_columns(list(Schema.from_arrow(pyarrow.schema(new)).fields))
+                return
+            except (DeltaError, OSError) as exc:
+                if attempt == COMMIT_TRIES - 1:
+                    raise self._failure(exc) from exc
+
+    def commit(
+        self,
+        adds: Iterable[TableFile],
+        removes: Iterable[TableFile] = (),
+        *,
+        app_id: str,
+        number: int,
+        data_change: bool = True,
+    ) -> bool:
+        """Add files, and remove others, in one transaction; False if ``number`` was committed.
+
+        ``data_change`` False is for a compaction: the rows stay what they were. Raises
+        `DeltaConflict` when a file to remove is not in the table any more.
+        """
+        from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import CommitFailedError, DeltaError
+        from deltalake.transaction import AddAction, RemoveAction
+
+        if number < 1:
+            raise ValueError("numbers of commits begin at 1")
+        self._check_store()
+        now_ms = int(time.time() * 1000)
+        added = [
+            AddAction(
+                each.path, each.bytes, dict(each.partition), now_ms, data_change, _statistics(each)
+            )
+            for each in adds
+        ]
+        removes = list(removes)
+        removed = [
+            RemoveAction(each.path, data_change, now_ms, each.bytes, dict(each.partition))
+            for each in removes
+        ]
+        for attempt in range(COMMIT_TRIES):
+            table = self._table()
+            if (table.transaction_version(app_id) or 0) >= number:
+                return False
+            if removed:
+                there = {each.path for each in _files_of(table)}
+                if gone := [each.path for each in removes if each.path not in there]:
+                    raise DeltaConflict(f"{self.storage.where(gone[0])} is not in the table now")
+            try:
+                table.create_write_transaction(
+                    [*added, *removed],
+                    mode="append",
+                    schema=table.schema(),
+                    partition_by=table.metadata().partition_columns,
+                    commit_properties=CommitProperties(
+                        max_commit_retries=0, app_transactions=[Transaction(app_id, number)]
+                    ),
+                )
+                return True
+            except CommitFailedError as exc:
+                # Another writer took the version; or the answer was lost, and it is ours.
+                if attempt == COMMIT_TRIES - 1:
+                    raise self._failure(exc) from exc
+                time.sleep(min(0.01 * 2**attempt, 1.0))
+            except (DeltaError, OSError) as exc:
+                raise self._failure(exc) from exc
+        raise OutputError(f"cannot commit to {self.storage.url}: others were always faster")
+
+    # -- how it is reached ----------------------------------------------------------------------
+
+    @property
+    def _uri(self) -> str:
+        storage = self.storage
+        if isinstance(storage, LocalStorage):
+            return str(storage.root.absolute())
+        return storage.url.replace("s3a://", "s3://", 1)
+
+    def _options(self) -> dict[str, str]:
+        """Return the settings of the store as delta-rs names them."""
+        storage = self.storage
+        if not isinstance(storage, ObjectStorage):
+            return {}
+        if storage.scheme not in S3_SCHEMES:
+            return dict(storage.options)
+        settings = s3_settings(storage.options)
+        options = {f"aws_{name}": value for name, value in settings.for_obstore().items()}
+        given = {f"aws_{key.removeprefix('aws_')}": each for key, each in storage.options.items()}
+        if settings.endpoint.startswith("http://"):
+            options["aws_allow_http"] = "true"
+        if settings.credential_provider is not None and not settings.key_id:
+            found = settings.credential_provider()
+            options |= {
+                "aws_access_key_id": found["access_key_id"],
+                "aws_secret_access_key": found["secret_access_key"],
+            }
+            if token := found.get("token"):
+                options["aws_session_token"] = token
+        return given | options | {"aws_conditional_put": "etag"}
+
+    def _table(self, version: int | None = None) -> DeltaTable:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+
+        try:
+            return DeltaTable(self._uri, version=version, storage_options=self._options())
+        except TableNotFoundError:
+            raise ConfigurationError(f"there is no Delta table at {self.storage.url}") from None
+        except (DeltaError, OSError) as exc:
+            raise self._failure(exc) from exc
+
+    def _failure(self, exc: Exception) -> NsqError:
+        reason = " ".join(str(exc).split())[:200]
+        return NsqError(f"cannot use the Delta table {self.storage.url} ({reason})")
+
+    def _check_store(self) -> None:
+        """Refuse a store where one writer may overwrite the commit of another."""
+        if self._is_checked or isinstance(self.storage, LocalStorage):
+            return
+        name = f"{LOG}/.nsqtools-{token_hex(8)}"
+        try:
+            self.storage.put_if_absent(name, b"1")
+            try:
+                self.storage.put_if_absent(name, b"2")
+            except FileExistsError:
+                self._is_checked = True
+                return
+            finally:
+                self.storage.delete(name)
+        except OSError as exc:
+            if exc.errno == errno.EACCES:
+                raise self._failure(exc) from exc
+            raise
+        raise ConfigurationError(
+            f"{self.storage.url} has no conditional puts: writers overwrite each other's commits",
+            hint="Use --store parquet there, or a store that knows If-None-Match.",
+        )
+
+
+def _statistics(file: TableFile) -> str:
+    document: dict[str, Any] = {"numRecords": file.rows or 0}
+    if file.min_ts_ns is not None:
+        document |= {
+            "minValues": {"ts_ns": file.min_ts_ns},
+            "maxValues": {"ts_ns": file.max_ts_ns},
+            "nullCount": {"ts_ns": 0},
+        }
+    return json.dumps(document)
+
+
+def _files_of(table: DeltaTable) -> Iterator[TableFile]:
+    import pyarrow
+
+    actions = pyarrow.table(table.get_add_actions(flatten=True))
+    names = actions.column_names
+    partitions = [name for name in names if name.startswith("partition.")]
+    wanted = ["path", "size_bytes", "num_records", "min.ts_ns", "max.ts_ns", *partitions]
+    for row in actions.select([name for name in wanted if name in names]).to_pylist():
+        yield TableFile(
+            unquote(row["path"]),
+            row["size_bytes"],
+            row.get("num_records"),
+            row.get("min.ts_ns"),
+            row.get("max.ts_ns"),
+            {name.removeprefix("partition."): _shown(row[name]) for name in partitions},
+        )
+
+
+def _shown(value: object) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,326 @@
+"""Messages in Parquet: written in row groups, read back and compared; read by time.
+
+A row group holds the messages that came one after the other, sorted by time, so that its statistics
+of ``ts_ns`` say what a reader need not look at. Memory is bounded by a row group, while writing,
+comparing and reading.
+
+What was written is proved by the bytes: for each column of each row group there is a checksum of
+the values that were handed over, and the file that is read back must give the same. So a fault of
+the disk, of the memory or of the library is found while the log is still there.
+
+pyarrow is imported when a file is first written or read.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from nsqtools.archive.reader import EVER, TimeRange
+from nsqtools.errors import NsqError
+from nsqtools.files.durable import blaming
+
+if TYPE_CHECKING:
+    import pyarrow
+
+ROW_GROUP_BYTES = 64 << 20
+"""Of Arrow: some 12 MiB of Parquet, and no more than Spark reads at a time."""
+ROW_GROUP_ROWS = 1 << 18
+BATCH_ROWS = 1 << 15
+ZSTD_LEVEL = 3
+TIME = "ts_ns"
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+_METADATA = "nsqtools"
+_DELTA_ENCODED = {"ts_ns": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"}
+_UNIQUE = {"id", "body", "body_bytes", *_DELTA_ENCODED}
+"""Columns whose values hardly repeat: a dictionary would be built in vain."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A file that was written and compared. The times are None where no message has one."""
+
+    path: Path
+    rows: int
+    bytes: int
+    min_ts_ns: int | None
+    max_ts_ns: int | None
+
+
+def need_pyarrow(what: str) -> None:
+    """Raise `NsqError` with what to install when pyarrow is missing."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise NsqError(
+            f"{what} needs the package pyarrow", hint="pip install 'nsqtools[parquet]'"
+        ) from None
+
+
+def write(
+    batches: Iterable[pyarrow.RecordBatch],
+    path: Path,
+    schema: pyarrow.Schema,
+    metadata: Mapping[str, object] | None = None,
+) -> WrittenFile:
+    """Write a file, durably, and compare it. Raises as `ParquetWriter.close`."""
+    with ParquetWriter(path, schema, metadata) as writer:
+        for batch in batches:
+            writer.add(batch)
+        return writer.close()
+
+
+class ParquetWriter:
+    """A file in the making; one that is not closed is removed at the end of ``with``.
+
+    ``metadata`` is kept in the file, for `metadata_of`. All methods raise ``OSError``.
+    """
+
+    def __init__(
+        self, path: Path, schema: pyarrow.Schema, metadata: Mapping[str, object] | None = None
+    ) -> None:
+        need_pyarrow("Parquet")
+        from pyarrow import parquet
+
+        self.path = path
+        self.schema = schema
+        names = schema.names
+        with blaming(path):
+            self._file = os.fdopen(os.open(path, _NEW, 0o640), "wb")
+            self._writer = parquet.ParquetWriter(
+                self._file,
+                schema,
+                compression="zstd",
+                compression_level=ZSTD_LEVEL,
+                use_dictionary=[name for name in names if name not in _UNIQUE],
+                column_encoding={
+                    name: encoding for name, encoding in _DELTA_ENCODED.items() if name in names
+                },
+                write_statistics=[name for name in names if name not in ("body", "body_bytes")],
+                store_schema=False,
+            )
+            if metadata is not None:
+                self._writer.add_key_value_metadata({_METADATA: json.dumps(dict(metadata))})
+        self._held: list[pyarrow.RecordBatch] = []
+        self.held_bytes = 0
+        self._held_rows = 0
+        self._rows = 0
+        self._sums: list[list[int]] = []
+        self._is_closed = False
+
+    def __enter__(self) -> ParquetWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if not self._is_closed:
+            self._file.close()
+            self.path.unlink(missing_ok=True)
+
+    @property
+    def bytes_written(self) -> int:
+        """How much is in the file by now."""
+        return self._file.tell()
+
+    def add(self, batch: pyarrow.RecordBatch) -> None:
+        """Hold a batch; a full row group is written."""
+        self._held.append(batch)
+        self.held_bytes += batch.nbytes
+        self._held_rows += batch.num_rows
+        if self.held_bytes >= ROW_GROUP_BYTES or self._held_rows >= ROW_GROUP_ROWS:
+            self.end_row_group()
+
+    def end_row_group(self) -> None:
+        """Write what is held, in the order of time."""
+        if not self._held_rows:
+            return
+        import pyarrow
+
+        table = pyarrow.Table.from_batches(self._held, schema=self.schema)
+        self._held, self.held_bytes, self._held_rows = [], 0, 0
+        table = _sorted(table)
+        with blaming(self.path):
+            self._writer.write_table(table, row_group_size=table.num_rows)
+        self._sums.append([checksum(table[name]) for name in table.column_names])
+        self._rows += table.num_rows
+
+    def close(self) -> WrittenFile:
+        """Finish the file, make it durable, and read it back.
+
+        Raises ``OSError``, also when what is read is not what was written.
+        """
+        self.end_row_group()
+        with blaming(self.path):
+            self._writer.close()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+        least, most = _compare(self.path, self._sums, self.schema.names)
+        self._is_closed = True
+        return WrittenFile(self.path, self._rows, self.path.stat().st_size, least, most)
+
+
+def _sorted(table: pyarrow.Table) -> pyarrow.Table:
+    """Return the rows in the order of time; those of one time keep theirs."""
+    from pyarrow import compute
+
+    if TIME not in table.column_names:
+        return table
+    times = table[TIME].combine_chunks()
+    if compute.all(compute.less_equal(times[:-1], times[1:]), min_count=0).as_py():
+        return table
+    return table.take(compute.sort_indices(times))
+
+
+def _compare(
+    path: Path, sums: Sequence[Sequence[int]], names: Sequence[str]
+) -> tuple[int | None, int | None]:
+    """Read a file back; return the lowest and the highest time. Raises ``OSError``."""
+    from pyarrow import ArrowException, compute, parquet
+
+    times: list[int] = []
+    try:
+        with parquet.ParquetFile(path) as file:
+            is_same = file.num_row_groups == len(sums)
+            for number in range(file.num_row_groups if is_same else 0):
+                group = file.read_row_group(number, use_threads=False)
+                is_same &= [checksum(group[name]) for name in names] == list(sums[number])
+                if TIME in names:
+                    times += compute.min_max(group[TIME]).as_py().values()
+    except (ArrowException, OSError) as exc:
+        raise OSError(errno.EIO, f"it cannot be read back: {exc}", str(path)) from exc
+    if not is_same:
+        raise OSError(errno.EIO, "what was read back is not what was written", str(path))
+    known = [time for time in times if time is not None]
+    return (min(known), max(known)) if known else (None, None)
+
+
+def checksum(column: pyarrow.ChunkedArray) -> int:
+    """Return a checksum of the values of a column, which is the same however they are chunked."""
+    import pyarrow
+
+    array = column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column
+    return _checksum(array, 0)
+
+
+def _checksum(array: pyarrow.Array, before: int) -> int:
+    """Of the values in their order: which are null, how long each is, and all their bytes."""
+    import pyarrow
+    from pyarrow import compute, types
+
+    if isinstance(array, pyarrow.ChunkedArray):  # longer than an array can be
+        for chunk in array.chunks:
+            before = _checksum(chunk, before)
+        return before
+    kind, count = array.type, len(array)
+    if array.null_count:
+        before = zlib.crc32(_values(array.is_null().cast(pyarrow.int8())), before)
+    before = zlib.crc32(b"%d %d" % (count, array.null_count), before)
+    if types.is_string(kind) or types.is_binary(kind):
+        if array.null_count:
+            array = compute.fill_null(array, pyarrow.scalar(b"" if types.is_binary(kind) else ""))
+        before = zlib.crc32(_values(compute.binary_length(array)), before)
+        return zlib.crc32(_text_of(array), before)
+    if types.is_boolean(kind):
+        array = array.cast(pyarrow.int8())
+    if types.is_primitive(array.type):
+        if array.null_count:
+            width = array.type.bit_width
+            array = array.view(f"int{width}").fill_null(0)
+        return zlib.crc32(_values(array), before)
+    return zlib.crc32(json.dumps(array.to_pylist(), default=str).encode(), before)
+
+
+def _values(array: pyarrow.Array) -> memoryview:
+    """The bytes of numbers, without those before and after a slice."""
+    width = array.type.bit_width // 8
+    whole = array.buffers()[1]
+    if whole is None:
+        return memoryview(b"")
+    return memoryview(whole)[array.offset * width : (array.offset + len(array)) * width]
+
+
+def _text_of(array: pyarrow.Array) -> memoryview:
+    _, offsets, data = array.buffers()
+    if data is None or not len(array):
+        return memoryview(b"")
+    ends = memoryview(offsets).cast("b").cast("i")
+    return memoryview(data)[ends[array.offset] : ends[array.offset + len(array)]]
+
+
+# -- reading ------------------------------------------------------------------------------------
+
+
+def read(
+    source: Path | BinaryIO,
+    columns: Sequence[str] | None = None,
+    within: TimeRange = EVER,
+) -> Iterator[pyarrow.RecordBatch]:
+    """Iterate over the rows of a file, a batch at a time; row groups of other times are left out.
+
+    ``columns`` that the file lacks are left out, too. Raises ``OSError``, also for what is no
+    Parquet, and `NsqError` when pyarrow is missing.
+    """
+    need_pyarrow("reading Parquet")
+    from pyarrow import ArrowException, compute, parquet
+
+    shown = str(getattr(source, "name", source))
+    try:
+        with parquet.ParquetFile(source) as file:
+            names = file.schema_arrow.names
+            wanted = names if columns is None else [name for name in columns if name in names]
+            asked = wanted
+            if within != EVER and TIME in names and TIME not in wanted:
+                asked = [*wanted, TIME]
+            groups = [n for n in range(file.num_row_groups) if _may_have(file, n, within)]
+            for batch in file.iter_batches(
+                BATCH_ROWS, row_groups=groups, columns=asked, use_threads=False
+            ):
+                if within != EVER and TIME in names:
+                    batch = batch.filter(_within(batch[TIME], within, compute))
+                yield batch.select(wanted) if asked is not wanted else batch
+    except ArrowException as exc:
+        reason = str(exc).partition("\n")[0]
+        raise OSError(errno.EIO, f"it is not whole Parquet: {reason}", shown) from exc
+
+
+def _within(times: Any, within: TimeRange, compute: Any) -> Any:
+    mask = compute.is_valid(times)
+    if within.since_ns is not None:
+        mask = compute.and_kleene(mask, compute.greater_equal(times, within.since_ns))
+    if within.until_ns is not None:
+        mask = compute.and_kleene(mask, compute.less(times, within.until_ns))
+    return compute.or_kleene(mask, compute.is_null(times))
+
+
+def _may_have(file: Any, number: int, within: TimeRange) -> bool:
+    if within == EVER or TIME not in file.schema_arrow.names:
+        return True
+    bounds = file.metadata.row_group(number).column(file.schema_arrow.names.index(TIME)).statistics
+    if bounds is None or not bounds.has_min_max or bounds.null_count:
+        return True
+    return (within.since_ns is None or bounds.max >= within.since_ns) and (
+        within.until_ns is None or bounds.min < within.until_ns
+    )
+
+
+def metadata_of(source: Path | BinaryIO) -> dict[str, Any]:
+    """Return what `ParquetWriter` was told to keep, nothing for a file of others.
+
+    Raises ``OSError`` for what is no Parquet.
+    """
+    need_pyarrow("reading Parquet")
+    from pyarrow import ArrowException, parquet
+
+    try:
+        with parquet.ParquetFile(source) as file:
+            found = (file.metadata.metadata or {}).get(_METADATA.encode())
+            return dict(json.loads(found)) if found else {}
+    except ArrowException as exc:
+        shown = str(getattr(source, "name", source))
+        raise OSError(errno.EIO, f"it is not Parquet: {exc}", shown) from exc

@@ -1,0 +1,441 @@
+"""``nsq to-nsq`` and ``nsq to-http``: topics to another cluster or to HTTP endpoints.
+
+Both run a forwarder: its options, signals, progress, metrics, health, exit status are here once. A
+message is finished when it is confirmed there.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from nsqtools.cli.options.connection import DESTINATION, ConsumerConnection, Destination
+from nsqtools.cli.options.params import SAFETY, SELECTION, ChannelName, Seconds
+from nsqtools.cli.options.printing import MessageFilter, Pick
+from nsqtools.cli.options.publishing import DELIVERY, Rate
+from nsqtools.cli.parsing.binding import From, OptionSet, opt
+from nsqtools.cli.render.output import write_json
+from nsqtools.cli.running.consuming import Consuming, look_before
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, status_of_work
+from nsqtools.client.connection_settings import ConnectionSettings, read_secret
+from nsqtools.errors import ConfigurationError
+from nsqtools.files.opening import Renewed
+from nsqtools.forward import BatchForm, EndpointMode, ForwardMode, Redirects
+from nsqtools.records.template import compile_template
+
+if TYPE_CHECKING:
+    from nsqtools.forward.courier import DeadLetterBox
+    from nsqtools.forward.forwarder import ForwardSettings
+    from nsqtools.forward.http_requests import RequestSecrets, RequestSettings
+    from nsqtools.forward.parcel import ForwardTotals, Sink
+    from nsqtools.forward.topic_sources import SourceSettings
+
+
+class ForwardOptions(Consuming):
+    """What the options say. Raises `ConfigurationError` when they contradict each other."""
+
+    keep: MessageFilter
+    pick: Pick = None
+    rate: Rate = 0.0
+    max_attempts: int = opt(
+        "N",
+        "Give a message up after N attempts, outages not counted; 0: never.",
+        DELIVERY,
+        0,
+        min=0,
+    )
+    dead_letter_topic: str | None = opt(
+        "TOPIC",
+        "Publish what cannot be delivered to this topic, on the same nsqd.",
+        DELIVERY,
+    )
+    dead_letter_file: Path | None = opt(
+        "FILE", "Append what cannot be delivered to this file, for nsq redrive.", DELIVERY
+    )
+
+    def check(self) -> None:
+        super().check()
+        has_letters = self.dead_letter_topic is not None or self.dead_letter_file is not None
+        if self.dead_letter_topic is not None and self.dead_letter_file is not None:
+            raise ConfigurationError("give either --dead-letter-topic or --dead-letter-file")
+        if self.max_attempts and not has_letters:
+            raise ConfigurationError(
+                "--max-attempts needs a place for what is given up",
+                hint="Give --dead-letter-topic or --dead-letter-file.",
+            )
+        if self.dead_letter_topic in self.topics:
+            raise ConfigurationError(
+                f"dead letters cannot go to {self.dead_letter_topic}, which is forwarded"
+            )
+
+    def source(self, channel: str, connection: ConnectionSettings, **more: Any) -> SourceSettings:
+        """Where messages come from."""
+        from nsqtools.forward.forwarder import THROUGHPUT
+        from nsqtools.forward.topic_sources import SourceSettings
+
+        options = connection.client_options(**THROUGHPUT)
+        pattern, refresh_s = self.topic_pattern, self.topic_refresh
+        return SourceSettings(self.topics, channel, connection, options, pattern, refresh_s, **more)
+
+    def settings(self, source: SourceSettings, **more: Any) -> ForwardSettings:
+        """What happens to them on the way; ``more`` are fields that the command decides."""
+        from nsqtools.forward.forwarder import ForwardSettings
+
+        usual = {"keep": self.keep, "pick": self.pick, "drain_s": source.options.drain_timeout_s}
+        own = {"rate": self.rate, "max_attempts": self.max_attempts}
+        return ForwardSettings(**{**usual, **own, **more})
+
+
+Forwarding = Annotated[ForwardOptions, From(ForwardOptions)]
+
+
+def run_forwarder(
+    source: SourceSettings,
+    sink: Sink,
+    settings: ForwardSettings,
+    options: ForwardOptions,
+    runtime: Runtime,
+) -> int:
+    """Forward until it is stopped or a limit is reached; report, and return the exit status."""
+    from nsqtools.files.opening import allow_many
+    from nsqtools.forward.forwarder import Forwarder
+
+    allow_many()
+    look_before(
+        source.topics, source.channel, source.connection, runtime, create=options.create, force=True
+    )
+    forwarder = Forwarder(
+        source,
+        sink,
+        settings,
+        dead_letters=dead_letter_box(source, options),
+        limits=options.limits.run_limits(),
+        on_tick=lambda: watched.tick(lambda: f"{forwarder.totals.delivered:,} messages delivered"),
+    )
+    with options.watched(
+        runtime,
+        forwarder.stop,
+        metrics=lambda: forwarder.counters.metrics(forwarder.held, forwarder.is_failing),
+        health=lambda: (not forwarder.is_failing, forwarder.last_error or "forwarding"),
+    ) as watched:
+        try:
+            forwarder.run()
+        finally:
+            watched.progress.clear()
+            totals = forwarder.totals
+            if options.json:
+                write_json(runtime, asdict(totals), indent=2)
+            runtime.tell(f"nsq: {summary(totals)}")
+    if forwarder.falls_short:
+        return watched.signals.status(otherwise=ExitStatus.LIMIT_NOT_REACHED)
+    is_whole = not totals.dead_lettered and not totals.dropped
+    status = status_of_work(is_whole=is_whole, is_anything_done=True)
+    return watched.signals.status(otherwise=status)
+
+
+def dead_letter_box(source: SourceSettings, options: ForwardOptions) -> DeadLetterBox | None:
+    """Where what cannot be delivered goes. Raises `OutputError` and `ConfigurationError`."""
+    from nsqtools.forward.courier import DeadLetterFile, DeadLetterTopic
+
+    if options.dead_letter_file is not None:
+        return DeadLetterFile(options.dead_letter_file)
+    if options.dead_letter_topic is not None:
+        return DeadLetterTopic(options.dead_letter_topic, source.options)
+    return None
+
+
+def summary(totals: ForwardTotals) -> str:
+    """The counts in a line: what was delivered, and what else happened where it did."""
+    line = f"{totals.delivered} delivered"
+    for name, words in (
+        ("filtered", "filtered out"),
+        ("dead_lettered", "dead letters"),
+        ("dropped", "dropped"),
+        ("requeued", "requeued"),
+        ("repeated", "sent again and perhaps doubled"),
+    ):
+        if count := getattr(totals, name):
+            line += f", {count} {words}"
+    return line
+
+
+LoopGuard = Annotated[
+    bool,
+    opt(
+        "--loop-guard/--no-loop-guard",
+        "Refuse topics whose messages would return to where they were.",
+        SAFETY,
+    ),
+]
+
+
+def to_nsq(
+    channel: ChannelName = "nsq_to_nsq",
+    destination_topic: str | None = opt(
+        "TOPIC",
+        "Publish everything to this topic, instead of each topic under its own name.",
+        DESTINATION,
+    ),
+    map: list[str] | None = opt(
+        "REGEX=NAME",
+        r"Rename topics that match ('eu\.(.*)=\1'); the first match counts.",
+        DESTINATION,
+    ),
+    mode: ForwardMode = opt(
+        "",
+        "With several destinations: each in turn, by --key, or the first that works.",
+        DESTINATION,
+        ForwardMode.ROUND_ROBIN,
+    ),
+    key: Callable[..., bytes] | None = opt(
+        "TEMPLATE",
+        "Template of the key for --mode hash ('{.user.id}').",
+        DESTINATION,
+        parser=compile_template,
+    ),
+    require_json_field: str | None = opt(
+        "FIELD", "Keep messages that are JSON objects with this field.", SELECTION
+    ),
+    require_json_value: str | None = opt(
+        "VALUE", "Keep messages whose --require-json-field is this text or number.", SELECTION
+    ),
+    whitelist_json_field: list[str] | None = opt(
+        "FIELD", "Publish only these fields of JSON objects, their values unchanged.", SELECTION
+    ),
+    loop_guard: LoopGuard = True,
+    *,
+    forwarding: Forwarding,
+    destination: Destination,
+    connection: ConsumerConnection,
+    runtime: Session,
+) -> int:
+    """Forward topics to another nsqd or cluster, each message finished once it is there.
+
+    Runs until it is stopped or a limit is reached. A message is finished when the destination has
+    confirmed it; while no destination works messages are held, and their queue grows. Bodies are
+    forwarded byte for byte unless --pick or --whitelist-json-field changes them. When a connection
+    breaks before the answer, messages are sent again and may be there twice; how many is counted.
+
+    The exit status is 6 when there are dead letters.
+
+    Examples:
+        nsq to-nsq -t clicks --destination-nsqd-tcp-address mirror:4150
+        nsq to-nsq --topic-pattern '^eu[.]' --map 'eu[.](.*)=\\1' \\
+            --destination-nsqd-tcp-address b:4150
+        nsq to-nsq -t log --where '.status >= 500' --destination-topic errors \\
+            --destination-nsqd-tcp-address b:4150 --dead-letter-file dead.jsonl --max-attempts 10
+        nsq to-nsq -t clicks --until-empty --destination-lookupd-http-address lookup:4161
+    """
+    from nsqtools.forward.loop_guard import LoopGuard as Guard
+    from nsqtools.forward.nsq_sink import Destinations, NsqSink, renamer
+    from nsqtools.records.filters import json_filters
+
+    rename = renamer(destination_topic, map or ())
+    for topic in forwarding.topics:
+        rename(topic)  # a name that is not one is refused before any daemon is asked
+    destinations = Destinations(destination, runtime.monotonic())
+    keep, pick = json_filters(
+        forwarding.keep,
+        forwarding.pick,
+        required=require_json_field,
+        value=require_json_value,
+        whitelist=whitelist_json_field or (),
+    )
+    guard = Guard(connection, destinations.settings, rename)
+    check = guard.check if loop_guard else lambda topic: None
+    source = forwarding.source(channel, connection, check=check, user_agent=guard.user_agent)
+    sink = NsqSink(destinations, mode=mode, key=key)
+    settings = forwarding.settings(source, keep=keep, pick=pick, rename=rename)
+    return run_forwarder(source, sink, settings, forwarding, runtime)
+
+
+REQUESTS = "Requests"  # headings of the help page
+ENDPOINTS = "Endpoints"
+OCTETS = "application/octet-stream"
+
+
+class RequestOptions(OptionSet):
+    """What requests look like. Raises `ConfigurationError`."""
+
+    content_type: str | None = opt("TYPE", "Content-Type of a POST.", REQUESTS, show_default=OCTETS)
+    header: list[str] | None = opt(
+        "NAME: TEMPLATE", "A header, its value a template ('X-Id: {id}').", REQUESTS
+    )
+    metadata: bool = opt(
+        "--metadata/--no-metadata",
+        "Send Idempotency-Key and X-Nsq-Topic, -Message-Id, -Attempts, -Timestamp.",
+        REQUESTS,
+        True,
+    )
+    basic_auth_file: Path | None = opt("FILE", "File with USER:PASSWORD.", REQUESTS)
+    bearer_token_file: Path | None = opt("FILE", "File with a bearer token.", REQUESTS)
+    sign_key_file: Path | None = opt(
+        "FILE", "File with a key: sign requests as Standard Webhooks (HMAC-SHA256).", REQUESTS
+    )
+    batch: int = opt("N", "Send up to N messages in one POST.", REQUESTS, 1, min=1, max=10_000)
+    batch_bytes: int = opt("SIZE", "Send up to SIZE in one POST.", REQUESTS, "1MiB")
+    batch_format: BatchForm = opt(
+        "", "A batch is a line for each message, or a JSON array.", REQUESTS, BatchForm.NDJSON
+    )
+    linger: Seconds = opt(
+        "DURATION", "How long a message waits for others of its batch.", REQUESTS, "100ms"
+    )
+
+    def check(self) -> None:
+        if self.basic_auth_file is not None and self.bearer_token_file is not None:
+            raise ConfigurationError("give either --basic-auth-file or --bearer-token-file")
+
+    def settings(self, *, is_get: bool) -> RequestSettings:
+        """Return the settings of requests. Reads the files. Raises `ConfigurationError`."""
+        from nsqtools import __version__
+        from nsqtools.forward.http_requests import RequestSettings, parse_header
+
+        form = self.batch_format if self.batch > 1 else None
+        if is_get and form is not None:
+            raise ConfigurationError("--batch is for --post")
+        if is_get and self.content_type is not None:
+            raise ConfigurationError("--content-type is for --post")
+        usual = {BatchForm.JSON: "application/json", BatchForm.NDJSON: "application/x-ndjson"}
+        given = (self.basic_auth_file, self.bearer_token_file, self.sign_key_file)
+        files = [str(path) for path in given if path]
+        return RequestSettings(
+            is_get,
+            self.content_type or (usual[form] if form else OCTETS),
+            f"nsqtools/{__version__}",
+            tuple(map(parse_header, self.header or ())),
+            Renewed(files, lambda: _read_secrets(*given)) if files else None,
+            self.metadata,
+            form,
+        )
+
+
+def _read_secrets(basic: Path | None, bearer: Path | None, sign_key: Path | None) -> RequestSecrets:
+    from nsqtools.forward.http_requests import RequestSecrets
+
+    authorization = b""
+    if basic is not None:
+        authorization = b"Basic " + base64.b64encode(read_secret(basic).encode())
+    if bearer is not None:
+        authorization = b"Bearer " + read_secret(bearer).encode()
+    if not authorization.isascii() or any(c < 32 for c in authorization):
+        raise ConfigurationError(f"{bearer} is not one line of ASCII")
+    key = read_secret(sign_key).encode() if sign_key is not None else b""
+    if key.startswith(b"whsec_"):  # as Standard Webhooks writes keys
+        try:
+            key = base64.b64decode(key[6:], validate=True)
+        except ValueError:
+            raise ConfigurationError(f"the key in {sign_key} is not base64") from None
+    return RequestSecrets(authorization, key)
+
+
+Requests = Annotated[RequestOptions, From(RequestOptions)]
+
+
+Key = Annotated[
+    Callable[..., bytes] | None,
+    opt(
+        "--key TEMPLATE",
+        "Template of the key for --mode hash ('{.user.id}').",
+        ENDPOINTS,
+        parser=compile_template,
+    ),
+]
+
+
+def to_http(
+    channel: ChannelName = "nsq_to_http",
+    post: list[str] | None = opt(
+        "URL", "POST bodies to this URL; its path may be a template ('/{topic}').", ENDPOINTS
+    ),
+    get: list[str] | None = opt(
+        "URL", "GET this URL, a template ('http://h/?m={body:url}').", ENDPOINTS
+    ),
+    mode: EndpointMode = opt(
+        "",
+        "With several URLs: each in turn, by --key, the first that works, or all of them.",
+        ENDPOINTS,
+        EndpointMode.ROUND_ROBIN,
+    ),
+    key: Key = None,
+    concurrency: int = opt("N", "Requests at a time.", ENDPOINTS, 100, min=1),
+    http_client_connect_timeout: Seconds = opt(
+        "DURATION", "How long to try to connect.", ENDPOINTS, "2s"
+    ),
+    http_client_request_timeout: Seconds = opt(
+        "DURATION", "How long to wait for an answer.", ENDPOINTS, "20s"
+    ),
+    on_status: list[str] | None = opt(
+        "STATUS=ACTION",
+        "What an answer means: ok, retry, drop or dead-letter. 2xx is ok; 5xx, 401, 403, 404, 408, "
+        "425, 429 retry; 3xx and other 4xx dead-letter.",
+        ENDPOINTS,
+    ),
+    redirects: Redirects = opt(
+        "",
+        "Whether to follow redirects that keep method and body (307, 308).",
+        ENDPOINTS,
+        Redirects.REFUSE,
+    ),
+    private_addresses: bool = opt(
+        "--private-addresses/--no-private-addresses",
+        "Whether URLs may lead to private networks; redirects to other hosts never may.",
+        ENDPOINTS,
+        True,
+    ),
+    http_ca_file: Path | None = opt("FILE", "Certificates to trust, PEM.", ENDPOINTS),
+    http_cert: Path | None = opt("FILE", "Client certificate, PEM.", ENDPOINTS),
+    http_key: Path | None = opt("FILE", "Key of the client certificate, PEM.", ENDPOINTS),
+    http_insecure: bool = opt("", "Do not verify the certificates of endpoints.", ENDPOINTS),
+    *,
+    requests: Requests,
+    forwarding: Forwarding,
+    connection: ConsumerConnection,
+    runtime: Session,
+) -> int:
+    """Send topics to HTTP endpoints, each message finished when one has accepted it.
+
+    Runs until it is stopped or a limit is reached. A message is finished when the answer is 2xx.
+    One that fails goes to the next URL first, then back to its queue, after the delay that
+    Retry-After asks for or one that doubles. While no endpoint works messages are held, and their
+    queue grows. A message can arrive twice: its Idempotency-Key is the same then.
+
+    The exit status is 6 when there are dead letters or dropped messages.
+
+    Examples:
+        nsq to-http -t clicks --post http://127.0.0.1:8080/hook
+        nsq to-http -t clicks --post https://a/hook --post https://b/hook --mode failover
+        nsq to-http -t log --batch 500 --linger 1s --batch-format ndjson --post http://es:9200/_bulk
+        nsq to-http -t orders --sign-key-file key --dead-letter-file dead.jsonl --max-attempts 20 \\
+            --header 'X-Customer: {.customer.id}' --post https://example.com/webhook
+    """
+    from nsqtools.forward.http_pool import HttpPool, HttpTls
+    from nsqtools.forward.http_requests import Endpoint
+    from nsqtools.forward.http_sink import HttpSettings, HttpSink, parse_policy
+
+    if bool(post) == bool(get):
+        raise ConfigurationError("give one or more --post, or one or more --get")
+    endpoints = [Endpoint(url, allows_private=private_addresses) for url in post or get or ()]
+    settings = HttpSettings(
+        mode,
+        key,
+        concurrency,
+        parse_policy(on_status or ()),
+        redirects,
+        requests.batch,
+        requests.batch_bytes,
+        requests.linger,
+    )
+    tls = None
+    if redirects is Redirects.FOLLOW or any(each.origin.is_tls for each in endpoints):
+        tls = HttpTls(http_ca_file, http_cert, http_key, is_insecure=http_insecure)
+    sink = HttpSink(
+        endpoints,
+        requests.settings(is_get=bool(get)),
+        settings,
+        HttpPool(http_client_connect_timeout, http_client_request_timeout, tls),
+    )
+    source = forwarding.source(channel, connection)
+    return run_forwarder(source, sink, forwarding.settings(source), forwarding, runtime)

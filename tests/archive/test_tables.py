@@ -1,0 +1,307 @@
+"""Columns of messages and of their bodies, Parquet and the log of a Delta table, without Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plugins.archives import write_archive
+from plugins.object_store import Bucket
+
+from nsqtools.archive import parquet
+from nsqtools.archive.body_columns import BodyColumns, fields_of, json_schema
+from nsqtools.archive.columns import (
+    BodyKind,
+    bare_columns,
+    exact_columns,
+    fast_columns,
+    message_schema,
+    read_batches,
+)
+from nsqtools.archive.delta import DeltaCatalog, DeltaConflict, TableFile
+from nsqtools.archive.finding import find_archives
+from nsqtools.archive.reader import TimeRange
+from nsqtools.archive.storage_objects import ObjectStorage
+from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.message import WireMessage
+from nsqtools.records.envelope import encode_many
+
+BASE_NS = 1_700_000_000_000_000_123
+MESSAGES = [WireMessage(BASE_NS + n * 1000, n + 1, b"%016d" % n, b"body %d" % n) for n in range(5)]
+
+
+def batch_of(bodies: Sequence[bytes]) -> pyarrow.RecordBatch:
+    columns, schema = bare_columns(bodies, "clicks"), message_schema()
+    return pyarrow.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+# -- the fast way and the exact one ---------------------------------------------------------------
+
+LINE = encode_many("t", "n:1", MESSAGES[1:2])
+
+lines = st.one_of(
+    st.just(LINE),
+    st.builds(
+        lambda old, new: LINE.replace(old, new),
+        st.sampled_from([b'"t"', b"0001", b"17", b"body", b'"attempts"', b": ", b"1", b"}", b"{"]),
+        st.sampled_from(
+            [
+                b"",
+                b"null",
+                b"-1",
+                b"1.0",
+                b"65536",
+                b'"',
+                b"body64",
+                b'"x": 1, ',
+                b"[]",
+                b"{}",
+                b"\\ud800",
+                b"\xff",
+                b"\xed\xa0\x80",
+                b"\0",
+                b"  ",
+                b"\xc3\xa9",
+                b"9" * 20,
+            ]
+        ),
+    ),
+    st.builds(
+        lambda body: LINE.replace(b'"body": "body 1"', b'"body64": "%s"' % body),
+        st.sampled_from([b"AAAA", b"AAA", b"A A=", b"", b"\xc3\xa9", b'", "body": "x']),
+    ),
+    st.binary(max_size=20).map(lambda text: text.replace(b"\n", b"") + b"\n"),
+)
+
+
+@pytest.mark.parametrize("kind", [BodyKind.string, BodyKind.binary])
+@given(text=st.lists(lines, min_size=1, max_size=4).map(b"".join))
+def test_what_the_fast_way_takes_it_reads_like_the_exact_one(text: bytes, kind: BodyKind) -> None:
+    fast = fast_columns(text, text.count(b"\n"), message_schema(kind).names, kind)
+    if fast is None:
+        return
+    exact, kept, problems = exact_columns(text.split(b"\n")[:-1], kind)
+
+    assert problems == []
+    assert len(kept) == text.count(b"\n")
+    assert {name: fast[name].to_pylist() for name in fast} == {
+        name: exact[name].to_pylist() for name in exact
+    }
+    assert {name: fast[name].type for name in fast} == {name: exact[name].type for name in exact}
+    for some in (["topic"], ["nsqd", "timestamp"], ["body", "topic"], ["pos"]):
+        few = fast_columns(text, text.count(b"\n"), some, kind)
+        assert few is not None
+        assert {name: few[name] for name in some if name != "pos"} == {
+            name: fast[name] for name in some if name != "pos"
+        }
+
+
+def test_the_fast_way_takes_what_is_as_it_is_written() -> None:
+    assert fast_columns(encode_many("t", "n:1", MESSAGES), 5, message_schema().names) is not None
+
+
+# -- a whole archive, and Parquet ---------------------------------------------------------------
+
+
+def test_every_body_comes_back_from_an_archive_and_from_parquet(tmp_path: Path) -> None:
+    bodies = [b"", b"plain", b"\xff\x00", "caf\u00e9 \n\0".encode(), b'{"a": 1}']
+    some = [WireMessage(BASE_NS - n, 1, b"%016d" % n, body) for n, body in enumerate(bodies)]
+    write_archive(tmp_path / "a.log.gz", some[:2], some[2:])
+    (archive,) = find_archives([tmp_path])
+    problems: list[Any] = []
+    batches = list(read_batches(archive, lambda *problem: problems.append(problem)))
+    written = parquet.write(batches, tmp_path / "a.parquet", message_schema(), {"number": 7})
+
+    rows = [row for batch in parquet.read(written.path) for row in batch.to_pylist()]
+
+    assert problems == []
+    assert [row["ts_ns"] for row in rows] == sorted(row["ts_ns"] for row in rows)
+    found = {
+        row["id"]: row["body"].encode() if row["body_bytes"] is None else row["body_bytes"]
+        for row in rows
+    }
+    assert found == {f"{n:016d}": body for n, body in enumerate(bodies)}
+    assert (written.rows, written.min_ts_ns, written.max_ts_ns) == (5, BASE_NS - 4, BASE_NS)
+    assert parquet.metadata_of(written.path) == {"number": 7}
+
+
+def test_row_groups_of_other_times_are_not_read(tmp_path: Path) -> None:
+    columns, _, _ = exact_columns(encode_many("t", "n:1", MESSAGES).splitlines())
+    schema = message_schema()
+    batch = pyarrow.RecordBatch.from_arrays([columns[n] for n in schema.names], schema=schema)
+    with parquet.ParquetWriter(tmp_path / "a.parquet", schema) as writer:
+        for number in range(5):
+            writer.add(batch.slice(number, 1))
+            writer.end_row_group()
+        writer.close()
+    within = TimeRange(BASE_NS + 1000, BASE_NS + 3000)
+
+    found = list(parquet.read(tmp_path / "a.parquet", ["id"], within))
+
+    assert [batch.to_pydict() for batch in found] == [{"id": [f"{1:016d}", f"{2:016d}"]}]
+
+
+def test_a_file_that_is_not_what_was_written_is_found_out(tmp_path: Path) -> None:
+    with parquet.ParquetWriter(tmp_path / "a.parquet", message_schema()) as writer:
+        writer.add(batch_of([b"some body"]))
+        writer.end_row_group()
+        writer._sums[0][-2] ^= 1
+        with pytest.raises(OSError, match="not what was written"):
+            writer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(
+    values=st.lists(st.none() | st.binary(max_size=5), max_size=8),
+    other=st.lists(st.none() | st.binary(max_size=5), max_size=8),
+    cut=st.integers(0, 8),
+)
+def test_a_checksum_is_that_of_the_values_however_they_lie(
+    values: list[bytes | None], other: list[bytes | None], cut: int
+) -> None:
+    whole = pyarrow.array(values, pyarrow.binary())
+    chunked = pyarrow.chunked_array([whole[:cut], whole[cut:]], pyarrow.binary())
+    within = pyarrow.array([b"x", *values, b"y"], pyarrow.binary())[1 : len(values) + 1]
+
+    assert parquet.checksum(chunked) == parquet.checksum(whole) == parquet.checksum(within)
+    is_same = parquet.checksum(pyarrow.array(other, pyarrow.binary())) == parquet.checksum(whole)
+    assert is_same == (values == other)
+
+
+# -- bodies -------------------------------------------------------------------------------------
+
+
+def test_a_body_that_does_not_fit_stops_nothing_and_says_why() -> None:
+    columns = BodyColumns(fields_of({"properties": {"user": {"type": "integer"}}}))
+
+    batch = columns.add(
+        batch_of(
+            [
+                b'{"user": 1}',
+                b'{"user": "x"}',
+                b"text",
+                b"\xff",
+                b'{"user": null, "new": 2.5}',
+                b'{"user": 3} {"user": 4}',
+                b'{"id": true, "deep": {"x": 1}}',
+            ]
+        )
+    )
+
+    rows = batch.to_pylist()
+    assert [row["user"] for row in rows] == [1, None, None, None, None, None, None]
+    assert [row["new"] for row in rows] == [None, None, None, None, 2.5, None, None]
+    assert rows[6]["body_id"] is True
+    assert "deep" not in batch.schema.names
+    assert [row["_error"] for row in rows] == [
+        None,
+        "user is not int64",
+        "it is not JSON",
+        "it is not UTF-8",
+        None,
+        "it is not JSON",
+        None,
+    ]
+    assert columns.misfits == 4
+    assert fields_of(json_schema(columns.fields)) == columns.fields
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-9, 9)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+json_bodies = st.one_of(
+    st.dictionaries(st.sampled_from(["a", "b", "A", "id"]), json_values, max_size=3).map(
+        lambda value: json.dumps(value).encode()
+    ),
+    st.sampled_from(
+        [b'{"a":', b"1}", b"{}{}", b"", b'{"a":"}', b'{"}', b" {} ", b"\xff", b"{}\n{}"]
+    ),
+)
+
+
+@given(bodies=st.lists(json_bodies, min_size=1, max_size=5))
+def test_columns_of_bodies_are_those_of_their_own_rows(bodies: list[bytes]) -> None:
+    columns = BodyColumns()
+    rows = columns.add(batch_of(bodies)).to_pylist()
+
+    assert len(rows) == len(bodies)
+    for body, row in zip(bodies, rows, strict=True):
+        if row["_error"] is not None:
+            continue
+        value = json.loads(body)
+        for name, column in columns._columns.items():
+            assert row[column] == value.get(name)
+
+
+# -- the log of a table -------------------------------------------------------------------------
+
+
+def table_file(name: str, rows: int = 1) -> TableFile:
+    path = f"topic=clicks/date=2026-11-23/{name}.parquet"
+    return TableFile(path, 10, rows, 5, 6, {"topic": "clicks", "date": "2026-11-23"})
+
+
+def new_table(place: str) -> DeltaCatalog:
+    catalog = DeltaCatalog(place)
+    schema = message_schema().append(pyarrow.field("date", pyarrow.date32()))
+    catalog.create(schema, ["topic", "date"])
+    return catalog
+
+
+@pytest.mark.parametrize("where", ["directory", "bucket"])
+def test_a_commit_that_is_repeated_does_nothing(tmp_path: Path, bucket: Bucket, where: str) -> None:
+    place = str(tmp_path / "table") if where == "directory" else f"{bucket.url}/table"
+    catalog = new_table(place)
+
+    first = [catalog.commit([table_file("a")], app_id="w", number=1) for _ in range(2)]
+    second = catalog.commit([table_file("b")], [table_file("a")], app_id="w", number=2)
+    again = DeltaCatalog(place)
+
+    assert (first, second) == ([True, False], True)
+    assert again.files() == [table_file("b")]
+    assert (again.number_of("w"), again.number_of("other")) == (2, 0)
+    with pytest.raises(DeltaConflict, match=r"a\.parquet is not in the table"):
+        again.commit([], [table_file("a")], app_id="w", number=3)
+    again.add_columns([pyarrow.field("user", pyarrow.int64())])
+    assert catalog.schema().field("user").type == pyarrow.int64()
+
+
+@pytest.mark.parametrize("where", ["directory", "bucket"])
+def test_commits_of_many_writers_are_all_kept(tmp_path: Path, bucket: Bucket, where: str) -> None:
+    place = str(tmp_path / "table") if where == "directory" else f"{bucket.url}/table"
+    new_table(place)
+
+    def write(writer: int) -> None:
+        for number in (1, 2, 3, 3):
+            file = table_file(f"{writer}-{number}")
+            DeltaCatalog(place).commit([file], app_id=f"w{writer}", number=number)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+
+    wanted = {table_file(f"{writer}-{n}").path for writer in range(4) for n in (1, 2, 3)}
+    found = [file.path for file in DeltaCatalog(place).files()]
+    assert (set(found), len(found)) == (wanted, len(wanted))
+
+
+def test_a_store_without_conditional_puts_is_refused(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ObjectStorage, "put_if_absent", ObjectStorage.put)
+    with pytest.raises(ConfigurationError, match="no conditional puts"):
+        new_table(f"{bucket.url}/table")
