@@ -60,13 +60,17 @@ class TimeRange:
             self.until_ns is None or timestamp_ns < self.until_ns
         )
 
+    def overlaps(self, first_ns: int, last_ns: int) -> bool:
+        """Return whether some time from one to another is in it."""
+        return (self.since_ns is None or last_ns >= self.since_ns) and (
+            self.until_ns is None or first_ns < self.until_ns
+        )
+
     def may_have(self, member: Member) -> bool:
         """Return whether some message of a member may be in it."""
         if not member.max_ts:  # unknown
             return True
-        return (self.since_ns is None or member.max_ts >= self.since_ns) and (
-            self.until_ns is None or member.min_ts < self.until_ns
-        )
+        return self.overlaps(member.min_ts, member.max_ts)
 
 
 EVER = TimeRange()

@@ -97,12 +97,9 @@ class Storage(ABC):
         In no particular order. A place that is not there is empty, as on an object store.
         """
 
+    @abstractmethod
     def children(self, prefix: str) -> tuple[Sequence[Entry], Sequence[str]]:
         """Return the objects directly in a folder, and the folders in it, by their whole names."""
-        begin = len(prefix) + 1 if prefix else 0
-        found = [*self.list(prefix)]
-        folders = {each.name[:at] for each in found if (at := each.name.find("/", begin)) > 0}
-        return [each for each in found if "/" not in each.name[begin:]], sorted(folders)
 
     @abstractmethod
     def stat(self, name: str) -> Entry:
@@ -259,6 +256,13 @@ class LocalStorage(Storage):
                     yield self._entry(path.relative_to(self.root).as_posix(), path)
                 except FileNotFoundError:  # removed meanwhile
                     continue
+
+    def children(self, prefix: str) -> tuple[Sequence[Entry], Sequence[str]]:
+        path = self._path(prefix)
+        names = sorted(os.listdir(path)) if path.is_dir() else []
+        found = [(str(PurePosixPath(prefix, name)), path / name) for name in names]
+        entries = [self._entry(*each) for each in found if each[1].is_file()]
+        return entries, [name for name, each in found if each.is_dir()]
 
     @staticmethod
     def _entry(name: str, path: Path) -> Entry:

@@ -103,6 +103,11 @@ PANELS: dict[str, dict[str, Command | Group]] = {
                 "info": Command(
                     "archive:info", "List archives with their messages, topics and times."
                 ),
+                "compact": Command(
+                    "compact:archive_compact",
+                    "Turn archives and tables into few Parquet files by topic and date, each "
+                    "message once.",
+                ),
             },
             "nsq archive info /var/nsq",
             "nsq archive cat /var/nsq/clicks.*.log.gz",
@@ -257,8 +262,8 @@ PANELS: dict[str, dict[str, Command | Group]] = {
                     "once.",
                 ),
                 "compact": Command(
-                    "spark_compact:compact",
-                    "Turn archives into Parquet by topic and date, with each message once.",
+                    "compact:spark_compact",
+                    "Do what nsq archive compact does, in the tasks of Spark.",
                 ),
                 "report": Command(
                     "spark_report:report",

@@ -49,9 +49,10 @@ def register(spark: SparkSession) -> None:
     """
     from nsqtools.spark.archive_format import ArchiveFormat, SQLArchiveFormat
     from nsqtools.spark.nsq_format import NsqFormat
+    from nsqtools.spark.table_format import TableFormat
 
     check_worker_python(spark)
-    for source in (ArchiveFormat, SQLArchiveFormat, NsqFormat):
+    for source in (ArchiveFormat, SQLArchiveFormat, NsqFormat, TableFormat):
         spark.dataSource.register(source)
 
 

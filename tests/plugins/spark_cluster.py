@@ -157,7 +157,7 @@ from pathlib import Path
 from plugins.in_process import run_in_process
 from nsqtools.spark import session
 from nsqtools.spark.failures import spark_errors
-from nsqtools.spark.location import parse_place
+from nsqtools.archive.location import parse_place
 from nsqtools.spark.spark_settings import SparkSettings
 
 timeout_s, given = json.loads(sys.argv[1])

@@ -12,6 +12,7 @@ from plugins.archives import Writer, write_archive
 from plugins.object_store import BetweenPages, Bucket
 
 from nsqtools.archive.layout import index_of
+from nsqtools.archive.location import StoredPlace, parse_place
 from nsqtools.archive.reader import TimeRange
 from nsqtools.archive.storage import Entry
 from nsqtools.archive.storage_objects import ObjectStorage
@@ -32,7 +33,6 @@ from nsqtools.spark.archives.read_settings import (
     ReadSettings,
     StreamSettings,
 )
-from nsqtools.spark.location import StoredPlace, parse_place
 
 BEGIN = 1_790_000_000_000_000_000
 

@@ -35,10 +35,10 @@ from nsqtools.protocol.text import format_duration
 from nsqtools.records.units import parse_span
 
 if TYPE_CHECKING:
+    from nsqtools.archive.location import Location
     from nsqtools.cli.render.documents import Ingested
     from nsqtools.spark.archives.damage import ArchiveDamage
     from nsqtools.spark.jobs.ingestion import IngestCounts, IngestSource
-    from nsqtools.spark.location import Location
 
 STREAM = "Stream"
 CHANNEL = "spark-ingest"
@@ -122,6 +122,7 @@ def ingest(
         nsq spark ingest -t clicks --output /data/clicks --checkpoint /data/clicks.checkpoint
         nsq spark ingest /var/nsq -o /data/nsq --checkpoint /data/nsq.checkpoint --once
     """
+    from nsqtools.archive.location import absolute
     from nsqtools.spark.archives.damage import read_damage
     from nsqtools.spark.format_options import hand_on_secret
     from nsqtools.spark.jobs.ingestion import (
@@ -131,7 +132,6 @@ def ingest(
         start_query,
     )
     from nsqtools.spark.jobs.inputs import damage_options, refuse_nested
-    from nsqtools.spark.location import absolute
 
     common = {"maxRowsPerTrigger": str(max_rows_per_trigger)} if max_rows_per_trigger else {}
     if not fail_on_data_loss:
@@ -167,7 +167,7 @@ def ingest(
     is_delta = format is TableFormat.delta
     sink = IngestSink(output, checkpoint, None if once else trigger, is_delta)
     places = [each for each in (archive_dir, output, checkpoint) if each is not None]
-    settings = spark.settings(f"nsq spark ingest: {source.name}", places, delta=is_delta)
+    settings = spark.settings(f"nsq spark ingest: {source.name}", places)
     reported = set(read_damage(damage_path))
     with (
         held_directories(source.name, output, checkpoint, is_delta=is_delta) as held,
@@ -190,8 +190,8 @@ def ingest(
 
 def archive_source(directory: Location, options: Mapping[str, str]) -> IngestSource:
     """The source for an archive. Raises `NotFoundError`."""
+    from nsqtools.archive.location import absolute
     from nsqtools.spark.jobs.ingestion import IngestSource
-    from nsqtools.spark.location import absolute
 
     directory = absolute(directory)
     if isinstance(directory, Path) and not directory.exists():

@@ -15,7 +15,7 @@ from nsqtools.cli.parsing.binding import opt
 from nsqtools.errors import ConfigurationError, NsqError
 
 if TYPE_CHECKING:
-    from nsqtools.spark.location import Location
+    from nsqtools.archive.location import Location
 
 ARCHIVES = "Archives"
 
@@ -29,14 +29,14 @@ class TableFormat(Enum):
 
 def location(text: str) -> Path:
     """Read a path or a ``file:`` URL. Raises ``ValueError`` for anything that is not local."""
-    from nsqtools.spark.location import parse_location
+    from nsqtools.archive.location import parse_location
 
     return parse_location(text)
 
 
 def place(text: str) -> Location:
     """Read a path, or a place in an object store. Raises ``ValueError`` for any other."""
-    from nsqtools.spark.location import parse_place
+    from nsqtools.archive.location import parse_place
 
     return parse_place(text)
 

@@ -26,7 +26,7 @@ from nsqtools.cli.running.runtime import SIGNALS, Runtime, StopSignals, stopping
 from nsqtools.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from nsqtools.spark.location import Location
+    from nsqtools.archive.location import Location
     from nsqtools.spark.session import SparkSession
     from nsqtools.spark.spark_settings import SparkSettings
 
@@ -80,7 +80,6 @@ class SparkChoice:
         app_name: str = "nsqtools",
         places: Iterable[Location] = (),
         *,
-        delta: bool = False,
         python_places: Iterable[Location] = (),
     ) -> SparkSettings:
         """The `SparkSettings` for what a command reads and writes. Raises `ConfigurationError`."""
@@ -93,7 +92,6 @@ class SparkChoice:
             self.conf,
             self.log_file,
             places=tuple(places),
-            delta=delta,
             python_places=tuple(python_places),
         )
 

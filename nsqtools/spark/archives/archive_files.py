@@ -60,6 +60,7 @@ from nsqtools.archive.layout import (
     owner_of,
     split_head,
 )
+from nsqtools.archive.location import StoredPlace
 from nsqtools.archive.reader import EVER, TimeRange, is_message, read_lines
 from nsqtools.archive.storage import DeniedError, Entry
 from nsqtools.errors import NotFoundError, OutputError
@@ -67,7 +68,6 @@ from nsqtools.files.opening import open_to_read
 from nsqtools.records.envelope import decode
 from nsqtools.spark.archives.damage import ArchiveDamage
 from nsqtools.spark.archives.read_settings import ReadSettings
-from nsqtools.spark.location import StoredPlace
 
 SETTLED_NS = 2_000_000_000
 

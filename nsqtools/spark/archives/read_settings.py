@@ -11,12 +11,12 @@ from enum import Enum
 from pathlib import Path
 from typing import TypedDict, cast
 
+from nsqtools.archive.location import Location, StoredPlace, parse_place
 from nsqtools.archive.reader import EVER, TimeRange
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import unescape
 from nsqtools.spark.format_options import Options, read_place
-from nsqtools.spark.location import Location, StoredPlace, parse_place
 
 DEFAULT_PARTITION_BYTES = 16 << 20
 DEFAULT_POLL_S = 0.1
